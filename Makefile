@@ -1,0 +1,74 @@
+# Every target makes the virtual environment it needs, once, and again when pyproject.toml changes.
+#   make test PYTEST_ARGS='-k signal'     PYTHON=python3.12 make dev
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+RUN_STAMP := $(VENV)/.installed
+DEV_STAMP := $(VENV)/.installed-dev
+CODE = $(wildcard src tests tools bench examples)
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint format bench dev contract diagram clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: $(RUN_STAMP) ## Watch a run's history being written and read back
+	@$(BIN)/python examples/first_history.py
+
+test: lint ## Lint, then every test in parallel, with coverage
+	$(BIN)/pytest -n auto --cov --cov-report=term-missing:skip-covered $(PYTEST_ARGS)
+
+lint: $(DEV_STAMP) ## Check style, format and types
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy $(CODE)
+
+format: $(DEV_STAMP) ## Format the code and fix what can be fixed
+	$(BIN)/ruff check --fix-only $(CODE)
+	$(BIN)/ruff format $(CODE)
+
+bench: $(DEV_STAMP) ## Measure
+	@$(BIN)/python -m bench
+
+dev: $(DEV_STAMP) ## Set up for development and say what to do next
+	@echo "Ready. Next:"
+	@echo "  . $(BIN)/activate        use this environment in your shell"
+	@echo "  make test                  lint and all tests, as CI runs them"
+	@echo "  pytest tests -k signal     some tests"
+	@echo "  make contract              which rule is proved by which test"
+
+contract: $(DEV_STAMP) ## List every rule of docs/contract.md with the tests that prove it
+	@$(BIN)/python -m tools.contract
+
+diagram: $(RUN_STAMP) ## Draw docs/states.md from the transition table
+	@$(BIN)/python -m holdfast.core.diagram > docs/states.md.new || { rm -f docs/states.md.new; exit 1; }
+	@mv docs/states.md.new docs/states.md
+
+clean: ## Remove the virtual environment and everything generated
+	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find $(CODE) -type d -name __pycache__ -prune -exec rm -rf {} +
+
+# The package alone: enough for the demo, and a matter of seconds.
+$(RUN_STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Holdfast needs Python 3.11 or newer, and '$(PYTHON)' is not." >&2; \
+	  echo "Name another one:  make $(or $(MAKECMDGOALS),dev) PYTHON=python3.12" >&2; exit 1; }
+	@echo "Setting up $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV) || { \
+	  echo "Could not make a virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+# With every extra, because the type checker and the tests look at all of the code.
+$(DEV_STAMP): $(RUN_STAMP)
+	@echo "Installing the development tools ..."
+	@$(BIN)/python -m pip install --quiet --editable '.[postgres,s3,otel]' --group dev
+	@touch $@

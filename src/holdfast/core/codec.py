@@ -1,0 +1,123 @@
+"""Values and events as JSON and back, and what happens when formats change.
+
+**User values** are encoded as canonical JSON (keys sorted, no spaces), so that equal values have equal bytes and
+digests. A value that cannot be encoded, or does not fit the type it is read as, raises; it never falls back.
+
+**Event bodies** carry the schema version of their type. `SCHEMA_VERSIONS` names the types whose version is past 1;
+`UPCASTERS[type, n]` turns the plain dict of version n into that of n + 1. A body of an unknown type, or of a newer
+version than this one knows, becomes an `UnknownBody`: it is preserved as it is and readers skip it.
+"""
+
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Raw
+
+from holdfast.core.events import BODIES, Body, EngineRunRef, Event, UnknownBody
+from holdfast.core.instants import format_instant
+from holdfast.errors import CorruptHistory, InvalidInput
+
+T = TypeVar("T")
+
+SCHEMA_VERSIONS: dict[str, int] = {}
+"""The present schema version of each event type; types that are not listed are at 1."""
+
+UPCASTERS: dict[tuple[str, int], Callable[[dict[str, Any]], dict[str, Any]]] = {}
+"""From (event type, version) to the function that makes the next version's dict."""
+
+_encoder = msgspec.json.Encoder(order="deterministic")
+_decoders = {name: msgspec.json.Decoder(body) for name, body in BODIES.items()}
+_plain = msgspec.json.Decoder()
+
+
+def encode(value: object) -> Raw:
+    """Return the value as canonical JSON."""
+    try:
+        return Raw(_encoder.encode(value))
+    except (TypeError, ValueError, OverflowError, RecursionError) as problem:
+        raise InvalidInput(f"a value of type {type(value).__qualname__} cannot be stored: {problem}") from problem
+
+
+def decode(raw: Raw | bytes | str, kind: type[T]) -> T:
+    """Return the value that `raw` holds, as `kind`; raise `InvalidInput` if it does not fit."""
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as problem:
+        raise InvalidInput(f"the value does not fit {getattr(kind, '__qualname__', kind)}: {problem}") from problem
+
+
+def digest(raw: Raw | bytes) -> str:
+    """Return the SHA256 of encoded bytes as 64 hex digits."""
+    return sha256(raw).hexdigest()
+
+
+def schema_version(event_type: str) -> int:
+    """Return the schema version that this code writes for an event type."""
+    return SCHEMA_VERSIONS.get(event_type, 1)
+
+
+def encode_body(body: Body) -> str:
+    """Return the JSON text of an event's body."""
+    if type(body) is UnknownBody:
+        return bytes(body.raw).decode()
+    return _encoder.encode(body).decode()
+
+
+def decode_body(event_type: str, version: int, text: str | bytes) -> Body:
+    """Return the body that `text` holds, brought up to this version's schema."""
+    decoder = _decoders.get(event_type)
+    present = SCHEMA_VERSIONS.get(event_type, 1)
+    try:
+        if decoder is None or version > present:
+            raw = text.encode() if isinstance(text, str) else text
+            _plain.decode(raw)
+            return UnknownBody(Raw(raw))
+        if version == present:
+            return decoder.decode(text)
+        return _upcast(event_type, version, present, text)
+    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as problem:
+        raise CorruptHistory(f"the body of a {event_type} (schema {version}) is unreadable: {problem}") from problem
+
+
+def event_to_dict(event: Event) -> dict[str, Any]:
+    """Return the event as plain values: instants as text, the body as decoded JSON."""
+    return {
+        "run_id": event.run_id,
+        "run_seq": event.run_seq,
+        "event_id": event.event_id,
+        "event_type": event.event_type,
+        "step_id": event.step_id,
+        "engine_attempt_id": event.engine_attempt_id,
+        "logical_attempt_id": event.logical_attempt_id,
+        "data": _plain.decode(encode_body(event.data)),
+        "idempotency_key": event.idempotency_key,
+        "emitted_at": format_instant(event.emitted_at),
+        "persisted_at": format_instant(event.persisted_at) if event.persisted_at else None,
+        "adapter_version": event.adapter_version,
+        "engine_run_ref": msgspec.to_builtins(event.engine_run_ref),
+        "caused_by_signal_id": event.caused_by_signal_id,
+        "parent_event_id": event.parent_event_id,
+        "schema_version": event.schema_version,
+    }
+
+
+_ref_decoder = msgspec.json.Decoder(EngineRunRef)
+
+
+def encode_ref(ref: EngineRunRef) -> str:
+    """Return the JSON text of an engine run reference."""
+    return _encoder.encode(ref).decode()
+
+
+def decode_ref(text: str | bytes) -> EngineRunRef:
+    """Return the engine run reference that `text` holds."""
+    return _ref_decoder.decode(text)
+
+
+def _upcast(event_type: str, version: int, present: int, text: str | bytes) -> Body:
+    plain = _plain.decode(text)
+    for step in range(version, present):
+        plain = UPCASTERS[event_type, step](plain)
+    return _decoders[event_type].decode(_encoder.encode(plain))

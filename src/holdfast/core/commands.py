@@ -1,0 +1,113 @@
+"""What a program asks for. Commands are requests; `enact` turns them into events.
+
+A program (code, flow or plan) is asked one thing: given these outcomes, which commands do you issue?
+"""
+
+from msgspec import Raw, Struct
+
+from holdfast.core.events import NULL, ErrorInfo
+from holdfast.core.instants import Instant
+
+
+class RunActivity(Struct, frozen=True, kw_only=True):
+    """Do something in the world."""
+
+    step_id: str
+    name: str
+    input: Raw = NULL
+    queue: str = ""
+    idempotency_key: str | None = None
+
+
+class StartTimer(Struct, frozen=True, kw_only=True):
+    """Wake me then."""
+
+    step_id: str
+    due_at: Instant
+
+
+class WaitSignal(Struct, frozen=True, kw_only=True):
+    """Tell me when this signal comes, or when it is too late."""
+
+    step_id: str
+    name: str
+    until: Instant | None = None
+
+
+class AskHuman(Struct, frozen=True, kw_only=True):
+    """Open a task, and tell me the answer."""
+
+    step_id: str
+    name: str
+    task_type: str = ""
+    route: str = ""
+    payload: Raw = NULL
+    form: Raw = NULL
+    roles: tuple[str, ...] = ()
+    assignee: str | None = None
+    due_at: Instant | None = None
+
+
+class StartChild(Struct, frozen=True, kw_only=True):
+    """Start another run, and tell me how it ends."""
+
+    step_id: str
+    child_run_id: str
+    plan_id: str
+    plan_version: str
+    input: Raw = NULL
+    close_policy: str = "await"
+
+
+class RecordMarker(Struct, frozen=True, kw_only=True):
+    """Remember this value."""
+
+    step_id: str
+    name: str
+    value: Raw = NULL
+
+
+class CancelStep(Struct, frozen=True, kw_only=True):
+    """I no longer care about that step."""
+
+    step_id: str
+    reason: str = ""
+
+
+class ContinueAsNew(Struct, frozen=True, kw_only=True):
+    """Forget what was; begin again with this input."""
+
+    input: Raw = NULL
+
+
+class CompleteRun(Struct, frozen=True, kw_only=True):
+    """I am done."""
+
+    result: Raw = NULL
+
+
+class FailRun(Struct, frozen=True, kw_only=True):
+    """I cannot go on."""
+
+    error: ErrorInfo
+
+
+class CancelRun(Struct, frozen=True, kw_only=True):
+    """I was cancelled, and have cleaned up."""
+
+    reason: str = ""
+
+
+Command = (
+    RunActivity
+    | StartTimer
+    | WaitSignal
+    | AskHuman
+    | StartChild
+    | RecordMarker
+    | CancelStep
+    | ContinueAsNew
+    | CompleteRun
+    | FailRun
+    | CancelRun
+)

@@ -1,0 +1,91 @@
+"""Keys that make a retry harmless: of events, of start requests, and of records in any store.
+
+**The separator.** The contract fixes two keys as the SHA256 of parts joined by ``|``. Joining is ambiguous if any
+part may hold a ``|``, so exactly one part of each key may: the step id of an event, and the request id of a start.
+Every other part is refused with `InvalidInput` if it holds one. The free part can then always be found again (the
+parts before and after it are counted off from both ends), so two different tuples never share a key, and the key is
+still exactly the SHA256 of the plain join.
+
+**Event ids** are derived from the event's key (a UUID of version 8), not drawn: the same event has the same id on
+every retry, on every node and in every replay, and a consumer of the event bus can drop duplicates by it.
+"""
+
+from hashlib import sha256
+from urllib.parse import quote
+
+from holdfast.core.instants import format_instant
+from holdfast.errors import InvalidInput
+
+SEPARATOR = "|"
+
+
+def event_key(run_id: str, step_id: str, logical_attempt_id: int, event_type: str, plan_version: str) -> str:
+    """Return the idempotency key of an event: 64 hex digits.
+
+    Events of the run itself have no step: the id of the signal that caused them, or the count of events of their
+    type, stands in place of the step id, and their logical attempt is 0.
+    """
+    if SEPARATOR in run_id or SEPARATOR in plan_version or SEPARATOR in event_type:
+        _refuse_separator(run_id=run_id, event_type=event_type, plan_version=plan_version)
+    text = f"{run_id}|{step_id}|{logical_attempt_id}|{event_type}|{plan_version}"
+    return sha256(text.encode()).hexdigest()
+
+
+def event_id(key: str) -> str:
+    """Return the event id that belongs to an event's idempotency key: a UUID of version 8."""
+    variant = "89ab"[int(key[16], 16) & 3]
+    return f"{key[:8]}-{key[8:12]}-8{key[13:16]}-{variant}{key[17:20]}-{key[20:32]}"
+
+
+def request_key(
+    tenant: str, project: str, environment: str, plan_id: str, plan_version: str, run_request_id: str
+) -> str:
+    """Return the key under which a start request is recognised: 64 hex digits."""
+    _refuse_separator(
+        tenant=tenant, project=project, environment=environment, plan_id=plan_id, plan_version=plan_version
+    )
+    parts = (tenant, project, environment, plan_id, plan_version, run_request_id)
+    return sha256(SEPARATOR.join(parts).encode()).hexdigest()
+
+
+def storage_key(*parts: str) -> str:
+    """Join parts into a path that no other parts can produce, whatever characters they contain.
+
+    Each part is percent-encoded byte by byte and never normalised. An empty part becomes a lone ``%``, which no
+    encoded part can be; ``.`` and ``..`` are encoded too, because some stores resolve them.
+    """
+    return "/".join(_component(part) for part in parts)
+
+
+def activity_record_key(run_id: str, activity_name: str, step_id: str, idempotency_key: str) -> str:
+    """Return the storage key of an activity's reconciliation record."""
+    return storage_key("workflow", run_id, "activities", activity_name, step_id, idempotency_key)
+
+
+def signal_suffix(accepted_at: int, signal_uuid: str) -> str:
+    """Return the last part of a signal's key, which is also the cursor: it sorts by time of acceptance."""
+    return f"{format_instant(accepted_at)}_{signal_uuid}"
+
+
+def signal_storage_key(run_id: str, name: str, suffix: str) -> str:
+    """Return `workflow/{id}/signals/{name}/{timestamp}_{uuid}.json`."""
+    return f"{storage_key('workflow', run_id, 'signals', name)}/{suffix}.json"
+
+
+def inbox_uuid(run_id: str, inbox_seq: int) -> str:
+    """Return the UUID of the item with this number in a run's inbox."""
+    return event_id(sha256(f"{run_id}|inbox|{inbox_seq}".encode()).hexdigest())
+
+
+def _component(part: str) -> str:
+    if part == "":
+        return "%"
+    if part in (".", ".."):
+        return part.replace(".", "%2E")
+    return quote(part, safe="", errors="strict")
+
+
+def _refuse_separator(**parts: str) -> None:
+    for field, value in parts.items():
+        if SEPARATOR in value:
+            raise InvalidInput(f"{field} may not contain {SEPARATOR!r}: {value!r}", field=field)

@@ -1,0 +1,32 @@
+"""Instants as text and back.
+
+An instant is an integer count of microseconds since 1970-01-01T00:00:00Z. Its text is ISO 8601 in UTC with a
+fixed width, so that sorting the text sorts the time: signal keys on object storage depend on it.
+"""
+
+from datetime import UTC, datetime, timedelta
+
+from holdfast.errors import InvalidInput
+
+Instant = int
+"""A point in time: microseconds since 1970-01-01T00:00:00Z."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def format_instant(instant: Instant) -> str:
+    """Return the instant as `2026-01-28T12:00:00.000000Z`: always 27 characters."""
+    moment = _EPOCH + timedelta(microseconds=instant)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond:06d}Z"
+
+
+def parse_instant(text: str) -> Instant:
+    """Return the instant that `text`, ISO 8601 with a zone, names."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as problem:
+        raise InvalidInput(f"not an ISO 8601 instant: {text!r}") from problem
+    if moment.tzinfo is None:
+        raise InvalidInput(f"an instant needs a zone, such as a final Z: {text!r}")
+    return (moment - _EPOCH) // _MICROSECOND

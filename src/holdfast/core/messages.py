@@ -1,0 +1,201 @@
+"""What the world tells a run: envelopes in its inbox, signals, results of activities, operators' commands.
+
+A **message** is an envelope of the engine's own making; it is deleted by the commit that handles it. Internal ones
+carry the waiting token of the step that they are for, and a message whose token is no longer open is stale: handling
+it changes nothing. That is how timers are cancelled.
+
+A **signal** is sent from outside. It is kept in the run's mailbox, in the order of acceptance per name, until a wait
+consumes it, and it can be followed afterwards.
+"""
+
+from typing import Any, Literal, get_args
+
+from msgspec import Raw, Struct
+
+from holdfast.core.events import NULL, ErrorInfo
+from holdfast.core.instants import Instant
+from holdfast.core.retry import Retry
+from holdfast.errors import CallerError, InvalidInput, PayloadTooLarge
+from holdfast.limits import NAME_BYTES, SIGNAL_ID_BYTES, Limits
+
+MessageType = Literal[
+    "TaskCompleted", "TimerDue", "RetryDue", "ExternalSignal", "SubWorkflowCompleted", "InternalContinue"
+]
+
+
+class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An envelope waiting to be handled by a run. `signal_id` is its id, unique within the run."""
+
+    signal_id: str
+    run_id: str
+    type: MessageType
+    occurred_at: Instant
+    due_at: Instant | None = None
+    expected_version: int | None = None
+    waiting_token: str | None = None
+    step_id: str | None = None
+    runtime_provider: str = "holdfast"
+    payload: Raw = NULL
+
+
+class Answer(Struct, frozen=True, omit_defaults=True):
+    """The payload of `TaskCompleted`: who answered, and what."""
+
+    actor: str
+    answer: Raw = NULL
+
+
+class ChildOutcome(Struct, frozen=True, omit_defaults=True):
+    """The payload of `SubWorkflowCompleted`: a result, or else an error."""
+
+    result: Raw = NULL
+    error: ErrorInfo | None = None
+
+
+class SignalRequest(Struct, frozen=True, kw_only=True):
+    """A signal as a sender asks for it to be accepted."""
+
+    run_id: str
+    name: str
+    payload: Raw = NULL
+    signal_id: str | None = None
+    step_id: str | None = None
+    require_waiting: bool = False
+
+
+class Signal(Struct, frozen=True, kw_only=True):
+    """A signal in a run's mailbox. `id` is the store's, `signal_id` the sender's."""
+
+    id: str
+    run_id: str
+    name: str
+    signal_id: str
+    inbox_seq: int
+    suffix: str
+    accepted_at: Instant
+    payload: Raw = NULL
+    step_id: str | None = None
+    consumed_seq: int | None = None
+
+
+class AcceptedSignalResult(Struct, frozen=True, kw_only=True):
+    """What every sender of the same signal is told, on every transport. `workflow_id` is the run's id."""
+
+    workflow_id: str
+    signal_name: str
+    signal_id: str
+    accepted_at: Instant
+    signal_storage_key: str
+    accepted: bool = True
+
+
+class AcceptanceRecord(Struct, frozen=True, kw_only=True):
+    """The durable record of an acceptance: kept until `expires_at`, then a retry is a new request."""
+
+    workflow_id: str
+    signal_name: str
+    signal_id: str
+    signal_storage_key: str
+    payload_sha256: str
+    response: AcceptedSignalResult
+    accepted_at: Instant
+    expires_at: Instant
+    version: int = 1
+
+
+class ActivitySucceeded(Struct, frozen=True):
+    """An activity returned."""
+
+    step_id: str
+    logical_attempt_id: int
+    result: Raw = NULL
+
+
+class ActivityErrored(Struct, frozen=True):
+    """An activity raised. `fraction` is the shell's draw for the jitter of the next attempt."""
+
+    step_id: str
+    logical_attempt_id: int
+    engine_attempt_id: int
+    error: ErrorInfo
+    retry: Retry
+    fraction: float = 0.0
+
+
+class NodeLost(Struct, frozen=True):
+    """The node that was running this step's activity is gone; its outcome is not known."""
+
+    step_id: str
+
+
+ControlName = Literal["PAUSE", "RESUME", "CANCEL", "APPROVE", "RETRY_STEP", "SKIP_STEP", "RETRY_RUN", "EMERGENCY_STOP"]
+
+
+class Control(Struct, frozen=True, kw_only=True):
+    """An operator's command, after the authoriser has spoken. `id` is the store's id of the signal."""
+
+    id: str
+    name: ControlName
+    signal_id: str
+    actor: str
+    reason: str = ""
+    step_id: str | None = None
+    is_allowed: bool = True
+
+
+def check_signal(request: SignalRequest, limits: Limits) -> CallerError | None:
+    """Return why the request cannot be accepted whatever the state of the run, or None."""
+    problem = check_name("run_id", request.run_id) or check_name("signal_name", request.name)
+    if problem is None and request.step_id is not None:
+        problem = check_name("step_id", request.step_id)
+    if problem is None and request.signal_id is not None:
+        problem = check_signal_id(request.signal_id)
+    if problem is not None:
+        return problem
+    size = len(bytes(request.payload))
+    if size > limits.signal_payload_bytes:
+        return PayloadTooLarge(
+            f"the payload of signal {request.name!r} has {size} bytes; the limit is {limits.signal_payload_bytes}",
+            size_bytes=size,
+            limit_bytes=limits.signal_payload_bytes,
+        )
+    return None
+
+
+def check_message(message: Message) -> CallerError | None:
+    """Return why the message cannot be delivered whatever the state of the run, or None."""
+    problem = check_name("run_id", message.run_id) or check_name("signal_id", message.signal_id)
+    if problem is None and message.type not in get_args(MessageType):
+        return InvalidInput(f"unknown message type {message.type!r}", field="type")
+    return problem
+
+
+def check_name(field: str, value: Any) -> InvalidInput | None:
+    """Return why `value` cannot be a name or an id, or None. Names are never normalised."""
+    if not isinstance(value, str) or value == "":
+        return InvalidInput(f"{field} must be a string that is not empty, not {value!r}", field=field)
+    problem = _check_text(field, value, NAME_BYTES)
+    if problem is not None:
+        return problem
+    if any(character < " " or character == "\x7f" for character in value):
+        return InvalidInput(f"{field} may not contain control characters: {value!r}", field=field)
+    return None
+
+
+def check_signal_id(value: Any) -> InvalidInput | None:
+    """Return why `value` cannot be a signal id, or None: 1 to 128 UTF-8 bytes, case-sensitive, never normalised."""
+    if not isinstance(value, str) or value == "":
+        return InvalidInput(f"signal_id must be a string that is not empty, not {value!r}", field="signal_id")
+    return _check_text("signal_id", value, SIGNAL_ID_BYTES)
+
+
+def _check_text(field: str, value: str, most_bytes: int) -> InvalidInput | None:
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        return InvalidInput(f"{field} is not valid Unicode: {value!r}", field=field)
+    if size > most_bytes:
+        return InvalidInput(f"{field} has {size} UTF-8 bytes; the most is {most_bytes}", field=field)
+    if "\x00" in value:
+        return InvalidInput(f"{field} may not contain a NUL character", field=field)
+    return None

@@ -1,0 +1,128 @@
+"""Rows that a commit keeps beside the history, so that things can be found without reading it.
+
+Waits and tasks are derived from events (`index_changes`). Activity records are written by the engine: they say what
+is known about an effect in the world, and survive the crash that lost its result.
+"""
+
+from collections.abc import Iterable
+from typing import Literal
+
+from msgspec import Raw, Struct
+
+from holdfast.core import events as e
+from holdfast.core.events import NULL, ErrorInfo, Event
+from holdfast.core.instants import Instant
+from holdfast.core.state import OpenStep, RunState
+
+
+class Wait(Struct, frozen=True, kw_only=True):
+    """An open wait for a signal. Its address is its step's path."""
+
+    run_id: str
+    step_id: str
+    name: str
+    token: str
+    since: Instant
+    until: Instant | None = None
+
+
+class Task(Struct, frozen=True, kw_only=True):
+    """What a human is asked, and how it stands."""
+
+    task_id: str
+    run_id: str
+    step_id: str
+    name: str
+    status: Literal["OPEN", "COMPLETED", "CANCELLED"]
+    created_at: Instant
+    task_type: str = ""
+    route: str = ""
+    payload: Raw = NULL
+    form: Raw = NULL
+    roles: tuple[str, ...] = ()
+    assignee: str | None = None
+    due_at: Instant | None = None
+    completed_at: Instant | None = None
+    completed_by: str | None = None
+
+
+class ActivityRecord(Struct, frozen=True, kw_only=True):
+    """What is known about one keyed activity call. Its scope is its first four fields after `version`."""
+
+    run_id: str
+    activity_name: str
+    step_id: str
+    idempotency_key: str
+    status: Literal["completed", "failed", "cancelled", "timed-out", "indeterminate"]
+    created_at: Instant
+    updated_at: Instant
+    result: Raw | None = None
+    error: ErrorInfo | None = None
+    version: int = 1
+
+
+class IndexChanges(Struct, frozen=True):
+    """How a turn changes the rows of waits and tasks."""
+
+    waits_opened: tuple[Wait, ...] = ()
+    waits_closed: tuple[str, ...] = ()
+    tasks: tuple[Task, ...] = ()
+
+
+_EVERYTHING_CLOSES = frozenset({e.RunCompleted, e.RunFailed, e.RunCancelled, e.ContinuedAsNew})
+
+
+def index_changes(before: RunState, after: RunState, events: Iterable[Event]) -> IndexChanges:
+    """Return how these events, which led from one state to the other, change the rows of waits and tasks."""
+    touched: dict[str, Event] = {}
+    for event in events:
+        if type(event.data) in _EVERYTHING_CLOSES:
+            touched.update(dict.fromkeys(before.open_steps, event))
+        elif event.step_id is not None:
+            touched[event.step_id] = event
+    opened: list[Wait] = []
+    closed: list[str] = []
+    tasks: list[Task] = []
+    for step_id, event in touched.items():
+        was, now = before.open_steps.get(step_id), after.open_steps.get(step_id)
+        if now is not None and now.kind == "signal":
+            opened.append(_wait(before.run_id, now))
+        elif was is not None and was.kind == "signal":
+            closed.append(step_id)
+        elif now is not None and isinstance(now.body, e.TaskCreated):
+            tasks.append(_task(before.run_id, now, now.body, None))
+        elif was is not None and isinstance(was.body, e.TaskCreated):
+            tasks.append(_task(before.run_id, was, was.body, event))
+    return IndexChanges(tuple(opened), tuple(closed), tuple(tasks))
+
+
+def _wait(run_id: str, step: OpenStep) -> Wait:
+    return Wait(
+        run_id=run_id,
+        step_id=step.step_id,
+        name=step.name,
+        token=step.token or "",
+        since=step.opened_at,
+        until=step.due_at,
+    )
+
+
+def _task(run_id: str, step: OpenStep, body: e.TaskCreated, end: Event | None) -> Task:
+    completed = end.data if end is not None and isinstance(end.data, e.TaskCompleted) else None
+    return Task(
+        task_id=body.task_id,
+        run_id=run_id,
+        step_id=step.step_id,
+        name=body.name,
+        status="OPEN" if end is None else "COMPLETED" if completed else "CANCELLED",
+        created_at=step.opened_at,
+        task_type=body.task_type,
+        route=body.route,
+        payload=body.payload,
+        form=body.form,
+        roles=body.roles,
+        assignee=body.assignee,
+        due_at=body.due_at,
+        completed_at=end.emitted_at if end is not None else None,
+        completed_by=completed.actor if completed else None,
+    )

@@ -1,0 +1,49 @@
+"""When a failed attempt is tried again.
+
+Attempts are counted from 1. The delay before attempt n + 1 is `initial_ms * factor ** (n - 1)`, at most `most_ms`;
+jitter takes away up to that share of it, by the fraction that the shell drew.
+"""
+
+from msgspec import Struct
+
+from holdfast.core.events import ErrorInfo
+from holdfast.errors import InvalidInput
+
+
+class Retry(Struct, frozen=True, kw_only=True):
+    """A retry policy. `max_attempts` 0 means without end."""
+
+    max_attempts: int = 3
+    initial_ms: int = 1_000
+    factor: float = 2.0
+    most_ms: int = 100_000
+    jitter: float = 0.2
+    non_retryable: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_attempts < 0 or self.initial_ms < 0 or self.most_ms < 0:
+            raise InvalidInput("max_attempts, initial_ms and most_ms may not be negative")
+        if self.factor < 1.0 or not 0.0 <= self.jitter <= 1.0:
+            raise InvalidInput("factor is at least 1, and jitter from 0 to 1")
+
+
+NO_RETRY = Retry(max_attempts=1)
+
+
+def retry_delay_ms(policy: Retry, attempt: int, error: ErrorInfo, fraction: float) -> int | None:
+    """Return the delay before the attempt after `attempt`, or None if there is none."""
+    if not error.retryable or error.code in policy.non_retryable:
+        return None
+    if policy.max_attempts and attempt >= policy.max_attempts:
+        return None
+    return int(full_delay_ms(policy, attempt) * (1.0 - policy.jitter * fraction))
+
+
+def full_delay_ms(policy: Retry, attempt: int) -> float:
+    """Return the delay after `attempt` before jitter. It does not overflow, however many attempts there were."""
+    delay = float(policy.initial_ms)
+    for _ in range(attempt - 1):
+        if delay >= policy.most_ms or policy.factor == 1.0 or delay == 0.0:
+            break
+        delay *= policy.factor
+    return min(delay, float(policy.most_ms))

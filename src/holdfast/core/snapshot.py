@@ -1,0 +1,217 @@
+"""Views of a run, derived from its events: for operators (`RunSnapshot`) and for the engine (`RuntimeSnapshot`).
+
+The projector's rules (PRJ-2): events are applied in strictly increasing order of `run_seq`; a gap halts projection
+with `HistoryGap` and is never skipped; an event that was applied before changes nothing; the full and the
+incremental projection of the same events are equal. A snapshot is never edited: each projection is a new object, and
+`last_event_seq` is its watermark.
+
+A snapshot is a cache. Deleting it and folding the events gives it back.
+"""
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from holdfast.core import events as e
+from holdfast.core.events import ArtifactRef, ErrorInfo, Event
+from holdfast.core.instants import Instant
+from holdfast.core.state import RUNNING, TERMINAL, TRANSITIONS, RunState, RunStatus
+from holdfast.errors import HistoryGap
+
+SNAPSHOT_SCHEMA_VERSION = 1
+
+
+class StepStatus(StrEnum):
+    """Where a step stands, as operators see it."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    SUCCESS = "SUCCESS"
+    FAILED = "FAILED"
+    SKIPPED = "SKIPPED"
+
+
+class StepError(Struct, frozen=True):
+    """A step's error, as operators see it."""
+
+    code: str
+    message: str
+    retryable: bool
+
+
+class StepSnapshot(Struct, frozen=True, kw_only=True):
+    """One step, as operators see it."""
+
+    step_id: str
+    status: StepStatus
+    kind: str = "activity"
+    logical_attempt_id: int = 1
+    engine_attempt_id: int = 1
+    started_at: Instant | None = None
+    completed_at: Instant | None = None
+    artifacts: tuple[ArtifactRef, ...] = ()
+    error: StepError | None = None
+
+
+class RunSnapshot(Struct, frozen=True, kw_only=True):
+    """A run, as operators see it. `last_event_seq` is the watermark: the highest run_seq applied."""
+
+    run_id: str
+    status: RunStatus = RunStatus.PENDING
+    substatus: str | None = None
+    last_event_seq: int = 0
+    steps: tuple[StepSnapshot, ...] = ()
+    artifacts: tuple[ArtifactRef, ...] = ()
+    started_at: Instant | None = None
+    completed_at: Instant | None = None
+    total_duration_ms: int | None = None
+
+
+class RuntimeSnapshot(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What each commit stores beside the events: where the run stands and what it waits for.
+
+    The four waiting fields describe one step: the one that has been open for longest. `signals` holds the cursor of
+    each signal name, the suffix only. `resume_pointer` is the event at which replay begins.
+    """
+
+    status: RunStatus
+    state_version: int
+    snapshot_schema_version: int = SNAPSHOT_SCHEMA_VERSION
+    waiting_kind: str | None = None
+    waiting_token: str | None = None
+    waiting_until: Instant | None = None
+    active_task_id: str | None = None
+    resume_pointer: int = 1
+    signals: dict[str, str] = {}
+    last_signal_id: str | None = None
+    last_error_code: str | None = None
+    last_error: ErrorInfo | None = None
+    last_executed_by: str = ""
+    last_executed_on: Instant = 0
+
+
+def runtime_snapshot(state: RunState) -> RuntimeSnapshot:
+    """Return what the commit of this state stores beside its events."""
+    waiting = next(iter(state.open_steps.values()), None)
+    error = state.last_error
+    return RuntimeSnapshot(
+        status=state.status,
+        state_version=state.version,
+        waiting_kind=waiting.kind if waiting else None,
+        waiting_token=waiting.token if waiting else None,
+        waiting_until=waiting.due_at if waiting else None,
+        active_task_id=waiting.body.task_id if waiting and isinstance(waiting.body, e.TaskCreated) else None,
+        resume_pointer=state.replay_from,
+        signals=state.cursors,
+        last_signal_id=state.last_signal_id,
+        last_error_code=error.code if error else None,
+        last_error=error,
+        last_executed_by=state.last_executed_by,
+        last_executed_on=state.last_executed_on,
+    )
+
+
+def project_run(run_id: str, events: Iterable[Event]) -> RunSnapshot:
+    """Return the snapshot of a run from its whole history."""
+    return incremental_project(RunSnapshot(run_id=run_id), events)
+
+
+def incremental_project(snapshot: RunSnapshot, events: Iterable[Event]) -> RunSnapshot:
+    """Return the snapshot after these events. Events at or below the watermark change nothing."""
+    steps = {step.step_id: step for step in snapshot.steps}
+    artifacts = dict.fromkeys(snapshot.artifacts)
+    for event in events:
+        if event.run_seq <= snapshot.last_event_seq:
+            continue
+        if detect_gap(snapshot.last_event_seq, event.run_seq):
+            raise HistoryGap(
+                f"run {snapshot.run_id}: event {event.run_seq} follows event {snapshot.last_event_seq}",
+                run_id=snapshot.run_id,
+                expected=snapshot.last_event_seq + 1,
+                found=event.run_seq,
+            )
+        snapshot = replace(_project(snapshot, event, steps), last_event_seq=event.run_seq)
+        artifacts.update(dict.fromkeys(getattr(event.data, "artifacts", ())))
+    return replace(snapshot, steps=tuple(steps.values()), artifacts=tuple(artifacts))
+
+
+def detect_gap(last_seq: int, next_seq: int) -> bool:
+    """Say whether events are missing between the two."""
+    return next_seq > last_seq + 1
+
+
+_OPENING = {
+    e.StepStarted: "activity",
+    e.TimerStarted: "timer",
+    e.SignalWaiting: "signal",
+    e.TaskCreated: "task",
+    e.ChildStarted: "child",
+    e.UpdateAccepted: "update",
+}
+_SUCCESS = frozenset(
+    {e.StepCompleted, e.TimerFired, e.SignalReceived, e.TaskCompleted, e.ChildCompleted, e.UpdateCompleted}
+)
+_SKIPPED = frozenset({e.StepSkipped, e.StepCancelled})
+_FAILED = frozenset({e.StepFailed, e.ChildFailed, e.SignalTimedOut})
+
+
+def _project(snapshot: RunSnapshot, event: Event, steps: dict[str, StepSnapshot]) -> RunSnapshot:
+    body, kind = event.data, type(event.data)
+    if event.step_id is not None:
+        _project_step(event, steps)
+    elif kind is e.RunPaused:
+        assert isinstance(body, e.RunPaused)
+        snapshot = replace(snapshot, substatus=body.error.code if body.error else body.reason or None)
+    elif kind is e.RunCancelRequested:
+        snapshot = replace(snapshot, substatus="CANCELLING")
+    status = TRANSITIONS[snapshot.status].get(kind)
+    if status is None:
+        return snapshot
+    if status is RUNNING:
+        started = snapshot.started_at if snapshot.started_at is not None else event.persisted_at
+        return replace(snapshot, status=status, started_at=started, substatus=None)
+    if status in TERMINAL:
+        began = snapshot.started_at if snapshot.started_at is not None else event.persisted_at
+        return replace(
+            snapshot,
+            status=status,
+            substatus=None,
+            completed_at=event.persisted_at,
+            total_duration_ms=(event.persisted_at - began) // 1_000,
+        )
+    return replace(snapshot, status=status)
+
+
+def _project_step(event: Event, steps: dict[str, StepSnapshot]) -> None:
+    body, kind, step_id = event.data, type(event.data), event.step_id or ""
+    step = steps.get(step_id) or StepSnapshot(step_id=step_id, status=StepStatus.PENDING)
+    if kind in _OPENING:
+        steps[step_id] = StepSnapshot(
+            step_id=step_id,
+            status=StepStatus.RUNNING,
+            kind=_OPENING[kind],
+            logical_attempt_id=event.logical_attempt_id or 1,
+            engine_attempt_id=event.engine_attempt_id or 1,
+            started_at=event.persisted_at,
+        )
+    elif kind is e.StepRetried:
+        steps[step_id] = replace(step, engine_attempt_id=event.engine_attempt_id or step.engine_attempt_id + 1)
+    elif kind in _SUCCESS:
+        steps[step_id] = replace(
+            step,
+            status=StepStatus.SUCCESS,
+            completed_at=event.persisted_at,
+            artifacts=getattr(body, "artifacts", ()),
+        )
+    elif kind in _SKIPPED:
+        steps[step_id] = replace(step, status=StepStatus.SKIPPED, completed_at=event.persisted_at)
+    elif kind in _FAILED:
+        error: ErrorInfo = getattr(body, "error", None) or ErrorInfo("SignalTimedOut", "no signal came in time")
+        steps[step_id] = replace(
+            step,
+            status=StepStatus.FAILED,
+            completed_at=event.persisted_at,
+            error=StepError(error.code, error.message, error.retryable),
+        )

@@ -1,0 +1,154 @@
+"""Every error that Holdfast raises or answers with: one tree, sorted by whose fault it is.
+
+::
+
+    HoldfastError
+    ├── CallerError                 the request was wrong, or came too late; nothing was stored
+    │   ├── InvalidInput            a field is missing, malformed or out of range
+    │   ├── NotFound                no such run, step or task
+    │   ├── Conflict                the same id was used before with another content, or the state does not allow it
+    │   ├── RunTerminal             the run has finished; it takes nothing more
+    │   ├── NotWaiting              `require_waiting` was asked for and nobody waits
+    │   ├── PayloadTooLarge         over a size limit
+    │   ├── RateLimited             over a rate limit; `retry_after_ms` says when to try again
+    │   └── SignalAcceptanceIndeterminate   a payload is stored whose acceptance record is missing
+    ├── RunError                    one run is at fault; every other run goes on
+    │   ├── HistoryGap              events are missing between two that were read
+    │   └── CorruptHistory          an event that cannot follow the ones before it
+    └── EngineError                 the installation is at fault, not the caller
+        ├── LeaseExpired            this node may not claim: it did not renew its lease in time
+        ├── CheckpointOwnershipCapabilityError   the store cannot guard commits as the settings demand
+        └── StoreError
+            ├── StoreBusy           another process has held the store for longer than the limit
+            ├── StoreCorrupt        the file is damaged, cut short, or not a Holdfast store
+            ├── StoreFull           the disk or the quota is used up; the write was not made
+            ├── StoreNotMigrated    the schema is missing or older than this version: run `migrate`
+            ├── StoreReadOnly       the file or its folder cannot be written
+            ├── StoreTooNew         the schema was written by a newer version of Holdfast
+            ├── StoreUnavailable    an input/output error, or the store is closed
+            └── StoreUnsafe         the store cannot promise durability; it is refused at open
+
+`code` is stable and is what programs should look at; it is the class's name. `details` holds only
+what may be shown to the caller, never a payload.
+"""
+
+from typing import Any, ClassVar
+
+
+class HoldfastError(Exception):
+    """The root: a stable `code`, a sentence for people, and `details` for programs."""
+
+    code: ClassVar[str] = "HoldfastError"
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.code = cls.__name__
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details: dict[str, Any] = details
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what may be sent over the wire: code, message and details."""
+        return {"code": self.code, "message": self.message, **self.details}
+
+
+class CallerError(HoldfastError):
+    """The request was wrong, or came too late. Nothing was stored."""
+
+
+class InvalidInput(CallerError):
+    """A field is missing, malformed or out of range."""
+
+
+class NotFound(CallerError):
+    """There is no such run, step or task."""
+
+
+class Conflict(CallerError):
+    """The same id was used before with another content, or the present state does not allow it."""
+
+
+class RunTerminal(CallerError):
+    """The run has finished; it takes nothing more."""
+
+
+class NotWaiting(CallerError):
+    """`require_waiting` was asked for and no open wait would take this signal."""
+
+
+class PayloadTooLarge(CallerError):
+    """A payload is over its size limit."""
+
+
+class RateLimited(CallerError):
+    """Too many in too short a time; `details["retry_after_ms"]` says when to try again."""
+
+
+class SignalAcceptanceIndeterminate(CallerError):
+    """A payload with this signal id is stored, but the record of its acceptance is missing.
+
+    It may have been delivered; sending it again could apply it twice. Retry only after an operator has looked,
+    or after the retention window.
+    """
+
+
+class RunError(HoldfastError):
+    """One run is at fault; every other run goes on."""
+
+
+class HistoryGap(RunError):
+    """Events are missing between two that were read. Projection halts; it never skips."""
+
+
+class CorruptHistory(RunError):
+    """An event that cannot follow the ones before it."""
+
+
+class EngineError(HoldfastError):
+    """The installation is at fault, not the caller."""
+
+
+class LeaseExpired(EngineError):
+    """This node did not renew its lease in time, so it may not claim runs."""
+
+
+class CheckpointOwnershipCapabilityError(EngineError):
+    """The store cannot guard commits in the way that the settings, or a feature, demand."""
+
+
+class StoreError(EngineError):
+    """The store cannot do its work. What was acknowledged before is not affected."""
+
+
+class StoreBusy(StoreError):
+    """Another process has held the store for longer than the limit. Retry."""
+
+
+class StoreCorrupt(StoreError):
+    """The file is damaged, cut short, or not a Holdfast store."""
+
+
+class StoreFull(StoreError):
+    """The disk or the quota is used up. The write was not made."""
+
+
+class StoreNotMigrated(StoreError):
+    """The schema is missing or older than this version of Holdfast."""
+
+
+class StoreReadOnly(StoreError):
+    """The file or its folder cannot be written."""
+
+
+class StoreTooNew(StoreError):
+    """The schema was written by a newer version of Holdfast."""
+
+
+class StoreUnavailable(StoreError):
+    """An input/output error, or the store is closed."""
+
+
+class StoreUnsafe(StoreError):
+    """The store cannot promise durability, so it is refused at open."""

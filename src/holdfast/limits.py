@@ -1,0 +1,36 @@
+"""Every bound of the system, each with its reason.
+
+A limit that can be changed is a field of `Limits`; the default is what the contract names. The constants below the
+class are part of a format and cannot be configured.
+"""
+
+from msgspec import Struct
+
+
+class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The configurable bounds of one installation."""
+
+    signal_payload_bytes: int = 64 * 1024
+    """A signal is a message, not a transport for files; larger content goes by reference."""
+
+    signals_per_run_per_minute: int = 60
+    """A sender in a loop must not be able to fill the store through one run."""
+
+    acceptance_retention_ms: int = 7 * 24 * 3_600_000
+    """How long a retry with the same signal id gets the first answer. A week outlives every client's retry policy."""
+
+    batch_items: int = 10_000
+    """The most items in one call of a store verb: one call is one transaction, and others wait for it."""
+
+    page_items: int = 1_000
+    """The most rows that one call of a `find_` verb or of `read_events` answers with, unless it asks for fewer."""
+
+
+SIGNAL_ID_BYTES = 128
+"""The longest signal id, in UTF-8 bytes (SIG-5). It is part of keys in every store."""
+
+NAME_BYTES = 255
+"""The longest name of a plan, step, signal, tenant or run. It is part of keys in every store."""
+
+ERROR_TEXT_CHARS = 8_000
+"""The longest error message or traceback kept in a history. Enough for a stack, too little for a dump."""

@@ -1,0 +1,64 @@
+"""Where the outside world's whims come in: the clock, new ids, and chance.
+
+Nothing else in Holdfast reads a clock or draws a random number, so that a simulator can own both. Stores take a
+`Clock`; everything above a store asks the store for the time, because the store's time is the only one that counts.
+"""
+
+import random
+import time
+import uuid
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Tells the time."""
+
+    def now(self) -> int:
+        """Return microseconds since 1970-01-01T00:00:00Z. Never less than it has returned before."""
+        ...
+
+
+class Ids(Protocol):
+    """Makes ids."""
+
+    def new_id(self) -> str:
+        """Return a fresh UUID whose text sorts by the time it was made, so that indexes stay local."""
+        ...
+
+
+class Rng(Protocol):
+    """Draws lots."""
+
+    def fraction(self) -> float:
+        """Return a number from 0 (included) to 1 (excluded)."""
+        ...
+
+
+class SystemClock:
+    """The machine's wall clock, held still while the machine's clock is set back."""
+
+    def __init__(self) -> None:
+        self._latest = 0
+
+    def now(self) -> int:
+        """Return the wall clock's instant, or the latest one returned if the clock has been set back."""
+        self._latest = max(self._latest, time.time_ns() // 1_000)
+        return self._latest
+
+
+class SystemIds:
+    """UUIDs of version 7: 48 bits of time, then chance."""
+
+    def new_id(self) -> str:
+        """Return a fresh UUID of version 7."""
+        milliseconds = time.time_ns() // 1_000_000
+        value = (milliseconds << 80) | (random.getrandbits(80) & ~(0xF << 76) & ~(0x3 << 62))
+        return str(uuid.UUID(int=value | (0x7 << 76) | (0x2 << 62)))
+
+
+class SystemRng:
+    """The interpreter's generator, seeded by the operating system."""
+
+    def fraction(self) -> float:
+        """Return a number from 0 (included) to 1 (excluded)."""
+        return random.random()

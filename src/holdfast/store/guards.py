@@ -1,0 +1,143 @@
+"""Checks and refusals that are the same words in every store."""
+
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any, Literal
+
+from holdfast.core.instants import Instant
+from holdfast.core.messages import SignalRequest, check_name
+from holdfast.core.state import TERMINAL, RunStatus
+from holdfast.errors import (
+    CallerError,
+    CheckpointOwnershipCapabilityError,
+    Conflict,
+    InvalidInput,
+    LeaseExpired,
+    NotFound,
+    NotWaiting,
+    RateLimited,
+    RunTerminal,
+    SignalAcceptanceIndeterminate,
+)
+from holdfast.limits import Limits
+from holdfast.store.port import NewRun, Store
+
+Ownership = Literal["single-owner", "cas-required"]
+
+
+def check_ownership(store: Store, mode: Ownership) -> None:
+    """Refuse a store that cannot guard commits as `mode` demands. Call before claiming anything."""
+    if mode == "cas-required":
+        require_conditional_batch(store, f"checkpoint_ownership={mode!r}")
+
+
+def require_conditional_batch(store: Store, feature: str) -> None:
+    """Refuse `feature` on a store without conditional_batch, instead of falling back to read-then-write."""
+    if not store.capabilities.conditional_batch:
+        name = type(store).__name__
+        raise CheckpointOwnershipCapabilityError(
+            f"{feature} needs the store capability conditional_batch, and {name} does not have it",
+            capability="conditional_batch",
+            feature=feature,
+            store=name,
+        )
+
+
+def check_batch(items: Sequence[Any], limits: Limits) -> None:
+    """Refuse a batch that would hold the store for too long."""
+    if len(items) > limits.batch_items:
+        raise InvalidInput(f"a batch has at most {limits.batch_items} items, this one has {len(items)}")
+
+
+def check_page(limit: int) -> int:
+    """Return the limit, or refuse it."""
+    if limit < 1:
+        raise InvalidInput(f"a limit is at least 1, not {limit}", field="limit")
+    return limit
+
+
+def check_lease(node: str, lease_ms: int) -> None:
+    """Refuse a lease that is malformed."""
+    problem = check_name("node", node)
+    if problem is not None:
+        raise problem
+    if lease_ms < 1:
+        raise InvalidInput(f"a lease lasts at least 1 ms, not {lease_ms}", field="lease_ms")
+
+
+def check_new_run(new: NewRun) -> CallerError | None:
+    """Return why the run cannot be created whatever is in the store, or None."""
+    for field in ("run_id", "tenant", "project", "environment", "plan_id", "plan_version", "run_request_id"):
+        problem = check_name(field, getattr(new, field))
+        if problem is not None:
+            return problem
+    if not new.events:
+        return InvalidInput("a run begins with at least one event", field="events")
+    if new.snapshot.status in TERMINAL:
+        return InvalidInput("a run cannot begin finished", field="snapshot")
+    return None
+
+
+def lease_expired(node: str) -> LeaseExpired:
+    """Make the error of a node that claims without a current lease."""
+    return LeaseExpired(f"node {node} has no current lease; renew it before claiming", node=node)
+
+
+def no_such_run(run_id: str) -> NotFound:
+    """Make the refusal of something sent to a run that does not exist."""
+    return NotFound(f"there is no run {run_id!r}", run_id=run_id)
+
+
+def run_terminal(run_id: str, status: RunStatus) -> RunTerminal:
+    """Make the refusal of something sent to a run that has finished."""
+    return RunTerminal(f"run {run_id!r} is {status}", run_id=run_id, status=str(status))
+
+
+def request_conflict(run_id: str) -> Conflict:
+    """Make the refusal of a request id that was used with another input."""
+    return Conflict("this request was made before with another input", run_id=run_id)
+
+
+def run_id_taken(run_id: str) -> Conflict:
+    """Make the refusal of a run id that another request has used."""
+    return Conflict(f"there is another run with the id {run_id!r}", run_id=run_id)
+
+
+def payload_conflict(request: SignalRequest) -> Conflict:
+    """Make the refusal of a signal id that was used with another payload."""
+    return Conflict(
+        f"signal {request.name!r} with this signal_id was accepted before with another payload",
+        workflow_id=request.run_id,
+        signal_name=request.name,
+        signal_id=request.signal_id,
+    )
+
+
+def indeterminate(request: SignalRequest, now: Instant) -> SignalAcceptanceIndeterminate:
+    """Make the refusal of a signal whose payload is stored and whose acceptance record is missing."""
+    seed = f"{request.run_id}|{request.name}|{request.signal_id}|{now}"
+    return SignalAcceptanceIndeterminate(
+        f"signal {request.name!r} with this signal_id may have been delivered; its acceptance record is missing",
+        workflow_id=request.run_id,
+        signal_name=request.name,
+        signal_id=request.signal_id,
+        correlation_id=sha256(seed.encode()).hexdigest()[:16],
+    )
+
+
+def not_waiting(request: SignalRequest) -> NotWaiting:
+    """Make the refusal of a signal that must find a wait and finds none."""
+    return NotWaiting(
+        f"no open wait of run {request.run_id!r} would take signal {request.name!r}",
+        workflow_id=request.run_id,
+        signal_name=request.name,
+    )
+
+
+def rate_limited(request: SignalRequest, limits: Limits, free_at: Instant, now: Instant) -> RateLimited:
+    """Make the refusal of a signal that comes too soon after too many others."""
+    return RateLimited(
+        f"run {request.run_id!r} takes {limits.signals_per_run_per_minute} signals a minute",
+        workflow_id=request.run_id,
+        retry_after_ms=-(-(free_at - now) // 1_000),
+    )

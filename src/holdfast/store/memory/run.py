@@ -1,0 +1,263 @@
+"""One run in the reference model: what it takes, and what a turn does to it.
+
+Written to be read as the specification of `port`: no indexes, no cleverness. Every method is one atomic step.
+"""
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from holdfast.core import codec
+from holdfast.core.events import Event
+from holdfast.core.idempotency import inbox_uuid, signal_storage_key, signal_suffix
+from holdfast.core.instants import Instant
+from holdfast.core.messages import AcceptanceRecord, AcceptedSignalResult, Message, Signal, SignalRequest
+from holdfast.core.records import ActivityRecord, Task, Wait
+from holdfast.core.state import TERMINAL
+from holdfast.errors import CallerError
+from holdfast.limits import Limits
+from holdfast.store import guards, port
+
+MINUTE = 60_000_000
+
+
+class Run:
+    """One run and everything that belongs to it."""
+
+    def __init__(self, new: port.NewRun, owner: str | None, now: Instant) -> None:
+        self.request_key = new.request_key
+        self.input_sha256 = new.input_sha256
+        self.events: list[Event] = []
+        self.messages: dict[str, tuple[Instant, Message]] = {}
+        self.signals: list[Signal] = []
+        self.acceptances: dict[tuple[str, str], AcceptanceRecord] = {}
+        self.last_accepted_at = 0
+        self.waits: dict[str, Wait] = {}
+        self.tasks: dict[str, Task] = {}
+        self.records: dict[tuple[str, str, str], ActivityRecord] = {}
+        self.head = port.RunHead(
+            run_id=new.run_id,
+            tenant=new.tenant,
+            project=new.project,
+            environment=new.environment,
+            plan_id=new.plan_id,
+            plan_version=new.plan_version,
+            run_request_id=new.run_request_id,
+            parent_run_id=new.parent_run_id,
+            reference_key=new.reference_key,
+            tags=new.tags,
+            status=new.snapshot.status,
+            version=len(new.events),
+            snapshot=new.snapshot,
+            created_at=now,
+            updated_at=now,
+            finished_at=None,
+            inbox_seq=0,
+            ready_at=None,
+            lease_owner=owner,
+            lease_epoch=1 if owner else 0,
+        )
+        self._append(new.events, 0, now)
+        self._index(new.messages, new.waits_opened, new.tasks, now)
+        self.head = replace(self.head, ready_at=self._ready_at(0, now))
+
+    @property
+    def is_finished(self) -> bool:
+        """Say whether the run has come to its end."""
+        return self.head.status in TERMINAL
+
+    def loaded(self, now: Instant) -> port.LoadedRun:
+        """Return the run with what waits for it."""
+        due = sorted((due_at, signal_id) for signal_id, (due_at, _) in self.messages.items() if due_at <= now)
+        return port.LoadedRun(
+            head=self.head,
+            messages=tuple(self.messages[signal_id][1] for _, signal_id in due),
+            signals=tuple(signal for signal in self.signals if signal.consumed_seq is None),
+            records=tuple(self.records[key] for key in sorted(self.records)),
+        )
+
+    def wake(self, at: Instant) -> None:
+        """Make the run ready at this instant, unless it is so earlier."""
+        ready_at = at if self.head.ready_at is None else min(at, self.head.ready_at)
+        self.head = replace(self.head, ready_at=ready_at)
+
+    # --- delivering
+
+    def deliver_message(self, message: Message, now: Instant) -> port.Accepted | port.Duplicate | port.Refused:
+        """Take a message, once by its id."""
+        if message.signal_id in self.messages:
+            return port.Duplicate()
+        if self.is_finished:
+            return port.Refused(guards.run_terminal(self.head.run_id, self.head.status))
+        self._index((message,), (), (), now)
+        self.wake(now if message.due_at is None else message.due_at)
+        return port.Accepted()
+
+    def deliver_signal(
+        self, request: SignalRequest, limits: Limits, now: Instant
+    ) -> port.Accepted | port.Duplicate | port.Refused:
+        """Take a signal, once by its id."""
+        known = self._known_signal(request, limits, now)
+        if known is not None:
+            return known
+        problem = self._signal_problem(request, limits, now)
+        if problem is not None:
+            return port.Refused(problem)
+        return port.Accepted(self._accept(request, limits, now))
+
+    def _known_signal(
+        self, request: SignalRequest, limits: Limits, now: Instant
+    ) -> port.Duplicate | port.Refused | None:
+        if request.signal_id is None:
+            return None
+        record = self.acceptances.get((request.name, request.signal_id))
+        if record is not None and record.expires_at > now:
+            if record.payload_sha256 == codec.digest(request.payload):
+                return port.Duplicate(record.response)
+            return port.Refused(guards.payload_conflict(request))
+        for signal in self.signals:
+            is_same = (signal.name, signal.signal_id) == (request.name, request.signal_id)
+            if is_same and signal.accepted_at + limits.acceptance_retention_ms * 1_000 > now:
+                return port.Refused(guards.indeterminate(request, now))
+        return None
+
+    def _signal_problem(self, request: SignalRequest, limits: Limits, now: Instant) -> CallerError | None:
+        if self.is_finished:
+            return guards.run_terminal(self.head.run_id, self.head.status)
+        if request.require_waiting:
+            waits = [wait for wait in self.waits.values() if wait.name == request.name]
+            ahead = [s for s in self.signals if s.consumed_seq is None and s.name == request.name]
+            if request.step_id is not None:
+                waits = [wait for wait in waits if wait.step_id == request.step_id]
+                ahead = [s for s in ahead if s.step_id == request.step_id]
+            if len(waits) <= len(ahead):
+                return guards.not_waiting(request)
+        most = limits.signals_per_run_per_minute
+        recent = [s.accepted_at for s in self.signals if s.accepted_at > now - MINUTE]
+        if len(recent) >= most:
+            return guards.rate_limited(request, limits, recent[-most] + MINUTE, now)
+        return None
+
+    def _accept(self, request: SignalRequest, limits: Limits, now: Instant) -> AcceptedSignalResult:
+        self.last_accepted_at = accepted_at = max(now, self.last_accepted_at + 1)
+        inbox_seq = self.head.inbox_seq + 1
+        uuid = inbox_uuid(request.run_id, inbox_seq)
+        signal = Signal(
+            id=uuid,
+            run_id=request.run_id,
+            name=request.name,
+            signal_id=request.signal_id if request.signal_id is not None else uuid,
+            inbox_seq=inbox_seq,
+            suffix=signal_suffix(accepted_at, uuid),
+            accepted_at=accepted_at,
+            payload=request.payload,
+            step_id=request.step_id,
+        )
+        result = AcceptedSignalResult(
+            workflow_id=signal.run_id,
+            signal_name=signal.name,
+            signal_id=signal.signal_id,
+            accepted_at=accepted_at,
+            signal_storage_key=signal_storage_key(signal.run_id, signal.name, signal.suffix),
+        )
+        self.signals.append(signal)
+        self.acceptances[signal.name, signal.signal_id] = AcceptanceRecord(
+            workflow_id=signal.run_id,
+            signal_name=signal.name,
+            signal_id=signal.signal_id,
+            signal_storage_key=result.signal_storage_key,
+            payload_sha256=codec.digest(request.payload),
+            response=result,
+            accepted_at=accepted_at,
+            expires_at=accepted_at + limits.acceptance_retention_ms * 1_000,
+        )
+        self.head = replace(self.head, inbox_seq=inbox_seq)
+        self.wake(now)
+        return result
+
+    # --- committing
+
+    def commit(self, turn: port.Turn, now: Instant) -> port.Committed | port.CommitConflict:
+        """Append a turn to the history, if its version and epoch are still the run's."""
+        head = self.head
+        if head.version != turn.expected_version:
+            return self._already_there(turn) or port.CommitConflict("version", head.version, head.lease_epoch)
+        if head.lease_epoch != turn.epoch:
+            return port.CommitConflict("epoch", head.version, head.lease_epoch)
+        existing = self._existing_event(turn)
+        if existing is not None:
+            return port.CommitConflict("event exists", head.version, head.lease_epoch, existing)
+        if self._opens_second_task(turn):
+            return port.CommitConflict("task is open", head.version, head.lease_epoch)
+        self._append(turn.events, turn.expected_version, now)
+        self._consume(turn)
+        self._index(turn.messages, turn.waits_opened, turn.tasks, now)
+        for record in turn.records:
+            self.records[record.activity_name, record.step_id, record.idempotency_key] = record
+        self._end_turn(turn, now)
+        return port.Committed(self.head.version, now)
+
+    def _already_there(self, turn: port.Turn) -> port.Committed | None:
+        """Recognise a turn that was committed before: the event after its version is its own first event."""
+        if not turn.events or turn.expected_version >= len(self.events):
+            return None
+        mine, theirs = turn.events[0], self.events[turn.expected_version]
+        if (mine.idempotency_key, mine.engine_run_ref) != (theirs.idempotency_key, theirs.engine_run_ref):
+            return None
+        return port.Committed(turn.expected_version + len(turn.events), theirs.persisted_at)
+
+    def _existing_event(self, turn: port.Turn) -> Event | None:
+        there = {event.idempotency_key: event for event in self.events}
+        for event in turn.events:
+            if event.idempotency_key in there:
+                return there[event.idempotency_key]
+            there[event.idempotency_key] = event
+        return None
+
+    def _opens_second_task(self, turn: port.Turn) -> bool:
+        tasks = self.tasks | {task.task_id: task for task in turn.tasks}
+        waits = [task.step_id for task in tasks.values() if task.status == "OPEN"]
+        return len(waits) != len(set(waits))
+
+    def _append(self, events: Iterable[Event], version: int, now: Instant) -> None:
+        for run_seq, event in enumerate(events, version + 1):
+            self.events.append(replace(event, run_seq=run_seq, persisted_at=now))
+
+    def _consume(self, turn: port.Turn) -> None:
+        for signal_id in turn.consumed:
+            self.messages.pop(signal_id, None)
+        for step_id in turn.waits_closed:
+            self.waits.pop(step_id, None)
+        consumed = {inbox_seq: turn.expected_version + 1 + index for inbox_seq, index in turn.received}
+        self.signals = [
+            replace(s, consumed_seq=consumed[s.inbox_seq]) if s.inbox_seq in consumed else s for s in self.signals
+        ]
+
+    def _index(self, messages: Iterable[Message], waits: Iterable[Wait], tasks: Iterable[Task], now: Instant) -> None:
+        for message in messages:
+            due_at = now if message.due_at is None else message.due_at
+            self.messages.setdefault(message.signal_id, (due_at, message))
+        self.waits.update({wait.step_id: wait for wait in waits})
+        self.tasks.update({task.task_id: task for task in tasks})
+
+    def _end_turn(self, turn: port.Turn, now: Instant) -> None:
+        is_finished = turn.snapshot.status in TERMINAL
+        if is_finished:
+            self.messages.clear()
+            self.waits.clear()
+        self.head = replace(
+            self.head,
+            status=turn.snapshot.status,
+            version=turn.expected_version + len(turn.events),
+            snapshot=turn.snapshot,
+            updated_at=now,
+            finished_at=now if is_finished else None,
+            lease_owner=None if is_finished or turn.release else self.head.lease_owner,
+            ready_at=None if is_finished else self._ready_at(turn.seen_inbox_seq, now),
+        )
+
+    def _ready_at(self, seen_inbox_seq: int, now: Instant) -> Instant | None:
+        due = [due_at for due_at, _ in self.messages.values()]
+        if self.head.inbox_seq > seen_inbox_seq:
+            due.append(now)
+        return min(due, default=None)

@@ -1,0 +1,275 @@
+"""The memory store: the reference model.
+
+Everything is in dicts, and nothing survives the process. Every other store must answer as this one does. No verb
+gives way to another task while it runs, so each item of a batch is atomic.
+"""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from holdfast.core.events import Event
+from holdfast.core.instants import Instant
+from holdfast.core.messages import Message, Signal, SignalRequest, check_message, check_signal
+from holdfast.core.records import Task, Wait
+from holdfast.errors import StoreUnavailable
+from holdfast.limits import Limits
+from holdfast.ports import Clock, SystemClock
+from holdfast.store import guards, port
+from holdfast.store.memory.retention import purge
+from holdfast.store.memory.run import Run
+from holdfast.store.wakeups import LocalWakeups
+
+T = TypeVar("T", bound=Struct)
+
+
+class MemoryStore:
+    """A store in memory, for tests and as the reference model."""
+
+    def __init__(
+        self,
+        clock: Clock | None = None,
+        limits: Limits | None = None,
+        capabilities: port.Capabilities | None = None,
+    ) -> None:
+        self.capabilities = capabilities or port.Capabilities(
+            conditional_batch=True, atomic_batch=True, read_after_write=True, scan_consistency="snapshot"
+        )
+        self.wakeups = LocalWakeups()
+        self._clock = clock or SystemClock()
+        self._limits = limits or Limits()
+        self._runs: dict[str, Run] = {}
+        self._requests: dict[str, str] = {}
+        self._nodes: dict[str, Instant] = {}
+        self._is_closed = False
+
+    async def migrate(self) -> int:
+        return 1
+
+    async def close(self) -> None:
+        self._is_closed = True
+        self.wakeups.close()
+
+    async def now(self) -> Instant:
+        return self._now()
+
+    def _now(self) -> Instant:
+        if self._is_closed:
+            raise StoreUnavailable("the store is closed")
+        return self._clock.now()
+
+    # --- writing
+
+    async def create(
+        self, runs: Sequence[port.NewRun], claim_for: str | None = None
+    ) -> list[port.Created | port.Existing | port.Refused]:
+        now = self._now()
+        guards.check_batch(runs, self._limits)
+        if claim_for is not None:
+            self._check_node(claim_for, now)
+        answers = [self._create(new, claim_for, now) for new in runs]
+        self.wakeups.ring()
+        return answers
+
+    def _create(self, new: port.NewRun, owner: str | None, now: Instant) -> port.Created | port.Existing | port.Refused:
+        problem = guards.check_new_run(new)
+        if problem is not None:
+            return port.Refused(problem)
+        existing_id = self._requests.get(new.request_key)
+        if existing_id is not None:
+            if self._runs[existing_id].input_sha256 == new.input_sha256:
+                return port.Existing(existing_id)
+            return port.Refused(guards.request_conflict(existing_id))
+        if new.run_id in self._runs:
+            return port.Refused(guards.run_id_taken(new.run_id))
+        run = self._runs[new.run_id] = Run(new, owner, now)
+        self._requests[new.request_key] = new.run_id
+        return port.Created(new.run_id, run.head.lease_epoch)
+
+    async def deliver(
+        self, items: Sequence[SignalRequest | Message]
+    ) -> list[port.Accepted | port.Duplicate | port.Refused]:
+        now = self._now()
+        guards.check_batch(items, self._limits)
+        if any(isinstance(item, SignalRequest) and item.signal_id is not None for item in items):
+            guards.require_conditional_batch(self, "idempotent signal delivery")
+        answers = [self._deliver(item, now) for item in items]
+        self.wakeups.ring()
+        return answers
+
+    def _deliver(self, item: SignalRequest | Message, now: Instant) -> port.Accepted | port.Duplicate | port.Refused:
+        problem = check_message(item) if isinstance(item, Message) else check_signal(item, self._limits)
+        if problem is not None:
+            return port.Refused(problem)
+        run = self._runs.get(item.run_id)
+        if run is None:
+            return port.Refused(guards.no_such_run(item.run_id))
+        if isinstance(item, Message):
+            return run.deliver_message(item, now)
+        return run.deliver_signal(item, self._limits, now)
+
+    async def commit(self, turns: Sequence[port.Turn]) -> list[port.Committed | port.CommitConflict]:
+        now = self._now()
+        guards.check_batch(turns, self._limits)
+        if any(turn.records for turn in turns):
+            guards.require_conditional_batch(self, "activity reconciliation")
+        answers = [
+            self._runs[turn.run_id].commit(turn, now)
+            if turn.run_id in self._runs
+            else port.CommitConflict("no such run")
+            for turn in turns
+        ]
+        self.wakeups.ring()
+        return answers
+
+    async def purge(self, policy: port.PurgePolicy) -> port.PurgeReport:
+        now = self._now()
+        guards.check_page(policy.limit)
+        report, gone = purge(self._runs, policy, now)
+        for run_id in gone:
+            del self._requests[self._runs.pop(run_id).request_key]
+        return report
+
+    # --- owning
+
+    def _check_node(self, node: str, now: Instant) -> None:
+        if self._nodes.get(node, 0) <= now:
+            raise guards.lease_expired(node)
+
+    async def claim(self, node: str, limit: int) -> list[port.LoadedRun]:
+        now = self._now()
+        guards.check_page(limit)
+        self._check_node(node, now)
+        eligible = sorted(
+            (since, run_id)
+            for run_id, run in self._runs.items()
+            if (since := self._eligible_since(run, node, now)) is not None
+        )
+        claimed = []
+        for _, run_id in eligible[:limit]:
+            run = self._runs[run_id]
+            epoch = run.head.lease_epoch + (run.head.lease_owner != node)
+            run.head = replace(run.head, lease_owner=node, lease_epoch=epoch)
+            claimed.append(run.loaded(now))
+        return claimed
+
+    def _eligible_since(self, run: Run, node: str, now: Instant) -> Instant | None:
+        """Return since when the node may claim the run, or None if it may not."""
+        owner = run.head.lease_owner
+        since = run.head.ready_at if owner is None or owner == node else self._nodes[owner]
+        return since if since is not None and since <= now else None
+
+    async def renew(self, node: str, lease_ms: int) -> Instant:
+        now = self._now()
+        guards.check_lease(node, lease_ms)
+        self._nodes[node] = now + lease_ms * 1_000
+        return self._nodes[node]
+
+    async def release(self, node: str, run_ids: Sequence[str] | None = None) -> int:
+        now = self._now()
+        named = self._runs.keys() if run_ids is None else set(run_ids)
+        freed = [run for run_id, run in self._runs.items() if run_id in named and run.head.lease_owner == node]
+        for run in freed:
+            run.head = replace(run.head, lease_owner=None)
+            run.wake(now)
+        if run_ids is None:
+            self._nodes.pop(node, None)
+        self.wakeups.ring()
+        return len(freed)
+
+    async def next_due(self, node: str) -> Instant | None:
+        self._now()
+        instants = []
+        for run in self._runs.values():
+            owner, ready_at = run.head.lease_owner, run.head.ready_at
+            if owner is not None and owner != node:
+                instants.append(self._nodes[owner])
+            elif ready_at is not None:
+                instants.append(ready_at)
+        return min(instants, default=None)
+
+    # --- reading
+
+    async def load(self, run_ids: Sequence[str]) -> list[port.LoadedRun | None]:
+        now = self._now()
+        guards.check_batch(run_ids, self._limits)
+        return [self._runs[run_id].loaded(now) if run_id in self._runs else None for run_id in run_ids]
+
+    async def read_events(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
+        self._now()
+        run = self._runs.get(run_id)
+        most = self._limits.page_items if limit is None else guards.check_page(limit)
+        return run.events[max(after, 0) :][:most] if run else []
+
+    async def find_runs(self, query: port.RunQuery) -> list[port.RunHead]:
+        self._now()
+        exact = ("tenant", "plan_id", "status", "reference_key", "parent_run_id")
+        found = [
+            run.head
+            for run_id, run in sorted(self._runs.items())
+            if run_id > query.after
+            and all(getattr(query, field) in (None, getattr(run.head, field)) for field in exact)
+            and (query.tag is None or query.tag in run.head.tags)
+            and (query.created_from is None or run.head.created_at >= query.created_from)
+            and (query.created_until is None or run.head.created_at < query.created_until)
+        ]
+        return self._page(found, query.limit)
+
+    async def find_waits(self, query: port.WaitQuery) -> list[Wait]:
+        self._now()
+        found = [
+            wait
+            for run_id, run in sorted(self._runs.items())
+            for step_id, wait in sorted(run.waits.items())
+            if query.run_id in (None, run_id) and query.name in (None, wait.name) and (run_id, step_id) > query.after
+        ]
+        return self._page(found, query.limit)
+
+    async def find_mailbox(self, query: port.MailboxQuery) -> list[Signal]:
+        self._now()
+        run = self._runs.get(query.run_id)
+        found = [
+            signal
+            for signal in (run.signals if run else ())
+            if signal.inbox_seq > query.after
+            and query.name in (None, signal.name)
+            and query.signal_id in (None, signal.signal_id)
+            and (query.consumed or signal.consumed_seq is None)
+        ]
+        return self._page(found, query.limit)
+
+    async def find_tasks(self, query: port.TaskQuery) -> list[Task]:
+        self._now()
+        exact = ("run_id", "task_id", "status", "assignee")
+        tasks = {task_id: task for run in self._runs.values() for task_id, task in run.tasks.items()}
+        found = [
+            task
+            for task_id, task in sorted(tasks.items())
+            if task_id > query.after
+            and all(getattr(query, field) in (None, getattr(task, field)) for field in exact)
+            and (query.role is None or query.role in task.roles)
+        ]
+        return self._page(found, query.limit)
+
+    def _page(self, found: list[T], limit: int) -> list[T]:
+        return found[: min(guards.check_page(limit), self._limits.page_items)]
+
+    async def stats(self) -> port.Stats:
+        now = self._now()
+        runs = list(self._runs.values())
+        ready = [run.head.ready_at for run in runs if run.head.ready_at is not None and run.head.ready_at <= now]
+        by_status: dict[str, int] = {}
+        for run in runs:
+            by_status[str(run.head.status)] = by_status.get(str(run.head.status), 0) + 1
+        return port.Stats(
+            runs=by_status,
+            ready=len(ready),
+            leased=sum(run.head.lease_owner is not None for run in runs),
+            messages=sum(len(run.messages) for run in runs),
+            signals=sum(signal.consumed_seq is None for run in runs for signal in run.signals),
+            open_tasks=sum(task.status == "OPEN" for run in runs for task in run.tasks.values()),
+            nodes=sum(lease_end > now for lease_end in self._nodes.values()),
+            oldest_ready_at=min(ready, default=None),
+        )

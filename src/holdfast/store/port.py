@@ -1,0 +1,393 @@
+"""The store port: what every store promises, in prose and in verbs.
+
+**Atomicity is per run, and only per run.** Each item of a batch (a run created, a signal delivered, a turn committed)
+happens wholly or not at all, and is answered by itself; one loser never harms the others. A store may make a whole
+batch one transaction, but nobody may rely on it. When a verb returns, what it answered is durable.
+
+**Only `commit` changes a history** once `create` has begun it. A turn says which version it was computed from and
+under which lease epoch. The *version* of a run is the `run_seq` of its last event, so the store numbers events by
+counting on from it: no gaps, no duplicates. The *epoch* grows with every claim by a new owner, so an owner that lost
+its lease cannot commit, however late it finds out. A loser gets `CommitConflict` and its turn leaves no trace.
+
+**Retrying is safe.** After an unknown outcome (a time-out, a crash between commit and answer) call again with the
+same arguments. `commit` recognises a turn that is already in the history: the event that follows its version has the
+turn's key, node and epoch. `create` recognises the request's key, `deliver` the signal's id.
+
+**Time comes from the store**: `now()`, and every instant that it writes. A sender's clock is never trusted. Within a
+run, times of acceptance strictly increase, even when the clock is set back.
+
+**The inbox.** A *message* is handed out when it is due, earliest first, and deleted by the turn that handled it. A
+turn handles every message that it was handed; what it leaves is handed out again at once. A *signal* gets the next
+`inbox_seq` of its run when it is accepted, and that is its order. It stays in the mailbox until a turn names it in
+`received`; one that no wait wanted stays there without waking anyone again.
+
+**Readiness.** A run is ready when a message is due, or when a signal came in that no turn has seen yet. A run that
+has finished is never ready and has no messages. Eligible for `claim` are:
+
+* runs that are ready and free;
+* runs of a node whose lease has run out, ready or not: nobody knows what became of their activities;
+* runs that are ready and already belong to the claimer. Their epoch stays.
+
+**Leases** belong to nodes: a node renews one lease, whatever number of runs it holds. A run's owner and epoch stand
+in the run itself, and the epoch is what fences. A commit by the owner whose lease has run out still counts as long
+as nobody else has claimed the run.
+
+**Wake-ups** (`wakeups.py`) are only hints that something may have become ready. Losing all of them costs latency.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from msgspec import Struct
+
+from holdfast.core.events import Event
+from holdfast.core.instants import Instant
+from holdfast.core.messages import AcceptedSignalResult, Message, Signal, SignalRequest
+from holdfast.core.records import ActivityRecord, Task, Wait
+from holdfast.core.snapshot import RuntimeSnapshot
+from holdfast.core.state import RunStatus
+from holdfast.errors import CallerError
+from holdfast.store.wakeups import Wakeups
+
+
+class Capabilities(Struct, frozen=True, kw_only=True):
+    """What a store can promise. Trusted: a store that lies here cannot be repaired from above."""
+
+    conditional_batch: bool
+    atomic_batch: bool
+    read_after_write: bool
+    scan_consistency: Literal["snapshot", "eventual"]
+
+
+# --- what goes in -------------------------------------------------------------------------------------------------
+
+
+class Turn(Struct, frozen=True, kw_only=True):
+    """One step of one run: everything that its commit changes.
+
+    `received` names the signals that the turn consumed, as (inbox_seq, index of the event among `events`).
+    `seen_inbox_seq` is the highest inbox number that the turn had before it: a later one makes the run ready again.
+    """
+
+    run_id: str
+    expected_version: int
+    epoch: int
+    snapshot: RuntimeSnapshot
+    events: tuple[Event, ...] = ()
+    consumed: tuple[str, ...] = ()
+    received: tuple[tuple[int, int], ...] = ()
+    messages: tuple[Message, ...] = ()
+    waits_opened: tuple[Wait, ...] = ()
+    waits_closed: tuple[str, ...] = ()
+    tasks: tuple[Task, ...] = ()
+    records: tuple[ActivityRecord, ...] = ()
+    seen_inbox_seq: int = 0
+    release: bool = False
+
+
+class NewRun(Struct, frozen=True, kw_only=True):
+    """A run to be created: who asked for it, its first events, and what goes with them.
+
+    `request_key` recognises a retry of the same request (QUE-1); `input_sha256` tells a retry from a misuse.
+    """
+
+    run_id: str
+    tenant: str = "default"
+    project: str = "default"
+    environment: str = "default"
+    plan_id: str
+    plan_version: str
+    run_request_id: str
+    request_key: str
+    input_sha256: str
+    snapshot: RuntimeSnapshot
+    events: tuple[Event, ...]
+    messages: tuple[Message, ...] = ()
+    waits_opened: tuple[Wait, ...] = ()
+    tasks: tuple[Task, ...] = ()
+    parent_run_id: str | None = None
+    reference_key: str | None = None
+    tags: tuple[str, ...] = ()
+
+
+class RunQuery(Struct, frozen=True, kw_only=True):
+    """Which runs to find; None means any. Answers are ordered by run id, from after `after`."""
+
+    tenant: str | None = None
+    plan_id: str | None = None
+    status: RunStatus | None = None
+    reference_key: str | None = None
+    tag: str | None = None
+    parent_run_id: str | None = None
+    created_from: Instant | None = None
+    created_until: Instant | None = None
+    after: str = ""
+    limit: int = 100
+
+
+class WaitQuery(Struct, frozen=True, kw_only=True):
+    """Which open waits to find: of a run, for a signal's name, or both. Ordered by (run id, step id)."""
+
+    run_id: str | None = None
+    name: str | None = None
+    after: tuple[str, str] = ("", "")
+    limit: int = 100
+
+
+class MailboxQuery(Struct, frozen=True, kw_only=True):
+    """Which signals of a run to find, in order of acceptance. Consumed ones too if `consumed`."""
+
+    run_id: str
+    name: str | None = None
+    signal_id: str | None = None
+    consumed: bool = False
+    after: int = 0
+    limit: int = 100
+
+
+class TaskQuery(Struct, frozen=True, kw_only=True):
+    """Which tasks to find. `role` matches tasks that list it. Ordered by task id."""
+
+    run_id: str | None = None
+    task_id: str | None = None
+    status: Literal["OPEN", "COMPLETED", "CANCELLED"] | None = None
+    assignee: str | None = None
+    role: str | None = None
+    after: str = ""
+    limit: int = 100
+
+
+class PurgePolicy(Struct, frozen=True, kw_only=True):
+    """How long what belongs to finished runs is kept, counted from their end. None keeps it for ever.
+
+    Acceptance records go when they expire, whatever the policy. `stale_run_ms` deletes nothing: unfinished runs
+    that nothing has happened to for so long are counted, for somebody to look at.
+    """
+
+    finished_run_ms: int | None = None
+    task_ms: int | None = None
+    runtime_state_ms: int | None = None
+    stale_run_ms: int | None = None
+    limit: int = 1_000
+    dry_run: bool = False
+
+
+# --- what comes out -----------------------------------------------------------------------------------------------
+
+
+class Created(Struct, frozen=True):
+    """The run is there, by this call. `epoch` is 1 if it was claimed as it was written."""
+
+    run_id: str
+    epoch: int = 0
+
+
+class Existing(Struct, frozen=True):
+    """The same request was made before; this is its run."""
+
+    run_id: str
+
+
+class Refused(Struct, frozen=True):
+    """Nothing was stored. The error says why, and whose fault it is."""
+
+    error: CallerError
+
+
+class Accepted(Struct, frozen=True):
+    """The message or signal is in the run's inbox. `result` is None for messages."""
+
+    result: AcceptedSignalResult | None = None
+
+
+class Duplicate(Struct, frozen=True):
+    """The same id was accepted before; for a signal, `result` is what its first sender was told."""
+
+    result: AcceptedSignalResult | None = None
+
+
+class Committed(Struct, frozen=True):
+    """The turn is part of the history. `version` is the run's version after it."""
+
+    version: int
+    persisted_at: Instant
+
+
+class CommitConflict(Struct, frozen=True):
+    """The deterministic conflict: the turn lost and left no trace.
+
+    `existing` is the event that is already there, when the reason is that the turn would append it again.
+    """
+
+    reason: Literal["no such run", "version", "epoch", "event exists", "task is open"]
+    version: int = 0
+    epoch: int = 0
+    existing: Event | None = None
+
+
+class RunHead(Struct, frozen=True, kw_only=True):
+    """A run without its history."""
+
+    run_id: str
+    tenant: str
+    project: str
+    environment: str
+    plan_id: str
+    plan_version: str
+    run_request_id: str
+    parent_run_id: str | None
+    reference_key: str | None
+    tags: tuple[str, ...]
+    status: RunStatus
+    version: int
+    snapshot: RuntimeSnapshot | None
+    created_at: Instant
+    updated_at: Instant
+    finished_at: Instant | None
+    inbox_seq: int
+    ready_at: Instant | None
+    lease_owner: str | None
+    lease_epoch: int
+
+
+class LoadedRun(Struct, frozen=True, kw_only=True):
+    """A run with what waits for it: due messages and unconsumed signals in inbox order, and activity records."""
+
+    head: RunHead
+    messages: tuple[Message, ...] = ()
+    signals: tuple[Signal, ...] = ()
+    records: tuple[ActivityRecord, ...] = ()
+
+
+class PurgeReport(Struct, frozen=True, kw_only=True):
+    """What a purge deleted, or would delete. `has_more` says that the limit cut it short."""
+
+    runs: int = 0
+    events: int = 0
+    signals: int = 0
+    tasks: int = 0
+    runtime_states: int = 0
+    acceptance_records: int = 0
+    stale_runs: int = 0
+    has_more: bool = False
+
+
+class Stats(Struct, frozen=True, kw_only=True):
+    """Counts for operators."""
+
+    runs: dict[str, int]
+    ready: int
+    leased: int
+    messages: int
+    signals: int
+    open_tasks: int
+    nodes: int
+    oldest_ready_at: Instant | None
+
+
+# --- the verbs ----------------------------------------------------------------------------------------------------
+
+
+class Store(Protocol):
+    """The verbs. Every one is safe to call from many nodes at once."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the store can promise."""
+        ...
+
+    @property
+    def wakeups(self) -> Wakeups:
+        """The store's bell."""
+        ...
+
+    async def migrate(self) -> int:
+        """Bring the schema up to this version, once, whoever comes first. Return the schema's version."""
+        ...
+
+    async def close(self) -> None:
+        """Give back every resource. Closing twice is harmless."""
+        ...
+
+    async def now(self) -> Instant:
+        """Return the store's time."""
+        ...
+
+    async def create(self, runs: Sequence[NewRun], claim_for: str | None = None) -> list[Created | Existing | Refused]:
+        """Create runs. A request that was made before answers `Existing`, with another input `Refused(Conflict)`.
+
+        With `claim_for` the runs belong to that node as they are written, at epoch 1; its lease must be current,
+        or `LeaseExpired` is raised and nothing is created.
+        """
+        ...
+
+    async def load(self, run_ids: Sequence[str]) -> list[LoadedRun | None]:
+        """Return the runs with the messages that are due and the signals that are unconsumed; None where missing."""
+        ...
+
+    async def deliver(self, items: Sequence[SignalRequest | Message]) -> list[Accepted | Duplicate | Refused]:
+        """Put signals and messages into inboxes, each at most once by its id.
+
+        A signal is refused for, in this order: a malformed name or id or an oversize payload; `NotFound`;
+        `Conflict` (the id was used with another payload); `SignalAcceptanceIndeterminate`; `RunTerminal`;
+        `NotWaiting`; `RateLimited`. A retry of what was accepted is a `Duplicate` even when the run has finished.
+        A message is refused for `InvalidInput`, `NotFound` and `RunTerminal`.
+        """
+        ...
+
+    async def commit(self, turns: Sequence[Turn]) -> list[Committed | CommitConflict]:
+        """Append turns to histories, each if its version and epoch are still the run's."""
+        ...
+
+    async def claim(self, node: str, limit: int) -> list[LoadedRun]:
+        """Take up to `limit` eligible runs, those that have been ready for longest first, and load them.
+
+        The node's lease must be current, or `LeaseExpired` is raised.
+        """
+        ...
+
+    async def renew(self, node: str, lease_ms: int) -> Instant:
+        """Give the node a lease until now + `lease_ms`, or lengthen it; return its end."""
+        ...
+
+    async def release(self, node: str, run_ids: Sequence[str] | None = None) -> int:
+        """Free these runs if the node owns them, or all its runs and its lease. Return how many were freed.
+
+        They are ready at once: whoever lets go of a run may have left activities of it undone.
+        """
+        ...
+
+    async def next_due(self, node: str) -> Instant | None:
+        """Return the next instant at which `claim` by this node may find something; None if none is in sight."""
+        ...
+
+    async def find_runs(self, query: RunQuery) -> list[RunHead]:
+        """Return the runs that the query names."""
+        ...
+
+    async def find_waits(self, query: WaitQuery) -> list[Wait]:
+        """Return the open waits that the query names."""
+        ...
+
+    async def find_mailbox(self, query: MailboxQuery) -> list[Signal]:
+        """Return the signals that the query names."""
+        ...
+
+    async def find_tasks(self, query: TaskQuery) -> list[Task]:
+        """Return the tasks that the query names."""
+        ...
+
+    async def read_events(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
+        """Return the run's events with a run_seq above `after`, in order; none for an unknown run."""
+        ...
+
+    async def purge(self, policy: PurgePolicy) -> PurgeReport:
+        """Delete what retention allows: only what belongs to finished runs, and expired acceptance records.
+
+        A finished run stays while its parent or a child of it is unfinished.
+        """
+        ...
+
+    async def stats(self) -> Stats:
+        """Count."""
+        ...

@@ -1,0 +1,76 @@
+"""Wake-ups: hints that some run may have become ready.
+
+A node that has nothing to do waits here until the next due instant, or until somebody rings. Losing a wake-up costs
+latency, never correctness; a false one costs a look.
+"""
+
+import asyncio
+from typing import Protocol
+
+
+class Listener(Protocol):
+    """One who waits for the bell."""
+
+    async def wait(self, timeout_s: float | None) -> bool:
+        """Wait for the bell; return False if the time ran out first. A ring since the last wait is not lost."""
+        ...
+
+    def close(self) -> None:
+        """Stop listening."""
+        ...
+
+
+class Wakeups(Protocol):
+    """The bell of one store."""
+
+    def ring(self) -> None:
+        """Wake everybody who listens, here and in other processes. Never blocks, never raises."""
+        ...
+
+    def listen(self) -> Listener:
+        """Begin to listen."""
+        ...
+
+    def close(self) -> None:
+        """Give back every resource; those who still wait are woken."""
+        ...
+
+
+class LocalListener:
+    """One who waits for a bell in the same event loop."""
+
+    def __init__(self, bell: "LocalWakeups") -> None:
+        self._bell = bell
+        self.rung = asyncio.Event()
+
+    async def wait(self, timeout_s: float | None) -> bool:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.rung.wait()
+        except TimeoutError:
+            return False
+        self.rung.clear()
+        return True
+
+    def close(self) -> None:
+        self._bell.listeners.discard(self)
+
+
+class LocalWakeups:
+    """Wake-ups within one event loop."""
+
+    def __init__(self) -> None:
+        self.listeners: set[LocalListener] = set()
+
+    def ring(self) -> None:
+        for listener in self.listeners:
+            listener.rung.set()
+
+    def listen(self) -> LocalListener:
+        listener = LocalListener(self)
+        self.listeners.add(listener)
+        return listener
+
+    def close(self) -> None:
+        self.ring()
+        self.listeners.clear()

@@ -1,0 +1,1 @@
+"""Commands for developing Holdfast; nothing here is shipped."""
