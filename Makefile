@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: $(RUN_STAMP) ## Watch a run's history being written and read back
+demo: $(RUN_STAMP) ## Watch orders survive the SIGKILL of their worker
 	@$(BIN)/python examples/first_history.py
 
 test: lint ## Lint, then every test in parallel, with coverage
@@ -67,8 +67,7 @@ $(RUN_STAMP): pyproject.toml
 	@$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 
-# With every extra, because the type checker and the tests look at all of the code.
 $(DEV_STAMP): $(RUN_STAMP)
 	@echo "Installing the development tools ..."
-	@$(BIN)/python -m pip install --quiet --editable '.[postgres,s3,otel]' --group dev
+	@$(BIN)/python -m pip install --quiet --editable . --group dev
 	@touch $@

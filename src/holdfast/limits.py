@@ -6,6 +6,8 @@ class are part of a format and cannot be configured.
 
 from msgspec import Struct
 
+from holdfast.errors import InvalidInput
+
 
 class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The configurable bounds of one installation."""
@@ -23,7 +25,12 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The most items in one call of a store verb: one call is one transaction, and others wait for it."""
 
     page_items: int = 1_000
-    """The most rows that one call of a `find_` verb or of `read_events` answers with, unless it asks for fewer."""
+    """The most rows that one call of a `find_` verb answers with, and of `read_events` unless it asks for more."""
+
+    def __post_init__(self) -> None:
+        for field in self.__struct_fields__:
+            if getattr(self, field) < 1:
+                raise InvalidInput(f"a limit is at least 1: {field} is {getattr(self, field)}", field=field)
 
 
 SIGNAL_ID_BYTES = 128

@@ -1,7 +1,8 @@
 """Values and events as JSON and back, and what happens when formats change.
 
 **User values** are encoded as canonical JSON (keys sorted, no spaces), so that equal values have equal bytes and
-digests. A value that cannot be encoded, or does not fit the type it is read as, raises; it never falls back.
+digests. A value that cannot be encoded, or does not fit the type it is read as, raises; it never falls back. NaN and
+the infinities have no JSON, so they are refused.
 
 **Event bodies** carry the schema version of their type. `SCHEMA_VERSIONS` names the types whose version is past 1;
 `UPCASTERS[type, n]` turns the plain dict of version n into that of n + 1. A body of an unknown type, or of a newer
@@ -10,6 +11,7 @@ version than this one knows, becomes an `UnknownBody`: it is preserved as it is 
 
 from collections.abc import Callable
 from hashlib import sha256
+from math import isfinite
 from typing import Any, TypeVar
 
 import msgspec
@@ -31,20 +33,25 @@ _encoder = msgspec.json.Encoder(order="deterministic")
 _decoders = {name: msgspec.json.Decoder(body) for name, body in BODIES.items()}
 _plain = msgspec.json.Decoder()
 
+_UNREADABLE = (msgspec.ValidationError, msgspec.DecodeError, UnicodeError, RecursionError)
+
 
 def encode(value: object) -> Raw:
     """Return the value as canonical JSON."""
     try:
-        return Raw(_encoder.encode(value))
+        raw = _encoder.encode(value)
+        if b"null" in raw:  # a number that is not finite would be written so, and come back as None
+            _refuse_not_finite(msgspec.to_builtins(value, enc_hook=lambda _: None))
     except (TypeError, ValueError, OverflowError, RecursionError) as problem:
         raise InvalidInput(f"a value of type {type(value).__qualname__} cannot be stored: {problem}") from problem
+    return Raw(raw)
 
 
 def decode(raw: Raw | bytes | str, kind: type[T]) -> T:
     """Return the value that `raw` holds, as `kind`; raise `InvalidInput` if it does not fit."""
     try:
         return msgspec.json.decode(raw, type=kind)
-    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as problem:
+    except _UNREADABLE as problem:
         raise InvalidInput(f"the value does not fit {getattr(kind, '__qualname__', kind)}: {problem}") from problem
 
 
@@ -77,7 +84,7 @@ def decode_body(event_type: str, version: int, text: str | bytes) -> Body:
         if version == present:
             return decoder.decode(text)
         return _upcast(event_type, version, present, text)
-    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as problem:
+    except (*_UNREADABLE, LookupError, TypeError, AttributeError) as problem:  # the last three: from an upcaster
         raise CorruptHistory(f"the body of a {event_type} (schema {version}) is unreadable: {problem}") from problem
 
 
@@ -113,7 +120,21 @@ def encode_ref(ref: EngineRunRef) -> str:
 
 def decode_ref(text: str | bytes) -> EngineRunRef:
     """Return the engine run reference that `text` holds."""
-    return _ref_decoder.decode(text)
+    try:
+        return _ref_decoder.decode(text)
+    except _UNREADABLE as problem:
+        raise CorruptHistory(f"an engine run reference is unreadable: {problem}") from problem
+
+
+def _refuse_not_finite(plain: Any) -> None:
+    if isinstance(plain, float) and not isfinite(plain):
+        raise ValueError(f"{plain} has no JSON")
+    if isinstance(plain, dict):
+        for value in plain.values():
+            _refuse_not_finite(value)
+    elif isinstance(plain, (list, tuple)):
+        for value in plain:
+            _refuse_not_finite(value)
 
 
 def _upcast(event_type: str, version: int, present: int, text: str | bytes) -> Body:

@@ -9,7 +9,7 @@ and nothing follows. Duplicates are harmless for the same reason.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, get_args
 
 from msgspec import Struct
 
@@ -21,7 +21,7 @@ from holdfast.core.events import ADAPTER_VERSION, Body, EngineRunRef, Event
 from holdfast.core.idempotency import event_id, event_key
 from holdfast.core.instants import Instant
 from holdfast.core.retry import retry_delay_ms
-from holdfast.core.state import APPROVED, PAUSED, PENDING, RUNNING, OpenStep, RunState, lane, retry_token
+from holdfast.core.state import APPROVED, PAUSED, PENDING, RUNNING, OpenStep, RunState, retry_token
 from holdfast.errors import CallerError, Conflict, InvalidInput, RunTerminal
 
 
@@ -69,15 +69,23 @@ def enact(state: RunState, commands: Iterable[c.Command], now: Instant, by: Engi
     if state.status is not RUNNING:
         return Refusal(Conflict(f"run {state.run_id} is {state.status}; its program is not running"))
     pen = _Pen(state, now, by)
-    for command in commands:
-        _ENACTORS[type(command)](state, command, pen)
+    try:
+        for command in commands:
+            if pen.has_ended:
+                raise Conflict(f"run {state.run_id}: its program asks for more after its end: {command!r}")
+            _ENACTORS[type(command)](state, command, pen)
+    except CallerError as problem:
+        return Refusal(problem)
     return pen.decision()
 
 
 class _Pen:
-    """Writes the events of one decision: envelope, idempotency key, and what goes with them."""
+    """Writes the events of one decision: envelope, idempotency key, and what goes with them.
 
-    __slots__ = ("_by", "dispatch", "events", "messages", "now", "state")
+    `opened` holds the steps that this decision has opened, by their first event, or None once it has given them up.
+    """
+
+    __slots__ = ("_by", "dispatch", "events", "has_ended", "messages", "now", "opened", "state")
 
     def __init__(self, state: RunState, now: Instant, by: EngineRunRef) -> None:
         self.state = state
@@ -86,6 +94,8 @@ class _Pen:
         self.events: list[Event] = []
         self.messages: list[m.Message] = []
         self.dispatch: list[str] = []
+        self.opened: dict[str, Event | None] = {}
+        self.has_ended = False
 
     def write(
         self,
@@ -123,6 +133,12 @@ class _Pen:
         )
         self.events.append(event)
         return event
+
+    def open(self, body: Body, step_id: str, engine_attempt_id: int | None = None) -> None:
+        """Write the event that opens a step which the program has not used before."""
+        if step_id in self.opened or step_id in self.state.open_steps:
+            raise Conflict(f"run {self.state.run_id}: step {step_id!r} is there already", step_id=step_id)
+        self.opened[step_id] = self.write(body, step_id, 1, engine_attempt_id)
 
     def close(self, step: OpenStep, body: Body, cause: str | None = None) -> None:
         """Write the event that closes a step."""
@@ -164,6 +180,8 @@ def _on_message(state: RunState, message: m.Message, pen: _Pen) -> Decision | Re
         return Refusal(Conflict(problem))
     if message.type == "ExternalSignal":
         return Refusal(InvalidInput("a signal is decided as a Signal, with its name and its place in the mailbox"))
+    if message.type not in _MESSAGE_TYPES:
+        return Refusal(InvalidInput(f"unknown message type {message.type!r}", field="type"))
     if message.type == "InternalContinue":
         if state.status is PENDING or state.status is APPROVED:
             pen.write(e.RunStarted())
@@ -175,18 +193,24 @@ def _on_message(state: RunState, message: m.Message, pen: _Pen) -> Decision | Re
     return decider(step, message, pen) if step.kind in kinds else NOTHING
 
 
+def _is_early(step: OpenStep, pen: _Pen) -> bool:
+    """Say whether the step's time is still to come, by the time of this turn."""
+    return step.due_at is not None and step.due_at > pen.now
+
+
 def _on_timer(step: OpenStep, message: m.Message, pen: _Pen) -> Decision | Refusal:
-    if step.due_at is None or step.due_at > pen.now:
-        return NOTHING
+    """Fire, but never early: what was handed out too soon by this turn's time is left for later."""
+    if _is_early(step, pen):
+        return Decision(messages=(message,))
     if step.kind == "timer":
         pen.close(step, e.TimerFired())
-    elif step.kind == "signal":
+    else:
         pen.close(step, e.SignalTimedOut(step.name))
     return pen.decision()
 
 
 def _on_retry(step: OpenStep, message: m.Message, pen: _Pen) -> Decision | Refusal:
-    return Decision(dispatch=(step.step_id,))
+    return Decision(messages=(message,)) if _is_early(step, pen) else Decision(dispatch=(step.step_id,))
 
 
 def _on_answer(step: OpenStep, message: m.Message, pen: _Pen) -> Decision | Refusal:
@@ -203,35 +227,38 @@ def _on_child(step: OpenStep, message: m.Message, pen: _Pen) -> Decision | Refus
 
 def _on_signal(state: RunState, signal: m.Signal, pen: _Pen) -> Decision | Refusal:
     """Give the signal to the oldest wait that it fits; if there is none it stays in the mailbox."""
-    if state.status is not RUNNING or signal.suffix <= state.cursors.get(lane(signal.name, signal.step_id), ""):
+    if state.status is not RUNNING:
         return NOTHING
-    for step in state.open_steps.values():
-        is_wait = step.kind == "signal" and step.name == signal.name
-        if is_wait and signal.step_id in (None, step.step_id):
-            received = e.SignalReceived(signal.name, signal.signal_id, signal.suffix, signal.step_id, signal.payload)
-            pen.close(step, received, cause=signal.id)
-            return pen.decision()
-    return NOTHING
+    step = _wait_for(state, signal)
+    if step is None:
+        return NOTHING
+    received = e.SignalReceived(signal.name, signal.signal_id, signal.suffix, signal.step_id, signal.payload)
+    pen.close(step, received, cause=signal.id)
+    return pen.decision()
+
+
+def _wait_for(state: RunState, signal: m.Signal) -> OpenStep | None:
+    if signal.step_id is not None:
+        step = state.open_steps.get(signal.step_id)
+        return step if step is not None and step.kind == "signal" and step.name == signal.name else None
+    if signal.suffix <= state.cursors.get(signal.name, ""):
+        return None
+    return next((s for s in state.open_steps.values() if s.kind == "signal" and s.name == signal.name), None)
 
 
 def _on_success(state: RunState, outcome: m.ActivitySucceeded, pen: _Pen) -> Decision | Refusal:
-    step = state.open_steps.get(outcome.step_id)
-    if step is None or step.logical_attempt_id != outcome.logical_attempt_id:
+    step = _running(state, outcome)
+    if step is None:
         return NOTHING
     pen.close(step, e.StepCompleted(outcome.result))
     return pen.decision()
 
 
 def _on_error(state: RunState, outcome: m.ActivityErrored, pen: _Pen) -> Decision | Refusal:
-    step = state.open_steps.get(outcome.step_id)
-    is_current = (
-        step is not None
-        and step.logical_attempt_id == outcome.logical_attempt_id
-        and step.engine_attempt_id == outcome.engine_attempt_id
-    )
-    if step is None or not is_current:
+    step = _running(state, outcome)
+    if step is None or step.engine_attempt_id != outcome.engine_attempt_id:
         return NOTHING
-    delay_ms = retry_delay_ms(outcome.retry, step.engine_attempt_id, outcome.error, outcome.fraction)
+    delay_ms = retry_delay_ms(outcome.retry, step.attempt, outcome.error, outcome.fraction)
     if delay_ms is None:
         pen.close(step, e.StepFailed(outcome.error))
         return pen.decision()
@@ -241,9 +268,17 @@ def _on_error(state: RunState, outcome: m.ActivityErrored, pen: _Pen) -> Decisio
     return pen.decision()
 
 
+def _running(state: RunState, outcome: m.ActivitySucceeded | m.ActivityErrored) -> OpenStep | None:
+    """Return the activity that this is the outcome of, unless it is closed or in a later logical attempt."""
+    step = state.open_steps.get(outcome.step_id)
+    is_it = step is not None and step.kind == "activity" and step.logical_attempt_id == outcome.logical_attempt_id
+    return step if is_it else None
+
+
 def _on_node_lost(state: RunState, lost: m.NodeLost, pen: _Pen) -> Decision | Refusal:
+    """Dispatch the activity again, unless it was waiting for its next attempt: then no node was running it."""
     step = state.open_steps.get(lost.step_id)
-    if step is None or step.kind != "activity":
+    if step is None or step.kind != "activity" or _is_early(step, pen):
         return NOTHING
     _retry(step, pen, e.StepRetried("node lost"))
     pen.dispatch.append(step.step_id)
@@ -350,19 +385,19 @@ _CONTROLS: dict[str, Callable[[RunState, m.Control, _Pen], None]] = {
 
 def _run_activity(state: RunState, command: c.RunActivity, pen: _Pen) -> None:
     body = e.StepStarted(command.name, command.input, command.queue, command.idempotency_key)
-    pen.write(body, command.step_id, 1, 1)
+    pen.open(body, command.step_id, 1)
     pen.dispatch.append(command.step_id)
 
 
 def _start_timer(state: RunState, command: c.StartTimer, pen: _Pen) -> None:
     token = pen.token(command.step_id)
-    pen.write(e.TimerStarted(token, command.due_at), command.step_id, 1)
+    pen.open(e.TimerStarted(token, command.due_at), command.step_id)
     pen.schedule("TimerDue", command.step_id, token, command.due_at)
 
 
 def _wait_signal(state: RunState, command: c.WaitSignal, pen: _Pen) -> None:
     token = pen.token(command.step_id)
-    pen.write(e.SignalWaiting(command.name, token, command.until), command.step_id, 1)
+    pen.open(e.SignalWaiting(command.name, token, command.until), command.step_id)
     if command.until is not None:
         pen.schedule("TimerDue", command.step_id, token, command.until)
 
@@ -381,7 +416,7 @@ def _ask_human(state: RunState, command: c.AskHuman, pen: _Pen) -> None:
         command.assignee,
         command.due_at,
     )
-    pen.write(body, command.step_id, 1)
+    pen.open(body, command.step_id)
 
 
 def _start_child(state: RunState, command: c.StartChild, pen: _Pen) -> None:
@@ -393,7 +428,7 @@ def _start_child(state: RunState, command: c.StartChild, pen: _Pen) -> None:
         command.input,
         command.close_policy,
     )
-    pen.write(body, command.step_id, 1)
+    pen.open(body, command.step_id)
 
 
 def _record_marker(state: RunState, command: c.RecordMarker, pen: _Pen) -> None:
@@ -401,20 +436,26 @@ def _record_marker(state: RunState, command: c.RecordMarker, pen: _Pen) -> None:
 
 
 def _cancel_step(state: RunState, command: c.CancelStep, pen: _Pen) -> None:
-    step = state.open_steps.get(command.step_id)
-    if step is not None:
-        pen.close(step, e.StepCancelled(command.reason))
-        return
-    opened = next((event for event in pen.events if event.step_id == command.step_id), None)
+    step_id, body = command.step_id, e.StepCancelled(command.reason)
+    opened = pen.opened.get(step_id)
     if opened is not None:  # opened and given up in one turn
-        body = e.StepCancelled(command.reason)
-        pen.write(body, command.step_id, 1, opened.engine_attempt_id, parent=opened.event_id)
-        pen.dispatch[:] = [step_id for step_id in pen.dispatch if step_id != command.step_id]
+        pen.write(body, step_id, 1, opened.engine_attempt_id, parent=opened.event_id)
+        pen.dispatch[:] = [other for other in pen.dispatch if other != step_id]
+    elif step_id in state.open_steps and step_id not in pen.opened:
+        pen.close(state.open_steps[step_id], body)
+    else:
+        return
+    pen.opened[step_id] = None
+
+
+def _continue_as_new(state: RunState, command: c.ContinueAsNew, pen: _Pen) -> None:
+    pen.write(e.ContinuedAsNew(command.input))
 
 
 def _end(make: Callable[[Any], Body]) -> Callable[[RunState, Any, _Pen], None]:
     def end(state: RunState, command: Any, pen: _Pen) -> None:
         pen.write(make(command))
+        pen.has_ended = True
 
     return end
 
@@ -427,7 +468,7 @@ _ENACTORS: dict[type, Callable[[RunState, Any, _Pen], None]] = {
     c.StartChild: _start_child,
     c.RecordMarker: _record_marker,
     c.CancelStep: _cancel_step,
-    c.ContinueAsNew: _end(lambda command: e.ContinuedAsNew(command.input)),
+    c.ContinueAsNew: _continue_as_new,
     c.CompleteRun: _end(lambda command: e.RunCompleted(command.result)),
     c.FailRun: _end(lambda command: e.RunFailed(command.error)),
     c.CancelRun: _end(lambda command: e.RunCancelled(command.reason)),
@@ -448,3 +489,4 @@ _MESSAGE_DECIDERS: dict[str, tuple[Callable[[OpenStep, m.Message, _Pen], Decisio
     "TaskCompleted": (_on_answer, ("task",)),
     "SubWorkflowCompleted": (_on_child, ("child",)),
 }
+_MESSAGE_TYPES = frozenset(get_args(m.MessageType))

@@ -18,6 +18,9 @@ from holdfast.errors import InvalidInput
 
 SEPARATOR = "|"
 
+# The digit that marks a UUID's variant keeps two bits of the digit that it replaces.
+_VARIANT = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))
+
 
 def event_key(run_id: str, step_id: str, logical_attempt_id: int, event_type: str, plan_version: str) -> str:
     """Return the idempotency key of an event: 64 hex digits.
@@ -28,13 +31,15 @@ def event_key(run_id: str, step_id: str, logical_attempt_id: int, event_type: st
     if SEPARATOR in run_id or SEPARATOR in plan_version or SEPARATOR in event_type:
         _refuse_separator(run_id=run_id, event_type=event_type, plan_version=plan_version)
     text = f"{run_id}|{step_id}|{logical_attempt_id}|{event_type}|{plan_version}"
-    return sha256(text.encode()).hexdigest()
+    try:
+        return sha256(text.encode()).hexdigest()
+    except UnicodeEncodeError as problem:
+        raise _not_unicode(text) from problem
 
 
 def event_id(key: str) -> str:
     """Return the event id that belongs to an event's idempotency key: a UUID of version 8."""
-    variant = "89ab"[int(key[16], 16) & 3]
-    return f"{key[:8]}-{key[8:12]}-8{key[13:16]}-{variant}{key[17:20]}-{key[20:32]}"
+    return f"{key[:8]}-{key[8:12]}-8{key[13:16]}-{_VARIANT[key[16]]}{key[17:20]}-{key[20:32]}"
 
 
 def request_key(
@@ -45,7 +50,10 @@ def request_key(
         tenant=tenant, project=project, environment=environment, plan_id=plan_id, plan_version=plan_version
     )
     parts = (tenant, project, environment, plan_id, plan_version, run_request_id)
-    return sha256(SEPARATOR.join(parts).encode()).hexdigest()
+    try:
+        return sha256(SEPARATOR.join(parts).encode()).hexdigest()
+    except UnicodeEncodeError as problem:
+        raise _not_unicode(run_request_id) from problem
 
 
 def storage_key(*parts: str) -> str:
@@ -82,7 +90,14 @@ def _component(part: str) -> str:
         return "%"
     if part in (".", ".."):
         return part.replace(".", "%2E")
-    return quote(part, safe="", errors="strict")
+    try:
+        return quote(part, safe="", errors="strict")
+    except UnicodeEncodeError as problem:
+        raise _not_unicode(part) from problem
+
+
+def _not_unicode(text: str) -> InvalidInput:
+    return InvalidInput(f"a part of a key is not valid Unicode: {text!r}")
 
 
 def _refuse_separator(**parts: str) -> None:

@@ -10,13 +10,16 @@ consumes it, and it can be followed afterwards.
 
 from typing import Any, Literal, get_args
 
-from msgspec import Raw, Struct
+from msgspec import DecodeError, Raw, Struct
+from msgspec.json import Decoder
 
 from holdfast.core.events import NULL, ErrorInfo
 from holdfast.core.instants import Instant
 from holdfast.core.retry import Retry
 from holdfast.errors import CallerError, InvalidInput, PayloadTooLarge
 from holdfast.limits import NAME_BYTES, SIGNAL_ID_BYTES, Limits
+
+_any = Decoder()
 
 MessageType = Literal[
     "TaskCompleted", "TimerDue", "RetryDue", "ExternalSignal", "SubWorkflowCompleted", "InternalContinue"
@@ -152,14 +155,14 @@ def check_signal(request: SignalRequest, limits: Limits) -> CallerError | None:
         problem = check_signal_id(request.signal_id)
     if problem is not None:
         return problem
-    size = len(bytes(request.payload))
+    size = len(memoryview(request.payload))
     if size > limits.signal_payload_bytes:
         return PayloadTooLarge(
             f"the payload of signal {request.name!r} has {size} bytes; the limit is {limits.signal_payload_bytes}",
             size_bytes=size,
             limit_bytes=limits.signal_payload_bytes,
         )
-    return None
+    return _check_json("payload", request.payload)
 
 
 def check_message(message: Message) -> CallerError | None:
@@ -167,7 +170,7 @@ def check_message(message: Message) -> CallerError | None:
     problem = check_name("run_id", message.run_id) or check_name("signal_id", message.signal_id)
     if problem is None and message.type not in get_args(MessageType):
         return InvalidInput(f"unknown message type {message.type!r}", field="type")
-    return problem
+    return problem or _check_json("payload", message.payload)
 
 
 def check_name(field: str, value: Any) -> InvalidInput | None:
@@ -187,6 +190,14 @@ def check_signal_id(value: Any) -> InvalidInput | None:
     if not isinstance(value, str) or value == "":
         return InvalidInput(f"signal_id must be a string that is not empty, not {value!r}", field="signal_id")
     return _check_text("signal_id", value, SIGNAL_ID_BYTES)
+
+
+def _check_json(field: str, raw: Raw) -> InvalidInput | None:
+    try:
+        _any.decode(raw)
+    except (DecodeError, UnicodeDecodeError, RecursionError) as problem:
+        return InvalidInput(f"{field} is not JSON: {problem}", field=field)
+    return None
 
 
 def _check_text(field: str, value: str, most_bytes: int) -> InvalidInput | None:

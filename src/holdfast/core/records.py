@@ -77,7 +77,7 @@ def index_changes(before: RunState, after: RunState, events: Iterable[Event]) ->
     touched: dict[str, Event] = {}
     for event in events:
         if type(event.data) in _EVERYTHING_CLOSES:
-            touched.update(dict.fromkeys(before.open_steps, event))
+            touched = dict.fromkeys(before.open_steps, event) | touched
         elif event.step_id is not None:
             touched[event.step_id] = event
     opened: list[Wait] = []

@@ -4,6 +4,8 @@ Attempts are counted from 1. The delay before attempt n + 1 is `initial_ms * fac
 jitter takes away up to that share of it, by the fraction that the shell drew.
 """
 
+from math import inf
+
 from msgspec import Struct
 
 from holdfast.core.events import ErrorInfo
@@ -23,8 +25,8 @@ class Retry(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.max_attempts < 0 or self.initial_ms < 0 or self.most_ms < 0:
             raise InvalidInput("max_attempts, initial_ms and most_ms may not be negative")
-        if self.factor < 1.0 or not 0.0 <= self.jitter <= 1.0:
-            raise InvalidInput("factor is at least 1, and jitter from 0 to 1")
+        if not 1.0 <= self.factor < inf or not 0.0 <= self.jitter <= 1.0:
+            raise InvalidInput("factor is a finite number of at least 1, and jitter from 0 to 1")
 
 
 NO_RETRY = Retry(max_attempts=1)

@@ -22,6 +22,9 @@ from holdfast.errors import HistoryGap
 
 SNAPSHOT_SCHEMA_VERSION = 1
 
+CANCELLING = "CANCELLING"
+"""The substatus of a run that was asked to stop and is cleaning up."""
+
 
 class StepStatus(StrEnum):
     """Where a step stands, as operators see it."""
@@ -67,6 +70,7 @@ class RunSnapshot(Struct, frozen=True, kw_only=True):
     started_at: Instant | None = None
     completed_at: Instant | None = None
     total_duration_ms: int | None = None
+    is_cancelling: bool = False
 
 
 class RuntimeSnapshot(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -150,29 +154,42 @@ _OPENING = {
     e.ChildStarted: "child",
     e.UpdateAccepted: "update",
 }
-_SUCCESS = frozenset(
-    {e.StepCompleted, e.TimerFired, e.SignalReceived, e.TaskCompleted, e.ChildCompleted, e.UpdateCompleted}
-)
-_SKIPPED = frozenset({e.StepSkipped, e.StepCancelled})
-_FAILED = frozenset({e.StepFailed, e.ChildFailed, e.SignalTimedOut})
+_CLOSING = {
+    e.StepCompleted: StepStatus.SUCCESS,
+    e.TimerFired: StepStatus.SUCCESS,
+    e.SignalReceived: StepStatus.SUCCESS,
+    e.TaskCompleted: StepStatus.SUCCESS,
+    e.ChildCompleted: StepStatus.SUCCESS,
+    e.UpdateCompleted: StepStatus.SUCCESS,
+    e.StepSkipped: StepStatus.SKIPPED,
+    e.StepCancelled: StepStatus.SKIPPED,
+    e.StepFailed: StepStatus.FAILED,
+    e.ChildFailed: StepStatus.FAILED,
+    e.SignalTimedOut: StepStatus.FAILED,
+}
+_TIMED_OUT = StepError("SignalTimedOut", "no signal came in time", False)
 
 
 def _project(snapshot: RunSnapshot, event: Event, steps: dict[str, StepSnapshot]) -> RunSnapshot:
     body, kind = event.data, type(event.data)
     if event.step_id is not None:
         _project_step(event, steps)
-    elif kind is e.RunPaused:
-        assert isinstance(body, e.RunPaused)
+    elif isinstance(body, e.RunPaused):
         snapshot = replace(snapshot, substatus=body.error.code if body.error else body.reason or None)
     elif kind is e.RunCancelRequested:
-        snapshot = replace(snapshot, substatus="CANCELLING")
+        substatus = CANCELLING if snapshot.status is RUNNING else snapshot.substatus
+        snapshot = replace(snapshot, is_cancelling=True, substatus=substatus)
+    elif kind is e.ContinuedAsNew:
+        _give_up_open(event, steps)
     status = TRANSITIONS[snapshot.status].get(kind)
     if status is None:
         return snapshot
     if status is RUNNING:
         started = snapshot.started_at if snapshot.started_at is not None else event.persisted_at
-        return replace(snapshot, status=status, started_at=started, substatus=None)
+        substatus = CANCELLING if snapshot.is_cancelling else None
+        return replace(snapshot, status=status, started_at=started, substatus=substatus)
     if status in TERMINAL:
+        _give_up_open(event, steps)
         began = snapshot.started_at if snapshot.started_at is not None else event.persisted_at
         return replace(
             snapshot,
@@ -182,6 +199,13 @@ def _project(snapshot: RunSnapshot, event: Event, steps: dict[str, StepSnapshot]
             total_duration_ms=(event.persisted_at - began) // 1_000,
         )
     return replace(snapshot, status=status)
+
+
+def _give_up_open(event: Event, steps: dict[str, StepSnapshot]) -> None:
+    """Mark what was open as not to be done: the run has ended, or forgotten it by a rotation."""
+    for step_id, step in steps.items():
+        if step.status is StepStatus.RUNNING:
+            steps[step_id] = replace(step, status=StepStatus.SKIPPED, completed_at=event.persisted_at)
 
 
 def _project_step(event: Event, steps: dict[str, StepSnapshot]) -> None:
@@ -198,20 +222,16 @@ def _project_step(event: Event, steps: dict[str, StepSnapshot]) -> None:
         )
     elif kind is e.StepRetried:
         steps[step_id] = replace(step, engine_attempt_id=event.engine_attempt_id or step.engine_attempt_id + 1)
-    elif kind in _SUCCESS:
+    elif kind in _CLOSING:
+        error = _TIMED_OUT if kind is e.SignalTimedOut else _step_error(getattr(body, "error", None))
         steps[step_id] = replace(
             step,
-            status=StepStatus.SUCCESS,
+            status=StepStatus.FAILED if error is not None else _CLOSING[kind],
             completed_at=event.persisted_at,
             artifacts=getattr(body, "artifacts", ()),
+            error=error if error is not None else step.error,
         )
-    elif kind in _SKIPPED:
-        steps[step_id] = replace(step, status=StepStatus.SKIPPED, completed_at=event.persisted_at)
-    elif kind in _FAILED:
-        error: ErrorInfo = getattr(body, "error", None) or ErrorInfo("SignalTimedOut", "no signal came in time")
-        steps[step_id] = replace(
-            step,
-            status=StepStatus.FAILED,
-            completed_at=event.persisted_at,
-            error=StepError(error.code, error.message, error.retryable),
-        )
+
+
+def _step_error(error: ErrorInfo | None) -> StepError | None:
+    return None if error is None else StepError(error.code, error.message, error.retryable)

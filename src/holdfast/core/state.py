@@ -5,8 +5,8 @@ Rules of this file:
 1. Everything that changes a run's state is here. If you change state elsewhere, you have a bug.
 2. Nothing here knows about storage, asyncio or the present time. A state is a fold over events and nothing else, so
    the same events give the same state on every node.
-3. A state is never edited: `evolve` and `fold` return a new one. `fold` copies the state's mappings once and works
-   on its own copies, so that folding n events costs n, not n squared.
+3. A state is never edited: `evolve` and `fold` return a new one. `fold` copies the state and its mappings once and
+   works on its own copy, so that folding n events costs n, not n squared.
 4. A state holds what is *open*, not what has been: its size depends on what the run is waiting for, not on its age.
    What has been is in the events.
 
@@ -18,10 +18,9 @@ and otherwise left alone.
 
 from collections.abc import Callable, Iterable
 from enum import StrEnum
-from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
 from holdfast.core import events as e
 from holdfast.core.events import ErrorInfo, Event
@@ -39,6 +38,9 @@ class RunStatus(StrEnum):
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
+
+    # The same hash as Enum's own, without a Python call for every look into a table.
+    __hash__ = str.__hash__
 
 
 PENDING, APPROVED, RUNNING, PAUSED, COMPLETED, FAILED, CANCELLED = RunStatus
@@ -78,6 +80,12 @@ class OpenStep(Struct, frozen=True):
     engine_attempt_id: int = 1
     token: str | None = None
     due_at: Instant | None = None
+    first_engine_attempt_id: int = 1
+
+    @property
+    def attempt(self) -> int:
+        """How often the step has been dispatched within its logical attempt, counted from 1."""
+        return self.engine_attempt_id - self.first_engine_attempt_id + 1
 
     @property
     def name(self) -> str:
@@ -127,16 +135,16 @@ def evolve(state: RunState, event: Event) -> RunState:
 
 def fold(state: RunState, events: Iterable[Event]) -> RunState:
     """Return the state after these events, in order."""
-    state = replace(
+    draft = replace(
         state,
-        open_steps=dict(state.open_steps),
-        failed_steps=dict(state.failed_steps),
-        cursors=dict(state.cursors),
-        occurrences=dict(state.occurrences),
+        open_steps=state.open_steps.copy(),
+        failed_steps=state.failed_steps.copy(),
+        cursors=state.cursors.copy(),
+        occurrences=state.occurrences.copy(),
     )
     for event in events:
-        state = _apply(state, event)
-    return state
+        _apply(draft, event)
+    return draft
 
 
 def state_of(run_id: str, events: Iterable[Event]) -> RunState:
@@ -144,176 +152,202 @@ def state_of(run_id: str, events: Iterable[Event]) -> RunState:
     return fold(RunState(run_id=run_id), events)
 
 
-# --- applying one event; the mappings of `state` are private to `fold` and may be edited here ----------------------
+# --- applying one event; `draft` is private to `fold`, which is why it may be written to here -----------------------
+
+_set = force_setattr
 
 
-def _apply(state: RunState, event: Event) -> RunState:
-    version = state.version + 1
-    if event.run_seq not in (0, version):
+def _apply(draft: RunState, event: Event) -> None:
+    version = draft.version + 1
+    if event.run_seq != version and event.run_seq != 0:
         raise HistoryGap(
-            f"run {state.run_id}: event {event.run_seq} follows event {state.version}",
-            run_id=state.run_id,
+            f"run {draft.run_id}: event {event.run_seq} follows event {draft.version}",
+            run_id=draft.run_id,
             expected=version,
             found=event.run_seq,
         )
-    body = event.data
-    kind = type(body)
-    changes: dict[str, Any] = {
-        "version": version,
-        "last_executed_by": event.engine_run_ref.node,
-        "last_executed_on": event.emitted_at,
-    }
-    if event.caused_by_signal_id is not None:
-        changes["last_signal_id"] = event.caused_by_signal_id
+    kind = type(event.data)
     if kind is e.UnknownBody:
-        return replace(state, unknown_events=state.unknown_events + 1, **changes)
-    if body.KEYED_BY == "run":
-        state.occurrences[event.event_type] = state.occurrences.get(event.event_type, 0) + 1
-    if kind in _STATUS_EVENTS:
-        _change_status(state, event, changes)
+        _set(draft, "unknown_events", draft.unknown_events + 1)
     else:
-        _check_allowed(state, event)
-    handler = _HANDLERS.get(kind)
-    if handler is not None:
-        handler(state, event, changes)
-    return replace(state, **changes)
+        if kind in _STATUS_EVENTS:
+            _change_status(draft, event)
+        elif draft.status is not RUNNING:
+            _check_allowed(draft, event)
+        if kind.KEYED_BY == "run":
+            draft.occurrences[event.event_type] = draft.occurrences.get(event.event_type, 0) + 1
+        handler = _HANDLERS.get(kind)
+        if handler is not None:
+            handler(draft, event)
+    if event.caused_by_signal_id is not None:
+        _set(draft, "last_signal_id", event.caused_by_signal_id)
+    _set(draft, "version", version)
+    _set(draft, "last_executed_by", event.engine_run_ref.node)
+    _set(draft, "last_executed_on", event.emitted_at)
 
 
-def _change_status(state: RunState, event: Event, changes: dict[str, Any]) -> None:
-    status = TRANSITIONS[state.status].get(type(event.data))
-    if status is None or state.version == 0:
-        raise _misfit(state, event)
-    changes["status"] = status
+def _change_status(draft: RunState, event: Event) -> None:
+    status = TRANSITIONS[draft.status].get(type(event.data))
+    if status is None or draft.version == 0:
+        raise _misfit(draft, event)
+    _set(draft, "status", status)
     if status in TERMINAL:
-        state.open_steps.clear()
+        draft.open_steps.clear()
 
 
-def _check_allowed(state: RunState, event: Event) -> None:
-    has_begun = state.status is RUNNING or state.status is PAUSED
-    if has_begun:
+def _check_allowed(draft: RunState, event: Event) -> None:
+    if draft.status is PAUSED:
         return
-    is_first = type(event.data) is e.RunQueued and state.version == 0
-    is_early = type(event.data) in _BEFORE_START and state.status not in TERMINAL and state.version > 0
+    is_first = type(event.data) is e.RunQueued and draft.version == 0
+    is_early = type(event.data) in _BEFORE_START and draft.status not in TERMINAL and draft.version > 0
     if not is_first and not is_early:
-        raise _misfit(state, event)
+        raise _misfit(draft, event)
 
 
-def _misfit(state: RunState, event: Event) -> CorruptHistory:
-    where = "a run that does not exist" if state.version == 0 else f"a run that is {state.status}"
+def _misfit(draft: RunState, event: Event) -> CorruptHistory:
+    where = "a run that does not exist" if draft.version == 0 else f"a run that is {draft.status}"
+    return _corrupt(draft, f"{event.event_type} cannot happen to {where}")
+
+
+def _step_misfit(draft: RunState, event: Event) -> CorruptHistory:
+    step = draft.open_steps.get(event.step_id or "")
+    where = "not open" if step is None else f"an open {step.kind}"
+    return _corrupt(draft, f"{event.event_type} cannot happen to step {event.step_id!r}, which is {where}")
+
+
+def _corrupt(draft: RunState, problem: str) -> CorruptHistory:
     return CorruptHistory(
-        f"run {state.run_id}: {event.event_type} cannot happen to {where} (after event {state.version})",
-        run_id=state.run_id,
-        run_seq=state.version + 1,
+        f"run {draft.run_id}: {problem} (after event {draft.version})",
+        run_id=draft.run_id,
+        run_seq=draft.version + 1,
     )
 
 
-def _queued(state: RunState, event: Event, changes: dict[str, Any]) -> None:
+def _queued(draft: RunState, event: Event) -> None:
     body = event.data
     assert isinstance(body, e.RunQueued)
-    if state.version != 0:
-        raise _misfit(state, event)
-    changes["plan_id"] = body.plan_id
-    changes["plan_version"] = body.plan_version
-    changes["parent_run_id"] = body.parent_run_id
+    if draft.version != 0:
+        raise _misfit(draft, event)
+    _set(draft, "plan_id", body.plan_id)
+    _set(draft, "plan_version", body.plan_version)
+    _set(draft, "parent_run_id", body.parent_run_id)
 
 
-def _cancel_requested(state: RunState, event: Event, changes: dict[str, Any]) -> None:
-    changes["is_cancelling"] = True
+def _cancel_requested(draft: RunState, event: Event) -> None:
+    _set(draft, "is_cancelling", True)
 
 
-def _record_error(state: RunState, event: Event, changes: dict[str, Any]) -> None:
-    changes["last_error"] = getattr(event.data, "error", None) or state.last_error
+def _record_error(draft: RunState, event: Event) -> None:
+    error = getattr(event.data, "error", None)
+    if error is not None:
+        _set(draft, "last_error", error)
 
 
-def _rotated(state: RunState, event: Event, changes: dict[str, Any]) -> None:
-    state.open_steps.clear()
-    state.failed_steps.clear()
-    changes["replay_from"] = state.version + 1
-    changes["steps_since_rotation"] = 0
+def _rotated(draft: RunState, event: Event) -> None:
+    draft.open_steps.clear()
+    draft.failed_steps.clear()
+    _set(draft, "replay_from", draft.version + 1)
+    _set(draft, "steps_since_rotation", 0)
 
 
-def _opener(kind: str, due: str = "due_at") -> Callable[[RunState, Event, dict[str, Any]], None]:
+def _opener(kind: str, due: str = "due_at") -> Callable[[RunState, Event], None]:
     """Make the handler of an event that opens a step; `due` names the field of the body that says until when."""
 
-    def opened(state: RunState, event: Event, changes: dict[str, Any]) -> None:
+    def opened(draft: RunState, event: Event) -> None:
         step_id, body = event.step_id, event.data
-        if step_id is None or step_id in state.open_steps:
-            raise _misfit(state, event)
-        state.failed_steps.pop(step_id, None)
-        state.open_steps[step_id] = OpenStep(
+        if step_id is None or step_id in draft.open_steps:
+            raise _step_misfit(draft, event)
+        draft.failed_steps.pop(step_id, None)
+        engine_attempt_id = event.engine_attempt_id or 1
+        draft.open_steps[step_id] = OpenStep(
             step_id,
             kind,
             body,
             event.event_id,
             event.emitted_at,
             event.logical_attempt_id or 1,
-            event.engine_attempt_id or 1,
+            engine_attempt_id,
             getattr(body, "token", None),
             getattr(body, due, None),
+            engine_attempt_id,
         )
-        changes["steps_since_rotation"] = state.steps_since_rotation + 1
+        _set(draft, "steps_since_rotation", draft.steps_since_rotation + 1)
 
     return opened
 
 
-def _closed(state: RunState, event: Event, changes: dict[str, Any]) -> OpenStep:
-    step = state.open_steps.pop(event.step_id or "", None)
-    if step is None:
-        raise _misfit(state, event)
+def _closer(kind: str) -> Callable[[RunState, Event], None]:
+    """Make the handler of an event that closes a step of this kind."""
+
+    def closed(draft: RunState, event: Event) -> None:
+        _close(draft, event, kind)
+
+    return closed
+
+
+def _close(draft: RunState, event: Event, kind: str | None = None) -> OpenStep:
+    step = draft.open_steps.get(event.step_id or "")
+    if step is None or (kind is not None and step.kind != kind):
+        raise _step_misfit(draft, event)
+    del draft.open_steps[step.step_id]
     return step
 
 
-def _step_failed(state: RunState, event: Event, changes: dict[str, Any]) -> None:
+def _step_failed(draft: RunState, event: Event) -> None:
     assert isinstance(event.data, e.StepFailed)
-    step = _closed(state, event, changes)
-    state.failed_steps[step.step_id] = FailedStep(step, event.data.error)
-    changes["last_error"] = event.data.error
+    step = _close(draft, event, "activity")
+    draft.failed_steps[step.step_id] = FailedStep(step, event.data.error)
+    _record_error(draft, event)
 
 
-def _step_skipped(state: RunState, event: Event, changes: dict[str, Any]) -> None:
-    if state.failed_steps.pop(event.step_id or "", None) is None:
-        _closed(state, event, changes)
+def _step_skipped(draft: RunState, event: Event) -> None:
+    if draft.failed_steps.pop(event.step_id or "", None) is None:
+        _close(draft, event)
 
 
-def _step_retried(state: RunState, event: Event, changes: dict[str, Any]) -> None:
+def _step_retried(draft: RunState, event: Event) -> None:
     assert isinstance(event.data, e.StepRetried)
-    step = state.open_steps.get(event.step_id or "")
-    if step is None:
-        raise _misfit(state, event)
-    state.open_steps[step.step_id] = replace(
+    step = draft.open_steps.get(event.step_id or "")
+    if step is None or step.kind != "activity":
+        raise _step_misfit(draft, event)
+    engine_attempt_id = event.engine_attempt_id or step.engine_attempt_id + 1
+    draft.open_steps[step.step_id] = replace(
         step,
-        engine_attempt_id=event.engine_attempt_id or step.engine_attempt_id + 1,
-        token=retry_token(step.step_id, event.engine_attempt_id or step.engine_attempt_id + 1),
+        engine_attempt_id=engine_attempt_id,
+        token=retry_token(step.step_id, engine_attempt_id),
         due_at=event.data.due_at,
     )
-    _record_error(state, event, changes)
+    _record_error(draft, event)
 
 
-def _signal_received(state: RunState, event: Event, changes: dict[str, Any]) -> None:
-    assert isinstance(event.data, e.SignalReceived)
-    _closed(state, event, changes)
-    state.cursors[lane(event.data.name, event.data.addressed_to)] = event.data.suffix
+def _signal_received(draft: RunState, event: Event) -> None:
+    """Close the wait and move the cursor of the signal's name.
 
-
-def _closed_with_error(state: RunState, event: Event, changes: dict[str, Any]) -> None:
-    _closed(state, event, changes)
-    _record_error(state, event, changes)
-
-
-def _task_assigned(state: RunState, event: Event, changes: dict[str, Any]) -> None:
-    assert isinstance(event.data, e.TaskAssigned)
-    step = state.open_steps.get(event.step_id or "")
-    if step is None or not isinstance(step.body, e.TaskCreated):
-        raise _misfit(state, event)
-    state.open_steps[step.step_id] = replace(step, body=replace(step.body, assignee=event.data.assignee))
-
-
-def lane(name: str, step_id: str | None) -> str:
-    """Return which cursor a signal moves: its name's, or that of one wait if it was addressed to it.
-
-    Names hold no control characters, so the separator cannot be part of one.
+    A signal that was addressed to one wait moves no cursor: it may overtake those that were not, and a wait takes
+    one signal only, so nothing that comes later can be taken by mistake.
     """
-    return name if step_id is None else f"{name}\x1f{step_id}"
+    assert isinstance(event.data, e.SignalReceived)
+    _close(draft, event, "signal")
+    if event.data.addressed_to is None:
+        draft.cursors[event.data.name] = event.data.suffix
+
+
+def _child_failed(draft: RunState, event: Event) -> None:
+    _close(draft, event, "child")
+    _record_error(draft, event)
+
+
+def _update_completed(draft: RunState, event: Event) -> None:
+    _close(draft, event, "update")
+    _record_error(draft, event)
+
+
+def _task_assigned(draft: RunState, event: Event) -> None:
+    assert isinstance(event.data, e.TaskAssigned)
+    step = draft.open_steps.get(event.step_id or "")
+    if step is None or not isinstance(step.body, e.TaskCreated):
+        raise _step_misfit(draft, event)
+    draft.open_steps[step.step_id] = replace(step, body=replace(step.body, assignee=event.data.assignee))
 
 
 def retry_token(step_id: str, engine_attempt_id: int) -> str:
@@ -323,7 +357,7 @@ def retry_token(step_id: str, engine_attempt_id: int) -> str:
 
 _STATUS_EVENTS = frozenset(body for row in TRANSITIONS.values() for body in row)
 _BEFORE_START = frozenset({e.RunCancelRequested, e.SignalAccepted, e.SignalRejected})
-_HANDLERS: dict[type[e.Body], Callable[[RunState, Event, dict[str, Any]], Any]] = {
+_HANDLERS: dict[type[e.Body], Callable[[RunState, Event], object]] = {
     e.RunQueued: _queued,
     e.RunPaused: _record_error,
     e.RunFailed: _record_error,
@@ -331,21 +365,21 @@ _HANDLERS: dict[type[e.Body], Callable[[RunState, Event, dict[str, Any]], Any]] 
     e.ContinuedAsNew: _rotated,
     e.StepStarted: _opener("activity"),
     e.StepRetried: _step_retried,
-    e.StepCompleted: _closed,
+    e.StepCompleted: _closer("activity"),
     e.StepFailed: _step_failed,
     e.StepSkipped: _step_skipped,
-    e.StepCancelled: _closed,
+    e.StepCancelled: _close,
     e.TimerStarted: _opener("timer"),
-    e.TimerFired: _closed,
+    e.TimerFired: _closer("timer"),
     e.SignalWaiting: _opener("signal", due="until"),
     e.SignalReceived: _signal_received,
-    e.SignalTimedOut: _closed,
+    e.SignalTimedOut: _closer("signal"),
     e.TaskCreated: _opener("task"),
     e.TaskAssigned: _task_assigned,
-    e.TaskCompleted: _closed,
+    e.TaskCompleted: _closer("task"),
     e.ChildStarted: _opener("child"),
-    e.ChildCompleted: _closed,
-    e.ChildFailed: _closed_with_error,
+    e.ChildCompleted: _closer("child"),
+    e.ChildFailed: _child_failed,
     e.UpdateAccepted: _opener("update"),
-    e.UpdateCompleted: _closed_with_error,
+    e.UpdateCompleted: _update_completed,
 }

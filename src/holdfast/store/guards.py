@@ -1,8 +1,9 @@
 """Checks and refusals that are the same words in every store."""
 
+import re
 from collections.abc import Sequence
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Any
 
 from holdfast.core.instants import Instant
 from holdfast.core.messages import SignalRequest, check_name
@@ -20,9 +21,10 @@ from holdfast.errors import (
     SignalAcceptanceIndeterminate,
 )
 from holdfast.limits import Limits
+from holdfast.settings import Ownership
 from holdfast.store.port import NewRun, Store
 
-Ownership = Literal["single-owner", "cas-required"]
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 def check_ownership(store: Store, mode: Ownership) -> None:
@@ -71,8 +73,26 @@ def check_new_run(new: NewRun) -> CallerError | None:
         problem = check_name(field, getattr(new, field))
         if problem is not None:
             return problem
+    for field, value in (("parent_run_id", new.parent_run_id), ("reference_key", new.reference_key)):
+        problem = None if value is None else check_name(field, value)
+        if problem is not None:
+            return problem
+    for tag in new.tags:
+        problem = check_name("tags", tag)
+        if problem is not None:
+            return problem
+    for field in ("request_key", "input_sha256"):
+        if not _SHA256.fullmatch(getattr(new, field)):
+            return InvalidInput(f"{field} must be 64 hex digits", field=field)
     if not new.events:
         return InvalidInput("a run begins with at least one event", field="events")
+    if len({event.idempotency_key for event in new.events}) < len(new.events):
+        return InvalidInput("two events have the same idempotency key", field="events")
+    if len({event.idempotency_key for event in new.events}) != len(new.events):
+        return InvalidInput("a run cannot begin with the same event twice", field="events")
+    open_steps = [task.step_id for task in new.tasks if task.status == "OPEN"]
+    if len(set(open_steps)) != len(open_steps):
+        return InvalidInput("a step has at most one open task", field="tasks")
     if new.snapshot.status in TERMINAL:
         return InvalidInput("a run cannot begin finished", field="snapshot")
     return None

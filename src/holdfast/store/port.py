@@ -340,7 +340,7 @@ class Store(Protocol):
         ...
 
     async def claim(self, node: str, limit: int) -> list[LoadedRun]:
-        """Take up to `limit` eligible runs, those that have been ready for longest first, and load them.
+        """Take up to `limit` eligible runs and load them: longest eligible first, then in order of creation.
 
         The node's lease must be current, or `LeaseExpired` is raised.
         """

@@ -142,13 +142,13 @@ class MemoryStore:
         now = self._now()
         guards.check_page(limit)
         self._check_node(node, now)
-        eligible = sorted(
+        eligible = [
             (since, run_id)
-            for run_id, run in self._runs.items()
+            for run_id, run in self._runs.items()  # in order of creation
             if (since := self._eligible_since(run, node, now)) is not None
-        )
+        ]
         claimed = []
-        for _, run_id in eligible[:limit]:
+        for _, run_id in sorted(eligible, key=lambda entry: entry[0])[:limit]:
             run = self._runs[run_id]
             epoch = run.head.lease_epoch + (run.head.lease_owner != node)
             run.head = replace(run.head, lease_owner=node, lease_epoch=epoch)

@@ -1,0 +1,1 @@
+"""What Holdfast costs, measured: `python -m bench`."""

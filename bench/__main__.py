@@ -1,0 +1,97 @@
+"""`python -m bench`: measure, print tables, and write the same figures as JSON."""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import sqlite3
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from bench import claim, commit, core, deliver, disk, growth, history
+from bench.effort import FULL, QUICK, Effort
+from bench.report import Rows, progress, table
+
+ON_DISK: dict[str, tuple[str, Callable[[Effort, Path], Awaitable[Rows]]]] = {
+    "commit": (
+        "Turns committed (1 run, 2 events, 1 message consumed, 1 created), beside the floor",
+        commit.measure,
+    ),
+    "growth": ("Cost of a turn by the number of runs stored, batches of 100", growth.measure),
+    "deliver": ("Signals accepted, each with a signal_id", deliver.measure),
+    "claim": ("Claims while nearly all runs are parked", claim.measure),
+    "history": ("Loading a run, and reading all its events", history.measure),
+}
+CORE_TITLE = "The core alone"
+NAMES = (*ON_DISK, "core")
+
+
+def main() -> int:
+    """Run what was asked for."""
+    options = _options()
+    filesystem = disk.filesystem(options.folder)
+    if filesystem in disk.IN_MEMORY and not options.allow_memory:
+        print(f"{options.folder} is in memory ({filesystem}); name a folder on a disk with --dir", file=sys.stderr)
+        return 2
+    effort = QUICK if options.quick else FULL
+    names = [name for name in NAMES if not options.only or name in options.only]
+    results: dict[str, Rows] = {}
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=options.folder) as folder:
+        environment = _environment(Path(folder), filesystem, options.quick)
+        shown = sys.stderr if options.json == "-" else sys.stdout
+        print("\n".join(f"{name}: {value}" for name, value in environment.items()), file=shown)
+        for name in names:
+            results[name] = _measure(name, effort, Path(folder))
+            progress("")
+            title = ON_DISK[name][0] if name in ON_DISK else CORE_TITLE
+            print(f"\n{table(f'{name}: {title}', results[name])}", file=shown)
+    text = json.dumps({"environment": environment, "results": results}, indent=2)
+    if options.json == "-":
+        print(text)
+    elif options.json:
+        Path(options.json).write_text(text + "\n", encoding="utf-8")
+    return 0
+
+
+def _measure(name: str, effort: Effort, folder: Path) -> Rows:
+    if name not in ON_DISK:
+        return core.measure(effort)
+    measure = ON_DISK[name][1]
+
+    async def run() -> Rows:
+        return await measure(effort, folder)
+
+    return asyncio.run(run())
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--json", metavar="PATH", help="write the figures there; - is stdout, tables go to stderr")
+    parser.add_argument("--quick", action="store_true", help="a few seconds, to see that everything runs")
+    parser.add_argument("--only", action="append", choices=NAMES, help="measure this; may be given several times")
+    parser.add_argument(
+        "--dir", dest="folder", type=Path, default=disk.default_folder(), help="where the files are made (%(default)s)"
+    )
+    parser.add_argument("--allow-memory", action="store_true", help="accept a file system in memory")
+    return parser.parse_args()
+
+
+def _environment(folder: Path, filesystem: str, is_quick: bool) -> dict[str, str | float | int]:
+    return {
+        "file system": filesystem,
+        "fsync µs": round(disk.fsync_us(folder), 1),
+        "cores": os.cpu_count() or 0,
+        "python": platform.python_version(),
+        "sqlite": sqlite3.sqlite_version,
+        "system": platform.platform(),
+        "effort": "quick" if is_quick else "full",
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

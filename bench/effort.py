@@ -1,0 +1,45 @@
+"""How long each measurement may take: the full figures, or a few seconds to see that everything runs."""
+
+from msgspec import Struct
+
+
+class Effort(Struct, frozen=True, kw_only=True):
+    """The sizes of every measurement. Where something depends on the size of a batch, it is a dict by that size."""
+
+    rounds: int
+    commit_runs: int
+    turns_per_round: dict[int, int]
+    stored_runs: tuple[int, ...]
+    growth_turns_per_round: int
+    deliveries_per_round: dict[int, int]
+    parked_runs: int
+    claims: dict[int, int]
+    history_lengths: tuple[int, ...]
+    core_events: int
+
+
+FULL = Effort(
+    rounds=9,
+    commit_runs=5_000,
+    turns_per_round={1: 300, 10: 2_000, 100: 5_000, 1_000: 8_000},
+    stored_runs=(1_000, 10_000, 100_000),
+    growth_turns_per_round=2_000,
+    deliveries_per_round={1: 300, 10: 2_000, 100: 5_000},
+    parked_runs=10_000,
+    claims={1: 2_000, 100: 200},
+    history_lengths=(10, 1_000, 50_000),
+    core_events=50_000,
+)
+
+QUICK = Effort(
+    rounds=2,
+    commit_runs=1_000,
+    turns_per_round={1: 20, 10: 50, 100: 200, 1_000: 1_000},
+    stored_runs=(100, 300, 1_000),
+    growth_turns_per_round=100,
+    deliveries_per_round={1: 20, 10: 50, 100: 200},
+    parked_runs=300,
+    claims={1: 50, 100: 2},
+    history_lengths=(10, 100, 1_000),
+    core_events=2_000,
+)

@@ -1,0 +1,492 @@
+"""What is true of every run at every moment, whatever crashed before: the catalogue of load invariants.
+
+An invariant is a pure function from a view to the list of its violations, so the same catalogue serves tests, the
+simulator and an operator's check-up. A **view** is what a store keeps of a run, as plain data, read at one moment;
+this file does not know stores. `check` applies the whole catalogue; `INVARIANTS` lists it.
+
+Invariants that look at the state do so by folding the view's events. If they do not fold, `history_folds` says so
+and the others have nothing to say.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from msgspec import Struct
+
+from holdfast.core import events as e
+from holdfast.core.events import BODIES, Event
+from holdfast.core.idempotency import event_id, event_key, signal_storage_key
+from holdfast.core.instants import Instant
+from holdfast.core.messages import AcceptedSignalResult, Message, Signal
+from holdfast.core.records import Task, Wait
+from holdfast.core.snapshot import RuntimeSnapshot, runtime_snapshot
+from holdfast.core.state import PAUSED, RUNNING, TERMINAL, OpenStep, RunState, RunStatus, state_of
+from holdfast.errors import RunError
+
+
+class RunView(Struct, frozen=True, kw_only=True):
+    """One run, as everything that a store keeps of it says, at the moment `now`.
+
+    `signals` is the whole mailbox, consumed ones too. `messages` are those that are known to wait; a store shows
+    only the due ones, and `ready_at` speaks for the rest. `acknowledged` is what senders were told.
+    """
+
+    run_id: str
+    status: RunStatus
+    version: int
+    now: Instant
+    snapshot: RuntimeSnapshot | None = None
+    events: tuple[Event, ...] = ()
+    messages: tuple[Message, ...] = ()
+    signals: tuple[Signal, ...] = ()
+    acknowledged: tuple[AcceptedSignalResult, ...] = ()
+    waits: tuple[Wait, ...] = ()
+    tasks: tuple[Task, ...] = ()
+    parent_run_id: str | None = None
+    lease_owner: str | None = None
+    ready_at: Instant | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """Say whether the run has come to its end."""
+        return self.status in TERMINAL
+
+    @property
+    def is_in_hand(self) -> bool:
+        """Say whether a node owns the run, or the next one that asks may."""
+        return self.lease_owner is not None or (self.ready_at is not None and self.ready_at <= self.now)
+
+
+class SystemView(Struct, frozen=True):
+    """All runs of an installation."""
+
+    runs: tuple[RunView, ...]
+
+    def by_id(self) -> dict[str, RunView]:
+        """Return the runs by their ids."""
+        return {run.run_id: run for run in self.runs}
+
+
+class Violation(Struct, frozen=True):
+    """Something that must never be. `run_id` is None where more than one run is concerned."""
+
+    invariant: str
+    run_id: str | None
+    problem: str
+
+
+class RunInvariant(Struct, frozen=True):
+    """What is true of a run by itself."""
+
+    name: str
+    rule: str
+    sentence: str
+    find: Callable[[RunView], list[str]]
+
+
+class SystemInvariant(Struct, frozen=True):
+    """What is true of runs together."""
+
+    name: str
+    rule: str
+    sentence: str
+    find: Callable[[SystemView], list[str]]
+
+
+INVARIANTS: dict[str, RunInvariant | SystemInvariant] = {}
+"""The catalogue, by name."""
+
+
+def check(view: RunView | SystemView) -> list[Violation]:
+    """Return every violation of a run, or of a system and all of its runs."""
+    if isinstance(view, RunView):
+        return _check_run(view)
+    found = [violation for run in view.runs for violation in _check_run(run)]
+    for invariant in INVARIANTS.values():
+        if isinstance(invariant, SystemInvariant):
+            found += [Violation(invariant.name, None, problem) for problem in invariant.find(view)]
+    return found
+
+
+def _check_run(view: RunView) -> list[Violation]:
+    return [
+        Violation(invariant.name, view.run_id, problem)
+        for invariant in INVARIANTS.values()
+        if isinstance(invariant, RunInvariant)
+        for problem in invariant.find(view)
+    ]
+
+
+F = TypeVar("F", bound=Callable[[RunView], list[str]])
+G = TypeVar("G", bound=Callable[[SystemView], list[str]])
+
+
+def _of_run(rule: str, sentence: str) -> Callable[[F], F]:
+    def enter(find: F) -> F:
+        INVARIANTS[find.__name__] = RunInvariant(find.__name__, rule, sentence, find)
+        return find
+
+    return enter
+
+
+def _of_system(rule: str, sentence: str) -> Callable[[G], G]:
+    def enter(find: G) -> G:
+        INVARIANTS[find.__name__] = SystemInvariant(find.__name__, rule, sentence, find)
+        return find
+
+    return enter
+
+
+# --- the history ---------------------------------------------------------------------------------------------------
+
+
+@_of_run("EVT-1", "Events are numbered from 1 without a gap, and the last number is the run's version.")
+def run_seq_is_gapless(view: RunView) -> list[str]:
+    """Find events out of number, of another run, and a version that is not the last number."""
+    found = [
+        f"event {event.run_seq} stands in place {place}"
+        for place, event in enumerate(view.events, 1)
+        if event.run_seq != place
+    ]
+    found += [
+        f"event {event.run_seq} is of run {event.run_id!r}" for event in view.events if event.run_id != view.run_id
+    ]
+    if view.version != len(view.events):
+        found.append(f"the version is {view.version} and there are {len(view.events)} events")
+    return found
+
+
+@_of_run("EVT-4", "No two events of a run have the same idempotency key.")
+def idempotency_keys_are_unique(view: RunView) -> list[str]:
+    """Find keys that occur more than once."""
+    counts = Counter(event.idempotency_key for event in view.events)
+    return [f"{count} events have the key {key}" for key, count in counts.items() if count > 1]
+
+
+@_of_run("EVT-4", "An event's key is the digest of its parts, and its id follows from the key.")
+def idempotency_keys_are_exact(view: RunView) -> list[str]:
+    """Find keys and ids that are not what their events say. Events of unknown types are left alone."""
+    found: list[str] = []
+    occurrences: Counter[str] = Counter()
+    first = view.events[0].data if view.events else None
+    plan_version = first.plan_version if isinstance(first, e.RunQueued) else ""
+    for event in view.events:
+        body = BODIES.get(event.event_type)
+        if body is None:
+            continue
+        occurrences[event.event_type] += 1
+        if body.KEYED_BY == "step":
+            position, attempt = event.step_id or "", event.logical_attempt_id or 1
+        else:
+            position, attempt = event.caused_by_signal_id or str(occurrences[event.event_type]), 0
+        key = event_key(view.run_id, position, attempt, event.event_type, plan_version)
+        if event.idempotency_key != key:
+            found.append(f"event {event.run_seq} ({event.event_type}) has a key that is not of its parts")
+        elif event.event_id != event_id(key):
+            found.append(f"event {event.run_seq} ({event.event_type}) has an id that does not follow from its key")
+    return found
+
+
+_RESULTS = frozenset(
+    {
+        e.StepCompleted,
+        e.StepFailed,
+        e.StepSkipped,
+        e.StepCancelled,
+        e.TimerFired,
+        e.SignalReceived,
+        e.SignalTimedOut,
+        e.TaskCompleted,
+        e.ChildCompleted,
+        e.ChildFailed,
+        e.UpdateCompleted,
+    }
+)
+
+
+@_of_run("INV", "A step has at most one result in each logical attempt; a failed one may be skipped afterwards.")
+def step_results_are_recorded_once(view: RunView) -> list[str]:
+    """Find steps that ended more than once in one logical attempt."""
+    results: dict[tuple[str, int], list[str]] = {}
+    for event in view.events:
+        if type(event.data) in _RESULTS:
+            attempt = (event.step_id or "", event.logical_attempt_id or 1)
+            results.setdefault(attempt, []).append(event.event_type)
+    return [
+        f"step {step_id!r} has in logical attempt {attempt} the results {', '.join(types)}"
+        for (step_id, attempt), types in results.items()
+        if len(types) > 1 and types != ["StepFailed", "StepSkipped"]
+    ]
+
+
+@_of_run("EVT-5", "The events fold to a state.")
+def history_folds(view: RunView) -> list[str]:
+    """Find the first event that cannot follow the ones before it."""
+    try:
+        state_of(view.run_id, view.events)
+    except RunError as problem:
+        return [problem.message]
+    return []
+
+
+@_of_run("PRJ-4", "The stored status, version and runtime snapshot are those of the folded events.")
+def snapshot_equals_fold(view: RunView) -> list[str]:
+    """Find stored fields that differ from the fold. A snapshot that was deleted is no violation."""
+    state = _fold(view)
+    if state is None:
+        return []
+    found = []
+    if (view.status, view.version) != (state.status, state.version):
+        found.append(f"stored as {view.status} at {view.version}, folded {state.status} at {state.version}")
+    if view.snapshot is not None:
+        folded = runtime_snapshot(state)
+        found += [
+            f"the snapshot's {field} is {getattr(view.snapshot, field)!r}, folded {getattr(folded, field)!r}"
+            for field in RuntimeSnapshot.__struct_fields__
+            if getattr(view.snapshot, field) != getattr(folded, field)
+        ]
+    return found
+
+
+# --- signals -------------------------------------------------------------------------------------------------------
+
+
+@_of_run("INV", "No acknowledged signal is lost: each is in the mailbox, consumed or not.")
+def acknowledged_signals_are_kept(view: RunView) -> list[str]:
+    """Find signals that a sender was told of and that are not there."""
+    there = {signal_storage_key(view.run_id, signal.name, signal.suffix) for signal in view.signals}
+    return [
+        f"signal {told.signal_name!r} with id {told.signal_id!r} was acknowledged and is gone"
+        for told in view.acknowledged
+        if told.workflow_id == view.run_id and told.signal_storage_key not in there
+    ]
+
+
+@_of_run("SIG-4", "A consumed signal stands in the history, at the recorded number and with its payload.")
+def consumed_signals_are_recorded(view: RunView) -> list[str]:
+    """Find signals marked as consumed without their event, and such events without their signal."""
+    received = {event.run_seq: event for event in view.events if isinstance(event.data, e.SignalReceived)}
+    consumed = {signal.consumed_seq: signal for signal in view.signals if signal.consumed_seq is not None}
+    found = [
+        f"signal {signal.inbox_seq} was consumed at event {seq}, which does not say so"
+        for seq, signal in consumed.items()
+        if seq not in received or not _is_of(received[seq], signal)
+    ]
+    found += [f"event {seq} received a signal that is not marked so" for seq in received if seq not in consumed]
+    return found
+
+
+@_of_run("INV", "No signal is consumed twice.")
+def signals_are_consumed_once(view: RunView) -> list[str]:
+    """Find signals that more than one event received, and events that more than one signal claims."""
+    causes = Counter(event.caused_by_signal_id for event in view.events if isinstance(event.data, e.SignalReceived))
+    numbers = Counter(signal.consumed_seq for signal in view.signals if signal.consumed_seq is not None)
+    found = [f"signal {cause} was received {count} times" for cause, count in causes.items() if count > 1]
+    return found + [f"{count} signals were consumed at event {seq}" for seq, count in numbers.items() if count > 1]
+
+
+@_of_run("SIG-1", "Signals of one name are consumed in the order of their acceptance, and none falls behind.")
+def signal_order_is_kept(view: RunView) -> list[str]:
+    """Find signals out of order, and unconsumed ones behind the cursor. Those sent to one wait may overtake."""
+    found: list[str] = []
+    cursors: dict[str, str] = {}
+    for event in view.events:
+        body = event.data
+        if isinstance(body, e.SignalReceived) and body.addressed_to is None:
+            if body.suffix <= cursors.get(body.name, ""):
+                found.append(f"event {event.run_seq} received a signal {body.name!r} from before the cursor")
+            cursors[body.name] = body.suffix
+    found += [
+        f"signal {signal.inbox_seq} ({signal.name!r}) is unconsumed and behind the cursor"
+        for signal in view.signals
+        if signal.consumed_seq is None and signal.step_id is None and signal.suffix <= cursors.get(signal.name, "")
+    ]
+    places = [(signal.inbox_seq, signal.suffix) for signal in view.signals]
+    if any(a[0] >= b[0] or a[1] >= b[1] for a, b in zip(places, places[1:], strict=False)):
+        found.append("the mailbox is not in the order of acceptance")
+    return found
+
+
+# --- waits and tasks -----------------------------------------------------------------------------------------------
+
+
+@_of_run("INV", "No wait has two open tasks.")
+def waits_have_one_open_task(view: RunView) -> list[str]:
+    """Find steps with more than one open task."""
+    counts = Counter(task.step_id for task in view.tasks if task.status == "OPEN")
+    return [f"step {step_id!r} has {count} open tasks" for step_id, count in counts.items() if count > 1]
+
+
+@_of_run("TSK-2", "The open tasks are those that the folded events have open.")
+def tasks_equal_fold(view: RunView) -> list[str]:
+    """Find rows of open tasks that differ from the open task steps."""
+    state = _fold(view)
+    if state is None:
+        return []
+    rows = {(task.step_id, task.task_id, task.assignee) for task in view.tasks if task.status == "OPEN"}
+    steps = {
+        (step.step_id, step.body.task_id, step.body.assignee)
+        for step in state.open_steps.values()
+        if isinstance(step.body, e.TaskCreated)
+    }
+    return _differences("task", rows, steps)
+
+
+@_of_run("SIG-9", "The waits that can be found are those that the folded events have open.")
+def waits_equal_fold(view: RunView) -> list[str]:
+    """Find rows of waits that differ from the open signal steps."""
+    state = _fold(view)
+    if state is None:
+        return []
+    rows = {(wait.step_id, wait.name, wait.token, wait.since, wait.until) for wait in view.waits}
+    steps = {
+        (step.step_id, step.name, step.token or "", step.opened_at, step.due_at)
+        for step in state.open_steps.values()
+        if step.kind == "signal"
+    }
+    return _differences("wait", rows, steps)
+
+
+# --- going on ------------------------------------------------------------------------------------------------------
+
+_WAITS_FOR_THE_WORLD = frozenset({"signal", "task", "child"})
+
+
+@_of_run("INV", "An unfinished run is leased, ready, or waits for something named.")
+def unfinished_runs_can_go_on(view: RunView) -> list[str]:
+    """Find runs that nothing will ever wake, and activities that no node runs.
+
+    Whoever is to come back by itself is named: a signal, a human, a child, an instant, or the operator who paused.
+    An activity is not: it needs a node that owns the run, or an instant at which it is tried again.
+    """
+    state = _fold(view)
+    if state is None or view.is_finished or view.is_in_hand:
+        return []
+    steps = state.open_steps.values()
+    found = [
+        f"activity {step.step_id!r} is open and no node has the run"
+        for step in steps
+        if step.kind == "activity" and not _is_timed(step, view)
+    ]
+    is_awaited = (
+        view.ready_at is not None or state.status is PAUSED or any(s.kind in _WAITS_FOR_THE_WORLD for s in steps)
+    )
+    if not is_awaited and not found:
+        found.append(f"the run is {view.status}, and neither leased nor ready nor waiting for anything")
+    return found
+
+
+@_of_run("TMR-1", "Whatever is due at an instant has a message that will come then.")
+def timers_are_scheduled(view: RunView) -> list[str]:
+    """Find open steps with an instant for which the run will not be ready."""
+    state = _fold(view)
+    if state is None or view.is_finished:
+        return []
+    return [
+        f"step {step.step_id!r} is due at {step.due_at} and the run will not be ready then"
+        for step in state.open_steps.values()
+        if _is_timed(step, view) and (view.ready_at is None or view.ready_at > (step.due_at or 0))
+    ]
+
+
+@_of_run("INV", "A finished run has nothing left in any queue.")
+def finished_runs_leave_nothing(view: RunView) -> list[str]:
+    """Find messages, waits, open tasks, leases and instants that a finished run still has."""
+    if not view.is_finished:
+        return []
+    left = {
+        "messages": len(view.messages),
+        "waits": len(view.waits),
+        "open tasks": sum(task.status == "OPEN" for task in view.tasks),
+        "owner": int(view.lease_owner is not None),
+        "instant at which it is ready": int(view.ready_at is not None),
+    }
+    return [f"the run is {view.status} and has {count} {what}" for what, count in left.items() if count]
+
+
+# --- parents and children ------------------------------------------------------------------------------------------
+
+
+@_of_system("INV", "Every child that a run has started exists, and knows its parent.")
+def started_children_exist(view: SystemView) -> list[str]:
+    """Find children that are missing, or belong to another parent."""
+    runs = view.by_id()
+    return [
+        f"run {parent.run_id!r} started the child {body.child_run_id!r}, which is not there as its child"
+        for parent in view.runs
+        for body in _children(parent)
+        if body.child_run_id not in runs or runs[body.child_run_id].parent_run_id != parent.run_id
+    ]
+
+
+@_of_system("INV", "The parent of an unfinished child is there.")
+def unfinished_children_have_parents(view: SystemView) -> list[str]:
+    """Find orphans."""
+    runs = view.by_id()
+    return [
+        f"run {child.run_id!r} is {child.status} and its parent {child.parent_run_id!r} is gone"
+        for child in view.runs
+        if child.parent_run_id is not None and not child.is_finished and child.parent_run_id not in runs
+    ]
+
+
+@_of_system("INV", "No run waits for a child that has ended.")
+def ended_children_are_reported(view: SystemView) -> list[str]:
+    """Find parents that wait for a finished child, with nothing to wake them."""
+    runs = view.by_id()
+    return [
+        f"run {parent.run_id!r} waits for the child {child_id!r}, which is {runs[child_id].status}"
+        for parent in view.runs
+        if not parent.is_in_hand and (state := _fold(parent)) is not None
+        for child_id in _awaited_children(state)
+        if child_id in runs and runs[child_id].is_finished
+    ]
+
+
+# --- helpers -------------------------------------------------------------------------------------------------------
+
+
+def _fold(view: RunView) -> RunState | None:
+    try:
+        return state_of(view.run_id, view.events)
+    except RunError:
+        return None
+
+
+def _is_of(event: Event, signal: Signal) -> bool:
+    """Say whether the event is the one that received this signal."""
+    body = event.data
+    return isinstance(body, e.SignalReceived) and (
+        event.caused_by_signal_id,
+        body.name,
+        body.signal_id,
+        body.suffix,
+        body.addressed_to,
+        bytes(body.payload),
+    ) == (signal.id, signal.name, signal.signal_id, signal.suffix, signal.step_id, bytes(signal.payload))
+
+
+def _is_timed(step: OpenStep, view: RunView) -> bool:
+    """Say whether an instant will bring the step on. That of a task is only shown to people.
+
+    The message for an activity's next attempt is gone once the attempt is made, and no event says when.
+    """
+    if step.due_at is None or step.kind == "task":
+        return False
+    return step.kind != "activity" or step.due_at > view.now
+
+
+def _differences(what: str, rows: set[tuple[object, ...]], steps: set[tuple[object, ...]]) -> list[str]:
+    found = [f"there is a row for the {what} of {row[0]!r}, which the history does not have" for row in rows - steps]
+    return sorted(found + [f"there is no row for the {what} of {step[0]!r}" for step in steps - rows])
+
+
+def _children(view: RunView) -> Iterable[e.ChildStarted]:
+    return (event.data for event in view.events if isinstance(event.data, e.ChildStarted))
+
+
+def _awaited_children(state: RunState) -> Iterable[str]:
+    if state.status is not RUNNING:
+        return ()
+    return [step.body.child_run_id for step in state.open_steps.values() if isinstance(step.body, e.ChildStarted)]

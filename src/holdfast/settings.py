@@ -1,0 +1,71 @@
+"""Settings: frozen, complete, and never silently ignored.
+
+They come from, each over the one before: the defaults, a TOML file, environment variables (`HOLDFAST_STORE`,
+`HOLDFAST_LIMITS__BATCH_ITEMS`, …), and arguments. An unknown key is refused, wherever it comes from.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from holdfast.errors import InvalidInput
+from holdfast.limits import Limits
+
+Ownership = Literal["single-owner", "cas-required"]
+"""How commits are guarded: by the deployment's promise of one owner, or by the store's conditional writes."""
+
+PREFIX = "HOLDFAST_"
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that can be set. Make it with `load_settings`, or directly in code."""
+
+    store: str = "sqlite:///holdfast.db"
+    """Where histories are kept: `sqlite:///relative.db`, `sqlite:////absolute.db`, or `memory://`."""
+
+    checkpoint_ownership: Ownership = "cas-required"
+    """Refuse a store that cannot guard commits against a second owner."""
+
+    busy_ms: int = 30_000
+    """How long to wait for other processes on the same file before `StoreBusy`."""
+
+    limits: Limits = Limits()
+    """The bounds of this installation."""
+
+
+def load_settings(environ: Mapping[str, str], file: Path | None = None, **arguments: Any) -> Settings:
+    """Return the settings from the file, then the environment, then the arguments."""
+    given: dict[str, Any] = {}
+    if file is not None:
+        _merge(given, _read(file))
+    for name, value in environ.items():
+        if name.startswith(PREFIX):
+            _merge(given, _nested(name.removeprefix(PREFIX).lower().split("__"), value))
+    _merge(given, arguments)
+    try:
+        return msgspec.convert(given, Settings, strict=False)
+    except msgspec.ValidationError as problem:
+        raise InvalidInput(f"the settings are wrong: {problem}") from problem
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
+        raise InvalidInput(f"the settings file {file} cannot be read: {problem}") from problem
+
+
+def _nested(path: list[str], value: str) -> dict[str, Any]:
+    return {path[0]: value if len(path) == 1 else _nested(path[1:], value)}
+
+
+def _merge(onto: dict[str, Any], more: Mapping[str, Any]) -> None:
+    for key, value in more.items():
+        if isinstance(value, Mapping) and isinstance(onto.get(key), dict):
+            _merge(onto[key], value)
+        else:
+            onto[key] = dict(value) if isinstance(value, Mapping) else value

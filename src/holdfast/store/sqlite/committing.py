@@ -1,0 +1,211 @@
+"""`commit`: turns appended to histories, many at a time.
+
+The write lock is held, so what is read here stays true until the commit. All runs of the batch are read by one
+statement; the turns that lose are answered from that; the winners are written table by table with `executemany`.
+A run that has two turns in one batch is written in two waves, so that the second finds what the first did.
+
+Whether an event or an open task is there already is left to the unique indexes: only if one objects is a wave undone
+and written again turn by turn, to find out whose fault it was.
+"""
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+from holdfast.core.events import Event
+from holdfast.core.instants import Instant
+from holdfast.core.state import TERMINAL
+from holdfast.store import port
+from holdfast.store.sqlite import rows
+
+NEVER = 2**62
+"""Later than every due instant. Stands for "nothing in sight" while the earliest of several is looked for."""
+
+_UPDATE_RUN = f"""
+UPDATE runs SET status = ?, version = ?, snapshot = ?, updated_at = ?, finished_at = ?, lease_owner = ?,
+    ready_at = nullif(min(?, coalesce((SELECT min(due_at) FROM messages WHERE run_no = ?), {NEVER})), {NEVER})
+WHERE run_no = ?
+"""
+
+Answer = port.Committed | port.CommitConflict
+
+
+class _Head:
+    """What a turn is checked against."""
+
+    __slots__ = ("inbox_seq", "lease_epoch", "lease_owner", "run_no", "version")
+
+    def __init__(self, run_no: int, version: int, lease_owner: str | None, lease_epoch: int, inbox_seq: int) -> None:
+        self.run_no = run_no
+        self.version = version
+        self.lease_owner = lease_owner
+        self.lease_epoch = lease_epoch
+        self.inbox_seq = inbox_seq
+
+
+def commit(db: sqlite3.Connection, turns: Sequence[port.Turn], now: Instant) -> list[Answer]:
+    """Commit each turn whose version and epoch are still its run's."""
+    heads = _heads(db, turns)
+    answers: list[Answer | None] = [None] * len(turns)
+    wave: dict[str, int] = {}
+    for index, turn in enumerate(turns):
+        if turn.run_id in wave:
+            _write_wave(db, turns, wave, heads, answers, now)
+            wave = {}
+        head = heads.get(turn.run_id)
+        answers[index] = _conflict(db, turn, head)
+        if answers[index] is None:
+            wave[turn.run_id] = index
+    _write_wave(db, turns, wave, heads, answers, now)
+    return [answer for answer in answers if answer is not None]
+
+
+def _heads(db: sqlite3.Connection, turns: Sequence[port.Turn]) -> dict[str, _Head]:
+    found = db.execute(
+        "SELECT run_id, run_no, version, lease_owner, lease_epoch, inbox_seq FROM runs "
+        "WHERE run_id IN (SELECT value FROM json_each(?))",
+        (rows.listing({turn.run_id for turn in turns}),),
+    )
+    return {row[0]: _Head(*row[1:]) for row in found}
+
+
+def _conflict(db: sqlite3.Connection, turn: port.Turn, head: _Head | None) -> Answer | None:
+    if head is None:
+        return port.CommitConflict("no such run")
+    if head.version != turn.expected_version:
+        return _already_there(db, turn, head) or port.CommitConflict("version", head.version, head.lease_epoch)
+    if head.lease_epoch != turn.epoch:
+        return port.CommitConflict("epoch", head.version, head.lease_epoch)
+    return None
+
+
+def _already_there(db: sqlite3.Connection, turn: port.Turn, head: _Head) -> port.Committed | None:
+    """Recognise a turn that was committed before: the event after its version is its own first event."""
+    if not turn.events:
+        return None
+    found = db.execute(
+        f"SELECT {rows.EVENT} FROM events WHERE run_no = ? AND run_seq = ?", (head.run_no, turn.expected_version + 1)
+    )
+    mine = turn.events[0]
+    for theirs in rows.events_of(turn.run_id, found):
+        if (mine.idempotency_key, mine.engine_run_ref) == (theirs.idempotency_key, theirs.engine_run_ref):
+            return port.Committed(turn.expected_version + len(turn.events), theirs.persisted_at)
+    return None
+
+
+def _write_wave(
+    db: sqlite3.Connection,
+    turns: Sequence[port.Turn],
+    wave: dict[str, int],
+    heads: dict[str, _Head],
+    answers: list[Answer | None],
+    now: Instant,
+) -> None:
+    """Write the turns of a wave, which are of different runs, and answer them."""
+    winners = [(heads[run_id], turns[index]) for run_id, index in wave.items()]
+    if not winners:
+        return
+    db.execute("SAVEPOINT wave")
+    try:
+        _write(db, winners, now)
+    except sqlite3.IntegrityError:
+        db.execute("ROLLBACK TO wave")
+        for run_id, index in wave.items():
+            answers[index] = _write_alone(db, heads[run_id], turns[index], now)
+    db.execute("RELEASE wave")
+    for run_id, index in wave.items():
+        if answers[index] is None:
+            turn, head = turns[index], heads[run_id]
+            head.version += len(turn.events)
+            head.lease_owner = _owner_after(head, turn)
+            answers[index] = port.Committed(head.version, now)
+
+
+def _write_alone(db: sqlite3.Connection, head: _Head, turn: port.Turn, now: Instant) -> port.CommitConflict | None:
+    db.execute("SAVEPOINT alone")
+    try:
+        _write(db, [(head, turn)], now)
+        return None
+    except sqlite3.IntegrityError:
+        db.execute("ROLLBACK TO alone")
+        existing = _existing_event(db, head.run_no, turn)
+        if existing is None:
+            return port.CommitConflict("task is open", head.version, head.lease_epoch)
+        return port.CommitConflict("event exists", head.version, head.lease_epoch, existing)
+    finally:
+        db.execute("RELEASE alone")
+
+
+def _existing_event(db: sqlite3.Connection, run_no: int, turn: port.Turn) -> Event | None:
+    seen: dict[str, Event] = {}
+    for event in turn.events:
+        found = db.execute(
+            f"SELECT {rows.EVENT} FROM events WHERE run_no = ? AND idempotency_key = ?",
+            (run_no, bytes.fromhex(event.idempotency_key)),
+        )
+        for existing in rows.events_of(turn.run_id, found):
+            return existing
+        if event.idempotency_key in seen:
+            return seen[event.idempotency_key]
+        seen[event.idempotency_key] = event
+    return None
+
+
+def _write(db: sqlite3.Connection, winners: list[tuple[_Head, port.Turn]], now: Instant) -> None:
+    """Write turns of different runs, table by table."""
+    events: list[tuple[Any, ...]] = []
+    consumed: list[tuple[int, str]] = []
+    messages: list[tuple[Any, ...]] = []
+    finished: list[tuple[int]] = []
+    runs: list[tuple[Any, ...]] = []
+    others = []
+    for head, turn in winners:
+        run_no, is_finished = head.run_no, turn.snapshot.status in TERMINAL
+        events += rows.event_rows(run_no, turn.events, turn.expected_version, now)
+        consumed += [(run_no, signal_id) for signal_id in turn.consumed]
+        messages += [rows.message_row(run_no, message, now) for message in turn.messages]
+        if is_finished:
+            finished.append((run_no,))
+        if turn.received or turn.waits_opened or turn.waits_closed or turn.tasks or turn.records:
+            others.append((run_no, turn))
+        runs.append(
+            (
+                str(turn.snapshot.status),
+                turn.expected_version + len(turn.events),
+                rows.encode(turn.snapshot),
+                now,
+                now if is_finished else None,
+                _owner_after(head, turn),
+                now if head.inbox_seq > turn.seen_inbox_seq and not is_finished else NEVER,
+                run_no,
+                run_no,
+            )
+        )
+    db.executemany(rows.INSERT_EVENT, events)
+    db.executemany("DELETE FROM messages WHERE run_no = ? AND signal_id = ?", consumed)
+    db.executemany(rows.INSERT_MESSAGE, messages)
+    _write_others(db, others)
+    if finished:
+        db.executemany("DELETE FROM messages WHERE run_no = ?", finished)
+        db.executemany("DELETE FROM waits WHERE run_no = ?", finished)
+    db.executemany(_UPDATE_RUN, runs)
+
+
+def _write_others(db: sqlite3.Connection, turns: list[tuple[int, port.Turn]]) -> None:
+    """Write what only some turns have: signals consumed, waits, tasks and records."""
+    for run_no, turn in turns:
+        db.executemany(
+            "UPDATE signals SET consumed_seq = ? WHERE run_no = ? AND inbox_seq = ?",
+            [(turn.expected_version + 1 + index, run_no, inbox_seq) for inbox_seq, index in turn.received],
+        )
+        db.executemany(
+            "DELETE FROM waits WHERE run_no = ? AND step_id = ?", [(run_no, step_id) for step_id in turn.waits_closed]
+        )
+        db.executemany(rows.INSERT_WAIT, [rows.wait_row(run_no, wait) for wait in turn.waits_opened])
+        closed_first = sorted(turn.tasks, key=lambda task: task.status == "OPEN")
+        db.executemany(rows.INSERT_TASK, [rows.task_row(run_no, task) for task in closed_first])
+        db.executemany(rows.INSERT_RECORD, [rows.record_row(run_no, record) for record in turn.records])
+
+
+def _owner_after(head: _Head, turn: port.Turn) -> str | None:
+    return None if turn.release or turn.snapshot.status in TERMINAL else head.lease_owner

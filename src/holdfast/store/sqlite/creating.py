@@ -1,0 +1,105 @@
+"""`create`: new runs, once per request."""
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+from holdfast.core.instants import Instant
+from holdfast.store import guards, port
+from holdfast.store.sqlite import rows
+
+_INSERT_RUN = """
+INSERT INTO runs (run_no, run_id, tenant, project, environment, plan_id, plan_version, run_request_id, request_key,
+    input_sha256, parent_run_id, reference_key, tags, status, version, snapshot, created_at, updated_at, ready_at,
+    lease_owner, lease_epoch)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+
+Answer = port.Created | port.Existing | port.Refused
+
+
+def create(db: sqlite3.Connection, new_runs: Sequence[port.NewRun], owner: str | None, now: Instant) -> list[Answer]:
+    """Create runs, for `owner` if there is one."""
+    problems = [guards.check_new_run(new) for new in new_runs]
+    requests, run_ids = _known(db, [new for new, problem in zip(new_runs, problems, strict=True) if problem is None])
+    (run_no,) = db.execute("SELECT coalesce(max(run_no), 0) FROM runs").fetchone()
+    answers: list[Answer] = []
+    created: list[tuple[int, port.NewRun]] = []
+    for new, problem in zip(new_runs, problems, strict=True):
+        answer: Answer | None = port.Refused(problem) if problem else _existing_or_conflict(new, requests, run_ids)
+        if answer is None:
+            run_no += 1
+            created.append((run_no, new))
+            requests[new.request_key] = (new.run_id, new.input_sha256)
+            run_ids.add(new.run_id)
+            answer = port.Created(new.run_id, 1 if owner else 0)
+        answers.append(answer)
+    _insert(db, created, owner, now)
+    return answers
+
+
+def _known(db: sqlite3.Connection, new_runs: Sequence[port.NewRun]) -> tuple[dict[str, tuple[str, str]], set[str]]:
+    requests = {}
+    for new in new_runs:
+        key = (bytes.fromhex(new.request_key),)
+        found = db.execute("SELECT run_id, input_sha256 FROM runs WHERE request_key = ?", key).fetchone()
+        if found:
+            requests[new.request_key] = (found[0], found[1].hex())
+    ids = rows.listing(new.run_id for new in new_runs)
+    taken = db.execute("SELECT run_id FROM runs WHERE run_id IN (SELECT value FROM json_each(?))", (ids,))
+    return requests, {run_id for (run_id,) in taken}
+
+
+def _existing_or_conflict(
+    new: port.NewRun, requests: dict[str, tuple[str, str]], run_ids: set[str]
+) -> port.Existing | port.Refused | None:
+    known = requests.get(new.request_key)
+    if known is not None:
+        run_id, input_sha256 = known
+        is_same = input_sha256 == new.input_sha256
+        return port.Existing(run_id) if is_same else port.Refused(guards.request_conflict(run_id))
+    if new.run_id in run_ids:
+        return port.Refused(guards.run_id_taken(new.run_id))
+    return None
+
+
+def _insert(db: sqlite3.Connection, created: list[tuple[int, port.NewRun]], owner: str | None, now: Instant) -> None:
+    db.executemany(_INSERT_RUN, [_run_row(run_no, new, owner, now) for run_no, new in created])
+    db.executemany(
+        rows.INSERT_EVENT, [row for run_no, new in created for row in rows.event_rows(run_no, new.events, 0, now)]
+    )
+    db.executemany(
+        rows.INSERT_MESSAGE,
+        [rows.message_row(run_no, message, now) for run_no, new in created for message in new.messages],
+    )
+    db.executemany(
+        rows.INSERT_WAIT, [rows.wait_row(run_no, wait) for run_no, new in created for wait in new.waits_opened]
+    )
+    db.executemany(rows.INSERT_TASK, [rows.task_row(run_no, task) for run_no, new in created for task in new.tasks])
+
+
+def _run_row(run_no: int, new: port.NewRun, owner: str | None, now: Instant) -> tuple[Any, ...]:
+    due = [now if message.due_at is None else message.due_at for message in new.messages]
+    return (
+        run_no,
+        new.run_id,
+        new.tenant,
+        new.project,
+        new.environment,
+        new.plan_id,
+        new.plan_version,
+        new.run_request_id,
+        bytes.fromhex(new.request_key),
+        bytes.fromhex(new.input_sha256),
+        new.parent_run_id,
+        new.reference_key,
+        rows.encode(new.tags),
+        str(new.snapshot.status),
+        len(new.events),
+        rows.encode(new.snapshot),
+        now,
+        now,
+        min(due, default=None),
+        owner,
+        1 if owner else 0,
+    )

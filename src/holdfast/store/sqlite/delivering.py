@@ -1,0 +1,192 @@
+"""`deliver`: signals and messages put into inboxes, each at most once by its id."""
+
+import sqlite3
+from collections.abc import Sequence
+
+from holdfast.core import codec
+from holdfast.core.idempotency import inbox_uuid, signal_storage_key, signal_suffix
+from holdfast.core.instants import Instant
+from holdfast.core.messages import (
+    AcceptanceRecord,
+    AcceptedSignalResult,
+    Message,
+    SignalRequest,
+    check_message,
+    check_signal,
+)
+from holdfast.core.state import TERMINAL, RunStatus
+from holdfast.errors import CallerError
+from holdfast.limits import Limits
+from holdfast.store import guards, port
+from holdfast.store.sqlite import rows
+
+MINUTE = 60_000_000
+
+Answer = port.Accepted | port.Duplicate | port.Refused
+
+
+class _Inbox:
+    """A run while things are delivered to it."""
+
+    def __init__(self, row: tuple[int, str, int, int, int | None]) -> None:
+        self.run_no, status, self.inbox_seq, self.last_accepted_at, self.ready_at = row
+        self.status = RunStatus(status)
+
+    def wake(self, at: Instant) -> None:
+        self.ready_at = at if self.ready_at is None else min(at, self.ready_at)
+
+
+def deliver(
+    db: sqlite3.Connection, items: Sequence[SignalRequest | Message], limits: Limits, now: Instant
+) -> list[Answer]:
+    """Deliver the items in order."""
+    problems = [check_message(item) if isinstance(item, Message) else check_signal(item, limits) for item in items]
+    inboxes = _inboxes(db, {item.run_id for item, problem in zip(items, problems, strict=True) if problem is None})
+    answers: list[Answer] = []
+    for item, problem in zip(items, problems, strict=True):
+        inbox = inboxes.get(item.run_id) if problem is None else None
+        if problem is not None:
+            answers.append(port.Refused(problem))
+        elif inbox is None:
+            answers.append(port.Refused(guards.no_such_run(item.run_id)))
+        elif isinstance(item, Message):
+            answers.append(_deliver_message(db, inbox, item, now))
+        else:
+            answers.append(_deliver_signal(db, inbox, item, limits, now))
+    db.executemany(
+        "UPDATE runs SET inbox_seq = ?, last_accepted_at = ?, ready_at = ? WHERE run_no = ?",
+        [(box.inbox_seq, box.last_accepted_at, box.ready_at, box.run_no) for box in inboxes.values()],
+    )
+    return answers
+
+
+def _inboxes(db: sqlite3.Connection, run_ids: set[str]) -> dict[str, _Inbox]:
+    found = db.execute(
+        "SELECT run_id, run_no, status, inbox_seq, last_accepted_at, ready_at FROM runs "
+        "WHERE run_id IN (SELECT value FROM json_each(?))",
+        (rows.listing(run_ids),),
+    )
+    return {row[0]: _Inbox(row[1:]) for row in found}
+
+
+def _deliver_message(db: sqlite3.Connection, inbox: _Inbox, message: Message, now: Instant) -> Answer:
+    known = db.execute(
+        "SELECT 1 FROM messages WHERE run_no = ? AND signal_id = ?", (inbox.run_no, message.signal_id)
+    ).fetchone()
+    if known:
+        return port.Duplicate()
+    if inbox.status in TERMINAL:
+        return port.Refused(guards.run_terminal(message.run_id, inbox.status))
+    row = rows.message_row(inbox.run_no, message, now)
+    db.execute(rows.INSERT_MESSAGE, row)
+    inbox.wake(row[2])
+    return port.Accepted()
+
+
+def _deliver_signal(
+    db: sqlite3.Connection, inbox: _Inbox, request: SignalRequest, limits: Limits, now: Instant
+) -> Answer:
+    known = _known_signal(db, inbox, request, limits, now)
+    if known is not None:
+        return known
+    problem = _signal_problem(db, inbox, request, limits, now)
+    if problem is not None:
+        return port.Refused(problem)
+    return port.Accepted(_accept(db, inbox, request, limits, now))
+
+
+def _known_signal(
+    db: sqlite3.Connection, inbox: _Inbox, request: SignalRequest, limits: Limits, now: Instant
+) -> port.Duplicate | port.Refused | None:
+    if request.signal_id is None:
+        return None
+    scope = (inbox.run_no, request.name, request.signal_id)
+    found = db.execute(
+        "SELECT record FROM acceptance_records WHERE run_no = ? AND name = ? AND signal_id = ? AND expires_at > ?",
+        (*scope, now),
+    ).fetchone()
+    if found:
+        record = rows.acceptance_of(found[0])
+        if record.payload_sha256 == codec.digest(request.payload):
+            return port.Duplicate(record.response)
+        return port.Refused(guards.payload_conflict(request))
+    orphan = db.execute(
+        "SELECT 1 FROM signals WHERE run_no = ? AND name = ? AND signal_id = ? AND accepted_at > ?",
+        (*scope, now - limits.acceptance_retention_ms * 1_000),
+    ).fetchone()
+    return port.Refused(guards.indeterminate(request, now)) if orphan else None
+
+
+def _signal_problem(
+    db: sqlite3.Connection, inbox: _Inbox, request: SignalRequest, limits: Limits, now: Instant
+) -> CallerError | None:
+    if inbox.status in TERMINAL:
+        return guards.run_terminal(request.run_id, inbox.status)
+    if request.require_waiting and not _is_awaited(db, inbox.run_no, request):
+        return guards.not_waiting(request)
+    most = limits.signals_per_run_per_minute
+    if inbox.inbox_seq < most:
+        return None
+    # Times of acceptance grow with inbox_seq, so one row tells whether the last minute is full.
+    found = db.execute(
+        "SELECT accepted_at FROM signals WHERE run_no = ? ORDER BY inbox_seq DESC LIMIT 1 OFFSET ?",
+        (inbox.run_no, most - 1),
+    ).fetchone()
+    if found and found[0] > now - MINUTE:
+        return guards.rate_limited(request, limits, found[0] + MINUTE, now)
+    return None
+
+
+def _is_awaited(db: sqlite3.Connection, run_no: int, request: SignalRequest) -> bool:
+    """Say whether there are more open waits that the signal fits than signals ahead of it."""
+    address = "" if request.step_id is None else "AND step_id = :step_id"
+    (is_awaited,) = db.execute(
+        f"SELECT (SELECT count(*) FROM waits WHERE run_no = :run_no AND name = :name {address}) > "
+        f"(SELECT count(*) FROM signals WHERE run_no = :run_no AND consumed_seq IS NULL AND name = :name {address})",
+        {"run_no": run_no, "name": request.name, "step_id": request.step_id},
+    ).fetchone()
+    return bool(is_awaited)
+
+
+def _accept(
+    db: sqlite3.Connection, inbox: _Inbox, request: SignalRequest, limits: Limits, now: Instant
+) -> AcceptedSignalResult:
+    inbox.inbox_seq += 1
+    inbox.last_accepted_at = accepted_at = max(now, inbox.last_accepted_at + 1)
+    inbox.wake(now)
+    uuid = inbox_uuid(request.run_id, inbox.inbox_seq)
+    signal_id = uuid if request.signal_id is None else request.signal_id
+    result = AcceptedSignalResult(
+        workflow_id=request.run_id,
+        signal_name=request.name,
+        signal_id=signal_id,
+        accepted_at=accepted_at,
+        signal_storage_key=signal_storage_key(request.run_id, request.name, signal_suffix(accepted_at, uuid)),
+    )
+    record = AcceptanceRecord(
+        workflow_id=request.run_id,
+        signal_name=request.name,
+        signal_id=signal_id,
+        signal_storage_key=result.signal_storage_key,
+        payload_sha256=codec.digest(request.payload),
+        response=result,
+        accepted_at=accepted_at,
+        expires_at=accepted_at + limits.acceptance_retention_ms * 1_000,
+    )
+    db.execute(
+        f"INSERT INTO signals (run_no, {rows.SIGNAL}) VALUES (?, ?, ?, ?, ?, ?, ?, NULL)",
+        (
+            inbox.run_no,
+            inbox.inbox_seq,
+            request.name,
+            signal_id,
+            request.step_id,
+            bytes(request.payload).decode(),
+            accepted_at,
+        ),
+    )
+    db.execute(
+        "INSERT OR REPLACE INTO acceptance_records VALUES (?, ?, ?, ?, ?)",
+        (inbox.run_no, request.name, signal_id, record.expires_at, rows.encode(record)),
+    )
+    return result

@@ -1,0 +1,170 @@
+"""`load`, `read_events`, the `find_` verbs and `stats`."""
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+from holdfast.core.events import Event
+from holdfast.core.instants import Instant
+from holdfast.core.messages import Message, Signal
+from holdfast.core.records import ActivityRecord, Task, Wait
+from holdfast.store import port
+from holdfast.store.sqlite import rows
+
+
+def load(db: sqlite3.Connection, run_ids: Sequence[str], now: Instant) -> list[port.LoadedRun | None]:
+    """Return the runs in the order asked for; None where missing."""
+    numbers = dict(
+        db.execute(
+            "SELECT run_id, run_no FROM runs WHERE run_id IN (SELECT value FROM json_each(?))",
+            (rows.listing(run_ids),),
+        )
+    )
+    loaded = load_numbers(db, list(numbers.values()), now)
+    return [loaded[numbers[run_id]] if run_id in numbers else None for run_id in run_ids]
+
+
+def load_numbers(db: sqlite3.Connection, run_nos: Sequence[int], now: Instant) -> dict[int, port.LoadedRun]:
+    """Return the runs with what waits for them: four statements, however many runs."""
+    if not run_nos:
+        return {}
+    numbers = rows.listing(run_nos)
+    among = "run_no IN (SELECT value FROM json_each(?))"
+    heads = {row[0]: rows.head_of(row) for row in db.execute(f"SELECT {rows.HEAD} FROM runs WHERE {among}", (numbers,))}
+    messages: dict[int, list[Message]] = {}
+    for run_no, text in db.execute(
+        f"SELECT run_no, message FROM messages WHERE {among} AND due_at <= ? ORDER BY run_no, due_at, signal_id",
+        (numbers, now),
+    ):
+        messages.setdefault(run_no, []).append(rows.message_of(text))
+    signals: dict[int, list[Signal]] = {}
+    for row in db.execute(
+        f"SELECT run_no, {rows.SIGNAL} FROM signals WHERE {among} AND consumed_seq IS NULL ORDER BY run_no, inbox_seq",
+        (numbers,),
+    ):
+        signals.setdefault(row[0], []).append(rows.signal_of(heads[row[0]].run_id, row[1:]))
+    records: dict[int, list[ActivityRecord]] = {}
+    for run_no, text in db.execute(
+        f"SELECT run_no, record FROM activity_records WHERE {among} "
+        "ORDER BY run_no, activity_name, step_id, idempotency_key",
+        (numbers,),
+    ):
+        records.setdefault(run_no, []).append(rows.record_of(text))
+    return {
+        run_no: port.LoadedRun(
+            head=head,
+            messages=tuple(messages.get(run_no, ())),
+            signals=tuple(signals.get(run_no, ())),
+            records=tuple(records.get(run_no, ())),
+        )
+        for run_no, head in heads.items()
+    }
+
+
+def read_events(db: sqlite3.Connection, run_id: str, after: int, limit: int) -> list[Event]:
+    """Return a page of the run's history."""
+    found = db.execute(
+        f"SELECT {rows.EVENT} FROM events WHERE run_no = (SELECT run_no FROM runs WHERE run_id = ?) AND run_seq > ? "
+        "ORDER BY run_seq LIMIT ?",
+        (run_id, after, limit),
+    )
+    return rows.events_of(run_id, found)
+
+
+def find_runs(db: sqlite3.Connection, query: port.RunQuery, limit: int) -> list[port.RunHead]:
+    """Return the runs that the query names."""
+    where = _Where()
+    where.add("run_id > ?", query.after)
+    where.add_given("tenant = ?", query.tenant)
+    where.add_given("plan_id = ?", query.plan_id)
+    where.add_given("status = ?", None if query.status is None else str(query.status))
+    where.add_given("reference_key = ?", query.reference_key)
+    where.add_given("parent_run_id = ?", query.parent_run_id)
+    where.add_given("EXISTS (SELECT 1 FROM json_each(tags) WHERE value = ?)", query.tag)
+    where.add_given("created_at >= ?", query.created_from)
+    where.add_given("created_at < ?", query.created_until)
+    found = db.execute(f"SELECT {rows.HEAD} FROM runs {where.text} ORDER BY run_id LIMIT ?", where.values(limit))
+    return [rows.head_of(row) for row in found]
+
+
+def find_waits(db: sqlite3.Connection, query: port.WaitQuery, limit: int) -> list[Wait]:
+    """Return the open waits that the query names."""
+    where = _Where()
+    where.add("(run_id, step_id) > (?, ?)", *query.after)
+    where.add_given("run_id = ?", query.run_id)
+    where.add_given("name = ?", query.name)
+    found = db.execute(
+        f"SELECT run_id, step_id, name, token, since, until FROM waits JOIN runs USING (run_no) {where.text} "
+        "ORDER BY run_id, step_id LIMIT ?",
+        where.values(limit),
+    )
+    return [Wait(run_id=r[0], step_id=r[1], name=r[2], token=r[3], since=r[4], until=r[5]) for r in found]
+
+
+def find_mailbox(db: sqlite3.Connection, query: port.MailboxQuery, limit: int) -> list[Signal]:
+    """Return the signals that the query names."""
+    where = _Where()
+    where.add("run_no = (SELECT run_no FROM runs WHERE run_id = ?)", query.run_id)
+    where.add("inbox_seq > ?", query.after)
+    where.add_given("name = ?", query.name)
+    where.add_given("signal_id = ?", query.signal_id)
+    if not query.consumed:
+        where.add("consumed_seq IS NULL")
+    found = db.execute(
+        f"SELECT {rows.SIGNAL} FROM signals {where.text} ORDER BY inbox_seq LIMIT ?", where.values(limit)
+    )
+    return [rows.signal_of(query.run_id, row) for row in found]
+
+
+def find_tasks(db: sqlite3.Connection, query: port.TaskQuery, limit: int) -> list[Task]:
+    """Return the tasks that the query names."""
+    where = _Where()
+    where.add("task_id > ?", query.after)
+    where.add_given("run_no = (SELECT run_no FROM runs WHERE run_id = ?)", query.run_id)
+    where.add_given("task_id = ?", query.task_id)
+    where.add_given("status = ?", query.status)
+    where.add_given("assignee = ?", query.assignee)
+    where.add_given("EXISTS (SELECT 1 FROM json_each(roles) WHERE value = ?)", query.role)
+    found = db.execute(f"SELECT task FROM tasks {where.text} ORDER BY task_id LIMIT ?", where.values(limit))
+    return [rows.task_of(text) for (text,) in found]
+
+
+def stats(db: sqlite3.Connection, now: Instant) -> port.Stats:
+    """Count."""
+
+    def one(sql: str) -> Any:
+        return db.execute(sql, {"now": now} if ":now" in sql else ()).fetchone()[0]
+
+    return port.Stats(
+        runs=dict(db.execute("SELECT status, count(*) FROM runs GROUP BY status")),
+        ready=one("SELECT count(*) FROM runs WHERE ready_at <= :now"),
+        leased=one("SELECT count(*) FROM runs WHERE lease_owner IS NOT NULL"),
+        messages=one("SELECT count(*) FROM messages"),
+        signals=one("SELECT count(*) FROM signals WHERE consumed_seq IS NULL"),
+        open_tasks=one("SELECT count(*) FROM tasks WHERE status = 'OPEN'"),
+        nodes=one("SELECT count(*) FROM nodes WHERE lease_until > :now"),
+        oldest_ready_at=one("SELECT min(ready_at) FROM runs WHERE ready_at <= :now"),
+    )
+
+
+class _Where:
+    """Gathers the conditions of a query, and their values."""
+
+    def __init__(self) -> None:
+        self._conditions: list[str] = []
+        self._values: list[Any] = []
+
+    def add(self, condition: str, *values: Any) -> None:
+        self._conditions.append(condition)
+        self._values.extend(values)
+
+    def add_given(self, condition: str, value: Any) -> None:
+        if value is not None:
+            self.add(condition, value)
+
+    @property
+    def text(self) -> str:
+        return "WHERE " + " AND ".join(self._conditions)
+
+    def values(self, limit: int) -> list[Any]:
+        return [*self._values, limit]

@@ -1,0 +1,178 @@
+"""The embedded store: one SQLite file, for production.
+
+Write-ahead log and full synchronisation are on and verified: what a verb has answered survives a power cut. Any
+number of processes on one machine may share the file; a network file system may not hold it.
+"""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from holdfast.core.events import Event
+from holdfast.core.instants import Instant
+from holdfast.core.messages import Message, Signal, SignalRequest
+from holdfast.core.records import Task, Wait
+from holdfast.limits import Limits
+from holdfast.ports import Clock, SystemClock
+from holdfast.store import guards, port
+from holdfast.store.sqlite import committing, creating, delivering, owning, reading, retention
+from holdfast.store.sqlite.database import Database
+from holdfast.store.sqlite.migrate import latest_version, migrate, not_migrated, schema_version
+from holdfast.store.sqlite.wakeups import SocketWakeups
+
+T = TypeVar("T")
+
+
+class SqliteStore:
+    """A store in one SQLite file. Make it with `open`."""
+
+    def __init__(self, database: Database, clock: Clock, limits: Limits) -> None:
+        self.capabilities = port.Capabilities(
+            conditional_batch=True, atomic_batch=True, read_after_write=True, scan_consistency="snapshot"
+        )
+        self.wakeups = SocketWakeups(database.path)
+        self._database = database
+        self._clock = clock
+        self._limits = limits
+        self._is_migrated = False
+        self._will_ring = False
+
+    @classmethod
+    async def open(
+        cls,
+        path: str | Path,
+        *,
+        clock: Clock | None = None,
+        limits: Limits | None = None,
+        busy_ms: int = 30_000,
+    ) -> "SqliteStore":
+        """Open the file, or begin a new one. `busy_ms` is how long to wait for other processes before `StoreBusy`."""
+        database = await Database.open(Path(path), busy_ms)
+        store = cls(database, clock or SystemClock(), limits or Limits())
+        try:
+            present = await database.read(lambda db: schema_version(db, database.path))
+            store._is_migrated = present >= latest_version()
+        except BaseException:
+            await store.close()
+            raise
+        return store
+
+    async def migrate(self) -> int:
+        path = self._database.path
+        version = await self._database.write(lambda db: migrate(db, path, self._clock.now()))
+        self._is_migrated = True
+        return version
+
+    async def close(self) -> None:
+        self.wakeups.close()
+        await self._database.close()
+
+    async def now(self) -> Instant:
+        return await self._read(lambda _, now: now)
+
+    # --- writing
+
+    async def create(
+        self, runs: Sequence[port.NewRun], claim_for: str | None = None
+    ) -> list[port.Created | port.Existing | port.Refused]:
+        guards.check_batch(runs, self._limits)
+
+        def work(db: sqlite3.Connection, now: Instant) -> list[port.Created | port.Existing | port.Refused]:
+            if claim_for is not None:
+                owning.check_node(db, claim_for, now)
+            return creating.create(db, runs, claim_for, now)
+
+        return await self._write(work, rings=True)
+
+    async def deliver(
+        self, items: Sequence[SignalRequest | Message]
+    ) -> list[port.Accepted | port.Duplicate | port.Refused]:
+        guards.check_batch(items, self._limits)
+        return await self._write(lambda db, now: delivering.deliver(db, items, self._limits, now), rings=True)
+
+    async def commit(self, turns: Sequence[port.Turn]) -> list[port.Committed | port.CommitConflict]:
+        guards.check_batch(turns, self._limits)
+        return await self._write(lambda db, now: committing.commit(db, turns, now), rings=True)
+
+    async def purge(self, policy: port.PurgePolicy) -> port.PurgeReport:
+        guards.check_page(policy.limit)
+        return await self._write(lambda db, now: retention.purge(db, policy, now))
+
+    # --- owning
+
+    async def claim(self, node: str, limit: int) -> list[port.LoadedRun]:
+        guards.check_page(limit)
+        return await self._write(lambda db, now: owning.claim(db, node, limit, now))
+
+    async def renew(self, node: str, lease_ms: int) -> Instant:
+        guards.check_lease(node, lease_ms)
+        return await self._write(lambda db, now: owning.renew(db, node, lease_ms, now))
+
+    async def release(self, node: str, run_ids: Sequence[str] | None = None) -> int:
+        return await self._write(lambda db, now: owning.release(db, node, run_ids, now), rings=True)
+
+    async def next_due(self, node: str) -> Instant | None:
+        return await self._read(lambda db, _: owning.next_due(db, node))
+
+    # --- reading
+
+    async def load(self, run_ids: Sequence[str]) -> list[port.LoadedRun | None]:
+        guards.check_batch(run_ids, self._limits)
+        return await self._read(lambda db, now: reading.load(db, run_ids, now))
+
+    async def read_events(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
+        most = self._limits.page_items if limit is None else guards.check_page(limit)
+        return await self._read(lambda db, _: reading.read_events(db, run_id, after, most))
+
+    async def find_runs(self, query: port.RunQuery) -> list[port.RunHead]:
+        most = self._page(query.limit)
+        return await self._read(lambda db, _: reading.find_runs(db, query, most))
+
+    async def find_waits(self, query: port.WaitQuery) -> list[Wait]:
+        most = self._page(query.limit)
+        return await self._read(lambda db, _: reading.find_waits(db, query, most))
+
+    async def find_mailbox(self, query: port.MailboxQuery) -> list[Signal]:
+        most = self._page(query.limit)
+        return await self._read(lambda db, _: reading.find_mailbox(db, query, most))
+
+    async def find_tasks(self, query: port.TaskQuery) -> list[Task]:
+        most = self._page(query.limit)
+        return await self._read(lambda db, _: reading.find_tasks(db, query, most))
+
+    async def stats(self) -> port.Stats:
+        return await self._read(reading.stats)
+
+    # --- how work reaches the file
+
+    def _page(self, limit: int) -> int:
+        return min(guards.check_page(limit), self._limits.page_items)
+
+    async def _read(self, work: Callable[[sqlite3.Connection, Instant], T]) -> T:
+        self._check_migrated()
+        return await self._database.read(lambda db: work(db, self._clock.now()))
+
+    async def _write(self, work: Callable[[sqlite3.Connection, Instant], T], *, rings: bool = False) -> T:
+        """Do the work in a transaction; the time is read when the lock is held, so that it grows with the commits."""
+        self._check_migrated()
+        answer = await self._database.write(lambda db: work(db, self._clock.now()))
+        if rings:
+            self._ring_soon()
+        return answer
+
+    def _check_migrated(self) -> None:
+        self._database.check_open()
+        if not self._is_migrated:
+            raise not_migrated(self._database.path)
+
+    def _ring_soon(self) -> None:
+        """Ring once for all the work of this round of the event loop."""
+        if not self._will_ring:
+            self._will_ring = True
+            asyncio.get_running_loop().call_soon(self._ring)
+
+    def _ring(self) -> None:
+        self._will_ring = False
+        self.wakeups.ring()

@@ -1,0 +1,105 @@
+"""Wake-ups between processes that share a file: a datagram to each of them, no scanning loop.
+
+Each process that listens binds a Unix datagram socket in the folder `NAME-wake` beside the file. To ring is to send
+an empty datagram to every socket there. A socket whose owner was killed refuses it, and is removed by the one who
+notices. Nothing that goes wrong here matters to correctness, so faults of the operating system are passed over.
+"""
+
+import asyncio
+import errno
+import itertools
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+from holdfast.store.wakeups import LocalListener, LocalWakeups
+
+LONGEST_ADDRESS = 100
+"""Unix socket addresses are limited to some hundred bytes; a longer path is reached through the folder's descriptor."""
+
+
+class SocketWakeups:
+    """The bell of one file."""
+
+    def __init__(self, path: Path) -> None:
+        self._folder = path.with_name(path.name + "-wake")
+        self._local = LocalWakeups()
+        self._socket: socket.socket | None = None
+        self._name = ""
+        self._folder_fd = -1
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def ring(self) -> None:
+        self._local.ring()
+        try:
+            names = os.listdir(self._folder)
+        except OSError:
+            return  # nobody listens
+        for name in names:
+            if name != self._name:
+                self._send(name)
+
+    def listen(self) -> LocalListener:
+        if self._socket is None:
+            self._loop = asyncio.get_running_loop()
+            with suppress(OSError):
+                self._bind()
+        return self._local.listen()
+
+    def close(self) -> None:
+        self._local.close()
+        if self._socket is not None and self._loop is not None:
+            if not self._loop.is_closed():
+                self._loop.remove_reader(self._socket)
+            self._socket.close()
+            self._socket = None
+            with suppress(OSError):
+                (self._folder / self._name).unlink()
+        if self._folder_fd >= 0:
+            os.close(self._folder_fd)
+            self._folder_fd = -1
+        with suppress(OSError):
+            self._folder.rmdir()
+
+    def _bind(self) -> None:
+        self._folder.mkdir(exist_ok=True)
+        bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        bell.setblocking(False)
+        for number in itertools.count():
+            self._name = f"{os.getpid()}-{number}"
+            try:
+                bell.bind(self._address(self._name))
+                break
+            except OSError as problem:
+                if problem.errno != errno.EADDRINUSE:
+                    bell.close()
+                    raise
+        self._socket = bell
+        assert self._loop is not None
+        self._loop.add_reader(bell, self._heard)
+
+    def _heard(self) -> None:
+        with suppress(OSError):
+            while self._socket is not None:
+                self._socket.recv(1)
+        self._local.ring()
+
+    def _send(self, name: str) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.setblocking(False)
+            try:
+                sender.sendto(b"", self._address(name))
+            except ConnectionRefusedError:
+                with suppress(OSError):
+                    (self._folder / name).unlink()  # its owner was killed
+            except OSError:
+                pass  # its buffer is full, so it has been rung; or it is gone
+
+    def _address(self, name: str) -> str:
+        address = str(self._folder / name)
+        if len(os.fsencode(address)) <= LONGEST_ADDRESS:
+            return address
+        if self._folder_fd < 0:
+            self._folder_fd = os.open(self._folder, os.O_RDONLY)
+        return f"/proc/self/fd/{self._folder_fd}/{name}"

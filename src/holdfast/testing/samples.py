@@ -1,0 +1,310 @@
+"""Runs, turns, signals and messages for tests of stores: valid, small, and made by the engine's own rules.
+
+`SampleNode` does what a node does, one step at a time and without a program: it starts runs, claims them, and
+commits turns that handle everything that waits and then do what the test says.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from holdfast.core import codec, commands
+from holdfast.core.decide import Input, Refusal
+from holdfast.core.events import ErrorInfo, Event, RunQueued
+from holdfast.core.instants import Instant
+from holdfast.core.messages import Message, MessageType, Signal, SignalRequest
+from holdfast.core.records import ActivityRecord
+from holdfast.core.state import RunState, state_of
+from holdfast.engine.turn import TurnDraft, start_run
+from holdfast.store.port import (
+    CommitConflict,
+    Committed,
+    Created,
+    LoadedRun,
+    MailboxQuery,
+    NewRun,
+    RunQuery,
+    Store,
+    TaskQuery,
+    Turn,
+    WaitQuery,
+)
+from holdfast.testing.clock import START
+
+T = TypeVar("T")
+K = TypeVar("K")
+
+PAGE = 100
+"""How much `read_all` asks for at a time; a store's own limit may be lower."""
+
+
+# --- what goes in -------------------------------------------------------------------------------------------------
+
+
+def new_run(
+    run_id: str = "run-1",
+    *,
+    now: Instant = START,
+    request_id: str = "",
+    value: object = None,
+    tenant: str = "default",
+    plan_id: str = "order",
+    parent: str | None = None,
+    reference_key: str | None = None,
+    tags: tuple[str, ...] = (),
+) -> NewRun:
+    """Return a run to create: queued, with the message that will start it. `value` is its input."""
+    queued = RunQueued(
+        plan_id=plan_id,
+        plan_version="1",
+        tenant=tenant,
+        run_request_id=request_id,
+        input=codec.encode(value),
+        parent_run_id=parent,
+    )
+    return start_run(run_id, queued, now, "starter", reference_key=reference_key, tags=tags)
+
+
+def signal(
+    run_id: str = "run-1",
+    name: str = "go",
+    value: object = None,
+    *,
+    signal_id: str | None = None,
+    step_id: str | None = None,
+    require_waiting: bool = False,
+) -> SignalRequest:
+    """Return a signal to deliver; `value` is its payload."""
+    return SignalRequest(
+        run_id=run_id,
+        name=name,
+        payload=codec.encode(value),
+        signal_id=signal_id,
+        step_id=step_id,
+        require_waiting=require_waiting,
+    )
+
+
+def message(
+    run_id: str = "run-1",
+    signal_id: str = "message-1",
+    *,
+    due_at: Instant | None = None,
+    kind: MessageType = "InternalContinue",
+    occurred_at: Instant = START,
+) -> Message:
+    """Return a message to deliver."""
+    return Message(signal_id=signal_id, run_id=run_id, type=kind, occurred_at=occurred_at, due_at=due_at)
+
+
+def record(
+    run_id: str = "run-1",
+    step_id: str = "charge",
+    *,
+    activity_name: str = "charge",
+    idempotency_key: str = "order-1",
+    result: object = None,
+    at: Instant = START,
+) -> ActivityRecord:
+    """Return the record of an activity that completed."""
+    return ActivityRecord(
+        run_id=run_id,
+        activity_name=activity_name,
+        step_id=step_id,
+        idempotency_key=idempotency_key,
+        status="completed",
+        result=codec.encode(result),
+        created_at=at,
+        updated_at=at,
+    )
+
+
+def wait(name: str = "go", step_id: str | None = None, until: Instant | None = None) -> commands.WaitSignal:
+    """Return the command to wait for a signal. The step is called like the signal unless told otherwise."""
+    return commands.WaitSignal(step_id=step_id or name, name=name, until=until)
+
+
+def timer(due_at: Instant, step_id: str = "sleep") -> commands.StartTimer:
+    """Return the command to sleep until then."""
+    return commands.StartTimer(step_id=step_id, due_at=due_at)
+
+
+def task(step_id: str = "approve", *, roles: tuple[str, ...] = (), assignee: str | None = None) -> commands.AskHuman:
+    """Return the command to ask a human."""
+    return commands.AskHuman(step_id=step_id, name=step_id, roles=roles, assignee=assignee)
+
+
+def activity(step_id: str = "charge", *, idempotency_key: str | None = None) -> commands.RunActivity:
+    """Return the command to run an activity of the step's name."""
+    return commands.RunActivity(step_id=step_id, name=step_id, idempotency_key=idempotency_key)
+
+
+def marker(step_id: str = "mark", value: object = None) -> commands.RecordMarker:
+    """Return the command to remember a value: an event that changes nothing else."""
+    return commands.RecordMarker(step_id=step_id, name=step_id, value=codec.encode(value))
+
+
+def complete(result: object = None) -> commands.CompleteRun:
+    """Return the command to finish."""
+    return commands.CompleteRun(result=codec.encode(result))
+
+
+def fail(text: str = "no stock") -> commands.FailRun:
+    """Return the command to finish with an error."""
+    return commands.FailRun(error=ErrorInfo("OutOfStock", text))
+
+
+def answer(run_id: str, step_id: str, token: str, actor: str = "ann", value: object = None) -> Message:
+    """Return the message that completes a task."""
+    return Message(
+        signal_id=f"answer-{step_id}",
+        run_id=run_id,
+        type="TaskCompleted",
+        occurred_at=START,
+        waiting_token=token,
+        step_id=step_id,
+        payload=codec.encode({"actor": actor, "answer": value}),
+    )
+
+
+# --- one node -----------------------------------------------------------------------------------------------------
+
+
+class SampleNode:
+    """A node that does one thing at a time."""
+
+    def __init__(self, store: Store, name: str = "node-a", lease_ms: int = 30_000) -> None:
+        self.store = store
+        self.name = name
+        self.lease_ms = lease_ms
+
+    async def renew(self) -> Instant:
+        """Renew the node's lease."""
+        return await self.store.renew(self.name, self.lease_ms)
+
+    async def create(self, run_id: str, **options: Any) -> LoadedRun:
+        """Create a run that belongs to this node, and return it before its first turn. Options: see `new_run`."""
+        await self.renew()
+        [created] = await self.store.create([new_run(run_id, now=await self.store.now(), **options)], self.name)
+        assert isinstance(created, Created), created
+        return await self.load(run_id)
+
+    async def start(self, run_id: str = "run-1", *todo: commands.Command, **options: Any) -> LoadedRun:
+        """Create a run that belongs to this node and commit its first turn. Options: see `new_run`."""
+        await self.create(run_id, **options)
+        return await self.step(run_id, *todo)
+
+    async def load(self, run_id: str) -> LoadedRun:
+        """Return a run that must be there."""
+        [run] = await self.store.load([run_id])
+        assert run is not None, f"there is no run {run_id!r}"
+        return run
+
+    async def claim(self, limit: int = 100) -> list[LoadedRun]:
+        """Claim after renewing the lease."""
+        await self.renew()
+        return await self.store.claim(self.name, limit)
+
+    async def turn(
+        self,
+        run: LoadedRun,
+        *todo: commands.Command,
+        inputs: Iterable[Input] = (),
+        records: Iterable[ActivityRecord] = (),
+        release: bool = False,
+    ) -> Turn:
+        """Return a turn that handles what waits for the run as it was loaded, and then does these things."""
+        history = await read_history(self.store, run.head.run_id)
+        state = state_of(run.head.run_id, history[: run.head.version])
+        return draft_turn(state, run, await self.store.now(), self.name, todo, inputs, records, release=release)
+
+    async def commit(self, turn: Turn) -> Committed | CommitConflict:
+        """Commit one turn and return its answer."""
+        [answer] = await self.store.commit([turn])
+        return answer
+
+    async def step(self, run_id: str, *todo: commands.Command, **options: Any) -> LoadedRun:
+        """Load a run, commit a turn which must win, and load it again. Options: see `turn`."""
+        turn = await self.turn(await self.load(run_id), *todo, **options)
+        answer = await self.commit(turn)
+        assert isinstance(answer, Committed), answer
+        return await self.load(run_id)
+
+
+def draft_turn(
+    state: RunState,
+    run: LoadedRun,
+    now: Instant,
+    node: str,
+    todo: Sequence[commands.Command] = (),
+    inputs: Iterable[Input] = (),
+    records: Iterable[ActivityRecord] = (),
+    *,
+    release: bool = False,
+) -> Turn:
+    """Return a turn that handles what waits for the run, and then does these things."""
+    draft = TurnDraft(state, run, now, node)
+    for item in (*run.messages, *inputs, *run.signals):
+        draft.handle(item)
+    if todo:
+        outcome = draft.enact(todo)
+        if isinstance(outcome, Refusal):
+            raise outcome.error
+        for waiting in run.signals:
+            draft.handle(waiting)  # what was just begun may want what was there before it
+    for known in records:
+        draft.record(known)
+    return draft.finish(release=release)
+
+
+# --- what comes out -----------------------------------------------------------------------------------------------
+
+
+async def read_history(store: Store, run_id: str) -> list[Event]:
+    """Return all events of a run, page by page."""
+    events: list[Event] = []
+    while page := await store.read_events(run_id, after=len(events), limit=PAGE):
+        events += page
+    return events
+
+
+async def read_picture(store: Store, nodes: Iterable[str] = ()) -> dict[str, Any]:
+    """Return everything that can be read from a store, for comparison with another time or another store."""
+    heads = await _read_all(
+        lambda after: store.find_runs(RunQuery(after=after, limit=PAGE)), "", lambda head: head.run_id
+    )
+    waits = await _read_all(
+        lambda after: store.find_waits(WaitQuery(after=after, limit=PAGE)),
+        ("", ""),
+        lambda wait: (wait.run_id, wait.step_id),
+    )
+    tasks = await _read_all(
+        lambda after: store.find_tasks(TaskQuery(after=after, limit=PAGE)), "", lambda task: task.task_id
+    )
+    ids = [head.run_id for head in heads]
+    return {
+        "runs": heads,
+        "loaded": [run for run_id in ids for run in await store.load([run_id])],
+        "events": {run_id: await read_history(store, run_id) for run_id in ids},
+        "mailboxes": {run_id: await read_mailbox(store, run_id) for run_id in ids},
+        "waits": waits,
+        "tasks": tasks,
+        "stats": await store.stats(),
+        "next_due": {node: await store.next_due(node) for node in ("nobody", *nodes)},
+    }
+
+
+async def read_mailbox(store: Store, run_id: str) -> list[Signal]:
+    """Return all signals of a run, consumed ones too."""
+    return await _read_all(
+        lambda after: store.find_mailbox(MailboxQuery(run_id=run_id, consumed=True, after=after, limit=PAGE)),
+        0,
+        lambda found: found.inbox_seq,
+    )
+
+
+async def _read_all(read_page: Callable[[K], Awaitable[list[T]]], after: K, key: Callable[[T], K]) -> list[T]:
+    found: list[T] = []
+    while page := await read_page(after):
+        found += page
+        after = key(page[-1])
+    return found

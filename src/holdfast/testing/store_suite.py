@@ -1,0 +1,28 @@
+"""The conformance suite: what every store must do, as tests.
+
+A store's author subclasses it in a test module and says how to make a store, and how to lose a record::
+
+    class TestMyStore(StoreSuite):
+        async def make_store(self, clock, limits):
+            return MyStore(clock=clock, limits=limits)
+
+        async def lose_acceptance_record(self, store, run_id, name, signal_id):
+            ...
+
+A store that other processes can open should override `make_peer` too. The tests are async methods: pytest-asyncio
+must be in auto mode. The `contract` markers name the rules of `docs/contract.md`; a project of its own registers the
+marker in its pytest settings. The suite says what the port says and no more: where the port leaves a choice, it does
+not look.
+"""
+
+from holdfast.testing.store_suite_claim import ClaimSuite
+from holdfast.testing.store_suite_commit import CommitSuite
+from holdfast.testing.store_suite_create import CreateSuite
+from holdfast.testing.store_suite_delivery import DeliverySuite
+from holdfast.testing.store_suite_find import FindSuite
+from holdfast.testing.store_suite_signals import SignalSuite
+from holdfast.testing.store_suite_turns import TurnSuite
+
+
+class StoreSuite(CreateSuite, SignalSuite, DeliverySuite, CommitSuite, TurnSuite, ClaimSuite, FindSuite):
+    """Every test of every verb. Subclass it once for each store."""

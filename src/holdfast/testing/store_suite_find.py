@@ -1,0 +1,261 @@
+"""The store suite, reading: loading, finding, paging and counting."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.core.state import COMPLETED, RUNNING
+from holdfast.errors import InvalidInput
+from holdfast.store.port import MailboxQuery, RunQuery, Stats, Store, TaskQuery, WaitQuery
+from holdfast.testing.clock import START, VirtualClock
+from holdfast.testing.samples import (
+    SampleNode,
+    complete,
+    marker,
+    message,
+    new_run,
+    read_history,
+    signal,
+    task,
+    timer,
+    wait,
+)
+from holdfast.testing.store_suite_base import MINUTE_MS, STRANGE_NAMES, SuiteBase, accept
+
+
+async def run_ids(store: Store, **query: Any) -> list[str]:
+    """Return the ids of the runs that a query finds."""
+    return [head.run_id for head in await store.find_runs(RunQuery(**query))]
+
+
+class FindSuite(SuiteBase):
+    """What can be read."""
+
+    # --- loading
+
+    async def test_runs_are_loaded_in_the_order_asked_with_none_for_missing_ones(self, store: Store) -> None:
+        """Each place of the answer belongs to a place of the question, repeated ids included."""
+        await store.create([new_run("run-1"), new_run("run-2")])
+        loaded = await store.load(["run-2", "missing", "run-1", "run-2"])
+        assert [run and run.head.run_id for run in loaded] == ["run-2", None, "run-1", "run-2"]
+        assert await store.load([]) == []
+
+    async def test_loading_more_than_a_batch_is_refused(self, store: Store) -> None:
+        """One call is bounded."""
+        with pytest.raises(InvalidInput):
+            await store.load(["run"] * (self.limits.batch_items + 1))
+
+    async def test_loaded_run_agrees_with_what_is_found(self, store: Store, node: SampleNode) -> None:
+        """There is one head, whichever way it is read."""
+        await node.start("run-1", wait("go"), reference_key="order 7", tags=("b", "a", "b"))
+        [found] = await store.find_runs(RunQuery())
+        assert found == (await node.load("run-1")).head
+        assert found.tags == ("b", "a", "b")
+
+    # --- runs
+
+    async def test_runs_are_found_by_what_they_are(self, store: Store, node: SampleNode) -> None:
+        """Each filter by itself, and together; text matches exactly."""
+        await node.start("run-1", tenant="acme", tags=("eu", "vip"), reference_key="order 7")
+        await node.start("run-2", complete(), plan_id="refund", tags=("vi",), parent="run-1")
+        await node.create("run-3", tenant="Acme", tags=("v%",), reference_key="order")
+        assert await run_ids(store) == ["run-1", "run-2", "run-3"]
+        assert await run_ids(store, tenant="acme") == ["run-1"]
+        assert await run_ids(store, plan_id="refund") == ["run-2"]
+        assert await run_ids(store, status=RUNNING) == ["run-1"]
+        assert await run_ids(store, status=COMPLETED) == ["run-2"]
+        assert await run_ids(store, reference_key="order") == ["run-3"]
+        assert await run_ids(store, tag="vip") == ["run-1"]
+        assert await run_ids(store, tag="vi") == ["run-2"]
+        assert await run_ids(store, tag="v%") == ["run-3"]
+        assert await run_ids(store, parent_run_id="run-1") == ["run-2"]
+        assert await run_ids(store, tenant="acme", tag="eu", status=RUNNING) == ["run-1"]
+        assert await run_ids(store, tenant="acme", status=COMPLETED) == []
+
+    async def test_runs_are_found_by_their_time_of_creation(self, store: Store, clock: VirtualClock) -> None:
+        """From an instant, which is included, until one, which is not."""
+        for number in range(3):
+            await store.create([new_run(f"run-{number}", now=clock.now())])
+            clock.advance(us=1)
+        assert await run_ids(store, created_from=START + 1) == ["run-1", "run-2"]
+        assert await run_ids(store, created_until=START + 1) == ["run-0"]
+        assert await run_ids(store, created_from=START + 1, created_until=START + 2) == ["run-1"]
+
+    async def test_runs_are_paged_by_their_ids(self, store: Store) -> None:
+        """Ordered by id, code point by code point; a page is never longer than the store's limit."""
+        names = sorted([*STRANGE_NAMES, *(f"run-{number:02}" for number in range(20))])
+        await store.create([new_run(name) for name in names])
+        most = self.limits.page_items
+        assert await run_ids(store) == names[:most]
+        assert await run_ids(store, limit=most + 5) == names[:most]
+        seen: list[str] = []
+        while page := await run_ids(store, after=seen[-1] if seen else "", limit=7):
+            assert len(page) <= 7
+            seen += page
+        assert seen == names
+
+    # --- waits
+
+    @pytest.mark.contract("SIG-9")
+    async def test_waits_are_found_by_run_and_by_name(self, store: Store, node: SampleNode) -> None:
+        """Which waits has this run, and which runs wait for this name."""
+        await node.start("run-1", wait("go", "z"), wait("stop", "a"))
+        await node.start("run-2", wait("go", "m"), wait("Go", "n"))
+
+        async def find(**query: Any) -> list[tuple[str, str]]:
+            return [(found.run_id, found.step_id) for found in await store.find_waits(WaitQuery(**query))]
+
+        everything = [("run-1", "a"), ("run-1", "z"), ("run-2", "m"), ("run-2", "n")]
+        assert await find() == everything
+        assert await find(run_id="run-1") == everything[:2]
+        assert await find(name="go") == [("run-1", "z"), ("run-2", "m")]
+        assert await find(run_id="run-2", name="go") == [("run-2", "m")]
+        assert await find(run_id="missing") == []
+        assert await find(after=("run-1", "a"), limit=2) == everything[1:3]
+        assert await find(after=("run-1", "zz")) == everything[2:]
+
+    async def test_waits_are_paged(self, store: Store, node: SampleNode) -> None:
+        """A page is never longer than the store's limit."""
+        most = self.limits.page_items
+        await node.start("run-1", *(wait("go", f"wait-{number:02}") for number in range(most + 3)))
+        first = await store.find_waits(WaitQuery(limit=10 * most))
+        rest = await store.find_waits(WaitQuery(after=(first[-1].run_id, first[-1].step_id)))
+        assert [found.step_id for found in first + rest] == [f"wait-{number:02}" for number in range(most + 3)]
+
+    # --- the mailbox
+
+    @pytest.mark.contract("SIG-9", "SIG-12")
+    async def test_mailbox_is_found_by_name_id_and_consumption(self, store: Store, node: SampleNode) -> None:
+        """Unconsumed signals in order of acceptance; those that were consumed too if asked for."""
+        await node.start("run-1", wait("go"))
+        await store.deliver(
+            [signal("run-1", "go", signal_id="a"), signal("run-1", "stop", signal_id="a"), signal("run-1", "go")]
+        )
+        await node.step("run-1")
+
+        async def find(**query: Any) -> list[int]:
+            return [found.inbox_seq for found in await store.find_mailbox(MailboxQuery(run_id="run-1", **query))]
+
+        assert await find() == [2, 3]
+        assert await find(consumed=True) == [1, 2, 3]
+        assert await find(name="go") == [3]
+        assert await find(name="go", consumed=True) == [1, 3]
+        assert await find(signal_id="a", consumed=True) == [1, 2]
+        assert await find(signal_id="A", consumed=True) == []
+        assert await find(after=2, consumed=True) == [3]
+        assert await find(limit=1) == [2]
+        assert await store.find_mailbox(MailboxQuery(run_id="missing")) == []
+
+    async def test_mailbox_is_paged(self, store: Store, clock: VirtualClock) -> None:
+        """A page is never longer than the store's limit."""
+        await store.create([new_run("run-1")])
+        most = self.limits.page_items
+        for _ in range(most + 1):
+            clock.advance(ms=MINUTE_MS)
+            await accept(store, signal("run-1", "go"))
+        page = await store.find_mailbox(MailboxQuery(run_id="run-1", limit=10 * most))
+        assert [found.inbox_seq for found in page] == list(range(1, most + 1))
+
+    # --- tasks
+
+    @pytest.mark.contract("TSK-1")
+    async def test_tasks_are_found_by_run_id_status_assignee_and_role(self, store: Store, node: SampleNode) -> None:
+        """Each filter by itself, and together; a role must be one of the task's, whole."""
+        await node.start("run-1", task("a", roles=("boss", "clerk"), assignee="ann"), task("b", roles=("bos",)))
+        await node.start("run-2", task("c", assignee="bob"))
+        await node.step("run-2", complete())
+
+        async def find(**query: Any) -> list[str]:
+            return sorted(found.step_id for found in await store.find_tasks(TaskQuery(**query)))
+
+        assert await find() == ["a", "b", "c"]
+        assert await find(run_id="run-1") == ["a", "b"]
+        assert await find(status="OPEN") == ["a", "b"]
+        assert await find(status="CANCELLED") == ["c"]
+        assert await find(assignee="ann") == ["a"]
+        assert await find(role="clerk") == ["a"]
+        assert await find(role="bos") == ["b"]
+        assert await find(role="b%") == []
+        assert await find(run_id="run-1", assignee="bob") == []
+        [found] = await store.find_tasks(TaskQuery(assignee="ann"))
+        assert await store.find_tasks(TaskQuery(task_id=found.task_id)) == [found]
+
+    async def test_tasks_are_paged_by_their_ids(self, store: Store, node: SampleNode) -> None:
+        """A page is never longer than the store's limit."""
+        most = self.limits.page_items
+        await node.start("run-1", *(task(f"task-{number}") for number in range(most + 3)))
+        first = await store.find_tasks(TaskQuery(limit=10 * most))
+        rest = await store.find_tasks(TaskQuery(after=first[-1].task_id))
+        assert (len(first), len(rest)) == (most, 3)
+        ids = [found.task_id for found in first + rest]
+        assert ids == sorted(set(ids))
+
+    # --- events
+
+    @pytest.mark.contract("EVT-6")
+    async def test_events_are_paged_by_run_seq(self, store: Store, node: SampleNode) -> None:
+        """A reader goes on after the last number that it has, and meets no gap; it may ask for a longer page."""
+        most = self.limits.page_items
+        await node.start("run-1", *(marker(f"mark-{number}") for number in range(most + 5)))
+        first = await store.read_events("run-1")
+        rest = await store.read_events("run-1", after=most)
+        assert [event.run_seq for event in first + rest] == list(range(1, most + 8))
+        assert [event.run_seq for event in await store.read_events("run-1", after=3, limit=2)] == [4, 5]
+        assert [event.run_seq for event in await store.read_events("run-1", after=-5, limit=2)] == [1, 2]
+        assert len(await store.read_events("run-1", limit=10 * most)) == most + 7
+        assert await store.read_events("run-1", after=1_000) == []
+
+    @pytest.mark.contract("EVT-6")
+    async def test_unknown_run_has_no_events(self, store: Store) -> None:
+        """Which is an answer, not an error."""
+        assert await store.read_events("missing") == []
+
+    @pytest.mark.contract("EVT-1")
+    async def test_histories_of_two_runs_are_apart(self, store: Store, node: SampleNode) -> None:
+        """Each counts from one."""
+        await node.start("run-1", marker("mark"))
+        await node.start("run-2")
+        assert [event.run_seq for event in await read_history(store, "run-1")] == [1, 2, 3]
+        assert {event.run_id for event in await read_history(store, "run-2")} == {"run-2"}
+
+    @pytest.mark.parametrize("limit", [0, -1])
+    async def test_page_of_fewer_than_one_is_refused(self, store: Store, limit: int) -> None:
+        """By every verb that pages, with the field's name."""
+        await store.create([new_run("run-1")])
+        calls = [
+            store.find_runs(RunQuery(limit=limit)),
+            store.find_waits(WaitQuery(limit=limit)),
+            store.find_mailbox(MailboxQuery(run_id="run-1", limit=limit)),
+            store.find_tasks(TaskQuery(limit=limit)),
+            store.read_events("run-1", limit=limit),
+        ]
+        for call in calls:
+            with pytest.raises(InvalidInput) as raised:
+                await call
+            assert raised.value.details == {"field": "limit"}
+
+    # --- counting
+
+    async def test_stats_count_what_is_there(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
+        """By status, by readiness, by what waits."""
+        empty = Stats(runs={}, ready=0, leased=0, messages=0, signals=0, open_tasks=0, nodes=0, oldest_ready_at=None)
+        assert await store.stats() == empty
+        await node.start("run-1", wait("go"), task("approve"), timer(START + 60_000_000))
+        await node.start("run-2", complete())
+        clock.advance(ms=1)
+        await store.create([new_run("run-3", now=clock.now())])
+        await store.deliver([signal("run-1", "other"), message("run-3", "m-1", due_at=START + 60_000_000)])
+        await store.renew("node-b", 10)
+        clock.advance(ms=10)
+        assert await store.stats() == replace(
+            empty,
+            runs={"RUNNING": 1, "COMPLETED": 1, "PENDING": 1},
+            ready=2,
+            leased=1,
+            messages=3,
+            signals=1,
+            open_tasks=1,
+            nodes=1,
+            oldest_ready_at=START + 1_000,
+        )

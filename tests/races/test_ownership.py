@@ -1,0 +1,87 @@
+"""A run has one owner at a time, however many claim and however late one of them wakes up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.core.commands import StartTimer
+from holdfast.store.port import CommitConflict, Committed
+from tests.races import players
+from tests.races.builders import draft, history, new_run, opened, prepare
+from tests.races.stage import play
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.contract("OWN-1", "MSG-2")
+async def test_claimers_share_the_runs_and_no_run_goes_to_two(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    await prepare(path, *(new_run(f"run-{number:03}") for number in range(500)))
+
+    played = play(players.claim_everything, processes=2, threads=8, path=path, batch=7)
+
+    claimed = [run_id for claims in played for run_id, _ in claims]
+    assert sorted(claimed) == [f"run-{number:03}" for number in range(500)]
+    assert {epoch for claims in played for _, epoch in claims} == {1}
+    async with opened(path) as store:
+        for seat, claims in enumerate(played):
+            for loaded in await store.load([run_id for run_id, _ in claims]):
+                assert loaded is not None
+                assert (loaded.head.lease_owner, loaded.head.version) == (f"node-{seat}", 3)
+                assert loaded.messages == ()
+
+
+@pytest.mark.contract("OWN-1", "OWN-2")
+async def test_the_late_commit_of_a_stalled_owner_is_fenced(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    await prepare(path, new_run("run-1"))
+
+    stalled, successor = play(players.stall_or_take_over, processes=2, path=path, run_id="run-1")
+
+    assert (stalled["epoch"], successor["epoch"]) == (1, 2)
+    assert isinstance(successor["answer"], Committed)
+    assert isinstance(stalled["answer"], CommitConflict)
+    assert stalled["answer"].reason in ("epoch", "version")
+    assert stalled["answer"].epoch == 2
+    async with opened(path) as store:
+        events = await history(store, "run-1")
+    assert {event.engine_run_ref.node for event in events[1:]} == {"node-1"}
+    assert [event.step_id for event in events] == [None, None, "in time"]
+
+
+@pytest.mark.contract("OWN-1")
+async def test_a_stalled_owner_is_fenced_as_soon_as_another_has_claimed(tmp_path: Path) -> None:
+    """The version is still the one that it read: only the epoch can tell."""
+    path = tmp_path / "store.db"
+    await prepare(path, new_run("run-1"))
+    async with opened(path) as stalled, opened(path) as successor:
+        await stalled.renew("a", 1)
+        (late,) = await stalled.claim("a", 1)
+        turn = (await draft(stalled, late, "a", StartTimer(step_id="late", due_at=1))).finish()
+        await successor.renew("b", 60_000)
+        await players.claim_when_due(successor, "b")
+
+        (answer,) = await stalled.commit([turn])
+
+        assert answer == CommitConflict("epoch", 1, 2)
+        assert len(await history(successor, "run-1")) == 1
+
+
+@pytest.mark.contract("OWN-1")
+async def test_an_owner_whose_lease_ran_out_may_commit_while_nobody_has_claimed(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    await prepare(path, new_run("run-1"))
+    async with opened(path) as store:
+        ends_at = await store.renew("a", 1)
+        (loaded,) = await store.claim("a", 1)
+        turn = (await draft(store, loaded, "a", StartTimer(step_id="late", due_at=1))).finish()
+        listener = store.wakeups.listen()
+        while await store.now() <= ends_at:
+            await listener.wait(0.001)
+        listener.close()
+
+        (answer,) = await store.commit([turn])
+
+        assert isinstance(answer, Committed)

@@ -1,0 +1,34 @@
+"""A bell that is heard in other processes: at once, and without looking again and again."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import pytest
+
+from tests.races import players
+from tests.races.builders import new_run, prepare
+from tests.races.stage import play
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.contract("MSG-2")
+async def test_a_delivery_in_one_process_wakes_a_listener_in_another(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    await prepare(path, new_run("run-1"))
+
+    heard, rung = play(players.ring_or_listen, processes=2, path=path, run_id="run-1", times=30)
+
+    delays = [then - now for now, then in zip(rung["moments"], heard["moments"], strict=True)]
+    assert statistics.median(delays) < 0.2, delays
+
+
+async def test_listening_in_silence_is_not_polling(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    await prepare(path, new_run("run-1"))
+
+    (looks,) = play(players.listen_in_silence, processes=1, path=path, seconds=1.0)
+
+    assert looks < 10

@@ -1,0 +1,176 @@
+"""Persisted formats: files that released versions wrote, and the rolling-upgrade matrix.
+
+`formats/N.sql` is the dump of a file as format N wrote it. It is never changed: a new format adds a file. To make the
+one of the present format: `python -m tests.store.test_format formats/N.sql`.
+"""
+
+import asyncio
+import sqlite3
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from holdfast.core.events import UnknownBody
+from holdfast.core.messages import ActivitySucceeded
+from holdfast.core.snapshot import project_run, runtime_snapshot
+from holdfast.core.state import COMPLETED, RUNNING, state_of
+from holdfast.errors import SignalAcceptanceIndeterminate, StoreTooNew
+from holdfast.store.port import Accepted, Created, Duplicate, Existing, PurgePolicy, Refused, RunQuery
+from holdfast.store.sqlite import SqliteStore
+from holdfast.store.sqlite.database import APPLICATION_ID
+from holdfast.store.sqlite.migrate import latest_version
+from holdfast.testing.clock import START, VirtualClock
+from holdfast.testing.samples import SampleNode, activity, complete, new_run, record, signal, task, timer, wait
+
+FORMATS = sorted((Path(__file__).parent / "formats").glob("*.sql"))
+DAY_MS = 86_400_000
+
+
+async def write_sample(path: Path) -> None:
+    """Write a file with everything that a format holds."""
+    clock = VirtualClock()
+    store = await SqliteStore.open(path, clock=clock)
+    await store.migrate()
+    node = SampleNode(store)
+    await node.start("waiting", wait("approval", until=START + 48 * 3_600_000_000), request_id="request-1")
+    await store.deliver([signal("waiting", "early", {"kept": True}, signal_id="click-1")])
+    await node.start("asking", task("approve", roles=("manager",), assignee="ann"), tags=("eu",), reference_key="o-7")
+    await node.start("charging", activity("charge", idempotency_key="order-1"), parent="waiting")
+    turn = await node.turn(await node.load("charging"), records=[record("charging")])
+    await node.commit(turn)
+    await node.start("sleeping", timer(START + 1_000_000))
+    await node.start("done", complete("shipped"))
+    clock.advance(ms=5)
+    await store.create([new_run("queued", now=clock.now(), value={"cents": 4200})])
+    await store.close()
+
+
+def restore(dump: Path, path: Path) -> None:
+    """Make a file from a dump."""
+    db = sqlite3.connect(path)
+    db.executescript(f"PRAGMA application_id = {APPLICATION_ID};\n{dump.read_text()}")
+    db.close()
+
+
+@pytest.fixture(params=FORMATS, ids=lambda dump: dump.stem)
+def old_file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / "old.db"
+    restore(request.param, path)
+    return path
+
+
+def change(path: Path, script: str) -> None:
+    db = sqlite3.connect(path)
+    db.executescript(script)
+    db.close()
+
+
+@pytest.mark.contract("FMT-1")
+def test_there_is_a_fixture_for_the_present_format() -> None:
+    assert FORMATS[-1].stem == str(latest_version())
+
+
+@pytest.mark.contract("FMT-1", "PRJ-4", "EVT-5")
+async def test_old_writer_new_reader_sees_everything_and_goes_on(old_file: Path) -> None:
+    clock = VirtualClock(START + 10_000)
+    store = await SqliteStore.open(old_file, clock=clock)
+    assert await store.migrate() == latest_version()
+    heads = {head.run_id: head for head in await store.find_runs(RunQuery())}
+    assert sorted(heads) == ["asking", "charging", "done", "queued", "sleeping", "waiting"]
+    for run_id, head in heads.items():
+        events = await store.read_events(run_id)
+        assert runtime_snapshot(state_of(run_id, events)) == head.snapshot
+        assert project_run(run_id, events).status == head.status
+    [again] = await store.deliver([signal("waiting", "early", {"kept": True}, signal_id="click-1")])
+    assert isinstance(again, Duplicate)
+    assert await store.create([new_run("other", request_id="request-1")]) == [Existing("waiting")]
+    node = SampleNode(store)
+    await node.renew()
+    run = await node.load("charging")
+    assert [kept.idempotency_key for kept in run.records] == ["order-1"]
+    await node.commit(await node.turn(run, complete(), inputs=[ActivitySucceeded("charge", 1)]))
+    assert (await node.load("charging")).head.status is COMPLETED
+    await store.close()
+
+
+@pytest.mark.contract("FMT-1", "SIG-6")
+async def test_missing_records_mean_what_they_meant_before_there_were_records(old_file: Path) -> None:
+    change(old_file, "DELETE FROM activity_records; DELETE FROM acceptance_records;")
+    store = await SqliteStore.open(old_file, clock=VirtualClock(START + 10_000))
+    await store.migrate()
+    [run] = await store.load(["charging"])
+    assert run is not None
+    assert run.records == ()
+    [without_id, with_id] = await store.deliver(
+        [signal("waiting", "early"), signal("waiting", "early", {"kept": True}, signal_id="click-1")]
+    )
+    assert isinstance(without_id, Accepted)
+    assert isinstance(with_id, Refused)
+    assert isinstance(with_id.error, SignalAcceptanceIndeterminate)
+    await store.close()
+
+
+@pytest.mark.contract("FMT-1", "EVT-3")
+async def test_new_writer_old_reader_ignores_what_it_does_not_know_and_keeps_it(old_file: Path) -> None:
+    """This code stands for the old one: a newer schema, table, event type and field were added under its feet."""
+    change(
+        old_file,
+        """
+        CREATE TABLE wonders (run_no INTEGER, wonder TEXT);
+        INSERT INTO wonders SELECT run_no, 'kept' FROM runs;
+        ALTER TABLE runs ADD COLUMN mood TEXT DEFAULT 'good';
+        UPDATE events SET event_type = 'WonderHappened', data = '{"deep":[1,2]}' WHERE event_type = 'SignalWaiting';
+        UPDATE messages SET message = json_set(message, '$.colour', 'red');
+        INSERT INTO holdfast_schema VALUES (1000, 1, 0);
+        """,
+    )
+    store = await SqliteStore.open(old_file, clock=VirtualClock(START + 10_000))
+    assert await store.migrate() == 1000
+    events = await store.read_events("waiting")
+    [unknown] = [event for event in events if isinstance(event.data, UnknownBody)]
+    assert bytes(unknown.data.raw) == b'{"deep":[1,2]}'  # type: ignore[attr-defined]
+    assert state_of("waiting", events).status is RUNNING
+    node = SampleNode(store)
+    await node.renew()
+    for run in await node.claim():
+        await node.commit(await node.turn(run, complete()))
+    assert isinstance((await store.create([new_run("new")]))[0], Created)
+    await store.purge(PurgePolicy(finished_run_ms=0))
+    await store.close()
+    db = sqlite3.connect(old_file)
+    assert db.execute("SELECT count(*) FROM wonders WHERE wonder = 'kept'").fetchone() == (6,)
+    assert db.execute("SELECT count(*) FROM events WHERE event_type = 'WonderHappened'").fetchone() == (1,)
+    assert db.execute("SELECT DISTINCT mood FROM runs").fetchall() == [("good",)]
+    db.close()
+
+
+@pytest.mark.contract("FMT-1")
+async def test_a_file_that_needs_newer_code_is_refused_and_left_alone(old_file: Path) -> None:
+    store = await SqliteStore.open(old_file)
+    change(old_file, "INSERT INTO holdfast_schema VALUES (1000, 1000, 0)")
+    with pytest.raises(StoreTooNew, match="Upgrade Holdfast"):
+        await store.migrate()
+    await store.close()
+    with pytest.raises(StoreTooNew):
+        await SqliteStore.open(old_file)
+
+
+@pytest.mark.contract("FMT-1", "FMT-2")
+async def test_retention_removes_only_records_that_are_safe_to_remove(old_file: Path) -> None:
+    store = await SqliteStore.open(old_file, clock=VirtualClock(START + 8 * DAY_MS * 1_000))
+    await store.migrate()
+    report = await store.purge(PurgePolicy(finished_run_ms=DAY_MS, task_ms=DAY_MS, runtime_state_ms=DAY_MS))
+    assert (report.runs, report.acceptance_records, report.tasks) == (1, 1, 0)
+    [again] = await store.deliver([signal("waiting", "early", {"kept": True}, signal_id="click-1")])
+    assert isinstance(again, Accepted)
+    assert (await store.load(["charging"]))[0].records != ()  # type: ignore[union-attr]
+    await store.close()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(write_sample(Path(folder) / "sample.db"))
+        lines = sqlite3.connect(Path(folder) / "sample.db").iterdump()
+        Path(sys.argv[1]).write_text("\n".join(lines) + "\n")
