@@ -70,8 +70,8 @@ class Contest:
 
 
 @asynccontextmanager
-async def contest(folder: Path, runs: Sequence[NewRun]) -> AsyncIterator[Contest]:
-    """Prepare a contest over these runs. Its files are deleted at the end."""
+async def contest(folder: Path, runs: Sequence[NewRun], seed: int | None = None) -> AsyncIterator[Contest]:
+    """Prepare a contest over these runs, taken in order or at random. Its files are deleted at the end."""
     paths = [folder / name for name in ("store.db", "floor.db", "teller.db")]
     async with opened(paths[0]) as store:
         await create_all(store, runs)
@@ -81,7 +81,7 @@ async def contest(folder: Path, runs: Sequence[NewRun]) -> AsyncIterator[Contest
     try:
         async with opened(paths[0]) as store, opened(paths[2]) as teller:
             with closing(sqlite3.connect(paths[2])) as reader:
-                yield Contest(store, floor, teller, reader, Sleepers(runs, seed=7))
+                yield Contest(store, floor, teller, reader, Sleepers(runs, seed))
     finally:
         await floor.close()
         for path in paths:

@@ -19,9 +19,9 @@ class Effort(Struct, frozen=True, kw_only=True):
 
 
 FULL = Effort(
-    rounds=9,
+    rounds=15,
     commit_runs=5_000,
-    turns_per_round={1: 300, 10: 2_000, 100: 5_000, 1_000: 8_000},
+    turns_per_round={1: 200, 10: 1_000, 100: 4_000, 1_000: 6_000},
     stored_runs=(1_000, 10_000, 100_000),
     growth_turns_per_round=2_000,
     deliveries_per_round={1: 300, 10: 2_000, 100: 5_000},

@@ -71,11 +71,12 @@ def rows_of(connection: sqlite3.Connection, turns: Sequence[Turn]) -> Rows:
     for turn in turns:
         (run_no,) = connection.execute("SELECT run_no FROM runs WHERE run_id = ?", (turn.run_id,)).fetchone()
         columns = ", ".join((*UPDATED, "run_no"))
-        rows.runs += connection.execute(f"SELECT {columns} FROM runs WHERE run_no = ?", (run_no,))
+        rows.runs.extend(connection.execute(f"SELECT {columns} FROM runs WHERE run_no = ?", (run_no,)))
         new_events = (run_no, turn.expected_version)
-        rows.events += connection.execute("SELECT * FROM events WHERE run_no = ? AND run_seq > ?", new_events)
-        rows.consumed += [(run_no, signal_id) for signal_id in turn.consumed]
+        rows.events.extend(connection.execute("SELECT * FROM events WHERE run_no = ? AND run_seq > ?", new_events))
+        rows.consumed.extend((run_no, signal_id) for signal_id in turn.consumed)
         for message in turn.messages:
             key = (run_no, message.signal_id)
-            rows.messages += connection.execute("SELECT * FROM messages WHERE run_no = ? AND signal_id = ?", key)
+            found = connection.execute("SELECT * FROM messages WHERE run_no = ? AND signal_id = ?", key)
+            rows.messages.extend(found)
     return rows

@@ -16,7 +16,7 @@ async def measure(effort: Effort, folder: Path) -> Rows:
     first_us = first_floor_us = 0.0
     for stored in effort.stored_runs:
         progress(f"growth: {stored:,} runs")
-        async with contest(folder, new_runs(stored)) as rivals:
+        async with contest(folder, new_runs(stored), seed=7) as rivals:
             row = await rivals.play(BATCH, effort.growth_turns_per_round, effort.rounds)
         turn_us, floor_us = (1e6 / rate for rate in (row["turns/s"], row["floor turns/s"]) if isinstance(rate, float))
         first_us, first_floor_us = first_us or turn_us, first_floor_us or floor_us

@@ -66,19 +66,24 @@ class Sleeper:
 
 
 class Sleepers:
-    """Runs that sleep, taken in turn in random order. A run's state is made when it is first taken."""
+    """Many runs that sleep. A run's state is made when its first turn is."""
 
-    def __init__(self, runs: Sequence[NewRun], seed: int) -> None:
-        self._runs = list(runs)
+    def __init__(self, runs: Sequence[NewRun], seed: int | None) -> None:
+        """Take the runs in the order of their creation, or, with a seed, at random."""
+        self._runs = runs
         self._awake: dict[int, Sleeper] = {}
-        self._random = random.Random(seed)
+        self._chance = None if seed is None else random.Random(seed)
+        self._next = 0
 
     def next_turns(self, batch: int, batch_count: int) -> list[list[Turn]]:
         """Make batches of turns, in the order in which they must be committed. No batch takes a run twice."""
-        return [
-            [self._sleeper(index).next_turn() for index in self._random.sample(range(len(self._runs)), batch)]
-            for _ in range(batch_count)
-        ]
+        return [[self._sleeper(index).next_turn() for index in self._choose(batch)] for _ in range(batch_count)]
+
+    def _choose(self, batch: int) -> list[int]:
+        if self._chance is not None:
+            return self._chance.sample(range(len(self._runs)), batch)
+        self._next += batch
+        return [index % len(self._runs) for index in range(self._next - batch, self._next)]
 
     def _sleeper(self, index: int) -> Sleeper:
         if index not in self._awake:

@@ -11,11 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from holdfast.core.events import Event
 from holdfast.core.messages import AcceptedSignalResult, Message, SignalRequest
 from holdfast.errors import RunTerminal
 from holdfast.store import port
-from holdfast.store.port import MailboxQuery, NewRun, RunQuery, Store, Turn
-from tests.races.builders import history
+from holdfast.store.port import NewRun, RunQuery, Store, Turn
+from holdfast.testing.samples import read_history, read_mailbox
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Ledger:
     runs: set[str] = field(default_factory=set)
     signals: dict[tuple[str, str, str], AcceptedSignalResult] = field(default_factory=dict)
     requests: dict[tuple[str, str, str], SignalRequest] = field(default_factory=dict)
-    events: dict[str, list[str]] = field(default_factory=dict)
+    events: dict[str, dict[int, str]] = field(default_factory=dict)
     repeated: dict[str, int] = field(default_factory=dict)
 
     def enter(self, intent: Intent, answers: list[Any], *, is_repeated: bool) -> None:
@@ -69,7 +70,7 @@ class Ledger:
         assert answer.run_id == new.run_id
         assert new.run_id not in self.runs
         self.runs.add(new.run_id)
-        self.events[new.run_id] = [event.idempotency_key for event in new.events]
+        self._enter_events(new.run_id, 0, new.events)
 
     def _enter_signal(self, request: SignalRequest, answer: Any, is_repeated: bool) -> None:
         if isinstance(answer, port.Refused):
@@ -86,10 +87,15 @@ class Ledger:
 
     def _enter_turn(self, turn: Turn, answer: Any) -> None:
         assert isinstance(answer, port.Committed), answer
-        keys = self.events[turn.run_id]
-        assert len(keys) == turn.expected_version, f"run {turn.run_id}: a turn was committed twice, or never"
-        keys += [event.idempotency_key for event in turn.events]
-        assert answer.version == len(keys)
+        assert answer.version == turn.expected_version + len(turn.events)
+        self._enter_events(turn.run_id, turn.expected_version, turn.events)
+
+    def _enter_events(self, run_id: str, version: int, events: tuple[Event, ...]) -> None:
+        """Note where the events are. Lanes are heard in any order, so a run's beginning may be heard of last."""
+        keys = self.events.setdefault(run_id, {})
+        for run_seq, event in enumerate(events, version + 1):
+            assert run_seq not in keys, f"run {run_id}: two were told that they wrote event {run_seq}"
+            keys[run_seq] = event.idempotency_key
 
     async def check(self, store: Store) -> None:
         """Compare with the store: nothing is missing, and nothing is there that nobody was told of."""
@@ -99,8 +105,8 @@ class Ledger:
         assert stored == {run_id: len(keys) for run_id, keys in self.events.items()}
         accepted = 0
         for run_id, keys in self.events.items():
-            assert [event.idempotency_key for event in await history(store, run_id)] == keys
-            for signal in await store.find_mailbox(MailboxQuery(run_id=run_id, consumed=True, limit=1_000)):
+            assert {event.run_seq: event.idempotency_key for event in await read_history(store, run_id)} == keys
+            for signal in await read_mailbox(store, run_id):
                 result = self.signals[run_id, signal.name, signal.signal_id]
                 assert (result.accepted_at, result.accepted) == (signal.accepted_at, True)
                 accepted += 1

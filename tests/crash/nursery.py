@@ -31,7 +31,7 @@ LONGEST_LIFE_S = 20.0
 
 @dataclass(frozen=True)
 class Order:
-    """What a nursery is to do."""
+    """What a nursery is to do: kill so many victims that work on one file, in so many lanes."""
 
     path: Path
     seed: int
@@ -101,10 +101,18 @@ class Nursery:
                 if lane.pid == 0:
                     self._bear(lane)
             self._kill(self._next_to_die())
-        for lane in self._lanes:
-            if lane.pid:
-                self._kill(lane)
+        for lane in self._living():
+            self._kill(lane)
         self.report.unanswered = [lane.intent for lane in self._lanes if lane.intent is not None]
+
+    def abandon(self) -> None:
+        """Leave no victim behind when something has gone wrong."""
+        for lane in self._living():
+            os.kill(lane.pid, signal.SIGKILL)
+            os.waitpid(lane.pid, 0)
+
+    def _living(self) -> list[Lane]:
+        return [lane for lane in self._lanes if lane.pid]
 
     def _bear(self, lane: Lane) -> None:
         lane.life += 1
@@ -115,6 +123,8 @@ class Nursery:
         lane.pipe, far = os.pipe()
         lane.pid = os.fork()
         if lane.pid == 0:
+            for near in {near.pipe for near in self._lanes} - {-1}:
+                os.close(near)
             _live(self._order, lane, far)
         os.close(far)
 
@@ -129,7 +139,7 @@ class Nursery:
             ready, _, _ = select.select([lane.pipe for lane in self._lanes], [], [], left)
             for lane in self._lanes:
                 if lane.pipe in ready:
-                    assert self._listen(lane), f"a victim ended by itself: {os.waitpid(lane.pid, 0)}"
+                    assert self._listen(lane), "a victim ended by itself; see its traceback above"
 
     def _listen(self, lane: Lane) -> bool:
         """Take what the victim has said; say whether it may say more."""
@@ -144,7 +154,8 @@ class Nursery:
                     lane.dies_at = time.monotonic() + lane.delay_s
             else:
                 assert lane.intent is not None
-                self.report.ledger.enter(lane.intent, note, is_repeated=lane.intent is lane.repeats)
+                is_repeated = lane.repeats is not None and lane.intents == 1
+                self.report.ledger.enter(lane.intent, note, is_repeated=is_repeated)
                 lane.intent = None
         return bool(data)
 
@@ -155,7 +166,7 @@ class Nursery:
         while self._listen(lane):
             pass
         os.close(lane.pipe)
-        lane.pid = 0
+        lane.pid, lane.pipe = 0, -1
         where = "silent" if lane.intents == 0 else "between verbs" if lane.intent is None else "in a verb"
         self.report.deaths[where] += 1
 
@@ -184,9 +195,14 @@ def main() -> None:
     order: Order = pickle.load(sys.stdin.buffer)
     gc.freeze()
     nursery = Nursery(order)
-    nursery.work()
+    try:
+        nursery.work()
+    finally:
+        nursery.abandon()
     sys.stdout.buffer.write(pickle.dumps(nursery.report))
 
 
 if __name__ == "__main__":
-    main()
+    from tests.crash import nursery
+
+    nursery.main()  # not this module's own: what it pickles must be found under its real name

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from holdfast.store.port import Accepted, Existing
+from holdfast.testing.samples import new_run, signal
 from tests.crash.nursery import Order, run
+from tests.crash.openers import CLOSED, SILENT, kill_openers
 from tests.crash.whole import check_file
-from tests.races.builders import opened
+from tests.races.files import opened, prepare
 
 pytestmark = pytest.mark.slow
 
-DEATHS = int(os.environ.get("HOLDFAST_KILL_ROUNDS", "300"))
+DEATHS = int(os.environ.get("HOLDFAST_KILL_ROUNDS", "600"))
 SECONDS_PER_DEATH = 2.0
 
 
@@ -32,7 +37,58 @@ async def test_killing_writers_loses_nothing_and_leaves_nothing_half_done(tmp_pa
         for intent in report.unanswered:
             report.ledger.enter(intent, await intent.carry_out(store), is_repeated=True)
         await report.ledger.check(store)
-    assert await check_file(path) == len(report.ledger.runs)
+    assert await check_file(path, report.ledger.signals.values()) == len(report.ledger.runs)
     assert report.deaths["in a verb"] > DEATHS // 5, "the kills miss what they are aimed at"
     assert report.ledger.signals
     assert sum(map(len, report.ledger.events.values())) > DEATHS
+
+
+@pytest.mark.contract("STO-1", "QUE-1")
+async def test_a_store_that_was_killed_while_it_was_begun_can_be_used(tmp_path: Path) -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+
+    words = kill_openers(tmp_path, seed, DEATHS // 3)
+
+    assert {SILENT, CLOSED} <= set(words), "the kills miss what they are aimed at"
+    for number, word in enumerate(words):
+        path = tmp_path / f"{number}.db"
+        async with opened(path) as store:
+            if word != SILENT:
+                (loaded,) = await store.load(["run-1"])
+                assert loaded is not None, "an acknowledged run is lost"
+            await store.migrate()
+            (answer,) = await store.create([new_run("run-1")])
+        assert isinstance(answer, Existing) or word == SILENT
+        assert await check_file(path) == 1
+
+
+LISTENER = """
+import asyncio, sys
+from holdfast.store.sqlite import SqliteStore
+
+async def main():
+    store = await SqliteStore.open(sys.argv[1])
+    listener = store.wakeups.listen()
+    print("listening", flush=True)
+    await listener.wait(None)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.contract("MSG-4")
+async def test_the_bell_of_a_killed_process_is_taken_away(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    await prepare(path, new_run("run-1"))
+    command = [sys.executable, "-c", LISTENER, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "listening\n"
+        process.kill()
+
+    async with opened(path) as store:
+        (answer,) = await store.deliver([signal("run-1")])
+
+    assert isinstance(answer, Accepted)
+    assert [file.name for file in tmp_path.iterdir()] == ["store.db"]

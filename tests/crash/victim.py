@@ -22,12 +22,13 @@ from holdfast.core.commands import (
     WaitSignal,
 )
 from holdfast.core.messages import ActivitySucceeded, Message, SignalRequest
-from holdfast.core.state import RUNNING
+from holdfast.core.state import RUNNING, state_of
 from holdfast.engine.turn import TurnDraft
 from holdfast.store.port import LoadedRun, RunQuery, Turn
 from holdfast.store.sqlite import SqliteStore
+from holdfast.testing.samples import new_run, read_history
 from tests.crash.ledger import Intent
-from tests.races.builders import GENEROUS, HOUR_MS, draft, new_run
+from tests.races.files import GENEROUS, HOUR_MS
 
 Tell = Callable[[object], None]
 """Writes a note to whoever will kill us. What has been told before the kill arrives, whole or not at all."""
@@ -107,11 +108,18 @@ class Victim:
         return Intent("commit", tuple(turns)) if turns else None
 
     async def _turn(self, store: SqliteStore, loaded: LoadedRun) -> Turn:
-        turn = await draft(store, loaded, self._node)
+        run_id, now = loaded.head.run_id, await store.now()
+        turn = TurnDraft(state_of(run_id, await read_history(store, run_id)), loaded, now, self._node)
+        for message in loaded.messages:
+            turn.handle(message)
+        for signal in loaded.signals:
+            turn.handle(signal)
         if turn.state.status is RUNNING:
-            turn.enact([self._command(turn, await store.now())])
+            turn.enact([self._command(turn, now)])
             for step_id in turn.dispatch:
                 turn.handle(ActivitySucceeded(step_id, 1, codec.encode("done")))
+        if turn.state.status is RUNNING and not turn.state.open_steps:
+            turn.enact([WaitSignal(step_id=f"step#{turn.state.version}", name="go")])
         return turn.finish(release=self._chance.random() < 0.5)
 
     def _command(self, turn: TurnDraft, now: int) -> Command:

@@ -2,39 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import time
 from pathlib import Path
 from typing import Any
 
-from holdfast.core import codec
-from holdfast.core.commands import CompleteRun, RecordMarker, StartTimer, WaitSignal
-from holdfast.core.messages import SignalRequest
+from holdfast.errors import LeaseExpired, RunTerminal
 from holdfast.store import port
 from holdfast.store.sqlite import SqliteStore
-from tests.races.builders import HOUR_MS, draft, load, new_run, opened
+from holdfast.testing.samples import SampleNode, complete, marker, new_run, signal, timer, wait
+from tests.races.files import HOUR_MS, opened
 from tests.races.stage import Seat
 
-Answer = port.Accepted | port.Duplicate | port.Refused
+Delivered = port.Accepted | port.Duplicate | port.Refused
 
 
 async def migrate(seat: Seat, path: Path) -> int:
     """Open a file that nobody has migrated, all at once."""
     seat.meet()
-    store = await SqliteStore.open(path)
-    try:
+    async with opened(path) as store:
         version = await store.migrate()
         await store.create([new_run(f"run-{seat.number}")])
         return version
-    finally:
-        await store.close()
 
 
-async def send_signal(seat: Seat, path: Path, run_id: str, times: int, payloads: int = 1) -> list[tuple[int, Answer]]:
+# --- one is first
+
+
+async def send_signal(
+    seat: Seat, path: Path, run_id: str, times: int, payloads: int = 1
+) -> list[tuple[int, Delivered]]:
     """Send one signal again and again; players differ in the payload if there is more than one."""
     payload = seat.number % payloads
-    request = SignalRequest(run_id=run_id, name="approval", signal_id="click", payload=codec.encode(payload))
-    answers: list[tuple[int, Answer]] = []
+    request = signal(run_id, "approval", payload, signal_id="click")
+    answers: list[tuple[int, Delivered]] = []
     async with opened(path) as store:
         seat.meet()
         for _ in range(times):
@@ -44,13 +46,12 @@ async def send_signal(seat: Seat, path: Path, run_id: str, times: int, payloads:
 
 async def start_same_request(seat: Seat, path: Path, times: int) -> list[port.Created | port.Existing | port.Refused]:
     """Ask for the same run, each time under another run id."""
+    answers: list[port.Created | port.Existing | port.Refused] = []
     async with opened(path) as store:
         seat.meet()
-        return [
-            answer
-            for time_ in range(times)
-            for answer in await store.create([new_run(f"run-{seat.number}-{time_}", "request-1")])
-        ]
+        for number in range(times):
+            answers += await store.create([new_run(f"run-{seat.number}-{number}", request_id="request-1")])
+    return answers
 
 
 async def commit_same_version(
@@ -59,121 +60,168 @@ async def commit_same_version(
     """Commit a turn from the version that everybody has just read, and see who wins; again and again."""
     answers: list[port.Committed | port.CommitConflict] = []
     async with opened(path) as store:
+        node = SampleNode(store, f"node-{seat.number}", HOUR_MS)
         for _ in range(versions):
-            loaded = await load(store, run_id)
-            marker = RecordMarker(step_id=f"at#{loaded.head.version}", name="winner", value=codec.encode(seat.number))
-            turn = (await draft(store, loaded, f"node-{seat.number}", marker)).finish()
+            loaded = await node.load(run_id)
+            turn = await node.turn(loaded, marker(f"at#{loaded.head.version}", seat.number))
             seat.meet()
-            answers += await store.commit([turn])
+            answers.append(await node.commit(turn))
             seat.meet()
     return answers
 
 
+# --- owners
+
+
 async def claim_everything(seat: Seat, path: Path, batch: int) -> list[tuple[str, int]]:
     """Claim until nothing is left; return what was claimed, and under which epoch."""
-    node = f"node-{seat.number}"
-    claimed: dict[str, int] = {}
+    claimed: list[tuple[str, int]] = []
     async with opened(path) as store:
-        await store.renew(node, HOUR_MS)
+        node = SampleNode(store, f"node-{seat.number}", HOUR_MS)
+        await node.renew()
         seat.meet()
-        while True:
-            loaded = await store.claim(node, batch)
-            fresh = {run.head.run_id: run.head.lease_epoch for run in loaded if run.head.run_id not in claimed}
-            assert all(run.head.lease_owner == node for run in loaded)
-            claimed |= fresh
-            if not fresh:
-                return list(claimed.items())
-            turns = [(await draft(store, run, node, WaitSignal(step_id="wait", name="go"))).finish() for run in loaded]
-            answers = await store.commit(turns)
+        while loaded := await store.claim(node.name, batch):
+            assert all(run.head.lease_owner == node.name for run in loaded)
+            claimed += [(run.head.run_id, run.head.lease_epoch) for run in loaded]
+            answers = await store.commit([await node.turn(run, wait()) for run in loaded])
             assert all(isinstance(answer, port.Committed) for answer in answers), answers
+    return claimed
 
 
-async def stall_or_take_over(seat: Seat, path: Path, run_id: str) -> dict[str, Any]:
+async def stall_or_take_over(seat: Seat, path: Path) -> dict[str, Any]:
     """Seat 0 claims, stalls until its lease has run out and seat 1 has taken over, and then commits."""
-    node = f"node-{seat.number}"
     async with opened(path) as store:
+        node = SampleNode(store, f"node-{seat.number}", lease_ms=200 if seat.number == 0 else HOUR_MS)
         if seat.number == 0:
-            await store.renew(node, 100)
-            (loaded,) = await store.claim(node, 1)
-            turn = (await draft(store, loaded, node, StartTimer(step_id="late", due_at=1))).finish()
+            loaded = await _claim_in_time(node)
+            turn = await node.turn(loaded, timer(1, "too late"))
             seat.meet()
             seat.meet()
         else:
-            await store.renew(node, HOUR_MS)
             seat.meet()
-            loaded = await claim_when_due(store, node)
-            turn = (await draft(store, loaded, node, StartTimer(step_id="in time", due_at=1))).finish()
+            loaded = await _claim_when_due(node)
+            turn = await node.turn(loaded, timer(1, "in time"))
             seat.meet()
-        (answer,) = await store.commit([turn])
-        return {"epoch": loaded.head.lease_epoch, "answer": answer}
+        return {"epoch": loaded.head.lease_epoch, "answer": await node.commit(turn)}
 
 
-async def claim_when_due(store: SqliteStore, node: str) -> port.LoadedRun:
+async def _claim_in_time(node: SampleNode) -> port.LoadedRun:
+    """Claim a run under a lease so short that a busy machine may take it away before the claim."""
+    while True:
+        try:
+            (loaded,) = await node.claim()
+            return loaded
+        except LeaseExpired:
+            continue
+
+
+async def _claim_when_due(node: SampleNode) -> port.LoadedRun:
     """Claim the first run that can be had, waiting as a node waits."""
-    listener = store.wakeups.listen()
+    listener = node.store.wakeups.listen()
     try:
-        while True:
-            claimed = await store.claim(node, 1)
-            if claimed:
-                return claimed[0]
-            due_at = await store.next_due(node)
-            now = await store.now()
+        while not (claimed := await node.claim(1)):
+            due_at = await node.store.next_due(node.name)
+            now = await node.store.now()
             await listener.wait(None if due_at is None else max(due_at - now, 0) / 1e6)
+        return claimed[0]
     finally:
         listener.close()
 
 
+# --- many at work
+
+
 async def write_hard(seat: Seat, path: Path, seconds: float) -> dict[str, int]:
     """Do everything that writes, as fast as it goes. Any error ends the play."""
-    node = f"node-{seat.number}"
-    counts = dict.fromkeys(("runs", "signals", "events", "finished"), 0)
+    counts = {"runs": 0, "signals": 0, "events": 0, "finished": 0, "longest_ms": 0}
     async with opened(path) as store:
-        await store.renew(node, HOUR_MS)
+        node = SampleNode(store, f"node-{seat.number}", HOUR_MS)
         seat.meet()
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+        began = time.monotonic()
+        while time.monotonic() < began + seconds:
+            turn_began = time.monotonic()
             run_ids = [f"run-{seat.number}-{counts['runs'] + index}" for index in range(3)]
             await store.create([new_run(run_id) for run_id in run_ids])
-            counts["runs"] += len(run_ids)
-            counts["events"] += len(run_ids)
-            answers = await store.deliver(
-                [SignalRequest(run_id=id_, name="go", signal_id=f"{id_}-{n}") for id_ in run_ids for n in range(2)]
-            )
-            assert all(isinstance(answer, port.Accepted) for answer in answers), answers
-            counts["signals"] += len(answers)
-            await store.renew(node, HOUR_MS)
-            loaded = await store.claim(node, 5)
-            turns = [await _turn_of_hard_work(store, run, node) for run in loaded]
+            sent = [signal(run_id, signal_id=f"{run_id}-{number}") for run_id in run_ids for number in range(2)]
+            accepted = [answer for answer in await store.deliver(sent) if _is_accepted(answer)]
+            turns = [await _turn_of_hard_work(node, run) for run in await node.claim(5)]
             committed = await store.commit(turns)
             assert all(isinstance(answer, port.Committed) for answer in committed), committed
-            counts["events"] += sum(len(turn.events) for turn in turns)
+            counts["runs"] += len(run_ids)
+            counts["signals"] += len(accepted)
+            counts["events"] += len(run_ids) + sum(len(turn.events) for turn in turns)
             counts["finished"] += sum(turn.snapshot.status == "COMPLETED" for turn in turns)
+            counts["longest_ms"] = max(counts["longest_ms"], int((time.monotonic() - turn_began) * 1_000))
     return counts
 
 
-async def _turn_of_hard_work(store: SqliteStore, loaded: port.LoadedRun, node: str) -> port.Turn:
-    """Wait for a signal in the first turn, take it in the second and finish."""
+def _is_accepted(answer: Delivered) -> bool:
+    """Say whether a signal was accepted. If not, then because another player has finished the run already."""
+    is_too_late = isinstance(answer, port.Refused) and isinstance(answer.error, RunTerminal)
+    assert isinstance(answer, port.Accepted) or is_too_late, answer
+    return not is_too_late
+
+
+async def _turn_of_hard_work(node: SampleNode, loaded: port.LoadedRun) -> port.Turn:
+    """Take one of two signals in the first turn, go to sleep and let go of the run; finish in the second turn."""
     if loaded.head.version == 1:
-        return (await draft(store, loaded, node, WaitSignal(step_id="wait", name="go"))).finish(release=True)
-    return (await draft(store, loaded, node, CompleteRun())).finish()
+        return await node.turn(loaded, wait(), timer(1), release=True)
+    return await node.turn(loaded, complete())
 
 
-async def ring_or_listen(seat: Seat, path: Path, run_id: str, times: int) -> dict[str, list[float]]:
+async def turn_or_look(seat: Seat, path: Path, run_id: str, turns: int) -> int:
+    """Seat 0 commits turns, each of which takes the run's one message and leaves another; the others look.
+
+    A look that shows the run of one moment with the messages of another would fail. Return how many looks there were.
+    """
+    looks = 0
+    async with opened(path) as store:
+        node = SampleNode(store, "node-0", HOUR_MS)
+        seat.meet()
+        if seat.number == 0:
+            for number in range(turns):
+                await node.step(run_id, timer(1, f"sleep#{number}"))
+            await node.step(run_id, complete())
+        while True:
+            loaded = await node.load(run_id)
+            if loaded.head.finished_at is not None:
+                return looks
+            assert loaded.head.snapshot is not None
+            tokens = [message.waiting_token for message in loaded.messages]
+            assert tokens == [loaded.head.snapshot.waiting_token], f"half a turn at version {loaded.head.version}"
+            looks += 1
+
+
+# --- wake-ups
+
+
+async def ring_or_listen(seat: Seat, path: Path, run_id: str, times: int, closes: bool) -> list[float]:
     """Seat 0 waits for the bell, seat 1 delivers. Both note the time, which is the same for all processes."""
     moments: list[float] = []
+    if seat.number == 1:
+        for number in range(times):
+            store = await SqliteStore.open(path)
+            await asyncio.to_thread(seat.meet)
+            moments.append(time.monotonic())
+            await store.deliver([signal(run_id, signal_id=f"signal-{number}")])
+            if not closes:
+                await asyncio.to_thread(seat.meet)
+            await store.close()
+            if closes:
+                seat.meet()
+        return moments
     async with opened(path) as store:
         listener = store.wakeups.listen()
         for number in range(times):
-            seat.meet()
-            if seat.number == 1:
-                moments.append(time.monotonic())
-                await store.deliver([SignalRequest(run_id=run_id, name="go", signal_id=f"signal-{number}")])
-            else:
-                assert await listener.wait(10), "the bell was not heard"
-                moments.append(time.monotonic())
-                assert len((await load(store, run_id)).signals) == number + 1
+            await asyncio.to_thread(seat.meet)
+            assert await listener.wait(10), "the bell was not heard"
+            moments.append(time.monotonic())
+            (loaded,) = await store.load([run_id])
+            assert loaded is not None
+            assert len(loaded.signals) == number + 1
+            await asyncio.to_thread(seat.meet)
         listener.close()
-    return {"moments": moments}
+    return moments
 
 
 async def listen_in_silence(seat: Seat, path: Path, seconds: float) -> int:

@@ -10,19 +10,10 @@ import pytest
 from holdfast.core import codec
 from holdfast.core.events import MarkerRecorded
 from holdfast.errors import Conflict
-from holdfast.store.port import (
-    Accepted,
-    CommitConflict,
-    Committed,
-    Created,
-    Duplicate,
-    Existing,
-    MailboxQuery,
-    Refused,
-    RunQuery,
-)
+from holdfast.store import port
+from holdfast.testing.samples import new_run, read_history, read_mailbox
 from tests.races import players
-from tests.races.builders import history, new_run, opened, prepare
+from tests.races.files import opened, prepare
 from tests.races.stage import play
 
 pytestmark = pytest.mark.slow
@@ -36,32 +27,30 @@ async def test_of_simultaneous_senders_of_one_signal_exactly_one_is_accepted(tmp
     played = play(players.send_signal, processes=2, threads=8, path=path, run_id="run-1", times=20)
 
     answers = [answer for answers in played for _, answer in answers]
-    assert Counter(type(answer) for answer in answers) == {Accepted: 1, Duplicate: 319}
+    assert Counter(type(answer) for answer in answers) == {port.Accepted: 1, port.Duplicate: 319}
     (result,) = {answer.result for answer in answers}
     async with opened(path) as store:
-        (signal,) = await store.find_mailbox(MailboxQuery(run_id="run-1"))
+        (signal,) = await read_mailbox(store, "run-1")
     assert result.accepted
     assert (signal.signal_id, signal.accepted_at, signal.inbox_seq) == ("click", result.accepted_at, 1)
     assert signal.suffix in result.signal_storage_key
 
 
 @pytest.mark.contract("SIG-5")
-async def test_of_simultaneous_payloads_under_one_id_one_stands_and_the_others_conflict(
-    tmp_path: Path,
-) -> None:
+async def test_of_simultaneous_payloads_under_one_id_one_stands_and_the_others_conflict(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     await prepare(path, new_run("run-1"))
 
     played = play(players.send_signal, processes=2, threads=6, path=path, run_id="run-1", times=10, payloads=3)
 
     async with opened(path) as store:
-        (signal,) = await store.find_mailbox(MailboxQuery(run_id="run-1"))
+        (signal,) = await read_mailbox(store, "run-1")
     winner = codec.decode(signal.payload, int)
     by_payload = {payload: [a for answers in played for p, a in answers if p == payload] for payload in range(3)}
-    assert Counter(type(answer) for answer in by_payload.pop(winner)) == {Accepted: 1, Duplicate: 39}
+    assert Counter(type(answer) for answer in by_payload.pop(winner)) == {port.Accepted: 1, port.Duplicate: 39}
     losers = [answer for answers in by_payload.values() for answer in answers]
     assert len(losers) == 80
-    assert all(isinstance(answer, Refused) and isinstance(answer.error, Conflict) for answer in losers)
+    assert all(isinstance(answer, port.Refused) and isinstance(answer.error, Conflict) for answer in losers)
 
 
 @pytest.mark.contract("QUE-1")
@@ -72,11 +61,11 @@ async def test_of_simultaneous_requests_with_one_id_exactly_one_creates_a_run(tm
     played = play(players.start_same_request, processes=2, threads=8, path=path, times=10)
 
     answers = [answer for answers in played for answer in answers]
-    assert Counter(type(answer) for answer in answers) == {Created: 1, Existing: 159}
+    assert Counter(type(answer) for answer in answers) == {port.Created: 1, port.Existing: 159}
     (run_id,) = {answer.run_id for answer in answers}
     async with opened(path) as store:
-        (head,) = await store.find_runs(RunQuery())
-        assert len(await history(store, run_id)) == 1
+        (head,) = await store.find_runs(port.RunQuery())
+        assert len(await read_history(store, run_id)) == 1
     assert (head.run_id, head.run_request_id) == (run_id, "request-1")
 
 
@@ -88,14 +77,14 @@ async def test_of_owners_that_commit_the_same_version_exactly_one_wins_each_time
 
     played = play(players.commit_same_version, processes=2, threads=4, path=path, run_id="run-1", versions=versions)
 
-    winners = []
+    winners: list[int] = []
     for answers in zip(*played, strict=True):
-        assert Counter(type(answer) for answer in answers) == {Committed: 1, CommitConflict: 7}
-        assert {answer.reason for answer in answers if isinstance(answer, CommitConflict)} == {"version"}
+        assert Counter(type(answer) for answer in answers) == {port.Committed: 1, port.CommitConflict: 7}
+        assert {answer.reason for answer in answers if isinstance(answer, port.CommitConflict)} == {"version"}
         assert len({answer.version for answer in answers}) == 1, "the losers are told the winner's version"
-        winners += [seat for seat, answer in enumerate(answers) if isinstance(answer, Committed)]
+        winners += [seat for seat, answer in enumerate(answers) if isinstance(answer, port.Committed)]
     async with opened(path) as store:
-        events = await history(store, "run-1")
+        events = await read_history(store, "run-1")
     recorded = [codec.decode(event.data.value, int) for event in events if isinstance(event.data, MarkerRecorded)]
     assert recorded == winners
     assert [event.run_seq for event in events] == list(range(1, versions + 3)), "queued, started, and the markers"

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.commands import StartTimer
 from holdfast.store.port import CommitConflict, Committed
+from holdfast.store.sqlite import SqliteStore
+from holdfast.testing.clock import VirtualClock
+from holdfast.testing.samples import SampleNode, new_run, read_history, timer
 from tests.races import players
-from tests.races.builders import draft, history, new_run, opened, prepare
+from tests.races.files import opened, prepare
 from tests.races.stage import play
 
 pytestmark = pytest.mark.slow
@@ -33,55 +35,59 @@ async def test_claimers_share_the_runs_and_no_run_goes_to_two(tmp_path: Path) ->
                 assert loaded.messages == ()
 
 
-@pytest.mark.contract("OWN-1", "OWN-2")
+@pytest.mark.contract("OWN-1")
 async def test_the_late_commit_of_a_stalled_owner_is_fenced(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     await prepare(path, new_run("run-1"))
 
-    stalled, successor = play(players.stall_or_take_over, processes=2, path=path, run_id="run-1")
+    stalled, successor = play(players.stall_or_take_over, processes=2, path=path)
 
-    assert (stalled["epoch"], successor["epoch"]) == (1, 2)
+    assert successor["epoch"] == stalled["epoch"] + 1
     assert isinstance(successor["answer"], Committed)
     assert isinstance(stalled["answer"], CommitConflict)
-    assert stalled["answer"].reason in ("epoch", "version")
-    assert stalled["answer"].epoch == 2
+    assert stalled["answer"].epoch == successor["epoch"]
     async with opened(path) as store:
-        events = await history(store, "run-1")
+        events = await read_history(store, "run-1")
     assert {event.engine_run_ref.node for event in events[1:]} == {"node-1"}
     assert [event.step_id for event in events] == [None, None, "in time"]
 
 
-@pytest.mark.contract("OWN-1")
+@pytest.mark.contract("OWN-1", "OWN-2")
 async def test_a_stalled_owner_is_fenced_as_soon_as_another_has_claimed(tmp_path: Path) -> None:
     """The version is still the one that it read: only the epoch can tell."""
     path = tmp_path / "store.db"
-    await prepare(path, new_run("run-1"))
-    async with opened(path) as stalled, opened(path) as successor:
-        await stalled.renew("a", 1)
-        (late,) = await stalled.claim("a", 1)
-        turn = (await draft(stalled, late, "a", StartTimer(step_id="late", due_at=1))).finish()
-        await successor.renew("b", 60_000)
-        await players.claim_when_due(successor, "b")
+    clock = VirtualClock()
+    stores = [await SqliteStore.open(path, clock=clock) for _ in range(2)]
+    for store in stores:
+        await store.migrate()
+    await stores[0].create([new_run("run-1")])
+    stalled, successor = (SampleNode(store, name) for store, name in zip(stores, ("a", "b"), strict=True))
+    (loaded,) = await stalled.claim()
+    turn = await stalled.turn(loaded, timer(1))
+    clock.advance(ms=stalled.lease_ms)
+    (taken,) = await successor.claim()
+    assert taken.head.lease_epoch == 2
 
-        (answer,) = await stalled.commit([turn])
+    answer = await stalled.commit(turn)
 
-        assert answer == CommitConflict("epoch", 1, 2)
-        assert len(await history(successor, "run-1")) == 1
+    assert answer == CommitConflict("epoch", 1, 2)
+    assert len(await read_history(stores[1], "run-1")) == 1
+    for store in stores:
+        await store.close()
 
 
 @pytest.mark.contract("OWN-1")
 async def test_an_owner_whose_lease_ran_out_may_commit_while_nobody_has_claimed(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
-    await prepare(path, new_run("run-1"))
-    async with opened(path) as store:
-        ends_at = await store.renew("a", 1)
-        (loaded,) = await store.claim("a", 1)
-        turn = (await draft(store, loaded, "a", StartTimer(step_id="late", due_at=1))).finish()
-        listener = store.wakeups.listen()
-        while await store.now() <= ends_at:
-            await listener.wait(0.001)
-        listener.close()
+    clock = VirtualClock()
+    store = await SqliteStore.open(path, clock=clock)
+    await store.migrate()
+    node = SampleNode(store)
+    run = await node.create("run-1")
+    turn = await node.turn(run, timer(1))
+    clock.advance(ms=node.lease_ms + 1)
 
-        (answer,) = await store.commit([turn])
+    answer = await node.commit(turn)
 
-        assert isinstance(answer, Committed)
+    assert isinstance(answer, Committed)
+    await store.close()

@@ -7,24 +7,27 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.testing.samples import new_run
 from tests.races import players
-from tests.races.builders import new_run, prepare
+from tests.races.files import prepare
 from tests.races.stage import play
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.contract("MSG-2")
-async def test_a_delivery_in_one_process_wakes_a_listener_in_another(tmp_path: Path) -> None:
+@pytest.mark.contract("MSG-4")
+@pytest.mark.parametrize("closes", [False, True], ids=["sender stays", "sender closes at once"])
+async def test_a_delivery_in_one_process_wakes_a_listener_in_another(tmp_path: Path, closes: bool) -> None:
     path = tmp_path / "store.db"
     await prepare(path, new_run("run-1"))
 
-    heard, rung = play(players.ring_or_listen, processes=2, path=path, run_id="run-1", times=30)
+    heard, rung = play(players.ring_or_listen, processes=2, path=path, run_id="run-1", times=30, closes=closes)
 
-    delays = [then - now for now, then in zip(rung["moments"], heard["moments"], strict=True)]
+    delays = [then - now for now, then in zip(rung, heard, strict=True)]
     assert statistics.median(delays) < 0.2, delays
 
 
+@pytest.mark.contract("MSG-4")
 async def test_listening_in_silence_is_not_polling(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     await prepare(path, new_run("run-1"))
@@ -32,3 +35,13 @@ async def test_listening_in_silence_is_not_polling(tmp_path: Path) -> None:
     (looks,) = play(players.listen_in_silence, processes=1, path=path, seconds=1.0)
 
     assert looks < 10
+
+
+@pytest.mark.contract("MSG-4")
+async def test_nothing_is_left_of_the_bell_when_everybody_has_closed(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    await prepare(path, new_run("run-1"))
+
+    play(players.ring_or_listen, processes=2, path=path, run_id="run-1", times=2, closes=False)
+
+    assert not (tmp_path / "store.db-wake").exists()

@@ -200,6 +200,8 @@ def _is_early(step: OpenStep, pen: _Pen) -> bool:
 
 def _on_timer(step: OpenStep, message: m.Message, pen: _Pen) -> Decision | Refusal:
     """Fire, but never early: what was handed out too soon by this turn's time is left for later."""
+    if step.due_at is None:
+        return NOTHING
     if _is_early(step, pen):
         return Decision(messages=(message,))
     if step.kind == "timer":
@@ -450,11 +452,13 @@ def _cancel_step(state: RunState, command: c.CancelStep, pen: _Pen) -> None:
 
 def _continue_as_new(state: RunState, command: c.ContinueAsNew, pen: _Pen) -> None:
     pen.write(e.ContinuedAsNew(command.input))
+    pen.dispatch.clear()
 
 
 def _end(make: Callable[[Any], Body]) -> Callable[[RunState, Any, _Pen], None]:
     def end(state: RunState, command: Any, pen: _Pen) -> None:
         pen.write(make(command))
+        pen.dispatch.clear()
         pen.has_ended = True
 
     return end

@@ -12,7 +12,7 @@ User values (inputs, results, payloads) are carried as raw JSON and never looked
 
 from typing import ClassVar
 
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from holdfast.core.instants import Instant
 
@@ -229,7 +229,7 @@ class SignalReceived(Body, frozen=True):
     suffix: str
     addressed_to: str | None = None
     payload: Raw = NULL
-    state_after: Raw | None = None
+    state_after: Raw | UnsetType = UNSET
 
 
 class SignalTimedOut(Body, frozen=True):

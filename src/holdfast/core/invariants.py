@@ -9,7 +9,8 @@ and the others have nothing to say.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
+from itertools import pairwise
 from typing import TypeVar
 
 from msgspec import Struct
@@ -21,7 +22,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.messages import AcceptedSignalResult, Message, Signal
 from holdfast.core.records import Task, Wait
 from holdfast.core.snapshot import RuntimeSnapshot, runtime_snapshot
-from holdfast.core.state import PAUSED, RUNNING, TERMINAL, OpenStep, RunState, RunStatus, state_of
+from holdfast.core.state import PAUSED, TERMINAL, OpenStep, RunState, RunStatus, state_of
 from holdfast.errors import RunError
 
 
@@ -76,63 +77,49 @@ class Violation(Struct, frozen=True):
     problem: str
 
 
-class RunInvariant(Struct, frozen=True):
-    """What is true of a run by itself."""
+class Invariant(Struct, frozen=True):
+    """A sentence that always holds, the rule of the contract that it comes from, and how to find where it does not."""
 
     name: str
     rule: str
     sentence: str
-    find: Callable[[RunView], list[str]]
+    of: type[RunView] | type[SystemView]
+    find: Callable[..., list[str]]
 
 
-class SystemInvariant(Struct, frozen=True):
-    """What is true of runs together."""
-
-    name: str
-    rule: str
-    sentence: str
-    find: Callable[[SystemView], list[str]]
-
-
-INVARIANTS: dict[str, RunInvariant | SystemInvariant] = {}
+INVARIANTS: dict[str, Invariant] = {}
 """The catalogue, by name."""
 
 
 def check(view: RunView | SystemView) -> list[Violation]:
     """Return every violation of a run, or of a system and all of its runs."""
-    if isinstance(view, RunView):
-        return _check_run(view)
-    found = [violation for run in view.runs for violation in _check_run(run)]
-    for invariant in INVARIANTS.values():
-        if isinstance(invariant, SystemInvariant):
-            found += [Violation(invariant.name, None, problem) for problem in invariant.find(view)]
-    return found
-
-
-def _check_run(view: RunView) -> list[Violation]:
-    return [
-        Violation(invariant.name, view.run_id, problem)
+    run_id = view.run_id if isinstance(view, RunView) else None
+    found = [
+        Violation(invariant.name, run_id, problem)
         for invariant in INVARIANTS.values()
-        if isinstance(invariant, RunInvariant)
+        if invariant.of is type(view)
         for problem in invariant.find(view)
     ]
+    return found if isinstance(view, RunView) else [v for run in view.runs for v in check(run)] + found
 
 
-F = TypeVar("F", bound=Callable[[RunView], list[str]])
-G = TypeVar("G", bound=Callable[[SystemView], list[str]])
+def check_drained(view: SystemView) -> list[Violation]:
+    """Return every violation, and what is left in the queues although nothing should be: after a drain."""
+    left = [
+        Violation("queues_are_drained", run.run_id, f"ready at {run.ready_at}, with {len(run.messages)} messages")
+        for run in view.runs
+        if run.messages or (run.ready_at is not None and run.ready_at <= run.now)
+    ]
+    return check(view) + left
 
 
-def _of_run(rule: str, sentence: str) -> Callable[[F], F]:
-    def enter(find: F) -> F:
-        INVARIANTS[find.__name__] = RunInvariant(find.__name__, rule, sentence, find)
-        return find
-
-    return enter
+V = TypeVar("V", RunView, SystemView)
+Find = Callable[[V], list[str]]
 
 
-def _of_system(rule: str, sentence: str) -> Callable[[G], G]:
-    def enter(find: G) -> G:
-        INVARIANTS[find.__name__] = SystemInvariant(find.__name__, rule, sentence, find)
+def _invariant(of: type[V], rule: str, sentence: str) -> Callable[[Find[V]], Find[V]]:
+    def enter(find: Find[V]) -> Find[V]:
+        INVARIANTS[find.__name__] = Invariant(find.__name__, rule, sentence, of, find)
         return find
 
     return enter
@@ -141,7 +128,7 @@ def _of_system(rule: str, sentence: str) -> Callable[[G], G]:
 # --- the history ---------------------------------------------------------------------------------------------------
 
 
-@_of_run("EVT-1", "Events are numbered from 1 without a gap, and the last number is the run's version.")
+@_invariant(RunView, "EVT-1", "Events are numbered from 1 without a gap, and the last number is the run's version.")
 def run_seq_is_gapless(view: RunView) -> list[str]:
     """Find events out of number, of another run, and a version that is not the last number."""
     found = [
@@ -157,14 +144,14 @@ def run_seq_is_gapless(view: RunView) -> list[str]:
     return found
 
 
-@_of_run("EVT-4", "No two events of a run have the same idempotency key.")
+@_invariant(RunView, "EVT-4", "No two events of a run have the same idempotency key.")
 def idempotency_keys_are_unique(view: RunView) -> list[str]:
     """Find keys that occur more than once."""
     counts = Counter(event.idempotency_key for event in view.events)
     return [f"{count} events have the key {key}" for key, count in counts.items() if count > 1]
 
 
-@_of_run("EVT-4", "An event's key is the digest of its parts, and its id follows from the key.")
+@_invariant(RunView, "EVT-4", "An event's key is the digest of its parts, and its id follows from the key.")
 def idempotency_keys_are_exact(view: RunView) -> list[str]:
     """Find keys and ids that are not what their events say. Events of unknown types are left alone."""
     found: list[str] = []
@@ -205,7 +192,9 @@ _RESULTS = frozenset(
 )
 
 
-@_of_run("INV", "A step has at most one result in each logical attempt; a failed one may be skipped afterwards.")
+@_invariant(
+    RunView, "INV", "A step has at most one result in each logical attempt; a failed one may be skipped afterwards."
+)
 def step_results_are_recorded_once(view: RunView) -> list[str]:
     """Find steps that ended more than once in one logical attempt."""
     results: dict[tuple[str, int], list[str]] = {}
@@ -220,7 +209,7 @@ def step_results_are_recorded_once(view: RunView) -> list[str]:
     ]
 
 
-@_of_run("EVT-5", "The events fold to a state.")
+@_invariant(RunView, "EVT-5", "The events fold to a state.")
 def history_folds(view: RunView) -> list[str]:
     """Find the first event that cannot follow the ones before it."""
     try:
@@ -230,7 +219,7 @@ def history_folds(view: RunView) -> list[str]:
     return []
 
 
-@_of_run("PRJ-4", "The stored status, version and runtime snapshot are those of the folded events.")
+@_invariant(RunView, "PRJ-4", "The stored status, version and runtime snapshot are those of the folded events.")
 def snapshot_equals_fold(view: RunView) -> list[str]:
     """Find stored fields that differ from the fold. A snapshot that was deleted is no violation."""
     state = _fold(view)
@@ -252,7 +241,7 @@ def snapshot_equals_fold(view: RunView) -> list[str]:
 # --- signals -------------------------------------------------------------------------------------------------------
 
 
-@_of_run("INV", "No acknowledged signal is lost: each is in the mailbox, consumed or not.")
+@_invariant(RunView, "INV", "No acknowledged signal is lost: each is in the mailbox, consumed or not.")
 def acknowledged_signals_are_kept(view: RunView) -> list[str]:
     """Find signals that a sender was told of and that are not there."""
     there = {signal_storage_key(view.run_id, signal.name, signal.suffix) for signal in view.signals}
@@ -263,7 +252,7 @@ def acknowledged_signals_are_kept(view: RunView) -> list[str]:
     ]
 
 
-@_of_run("SIG-4", "A consumed signal stands in the history, at the recorded number and with its payload.")
+@_invariant(RunView, "SIG-4", "A consumed signal stands in the history, at the recorded number and with its payload.")
 def consumed_signals_are_recorded(view: RunView) -> list[str]:
     """Find signals marked as consumed without their event, and such events without their signal."""
     received = {event.run_seq: event for event in view.events if isinstance(event.data, e.SignalReceived)}
@@ -277,7 +266,7 @@ def consumed_signals_are_recorded(view: RunView) -> list[str]:
     return found
 
 
-@_of_run("INV", "No signal is consumed twice.")
+@_invariant(RunView, "INV", "No signal is consumed twice.")
 def signals_are_consumed_once(view: RunView) -> list[str]:
     """Find signals that more than one event received, and events that more than one signal claims."""
     causes = Counter(event.caused_by_signal_id for event in view.events if isinstance(event.data, e.SignalReceived))
@@ -286,7 +275,9 @@ def signals_are_consumed_once(view: RunView) -> list[str]:
     return found + [f"{count} signals were consumed at event {seq}" for seq, count in numbers.items() if count > 1]
 
 
-@_of_run("SIG-1", "Signals of one name are consumed in the order of their acceptance, and none falls behind.")
+@_invariant(
+    RunView, "SIG-1", "Signals of one name are consumed in the order of their acceptance, and none falls behind."
+)
 def signal_order_is_kept(view: RunView) -> list[str]:
     """Find signals out of order, and unconsumed ones behind the cursor. Those sent to one wait may overtake."""
     found: list[str] = []
@@ -303,7 +294,7 @@ def signal_order_is_kept(view: RunView) -> list[str]:
         if signal.consumed_seq is None and signal.step_id is None and signal.suffix <= cursors.get(signal.name, "")
     ]
     places = [(signal.inbox_seq, signal.suffix) for signal in view.signals]
-    if any(a[0] >= b[0] or a[1] >= b[1] for a, b in zip(places, places[1:], strict=False)):
+    if any(a[0] >= b[0] or a[1] >= b[1] for a, b in pairwise(places)):
         found.append("the mailbox is not in the order of acceptance")
     return found
 
@@ -311,14 +302,14 @@ def signal_order_is_kept(view: RunView) -> list[str]:
 # --- waits and tasks -----------------------------------------------------------------------------------------------
 
 
-@_of_run("INV", "No wait has two open tasks.")
+@_invariant(RunView, "INV", "No wait has two open tasks.")
 def waits_have_one_open_task(view: RunView) -> list[str]:
     """Find steps with more than one open task."""
     counts = Counter(task.step_id for task in view.tasks if task.status == "OPEN")
     return [f"step {step_id!r} has {count} open tasks" for step_id, count in counts.items() if count > 1]
 
 
-@_of_run("TSK-2", "The open tasks are those that the folded events have open.")
+@_invariant(RunView, "TSK-2", "The open tasks are those that the folded events have open.")
 def tasks_equal_fold(view: RunView) -> list[str]:
     """Find rows of open tasks that differ from the open task steps."""
     state = _fold(view)
@@ -333,7 +324,7 @@ def tasks_equal_fold(view: RunView) -> list[str]:
     return _differences("task", rows, steps)
 
 
-@_of_run("SIG-9", "The waits that can be found are those that the folded events have open.")
+@_invariant(RunView, "SIG-9", "The waits that can be found are those that the folded events have open.")
 def waits_equal_fold(view: RunView) -> list[str]:
     """Find rows of waits that differ from the open signal steps."""
     state = _fold(view)
@@ -353,7 +344,7 @@ def waits_equal_fold(view: RunView) -> list[str]:
 _WAITS_FOR_THE_WORLD = frozenset({"signal", "task", "child"})
 
 
-@_of_run("INV", "An unfinished run is leased, ready, or waits for something named.")
+@_invariant(RunView, "INV", "An unfinished run is leased, ready, or waits for something named.")
 def unfinished_runs_can_go_on(view: RunView) -> list[str]:
     """Find runs that nothing will ever wake, and activities that no node runs.
 
@@ -377,7 +368,7 @@ def unfinished_runs_can_go_on(view: RunView) -> list[str]:
     return found
 
 
-@_of_run("TMR-1", "Whatever is due at an instant has a message that will come then.")
+@_invariant(RunView, "TMR-1", "Whatever is due at an instant has a message that will come then.")
 def timers_are_scheduled(view: RunView) -> list[str]:
     """Find open steps with an instant for which the run will not be ready."""
     state = _fold(view)
@@ -390,7 +381,7 @@ def timers_are_scheduled(view: RunView) -> list[str]:
     ]
 
 
-@_of_run("INV", "A finished run has nothing left in any queue.")
+@_invariant(RunView, "INV", "A finished run has nothing left in any queue.")
 def finished_runs_leave_nothing(view: RunView) -> list[str]:
     """Find messages, waits, open tasks, leases and instants that a finished run still has."""
     if not view.is_finished:
@@ -408,19 +399,20 @@ def finished_runs_leave_nothing(view: RunView) -> list[str]:
 # --- parents and children ------------------------------------------------------------------------------------------
 
 
-@_of_system("INV", "Every child that a run has started exists, and knows its parent.")
+@_invariant(SystemView, "INV", "Every child of an unfinished run exists, and knows its parent.")
 def started_children_exist(view: SystemView) -> list[str]:
-    """Find children that are missing, or belong to another parent."""
+    """Find children that are missing, or belong to another parent. Retention may have taken those of finished runs."""
     runs = view.by_id()
     return [
         f"run {parent.run_id!r} started the child {body.child_run_id!r}, which is not there as its child"
         for parent in view.runs
+        if not parent.is_finished
         for body in _children(parent)
         if body.child_run_id not in runs or runs[body.child_run_id].parent_run_id != parent.run_id
     ]
 
 
-@_of_system("INV", "The parent of an unfinished child is there.")
+@_invariant(SystemView, "INV", "The parent of an unfinished child is there.")
 def unfinished_children_have_parents(view: SystemView) -> list[str]:
     """Find orphans."""
     runs = view.by_id()
@@ -431,7 +423,7 @@ def unfinished_children_have_parents(view: SystemView) -> list[str]:
     ]
 
 
-@_of_system("INV", "No run waits for a child that has ended.")
+@_invariant(SystemView, "INV", "No run waits for a child that has ended.")
 def ended_children_are_reported(view: SystemView) -> list[str]:
     """Find parents that wait for a finished child, with nothing to wake them."""
     runs = view.by_id()
@@ -477,7 +469,7 @@ def _is_timed(step: OpenStep, view: RunView) -> bool:
     return step.kind != "activity" or step.due_at > view.now
 
 
-def _differences(what: str, rows: set[tuple[object, ...]], steps: set[tuple[object, ...]]) -> list[str]:
+def _differences(what: str, rows: Set[tuple[object, ...]], steps: Set[tuple[object, ...]]) -> list[str]:
     found = [f"there is a row for the {what} of {row[0]!r}, which the history does not have" for row in rows - steps]
     return sorted(found + [f"there is no row for the {what} of {step[0]!r}" for step in steps - rows])
 
@@ -487,6 +479,4 @@ def _children(view: RunView) -> Iterable[e.ChildStarted]:
 
 
 def _awaited_children(state: RunState) -> Iterable[str]:
-    if state.status is not RUNNING:
-        return ()
-    return [step.body.child_run_id for step in state.open_steps.values() if isinstance(step.body, e.ChildStarted)]
+    return (step.body.child_run_id for step in state.open_steps.values() if isinstance(step.body, e.ChildStarted))

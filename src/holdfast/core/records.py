@@ -7,7 +7,7 @@ is known about an effect in the world, and survive the crash that lost its resul
 from collections.abc import Iterable
 from typing import Literal
 
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from holdfast.core import events as e
 from holdfast.core.events import NULL, ErrorInfo, Event
@@ -56,7 +56,7 @@ class ActivityRecord(Struct, frozen=True, kw_only=True):
     status: Literal["completed", "failed", "cancelled", "timed-out", "indeterminate"]
     created_at: Instant
     updated_at: Instant
-    result: Raw | None = None
+    result: Raw | UnsetType = UNSET
     error: ErrorInfo | None = None
     version: int = 1
 

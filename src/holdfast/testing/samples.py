@@ -31,10 +31,13 @@ from holdfast.store.port import (
 from holdfast.testing.clock import START
 
 T = TypeVar("T")
-K = TypeVar("K")
+K = TypeVar("K", str, int, tuple[str, str])
 
 PAGE = 100
-"""How much `read_all` asks for at a time; a store's own limit may be lower."""
+"""How much is asked for at a time; a store's own limit may be lower."""
+
+FEW = 5
+"""How many runs are loaded at a time: fewer than the smallest batch that a test allows."""
 
 
 # --- what goes in -------------------------------------------------------------------------------------------------
@@ -259,12 +262,25 @@ def draft_turn(
 # --- what comes out -----------------------------------------------------------------------------------------------
 
 
-async def read_history(store: Store, run_id: str) -> list[Event]:
-    """Return all events of a run, page by page."""
+async def read_history(store: Store, run_id: str, version: int | None = None) -> list[Event]:
+    """Return all events of a run, page by page, which must follow on each other. `version` spares the last look."""
     events: list[Event] = []
-    while page := await store.read_events(run_id, after=len(events), limit=PAGE):
+    while (version is None or len(events) < version) and (
+        page := await store.read_events(run_id, after=len(events), limit=PAGE)
+    ):
+        assert page[0].run_seq == len(events) + 1, f"the page after {len(events)} begins with {page[0].run_seq}"
         events += page
     return events
+
+
+async def read_mailbox(store: Store, run_id: str, inbox_seq: int | None = None) -> list[Signal]:
+    """Return all signals of a run, consumed ones too. `inbox_seq`, the last one's, spares the last look."""
+    return await _read_all(
+        lambda after: store.find_mailbox(MailboxQuery(run_id=run_id, consumed=True, after=after, limit=PAGE)),
+        0,
+        lambda found: found.inbox_seq,
+        inbox_seq,
+    )
 
 
 async def read_picture(store: Store, nodes: Iterable[str] = ()) -> dict[str, Any]:
@@ -283,9 +299,9 @@ async def read_picture(store: Store, nodes: Iterable[str] = ()) -> dict[str, Any
     ids = [head.run_id for head in heads]
     return {
         "runs": heads,
-        "loaded": [run for run_id in ids for run in await store.load([run_id])],
-        "events": {run_id: await read_history(store, run_id) for run_id in ids},
-        "mailboxes": {run_id: await read_mailbox(store, run_id) for run_id in ids},
+        "loaded": [run for first in range(0, len(ids), FEW) for run in await store.load(ids[first : first + FEW])],
+        "events": {head.run_id: await read_history(store, head.run_id, head.version) for head in heads},
+        "mailboxes": {head.run_id: await read_mailbox(store, head.run_id, head.inbox_seq) for head in heads},
         "waits": waits,
         "tasks": tasks,
         "stats": await store.stats(),
@@ -293,18 +309,12 @@ async def read_picture(store: Store, nodes: Iterable[str] = ()) -> dict[str, Any
     }
 
 
-async def read_mailbox(store: Store, run_id: str) -> list[Signal]:
-    """Return all signals of a run, consumed ones too."""
-    return await _read_all(
-        lambda after: store.find_mailbox(MailboxQuery(run_id=run_id, consumed=True, after=after, limit=PAGE)),
-        0,
-        lambda found: found.inbox_seq,
-    )
-
-
-async def _read_all(read_page: Callable[[K], Awaitable[list[T]]], after: K, key: Callable[[T], K]) -> list[T]:
+async def _read_all(
+    read_page: Callable[[K], Awaitable[list[T]]], after: K, key: Callable[[T], K], last: K | None = None
+) -> list[T]:
     found: list[T] = []
-    while page := await read_page(after):
+    while after != last and (page := await read_page(after)):
+        assert key(page[0]) > after, f"the page after {after!r} begins with {key(page[0])!r}"
         found += page
         after = key(page[-1])
     return found

@@ -20,9 +20,21 @@ from holdfast.testing.store_suite_commit import CommitSuite
 from holdfast.testing.store_suite_create import CreateSuite
 from holdfast.testing.store_suite_delivery import DeliverySuite
 from holdfast.testing.store_suite_find import FindSuite
+from holdfast.testing.store_suite_lifecycle import LifecycleSuite
+from holdfast.testing.store_suite_purge import PurgeSuite
 from holdfast.testing.store_suite_signals import SignalSuite
 from holdfast.testing.store_suite_turns import TurnSuite
 
 
-class StoreSuite(CreateSuite, SignalSuite, DeliverySuite, CommitSuite, TurnSuite, ClaimSuite, FindSuite):
+class StoreSuite(
+    CreateSuite,
+    SignalSuite,
+    DeliverySuite,
+    CommitSuite,
+    TurnSuite,
+    ClaimSuite,
+    FindSuite,
+    PurgeSuite,
+    LifecycleSuite,
+):
     """Every test of every verb. Subclass it once for each store."""

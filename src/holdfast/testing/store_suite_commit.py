@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from msgspec import Raw
+from msgspec import UNSET, Raw, UnsetType
 from msgspec.structs import replace
 
 from holdfast.core.events import EngineRunRef, Event, MarkerRecorded, UnknownBody
@@ -103,6 +103,21 @@ class CommitSuite(SuiteBase):
         [kept] = await store.read_events("run-1", after=2)
         assert isinstance(kept.data, MarkerRecorded)
         assert bytes(kept.data.value) == b'{"z": 1.0,  "a": 1e3}'
+
+    @pytest.mark.contract("SIG-4")
+    @pytest.mark.parametrize("state_after", [UNSET, Raw(b"null"), Raw(b'{ "total": 3 }')])
+    async def test_state_after_a_signal_is_kept_or_kept_absent(
+        self, store: Store, node: SampleNode, state_after: Raw | UnsetType
+    ) -> None:
+        """Replay must be able to tell a handler's state, even if it is null, from no handler at all."""
+        await node.start("run-1", wait("go"))
+        await accept(store, signal("run-1", "go"))
+        turn = await node.turn(await node.load("run-1"))
+        [event] = turn.events
+        received = replace(event, data=replace(event.data, state_after=state_after))
+        await node.commit(replace(turn, events=(received,)))
+        [kept] = await store.read_events("run-1", after=3)
+        assert kept == replace(received, run_seq=4, persisted_at=START)
 
     # --- losing
 

@@ -78,6 +78,14 @@ class CreateSuite(SuiteBase):
         assert run is not None
         assert run.head.ready_at is None
 
+    async def test_of_two_first_messages_with_one_id_the_first_is_kept(self, store: Store) -> None:
+        """Messages are taken once by their id, and only those that were taken make the run ready."""
+        late, early = message("run-1", "same", due_at=START + 5_000), message("run-1", "same", due_at=START)
+        await store.create([replace(new_run("run-1"), messages=(late, early))])
+        [run] = await store.load(["run-1"])
+        assert run is not None
+        assert (run.head.ready_at, run.messages) == (START + 5_000, ())
+
     # --- the same request again
 
     @pytest.mark.contract("QUE-1")

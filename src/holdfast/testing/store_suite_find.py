@@ -238,22 +238,26 @@ class FindSuite(SuiteBase):
     # --- counting
 
     async def test_stats_count_what_is_there(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
-        """By status, by readiness, by what waits."""
+        """By status, by readiness, by what waits: not what is closed, consumed, or due only later."""
         empty = Stats(runs={}, ready=0, leased=0, messages=0, signals=0, open_tasks=0, nodes=0, oldest_ready_at=None)
         assert await store.stats() == empty
         await node.start("run-1", wait("go"), task("approve"), timer(START + 60_000_000))
-        await node.start("run-2", complete())
+        await node.start("run-2", task("approve"))
+        await node.step("run-2", complete())
+        await node.start("run-3", wait("go"), timer(START + 60_000_000))
+        await accept(store, signal("run-3", "go"))
+        await node.step("run-3")
         clock.advance(ms=1)
-        await store.create([new_run("run-3", now=clock.now())])
-        await store.deliver([signal("run-1", "other"), message("run-3", "m-1", due_at=START + 60_000_000)])
+        await store.create([new_run("run-4", now=clock.now())])
+        await store.deliver([signal("run-1", "other"), message("run-4", "m-1", due_at=START + 60_000_000)])
         await store.renew("node-b", 10)
         clock.advance(ms=10)
         assert await store.stats() == replace(
             empty,
-            runs={"RUNNING": 1, "COMPLETED": 1, "PENDING": 1},
+            runs={"RUNNING": 2, "COMPLETED": 1, "PENDING": 1},
             ready=2,
-            leased=1,
-            messages=3,
+            leased=2,
+            messages=4,
             signals=1,
             open_tasks=1,
             nodes=1,

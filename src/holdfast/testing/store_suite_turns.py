@@ -1,7 +1,7 @@
 """The store suite, turns: what one commit changes besides the history, and when a run is ready after it."""
 
 import pytest
-from msgspec import Raw
+from msgspec import UNSET, Raw
 from msgspec.structs import replace
 
 from holdfast.core.events import ErrorInfo
@@ -200,7 +200,7 @@ class TurnSuite(SuiteBase):
     async def test_activity_records_are_kept_and_updated_by_their_scope(self, store: Store, node: SampleNode) -> None:
         """One record for each activity, step and key; a later turn overwrites it whole."""
         await node.start("run-1", activity("charge"))
-        claimed = replace(record("run-1"), status="indeterminate", result=None)
+        claimed = replace(record("run-1"), status="indeterminate", result=UNSET)
         other = replace(record("run-1", "ship", activity_name="ship"), status="failed", error=ErrorInfo("E", "m"))
         await node.step("run-1", records=[claimed, other])
         assert (await node.load("run-1")).records == (claimed, other)
@@ -275,7 +275,7 @@ class TurnSuite(SuiteBase):
         turn = await node.turn(await node.load("run-1"), complete(), records=[record("run-1")])
         await accept(store, signal("run-1", "late"))
         clock.advance(ms=1)
-        await node.commit(replace(turn, messages=(message("run-1", "m-2"),)))
+        await node.commit(replace(turn, messages=(message("run-1", "m-2"),), waits_closed=()))
         clock.advance(ms=node.lease_ms)
         run = await node.load("run-1")
         head = run.head

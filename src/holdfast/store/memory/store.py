@@ -46,6 +46,7 @@ class MemoryStore:
         self._is_closed = False
 
     async def migrate(self) -> int:
+        self._now()
         return 1
 
     async def close(self) -> None:

@@ -79,7 +79,9 @@ def _insert(db: sqlite3.Connection, created: list[tuple[int, port.NewRun]], owne
 
 
 def _run_row(run_no: int, new: port.NewRun, owner: str | None, now: Instant) -> tuple[Any, ...]:
-    due = [now if message.due_at is None else message.due_at for message in new.messages]
+    due: dict[str, Instant] = {}
+    for message in new.messages:  # of two with one id, the first is kept
+        due.setdefault(message.signal_id, now if message.due_at is None else message.due_at)
     return (
         run_no,
         new.run_id,
@@ -99,7 +101,7 @@ def _run_row(run_no: int, new: port.NewRun, owner: str | None, now: Instant) -> 
         rows.encode(new.snapshot),
         now,
         now,
-        min(due, default=None),
+        min(due.values(), default=None),
         owner,
         1 if owner else 0,
     )

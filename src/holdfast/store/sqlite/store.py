@@ -66,8 +66,9 @@ class SqliteStore:
         return version
 
     async def close(self) -> None:
-        self.wakeups.close()
         await self._database.close()
+        self._ring()
+        self.wakeups.close()
 
     async def now(self) -> Instant:
         return await self._read(lambda _, now: now)
@@ -174,5 +175,6 @@ class SqliteStore:
             asyncio.get_running_loop().call_soon(self._ring)
 
     def _ring(self) -> None:
-        self._will_ring = False
-        self.wakeups.ring()
+        if self._will_ring:
+            self._will_ring = False
+            self.wakeups.ring()

@@ -1,0 +1,65 @@
+"""The benchmark runs, and writes down every figure that it promises."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+FIGURES = {
+    "commit": ({"batch 1", "batch 10", "batch 100", "batch 1000"}, {"turns/s", "floor turns/s", "ratio"}),
+    "growth": ({"100 runs", "300 runs", "1,000 runs"}, {"µs/turn", "growth", "floor µs/turn", "floor growth"}),
+    "deliver": ({"batch 1", "batch 10", "batch 100"}, {"signals/s"}),
+    "claim": ({"batch 1", "batch 100"}, {"p50 ms", "p99 ms"}),
+    "history": ({"10 events", "100 events", "1,000 events"}, {"load ms", "read ms", "events/s"}),
+    "core": ({"decide, enact and fold, one step at a time", "fold of 2,001 events"}, {"events/s"}),
+}
+
+
+def bench(*options: str) -> subprocess.CompletedProcess[str]:
+    """Run the benchmark."""
+    command = [sys.executable, "-m", "bench", *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+
+
+def numbers(values: Any) -> list[float]:
+    """Return every number in a structure of dicts and lists."""
+    if isinstance(values, int | float):
+        return [values]
+    return [number for value in (values.values() if isinstance(values, dict) else values) for number in numbers(value)]
+
+
+@pytest.mark.slow
+def test_every_figure_is_measured_and_positive(tmp_path: Path) -> None:
+    done = bench("--quick", "--json", str(tmp_path / "bench.json"), "--dir", str(tmp_path), "--allow-memory")
+
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))["results"]
+    assert results.keys() == FIGURES.keys()
+    for name, (labels, columns) in FIGURES.items():
+        assert results[name].keys() == labels
+        assert all(columns <= row.keys() for row in results[name].values())
+        assert f"{name}: " in done.stdout
+    assert all(number > 0 for number in numbers(results))
+    assert [file.name for file in tmp_path.iterdir()] == ["bench.json"], "nothing is left behind"
+
+
+def test_json_goes_to_stdout_alone_and_one_measurement_can_be_chosen() -> None:
+    done = bench("--quick", "--only", "core", "--json", "-")
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["results"].keys() == {"core"}
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no file system in memory to refuse")
+def test_a_file_system_in_memory_is_refused() -> None:
+    done = bench("--quick", "--only", "core", "--dir", "/dev/shm")
+
+    assert done.returncode == 2
+    assert "in memory" in done.stderr

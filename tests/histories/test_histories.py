@@ -1,0 +1,106 @@
+"""Every history that was ever written can be read, and means today what it meant then."""
+
+import hashlib
+import json
+from itertools import groupby
+
+import msgspec
+import pytest
+
+from holdfast.core import codec
+from holdfast.core.events import BODIES, Event
+from holdfast.core.invariants import RunView, check
+from holdfast.core.state import state_of
+from tests.histories.golden import FOLDER, expected, from_line, make_runs, to_line, versions
+
+# What the files of each version are. Once released they never change: a new format is a new version beside them.
+DIGESTS = {
+    "v1.jsonl": "869f3b4f28f77bd60625d0e3dcd2905eb711629fa3ac798ab6f4d053054b79db",
+    "v1.expected.json": "78530d878444ba0ad5a382b6620cb8f71907ae46b67a9f6a1bd3aa490ab19aec",
+}
+
+
+def lines(version: int) -> list[str]:
+    """Return the lines of a version's file."""
+    return (FOLDER / f"v{version}.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
+
+
+def runs(version: int) -> dict[str, list[Event]]:
+    """Return the runs of a version's file."""
+    events = [from_line(line) for line in lines(version)]
+    return {run_id: list(group) for run_id, group in groupby(events, lambda event: event.run_id)}
+
+
+@pytest.mark.contract("FMT-1", "EVT-5")
+@pytest.mark.parametrize("version", versions())
+def test_a_history_of_every_version_gives_the_snapshots_that_it_gave_then(version: int) -> None:
+    stored = json.loads((FOLDER / f"v{version}.expected.json").read_text(encoding="utf-8"))
+    found = runs(version)
+    assert set(found) == set(stored)
+    for run_id, events in found.items():
+        # Fields that did not exist then have their defaults now, so only those that did are compared.
+        assert _restricted(expected(run_id, events), stored[run_id]) == stored[run_id]
+
+
+@pytest.mark.contract("FMT-1", "EVT-1", "EVT-4")
+@pytest.mark.parametrize("version", versions())
+def test_a_history_of_every_version_violates_no_invariant(version: int) -> None:
+    about_events = {
+        "run_seq_is_gapless",
+        "idempotency_keys_are_unique",
+        "idempotency_keys_are_exact",
+        "step_results_are_recorded_once",
+        "history_folds",
+        "snapshot_equals_fold",
+    }
+    for run_id, events in runs(version).items():
+        state = state_of(run_id, events)
+        view = RunView(run_id=run_id, status=state.status, version=len(events), now=0, events=tuple(events))
+        assert [violation for violation in check(view) if violation.invariant in about_events] == []
+
+
+@pytest.mark.contract("FMT-1")
+@pytest.mark.parametrize("version", versions())
+def test_the_present_version_writes_an_old_event_back_as_it_was_if_its_schema_is_the_same(version: int) -> None:
+    for line in lines(version):
+        event = from_line(line)
+        if event.schema_version == codec.schema_version(event.event_type) or event.event_type not in BODIES:
+            assert json.loads(to_line(event)) == json.loads(line)
+
+
+@pytest.mark.contract("FMT-1", "EVT-3")
+def test_the_latest_version_has_every_event_type_at_its_present_schema() -> None:
+    latest = {(event.event_type, event.schema_version) for events in runs(versions()[-1]).values() for event in events}
+    missing = {(name, codec.schema_version(name)) for name in BODIES} - latest
+    assert not missing, "add a version with `python -m tests.histories.golden`"
+
+
+@pytest.mark.contract("FMT-1")
+def test_files_of_a_version_never_change() -> None:
+    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(FOLDER.glob("v*.json*"))}
+    assert found == DIGESTS
+
+
+@pytest.mark.contract("EVT-5")
+def test_the_same_doings_give_the_same_history_every_time() -> None:
+    first, second = ([to_line(event) for run in make_runs() for event in run.events] for _ in range(2))
+    assert first == second
+    made = {event.event_type for run in make_runs() for event in run.events}
+    assert made == set(BODIES) | {"FromTheFuture"}
+
+
+@pytest.mark.contract("FMT-1")
+def test_an_unknown_event_in_a_history_is_kept_as_it_was() -> None:
+    [line] = [line for line in lines(1) if "FromTheFuture" in line]
+    event = from_line(line)
+    assert codec.encode_body(event.data) == '{"what": [1.50, "we cannot know"] }'
+    assert state_of("awkward", runs(1)["awkward"]).unknown_events == 1
+
+
+def _restricted(value: object, like: object) -> object:
+    """Return the value with only those fields of its mappings that the other one has."""
+    if isinstance(value, dict) and isinstance(like, dict):
+        return {key: _restricted(value[key], like[key]) for key in like if key in value}
+    if isinstance(value, (list, tuple)) and isinstance(like, list) and len(value) == len(like):
+        return [_restricted(one, other) for one, other in zip(value, like, strict=True)]
+    return msgspec.to_builtins(value)

@@ -1,0 +1,424 @@
+"""Random sequences of operations through several stores at once: same answers, same contents, after every step.
+
+The first store is the reference. What it answers decides what is asked next, so all of them are asked the same; the
+moment that another one answers differently, or shows different contents, the sequence ends with `Difference`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.core.snapshot import runtime_snapshot
+from holdfast.core.state import TERMINAL, state_of
+from holdfast.errors import HoldfastError
+from holdfast.limits import Limits
+from holdfast.store.port import (
+    Accepted,
+    CommitConflict,
+    Committed,
+    Created,
+    Duplicate,
+    LoadedRun,
+    PurgeReport,
+    Refused,
+    RunHead,
+    Store,
+    Turn,
+)
+from holdfast.testing import VirtualClock
+from holdfast.testing.samples import read_history, read_picture
+from tests.store.random_turns import Held, open_task_answers, random_turn, spoiled
+from tests.store.random_values import MISSING, NODES, Values
+
+LIMITS = Limits(
+    signal_payload_bytes=100,
+    signals_per_run_per_minute=4,
+    acceptance_retention_ms=90_000,
+    batch_items=8,
+    page_items=6,
+)
+MOST_RUNS = 8
+STEPS_BACK = 12
+"""How many operations are shown when a sequence fails."""
+
+LoseRecord = Callable[[str, str, str], None]
+
+
+class Difference(AssertionError):
+    """Two stores do not agree, or one breaks an invariant."""
+
+
+@dataclass
+class Subject:
+    """A store under test, and how to lose a record of it."""
+
+    name: str
+    store: Store
+    lose_record: LoseRecord
+
+
+class World:
+    """Some stores, a clock, a few nodes, and one source of chance."""
+
+    def __init__(self, seed: int, clock: VirtualClock, subjects: Sequence[Subject]) -> None:
+        self.seed = seed
+        self.values = Values(seed)
+        self.clock = clock
+        self.subjects = subjects
+        self.reached: Counter[str] = Counter()
+        self.held: list[Held] = []
+        self.tried: list[tuple[Turn, Held]] = []
+        self.won: list[Turn] = []
+        self.trace: list[tuple[str, Any]] = []
+        self.picture: dict[str, Any] = {"runs": [], "waits": [], "tasks": [], "events": {}}
+        self.folded: dict[str, int] = {}
+
+    # --- asking all of them
+
+    async def run(self, steps: int) -> None:
+        """Do this many operations, and compare everything after each."""
+        for node in NODES:
+            await self.ask("renew", node, 60_000)
+        for _ in range(steps):
+            await self.values.weighted(OPERATIONS)(self)
+            await self.compare_pictures()
+        for subject in self.subjects:
+            await subject.store.close()
+        await self.ask("now")
+        await self.ask("stats")
+
+    async def ask(self, verb: str, *arguments: Any) -> Any:
+        """Ask every store the same, and return the answer; None if it was an error."""
+        self.trace.append((verb, arguments))
+        answers = [await _outcome(getattr(subject.store, verb), arguments) for subject in self.subjects]
+        for subject, answer in zip(self.subjects, answers, strict=True):
+            if _plain(answer) != _plain(answers[0]):
+                self.fail(
+                    f"{verb} is answered differently", (self.subjects[0].name, answers[0]), (subject.name, answer)
+                )
+        if isinstance(answers[0], HoldfastError):
+            self.reached[f"{verb}: raised {answers[0].code}"] += 1
+            return None
+        self._count(verb, arguments, answers[0])
+        return answers[0]
+
+    async def compare_pictures(self) -> None:
+        """Compare everything that can be read, and check what must hold in any store at any time."""
+        pictures = [await read_picture(subject.store, NODES) for subject in self.subjects]
+        for subject, picture in zip(self.subjects, pictures, strict=True):
+            if picture != pictures[0]:
+                self.differ("the contents are different", pictures[0], subject, picture)
+        self.picture = pictures[0]
+        self._check_invariants()
+
+    def _check_invariants(self) -> None:
+        for head in self.heads:
+            history = self.picture["events"][head.run_id]
+            if [event.run_seq for event in history] != list(range(1, head.version + 1)):
+                self.fail(f"the history of {head.run_id} has a gap", ("history", history))
+            if head.status in TERMINAL and (head.ready_at, head.lease_owner) != (None, None):
+                self.fail("a finished run is ready or leased", ("head", head))
+            if head.snapshot is not None and self.folded.get(head.run_id) != head.version:
+                folded = runtime_snapshot(state_of(head.run_id, history))
+                if folded != head.snapshot:
+                    self.fail("a snapshot is not the fold", ("snapshot", head.snapshot), ("fold", folded))
+                self.folded[head.run_id] = head.version
+
+    def differ(self, problem: str, expected: Any, subject: Subject, found: Any) -> None:
+        """End the sequence with the place where two stores begin to differ."""
+        where, expected, found = _narrowed(_plain(expected), _plain(found))
+        self.fail(f"{problem} {where}".rstrip(), (self.subjects[0].name, expected), (subject.name, found))
+
+    def fail(self, problem: str, *shown: tuple[str, Any]) -> None:
+        """End the sequence with what is needed to understand it and to see it again."""
+        lines = [f"seed {self.seed}, operation {len(self.trace)}: {problem}"]
+        lines += [f"  {name}: {_show(value)}" for name, value in shown]
+        lines += ["the last operations:"]
+        lines += [f"  {verb} {_show(arguments)}" for verb, arguments in self.trace[-STEPS_BACK:]]
+        lines += [f"to see it again: HOLDFAST_SEED={self.seed} pytest tests/store/test_differential.py"]
+        raise Difference("\n".join(lines))
+
+    # --- what is there, as the reference says
+
+    @property
+    def reference(self) -> Store:
+        """The store that decides what is asked next."""
+        return self.subjects[0].store
+
+    @property
+    def heads(self) -> list[RunHead]:
+        """All runs, as they were after the last step."""
+        heads: list[RunHead] = self.picture["runs"]
+        return heads
+
+    @property
+    def run_ids(self) -> list[str]:
+        """The ids of all runs."""
+        return [head.run_id for head in self.heads]
+
+    async def hold(self, node: str, run: LoadedRun) -> Held:
+        """Put a run into the hands of a node."""
+        held = Held(node, run, tuple(await read_history(self.reference, run.head.run_id)))
+        self.held = [*self.held[-11:], held]
+        return held
+
+    def is_current(self, held: Held) -> bool:
+        """Say whether nothing has happened to a run since it was loaded."""
+        there = {(head.run_id, head.version, head.lease_epoch) for head in self.heads}
+        return (held.run.head.run_id, held.run.head.version, held.run.head.lease_epoch) in there
+
+    def forget_purged(self) -> None:
+        """Forget what was in hand of runs that are gone: an id that is used again is another run."""
+        self.held = [held for held in self.held if held.run.head.run_id in self.run_ids]
+        self.tried = [(turn, held) for turn, held in self.tried if held.run.head.run_id in self.run_ids]
+        self.folded = {}
+
+    # --- counting what was reached
+
+    def _count(self, verb: str, arguments: tuple[Any, ...], answer: Any) -> None:
+        if verb == "claim":
+            for run in answer:
+                self.reached[f"claim: {self._eligibility(arguments[0], run.head.run_id)}"] += 1
+        elif isinstance(answer, PurgeReport):
+            for field in answer.__struct_fields__:
+                self.reached[f"purge: {field}"] += bool(getattr(answer, field))
+            self.reached["purge: dry run"] += arguments[0].dry_run and answer != PurgeReport()
+        elif verb in ("create", "deliver", "commit"):
+            for item, outcome in zip(arguments[0], answer, strict=True):
+                self.reached[f"{verb}: {self._item_outcome(item, outcome)}"] += 1
+        else:
+            self.reached[f"{verb}: {'something' if answer else 'nothing'}"] += 1
+
+    def _eligibility(self, node: str, run_id: str) -> str:
+        owners = {head.run_id: head.lease_owner for head in self.heads}
+        return "free" if owners[run_id] is None else "own" if owners[run_id] == node else "orphan"
+
+    def _item_outcome(self, item: Any, outcome: Any) -> str:
+        kind = type(item).__name__
+        if isinstance(outcome, Refused):
+            is_taken = kind == "NewRun" and "another run" in outcome.error.message
+            return f"{kind} {outcome.error.code}{' of run ids' * is_taken}"
+        if isinstance(outcome, CommitConflict):
+            return f"conflict {outcome.reason}"
+        if isinstance(outcome, Committed):
+            return "committed again" if any(item is turn for turn in self.won) else "committed"
+        if isinstance(outcome, Created):
+            return "created and claimed" if outcome.epoch else "created"
+        finished = {head.run_id for head in self.heads if head.status in TERMINAL}
+        is_late = isinstance(outcome, Duplicate) and item.run_id in finished
+        is_again = isinstance(outcome, Accepted) and kind == "SignalRequest" and self._was_accepted(item)
+        return f"{kind} {type(outcome).__name__}{' after the end' * is_late}{' again' * is_again}"
+
+    def _was_accepted(self, item: Any) -> bool:
+        mailbox = self.picture.get("mailboxes", {}).get(item.run_id, ())
+        return any((kept.name, kept.signal_id) == (item.name, item.signal_id) for kept in mailbox)
+
+
+# --- the operations ---------------------------------------------------------------------------------------------------
+
+
+async def create(world: World) -> None:
+    """Create a few runs, for a node or for nobody."""
+    values, now = world.values, world.clock.now()
+    count = LIMITS.batch_items + 1 if values.happens(0.04) else values.number(1, 3)
+    runs = [values.new_run(now, len(world.heads) >= MOST_RUNS) for _ in range(count)]
+    await world.ask("create", runs, values.pick((None, *NODES)))
+
+
+async def deliver(world: World) -> None:
+    """Deliver signals, messages, and answers to tasks."""
+    values, now = world.values, world.clock.now()
+    answers = [message for held in world.held[-2:] for message in open_task_answers(values, held)]
+    items: list[Any] = []
+    for _ in range(LIMITS.batch_items + 1 if values.happens(0.03) else values.number(1, 4)):
+        if answers and values.happens(0.2):
+            items.append(values.pick(answers))
+        elif values.happens(0.7):
+            items.append(values.signal(world.run_ids, world.picture["waits"]))
+        else:
+            items.append(values.message(world.run_ids, now))
+    await world.ask("deliver", items)
+
+
+async def claim(world: World) -> None:
+    """Let a node claim, with or without a lease."""
+    node = world.values.pick(NODES)
+    for run in await world.ask("claim", node, world.values.limit()) or ():
+        await world.hold(node, run)
+
+
+async def look_again(world: World) -> None:
+    """Let a node load a run that it owns, as after a commit."""
+    owned = [head for head in world.heads if head.lease_owner is not None]
+    if owned:
+        head = world.values.pick(owned)
+        [run] = await world.reference.load([head.run_id])
+        assert run is not None
+        await world.hold(head.lease_owner or "", run)
+
+
+async def commit(world: World) -> None:
+    """Commit turns: current ones, stale ones, wrong ones, old ones again, several of one run."""
+    values, now = world.values, world.clock.now()
+    batch: list[tuple[Turn, Held]] = []
+    unlikely: list[tuple[Turn, Held]] = []
+    for held in values.some(world.held[-6:], 3) or world.held[-1:]:
+        is_first = all(held.run.head.run_id != turn.run_id for turn, _ in batch)
+        turn = random_turn(values, held, now)
+        batch.append((turn, held))
+        if is_first and values.happens(0.3) and world.is_current(held) and not held.after(turn).state.is_finished:
+            # Right only if the turn before it wins, so it is not tried again.
+            unlikely.append((random_turn(values, held.after(turn), now), held))
+            batch.append(unlikely[-1])
+        if values.happens(0.2):
+            batch.append((spoiled(values, random_turn(values, held, now), held, now), held))
+    if world.tried and values.happens(0.3):
+        batch.append(values.pick(world.tried))
+    if batch and values.happens(0.02):
+        batch = batch[:1] * (LIMITS.batch_items + 1)
+    world.tried = [*world.tried[-30:], *(entry for entry in batch if entry not in unlikely)]
+    turns = [turn for turn, _ in batch]
+    for turn, answer in zip(turns, await world.ask("commit", turns) or (), strict=False):
+        if isinstance(answer, Committed):
+            world.won.append(turn)
+
+
+async def renew(world: World) -> None:
+    """Renew the lease of a node, rarely in a way that is refused."""
+    values = world.values
+    node = values.pick(("", "a\nb")) if values.happens(0.03) else values.pick(NODES)
+    await world.ask(
+        "renew", node, values.pick((1, 1_000, 20_000, 60_000, 60_000, 120_000)) if values.happens(0.97) else 0
+    )
+
+
+async def release(world: World) -> None:
+    """Let a node let go of some runs, of runs that it does not own, or of everything."""
+    values = world.values
+    named = None if values.happens(0.3) else [*values.some(world.run_ids, 3), *values.some([MISSING], 1)]
+    await world.ask("release", values.pick(NODES), named)
+
+
+async def pass_time(world: World) -> None:
+    """Let time pass: a moment, or longer than leases and records last."""
+    us = world.values.pick((1, 999, 1_000, 1_000, 1_000_000, 1_000_000, 5_000_000, 15_000_000, 61_000_000, 95_000_000))
+    world.trace.append(("time passes", us))
+    world.clock.advance(us=us)
+
+
+async def set_clock_back(world: World) -> None:
+    """Set the clock back."""
+    ms = world.values.pick((1, 1_000, 61_000))
+    world.trace.append(("the clock is set back", ms))
+    world.clock.set_back(ms=ms)
+
+
+async def lose_record(world: World) -> None:
+    """Lose the acceptance record of a signal behind every store's back."""
+    values = world.values
+    sent = [request for request in world.values.sent if request.signal_id is not None and request.run_id != MISSING]
+    for request in values.some(sent, 3):
+        scope = (request.run_id, request.name, request.signal_id or "")
+        world.trace.append(("lose record", scope))
+        for subject in world.subjects:
+            subject.lose_record(*scope)
+
+
+async def purge(world: World) -> None:
+    """Purge, often after asking what a purge would do."""
+    policy = world.values.purge_policy()
+    promised = await world.ask("purge", replace(policy, dry_run=True)) if world.values.happens(0.5) else None
+    report = await world.ask("purge", policy)
+    if promised not in (None, report):
+        world.fail("a purge does not do what its dry run says", ("dry run", promised), ("purge", report))
+    await world.compare_pictures()
+    world.forget_purged()
+
+
+async def read(world: World) -> None:
+    """Ask one of the questions that change nothing."""
+    values, run_ids, now = world.values, world.run_ids, world.clock.now()
+    questions: list[tuple[str, tuple[Any, ...]]] = [
+        ("find_runs", (values.run_query(run_ids, now),)),
+        ("find_waits", (values.wait_query(run_ids),)),
+        ("find_mailbox", (values.mailbox_query(run_ids),)),
+        ("find_tasks", (values.task_query(run_ids, world.picture["tasks"]),)),
+        ("read_events", (values.pick((*run_ids, MISSING)), values.number(-1, 5), values.pick((None, values.limit())))),
+        ("load", ([*values.some(run_ids, 5), MISSING] * values.pick((1, 1, 1, 9)),)),
+        ("next_due", (values.pick((*NODES, MISSING)),)),
+        ("now", ()),
+        ("stats", ()),
+        ("migrate", ()),
+    ]
+    for verb, arguments in values.some(questions, 4):
+        await world.ask(verb, *arguments)
+
+
+OPERATIONS: list[tuple[int, Callable[[World], Awaitable[None]]]] = [
+    (12, create),
+    (20, deliver),
+    (12, claim),
+    (6, look_again),
+    (26, commit),
+    (12, renew),
+    (3, release),
+    (12, pass_time),
+    (2, set_clock_back),
+    (2, lose_record),
+    (5, purge),
+    (6, read),
+]
+
+
+async def _outcome(verb: Callable[..., Awaitable[Any]], arguments: tuple[Any, ...]) -> Any:
+    try:
+        return await verb(*arguments)
+    except HoldfastError as error:
+        return error
+
+
+def _plain(answer: Any) -> Any:
+    """Return the answer so that equal answers of two stores are equal: errors compare by what they say."""
+    if isinstance(answer, HoldfastError):
+        return _without_place(answer)
+    if isinstance(answer, Refused):
+        return "refused", _without_place(answer.error)
+    if isinstance(answer, list):
+        return [_plain(item) for item in answer]
+    return answer
+
+
+def _without_place(error: HoldfastError) -> dict[str, Any]:
+    """Return what an error says. Faults of the store itself may name its own file, so only their code counts."""
+    return {"code": error.code} if error.code.startswith("Store") else error.as_dict()
+
+
+def _narrowed(expected: Any, found: Any) -> tuple[str, Any, Any]:
+    """Return the path to the first difference, and what stands there on either side."""
+    if isinstance(expected, msgspec.Struct) and type(expected) is type(found):
+        expected, found = msgspec.structs.asdict(expected), msgspec.structs.asdict(found)
+    if isinstance(expected, dict) and isinstance(found, dict) and expected.keys() == found.keys():
+        keys: Any = expected.keys()
+    elif isinstance(expected, (list, tuple)) and isinstance(found, (list, tuple)) and len(expected) == len(found):
+        keys = range(len(expected))
+    else:
+        return "", expected, found
+    for key in keys:
+        if expected[key] != found[key]:
+            where, inner_expected, inner_found = _narrowed(expected[key], found[key])
+            return f"[{key!r}]{where}", inner_expected, inner_found
+    return "", expected, found
+
+
+def _show(value: Any) -> str:
+    try:
+        text = msgspec.json.encode(value, enc_hook=lambda other: getattr(other, "as_dict", other.__repr__)()).decode()
+    except (TypeError, ValueError, msgspec.MsgspecError):  # not everything that is sent can be written down
+        text = repr(value)
+    return text if len(text) < 4_000 else f"{text[:4_000]}…"

@@ -1,0 +1,275 @@
+"""Random arguments for the verbs of a store: mostly sensible, often related to each other, sometimes wrong."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from msgspec import UNSET, Raw
+from msgspec.structs import replace
+
+from holdfast.core.instants import Instant
+from holdfast.core.messages import Message, MessageType, SignalRequest
+from holdfast.core.records import ActivityRecord, Task, Wait
+from holdfast.core.state import RunStatus
+from holdfast.store.port import MailboxQuery, NewRun, PurgePolicy, RunQuery, TaskQuery, WaitQuery
+from holdfast.testing.samples import message, new_run, record
+from holdfast.testing.store_suite_base import BAD_NAMES, STRANGE_IDS
+
+T = TypeVar("T")
+
+NODES = ("node-a", "node-b", "knot:c")
+NAMES = ("go", "Go", "g:o", "\u00e9", "e\u0301", "a/b")
+STEPS = ("first", "second", "a|b", "%", "\u00e9", "e\u0301")
+TENANTS = ("default", "acme", "Acme")
+PLANS = ("order", "refund %")
+TAGS = ("eu", "EU", "v_p", "vip", "日本")
+ROLES = ("clerk", "boss", "Boss")
+PEOPLE = (None, "ann", "bob'; --")
+PAYLOADS = (b"null", b"1", b'"x"', b'{ "a": 1.50 }', '"é\u2028"'.encode())
+LIMITS = (1, 2, 5, 100, 100, 100)
+KINDS: tuple[MessageType, ...] = ("TimerDue", "RetryDue", "InternalContinue")
+MISSING = "missing"
+
+Spec = dict[str, Any]
+"""The options of `new_run`: what was asked for, so that it can be asked for again."""
+
+
+class Values:
+    """Draws arguments. Everything comes from one seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self.made: list[Spec] = []
+        self.sent: list[SignalRequest] = []
+        self.ids = self._random.sample(STRANGE_IDS, 5)
+        self._count = 0
+
+    def happens(self, probability: float) -> bool:
+        """Say yes this often."""
+        return self._random.random() < probability
+
+    def pick(self, options: Sequence[T]) -> T:
+        """Draw one."""
+        return self._random.choice(options)
+
+    def number(self, least: int, most: int) -> int:
+        """Draw a number, both ends included."""
+        return self._random.randint(least, most)
+
+    def weighted(self, options: Sequence[tuple[int, T]]) -> T:
+        """Draw one by its weight."""
+        return self._random.choices([option for _, option in options], [weight for weight, _ in options])[0]
+
+    def some(self, options: Sequence[T], most: int) -> list[T]:
+        """Draw none, one or more, each at most once."""
+        return self._random.sample(options, self.number(0, min(most, len(options))))
+
+    def fresh(self, what: str) -> str:
+        """Return a text that was not there before, with something strange in it."""
+        self._count += 1
+        return f"{self.pick(('', '', 'é', ':', '/', '..', '%2F'))}{what}-{self._count}"
+
+    # --- runs
+
+    def new_run(self, now: Instant, is_full: bool) -> NewRun:
+        """Draw a run to create: new, one that was asked for before, or a wrong one."""
+        if self.happens(0.12):
+            return self._spoiled(new_run(self.fresh("run"), now=now), now)
+        if self.made and (is_full or self.happens(0.35)):
+            spec = self._variation(self.pick(self.made))
+        else:
+            spec = self._spec()
+            self.made.append(spec)
+        new = new_run(now=now, **spec)
+        return self._adorned(new, now) if self.happens(0.2) else new
+
+    def _spec(self) -> Spec:
+        return {
+            "run_id": self.fresh("run"),
+            "request_id": self.fresh("request") if self.happens(0.7) else "",
+            "value": self.pick((None, 1, "x")),
+            "tenant": self.pick(TENANTS),
+            "plan_id": self.pick(PLANS),
+            "parent": self.pick(self.made)["run_id"] if self.made and self.happens(0.4) else None,
+            "reference_key": self.pick((None, "order 7", "order")),
+            "tags": tuple(self.some(TAGS, 3)),
+        }
+
+    def _variation(self, spec: Spec) -> Spec:
+        match self.number(0, 5):
+            case 0:
+                return {**spec, "value": "another"}
+            case 1:
+                return {**spec, "request_id": self.fresh("request")}
+            case 2:
+                return {**spec, "run_id": self.fresh("run")}
+            case _:
+                return spec
+
+    def _spoiled(self, new: NewRun, now: Instant) -> NewRun:
+        task = Task(task_id=self.fresh("task"), run_id=new.run_id, step_id="s", name="n", status="OPEN", created_at=now)
+        fields = ("run_id", "tenant", "project", "environment", "plan_id", "plan_version", "run_request_id")
+        match self.number(0, 6):
+            case 0:
+                return replace(new, events=())
+            case 1:
+                return replace(new, events=new.events * 2)
+            case 2:
+                return replace(new, snapshot=replace(new.snapshot, status=RunStatus.FAILED))
+            case 3:
+                return replace(new, tasks=(task, replace(task, task_id=self.fresh("task"))))
+            case 4:
+                return replace(new, tags=("fine", self.pick(("", "\ud800"))))
+            case _:
+                return replace(new, **{self.pick(fields): self.pick(BAD_NAMES)})
+
+    def _adorned(self, new: NewRun, now: Instant) -> NewRun:
+        """Return the run with waits, tasks and other messages than the first."""
+        steps = self.some(STEPS, 2)
+        return replace(
+            new,
+            messages=tuple(self.plain_message(new.run_id, now) for _ in range(self.number(0, 2))),
+            waits_opened=tuple(
+                Wait(run_id=new.run_id, step_id=step, name=self.pick(NAMES), token="t", since=now) for step in steps
+            ),
+            tasks=tuple(self.task(new.run_id, step, now) for step in steps),
+        )
+
+    def task(self, run_id: str, step_id: str, now: Instant) -> Task:
+        """Draw an open task."""
+        return Task(
+            task_id=self.fresh("task"),
+            run_id=run_id,
+            step_id=step_id,
+            name=step_id,
+            status="OPEN",
+            created_at=now,
+            payload=Raw(self.pick(PAYLOADS)),
+            roles=tuple(self.some(ROLES, 2)),
+            assignee=self.pick(PEOPLE),
+            due_at=self.pick((None, now + 1)),
+        )
+
+    def record(self, run_id: str, now: Instant) -> ActivityRecord:
+        """Draw what is known about an activity."""
+        known = record(run_id, self.pick(STEPS), activity_name=self.pick(NAMES), idempotency_key=self.pick(self.ids))
+        if self.happens(0.5):
+            return replace(known, status="failed", result=UNSET, updated_at=now)
+        return replace(known, result=Raw(self.pick(PAYLOADS)), updated_at=now)
+
+    # --- what is delivered
+
+    def signal(self, run_ids: Sequence[str], waits: Sequence[Wait]) -> SignalRequest:
+        """Draw a signal: new, sent before, meant for an open wait, or a wrong one."""
+        if self.sent and self.happens(0.3):
+            again = self.pick(self.sent)
+            return replace(again, payload=Raw(b'"other"')) if self.happens(0.2) else again
+        request = SignalRequest(
+            run_id=self.pick(run_ids) if run_ids and self.happens(0.95) else MISSING,
+            name=self.pick(NAMES),
+            payload=Raw(self.pick(PAYLOADS)),
+            signal_id=self.pick((None, self.pick(self.ids), self.pick(self.ids))),
+            step_id=self.pick(STEPS) if self.happens(0.15) else None,
+            require_waiting=self.happens(0.25),
+        )
+        if waits and self.happens(0.5):
+            wait = self.pick(waits)
+            step_id = wait.step_id if self.happens(0.3) else None
+            request = replace(request, run_id=wait.run_id, name=wait.name, step_id=step_id)
+        if self.happens(0.12):
+            return self._spoiled_signal(request)
+        self.sent.append(request)
+        return request
+
+    def _spoiled_signal(self, request: SignalRequest) -> SignalRequest:
+        match self.number(0, 3):
+            case 0:
+                return replace(request, payload=Raw(b'"%s"' % (b"x" * 200)))
+            case 1:
+                return replace(request, payload=Raw(self.pick((b"{", b"\xff", b""))))
+            case 2:
+                return replace(request, signal_id=self.pick(("", "x" * 129, "a\x00b", "\ud800", 7)))
+            case _:
+                return replace(request, **{self.pick(("name", "run_id")): self.pick(BAD_NAMES)})
+
+    def message(self, run_ids: Sequence[str], now: Instant) -> Message:
+        """Draw a message to deliver, sometimes a wrong one."""
+        drawn = self.plain_message(self.pick(run_ids) if run_ids and self.happens(0.93) else MISSING, now)
+        if self.happens(0.06):
+            return replace(drawn, **{self.pick(("signal_id", "run_id")): self.pick(BAD_NAMES)})
+        if self.happens(0.03):
+            return replace(drawn, type="Surprise")
+        return drawn
+
+    def plain_message(self, run_id: str, now: Instant) -> Message:
+        """Draw a message that nobody objects to."""
+        due_at = self.pick((None, now, now - 5_000, now + 1, now + 1_000_000, now + 60_000_000))
+        kind = self.pick(KINDS)
+        drawn = message(run_id, f"m-{self.number(1, 5)}{self.pick(('', 'é'))}", due_at=due_at, kind=kind)
+        return replace(drawn, payload=Raw(self.pick(PAYLOADS)), occurred_at=now, waiting_token=self.pick((None, "t")))
+
+    # --- what is asked
+
+    def limit(self) -> int:
+        """Draw a limit, rarely an impossible one."""
+        return self.pick((0, -1)) if self.happens(0.06) else self.pick(LIMITS)
+
+    def run_query(self, run_ids: Sequence[str], now: Instant) -> RunQuery:
+        """Draw a question about runs."""
+        return RunQuery(
+            tenant=self._maybe(TENANTS),
+            plan_id=self._maybe(PLANS),
+            status=self._maybe(tuple(RunStatus)),
+            reference_key=self._maybe(("order", "order 7", "or%")),
+            tag=self._maybe((*TAGS, "v%p")),
+            parent_run_id=self._maybe(run_ids),
+            created_from=self._maybe((now, now - 60_000_000)),
+            created_until=self._maybe((now, now + 1)),
+            after=self._maybe(run_ids) or "",
+            limit=self.limit(),
+        )
+
+    def wait_query(self, run_ids: Sequence[str]) -> WaitQuery:
+        """Draw a question about waits."""
+        after = (self._maybe(run_ids) or "", self._maybe(STEPS) or "")
+        return WaitQuery(run_id=self._maybe(run_ids), name=self._maybe(NAMES), after=after, limit=self.limit())
+
+    def mailbox_query(self, run_ids: Sequence[str]) -> MailboxQuery:
+        """Draw a question about signals."""
+        return MailboxQuery(
+            run_id=self.pick((*run_ids, MISSING)),
+            name=self._maybe(NAMES),
+            signal_id=self._maybe(self.ids),
+            consumed=self.happens(0.5),
+            after=self.number(0, 3),
+            limit=self.limit(),
+        )
+
+    def task_query(self, run_ids: Sequence[str], tasks: Sequence[Task]) -> TaskQuery:
+        """Draw a question about tasks."""
+        task_ids = [task.task_id for task in tasks]
+        return TaskQuery(
+            run_id=self._maybe(run_ids),
+            task_id=self._maybe(task_ids),
+            status=self._maybe(("OPEN", "COMPLETED", "CANCELLED")),
+            assignee=self._maybe(("ann", "bob'; --")),
+            role=self._maybe((*ROLES, "b%")),
+            after=self._maybe(task_ids) or "",
+            limit=self.limit(),
+        )
+
+    def purge_policy(self) -> PurgePolicy:
+        """Draw what to keep for how long."""
+        windows = (None, 0, 0, 1_000, 30_000)
+        return PurgePolicy(
+            finished_run_ms=self.pick((None, *windows)),
+            task_ms=self.pick(windows),
+            runtime_state_ms=self.pick(windows),
+            stale_run_ms=self.pick(windows),
+            limit=self.pick((0, -1)) if self.happens(0.08) else self.pick((1, 1, 2, 100)),
+        )
+
+    def _maybe(self, options: Sequence[T]) -> T | None:
+        return self.pick(options) if options and self.happens(0.2) else None

@@ -1,0 +1,139 @@
+"""Every store answers as the reference model does, whatever it is asked, and shows the same contents.
+
+`HOLDFAST_SEED` fixes the first seed, and `HOLDFAST_SEQUENCES` how many sequences are tried: a few hundred make a good
+night's run. Without a seed, each run of the tests tries other ones.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from holdfast.limits import Limits
+from holdfast.store.memory import MemoryStore
+from holdfast.store.port import Store
+from holdfast.store.sqlite import SqliteStore
+from holdfast.testing import VirtualClock
+from tests.store.differential import LIMITS, Subject, World
+from tests.store.files import lose_record
+
+STEPS = 150
+SEQUENCES = int(os.environ.get("HOLDFAST_SEQUENCES", "50"))
+PATIENCE = 5
+"""How many times as many sequences to try before what was not reached counts as unreachable."""
+
+MakeSubject = Callable[[Path, VirtualClock, Limits], Awaitable[Subject]]
+
+
+async def make_memory(folder: Path, clock: VirtualClock, limits: Limits) -> Subject:
+    store = MemoryStore(clock, limits)
+
+    def lose(run_id: str, name: str, signal_id: str) -> None:
+        if run_id in store._runs:
+            store._runs[run_id].acceptances.pop((name, signal_id), None)
+
+    return Subject("memory", store, lose)
+
+
+async def make_sqlite(folder: Path, clock: VirtualClock, limits: Limits) -> Subject:
+    path = folder / "one.db"
+    store = await SqliteStore.open(path, clock=clock, limits=limits)
+    return Subject("sqlite", store, lambda *scope: lose_record(path, *scope))
+
+
+async def make_shared_sqlite(folder: Path, clock: VirtualClock, limits: Limits) -> Subject:
+    path = folder / "shared.db"
+    ways = [await SqliteStore.open(path, clock=clock, limits=limits) for _ in range(2)]
+    return Subject("shared sqlite", cast("Store", TakingTurns(ways)), lambda *scope: lose_record(path, *scope))
+
+
+class TakingTurns:
+    """Several ways to one store, as several processes have them: each call takes the next one."""
+
+    def __init__(self, ways: Sequence[SqliteStore]) -> None:
+        self._ways = ways
+        self._next = cycle(ways)
+
+    def __getattr__(self, verb: str) -> Any:
+        return getattr(next(self._next), verb)
+
+    async def migrate(self) -> int:
+        return max([await way.migrate() for way in self._ways])
+
+    async def close(self) -> None:
+        for way in self._ways:
+            await way.close()
+
+
+SUBJECTS: tuple[MakeSubject, ...] = (make_memory, make_sqlite, make_shared_sqlite)
+"""The reference first, then everybody who must answer as it does."""
+
+MUST_BE_REACHED = {
+    "create": """created; created and claimed; NewRun Existing; NewRun InvalidInput; NewRun Conflict;
+        NewRun Conflict of run ids; raised LeaseExpired; raised InvalidInput""",
+    "deliver": """SignalRequest Accepted; SignalRequest Accepted again; SignalRequest Duplicate;
+        SignalRequest Duplicate after the end; SignalRequest InvalidInput; SignalRequest PayloadTooLarge;
+        SignalRequest NotFound; SignalRequest Conflict; SignalRequest SignalAcceptanceIndeterminate;
+        SignalRequest RunTerminal; SignalRequest NotWaiting; SignalRequest RateLimited;
+        Message Accepted; Message Duplicate; Message InvalidInput; Message NotFound; Message RunTerminal;
+        raised InvalidInput""",
+    "commit": """committed; committed again; conflict no such run; conflict version; conflict epoch;
+        conflict event exists; conflict task is open; raised InvalidInput""",
+    "claim": "free; own; orphan; raised LeaseExpired; raised InvalidInput",
+    "renew": "something; raised InvalidInput",
+    "release": "something; nothing",
+    "next_due": "something; nothing",
+    "load": "something; raised InvalidInput",
+    "find_runs": "something; nothing; raised InvalidInput",
+    "find_waits": "something; nothing; raised InvalidInput",
+    "find_mailbox": "something; nothing; raised InvalidInput",
+    "find_tasks": "something; nothing; raised InvalidInput",
+    "read_events": "something; nothing; raised InvalidInput",
+    "purge": """runs; events; signals; tasks; runtime_states; acceptance_records; stale_runs; has_more; dry run;
+        raised InvalidInput""",
+    "stats": "something; raised StoreUnavailable",
+    "now": "something; raised StoreUnavailable",
+    "migrate": "something",
+}
+"""Every verb with its success and its documented refusals, as `World.reached` counts them."""
+
+
+@pytest.mark.slow
+@pytest.mark.contract("STO-1", "PRJ-4", "EVT-1", "OWN-1", "SIG-5", "FMT-2", "INV")
+async def test_all_stores_answer_alike_whatever_they_are_asked(tmp_path: Path) -> None:
+    first = int(os.environ.get("HOLDFAST_SEED", "0")) or random.SystemRandom().randrange(1, 10**9)
+    reached: Counter[str] = Counter()
+    for number in range(SEQUENCES * PATIENCE):
+        if number >= SEQUENCES and not missing(reached):
+            break
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        reached += await run_sequence(first + number, folder)
+    assert not missing(reached), f"from seed {first} on, these were never reached: {missing(reached)}"
+
+
+def missing(reached: Counter[str]) -> list[str]:
+    """What must be reached and was not."""
+    wanted = [f"{verb}: {end.strip()}" for verb, ends in MUST_BE_REACHED.items() for end in ends.split(";")]
+    return [outcome for outcome in wanted if not reached[outcome]]
+
+
+async def run_sequence(seed: int, folder: Path) -> Counter[str]:
+    clock = VirtualClock()
+    subjects = [await make(folder, clock, LIMITS) for make in SUBJECTS]
+    try:
+        for subject in subjects:
+            await subject.store.migrate()
+        world = World(seed, clock, subjects)
+        await world.run(STEPS)
+    finally:
+        for subject in subjects:
+            await subject.store.close()
+    return world.reached
