@@ -85,6 +85,7 @@ def _environment(folder: Path, filesystem: str, is_quick: bool) -> dict[str, str
         "file system": filesystem,
         "fsync µs": round(disk.fsync_us(folder), 1),
         "cores": os.cpu_count() or 0,
+        "load at the start": round(os.getloadavg()[0], 1),
         "python": platform.python_version(),
         "sqlite": sqlite3.sqlite_version,
         "system": platform.platform(),

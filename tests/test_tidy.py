@@ -302,9 +302,7 @@ def test_function_length_rule_finds(opening: str) -> None:
 
 
 def test_nothing_is_left_for_later() -> None:
-    assert_clean(
-        problem for path, text in text_files("src") for problem in rules.unfinished_marks(path, text)
-    )
+    assert_clean(problem for path, text in text_files("src") for problem in rules.unfinished_marks(path, text))
 
 
 @pytest.mark.parametrize("text", ["# TODO: more", "-- FIXME", "x = 1  # XXX", '"""A HACK."""'])
@@ -320,9 +318,7 @@ def test_nothing_pretends_to_exist() -> None:
     check_each(rules.not_implemented)
 
 
-@pytest.mark.parametrize(
-    "text", ["raise NotImplementedError", "def f():\n    raise NotImplementedError('soon')"]
-)
+@pytest.mark.parametrize("text", ["raise NotImplementedError", "def f():\n    raise NotImplementedError('soon')"])
 def test_not_implemented_rule_finds(text: str) -> None:
     assert list(rules.not_implemented(source("holdfast/core/state.py", text)))
 
@@ -371,9 +367,7 @@ def test_swallow_rule_names_the_place_for_the_allow_list() -> None:
 
 def test_tests_do_not_sleep() -> None:
     sleeping = {str(file.path): list(rules.sleeps(file)) for file in python_files("tests")}
-    assert_clean(
-        problem for path, problems in sleeping.items() if path not in SLEEPING_ALLOWED for problem in problems
-    )
+    assert_clean(problem for path, problems in sleeping.items() if path not in SLEEPING_ALLOWED for problem in problems)
     unused = [path for path in SLEEPING_ALLOWED if not sleeping.get(path)]
     assert not unused, f"no longer needed in SLEEPING_ALLOWED: {unused}"
 
@@ -392,9 +386,7 @@ def test_sleep_rule_finds(text: str) -> None:
 
 
 def test_no_file_names_a_registry_or_a_folder_of_one_machine() -> None:
-    assert_clean(
-        problem for path, text in repository_texts() for problem in rules.places_of_this_machine(path, text)
-    )
+    assert_clean(problem for path, text in repository_texts() for problem in rules.places_of_this_machine(path, text))
 
 
 # Put together from pieces, so that this file does not name what it forbids.

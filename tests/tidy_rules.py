@@ -293,9 +293,7 @@ def long_functions(source: Source) -> Iterator[str]:
         if isinstance(node, Function):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             if lines > FUNCTION_LINES_MAX:
-                yield source.problem(
-                    node.lineno, f"{node.name} has {lines} lines, more than {FUNCTION_LINES_MAX}"
-                )
+                yield source.problem(node.lineno, f"{node.name} has {lines} lines, more than {FUNCTION_LINES_MAX}")
 
 
 # --- Unfinished and careless ---

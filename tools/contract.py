@@ -63,9 +63,7 @@ def collect(arguments: Sequence[str] = ()) -> dict[str, list[str]]:
     collector = _Collector()
     printed = io.StringIO()
     with redirect_stdout(printed):
-        status = pytest.main(
-            ["--collect-only", "-q", "-p", "no:cacheprovider", *arguments], plugins=[collector]
-        )
+        status = pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", *arguments], plugins=[collector])
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         raise SystemExit(f"{printed.getvalue()}\nThe tests could not be collected, so there is no report.")
     return collector.tests

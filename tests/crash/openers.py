@@ -1,6 +1,7 @@
 """Processes that begin a new store and are killed while they do: at the opening, the migration, the first run.
 
-Run as a program it forks one process for each file, kills it after a random time, and prints the last word of each.
+Run as a program it forks one process for each file, kills it after a random time, and prints what each had said. How
+long a whole life takes on this machine is found out by letting the first one end in peace.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing.samples import new_run
 
 ROOT = Path(__file__).parents[2]
-LONGEST_LIFE_S = 0.02
-SILENT, CREATED, CLOSED = b"", b"c", b"cx"
+PATIENCE_S = 20.0
+SILENT, CLOSED = b"", b"cx"
 
 
 def kill_openers(folder: Path, seed: int, count: int) -> list[bytes]:
@@ -33,17 +35,29 @@ def kill_openers(folder: Path, seed: int, count: int) -> list[bytes]:
 def main(folder: Path, seed: int, count: int) -> None:
     """Kill openers, and print what they said."""
     chance = random.Random(seed)
-    for number in range(count):
-        near, far = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            _begin(folder / f"{number}.db", far)
-        os.close(far)
-        select.select([], [], [], chance.uniform(0, LONGEST_LIFE_S))
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        print(os.read(near, 10).decode())
-        os.close(near)
+    began = time.monotonic()
+    print(_life(folder / "0.db", PATIENCE_S).decode())
+    whole_life_s = time.monotonic() - began
+    for number in range(1, count):
+        print(_life(folder / f"{number}.db", chance.uniform(0, 1.2 * whole_life_s)).decode())
+
+
+def _life(path: Path, longest_s: float) -> bytes:
+    """Let one opener live for so long, or until it is done; return what it said."""
+    near, far = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _begin(path, far)
+    os.close(far)
+    dies_at = time.monotonic() + longest_s
+    said = b""
+    while said != CLOSED and select.select([near], [], [], max(dies_at - time.monotonic(), 0))[0]:
+        said += os.read(near, 1)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    said += os.read(near, 10)
+    os.close(near)
+    return said
 
 
 def _begin(path: Path, pipe: int) -> None:

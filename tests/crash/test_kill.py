@@ -19,7 +19,7 @@ from tests.races.files import opened, prepare
 
 pytestmark = pytest.mark.slow
 
-DEATHS = int(os.environ.get("HOLDFAST_KILL_ROUNDS", "600"))
+DEATHS = int(os.environ.get("HOLDFAST_KILL_ROUNDS", "400"))
 SECONDS_PER_DEATH = 2.0
 
 
@@ -48,7 +48,7 @@ async def test_a_store_that_was_killed_while_it_was_begun_can_be_used(tmp_path: 
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
 
-    words = kill_openers(tmp_path, seed, DEATHS // 3)
+    words = kill_openers(tmp_path, seed, DEATHS // 6)
 
     assert {SILENT, CLOSED} <= set(words), "the kills miss what they are aimed at"
     for number, word in enumerate(words):

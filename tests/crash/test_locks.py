@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import HoldfastError, StoreBusy
-from holdfast.store.port import Created
+from holdfast.store.port import Created, PurgePolicy
 from holdfast.testing.samples import new_run
 from tests.races.files import opened, prepare
 
@@ -78,8 +78,6 @@ async def test_a_lock_that_is_held_for_too_long_is_a_busy_store(tmp_path: Path) 
 @pytest.mark.contract("STO-3")
 @pytest.mark.parametrize("verb", ["commit", "deliver", "claim", "renew", "release", "purge", "migrate"])
 async def test_every_verb_that_writes_says_so(tmp_path: Path, verb: str) -> None:
-    from holdfast.store.port import PurgePolicy
-
     arguments: dict[str, tuple[object, ...]] = {
         "commit": ([],),
         "deliver": ([],),

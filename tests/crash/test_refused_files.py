@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator
@@ -150,5 +148,3 @@ async def test_rights_that_come_back_are_enough(public_folder: Path) -> None:
     path.chmod(0o644)
     assert found == "StoreReadOnly"
     assert await read_file(path) == picture
-    shutil.rmtree(folder)
-    assert not os.path.exists(folder)

@@ -44,7 +44,7 @@ async def test_a_run_is_never_seen_in_the_middle_of_a_turn(tmp_path: Path) -> No
     async with opened(path) as store:
         await SampleNode(store, "node-0", HOUR_MS).start("run-1", timer(1))
 
-    _, *looks = play(players.turn_or_look, processes=3, path=path, run_id="run-1", turns=400)
+    _, *looks = play(players.turn_or_look, processes=3, path=path, run_id="run-1", turns=120)
 
     assert all(looks)
 

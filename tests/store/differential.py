@@ -43,6 +43,7 @@ LIMITS = Limits(
     batch_items=8,
     page_items=6,
 )
+MINUTE = 60_000_000
 MOST_RUNS = 8
 STEPS_BACK = 12
 """How many operations are shown when a sequence fails."""
@@ -67,7 +68,6 @@ class World:
     """Some stores, a clock, a few nodes, and one source of chance."""
 
     def __init__(self, seed: int, clock: VirtualClock, subjects: Sequence[Subject]) -> None:
-        self.seed = seed
         self.values = Values(seed)
         self.clock = clock
         self.subjects = subjects
@@ -136,12 +136,11 @@ class World:
         self.fail(f"{problem} {where}".rstrip(), (self.subjects[0].name, expected), (subject.name, found))
 
     def fail(self, problem: str, *shown: tuple[str, Any]) -> None:
-        """End the sequence with what is needed to understand it and to see it again."""
-        lines = [f"seed {self.seed}, operation {len(self.trace)}: {problem}"]
+        """End the sequence with what is needed to understand it."""
+        lines = [f"operation {len(self.trace)}: {problem}"]
         lines += [f"  {name}: {_show(value)}" for name, value in shown]
         lines += ["the last operations:"]
         lines += [f"  {verb} {_show(arguments)}" for verb, arguments in self.trace[-STEPS_BACK:]]
-        lines += [f"to see it again: HOLDFAST_SEED={self.seed} pytest tests/store/test_differential.py"]
         raise Difference("\n".join(lines))
 
     # --- what is there, as the reference says
@@ -161,6 +160,13 @@ class World:
     def run_ids(self) -> list[str]:
         """The ids of all runs."""
         return [head.run_id for head in self.heads]
+
+    def turning_points(self) -> list[int]:
+        """Instants at which a lease, a timer, a record of acceptance or a crowded minute ends."""
+        mailboxes = self.picture.get("mailboxes", {}).values()
+        accepted = [kept.accepted_at for mailbox in mailboxes for kept in mailbox]
+        ends = [at + length for at in accepted for length in (LIMITS.acceptance_retention_ms * 1_000, MINUTE)]
+        return [*ends, *(due for due in self.picture.get("next_due", {}).values() if due is not None)]
 
     async def hold(self, node: str, run: LoadedRun) -> Held:
         """Put a run into the hands of a node."""
@@ -306,8 +312,12 @@ async def release(world: World) -> None:
 
 
 async def pass_time(world: World) -> None:
-    """Let time pass: a moment, or longer than leases and records last."""
-    us = world.values.pick((1, 999, 1_000, 1_000, 1_000_000, 1_000_000, 5_000_000, 15_000_000, 61_000_000, 95_000_000))
+    """Let time pass: a moment, longer than leases and records last, or exactly until something happens."""
+    values, now = world.values, world.clock.now()
+    us = values.pick((1, 999, 1_000, 1_000, 1_000_000, 1_000_000, 5_000_000, 15_000_000, 61_000_000, 95_000_000))
+    turning_points = [instant for instant in world.turning_points() if instant > now + 1]
+    if turning_points and values.happens(0.5):
+        us = values.pick(turning_points) - now - values.pick((0, 0, 1))
     world.trace.append(("time passes", us))
     world.clock.advance(us=us)
 

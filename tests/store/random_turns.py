@@ -10,6 +10,7 @@ from holdfast.core.decide import Input
 from holdfast.core.events import ErrorInfo, Event
 from holdfast.core.instants import Instant
 from holdfast.core.messages import ActivityErrored, ActivitySucceeded, Control, ControlName, Message, NodeLost
+from holdfast.core.records import Wait
 from holdfast.core.retry import Retry
 from holdfast.core.state import RunState, state_of
 from holdfast.errors import HoldfastError
@@ -139,7 +140,7 @@ def _inputs(values: Values, state: RunState, now: Instant) -> list[Input]:
 
 
 def _varied(values: Values, turn: Turn, now: Instant) -> Turn:
-    """Return the turn with other messages, or with less handled or seen than there was: all of it is allowed."""
+    """Return the turn with more rows, or with less handled or seen than there was: all of it is allowed."""
     if values.happens(0.2):
         turn = replace(turn, messages=(*turn.messages, values.plain_message(turn.run_id, now)))
     if values.happens(0.1) and turn.consumed:
@@ -149,4 +150,10 @@ def _varied(values: Values, turn: Turn, now: Instant) -> Turn:
         turn = replace(turn, consumed=turn.consumed[1:])
     if values.happens(0.1):
         turn = replace(turn, seen_inbox_seq=values.number(0, turn.seen_inbox_seq))
+    if values.happens(0.1):
+        step_id, name = values.pick(STEPS), values.pick(NAMES)
+        wait_again = Wait(run_id=turn.run_id, step_id=step_id, name=name, token=values.fresh("token"), since=now)
+        turn = replace(turn, waits_opened=(*turn.waits_opened, wait_again))
+    if values.happens(0.15):
+        turn = replace(turn, tasks=(*turn.tasks, values.task_in_hand(turn.run_id, now)))
     return turn

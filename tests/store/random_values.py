@@ -45,6 +45,7 @@ class Values:
         self.sent: list[SignalRequest] = []
         self.ids = self._random.sample(STRANGE_IDS, 5)
         self._count = 0
+        self._tasks: dict[str, list[Task]] = {}
 
     def happens(self, probability: float) -> bool:
         """Say yes this often."""
@@ -151,6 +152,16 @@ class Values:
             assignee=self.pick(PEOPLE),
             due_at=self.pick((None, now + 1)),
         )
+
+    def task_in_hand(self, run_id: str, now: Instant) -> Task:
+        """Draw a task of a run: a new one, or one from before that changes hands or ends."""
+        known = self._tasks.setdefault(run_id, [])
+        if known and self.happens(0.7):
+            old = self.pick(known)
+            status = self.pick((old.status, "COMPLETED", "CANCELLED"))
+            return replace(old, status=status, assignee=self.pick(PEOPLE), roles=tuple(self.some(ROLES, 2)))
+        known.append(self.task(run_id, self.fresh("step"), now))
+        return known[-1]
 
     def record(self, run_id: str, now: Instant) -> ActivityRecord:
         """Draw what is known about an activity."""

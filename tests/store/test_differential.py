@@ -133,6 +133,9 @@ async def run_sequence(seed: int, folder: Path) -> Counter[str]:
             await subject.store.migrate()
         world = World(seed, clock, subjects)
         await world.run(STEPS)
+    except Exception as problem:
+        problem.add_note(f"to see it again: HOLDFAST_SEED={seed} pytest tests/store/test_differential.py")
+        raise
     finally:
         for subject in subjects:
             await subject.store.close()

@@ -83,7 +83,7 @@ class CommitSuite(SuiteBase):
         [kept] = await store.read_events("run-1", after=2)
         assert kept == replace(full, run_seq=3, persisted_at=START)
 
-    @pytest.mark.contract("EVT-2", "EVT-3")
+    @pytest.mark.contract("EVT-2")
     async def test_event_of_an_unknown_type_is_preserved(self, store: Store, node: SampleNode) -> None:
         """A newer version's event goes in and comes out unchanged, whitespace included."""
         run = await node.start("run-1")
@@ -181,7 +181,7 @@ class CommitSuite(SuiteBase):
         answers = await store.commit([first, replace(second, events=same)])
         assert kinds(answers) == ["Committed", "Committed"]
 
-    @pytest.mark.contract("TSK-2", "INV")
+    @pytest.mark.contract("INV")
     async def test_turn_that_opens_a_second_task_for_a_wait_loses_without_a_trace(
         self, store: Store, node: SampleNode
     ) -> None:
@@ -197,7 +197,6 @@ class CommitSuite(SuiteBase):
             answer = await node.commit(replace(later, tasks=(twin,)))
         assert answer == CommitConflict("task is open", later.expected_version, 1)
 
-    @pytest.mark.contract("TSK-2")
     async def test_task_that_takes_the_place_of_one_closed_in_the_same_turn_is_no_conflict(
         self, store: Store, node: SampleNode
     ) -> None:
@@ -257,6 +256,20 @@ class CommitSuite(SuiteBase):
         async with unchanged(store):
             assert await node.commit(twin) == CommitConflict("version", 3, 1)
 
+    @pytest.mark.contract("OWN-1")
+    async def test_another_turn_that_begins_alike_is_not_taken_for_a_retry(
+        self, store: Store, node: SampleNode
+    ) -> None:
+        """A turn that was given up for lost and computed again, while the first one arrived after all: it loses."""
+        run = await node.create("run-1")
+        first = await node.turn(run, wait("go"))
+        others = [await node.turn(run, *todo) for todo in ((marker("mark"),), (wait("go"), marker("mark")))]
+        assert all(other.events[0] == first.events[0] for other in others)
+        await node.commit(first)
+        async with unchanged(store):
+            for other in others:
+                assert await node.commit(other) == CommitConflict("version", 3, 1)
+
     async def test_retry_of_a_turn_without_events_changes_nothing(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
@@ -306,6 +319,17 @@ class CommitSuite(SuiteBase):
         answers = await store.commit([first, stale, following])
         assert answers == [Committed(3, START), CommitConflict("version", 3, 1), Committed(4, START)]
         assert [event.step_id for event in await read_history(store, "run-1")] == [None, None, "first", "stale"]
+
+    @pytest.mark.contract("OWN-1")
+    async def test_run_released_by_a_turn_stays_free_in_the_rest_of_its_batch(
+        self, store: Store, node: SampleNode
+    ) -> None:
+        """The turn after it is of the same epoch, so it counts; but it takes nothing back."""
+        run = await node.start("run-1")
+        first = await node.turn(run, marker("first"), release=True)
+        second = replace(await node.turn(run, marker("second")), expected_version=first.expected_version + 1)
+        assert kinds(await store.commit([first, second])) == ["Committed", "Committed"]
+        assert (await node.load("run-1")).head.lease_owner is None
 
     async def test_same_turn_twice_in_a_batch_is_committed_once(self, store: Store, node: SampleNode) -> None:
         """The second is a retry of the first."""

@@ -133,7 +133,7 @@ class DeliverySuite(SuiteBase):
         await accept(store, signal("run-1", "stop"))
         await accept(store, signal("run-1", "go", require_waiting=True))
 
-    @pytest.mark.contract("SIG-3", "SIG-9")
+    @pytest.mark.contract("SIG-3")
     async def test_required_wait_of_a_step_is_exactly_that_one(self, store: Store, node: SampleNode) -> None:
         """Addressed by step, a signal finds that wait and no other, and only signals to it are ahead."""
         await node.start("run-1", wait("go", "first"), wait("go", "second"))

@@ -97,7 +97,6 @@ class FindSuite(SuiteBase):
 
     # --- waits
 
-    @pytest.mark.contract("SIG-9")
     async def test_waits_are_found_by_run_and_by_name(self, store: Store, node: SampleNode) -> None:
         """Which waits has this run, and which runs wait for this name."""
         await node.start("run-1", wait("go", "z"), wait("stop", "a"))
@@ -125,7 +124,6 @@ class FindSuite(SuiteBase):
 
     # --- the mailbox
 
-    @pytest.mark.contract("SIG-9", "SIG-12")
     async def test_mailbox_is_found_by_name_id_and_consumption(self, store: Store, node: SampleNode) -> None:
         """Unconsumed signals in order of acceptance; those that were consumed too if asked for."""
         await node.start("run-1", wait("go"))
@@ -159,7 +157,6 @@ class FindSuite(SuiteBase):
 
     # --- tasks
 
-    @pytest.mark.contract("TSK-1")
     async def test_tasks_are_found_by_run_id_status_assignee_and_role(self, store: Store, node: SampleNode) -> None:
         """Each filter by itself, and together; a role must be one of the task's, whole."""
         await node.start("run-1", task("a", roles=("boss", "clerk"), assignee="ann"), task("b", roles=("bos",)))

@@ -79,7 +79,7 @@ class TurnSuite(SuiteBase):
         run = await node.load("run-1")
         assert (run.messages, run.head.ready_at) == ((), START + 1_000)
 
-    @pytest.mark.contract("SIG-4", "SIG-12")
+    @pytest.mark.contract("SIG-4")
     async def test_received_signals_are_marked_with_the_event_that_consumed_them(
         self, store: Store, node: SampleNode
     ) -> None:
@@ -108,7 +108,6 @@ class TurnSuite(SuiteBase):
 
     # --- readiness
 
-    @pytest.mark.contract("SIG-8")
     async def test_run_that_only_waits_is_not_ready(self, store: Store, node: SampleNode) -> None:
         """No worker is held by a wait."""
         run = await node.start("run-1", wait("go"))
@@ -165,7 +164,6 @@ class TurnSuite(SuiteBase):
 
     # --- waits, tasks, records
 
-    @pytest.mark.contract("SIG-9")
     async def test_waits_are_opened_and_closed_with_the_turn(self, store: Store, node: SampleNode) -> None:
         """A wait can be found exactly as long as it is open."""
         await node.start("run-1", wait("go", until=START + 60_000), wait("stop"))
@@ -178,7 +176,18 @@ class TurnSuite(SuiteBase):
         await node.step("run-1", wait("next"))
         assert [kept.step_id for kept in await store.find_waits(WaitQuery(run_id="run-1"))] == ["next", "stop"]
 
-    @pytest.mark.contract("TSK-1", "TSK-2")
+    async def test_wait_that_is_opened_again_takes_the_place_of_the_old_one(
+        self, store: Store, node: SampleNode
+    ) -> None:
+        """A step has one wait; its row is the latest, in every way to find it."""
+        await node.start("run-1", wait("go", until=START + 60_000))
+        [old] = await store.find_waits(WaitQuery())
+        again = replace(old, name="stop", token="another", since=START + 1, until=None)
+        turn = await node.turn(await node.load("run-1"), marker("mark"))
+        await node.commit(replace(turn, waits_opened=(again,)))
+        assert await store.find_waits(WaitQuery()) == [again]
+        assert await store.find_waits(WaitQuery(name="go")) == []
+
     async def test_tasks_are_opened_and_changed_with_the_turn(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
@@ -195,6 +204,18 @@ class TurnSuite(SuiteBase):
         await node.step("run-1")
         [closed] = await store.find_tasks(TaskQuery())
         assert closed == replace(opened, status="COMPLETED", completed_at=clock.now(), completed_by="bob")
+
+    async def test_task_that_changes_hands_is_found_by_the_new_ones(self, store: Store, node: SampleNode) -> None:
+        """A later row of the same task replaces the former one, in every way to find it."""
+        await node.start("run-1", task("approve", roles=("clerk",), assignee="ann"))
+        [opened] = await store.find_tasks(TaskQuery())
+        moved = replace(opened, roles=("boss",), assignee="bob")
+        turn = await node.turn(await node.load("run-1"), marker("mark"))
+        await node.commit(replace(turn, tasks=(moved,)))
+        for query in (TaskQuery(assignee="bob"), TaskQuery(role="boss"), TaskQuery(status="OPEN")):
+            assert await store.find_tasks(query) == [moved]
+        for query in (TaskQuery(assignee="ann"), TaskQuery(role="clerk")):
+            assert await store.find_tasks(query) == []
 
     @pytest.mark.contract("ACT-3")
     async def test_activity_records_are_kept_and_updated_by_their_scope(self, store: Store, node: SampleNode) -> None:
@@ -265,7 +286,7 @@ class TurnSuite(SuiteBase):
 
     # --- the end
 
-    @pytest.mark.contract("INV", "WF-7")
+    @pytest.mark.contract("INV")
     async def test_finished_run_is_never_ready_and_keeps_no_messages_waits_or_owner(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:

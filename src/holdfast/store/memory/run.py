@@ -198,13 +198,12 @@ class Run:
         return port.Committed(self.head.version, now)
 
     def _already_there(self, turn: port.Turn) -> port.Committed | None:
-        """Recognise a turn that was committed before: the event after its version is its own first event."""
-        if not turn.events or turn.expected_version >= len(self.events):
-            return None
-        mine, theirs = turn.events[0], self.events[turn.expected_version]
-        if (mine.idempotency_key, mine.engine_run_ref) != (theirs.idempotency_key, theirs.engine_run_ref):
-            return None
-        return port.Committed(turn.expected_version + len(turn.events), theirs.persisted_at)
+        """Recognise a turn that was committed before: the events after its version are its own."""
+        end = turn.expected_version + len(turn.events)
+        there = self.events[max(turn.expected_version, 0) : max(end, 0)]
+        mine = [(event.idempotency_key, event.engine_run_ref) for event in turn.events]
+        theirs = [(event.idempotency_key, event.engine_run_ref) for event in there]
+        return port.Committed(end, there[0].persisted_at) if mine and mine == theirs else None
 
     def _existing_event(self, turn: port.Turn) -> Event | None:
         there = {event.idempotency_key: event for event in self.events}

@@ -80,17 +80,16 @@ def _conflict(db: sqlite3.Connection, turn: port.Turn, head: _Head | None) -> An
 
 
 def _already_there(db: sqlite3.Connection, turn: port.Turn, head: _Head) -> port.Committed | None:
-    """Recognise a turn that was committed before: the event after its version is its own first event."""
-    if not turn.events:
-        return None
+    """Recognise a turn that was committed before: the events after its version are its own."""
+    end = turn.expected_version + len(turn.events)
     found = db.execute(
-        f"SELECT {rows.EVENT} FROM events WHERE run_no = ? AND run_seq = ?", (head.run_no, turn.expected_version + 1)
+        f"SELECT {rows.EVENT} FROM events WHERE run_no = ? AND run_seq > ? AND run_seq <= ? ORDER BY run_seq",
+        (head.run_no, turn.expected_version, end),
     )
-    mine = turn.events[0]
-    for theirs in rows.events_of(turn.run_id, found):
-        if (mine.idempotency_key, mine.engine_run_ref) == (theirs.idempotency_key, theirs.engine_run_ref):
-            return port.Committed(turn.expected_version + len(turn.events), theirs.persisted_at)
-    return None
+    there = rows.events_of(turn.run_id, found)
+    mine = [(event.idempotency_key, event.engine_run_ref) for event in turn.events]
+    theirs = [(event.idempotency_key, event.engine_run_ref) for event in there]
+    return port.Committed(end, there[0].persisted_at) if mine and mine == theirs else None
 
 
 def _write_wave(

@@ -35,6 +35,9 @@ T = TypeVar("T")
 APPLICATION_ID = 0x484F4C44
 """Marks a SQLite file as ours: the letters HOLD."""
 
+SMALLEST_FILE = 512
+"""No SQLite file with anything in it is smaller."""
+
 OLDEST_SQLITE = (3, 31, 0)
 FIRST_PAUSE_S = 0.000_5
 LONGEST_PAUSE_S = 0.025
@@ -52,6 +55,8 @@ _ERRORS: dict[int, tuple[type[StoreError], str]] = {
     sqlite3.SQLITE_FULL: (StoreFull, "there is no room left for the store; nothing was written"),
     sqlite3.SQLITE_CANTOPEN: (StoreUnavailable, "the store cannot be opened; check the path and the rights"),
 }
+
+_SIGNS_OF_DAMAGE = ("Could not decode to UTF-8", "unsupported file format", "malformed")
 
 _FAULTS_OF_ONE = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.InterfaceError, sqlite3.DataError)
 
@@ -208,10 +213,12 @@ class _Pause:
 
 
 def translate(problem: sqlite3.Error, path: Path) -> StoreError:
-    """Return the error in our words."""
+    """Return the error in our words. SQLite's own may quote what is stored, so only its error code is passed on."""
     code = getattr(problem, "sqlite_errorcode", 0) & 0xFF
     kind, text = _ERRORS.get(code, (StoreUnavailable, "the store failed"))
-    return kind(f"{path}: {text} ({problem})" if kind is not StoreBusy else f"{path}: {text}", path=str(path))
+    if str(problem).startswith(_SIGNS_OF_DAMAGE):
+        kind, text = _ERRORS[sqlite3.SQLITE_CORRUPT]
+    return kind(f"{path}: {text} ({getattr(problem, 'sqlite_errorname', 'no code')})", path=str(path))
 
 
 def _is_busy(problem: sqlite3.Error) -> bool:
@@ -239,6 +246,8 @@ def _check_path(path: Path) -> None:
                 f"{path}: {needed} cannot be written; the store needs both file and folder", path=str(path)
             )
     size = path.stat().st_size if path.exists() else 0
+    if 0 < size < SMALLEST_FILE:  # SQLite would take it for a new file, and overwrite it
+        raise StoreCorrupt(f"{path}: the file is cut short, or not a Holdfast store", path=str(path))
     if size == 0 and _wal_size(path) > 0:
         # SQLite would take the file for a new one and delete the log, with everything in it.
         raise StoreCorrupt(f"{path}: the file is missing or empty, but its log {path.name}-wal is not", path=str(path))

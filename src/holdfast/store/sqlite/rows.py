@@ -1,8 +1,8 @@
 """Rows of the tables as our structs, and back."""
 
-import sqlite3
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -15,6 +15,7 @@ from holdfast.core.messages import AcceptanceRecord, Message, Signal
 from holdfast.core.records import ActivityRecord, Task, Wait
 from holdfast.core.snapshot import RuntimeSnapshot
 from holdfast.core.state import RunStatus
+from holdfast.errors import StoreCorrupt
 from holdfast.store.port import RunHead
 
 _encoder = msgspec.json.Encoder()
@@ -47,11 +48,29 @@ INSERT_TASK = (
 INSERT_RECORD = "INSERT OR REPLACE INTO activity_records VALUES (?, ?, ?, ?, ?)"
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _reading(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a reader of rows say that the file is damaged when a row makes no sense, without quoting the row."""
+
+    @wraps(function)
+    def read(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except (msgspec.MsgspecError, ValueError, TypeError, AttributeError, OverflowError):
+            raise StoreCorrupt("a row of the store makes no sense; restore the store from a backup") from None
+
+    return read
+
+
 def encode(value: Any) -> str:
     """Return the value as JSON text."""
     return _encoder.encode(value).decode()
 
 
+@_reading
 def head_of(row: tuple[Any, ...]) -> RunHead:
     """Return the run that a row of HEAD describes."""
     return RunHead(
@@ -108,6 +127,7 @@ def event_rows(run_no: int, events: Iterable[Event], version: int, now: Instant)
     return rows
 
 
+@_reading
 def events_of(run_id: str, rows: Iterable[tuple[Any, ...]]) -> list[Event]:
     """Return the events that rows of EVENT describe."""
     refs: dict[str, EngineRunRef] = {}
@@ -144,6 +164,7 @@ def message_row(run_no: int, message: Message, now: Instant) -> tuple[Any, ...]:
     return run_no, message.signal_id, now if message.due_at is None else message.due_at, encode(message)
 
 
+@_reading
 def message_of(text: str) -> Message:
     """Return the message that the text holds."""
     return _messages.decode(text)
@@ -159,6 +180,7 @@ def task_row(run_no: int, task: Task) -> tuple[Any, ...]:
     return task.task_id, run_no, task.step_id, task.status, task.assignee, encode(task.roles), encode(task)
 
 
+@_reading
 def task_of(text: str) -> Task:
     """Return the task that the text holds."""
     return _tasks.decode(text)
@@ -169,16 +191,19 @@ def record_row(run_no: int, record: ActivityRecord) -> tuple[Any, ...]:
     return run_no, record.activity_name, record.step_id, record.idempotency_key, encode(record)
 
 
+@_reading
 def record_of(text: str) -> ActivityRecord:
     """Return the activity record that the text holds."""
     return _activity_records.decode(text)
 
 
+@_reading
 def acceptance_of(text: str) -> AcceptanceRecord:
     """Return the acceptance record that the text holds."""
     return _acceptances.decode(text)
 
 
+@_reading
 def signal_of(run_id: str, row: tuple[Any, ...]) -> Signal:
     """Return the signal that a row of SIGNAL describes."""
     uuid = inbox_uuid(run_id, row[0])
@@ -199,9 +224,3 @@ def signal_of(run_id: str, row: tuple[Any, ...]) -> Signal:
 def listing(values: Iterable[int | str]) -> str:
     """Return values as a JSON array, to be read by `json_each(?)`: one statement for any number of them."""
     return encode(list(values))
-
-
-def find_run_no(db: sqlite3.Connection, run_id: str) -> int | None:
-    """Return the number of a run, or None."""
-    row = db.execute("SELECT run_no FROM runs WHERE run_id = ?", (run_id,)).fetchone()
-    return row[0] if row else None
