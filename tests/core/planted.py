@@ -257,6 +257,12 @@ def the_mailbox_is_out_of_order() -> View:
     return replace(view, signals=tuple(reversed(view.signals)))
 
 
+@plants("signal_order_is_kept")
+def two_signals_have_one_number() -> View:
+    view = busy().view()
+    return with_signal(view, 1, inbox_seq=1)
+
+
 @plants("waits_have_one_open_task")
 def a_wait_has_two_open_tasks() -> View:
     view = busy().view()

@@ -42,6 +42,14 @@ def test_every_command_is_answered_in_every_status(status: RunStatus, command: c
         assert status in answer.error.message
 
 
+@pytest.mark.contract("ATT-2", "EVT-4")
+@pytest.mark.parametrize("command", [command for command, _ in COMMANDS if getattr(command, "step_id", "") == "s"])
+def test_whatever_a_program_begins_is_the_first_logical_attempt(command: c.Command) -> None:
+    [event] = Driver().start().ask(command).events
+    assert (event.step_id, event.logical_attempt_id) == ("s", 1)
+    assert event.idempotency_key == event_key("run-1", "s", 1, event.event_type, "1")
+
+
 def test_the_commands_are_of_every_type() -> None:
     assert {type(command) for command, _ in COMMANDS} == set(c.Command.__args__)
 

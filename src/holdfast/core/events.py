@@ -8,6 +8,9 @@ and every other language see. A body class says with `KEYED_BY` how its idempote
   the count of events of its type, stands in place of the step.
 
 User values (inputs, results, payloads) are carried as raw JSON and never looked into here.
+
+Events and bodies are hidden from the cyclic garbage collector (`gc=False`): they are frozen and refer to nothing that
+could refer back, and a node may hold a great many of them.
 """
 
 from typing import ClassVar
@@ -51,7 +54,7 @@ class EngineRunRef(Struct, frozen=True, omit_defaults=True):
     provider: str = "holdfast"
 
 
-class Body(Struct, frozen=True, omit_defaults=True):
+class Body(Struct, frozen=True, omit_defaults=True, gc=False):
     """The part of an event that differs by type."""
 
     KEYED_BY: ClassVar[str] = "step"
@@ -327,7 +330,7 @@ BODIES: dict[str, type[Body]] = {
 """Every known body by its event type."""
 
 
-class Event(Struct, frozen=True):
+class Event(Struct, frozen=True, gc=False):
     """One entry of a run's history.
 
     `run_seq` and `persisted_at` are 0 until the store assigns them inside the commit.

@@ -10,6 +10,7 @@ still exactly the SHA256 of the plain join.
 every retry, on every node and in every replay, and a consumer of the event bus can drop duplicates by it.
 """
 
+import re
 from hashlib import sha256
 from urllib.parse import quote
 
@@ -17,6 +18,7 @@ from holdfast.core.instants import format_instant
 from holdfast.errors import InvalidInput
 
 SEPARATOR = "|"
+_PLAIN = re.compile("[A-Za-z0-9_-]+")
 
 # The digit that marks a UUID's variant keeps two bits of the digit that it replaces.
 _VARIANT = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))
@@ -86,6 +88,8 @@ def inbox_uuid(run_id: str, inbox_seq: int) -> str:
 
 
 def _component(part: str) -> str:
+    if _PLAIN.fullmatch(part):
+        return part
     if part == "":
         return "%"
     if part in (".", ".."):

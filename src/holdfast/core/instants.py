@@ -5,6 +5,7 @@ fixed width, so that sorting the text sorts the time: signal keys on object stor
 """
 
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
 from holdfast.errors import InvalidInput
 
@@ -17,8 +18,13 @@ _MICROSECOND = timedelta(microseconds=1)
 
 def format_instant(instant: Instant) -> str:
     """Return the instant as `2026-01-28T12:00:00.000000Z`: always 27 characters."""
-    moment = _EPOCH + timedelta(microseconds=instant)
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond:06d}Z"
+    second, microsecond = divmod(instant, 1_000_000)
+    return f"{_format_second(second)}.{microsecond:06d}Z"
+
+
+@lru_cache(maxsize=1_024)
+def _format_second(second: int) -> str:
+    return f"{_EPOCH + timedelta(seconds=second):%Y-%m-%dT%H:%M:%S}"
 
 
 def parse_instant(text: str) -> Instant:

@@ -8,6 +8,7 @@ A **signal** is sent from outside. It is kept in the run's mailbox, in the order
 consumes it, and it can be followed afterwards.
 """
 
+import re
 from typing import Any, Literal, get_args
 
 from msgspec import DecodeError, Raw, Struct
@@ -20,6 +21,7 @@ from holdfast.errors import CallerError, InvalidInput, PayloadTooLarge
 from holdfast.limits import NAME_BYTES, SIGNAL_ID_BYTES, Limits
 
 _any = Decoder()
+_CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
 
 MessageType = Literal[
     "TaskCompleted", "TimerDue", "RetryDue", "ExternalSignal", "SubWorkflowCompleted", "InternalContinue"
@@ -180,7 +182,7 @@ def check_name(field: str, value: Any) -> InvalidInput | None:
     problem = _check_text(field, value, NAME_BYTES)
     if problem is not None:
         return problem
-    if any(character < " " or character == "\x7f" for character in value):
+    if _CONTROL_CHARACTER.search(value):
         return InvalidInput(f"{field} may not contain control characters: {value!r}", field=field)
     return None
 

@@ -39,8 +39,11 @@ SMALLEST_FILE = 512
 """No SQLite file with anything in it is smaller."""
 
 OLDEST_SQLITE = (3, 31, 0)
-FIRST_PAUSE_S = 0.000_5
-LONGEST_PAUSE_S = 0.025
+SHORT_PAUSE_S = 0.001
+"""Between tries while another process writes: about as long as a commit takes."""
+
+LONG_PAUSE_S = 0.025
+"""Between tries once the other process has been at it for a second: it is migrating, or it was stopped."""
 
 _ERRORS: dict[int, tuple[type[StoreError], str]] = {
     sqlite3.SQLITE_BUSY: (StoreBusy, "another process is using the store"),
@@ -82,7 +85,7 @@ class Database:
             raise translate(problem, path) from problem
         database = cls(path, connection, busy_ms)
         try:
-            await database._when_free(lambda: _refuse_foreign(connection, path))
+            await database.read(lambda db: _refuse_foreign(db, path))
             await database._when_free(lambda: _make_durable(connection, path))
             await database._when_free(lambda: _refuse_truncated(connection, path))
         except BaseException:
@@ -197,18 +200,18 @@ class _Failed:
 
 
 class _Pause:
-    """Waits between tries, longer each time, until the limit is reached."""
+    """Waits between tries, until the limit is reached."""
 
     def __init__(self, busy_ms: int) -> None:
         self._loop = asyncio.get_running_loop()
-        self._until = self._loop.time() + busy_ms / 1_000
-        self._pause_s = FIRST_PAUSE_S
+        self._since = self._loop.time()
+        self._most_s = busy_ms / 1_000
 
     async def more(self) -> bool:
-        if self._loop.time() >= self._until:
+        waited_s = self._loop.time() - self._since
+        if waited_s >= self._most_s:
             return False
-        await asyncio.sleep(self._pause_s)
-        self._pause_s = min(self._pause_s * 1.5, LONGEST_PAUSE_S)
+        await asyncio.sleep(SHORT_PAUSE_S if waited_s < 1.0 else LONG_PAUSE_S)
         return True
 
 
@@ -234,7 +237,7 @@ def _fail(group: list[tuple[Any, asyncio.Future[Any]]], problem: BaseException) 
 def _check_path(path: Path) -> None:
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         raise StoreUnsafe(f"SQLite {sqlite3.sqlite_version} is too old; {OLDEST_SQLITE} or newer is needed")
-    if str(path) in ("", ".", ":memory:"):
+    if str(path) in ("", ".", ":memory:") or str(path).startswith("file:"):
         raise StoreUnsafe("the embedded store needs a file; a database in memory does not survive the process")
     if not path.parent.is_dir():
         raise StoreUnavailable(f"{path}: the folder {path.parent} does not exist", path=str(path))
