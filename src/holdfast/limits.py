@@ -41,3 +41,6 @@ NAME_BYTES = 255
 
 ERROR_TEXT_CHARS = 8_000
 """The longest error message or traceback kept in a history. Enough for a stack, too little for a dump."""
+
+PROJECTOR_LAG_MS = 5_000
+"""A projection that is further behind than this is worth an alert (PRJ-3)."""

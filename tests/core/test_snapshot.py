@@ -20,7 +20,7 @@ from holdfast.core.snapshot import (
     StepError,
     StepSnapshot,
     StepStatus,
-    detect_gap,
+    detect_gaps,
     incremental_project,
     project_run,
     runtime_snapshot,
@@ -147,7 +147,7 @@ def test_what_operators_see_agrees_with_the_fold(plan: Plan) -> None:
     [(0, 1, False), (0, 2, True), (9, 10, False), (9, 12, True), (9, 9, False), (9, 3, False)],
 )
 def test_a_gap_is_a_number_that_was_left_out(last: int, following: int, has_gap: bool) -> None:
-    assert detect_gap(last, following) is has_gap
+    assert detect_gaps(last, following) is has_gap
 
 
 @pytest.mark.contract("PRJ-2")

@@ -129,7 +129,7 @@ def incremental_project(snapshot: RunSnapshot, events: Iterable[Event]) -> RunSn
     for event in events:
         if event.run_seq <= snapshot.last_event_seq:
             continue
-        if detect_gap(snapshot.last_event_seq, event.run_seq):
+        if detect_gaps(snapshot.last_event_seq, event.run_seq):
             raise HistoryGap(
                 f"run {snapshot.run_id}: event {event.run_seq} follows event {snapshot.last_event_seq}",
                 run_id=snapshot.run_id,
@@ -141,7 +141,7 @@ def incremental_project(snapshot: RunSnapshot, events: Iterable[Event]) -> RunSn
     return replace(snapshot, steps=tuple(steps.values()), artifacts=tuple(artifacts))
 
 
-def detect_gap(last_seq: int, next_seq: int) -> bool:
+def detect_gaps(last_seq: int, next_seq: int) -> bool:
     """Say whether events are missing between the two."""
     return next_seq > last_seq + 1
 

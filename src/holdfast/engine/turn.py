@@ -54,6 +54,7 @@ class TurnDraft:
 
     def finish(self, *, release: bool = False) -> Turn:
         """Return the turn to commit. `release` lets go of the run with the same commit."""
+        self.dispatch = [step_id for step_id in self.dispatch if step_id in self.state.open_steps]
         changes = index_changes(self._before, self.state, self._events)
         head = self._loaded.head
         return Turn(
