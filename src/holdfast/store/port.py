@@ -17,10 +17,10 @@ turn's key, node and epoch. `create` recognises the request's key, `deliver` the
 run, times of acceptance strictly increase, even when the clock is set back.
 
 **The inbox.** A *message* is handed out when it is due, earliest first, and deleted by the turn that handled it. A
-turn handles every message that it was handed; what it leaves is handed out again at once. One that it consumes and
-leaves again, under the same id, stays. A *signal* gets the next
-`inbox_seq` of its run when it is accepted, and that is its order. It stays in the mailbox until a turn names it in
-`received`; one that no wait wanted stays there without waking anyone again.
+turn handles every message that it was handed; what it leaves is handed out again at once, and so is what it consumes
+and leaves again under the same id. A *signal* gets the next `inbox_seq` of its run when it is accepted, and that is
+its order. It stays in the mailbox until a turn names it in `received`; one that no wait wanted stays there without
+waking anyone again.
 
 **Readiness.** A run is ready when a message is due, or when a signal came in that no turn has seen yet. A run that
 has finished is never ready and has no messages. Eligible for `claim` are:
