@@ -18,7 +18,7 @@ from holdfast.core.instants import format_instant
 from holdfast.core.messages import ActivitySucceeded, NodeLost
 from holdfast.core.state import RunState, state_of
 from holdfast.engine.turn import TurnDraft, start_run
-from holdfast.store.port import LoadedRun, RunQuery
+from holdfast.store.port import Committed, LoadedRun, RunQuery
 
 STEPS = ("reserve", "charge", "ship")
 ORDERS, LEASE_MS = 200, 500
@@ -46,7 +46,9 @@ async def advance(store: SqliteStore, node: str, run: LoadedRun, ledger: Path) -
             done = ActivitySucceeded(step.step_id, step.logical_attempt_id)
             draft.handle(NodeLost(step.step_id) if lost else done)
         draft.enact(program(draft.state))
-        await store.commit([draft.finish()])
+        [answer] = await store.commit([draft.finish()])
+        if not isinstance(answer, Committed):
+            return  # somebody else has taken the order over
         with ledger.open("a") as world:  # only after the commit is durable: the effects
             world.writelines(f"{run.head.run_id} {step_id}\n" for step_id in draft.dispatch)
         state, run, lost = draft.state, LoadedRun(head=run.head), False

@@ -18,6 +18,27 @@ import pytest
 
 CONTRACT = Path(__file__).parent.parent / "docs" / "contract.md"
 
+IN_PART: dict[str, str] = {
+    "WF-4": "the core's part; children, cancellation and rotation have no engine yet",
+    "WF-7": "what the core and the stores answer; the verbs of a client are not there yet",
+    "ACT-1": "retry arithmetic and attempts in the core",
+    "ACT-2": "the record's fields",
+    "SIG-8": "the core's part: tokens, timeouts, and who wins",
+    "SIG-9": "waits and mailbox at the store",
+    "SIG-13": "the core's part: decision recorded, then applied; the authoriser is not there yet",
+    "TMR-1": "the core's and the stores' part: never early, stale tokens, next due",
+    "TSK-1": "events and rows of tasks; the operations are not there yet",
+    "TSK-2": "one open task for each wait, completion in one commit",
+    "QUE-4": "creation in one transaction, finding by reference and tag",
+    "MSG-3": "unreadable and refused messages are refused or put aside; there are no dead letters yet",
+    "MSG-4": "wake-ups without polling",
+    "OWN-3": "takeover of runs; there are no nodes yet",
+    "CAN-1": "the core's part: the run, its inbox and its numbering stay",
+    "SEC-2": "artifacts are references",
+    "API-2": "typed errors of the core and the stores",
+}
+"""Rules that tests prove only in part so far, and which part."""
+
 _RULE = re.compile(r"^- ([A-Z]{2,3}-\d+) ", re.MULTILINE)
 _HEADING = re.compile(r"^## \d+\. .*$", re.MULTILINE)
 _GROUP = re.compile(r"\b[A-Z]{2,3}\b")
@@ -71,17 +92,21 @@ def collect(arguments: Sequence[str] = ()) -> dict[str, list[str]]:
 
 def report(ids: Sequence[str], tests: Mapping[str, Sequence[str]]) -> str:
     """The printed report: ids with their tests, ids with none, and a count for each group."""
-    proved = [rule for rule in ids if tests.get(rule)]
+    proved = [rule for rule in ids if tests.get(rule) and rule not in IN_PART]
+    in_part = [rule for rule in ids if tests.get(rule) and rule in IN_PART]
     missing = [rule for rule in ids if not tests.get(rule)]
     return "\n".join(
         [
             "Rules with tests",
             *(line for rule in proved for line in _rule_lines(rule, tests[rule])),
             "",
+            "Rules proved in part",
+            *(line for rule in in_part for line in _rule_lines(f"{rule}: {IN_PART[rule]}", tests[rule])),
+            "",
             "Rules without tests",
             *_wrapped_by_group(missing),
             "",
-            "Rules with tests, by group",
+            "Rules with tests, by group (not counting those proved in part)",
             *(_count_line(group, ids, proved) for group in _groups(ids)),
             _total_line(ids, proved),
         ]

@@ -44,3 +44,6 @@ ERROR_TEXT_CHARS = 8_000
 
 PROJECTOR_LAG_MS = 5_000
 """A projection that is further behind than this is worth an alert (PRJ-3)."""
+
+JSON_DEPTH = 100
+"""How deep a value may be nested. Readers recurse, from stacks of any depth, and must never be the first to fail."""

@@ -36,6 +36,12 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     limits: Limits = Limits()
     """The bounds of this installation."""
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.store, str):
+            raise InvalidInput(f"store is an address such as sqlite:///orders.db, not {self.store!r}", field="store")
+        if type(self.busy_ms) is not int or self.busy_ms < 0:
+            raise InvalidInput(f"busy_ms is a whole number from 0, not {self.busy_ms!r}", field="busy_ms")
+
 
 def load_settings(environ: Mapping[str, str], file: Path | None = None, **arguments: Any) -> Settings:
     """Return the settings from the file, then the environment, then the arguments."""

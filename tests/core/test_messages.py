@@ -171,11 +171,30 @@ def test_a_refusal_never_repeats_the_payload() -> None:
 
 
 @pytest.mark.contract("MSG-1")
-@pytest.mark.parametrize(
-    "kind", ["TaskCompleted", "TimerDue", "RetryDue", "ExternalSignal", "SubWorkflowCompleted", "InternalContinue"]
-)
+@pytest.mark.parametrize("kind", ["TimerDue", "RetryDue", "InternalContinue"])
 def test_every_type_of_envelope_is_known(kind: Any) -> None:
     assert check_message(replace(MESSAGE, type=kind)) is None
+
+
+@pytest.mark.contract("MSG-1", "MSG-3")
+@pytest.mark.parametrize(
+    ("kind", "payload"), [("TaskCompleted", b'{"actor":"ann"}'), ("SubWorkflowCompleted", b'{"result":1}')]
+)
+def test_envelopes_with_a_payload_of_their_own_are_looked_into(kind: Any, payload: bytes) -> None:
+    """What no turn could read is refused at the door, not accepted and lost."""
+    assert check_message(replace(MESSAGE, type=kind, payload=Raw(payload))) is None
+    assert isinstance(check_message(replace(MESSAGE, type=kind, payload=Raw(b"[]"))), InvalidInput)
+
+
+def test_a_signal_does_not_come_as_a_message() -> None:
+    assert isinstance(check_message(replace(MESSAGE, type="ExternalSignal")), InvalidInput)
+
+
+@pytest.mark.contract("API-2")
+@pytest.mark.parametrize("field", ["occurred_at", "due_at", "expected_version"])
+@pytest.mark.parametrize("value", [1.5, "soon", 2**62, -(2**62), True])
+def test_what_is_not_a_whole_number_is_refused(field: str, value: Any) -> None:
+    assert isinstance(check_message(replace(MESSAGE, **{field: value})), InvalidInput)
 
 
 @pytest.mark.contract("MSG-1", "MSG-3")

@@ -25,7 +25,7 @@ from tests.store.differential import LIMITS, Subject, World
 from tests.store.files import lose_record
 
 STEPS = 150
-SEQUENCES = int(os.environ.get("HOLDFAST_SEQUENCES", "50"))
+SEQUENCES = int(os.environ.get("HOLDFAST_SEQUENCES", "40"))
 PATIENCE = 5
 """How many times as many sequences to try before what was not reached counts as unreachable."""
 

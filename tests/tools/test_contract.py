@@ -115,21 +115,26 @@ def test_there_is_no_report_when_the_tests_cannot_be_collected(suite: pytest.Pyt
 
 
 def test_report_lists_proved_rules_missing_rules_and_counts() -> None:
-    report = contract.report(["SIG-1", "SIG-2", "MSG-1", "INV"], {"SIG-2": ["a.py::test_a", "b.py::test_b"]})
+    tests = {"SIG-2": ["a.py::test_a", "b.py::test_b"], "MSG-4": ["c.py::test_c"]}
+    report = contract.report(["SIG-1", "SIG-2", "MSG-1", "MSG-4", "INV"], tests)
     assert report.splitlines() == [
         "Rules with tests",
         "  SIG-2",
         "    a.py::test_a",
         "    b.py::test_b",
         "",
+        "Rules proved in part",
+        f"  MSG-4: {contract.IN_PART['MSG-4']}",
+        "    c.py::test_c",
+        "",
         "Rules without tests",
         "  SIG-1",
         "  MSG-1",
         "  INV",
         "",
-        "Rules with tests, by group",
+        "Rules with tests, by group (not counting those proved in part)",
         "  SIG    1 of  2",
-        "  MSG    0 of  1",
+        "  MSG    0 of  2",
         "  INV    0 of  1",
-        "  all    1 of  4",
+        "  all    1 of  5",
     ]

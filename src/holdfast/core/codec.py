@@ -9,6 +9,7 @@ the infinities have no JSON, so they are refused.
 version than this one knows, becomes an `UnknownBody`: it is preserved as it is and readers skip it.
 """
 
+import re
 from collections.abc import Callable
 from hashlib import sha256
 from math import isfinite
@@ -20,6 +21,7 @@ from msgspec import Raw
 from holdfast.core.events import BODIES, Body, EngineRunRef, Event, UnknownBody
 from holdfast.core.instants import format_instant
 from holdfast.errors import CorruptHistory, InvalidInput
+from holdfast.limits import JSON_DEPTH
 
 T = TypeVar("T")
 
@@ -32,6 +34,8 @@ UPCASTERS: dict[tuple[str, int], Callable[[dict[str, Any]], dict[str, Any]]] = {
 _encoder = msgspec.json.Encoder(order="deterministic")
 _decoders = {name: msgspec.json.Decoder(body) for name, body in BODIES.items()}
 _plain = msgspec.json.Decoder()
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_BRACKET = re.compile(rb"[\[\]{}]")
 
 _UNREADABLE = (msgspec.ValidationError, msgspec.DecodeError, UnicodeError, RecursionError)
 
@@ -44,6 +48,8 @@ def encode(value: object) -> Raw:
             _refuse_not_finite(msgspec.to_builtins(value, enc_hook=lambda _: None))
     except (TypeError, ValueError, OverflowError, RecursionError) as problem:
         raise InvalidInput(f"a value of type {type(value).__qualname__} cannot be stored: {problem}") from problem
+    if raw.count(b"[") + raw.count(b"{") > JSON_DEPTH and _depth(raw) > JSON_DEPTH:
+        raise InvalidInput(f"a value is nested more than {JSON_DEPTH} deep; keep it elsewhere and store a reference")
     return Raw(raw)
 
 
@@ -53,6 +59,35 @@ def decode(raw: Raw | bytes | str, kind: type[T]) -> T:
         return msgspec.json.decode(raw, type=kind)
     except _UNREADABLE as problem:
         raise InvalidInput(f"the value does not fit {getattr(kind, '__qualname__', kind)}: {problem}") from problem
+
+
+def value_digest(raw: Raw) -> str:
+    """Return the SHA256 of a value, however its JSON was written."""
+    return sha256(_encoder.encode(_plain.decode(raw))).hexdigest()
+
+
+def check(raw: Any, field: str) -> InvalidInput | None:
+    """Return why raw JSON from outside cannot be kept, or None: it must be JSON, and not nested too deep."""
+    if type(raw) is not Raw:
+        return InvalidInput(
+            f"{field} must be encoded JSON (see codec.encode), not {type(raw).__qualname__}", field=field
+        )
+    text = bytes(raw)
+    if text.count(b"[") + text.count(b"{") > JSON_DEPTH and _depth(text) > JSON_DEPTH:
+        return InvalidInput(f"{field} is nested more than {JSON_DEPTH} deep", field=field)
+    try:
+        _plain.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
+        return InvalidInput(f"{field} is not JSON: {problem}", field=field)
+    return None
+
+
+def _depth(text: bytes) -> int:
+    depth = deepest = 0
+    for bracket in _BRACKET.findall(_STRING.sub(b"", text)):
+        depth += 1 if bracket in b"[{" else -1
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def digest(raw: Raw | bytes) -> str:

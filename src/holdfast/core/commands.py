@@ -75,7 +75,7 @@ class CancelStep(Struct, frozen=True, kw_only=True):
 
 
 class ContinueAsNew(Struct, frozen=True, kw_only=True):
-    """Forget what was; begin again with this input."""
+    """Forget what was; begin again with this input. Step ids stay unique in the whole run: none is used again."""
 
     input: Raw = NULL
 

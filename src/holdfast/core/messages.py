@@ -11,16 +11,16 @@ consumes it, and it can be followed afterwards.
 import re
 from typing import Any, Literal, get_args
 
-from msgspec import DecodeError, Raw, Struct
-from msgspec.json import Decoder
+from msgspec import Raw, Struct
 
+from holdfast.core import codec
 from holdfast.core.events import NULL, ErrorInfo
 from holdfast.core.instants import Instant
 from holdfast.core.retry import Retry
 from holdfast.errors import CallerError, InvalidInput, PayloadTooLarge
 from holdfast.limits import NAME_BYTES, SIGNAL_ID_BYTES, Limits
 
-_any = Decoder()
+INTEGER_LIMIT = 2**62
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
 
 MessageType = Literal[
@@ -148,6 +148,10 @@ class Control(Struct, frozen=True, kw_only=True):
     is_allowed: bool = True
 
 
+_PAYLOADS: dict[str, type] = {"TaskCompleted": Answer, "SubWorkflowCompleted": ChildOutcome}
+_DELIVERABLE = frozenset(get_args(MessageType)) - {"ExternalSignal"}  # signals are delivered as SignalRequests
+
+
 def check_signal(request: SignalRequest, limits: Limits) -> CallerError | None:
     """Return why the request cannot be accepted whatever the state of the run, or None."""
     problem = check_name("run_id", request.run_id) or check_name("signal_name", request.name)
@@ -157,22 +161,45 @@ def check_signal(request: SignalRequest, limits: Limits) -> CallerError | None:
         problem = check_signal_id(request.signal_id)
     if problem is not None:
         return problem
-    size = len(memoryview(request.payload))
+    problem = codec.check(request.payload, "payload")
+    if problem is not None:
+        return problem
+    size = len(bytes(request.payload))
     if size > limits.signal_payload_bytes:
         return PayloadTooLarge(
             f"the payload of signal {request.name!r} has {size} bytes; the limit is {limits.signal_payload_bytes}",
             size_bytes=size,
             limit_bytes=limits.signal_payload_bytes,
         )
-    return _check_json("payload", request.payload)
+    return None
 
 
 def check_message(message: Message) -> CallerError | None:
     """Return why the message cannot be delivered whatever the state of the run, or None."""
     problem = check_name("run_id", message.run_id) or check_name("signal_id", message.signal_id)
-    if problem is None and message.type not in get_args(MessageType):
-        return InvalidInput(f"unknown message type {message.type!r}", field="type")
-    return problem or _check_json("payload", message.payload)
+    if problem is None and message.type not in _DELIVERABLE:
+        problem = InvalidInput(f"a message of type {message.type!r} cannot be delivered", field="type")
+    for field in ("occurred_at", "due_at", "expected_version"):
+        problem = problem or check_integer(field, getattr(message, field), optional=field != "occurred_at")
+    for field in ("waiting_token", "step_id"):
+        if problem is None and getattr(message, field) is not None:
+            problem = check_name(field, getattr(message, field))
+    problem = problem or codec.check(message.payload, "payload")
+    if problem is None and message.type in _PAYLOADS:
+        try:
+            codec.decode(message.payload, _PAYLOADS[message.type])
+        except InvalidInput as unfit:
+            return unfit
+    return problem
+
+
+def check_integer(field: str, value: Any, *, optional: bool = False) -> InvalidInput | None:
+    """Return why `value` cannot be stored as a whole number, or None."""
+    if optional and value is None:
+        return None
+    if type(value) is not int or not -INTEGER_LIMIT < value < INTEGER_LIMIT:
+        return InvalidInput(f"{field} must be a whole number of less than 2^62, not {value!r}", field=field)
+    return None
 
 
 def check_name(field: str, value: Any) -> InvalidInput | None:
@@ -192,14 +219,6 @@ def check_signal_id(value: Any) -> InvalidInput | None:
     if not isinstance(value, str) or value == "":
         return InvalidInput(f"signal_id must be a string that is not empty, not {value!r}", field="signal_id")
     return _check_text("signal_id", value, SIGNAL_ID_BYTES)
-
-
-def _check_json(field: str, raw: Raw) -> InvalidInput | None:
-    try:
-        _any.decode(raw)
-    except (DecodeError, UnicodeDecodeError, RecursionError) as problem:
-        return InvalidInput(f"{field} is not JSON: {problem}", field=field)
-    return None
 
 
 def _check_text(field: str, value: str, most_bytes: int) -> InvalidInput | None:

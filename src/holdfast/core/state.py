@@ -7,8 +7,8 @@ Rules of this file:
    the same events give the same state on every node.
 3. A state is never edited: `evolve` and `fold` return a new one. `fold` copies the state and its mappings once and
    works on its own copy, so that folding n events costs n, not n squared.
-4. A state holds what is *open*, not what has been: its size depends on what the run is waiting for, not on its age.
-   What has been is in the events.
+4. A state holds what is *open* or may still be asked for (failed steps, a cursor for each signal name), not what has
+   been: that is in the events.
 
 The life of a run is the table TRANSITIONS. An event that changes the status must be in the row of the present one;
 other events need a run that has not finished (and, for events of steps, one that has started). Anything else means

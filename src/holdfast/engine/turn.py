@@ -6,6 +6,8 @@ current, so each decision sees what the ones before it did.
 
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from holdfast.core import codec
 from holdfast.core.commands import Command
 from holdfast.core.decide import Decision, Input, Refusal, decide, enact, queue_run
@@ -17,6 +19,9 @@ from holdfast.core.records import ActivityRecord, index_changes
 from holdfast.core.snapshot import runtime_snapshot
 from holdfast.core.state import RunState, fold
 from holdfast.store.port import LoadedRun, NewRun, Turn
+
+ASIDE = 60_000_000
+"""How long a message that is refused waits before it is handled again."""
 
 
 class TurnDraft:
@@ -40,6 +45,8 @@ class TurnDraft:
         answer = decide(self.state, message, self._now, self._by)
         if isinstance(message, Message):
             self._consumed.append(message.signal_id)
+            if isinstance(answer, Refusal):  # kept, and tried again later: what was accepted is not dropped
+                self._messages.append(replace(message, due_at=self._now + ASIDE))
         elif isinstance(message, Signal) and isinstance(answer, Decision) and answer.events:
             self._received.append((message.inbox_seq, len(self._events)))
         return self._take(answer)
@@ -93,6 +100,9 @@ def start_run(
     tags: tuple[str, ...] = (),
 ) -> NewRun:
     """Return the run to create. Without a request id, the run's own id stands in: nothing can be a retry of it."""
+    problem = codec.check(queued.input, "input")
+    if problem is not None:
+        raise problem
     request_id = queued.run_request_id or run_id
     decision = queue_run(run_id, queued, now, EngineRunRef(node))
     state = fold(RunState(run_id=run_id), decision.events)

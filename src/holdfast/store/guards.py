@@ -5,8 +5,17 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
 
+from msgspec import Struct
+
 from holdfast.core.instants import Instant
-from holdfast.core.messages import SignalRequest, check_name
+from holdfast.core.messages import (
+    Message,
+    SignalRequest,
+    check_integer,
+    check_message,
+    check_name,
+    check_signal,
+)
 from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.errors import (
     CallerError,
@@ -24,6 +33,7 @@ from holdfast.limits import Limits
 from holdfast.settings import Ownership
 from holdfast.store.port import NewRun, Store
 
+MINUTE = 60_000_000
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 
@@ -53,9 +63,48 @@ def check_batch(items: Sequence[Any], limits: Limits) -> None:
 
 def check_page(limit: int) -> int:
     """Return the limit, or refuse it."""
-    if limit < 1:
-        raise InvalidInput(f"a limit is at least 1, not {limit}", field="limit")
+    if type(limit) is not int or not 1 <= limit < 2**31:
+        raise InvalidInput(f"a limit is a whole number from 1 to 2^31, not {limit!r}", field="limit")
     return limit
+
+
+def check_values(**values: Any) -> None:
+    """Refuse what no store can look up: text that is not Unicode, numbers past 2^62, and anything else."""
+    for field, value in values.items():
+        if isinstance(value, str):
+            problem = _check_unicode(field, value)
+        elif isinstance(value, tuple):
+            check_values(**{f"{field}[{index}]": item for index, item in enumerate(value)})
+            problem = None
+        elif isinstance(value, bool):
+            problem = None
+        else:
+            problem = check_integer(field, value, optional=True)
+        if problem is not None:
+            raise problem
+
+
+def check_query(query: Struct) -> None:
+    """Refuse a query or a policy with a field that no store can look up."""
+    check_values(**{field: getattr(query, field) for field in query.__struct_fields__})
+
+
+def check_ids(ids: Sequence[Any], limits: Limits | None = None) -> None:
+    """Refuse a list of ids that no store can look up."""
+    if limits is not None:
+        check_batch(ids, limits)
+    for run_id in ids:
+        if not isinstance(run_id, str):
+            raise InvalidInput(f"an id is a string, not {run_id!r}", field="run_id")
+        check_values(run_id=run_id)
+
+
+def _check_unicode(field: str, value: str) -> InvalidInput | None:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return InvalidInput(f"{field} is not valid Unicode: {value!r}", field=field)
+    return None
 
 
 def check_lease(node: str, lease_ms: int) -> None:
@@ -63,12 +112,14 @@ def check_lease(node: str, lease_ms: int) -> None:
     problem = check_name("node", node)
     if problem is not None:
         raise problem
-    if lease_ms < 1:
-        raise InvalidInput(f"a lease lasts at least 1 ms, not {lease_ms}", field="lease_ms")
+    if type(lease_ms) is not int or not 1 <= lease_ms < 2**40:
+        raise InvalidInput(f"a lease lasts from 1 ms to some years, not {lease_ms!r}", field="lease_ms")
 
 
-def check_new_run(new: NewRun) -> CallerError | None:
+def check_new_run(new: Any) -> CallerError | None:
     """Return why the run cannot be created whatever is in the store, or None."""
+    if not isinstance(new, NewRun):
+        return InvalidInput(f"a run to create is a NewRun, not {type(new).__qualname__}")
     for field in ("run_id", "tenant", "project", "environment", "plan_id", "plan_version", "run_request_id"):
         problem = check_name(field, getattr(new, field))
         if problem is not None:
@@ -77,23 +128,42 @@ def check_new_run(new: NewRun) -> CallerError | None:
         problem = None if value is None else check_name(field, value)
         if problem is not None:
             return problem
-    for tag in new.tags:
+    tags: Any = new.tags
+    if not isinstance(tags, tuple):
+        return InvalidInput("tags are a tuple of strings", field="tags")
+    for tag in tags:
         problem = check_name("tags", tag)
         if problem is not None:
             return problem
     for field in ("request_key", "input_sha256"):
-        if not _SHA256.fullmatch(getattr(new, field)):
+        value = getattr(new, field)
+        if not isinstance(value, str) or not _SHA256.fullmatch(value):
             return InvalidInput(f"{field} must be 64 hex digits", field=field)
     if not new.events:
         return InvalidInput("a run begins with at least one event", field="events")
     if len({event.idempotency_key for event in new.events}) != len(new.events):
         return InvalidInput("a run cannot begin with the same event twice", field="events")
+    for message in new.messages:
+        unfit = check_message(message)
+        if unfit is not None:
+            return unfit
+    if len({message.signal_id for message in new.messages}) != len(new.messages):
+        return InvalidInput("two messages have the same id", field="messages")
     open_steps = [task.step_id for task in new.tasks if task.status == "OPEN"]
     if len(set(open_steps)) != len(open_steps):
         return InvalidInput("a step has at most one open task", field="tasks")
     if new.snapshot.status in TERMINAL:
         return InvalidInput("a run cannot begin finished", field="snapshot")
     return None
+
+
+def check_item(item: Any, limits: Limits) -> CallerError | None:
+    """Return why the item cannot be delivered whatever is in the store, or None."""
+    if isinstance(item, Message):
+        return check_message(item)
+    if isinstance(item, SignalRequest):
+        return check_signal(item, limits)
+    return InvalidInput(f"what is delivered is a SignalRequest or a Message, not {type(item).__qualname__}")
 
 
 def lease_expired(node: str) -> LeaseExpired:

@@ -27,9 +27,11 @@ async def _open(settings: Settings) -> Store:
     scheme, separator, rest = settings.store.partition("://")
     if separator and scheme == "memory" and rest == "":
         return MemoryStore(limits=settings.limits)
-    if separator and scheme == "sqlite" and rest.startswith("/") and len(rest) > 1:
+    if separator and scheme == "sqlite" and rest.startswith("/") and len(rest) > 1 and "?" not in rest:
         path = Path(unquote(rest[1:]))
         return await SqliteStore.open(path, limits=settings.limits, busy_ms=settings.busy_ms)
+    if scheme in ("postgres", "postgresql", "s3"):
+        raise InvalidInput(f"the store {settings.store!r}: {scheme} is not there yet", field="store")
     raise InvalidInput(
         f"the store {settings.store!r} is not known: use sqlite:///relative.db, sqlite:////absolute.db or memory://",
         field="store",

@@ -10,8 +10,9 @@ counting on from it: no gaps, no duplicates. The *epoch* grows with every claim 
 its lease cannot commit, however late it finds out. A loser gets `CommitConflict` and its turn leaves no trace.
 
 **Retrying is safe.** After an unknown outcome (a time-out, a crash between commit and answer) call again with the
-same arguments. `commit` recognises a turn that is already in the history: the event that follows its version has the
-turn's key, node and epoch. `create` recognises the request's key, `deliver` the signal's id.
+same arguments. `commit` recognises a turn that is already in the history: the events that follow its version have
+the turn's keys, node and epoch. `create` recognises the request's key, `deliver` the signal's id (of a message, while
+it waits). A run that was claimed by a call whose answer was lost is ready, and is handed out again.
 
 **Time comes from the store**: `now()`, and every instant that it writes. A sender's clock is never trusted. Within a
 run, times of acceptance strictly increase, even when the clock is set back.
@@ -220,7 +221,7 @@ class CommitConflict(Struct, frozen=True):
     `existing` is the event that is already there, when the reason is that the turn would append it again.
     """
 
-    reason: Literal["no such run", "version", "epoch", "event exists", "task is open"]
+    reason: Literal["no such run", "version", "epoch", "finished", "event exists", "task is open", "cannot be stored"]
     version: int = 0
     epoch: int = 0
     existing: Event | None = None
@@ -252,7 +253,7 @@ class RunHead(Struct, frozen=True, kw_only=True):
 
 
 class LoadedRun(Struct, frozen=True, kw_only=True):
-    """A run with what waits for it: due messages and unconsumed signals in inbox order, and activity records."""
+    """A run with what waits for it: due messages, unconsumed signals in order, activity records not completed."""
 
     head: RunHead
     messages: tuple[Message, ...] = ()
@@ -348,7 +349,10 @@ class Store(Protocol):
         ...
 
     async def renew(self, node: str, lease_ms: int) -> Instant:
-        """Give the node a lease until now + `lease_ms`, or lengthen it; return its end."""
+        """Give the node a lease until now + `lease_ms`, whatever it had before; return its end.
+
+        A node's name is for one life of one process: one that starts again takes another name.
+        """
         ...
 
     async def release(self, node: str, run_ids: Sequence[str] | None = None) -> int:

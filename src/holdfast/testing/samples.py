@@ -114,7 +114,7 @@ def record(
         activity_name=activity_name,
         step_id=step_id,
         idempotency_key=idempotency_key,
-        status="completed",
+        status="indeterminate",
         result=codec.encode(result),
         created_at=at,
         updated_at=at,

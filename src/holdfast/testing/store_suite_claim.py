@@ -10,6 +10,7 @@ from holdfast.store.port import CommitConflict, Committed, Store
 from holdfast.testing.clock import START, VirtualClock
 from holdfast.testing.samples import (
     SampleNode,
+    activity,
     complete,
     marker,
     message,
@@ -79,7 +80,18 @@ class ClaimSuite(SuiteBase):
             "run-1": ("node-b", 2),
             "run-2": ("node-b", 2),
         }
-        assert (claimed["run-1"].ready_at, claimed["run-2"].ready_at) == (None, START)
+
+    @pytest.mark.contract("OWN-3", "INV")
+    async def test_a_claim_whose_answer_was_lost_hands_the_runs_out_again(
+        self, store: Store, clock: VirtualClock, node: SampleNode, other: SampleNode
+    ) -> None:
+        """Taken over and not committed, a run is ready: otherwise nobody would ever look at its activities."""
+        await node.start("run-1", activity("charge"))
+        clock.advance(ms=node.lease_ms)
+        [lost] = await other.claim()
+        [again] = await other.claim()
+        assert again == lost
+        assert again.head.ready_at == clock.now()
 
     @pytest.mark.contract("OWN-1")
     async def test_own_run_that_is_ready_is_claimed_again_at_the_same_epoch(

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from holdfast.core.records import Task, Wait
 from holdfast.core.state import COMPLETED, PENDING
 from holdfast.errors import Conflict, InvalidInput, LeaseExpired
-from holdfast.store.port import Created, Existing, RunQuery, Store, TaskQuery, WaitQuery
+from holdfast.store.port import Created, Existing, Refused, RunQuery, Store, TaskQuery, WaitQuery
 from holdfast.testing.clock import START, VirtualClock
 from holdfast.testing.samples import SampleNode, complete, message, new_run, read_history, wait
 from holdfast.testing.store_suite_base import (
@@ -78,13 +78,12 @@ class CreateSuite(SuiteBase):
         assert run is not None
         assert run.head.ready_at is None
 
-    async def test_of_two_first_messages_with_one_id_the_first_is_kept(self, store: Store) -> None:
-        """Messages are taken once by their id, and only those that were taken make the run ready."""
+    async def test_two_first_messages_with_one_id_are_refused(self, store: Store) -> None:
+        """Messages are known by their id, so a run cannot begin with two of one."""
         late, early = message("run-1", "same", due_at=START + 5_000), message("run-1", "same", due_at=START)
-        await store.create([replace(new_run("run-1"), messages=(late, early))])
-        [run] = await store.load(["run-1"])
-        assert run is not None
-        assert (run.head.ready_at, run.messages) == (START + 5_000, ())
+        [answer] = await store.create([replace(new_run("run-1"), messages=(late, early))])
+        assert isinstance(answer, Refused)
+        assert isinstance(answer.error, InvalidInput)
 
     # --- the same request again
 

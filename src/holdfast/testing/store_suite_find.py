@@ -179,9 +179,10 @@ class FindSuite(SuiteBase):
         assert await store.find_tasks(TaskQuery(task_id=found.task_id)) == [found]
 
     async def test_tasks_are_paged_by_their_ids(self, store: Store, node: SampleNode) -> None:
-        """A page is never longer than the store's limit."""
+        """Whatever run they belong to; a page is never longer than the store's limit."""
         most = self.limits.page_items
-        await node.start("run-1", *(task(f"task-{number}") for number in range(most + 3)))
+        await node.start("run-1", *(task(f"task-{number}") for number in range(most - 3)))
+        await node.start("run-2", *(task(f"task-{number}") for number in range(6)))
         first = await store.find_tasks(TaskQuery(limit=10 * most))
         rest = await store.find_tasks(TaskQuery(after=first[-1].task_id))
         assert (len(first), len(rest)) == (most, 3)

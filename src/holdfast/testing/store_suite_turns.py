@@ -68,16 +68,18 @@ class TurnSuite(SuiteBase):
         run = await node.load("run-1")
         assert (run.messages, run.head.ready_at) == ((), START + 1_000)
 
-    async def test_new_message_with_the_id_of_one_that_waits_changes_nothing(
+    @pytest.mark.contract("TMR-1")
+    async def test_a_turns_message_takes_the_place_of_one_that_waits_under_its_id(
         self, store: Store, node: SampleNode
     ) -> None:
-        """Messages are taken once by their id, from a turn as from anywhere."""
+        """Nobody can keep a timer from firing by sending something under its id."""
         await node.start("run-1")
         await store.deliver([message("run-1", "same", due_at=START + 1_000)])
         turn = await node.turn(await node.load("run-1"), marker("mark"))
-        await node.commit(replace(turn, messages=(message("run-1", "same"),)))
+        mine = message("run-1", "same")
+        await node.commit(replace(turn, messages=(mine,)))
         run = await node.load("run-1")
-        assert (run.messages, run.head.ready_at) == ((), START + 1_000)
+        assert (run.messages, run.head.ready_at) == ((mine,), START)
 
     @pytest.mark.contract("SIG-4")
     async def test_received_signals_are_marked_with_the_event_that_consumed_them(
@@ -219,16 +221,18 @@ class TurnSuite(SuiteBase):
 
     @pytest.mark.contract("ACT-3")
     async def test_activity_records_are_kept_and_updated_by_their_scope(self, store: Store, node: SampleNode) -> None:
-        """One record for each activity, step and key; a later turn overwrites it whole."""
+        """One record for each activity, step and key; a later turn overwrites it. Completed ones are not loaded."""
         await node.start("run-1", activity("charge"))
         claimed = replace(record("run-1"), status="indeterminate", result=UNSET)
         other = replace(record("run-1", "ship", activity_name="ship"), status="failed", error=ErrorInfo("E", "m"))
         await node.step("run-1", records=[claimed, other])
         assert (await node.load("run-1")).records == (claimed, other)
-        done = replace(claimed, status="completed", result=Raw(b'{ "ok": true }'), updated_at=START + 1)
+        late = replace(claimed, status="timed-out", result=Raw(b'{ "ok": true }'), updated_at=START + 1)
+        assert (await node.step("run-1", records=[late])).records == (late, other)
+        done = replace(claimed, status="completed", result=Raw(b"true"), updated_at=START + 2)
         outcome = ActivitySucceeded("charge", 1, Raw(b"true"))
         run = await node.step("run-1", inputs=[outcome], records=[done])
-        assert run.records == (done, other)
+        assert run.records == (other,)
 
     @pytest.mark.contract("ACT-3")
     async def test_activity_records_never_collide_whatever_their_parts_contain(

@@ -13,10 +13,11 @@ CREATE TABLE activity_records (
     activity_name   TEXT NOT NULL,
     step_id         TEXT NOT NULL,
     idempotency_key TEXT NOT NULL,
+    is_completed    INTEGER NOT NULL,
     record          TEXT NOT NULL,                 -- JSON ActivityRecord
     PRIMARY KEY (run_no, activity_name, step_id, idempotency_key)
 ) WITHOUT ROWID;
-INSERT INTO "activity_records" VALUES(3,'charge','charge','order-1','{"run_id":"charging","activity_name":"charge","step_id":"charge","idempotency_key":"order-1","status":"completed","created_at":1769601600000000,"updated_at":1769601600000000,"result":null,"error":null,"version":1}');
+INSERT INTO "activity_records" VALUES(3,'charge','charge','order-1',0,'{"run_id":"charging","activity_name":"charge","step_id":"charge","idempotency_key":"order-1","status":"indeterminate","created_at":1769601600000000,"updated_at":1769601600000000,"result":null,"error":null,"version":1}');
 CREATE TABLE events (
     run_no              INTEGER NOT NULL,
     run_seq             INTEGER NOT NULL,
@@ -108,12 +109,13 @@ CREATE TABLE signals (
     name         TEXT NOT NULL,
     signal_id    TEXT NOT NULL,
     step_id      TEXT,
-    payload      TEXT NOT NULL,                    -- JSON
-    accepted_at  INTEGER NOT NULL,
+    accepted_at  INTEGER NOT NULL,                 -- strictly grows with inbox_seq
+    received_at  INTEGER NOT NULL,                 -- what the clock said; the rate limit counts by it
     consumed_seq INTEGER,                          -- run_seq of the event that consumed it
+    payload      TEXT NOT NULL,                    -- JSON
     PRIMARY KEY (run_no, inbox_seq)
 ) WITHOUT ROWID;
-INSERT INTO "signals" VALUES(1,1,'early','click-1',NULL,'{"kept":true}',1769601600000000,NULL);
+INSERT INTO "signals" VALUES(1,1,'early','click-1',NULL,1769601600000000,1769601600000000,NULL,'{"kept":true}');
 CREATE TABLE tasks (
     task_id  TEXT NOT NULL PRIMARY KEY,
     run_no   INTEGER NOT NULL,
@@ -135,15 +137,18 @@ CREATE TABLE waits (
 ) WITHOUT ROWID;
 INSERT INTO "waits" VALUES(1,'approval','approval','approval@3',1769601600000000,1769774400000000);
 CREATE INDEX runs_free ON runs (ready_at) WHERE lease_owner IS NULL AND ready_at IS NOT NULL;
-CREATE INDEX runs_leased ON runs (lease_owner, ready_at) WHERE lease_owner IS NOT NULL;
+CREATE INDEX runs_owned ON runs (lease_owner) WHERE lease_owner IS NOT NULL;
+CREATE INDEX runs_owned_ready ON runs (lease_owner, ready_at) WHERE lease_owner IS NOT NULL AND ready_at IS NOT NULL;
 CREATE INDEX runs_finished ON runs (finished_at) WHERE finished_at IS NOT NULL;
 CREATE INDEX runs_parent ON runs (parent_run_id) WHERE parent_run_id IS NOT NULL;
 CREATE INDEX runs_reference ON runs (reference_key) WHERE reference_key IS NOT NULL;
 CREATE INDEX messages_due ON messages (run_no, due_at);
-CREATE INDEX signals_unconsumed ON signals (run_no, inbox_seq) WHERE consumed_seq IS NULL;
-CREATE INDEX signals_by_id ON signals (run_no, name, signal_id);
+CREATE INDEX signals_unconsumed ON signals (run_no, name) WHERE consumed_seq IS NULL;
+CREATE INDEX signals_by_id ON signals (run_no, name, signal_id, accepted_at);
 CREATE INDEX acceptance_records_expiry ON acceptance_records (expires_at);
 CREATE INDEX waits_by_name ON waits (name, run_no);
 CREATE UNIQUE INDEX tasks_open ON tasks (run_no, step_id) WHERE status = 'OPEN';
 CREATE INDEX tasks_by_run ON tasks (run_no);
+CREATE INDEX activity_records_open ON activity_records (run_no, activity_name, step_id) WHERE NOT is_completed;
+CREATE INDEX nodes_lease ON nodes (lease_until);
 COMMIT;

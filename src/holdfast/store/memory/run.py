@@ -18,8 +18,6 @@ from holdfast.errors import CallerError
 from holdfast.limits import Limits
 from holdfast.store import guards, port
 
-MINUTE = 60_000_000
-
 
 class Run:
     """One run and everything that belongs to it."""
@@ -32,6 +30,7 @@ class Run:
         self.signals: list[Signal] = []
         self.acceptances: dict[tuple[str, str], AcceptanceRecord] = {}
         self.last_accepted_at = 0
+        self.received: list[Instant] = []
         self.waits: dict[str, Wait] = {}
         self.tasks: dict[str, Task] = {}
         self.records: dict[tuple[str, str, str], ActivityRecord] = {}
@@ -73,7 +72,7 @@ class Run:
             head=self.head,
             messages=tuple(self.messages[signal_id][1] for _, signal_id in due),
             signals=tuple(signal for signal in self.signals if signal.consumed_seq is None),
-            records=tuple(self.records[key] for key in sorted(self.records)),
+            records=tuple(self.records[key] for key in sorted(self.records) if self.records[key].status != "completed"),
         )
 
     def wake(self, at: Instant) -> None:
@@ -111,8 +110,10 @@ class Run:
         if request.signal_id is None:
             return None
         record = self.acceptances.get((request.name, request.signal_id))
-        if record is not None and record.expires_at > now:
-            if record.payload_sha256 == codec.digest(request.payload):
+        if record is not None and record.expires_at <= now:
+            return None
+        if record is not None:
+            if record.payload_sha256 == codec.value_digest(request.payload):
                 return port.Duplicate(record.response)
             return port.Refused(guards.payload_conflict(request))
         for signal in self.signals:
@@ -133,9 +134,9 @@ class Run:
             if len(waits) <= len(ahead):
                 return guards.not_waiting(request)
         most = limits.signals_per_run_per_minute
-        recent = [s.accepted_at for s in self.signals if s.accepted_at > now - MINUTE]
-        if len(recent) >= most:
-            return guards.rate_limited(request, limits, recent[-most] + MINUTE, now)
+        received_at = self.received[-most] if len(self.received) >= most else None
+        if received_at is not None and now - guards.MINUTE < received_at <= now:
+            return guards.rate_limited(request, limits, received_at + guards.MINUTE, now)
         return None
 
     def _accept(self, request: SignalRequest, limits: Limits, now: Instant) -> AcceptedSignalResult:
@@ -161,12 +162,13 @@ class Run:
             signal_storage_key=signal_storage_key(signal.run_id, signal.name, signal.suffix),
         )
         self.signals.append(signal)
+        self.received.append(now)
         self.acceptances[signal.name, signal.signal_id] = AcceptanceRecord(
             workflow_id=signal.run_id,
             signal_name=signal.name,
             signal_id=signal.signal_id,
             signal_storage_key=result.signal_storage_key,
-            payload_sha256=codec.digest(request.payload),
+            payload_sha256=codec.value_digest(request.payload),
             response=result,
             accepted_at=accepted_at,
             expires_at=accepted_at + limits.acceptance_retention_ms * 1_000,
@@ -184,6 +186,8 @@ class Run:
             return self._already_there(turn) or port.CommitConflict("version", head.version, head.lease_epoch)
         if head.lease_epoch != turn.epoch:
             return port.CommitConflict("epoch", head.version, head.lease_epoch)
+        if self.is_finished and turn.events:
+            return port.CommitConflict("finished", head.version, head.lease_epoch)
         existing = self._existing_event(turn)
         if existing is not None:
             return port.CommitConflict("event exists", head.version, head.lease_epoch, existing)
@@ -229,13 +233,14 @@ class Run:
             self.waits.pop(step_id, None)
         consumed = {inbox_seq: turn.expected_version + 1 + index for inbox_seq, index in turn.received}
         self.signals = [
-            replace(s, consumed_seq=consumed[s.inbox_seq]) if s.inbox_seq in consumed else s for s in self.signals
+            replace(s, consumed_seq=consumed[s.inbox_seq]) if s.inbox_seq in consumed and s.consumed_seq is None else s
+            for s in self.signals
         ]
 
     def _index(self, messages: Iterable[Message], waits: Iterable[Wait], tasks: Iterable[Task], now: Instant) -> None:
         for message in messages:
             due_at = now if message.due_at is None else message.due_at
-            self.messages.setdefault(message.signal_id, (due_at, message))
+            self.messages[message.signal_id] = (due_at, message)
         self.waits.update({wait.step_id: wait for wait in waits})
         self.tasks.update({task.task_id: task for task in tasks})
 

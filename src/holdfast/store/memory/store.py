@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
-from holdfast.core.messages import Message, Signal, SignalRequest, check_message, check_signal
+from holdfast.core.messages import Message, Signal, SignalRequest
 from holdfast.core.records import Task, Wait
 from holdfast.errors import StoreUnavailable
 from holdfast.limits import Limits
@@ -101,7 +101,7 @@ class MemoryStore:
         return answers
 
     def _deliver(self, item: SignalRequest | Message, now: Instant) -> port.Accepted | port.Duplicate | port.Refused:
-        problem = check_message(item) if isinstance(item, Message) else check_signal(item, self._limits)
+        problem = guards.check_item(item, self._limits)
         if problem is not None:
             return port.Refused(problem)
         run = self._runs.get(item.run_id)
@@ -126,6 +126,7 @@ class MemoryStore:
         return answers
 
     async def purge(self, policy: port.PurgePolicy) -> port.PurgeReport:
+        guards.check_query(policy)
         now = self._now()
         guards.check_page(policy.limit)
         report, gone = purge(self._runs, policy, now)
@@ -140,6 +141,7 @@ class MemoryStore:
             raise guards.lease_expired(node)
 
     async def claim(self, node: str, limit: int) -> list[port.LoadedRun]:
+        guards.check_values(node=node)
         now = self._now()
         guards.check_page(limit)
         self._check_node(node, now)
@@ -153,6 +155,7 @@ class MemoryStore:
             run = self._runs[run_id]
             epoch = run.head.lease_epoch + (run.head.lease_owner != node)
             run.head = replace(run.head, lease_owner=node, lease_epoch=epoch)
+            run.wake(now)
             claimed.append(run.loaded(now))
         return claimed
 
@@ -166,9 +169,13 @@ class MemoryStore:
         now = self._now()
         guards.check_lease(node, lease_ms)
         self._nodes[node] = now + lease_ms * 1_000
+        owners = {run.head.lease_owner for run in self._runs.values()}
+        self._nodes = {name: end for name, end in self._nodes.items() if end > now or name in owners}
         return self._nodes[node]
 
     async def release(self, node: str, run_ids: Sequence[str] | None = None) -> int:
+        guards.check_values(node=node)
+        guards.check_ids(run_ids or ())
         now = self._now()
         named = self._runs.keys() if run_ids is None else set(run_ids)
         freed = [run for run_id, run in self._runs.items() if run_id in named and run.head.lease_owner == node]
@@ -181,6 +188,7 @@ class MemoryStore:
         return len(freed)
 
     async def next_due(self, node: str) -> Instant | None:
+        guards.check_values(node=node)
         self._now()
         instants = []
         for run in self._runs.values():
@@ -195,16 +203,18 @@ class MemoryStore:
 
     async def load(self, run_ids: Sequence[str]) -> list[port.LoadedRun | None]:
         now = self._now()
-        guards.check_batch(run_ids, self._limits)
+        guards.check_ids(run_ids, self._limits)
         return [self._runs[run_id].loaded(now) if run_id in self._runs else None for run_id in run_ids]
 
     async def read_events(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
+        guards.check_values(run_id=run_id, after=after)
         self._now()
         run = self._runs.get(run_id)
         most = self._limits.page_items if limit is None else guards.check_page(limit)
         return run.events[max(after, 0) :][:most] if run else []
 
     async def find_runs(self, query: port.RunQuery) -> list[port.RunHead]:
+        guards.check_query(query)
         self._now()
         exact = ("tenant", "plan_id", "status", "reference_key", "parent_run_id")
         found = [
@@ -219,6 +229,7 @@ class MemoryStore:
         return self._page(found, query.limit)
 
     async def find_waits(self, query: port.WaitQuery) -> list[Wait]:
+        guards.check_query(query)
         self._now()
         found = [
             wait
@@ -229,6 +240,7 @@ class MemoryStore:
         return self._page(found, query.limit)
 
     async def find_mailbox(self, query: port.MailboxQuery) -> list[Signal]:
+        guards.check_query(query)
         self._now()
         run = self._runs.get(query.run_id)
         found = [
@@ -242,6 +254,7 @@ class MemoryStore:
         return self._page(found, query.limit)
 
     async def find_tasks(self, query: port.TaskQuery) -> list[Task]:
+        guards.check_query(query)
         self._now()
         exact = ("run_id", "task_id", "status", "assignee")
         tasks = {task_id: task for run in self._runs.values() for task_id, task in run.tasks.items()}

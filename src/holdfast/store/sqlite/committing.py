@@ -12,6 +12,8 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
 from holdfast.core.state import TERMINAL
@@ -27,20 +29,34 @@ UPDATE runs SET status = ?, version = ?, snapshot = ?, updated_at = ?, finished_
 WHERE run_no = ?
 """
 
+_UNSTORABLE = (
+    sqlite3.IntegrityError,
+    sqlite3.InterfaceError,
+    sqlite3.ProgrammingError,
+    msgspec.MsgspecError,
+    ValueError,  # text that is not Unicode, among others
+    TypeError,
+    OverflowError,
+    RecursionError,
+)
+
 Answer = port.Committed | port.CommitConflict
 
 
 class _Head:
     """What a turn is checked against."""
 
-    __slots__ = ("inbox_seq", "lease_epoch", "lease_owner", "run_no", "version")
+    __slots__ = ("inbox_seq", "is_finished", "lease_epoch", "lease_owner", "run_no", "version")
 
-    def __init__(self, run_no: int, version: int, lease_owner: str | None, lease_epoch: int, inbox_seq: int) -> None:
+    def __init__(
+        self, run_no: int, version: int, lease_owner: str | None, lease_epoch: int, inbox_seq: int, is_finished: int
+    ) -> None:
         self.run_no = run_no
         self.version = version
         self.lease_owner = lease_owner
         self.lease_epoch = lease_epoch
         self.inbox_seq = inbox_seq
+        self.is_finished = bool(is_finished)
 
 
 def commit(db: sqlite3.Connection, turns: Sequence[port.Turn], now: Instant) -> list[Answer]:
@@ -62,7 +78,7 @@ def commit(db: sqlite3.Connection, turns: Sequence[port.Turn], now: Instant) -> 
 
 def _heads(db: sqlite3.Connection, turns: Sequence[port.Turn]) -> dict[str, _Head]:
     found = db.execute(
-        "SELECT run_id, run_no, version, lease_owner, lease_epoch, inbox_seq FROM runs "
+        "SELECT run_id, run_no, version, lease_owner, lease_epoch, inbox_seq, finished_at IS NOT NULL FROM runs "
         "WHERE run_id IN (SELECT value FROM json_each(?))",
         (rows.listing({turn.run_id for turn in turns}),),
     )
@@ -76,6 +92,8 @@ def _conflict(db: sqlite3.Connection, turn: port.Turn, head: _Head | None) -> An
         return _already_there(db, turn, head) or port.CommitConflict("version", head.version, head.lease_epoch)
     if head.lease_epoch != turn.epoch:
         return port.CommitConflict("epoch", head.version, head.lease_epoch)
+    if head.is_finished and turn.events:
+        return port.CommitConflict("finished", head.version, head.lease_epoch)
     return None
 
 
@@ -107,7 +125,7 @@ def _write_wave(
     db.execute("SAVEPOINT wave")
     try:
         _write(db, winners, now)
-    except sqlite3.IntegrityError:
+    except _UNSTORABLE:
         db.execute("ROLLBACK TO wave")
         for run_id, index in wave.items():
             answers[index] = _write_alone(db, heads[run_id], turns[index], now)
@@ -117,6 +135,7 @@ def _write_wave(
             turn, head = turns[index], heads[run_id]
             head.version += len(turn.events)
             head.lease_owner = _owner_after(head, turn)
+            head.is_finished = head.is_finished or turn.snapshot.status in TERMINAL
             answers[index] = port.Committed(head.version, now)
 
 
@@ -125,12 +144,13 @@ def _write_alone(db: sqlite3.Connection, head: _Head, turn: port.Turn, now: Inst
     try:
         _write(db, [(head, turn)], now)
         return None
-    except sqlite3.IntegrityError:
+    except _UNSTORABLE as problem:
         db.execute("ROLLBACK TO alone")
-        existing = _existing_event(db, head.run_no, turn)
-        if existing is None:
-            return port.CommitConflict("task is open", head.version, head.lease_epoch)
-        return port.CommitConflict("event exists", head.version, head.lease_epoch, existing)
+        existing = _existing_event(db, head.run_no, turn) if isinstance(problem, sqlite3.IntegrityError) else None
+        if existing is not None:
+            return port.CommitConflict("event exists", head.version, head.lease_epoch, existing)
+        is_task = "tasks" in str(problem)
+        return port.CommitConflict("task is open" if is_task else "cannot be stored", head.version, head.lease_epoch)
     finally:
         db.execute("RELEASE alone")
 
@@ -194,7 +214,7 @@ def _write_others(db: sqlite3.Connection, turns: list[tuple[int, port.Turn]]) ->
     """Write what only some turns have: signals consumed, waits, tasks and records."""
     for run_no, turn in turns:
         db.executemany(
-            "UPDATE signals SET consumed_seq = ? WHERE run_no = ? AND inbox_seq = ?",
+            "UPDATE signals SET consumed_seq = ? WHERE run_no = ? AND inbox_seq = ? AND consumed_seq IS NULL",
             [(turn.expected_version + 1 + index, run_no, inbox_seq) for inbox_seq, index in turn.received],
         )
         db.executemany(

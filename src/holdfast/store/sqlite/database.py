@@ -71,14 +71,17 @@ class Database:
         self.path = path
         self.connection = connection
         self._busy_ms = busy_ms
-        self._queue: list[tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]]] = []
+        self._queue: list[_Job] = []
         self._flusher: asyncio.Task[None] | None = None
         self._is_closed = False
 
     @classmethod
     async def open(cls, path: Path, busy_ms: int) -> "Database":
         """Open the file, and refuse it if it is damaged, foreign, or cannot promise durability."""
-        _check_path(path)
+        try:
+            path = _checked(path)
+        except (OSError, ValueError) as problem:
+            raise StoreUnavailable(f"{path}: the path cannot be used: {problem}", path=str(path)) from problem
         try:
             connection = sqlite3.connect(path, timeout=0.0, isolation_level=None, cached_statements=256)
         except sqlite3.Error as problem:
@@ -106,11 +109,14 @@ class Database:
 
         return await self._when_free(attempt)
 
-    async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run a function inside a transaction that it shares with others; return when it is durable."""
+    async def write(self, work: Callable[[sqlite3.Connection], T], then: Callable[[], None] | None = None) -> T:
+        """Run a function inside a transaction that it shares with others; return when it is durable.
+
+        `then` is called once it is, even if the caller has been cancelled meanwhile.
+        """
         self.check_open()
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._queue.append((work, future))
+        self._queue.append(_Job(work, future, then))
         if self._flusher is None:
             self._flusher = asyncio.create_task(self._flush())
         return await future
@@ -120,10 +126,12 @@ class Database:
         if self._is_closed:
             return
         self._is_closed = True
-        if self._flusher is not None:
-            await asyncio.wait([self._flusher])
-        with suppress(sqlite3.Error):
-            self.connection.close()
+        try:
+            if self._flusher is not None:
+                await asyncio.wait([self._flusher])
+        finally:
+            with suppress(sqlite3.Error):
+                self.connection.close()
 
     def check_open(self) -> None:
         """Raise if the file has been closed."""
@@ -147,21 +155,19 @@ class Database:
                 raise
             return
         group, self._queue = self._queue, []
-        answers: list[Any] = []
         try:
-            answers = [self._run(work) for work, _ in group]
+            answers = [self._run(job.work) for job in group]
             self.connection.execute("COMMIT")
         except sqlite3.Error as problem:
             self._roll_back()
             _fail(group, translate(problem, self.path))
             return
-        for (_, future), answer in zip(group, answers, strict=True):
-            if future.done():  # its caller was cancelled; what it asked for is durable all the same
-                continue
-            if isinstance(answer, _Failed):
-                future.set_exception(answer.error)
-            else:
-                future.set_result(answer)
+        except BaseException:  # the process is being stopped, in the middle of somebody's work
+            self._roll_back()
+            _fail(group, StoreUnavailable("the work was interrupted", path=str(self.path)))
+            raise
+        for job, answer in zip(group, answers, strict=True):
+            job.answer(answer)
 
     async def _when_free(self, attempt: Callable[[], T]) -> T:
         """Try until no other process is in the way, or for as long as is allowed."""
@@ -190,6 +196,30 @@ class Database:
         if self.connection.in_transaction:
             with suppress(sqlite3.Error):
                 self.connection.execute("ROLLBACK")
+
+
+class _Job:
+    """A function that waits to be run in a transaction, and who is told of it."""
+
+    def __init__(
+        self,
+        work: Callable[[sqlite3.Connection], Any],
+        future: asyncio.Future[Any],
+        then: Callable[[], None] | None,
+    ) -> None:
+        self.work = work
+        self.future = future
+        self._then = then
+
+    def answer(self, answer: Any) -> None:
+        if not isinstance(answer, _Failed) and self._then is not None:
+            self._then()
+        if self.future.done():  # its caller was cancelled; what it asked for is durable all the same
+            return
+        if isinstance(answer, _Failed):
+            self.future.set_exception(answer.error)
+        else:
+            self.future.set_result(answer)
 
 
 class _Failed:
@@ -228,17 +258,22 @@ def _is_busy(problem: sqlite3.Error) -> bool:
     return getattr(problem, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
-def _fail(group: list[tuple[Any, asyncio.Future[Any]]], problem: BaseException) -> None:
-    for _, future in group:
-        if not future.done():
-            future.set_exception(problem)
+def _fail(group: list[_Job], problem: BaseException) -> None:
+    for job in group:
+        if not job.future.done():
+            job.future.set_exception(problem)
 
 
-def _check_path(path: Path) -> None:
+def _checked(path: Path) -> Path:
+    """Return the path of the file itself, after a look at what is there.
+
+    SQLite keeps the log beside the name that it was given; two names of one file would have two logs.
+    """
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         raise StoreUnsafe(f"SQLite {sqlite3.sqlite_version} is too old; {OLDEST_SQLITE} or newer is needed")
     if str(path) in ("", ".", ":memory:") or str(path).startswith("file:"):
         raise StoreUnsafe("the embedded store needs a file; a database in memory does not survive the process")
+    path = path.resolve()
     if not path.parent.is_dir():
         raise StoreUnavailable(f"{path}: the folder {path.parent} does not exist", path=str(path))
     if path.is_dir():
@@ -249,11 +284,16 @@ def _check_path(path: Path) -> None:
                 f"{path}: {needed} cannot be written; the store needs both file and folder", path=str(path)
             )
     size = path.stat().st_size if path.exists() else 0
+    if size and path.stat().st_nlink > 1:
+        raise StoreUnsafe(
+            f"{path}: the file has another name (a hard link), and each name has its own log", path=str(path)
+        )
     if 0 < size < SMALLEST_FILE:  # SQLite would take it for a new file, and overwrite it
         raise StoreCorrupt(f"{path}: the file is cut short, or not a Holdfast store", path=str(path))
     if size == 0 and _wal_size(path) > 0:
         # SQLite would take the file for a new one and delete the log, with everything in it.
         raise StoreCorrupt(f"{path}: the file is missing or empty, but its log {path.name}-wal is not", path=str(path))
+    return path
 
 
 def _refuse_foreign(db: sqlite3.Connection, path: Path) -> None:

@@ -11,16 +11,12 @@ from holdfast.core.messages import (
     AcceptedSignalResult,
     Message,
     SignalRequest,
-    check_message,
-    check_signal,
 )
 from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.errors import CallerError
 from holdfast.limits import Limits
 from holdfast.store import guards, port
 from holdfast.store.sqlite import rows
-
-MINUTE = 60_000_000
 
 Answer = port.Accepted | port.Duplicate | port.Refused
 
@@ -40,7 +36,7 @@ def deliver(
     db: sqlite3.Connection, items: Sequence[SignalRequest | Message], limits: Limits, now: Instant
 ) -> list[Answer]:
     """Deliver the items in order."""
-    problems = [check_message(item) if isinstance(item, Message) else check_signal(item, limits) for item in items]
+    problems = [guards.check_item(item, limits) for item in items]
     inboxes = _inboxes(db, {item.run_id for item, problem in zip(items, problems, strict=True) if problem is None})
     answers: list[Answer] = []
     for item, problem in zip(items, problems, strict=True):
@@ -102,12 +98,13 @@ def _known_signal(
         return None
     scope = (inbox.run_no, request.name, request.signal_id)
     found = db.execute(
-        "SELECT record FROM acceptance_records WHERE run_no = ? AND name = ? AND signal_id = ? AND expires_at > ?",
-        (*scope, now),
+        "SELECT record FROM acceptance_records WHERE run_no = ? AND name = ? AND signal_id = ?", scope
     ).fetchone()
     if found:
         record = rows.acceptance_of(found[0])
-        if record.payload_sha256 == codec.digest(request.payload):
+        if record.expires_at <= now:
+            return None
+        if record.payload_sha256 == codec.value_digest(request.payload):
             return port.Duplicate(record.response)
         return port.Refused(guards.payload_conflict(request))
     orphan = db.execute(
@@ -127,13 +124,11 @@ def _signal_problem(
     most = limits.signals_per_run_per_minute
     if inbox.inbox_seq < most:
         return None
-    # Times of acceptance grow with inbox_seq, so one row tells whether the last minute is full.
     found = db.execute(
-        "SELECT accepted_at FROM signals WHERE run_no = ? ORDER BY inbox_seq DESC LIMIT 1 OFFSET ?",
-        (inbox.run_no, most - 1),
+        "SELECT received_at FROM signals WHERE run_no = ? AND inbox_seq = ?", (inbox.run_no, inbox.inbox_seq - most + 1)
     ).fetchone()
-    if found and found[0] > now - MINUTE:
-        return guards.rate_limited(request, limits, found[0] + MINUTE, now)
+    if found and now - guards.MINUTE < found[0] <= now:
+        return guards.rate_limited(request, limits, found[0] + guards.MINUTE, now)
     return None
 
 
@@ -142,7 +137,8 @@ def _is_awaited(db: sqlite3.Connection, run_no: int, request: SignalRequest) -> 
     address = "" if request.step_id is None else "AND step_id = :step_id"
     (is_awaited,) = db.execute(
         f"SELECT (SELECT count(*) FROM waits WHERE run_no = :run_no AND name = :name {address}) > "
-        f"(SELECT count(*) FROM signals WHERE run_no = :run_no AND consumed_seq IS NULL AND name = :name {address})",
+        f"(SELECT count(*) FROM signals INDEXED BY signals_unconsumed "
+        f"WHERE run_no = :run_no AND consumed_seq IS NULL AND name = :name {address})",
         {"run_no": run_no, "name": request.name, "step_id": request.step_id},
     ).fetchone()
     return bool(is_awaited)
@@ -168,21 +164,23 @@ def _accept(
         signal_name=request.name,
         signal_id=signal_id,
         signal_storage_key=result.signal_storage_key,
-        payload_sha256=codec.digest(request.payload),
+        payload_sha256=codec.value_digest(request.payload),
         response=result,
         accepted_at=accepted_at,
         expires_at=accepted_at + limits.acceptance_retention_ms * 1_000,
     )
     db.execute(
-        f"INSERT INTO signals (run_no, {rows.SIGNAL}) VALUES (?, ?, ?, ?, ?, ?, ?, NULL)",
+        "INSERT INTO signals (run_no, inbox_seq, name, signal_id, step_id, accepted_at, received_at, payload) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         (
             inbox.run_no,
             inbox.inbox_seq,
             request.name,
             signal_id,
             request.step_id,
-            bytes(request.payload).decode(),
             accepted_at,
+            now,
+            bytes(request.payload).decode(),
         ),
     )
     db.execute(

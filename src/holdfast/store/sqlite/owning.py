@@ -4,24 +4,23 @@ import sqlite3
 from collections.abc import Sequence
 
 from holdfast.core.instants import Instant
+from holdfast.errors import StoreCorrupt
 from holdfast.store import guards, port
 from holdfast.store.sqlite import rows
 from holdfast.store.sqlite.reading import load_numbers
 
-# Free and ready; ready and the claimer's own; of a node whose lease has run out. Each part walks an index in order,
-# so a claim reads no more rows than it takes.
-ELIGIBLE = """
-SELECT run_no FROM (
-    SELECT * FROM (SELECT run_no, ready_at AS since FROM runs
-                   WHERE lease_owner IS NULL AND ready_at <= :now ORDER BY ready_at, run_no LIMIT :limit)
-    UNION ALL
-    SELECT * FROM (SELECT run_no, ready_at AS since FROM runs
-                   WHERE lease_owner = :node AND ready_at <= :now ORDER BY ready_at, run_no LIMIT :limit)
-    UNION ALL
-    SELECT * FROM (SELECT run_no, lease_until AS since FROM nodes JOIN runs ON lease_owner = node
-                   WHERE lease_until <= :now AND node <> :node ORDER BY lease_until, run_no LIMIT :limit)
-) ORDER BY since, run_no LIMIT :limit
+# Each of these walks an index in order and reads no more rows than it takes.
+FREE = """
+SELECT ready_at, run_no FROM runs WHERE lease_owner IS NULL AND ready_at <= :now ORDER BY ready_at, run_no LIMIT :limit
 """
+OWN = """
+SELECT ready_at, run_no FROM runs WHERE lease_owner = :node AND ready_at <= :now ORDER BY ready_at, run_no LIMIT :limit
+"""
+EXPIRED = "SELECT lease_until, node FROM nodes WHERE lease_until <= :now AND node <> :node ORDER BY lease_until"
+ORPHANED = "SELECT run_no FROM runs WHERE lease_owner = :owner ORDER BY run_no LIMIT :limit"
+
+ASIDE = 60_000_000
+"""How long a run whose rows make no sense is left alone, so that it does not stand in the way of the others."""
 
 NEXT_DUE = """
 SELECT min(due_at) FROM (
@@ -43,19 +42,51 @@ def check_node(db: sqlite3.Connection, node: str, now: Instant) -> None:
 def claim(db: sqlite3.Connection, node: str, limit: int, now: Instant) -> list[port.LoadedRun]:
     """Take up to `limit` eligible runs and load them."""
     check_node(db, node, now)
-    chosen = [run_no for (run_no,) in db.execute(ELIGIBLE, {"now": now, "node": node, "limit": limit})]
+    chosen = _eligible(db, node, limit, now)
     db.executemany(
-        "UPDATE runs SET lease_epoch = lease_epoch + (lease_owner IS NOT ?1), lease_owner = ?1 WHERE run_no = ?2",
-        [(node, run_no) for run_no in chosen],
+        "UPDATE runs SET lease_epoch = lease_epoch + (lease_owner IS NOT ?1), lease_owner = ?1, "
+        "ready_at = min(?2, coalesce(ready_at, ?2)) WHERE run_no = ?3",
+        [(node, now, run_no) for run_no in chosen],
     )
-    loaded = load_numbers(db, chosen, now)
-    return [loaded[run_no] for run_no in chosen]
+    try:
+        loaded = load_numbers(db, chosen, now)
+    except StoreCorrupt:
+        loaded = _load_each(db, chosen, now)
+    return [loaded[run_no] for run_no in chosen if run_no in loaded]
+
+
+def _eligible(db: sqlite3.Connection, node: str, limit: int, now: Instant) -> list[int]:
+    """Return the runs to take: longest eligible first, then in order of creation."""
+    asked = {"now": now, "node": node, "limit": limit}
+    found = db.execute(FREE, asked).fetchall() + db.execute(OWN, asked).fetchall()
+    orphans = 0
+    for lease_until, owner in db.execute(EXPIRED, {"now": now, "node": node}).fetchall():
+        mine = db.execute(ORPHANED, {"owner": owner, "limit": limit - orphans}).fetchall()
+        found += [(lease_until, run_no) for (run_no,) in mine]
+        orphans += len(mine)
+        if orphans >= limit:
+            break
+    return [run_no for _, run_no in sorted(found)[:limit]]
+
+
+def _load_each(db: sqlite3.Connection, chosen: list[int], now: Instant) -> dict[int, port.LoadedRun]:
+    """Load run by run; put those aside whose rows make no sense. Poison in one run never stops another."""
+    loaded: dict[int, port.LoadedRun] = {}
+    for run_no in chosen:
+        try:
+            loaded |= load_numbers(db, [run_no], now)
+        except StoreCorrupt:
+            db.execute("UPDATE runs SET lease_owner = NULL, ready_at = ? WHERE run_no = ?", (now + ASIDE, run_no))
+    return loaded
 
 
 def renew(db: sqlite3.Connection, node: str, lease_ms: int, now: Instant) -> Instant:
-    """Give the node a lease, or lengthen it."""
+    """Give the node a lease until then, and forget nodes that are gone and hold nothing."""
     lease_until = now + lease_ms * 1_000
     db.execute("INSERT OR REPLACE INTO nodes VALUES (?, ?)", (node, lease_until))
+    db.execute(
+        "DELETE FROM nodes WHERE lease_until <= ? AND NOT EXISTS (SELECT 1 FROM runs WHERE lease_owner = node)", (now,)
+    )
     return lease_until
 
 

@@ -39,13 +39,15 @@ def load_numbers(db: sqlite3.Connection, run_nos: Sequence[int], now: Instant) -
         messages.setdefault(run_no, []).append(rows.message_of(text))
     signals: dict[int, list[Signal]] = {}
     for row in db.execute(
-        f"SELECT run_no, {rows.SIGNAL} FROM signals WHERE {among} AND consumed_seq IS NULL ORDER BY run_no, inbox_seq",
+        f"SELECT run_no, {rows.SIGNAL} FROM signals INDEXED BY signals_unconsumed "
+        f"WHERE {among} AND consumed_seq IS NULL ORDER BY run_no, inbox_seq",
         (numbers,),
     ):
         signals.setdefault(row[0], []).append(rows.signal_of(heads[row[0]].run_id, row[1:]))
     records: dict[int, list[ActivityRecord]] = {}
     for run_no, text in db.execute(
-        f"SELECT run_no, record FROM activity_records WHERE {among} "
+        "SELECT run_no, record FROM activity_records INDEXED BY activity_records_open "
+        f"WHERE {among} AND NOT is_completed "
         "ORDER BY run_no, activity_name, step_id, idempotency_key",
         (numbers,),
     ):

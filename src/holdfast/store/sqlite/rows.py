@@ -35,17 +35,17 @@ EVENT = (
     "run_seq, event_id, event_type, step_id, engine_attempt_id, logical_attempt_id, data, idempotency_key, emitted_at, "
     "persisted_at, adapter_version, engine_run_ref, caused_by_signal_id, parent_event_id, schema_version"
 )
-SIGNAL = "inbox_seq, name, signal_id, step_id, payload, accepted_at, consumed_seq"
+SIGNAL = "inbox_seq, name, signal_id, step_id, accepted_at, consumed_seq, payload"
 
 INSERT_EVENT = f"INSERT INTO events (run_no, {EVENT}) VALUES ({', '.join('?' * 16)})"
-INSERT_MESSAGE = "INSERT INTO messages VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
+INSERT_MESSAGE = "INSERT OR REPLACE INTO messages VALUES (?, ?, ?, ?)"
 INSERT_WAIT = "INSERT OR REPLACE INTO waits VALUES (?, ?, ?, ?, ?, ?)"
 INSERT_TASK = (
     "INSERT INTO tasks VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (task_id) DO UPDATE SET run_no = excluded.run_no, "
     "step_id = excluded.step_id, status = excluded.status, assignee = excluded.assignee, roles = excluded.roles, "
-    "task = excluded.task"
+    "task = excluded.task WHERE run_no = excluded.run_no"
 )
-INSERT_RECORD = "INSERT OR REPLACE INTO activity_records VALUES (?, ?, ?, ?, ?)"
+INSERT_RECORD = "INSERT OR REPLACE INTO activity_records VALUES (?, ?, ?, ?, ?, ?)"
 
 
 P = ParamSpec("P")
@@ -59,7 +59,7 @@ def _reading(function: Callable[P, R]) -> Callable[P, R]:
     def read(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return function(*args, **kwargs)
-        except (msgspec.MsgspecError, ValueError, TypeError, AttributeError, OverflowError):
+        except (msgspec.MsgspecError, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             raise StoreCorrupt("a row of the store makes no sense; restore the store from a backup") from None
 
     return read
@@ -188,7 +188,8 @@ def task_of(text: str) -> Task:
 
 def record_row(run_no: int, record: ActivityRecord) -> tuple[Any, ...]:
     """Return the row of an activity record."""
-    return run_no, record.activity_name, record.step_id, record.idempotency_key, encode(record)
+    is_completed = record.status == "completed"
+    return run_no, record.activity_name, record.step_id, record.idempotency_key, is_completed, encode(record)
 
 
 @_reading
@@ -213,11 +214,11 @@ def signal_of(run_id: str, row: tuple[Any, ...]) -> Signal:
         name=row[1],
         signal_id=row[2],
         inbox_seq=row[0],
-        suffix=signal_suffix(row[5], uuid),
-        accepted_at=row[5],
-        payload=Raw(row[4].encode()),
+        suffix=signal_suffix(row[4], uuid),
+        accepted_at=row[4],
+        payload=Raw(row[6].encode()),
         step_id=row[3],
-        consumed_seq=row[6],
+        consumed_seq=row[5],
     )
 
 

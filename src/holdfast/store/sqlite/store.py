@@ -98,12 +98,14 @@ class SqliteStore:
         return await self._write(lambda db, now: committing.commit(db, turns, now), rings=True)
 
     async def purge(self, policy: port.PurgePolicy) -> port.PurgeReport:
+        guards.check_query(policy)
         guards.check_page(policy.limit)
         return await self._write(lambda db, now: retention.purge(db, policy, now))
 
     # --- owning
 
     async def claim(self, node: str, limit: int) -> list[port.LoadedRun]:
+        guards.check_values(node=node)
         guards.check_page(limit)
         return await self._write(lambda db, now: owning.claim(db, node, limit, now))
 
@@ -112,34 +114,42 @@ class SqliteStore:
         return await self._write(lambda db, now: owning.renew(db, node, lease_ms, now))
 
     async def release(self, node: str, run_ids: Sequence[str] | None = None) -> int:
+        guards.check_values(node=node)
+        guards.check_ids(run_ids or ())
         return await self._write(lambda db, now: owning.release(db, node, run_ids, now), rings=True)
 
     async def next_due(self, node: str) -> Instant | None:
+        guards.check_values(node=node)
         return await self._read(lambda db, _: owning.next_due(db, node))
 
     # --- reading
 
     async def load(self, run_ids: Sequence[str]) -> list[port.LoadedRun | None]:
-        guards.check_batch(run_ids, self._limits)
+        guards.check_ids(run_ids, self._limits)
         return await self._read(lambda db, now: reading.load(db, run_ids, now))
 
     async def read_events(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
+        guards.check_values(run_id=run_id, after=after)
         most = self._limits.page_items if limit is None else guards.check_page(limit)
         return await self._read(lambda db, _: reading.read_events(db, run_id, after, most))
 
     async def find_runs(self, query: port.RunQuery) -> list[port.RunHead]:
+        guards.check_query(query)
         most = self._page(query.limit)
         return await self._read(lambda db, _: reading.find_runs(db, query, most))
 
     async def find_waits(self, query: port.WaitQuery) -> list[Wait]:
+        guards.check_query(query)
         most = self._page(query.limit)
         return await self._read(lambda db, _: reading.find_waits(db, query, most))
 
     async def find_mailbox(self, query: port.MailboxQuery) -> list[Signal]:
+        guards.check_query(query)
         most = self._page(query.limit)
         return await self._read(lambda db, _: reading.find_mailbox(db, query, most))
 
     async def find_tasks(self, query: port.TaskQuery) -> list[Task]:
+        guards.check_query(query)
         most = self._page(query.limit)
         return await self._read(lambda db, _: reading.find_tasks(db, query, most))
 
@@ -158,10 +168,9 @@ class SqliteStore:
     async def _write(self, work: Callable[[sqlite3.Connection, Instant], T], *, rings: bool = False) -> T:
         """Do the work in a transaction; the time is read when the lock is held, so that it grows with the commits."""
         self._check_migrated()
-        answer = await self._database.write(lambda db: work(db, self._clock.now()))
-        if rings:
-            self._ring_soon()
-        return answer
+        return await self._database.write(
+            lambda db: work(db, self._clock.now()), then=self._ring_soon if rings else None
+        )
 
     def _check_migrated(self) -> None:
         self._database.check_open()

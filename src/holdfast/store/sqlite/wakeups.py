@@ -10,6 +10,7 @@ import errno
 import itertools
 import os
 import socket
+import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,7 +34,8 @@ class SocketWakeups:
     def ring(self) -> None:
         self._local.ring()
         try:
-            names = os.listdir(self._folder)
+            with os.scandir(self._folder) as entries:
+                names = [entry.name for entry in entries if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)]
         except OSError:
             return  # nobody listens
         for name in names:

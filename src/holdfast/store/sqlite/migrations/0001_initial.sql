@@ -30,7 +30,8 @@ CREATE TABLE runs (
     lease_epoch      INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX runs_free ON runs (ready_at) WHERE lease_owner IS NULL AND ready_at IS NOT NULL;
-CREATE INDEX runs_leased ON runs (lease_owner, ready_at) WHERE lease_owner IS NOT NULL;
+CREATE INDEX runs_owned ON runs (lease_owner) WHERE lease_owner IS NOT NULL;
+CREATE INDEX runs_owned_ready ON runs (lease_owner, ready_at) WHERE lease_owner IS NOT NULL AND ready_at IS NOT NULL;
 CREATE INDEX runs_finished ON runs (finished_at) WHERE finished_at IS NOT NULL;
 CREATE INDEX runs_parent ON runs (parent_run_id) WHERE parent_run_id IS NOT NULL;
 CREATE INDEX runs_reference ON runs (reference_key) WHERE reference_key IS NOT NULL;
@@ -72,13 +73,14 @@ CREATE TABLE signals (
     name         TEXT NOT NULL,
     signal_id    TEXT NOT NULL,
     step_id      TEXT,
-    payload      TEXT NOT NULL,                    -- JSON
-    accepted_at  INTEGER NOT NULL,
+    accepted_at  INTEGER NOT NULL,                 -- strictly grows with inbox_seq
+    received_at  INTEGER NOT NULL,                 -- what the clock said; the rate limit counts by it
     consumed_seq INTEGER,                          -- run_seq of the event that consumed it
+    payload      TEXT NOT NULL,                    -- JSON
     PRIMARY KEY (run_no, inbox_seq)
 ) WITHOUT ROWID;
-CREATE INDEX signals_unconsumed ON signals (run_no, inbox_seq) WHERE consumed_seq IS NULL;
-CREATE INDEX signals_by_id ON signals (run_no, name, signal_id);
+CREATE INDEX signals_unconsumed ON signals (run_no, name) WHERE consumed_seq IS NULL;
+CREATE INDEX signals_by_id ON signals (run_no, name, signal_id, accepted_at);
 
 CREATE TABLE acceptance_records (
     run_no     INTEGER NOT NULL,
@@ -118,11 +120,14 @@ CREATE TABLE activity_records (
     activity_name   TEXT NOT NULL,
     step_id         TEXT NOT NULL,
     idempotency_key TEXT NOT NULL,
+    is_completed    INTEGER NOT NULL,
     record          TEXT NOT NULL,                 -- JSON ActivityRecord
     PRIMARY KEY (run_no, activity_name, step_id, idempotency_key)
 ) WITHOUT ROWID;
+CREATE INDEX activity_records_open ON activity_records (run_no, activity_name, step_id) WHERE NOT is_completed;
 
 CREATE TABLE nodes (
     node        TEXT NOT NULL PRIMARY KEY,
     lease_until INTEGER NOT NULL
 ) WITHOUT ROWID;
+CREATE INDEX nodes_lease ON nodes (lease_until);

@@ -1,0 +1,129 @@
+"""One file under several names, callers that are cancelled, and work that is interrupted."""
+
+import asyncio
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import StoreUnavailable, StoreUnsafe
+from holdfast.store.port import Created, RunQuery
+from holdfast.store.sqlite import SqliteStore
+from holdfast.testing.clock import VirtualClock
+from holdfast.testing.samples import SampleNode, activity, message, new_run, signal
+
+
+async def opened(path: Path, clock: VirtualClock | None = None) -> SqliteStore:
+    store = await SqliteStore.open(path, clock=clock)
+    await store.migrate()
+    return store
+
+
+@pytest.mark.contract("STO-1")
+async def test_a_hard_link_is_refused(tmp_path: Path) -> None:
+    await (await opened(tmp_path / "a.db")).close()
+    os.link(tmp_path / "a.db", tmp_path / "b.db")
+    for name in ("a.db", "b.db"):
+        with pytest.raises(StoreUnsafe, match="hard link"):
+            await SqliteStore.open(tmp_path / name)
+
+
+@pytest.mark.contract("STO-1", "STO-3")
+async def test_a_symbolic_link_is_the_same_store(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    store = await opened(tmp_path / "real" / "a.db")
+    await store.create([new_run("run-1")])
+    (tmp_path / "link.db").symlink_to(tmp_path / "real" / "a.db")
+    linked = await opened(tmp_path / "link.db")
+    assert (await linked.load(["run-1"])) == (await store.load(["run-1"]))
+    listener = store.wakeups.listen()
+    await linked.deliver([signal("run-1")])
+    assert await listener.wait(2.0)
+    await linked.close()
+    await store.close()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["link.db", "real"]
+
+
+@pytest.mark.contract("STO-1")
+@pytest.mark.parametrize("name", ["a\0b", "x" * 300])
+async def test_an_impossible_path_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(StoreUnavailable):
+        await SqliteStore.open(tmp_path / name)
+
+
+@pytest.mark.contract("SIG-3")
+async def test_a_delivery_whose_caller_was_cancelled_still_rings(tmp_path: Path) -> None:
+    store = await opened(tmp_path / "a.db")
+    await store.create([new_run("run-1")])
+    listener = store.wakeups.listen()
+    await asyncio.sleep(0)
+    await listener.wait(0.01)
+    sending = asyncio.create_task(store.deliver([signal("run-1")]))
+    await asyncio.sleep(0)
+    sending.cancel()
+    assert await listener.wait(2.0)
+    [run] = await store.load(["run-1"])
+    assert run is not None
+    assert len(run.signals) == 1
+    await store.close()
+
+
+@pytest.mark.contract("STO-3")
+async def test_an_interrupt_in_the_middle_of_work_leaves_the_store_usable(tmp_path: Path) -> None:
+    class Interrupting(VirtualClock):
+        interrupts = False
+
+        def now(self) -> int:
+            if self.interrupts:
+                self.interrupts = False
+                raise KeyboardInterrupt
+            return super().now()
+
+    clock = Interrupting()
+    store = await opened(tmp_path / "a.db", clock)
+    database = store._database
+    database._flusher = asyncio.ensure_future(asyncio.sleep(0))  # flushed by hand: an interrupt would end the loop
+    writing = asyncio.ensure_future(store.create([new_run("lost")]))
+    await asyncio.sleep(0)
+    clock.interrupts = True
+    with pytest.raises(KeyboardInterrupt):
+        await database._flush_once()
+    with pytest.raises(StoreUnavailable, match="interrupted"):
+        await writing
+    database._flusher = None
+    assert not database.connection.in_transaction
+    [created] = await store.create([new_run("run-1")])
+    assert isinstance(created, Created)
+    assert await store.load(["lost"]) == [None]
+    await store.close()
+
+
+@pytest.mark.contract("MSG-3", "INV")
+async def test_poison_in_one_run_never_stops_another(tmp_path: Path) -> None:
+    store = await opened(tmp_path / "a.db", clock=VirtualClock())
+    await store.create([new_run("bad"), new_run("good")])
+    await store.deliver([message("bad", "m-1")])
+    damage = sqlite3.connect(tmp_path / "a.db")
+    damage.execute("UPDATE messages SET message = '{oops' WHERE signal_id = 'm-1'")
+    damage.commit()
+    damage.close()
+    node = SampleNode(store)
+    assert [run.head.run_id for run in await node.claim(1)] == []
+    assert [run.head.run_id for run in await node.claim(1)] == ["good"]
+    [head] = [head for head in await store.find_runs(RunQuery()) if head.run_id == "bad"]
+    assert (head.lease_owner, head.ready_at) == (None, await store.now() + 60_000_000)
+    await store.close()
+
+
+@pytest.mark.contract("STO-3")
+async def test_only_sockets_are_removed_from_the_wake_folder(tmp_path: Path) -> None:
+    store = await opened(tmp_path / "a.db")
+    folder = tmp_path / "a.db-wake"
+    folder.mkdir()
+    (folder / "note.txt").write_text("mine")
+    await store.create([new_run("run-1")])
+    await SampleNode(store).start("run-2", activity("charge"))
+    await asyncio.sleep(0)
+    assert (folder / "note.txt").read_text() == "mine"
+    await store.close()
