@@ -25,11 +25,15 @@ from holdfast.store.port import (
     Created,
     Duplicate,
     LoadedRun,
+    MailboxQuery,
     PurgeReport,
     Refused,
     RunHead,
+    RunQuery,
     Store,
+    TaskQuery,
     Turn,
+    WaitQuery,
 )
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import read_history, read_picture
@@ -84,6 +88,7 @@ class World:
     async def run(self, steps: int) -> None:
         """Do this many operations, and compare everything after each."""
         for node in NODES:
+            await self.ask("next_due", node)
             await self.ask("renew", node, 60_000)
         for _ in range(steps):
             await self.values.weighted(OPERATIONS)(self)
@@ -174,10 +179,27 @@ class World:
         self.held = [*self.held[-11:], held]
         return held
 
+    async def look_again(self, node: str, run_id: str) -> None:
+        """Let a node load a run, as after a commit."""
+        [run] = await self.reference.load([run_id])
+        if run is not None and run.head.status not in TERMINAL:
+            await self.hold(node, run)
+
     def is_current(self, held: Held) -> bool:
         """Say whether nothing has happened to a run since it was loaded."""
         there = {(head.run_id, head.version, head.lease_epoch) for head in self.heads}
         return (held.run.head.run_id, held.run.head.version, held.run.head.lease_epoch) in there
+
+    def too_late(self) -> list[tuple[Turn, Held]]:
+        """Return turns of runs that have finished since, as if they were computed after the end."""
+        ends = {head.run_id: head for head in self.heads if head.status in TERMINAL}
+        late = [
+            (replace(turn, expected_version=end.version, epoch=end.lease_epoch), held)
+            for turn, held in self.tried
+            if (end := ends.get(turn.run_id)) is not None
+        ]
+        revived = [(replace(turn, events=()), held) for turn, held in late if turn.snapshot.status not in TERMINAL]
+        return [(turn, held) for turn, held in late if turn.events] + self.values.some(revived, 2)
 
     def forget_purged(self) -> None:
         """Forget what was in hand of runs that are gone: an id that is used again is another run."""
@@ -260,13 +282,11 @@ async def claim(world: World) -> None:
 
 
 async def look_again(world: World) -> None:
-    """Let a node load a run that it owns, as after a commit."""
+    """Let a node load a run that it owns."""
     owned = [head for head in world.heads if head.lease_owner is not None]
     if owned:
         head = world.values.pick(owned)
-        [run] = await world.reference.load([head.run_id])
-        assert run is not None
-        await world.hold(head.lease_owner or "", run)
+        await world.look_again(head.lease_owner or "", head.run_id)
 
 
 async def commit(world: World) -> None:
@@ -274,7 +294,9 @@ async def commit(world: World) -> None:
     values, now = world.values, world.clock.now()
     batch: list[tuple[Turn, Held]] = []
     unlikely: list[tuple[Turn, Held]] = []
-    for held in values.some(world.held[-6:], 3) or world.held[-1:]:
+    latest = list({held.run.head.run_id: held for held in world.held}.values())
+    in_hand = world.held if values.happens(0.2) else latest
+    for held in values.some(in_hand, 3) or in_hand[-1:]:
         is_first = all(held.run.head.run_id != turn.run_id for turn, _ in batch)
         turn = random_turn(values, held, now)
         batch.append((turn, held))
@@ -286,13 +308,18 @@ async def commit(world: World) -> None:
             batch.append((spoiled(values, random_turn(values, held, now), held, now), held))
     if world.tried and values.happens(0.3):
         batch.append(values.pick(world.tried))
+    if values.happens(0.3):
+        unlikely += world.too_late()
+        batch += unlikely[-1:]
     if batch and values.happens(0.02):
         batch = batch[:1] * (LIMITS.batch_items + 1)
     world.tried = [*world.tried[-30:], *(entry for entry in batch if entry not in unlikely)]
     turns = [turn for turn, _ in batch]
-    for turn, answer in zip(turns, await world.ask("commit", turns) or (), strict=False):
+    for (turn, held), answer in zip(batch, await world.ask("commit", turns) or (), strict=False):
         if isinstance(answer, Committed):
             world.won.append(turn)
+            if values.happens(0.7):  # the node goes on with the run; otherwise it believes that it was not told
+                await world.look_again(held.node, turn.run_id)
 
 
 async def renew(world: World) -> None:
@@ -338,6 +365,8 @@ async def lose_record(world: World) -> None:
         world.trace.append(("lose record", scope))
         for subject in world.subjects:
             subject.lose_record(*scope)
+        if values.happens(0.5):
+            await world.ask("deliver", [request])
 
 
 async def purge(world: World) -> None:
@@ -362,6 +391,7 @@ async def read(world: World) -> None:
         ("read_events", (values.pick((*run_ids, MISSING)), values.number(-1, 5), values.pick((None, values.limit())))),
         ("load", ([*values.some(run_ids, 5), MISSING] * values.pick((1, 1, 1, 9)),)),
         ("next_due", (values.pick((*NODES, MISSING)),)),
+        values.pick(NONSENSE),
         ("now", ()),
         ("stats", ()),
         ("migrate", ()),
@@ -369,6 +399,21 @@ async def read(world: World) -> None:
     for verb, arguments in values.some(questions, 4):
         await world.ask(verb, *arguments)
 
+
+NONSENSE: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("load", (["\ud800"],)),
+    ("read_events", ("\ud800",)),
+    ("read_events", (MISSING, 2**70)),
+    ("find_runs", (RunQuery(tenant="\ud800"),)),
+    ("find_waits", (WaitQuery(after=("", "\ud800")),)),
+    ("find_mailbox", (MailboxQuery(run_id=MISSING, after=2**70),)),
+    ("find_tasks", (TaskQuery(role="\ud800"),)),
+    ("next_due", ("\ud800",)),
+    ("claim", ("\ud800", 1)),
+    ("release", ("\ud800",)),
+    ("renew", (MISSING, 2**70)),
+)
+"""What cannot even be looked up."""
 
 OPERATIONS: list[tuple[int, Callable[[World], Awaitable[None]]]] = [
     (12, create),

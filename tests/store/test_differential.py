@@ -85,7 +85,7 @@ MUST_BE_REACHED = {
         Message Accepted; Message Duplicate; Message InvalidInput; Message NotFound; Message RunTerminal;
         raised InvalidInput""",
     "commit": """committed; committed again; conflict no such run; conflict version; conflict epoch;
-        conflict event exists; conflict task is open; raised InvalidInput""",
+        conflict finished; conflict event exists; conflict task is open; raised InvalidInput""",
     "claim": "free; own; orphan; raised LeaseExpired; raised InvalidInput",
     "renew": "something; raised InvalidInput",
     "release": "something; nothing",

@@ -81,6 +81,17 @@ class ClaimSuite(SuiteBase):
             "run-2": ("node-b", 2),
         }
 
+    @pytest.mark.contract("OWN-3")
+    async def test_orphans_of_nodes_that_died_together_are_taken_in_order_of_creation(
+        self, store: Store, clock: VirtualClock, node: SampleNode, other: SampleNode
+    ) -> None:
+        """Whichever of the nodes held them."""
+        for number, owner in enumerate((other, node, other, node)):
+            await owner.start(f"run-{number}", wait("go"))
+        clock.advance(ms=node.lease_ms)
+        claimed = await SampleNode(store, "node-c").claim(3)
+        assert [run.head.run_id for run in claimed] == ["run-0", "run-1", "run-2"]
+
     @pytest.mark.contract("OWN-3", "INV")
     async def test_a_claim_whose_answer_was_lost_hands_the_runs_out_again(
         self, store: Store, clock: VirtualClock, node: SampleNode, other: SampleNode
@@ -144,6 +155,17 @@ class ClaimSuite(SuiteBase):
         clock.advance(ms=2)
         await store.create([new_run("run-a", now=clock.now())])
         assert [run.head.run_id for run in await other.claim()] == ["run-c", "run-b", "run-a"]
+
+    async def test_orphans_of_nodes_that_died_together_come_in_order_of_creation(
+        self, store: Store, clock: VirtualClock, node: SampleNode, other: SampleNode
+    ) -> None:
+        """Whoever owned them, and however few are asked for."""
+        for number, owner in enumerate((other, node, other, node)):
+            await owner.start(f"run-{number}", wait("go"))
+        clock.advance(ms=node.lease_ms)
+        heir = SampleNode(store, "node-c")
+        assert [run.head.run_id for run in await heir.claim(3)] == ["run-0", "run-1", "run-2"]
+        assert [run.head.run_id for run in await SampleNode(store, "node-d").claim(3)] == ["run-3"]
 
     async def test_claim_of_fewer_than_one_is_refused(self, store: Store, node: SampleNode) -> None:
         """A limit is at least 1."""
@@ -236,6 +258,15 @@ class ClaimSuite(SuiteBase):
             assert await store.renew("node-a", 30_000) == clock.now() + 30_000_000
         assert await SampleNode(store, "node-b").claim() == []
         assert (await store.stats()).nodes == 2
+
+    async def test_renewed_lease_may_be_shorter_than_before(
+        self, store: Store, clock: VirtualClock, node: SampleNode
+    ) -> None:
+        """What counts is the last word: the lease ends then, and the runs are anybody's."""
+        await node.start("run-1", wait("go"))
+        assert await store.renew("node-a", 1) == START + 1_000
+        clock.advance(ms=1)
+        assert len(await SampleNode(store, "node-b").claim()) == 1
 
     async def test_malformed_lease_is_refused(self, store: Store) -> None:
         """A lease has a node with a name, and lasts at least a millisecond."""

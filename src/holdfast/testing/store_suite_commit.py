@@ -149,6 +149,26 @@ class CommitSuite(SuiteBase):
             answer = await node.commit(replace(turn, epoch=epoch))
         assert answer == CommitConflict("epoch", turn.expected_version, 1)
 
+    @pytest.mark.contract("EVT-1", "INV")
+    async def test_turn_of_a_finished_run_loses_without_a_trace(self, store: Store, node: SampleNode) -> None:
+        """Nothing happens to a run after its end, even at the right version and epoch."""
+        turn = await rich_turn(node)
+        await node.step("run-1", complete())
+        head = (await node.load("run-1")).head
+        late = replace(turn, expected_version=head.version, epoch=head.lease_epoch)
+        async with unchanged(store):
+            for revived in (late, replace(late, events=())):
+                assert await node.commit(revived) == CommitConflict("finished", head.version, head.lease_epoch)
+
+    async def test_what_is_learnt_of_an_activity_after_the_end_is_kept(
+        self, store: Store, clock: VirtualClock, node: SampleNode
+    ) -> None:
+        """A turn without events that leaves the run finished is no new life: the run ended when it ended."""
+        await node.start("run-1", complete())
+        clock.advance(ms=5)
+        run = await node.step("run-1", records=[record("run-1")])
+        assert (run.head.finished_at, run.head.version, run.records) == (START, 3, (record("run-1"),))
+
     @pytest.mark.contract("EVT-4")
     async def test_turn_that_would_append_an_event_again_loses_and_is_told_which(
         self, store: Store, node: SampleNode

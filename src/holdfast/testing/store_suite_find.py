@@ -1,5 +1,6 @@
 """The store suite, reading: loading, finding, paging and counting."""
 
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -232,6 +233,25 @@ class FindSuite(SuiteBase):
             with pytest.raises(InvalidInput) as raised:
                 await call
             assert raised.value.details == {"field": "limit"}
+
+    async def test_what_cannot_be_looked_up_is_refused(self, store: Store) -> None:
+        """Text that is not Unicode and numbers past any store: a typed error, never one of the driver."""
+        calls: list[Awaitable[object]] = [
+            store.load(["\ud800"]),
+            store.read_events("\ud800"),
+            store.read_events("run-1", after=2**70),
+            store.find_runs(RunQuery(tenant="\ud800")),
+            store.find_waits(WaitQuery(after=("", "\ud800"))),
+            store.find_mailbox(MailboxQuery(run_id="run-1", after=2**70)),
+            store.find_tasks(TaskQuery(role="\ud800")),
+            store.claim("\ud800", 1),
+            store.renew("node-a", 2**70),
+            store.release("\ud800"),
+            store.next_due("\ud800"),
+        ]
+        for call in calls:
+            with pytest.raises(InvalidInput):
+                await call
 
     # --- counting
 

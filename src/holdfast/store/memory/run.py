@@ -186,7 +186,7 @@ class Run:
             return self._already_there(turn) or port.CommitConflict("version", head.version, head.lease_epoch)
         if head.lease_epoch != turn.epoch:
             return port.CommitConflict("epoch", head.version, head.lease_epoch)
-        if self.is_finished and turn.events:
+        if self.is_finished and (turn.events or turn.snapshot.status not in TERMINAL):
             return port.CommitConflict("finished", head.version, head.lease_epoch)
         existing = self._existing_event(turn)
         if existing is not None:
@@ -255,7 +255,7 @@ class Run:
             version=turn.expected_version + len(turn.events),
             snapshot=turn.snapshot,
             updated_at=now,
-            finished_at=now if is_finished else None,
+            finished_at=self.head.finished_at or now if is_finished else None,
             lease_owner=None if is_finished or turn.release else self.head.lease_owner,
             ready_at=None if is_finished else self._ready_at(turn.seen_inbox_seq, now),
         )

@@ -24,7 +24,8 @@ NEVER = 2**62
 """Later than every due instant. Stands for "nothing in sight" while the earliest of several is looked for."""
 
 _UPDATE_RUN = f"""
-UPDATE runs SET status = ?, version = ?, snapshot = ?, updated_at = ?, finished_at = ?, lease_owner = ?,
+UPDATE runs SET status = ?, version = ?, snapshot = ?, updated_at = ?, finished_at = coalesce(finished_at, ?),
+    lease_owner = ?,
     ready_at = nullif(min(?, coalesce((SELECT min(due_at) FROM messages WHERE run_no = ?), {NEVER})), {NEVER})
 WHERE run_no = ?
 """
@@ -92,7 +93,7 @@ def _conflict(db: sqlite3.Connection, turn: port.Turn, head: _Head | None) -> An
         return _already_there(db, turn, head) or port.CommitConflict("version", head.version, head.lease_epoch)
     if head.lease_epoch != turn.epoch:
         return port.CommitConflict("epoch", head.version, head.lease_epoch)
-    if head.is_finished and turn.events:
+    if head.is_finished and (turn.events or turn.snapshot.status not in TERMINAL):
         return port.CommitConflict("finished", head.version, head.lease_epoch)
     return None
 

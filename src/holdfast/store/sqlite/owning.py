@@ -59,13 +59,13 @@ def _eligible(db: sqlite3.Connection, node: str, limit: int, now: Instant) -> li
     """Return the runs to take: longest eligible first, then in order of creation."""
     asked = {"now": now, "node": node, "limit": limit}
     found = db.execute(FREE, asked).fetchall() + db.execute(OWN, asked).fetchall()
-    orphans = 0
+    orphans: list[tuple[Instant, int]] = []
     for lease_until, owner in db.execute(EXPIRED, {"now": now, "node": node}).fetchall():
-        mine = db.execute(ORPHANED, {"owner": owner, "limit": limit - orphans}).fetchall()
-        found += [(lease_until, run_no) for (run_no,) in mine]
-        orphans += len(mine)
-        if orphans >= limit:
-            break
+        if len(orphans) >= limit and orphans[-1][0] < lease_until:
+            break  # whoever comes later has not waited for as long
+        left = db.execute(ORPHANED, {"owner": owner, "limit": limit})
+        orphans += [(lease_until, run_no) for (run_no,) in left]
+    found += orphans
     return [run_no for _, run_no in sorted(found)[:limit]]
 
 
