@@ -19,8 +19,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: $(RUN_STAMP) ## Watch orders survive the SIGKILL of their worker
-	@$(BIN)/python examples/first_history.py
+demo: $(RUN_STAMP) ## Watch a hundred orders survive the SIGKILL of their worker
+	@$(BIN)/python examples/orders.py
 
 test: lint ## Lint, then every test in parallel, with coverage
 	$(BIN)/pytest -n auto --cov --cov-report=term-missing:skip-covered $(PYTEST_ARGS)

@@ -6,9 +6,11 @@ import time
 from bench.effort import Effort
 from bench.report import Rows, progress
 from holdfast.core.commands import RunActivity
-from holdfast.core.decide import Decision, decide, enact, queue_run
+from holdfast.core.decide import decide, queue_run
+from holdfast.core.enact import enact
 from holdfast.core.events import EngineRunRef, Event, RunQueued
 from holdfast.core.messages import ActivitySucceeded
+from holdfast.core.pen import Decision
 from holdfast.core.state import RunState, fold, state_of
 
 BY = EngineRunRef("bench", 1)

@@ -16,6 +16,11 @@ class Effort(Struct, frozen=True, kw_only=True):
     claims: dict[int, int]
     history_lengths: tuple[int, ...]
     core_events: int
+    engine_runs: tuple[int, ...]
+    engine_rounds: int
+    engine_sequential: int
+    engine_long_steps: int
+    idle_s: float
 
 
 FULL = Effort(
@@ -29,6 +34,11 @@ FULL = Effort(
     claims={1: 2_000, 100: 200},
     history_lengths=(10, 1_000, 50_000),
     core_events=50_000,
+    engine_runs=(2_000, 20_000),
+    engine_rounds=3,
+    engine_sequential=100,
+    engine_long_steps=50_000,
+    idle_s=10.0,
 )
 
 QUICK = Effort(
@@ -42,4 +52,9 @@ QUICK = Effort(
     claims={1: 50, 100: 2},
     history_lengths=(10, 100, 1_000),
     core_events=2_000,
+    engine_runs=(2_000,),
+    engine_rounds=1,
+    engine_sequential=10,
+    engine_long_steps=1_000,
+    idle_s=1.0,
 )

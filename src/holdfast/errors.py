@@ -14,7 +14,16 @@
     │   └── SignalAcceptanceIndeterminate   a payload is stored whose acceptance record is missing
     ├── RunError                    one run is at fault; every other run goes on
     │   ├── HistoryGap              events are missing between two that were read
-    │   └── CorruptHistory          an event that cannot follow the ones before it
+    │   ├── CorruptHistory          an event that cannot follow the ones before it
+    │   ├── ActivityFailed          a step's activity failed for good; raised inside the workflow
+    │   ├── ChildFailed             a child run failed or was cancelled; raised inside the parent
+    │   ├── UpdateFailed            an update was refused or failed; raised to who sent it
+    │   ├── NondeterminismError     replaying the code does not lead to the history that was recorded
+    │   ├── VersionMismatch         no node has the version of the workflow that the run was started with
+    │   ├── RunFailed               the run failed; raised to who asks for its result
+    │   ├── RunCancelled            the run was cancelled; raised to who asks for its result
+    │   ├── NotDurable              a workflow did something that cannot be replayed; the message names what to use
+    │   └── RunawayWorkflow         a workflow did not come to rest
     └── EngineError                 the installation is at fault, not the caller
         ├── LeaseExpired            this node may not claim: it did not renew its lease in time
         ├── CheckpointOwnershipCapabilityError   the store cannot guard commits as the settings demand
@@ -104,6 +113,50 @@ class HistoryGap(RunError):
 
 class CorruptHistory(RunError):
     """An event that cannot follow the ones before it."""
+
+
+class _Recorded(RunError):
+    """An error that stands in a history: `info` is how it was recorded, with its cause."""
+
+    def __init__(self, message: str, info: Any = None, **details: Any) -> None:
+        super().__init__(message, **details)
+        self.info = info
+
+
+class ActivityFailed(_Recorded):
+    """A step's activity failed for good. Raised inside the workflow, which may catch it."""
+
+
+class ChildFailed(_Recorded):
+    """A child run failed or was cancelled. Raised inside the parent, which may catch it."""
+
+
+class UpdateFailed(_Recorded):
+    """An update was refused or failed. Raised to who sent it."""
+
+
+class RunFailed(_Recorded):
+    """The run failed. Raised to who asks for its result; `info` holds the chain of causes."""
+
+
+class RunCancelled(_Recorded):
+    """The run was cancelled. Raised to who asks for its result."""
+
+
+class NondeterminismError(RunError):
+    """Replaying the code does not lead to the history that was recorded. The run is paused, never failed."""
+
+
+class VersionMismatch(RunError):
+    """No node has the version of the workflow that the run was started with. The run is paused."""
+
+
+class NotDurable(RunError):
+    """A workflow did something that cannot be replayed. The message names what to use instead."""
+
+
+class RunawayWorkflow(RunError):
+    """A workflow did not come to rest within its bound."""
 
 
 class EngineError(HoldfastError):

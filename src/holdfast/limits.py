@@ -42,8 +42,17 @@ NAME_BYTES = 255
 ERROR_TEXT_CHARS = 8_000
 """The longest error message or traceback kept in a history. Enough for a stack, too little for a dump."""
 
+ROTATIONS_IN_ONE_BREATH = 100
+"""How often a workflow may begin again without anything having happened. More is a loop without an end."""
+
+ERROR_CAUSES = 10
+"""How many causes of an error are kept. A longer chain is a loop that nobody reads."""
+
 PROJECTOR_LAG_MS = 5_000
 """A projection that is further behind than this is worth an alert (PRJ-3)."""
+
+NESTED_RUNS = 20
+"""How deep runs may start runs. A workflow that starts itself must end somewhere."""
 
 JSON_DEPTH = 100
 """How deep a value may be nested. Readers recurse, from stacks of any depth, and must never be the first to fail."""

@@ -7,6 +7,7 @@ Nothing else in Holdfast reads a clock or draws a random number, so that a simul
 import random
 import time
 import uuid
+from random import Random as Random
 from typing import Protocol
 
 
@@ -62,3 +63,8 @@ class SystemRng:
     def fraction(self) -> float:
         """Return a number from 0 (included) to 1 (excluded)."""
         return random.random()
+
+
+def seeded(seed: str) -> Random:
+    """Return a generator that draws the same numbers for the same seed, on every machine."""
+    return Random(seed)

@@ -12,7 +12,7 @@ ARTIFACT = ArtifactRef("s3://bucket/log", "log", "ab" * 32, 12, START)
 
 # Each body with the step it is for. The names of steps are the kinds of the steps that `run_in` leaves open.
 SAMPLES: list[tuple[Body, str | None]] = [
-    (e.RunQueued("order", "1", "acme", "shop", "prod", "req-1", Raw(b"{}"), "parent", "child"), None),
+    (e.RunQueued("order", "1", "acme", "shop", "prod", "req-1", Raw(b"{}"), "parent", "child", "child@4", 2), None),
     (e.RunApproved("ann"), None),
     (e.RunStarted(), None),
     (e.RunPaused("lunch", ERROR), None),
@@ -21,10 +21,10 @@ SAMPLES: list[tuple[Body, str | None]] = [
     (e.RunCompleted(Raw(b"1"), (ARTIFACT,)), None),
     (e.RunFailed(ERROR), None),
     (e.RunCancelled("enough"), None),
-    (e.ContinuedAsNew(Raw(b"2")), None),
+    (e.ContinuedAsNew(Raw(b"2"), Raw(b'{"plan_id":"order","plan_version":"1"}')), None),
     (e.SignalAccepted("PAUSE", "click-1", "ann", "lunch", "activity"), None),
     (e.SignalRejected("PAUSE", "click-1", "bob", "not permitted", "activity"), None),
-    (e.StepStarted("charge", Raw(b"[1]"), "fast", "order-1"), "fresh"),
+    (e.StepStarted("charge", Raw(b"[1]"), "fast", "order-1", Raw(b'{"timeout_ms":9}')), "fresh"),
     (e.StepRetried("failed", START + 1, ERROR), "activity"),
     (e.StepCompleted(Raw(b"3"), (ARTIFACT,)), "activity"),
     (e.StepFailed(ERROR), "activity"),

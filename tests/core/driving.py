@@ -10,11 +10,13 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from holdfast.core import codec, commands, events, messages
-from holdfast.core.decide import Decision, Input, Refusal, decide, enact, queue_run
+from holdfast.core.decide import Input, decide, queue_run
+from holdfast.core.enact import enact
 from holdfast.core.events import ADAPTER_VERSION, Body, EngineRunRef, ErrorInfo, Event
 from holdfast.core.idempotency import event_id, event_key, inbox_uuid, signal_storage_key, signal_suffix
 from holdfast.core.invariants import RunView
 from holdfast.core.messages import AcceptedSignalResult, Control, ControlName, Message, Signal
+from holdfast.core.pen import Decision, Refusal
 from holdfast.core.records import Task, Wait, index_changes
 from holdfast.core.retry import NO_RETRY, Retry
 from holdfast.core.snapshot import runtime_snapshot

@@ -12,9 +12,9 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from holdfast.core import commands, events
-from holdfast.core.decide import Refusal
 from holdfast.core.events import ArtifactRef, UnknownBody
-from holdfast.core.messages import ControlName, Message, NodeLost
+from holdfast.core.messages import ControlName, Message, NodeLost, Update
+from holdfast.core.pen import Refusal
 from holdfast.core.retry import Retry
 from holdfast.core.state import RUNNING, OpenStep
 from tests.core.driving import SECOND, Driver, activity, answered, child, done, failed, made, task, timer, wait
@@ -103,10 +103,11 @@ def _artifact(run: Driver, step: OpenStep, number: int) -> None:
 def _update(run: Driver, number: int) -> None:
     for step in _steps(run, "update"):
         error = events.ErrorInfo("Refused", "no") if number % 2 else None
-        run.append(events.UpdateCompleted(error=error), step.step_id)
+        if run.state.status is RUNNING:
+            run.ask(commands.CompleteUpdate(step_id=step.step_id, error=error))
         return
-    if run.state.status is RUNNING:
-        run.append(events.UpdateAccepted("set"), _fresh(run, "update"))
+    identity = _fresh(run, "update")
+    run.tell(Update(id=identity, update_id=identity, name="set", input=Raw(b"1")))
 
 
 def _assign(run: Driver, step: OpenStep, number: int) -> None:
@@ -150,6 +151,7 @@ ACTS: dict[str, Act] = {
     "update": _update,
     "control": _control,
     "pause": lambda run, n: run.control("PAUSE"),
+    "pause for an error": _ask(lambda run, n: commands.PauseRun(error=events.ErrorInfo("Stuck", "it is stuck"))),
     "resume": lambda run, n: run.control("RESUME"),
     "retry": lambda run, n: run.control("RETRY_STEP", next(iter(run.state.failed_steps), None)),
     "cancel": lambda run, n: n % 4 == 0 and run.control("CANCEL"),

@@ -6,10 +6,11 @@ from msgspec.structs import replace
 
 from holdfast.core import commands
 from holdfast.core import events as e
-from holdfast.core.decide import NOTHING, Decision, Input, Refusal, decide, queue_run
+from holdfast.core.decide import Input, decide, queue_run
 from holdfast.core.events import EngineRunRef, ErrorInfo, RunQueued
 from holdfast.core.idempotency import event_id
 from holdfast.core.messages import ActivityErrored, ActivitySucceeded, Control, Message, NodeLost, Signal
+from holdfast.core.pen import NOTHING, Decision, Refusal
 from holdfast.core.retry import Retry
 from holdfast.core.state import APPROVED, PAUSED, PENDING, RUNNING, TERMINAL, RunStatus, state_of
 from holdfast.errors import Conflict, InvalidInput, RunTerminal

@@ -5,8 +5,9 @@ from msgspec import Raw
 
 from holdfast.core import commands as c
 from holdfast.core import events as e
-from holdfast.core.decide import NOTHING, Decision, Refusal, enact
+from holdfast.core.enact import enact
 from holdfast.core.idempotency import event_id, event_key
+from holdfast.core.pen import NOTHING, Decision, Refusal
 from holdfast.core.state import RUNNING, RunStatus
 from holdfast.errors import Conflict, InvalidInput
 from tests.core.bodies import ERROR, run_in
@@ -20,6 +21,8 @@ COMMANDS: list[tuple[c.Command, str]] = [
     (child("s"), "ChildStarted"),
     (c.RecordMarker(step_id="s", name="seed"), "MarkerRecorded"),
     (c.CancelStep(step_id="timer"), "StepCancelled"),
+    (c.CompleteUpdate(step_id="update"), "UpdateCompleted"),
+    (c.PauseRun(error=ERROR), "RunPaused"),
     (c.ContinueAsNew(), "ContinuedAsNew"),
     (c.CompleteRun(), "RunCompleted"),
     (c.FailRun(error=ERROR), "RunFailed"),
@@ -63,10 +66,12 @@ def test_asking_for_nothing_gives_nothing() -> None:
 
 def test_an_activity_is_recorded_and_dispatched() -> None:
     run = Driver().start()
-    command = c.RunActivity(step_id="s", name="charge", input=Raw(b"[1]"), queue="fast", idempotency_key="k")
+    command = c.RunActivity(
+        step_id="s", name="charge", input=Raw(b"[1]"), queue="fast", idempotency_key="k", options=Raw(b"{}")
+    )
     answer = run.ask(command)
     [event] = answer.events
-    assert event.data == e.StepStarted("charge", Raw(b"[1]"), "fast", "k")
+    assert event.data == e.StepStarted("charge", Raw(b"[1]"), "fast", "k", Raw(b"{}"))
     assert (event.step_id, event.logical_attempt_id, event.engine_attempt_id) == ("s", 1, 1)
     assert (answer.dispatch, answer.messages) == (("s",), ())
 
@@ -114,7 +119,7 @@ def test_a_child_is_recorded_with_its_id_plan_and_policy() -> None:
     ("command", "body"),
     [
         (c.RecordMarker(step_id="s", name="seed", value=Raw(b"7")), e.MarkerRecorded("seed", Raw(b"7"))),
-        (c.ContinueAsNew(input=Raw(b"8")), e.ContinuedAsNew(Raw(b"8"))),
+        (c.PauseRun(error=ERROR), e.RunPaused("Broken", ERROR)),
         (c.CompleteRun(result=Raw(b"9")), e.RunCompleted(Raw(b"9"))),
         (c.FailRun(error=ERROR), e.RunFailed(ERROR)),
         (c.CancelRun(reason="enough"), e.RunCancelled("enough")),
@@ -202,7 +207,7 @@ def test_a_step_that_is_there_already_is_refused_and_nothing_of_the_turn_stays(
 
 
 @pytest.mark.contract("WF-7")
-@pytest.mark.parametrize("end", [c.CompleteRun(), c.FailRun(error=ERROR), c.CancelRun()])
+@pytest.mark.parametrize("end", [c.CompleteRun(), c.FailRun(error=ERROR), c.CancelRun(), c.PauseRun(error=ERROR)])
 @pytest.mark.parametrize("more", [activity("s"), c.CompleteRun(), c.CancelStep(step_id="s")])
 def test_a_program_that_asks_for_more_after_its_end_is_refused(end: c.Command, more: c.Command) -> None:
     answer = Driver().start().try_ask(end, more)

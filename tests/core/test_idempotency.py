@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.decide import Decision
 from holdfast.core.idempotency import (
     activity_record_key,
     event_id,
@@ -16,8 +15,10 @@ from holdfast.core.idempotency import (
     request_key,
     signal_storage_key,
     signal_suffix,
+    signal_uuid,
     storage_key,
 )
+from holdfast.core.pen import Decision
 from holdfast.errors import InvalidInput
 from tests.core.driving import Driver
 
@@ -281,3 +282,8 @@ def test_of_two_signals_at_the_same_instant_no_suffix_is_a_prefix_of_the_other(
     first, second = signal_suffix(instant, str(one)), signal_suffix(instant, str(other))
     assert (first == second) == (one == other)
     assert len(first) == len(second)
+
+
+def test_a_signals_storage_key_leads_back_to_its_id() -> None:
+    identity = inbox_uuid("run_1", 7)
+    assert signal_uuid(signal_storage_key("run_1", "a_b.json", signal_suffix(1, identity))) == identity

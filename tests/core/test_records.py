@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from holdfast.core import commands
 from holdfast.core import events as e
-from holdfast.core.decide import Decision
+from holdfast.core.pen import Decision
 from holdfast.core.records import ActivityRecord, IndexChanges, Task, Wait, index_changes
 from holdfast.core.state import RUNNING, RunState, fold
 from tests.core.bodies import ERROR, run_in

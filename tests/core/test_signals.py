@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from holdfast.core import commands
 from holdfast.core import events as e
-from holdfast.core.decide import NOTHING, Decision
 from holdfast.core.messages import Signal
+from holdfast.core.pen import NOTHING, Decision
 from holdfast.core.snapshot import runtime_snapshot
 from tests.core.driving import SECOND, START, Driver, activity, wait
 

@@ -8,8 +8,10 @@ from contextlib import contextmanager
 import pytest
 
 from holdfast.core.commands import RunActivity
-from holdfast.core.decide import Decision, decide, enact
+from holdfast.core.decide import decide
+from holdfast.core.enact import enact
 from holdfast.core.messages import ActivitySucceeded
+from holdfast.core.pen import Decision
 from holdfast.core.state import fold
 from tests.core.driving import BY, START, Driver
 

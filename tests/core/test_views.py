@@ -44,7 +44,8 @@ async def busy(store: Store) -> list[AcceptedSignalResult]:
     child = commands.StartChild(step_id="child", child_run_id="run-2", plan_id="order", plan_version="1")
     todo = (samples.wait("go"), samples.wait("go", "again"), samples.task(), samples.activity(), child)
     await node.start("run-1", samples.timer(START + 60 * SECOND), *todo)
-    await node.start("run-2", samples.wait("stop"), parent="run-1")
+    assert [run.head.run_id for run in await node.claim()] == ["run-2"]
+    await node.step("run-2", samples.wait("stop"))
     await node.start("run-3", samples.complete())
     answers = await store.deliver([samples.signal(name="go", value=n, signal_id=f"click-{n}") for n in range(3)])
     await node.step("run-1")

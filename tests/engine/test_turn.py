@@ -6,10 +6,10 @@ from msgspec.structs import replace
 
 from holdfast.core import codec, commands
 from holdfast.core import events as e
-from holdfast.core.decide import NOTHING, Decision, Refusal
 from holdfast.core.events import EngineRunRef, RunQueued
 from holdfast.core.idempotency import request_key
 from holdfast.core.messages import ActivitySucceeded, Control, NodeLost
+from holdfast.core.pen import NOTHING, Decision, Refusal
 from holdfast.core.records import Task, Wait
 from holdfast.core.snapshot import runtime_snapshot
 from holdfast.core.state import RUNNING, RunState, fold, state_of

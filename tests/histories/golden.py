@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from holdfast.core import codec, commands
 from holdfast.core import events as e
 from holdfast.core.events import Event, UnknownBody
-from holdfast.core.messages import NodeLost
+from holdfast.core.messages import NodeLost, Update
 from holdfast.core.retry import Retry
 from holdfast.core.snapshot import project_run, runtime_snapshot
 from holdfast.core.state import state_of
@@ -116,8 +116,8 @@ def sociable() -> Driver:
     run.tell(answered(run, "approve", "TaskCompleted", {"actor": "ann", "answer": {"ok": True}}))
     run.tell(answered(run, "ship", "SubWorkflowCompleted", {"result": 7}))
     run.tell(answered(run, "bill", "SubWorkflowCompleted", {"error": {"code": "Broken", "message": "no"}}))
-    run.append(e.UpdateAccepted("rename", Raw(b'"x"')), "update#1")
-    run.append(e.UpdateCompleted(Raw(b"null"), e.ErrorInfo("Refused", "no")), "update#1")
+    run.tell(Update(id="0190-1", update_id="u-1", name="rename", input=Raw(b'"x"')))
+    run.ask(commands.CompleteUpdate(step_id="update:0190-1", error=e.ErrorInfo("Refused", "no")))
     run.ask(commands.ContinueAsNew(input=Raw(b'{"round":2}')))
     run.ask(wait("again", "go"))
     run.control("CANCEL")

@@ -17,6 +17,8 @@ from tests.histories.golden import FOLDER, expected, from_line, make_runs, to_li
 DIGESTS = {
     "v1.jsonl": "869f3b4f28f77bd60625d0e3dcd2905eb711629fa3ac798ab6f4d053054b79db",
     "v1.expected.json": "78530d878444ba0ad5a382b6620cb8f71907ae46b67a9f6a1bd3aa490ab19aec",
+    "v2.jsonl": "861d5ebbf55dd7d27159858cb688d891ee588f2801c92a5464a3c44f19caf495",
+    "v2.expected.json": "874a4edc9b40d91d4263dc5a5a67ec6910a5fa089b6643de7de16cac8f688b89",
 }
 
 

@@ -17,6 +17,7 @@ class RunActivity(Struct, frozen=True, kw_only=True):
     input: Raw = NULL
     queue: str = ""
     idempotency_key: str | None = None
+    options: Raw = NULL
 
 
 class StartTimer(Struct, frozen=True, kw_only=True):
@@ -67,11 +68,25 @@ class RecordMarker(Struct, frozen=True, kw_only=True):
     value: Raw = NULL
 
 
+class CompleteUpdate(Struct, frozen=True, kw_only=True):
+    """That update is answered: with a result, or with an error."""
+
+    step_id: str
+    result: Raw = NULL
+    error: ErrorInfo | None = None
+
+
 class CancelStep(Struct, frozen=True, kw_only=True):
     """I no longer care about that step."""
 
     step_id: str
     reason: str = ""
+
+
+class PauseRun(Struct, frozen=True, kw_only=True):
+    """The program cannot be advanced; hold the run until somebody has looked."""
+
+    error: ErrorInfo
 
 
 class ContinueAsNew(Struct, frozen=True, kw_only=True):
@@ -106,6 +121,8 @@ Command = (
     | StartChild
     | RecordMarker
     | CancelStep
+    | CompleteUpdate
+    | PauseRun
     | ContinueAsNew
     | CompleteRun
     | FailRun

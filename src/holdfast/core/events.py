@@ -81,6 +81,8 @@ class RunQueued(RunBody, frozen=True):
     input: Raw = NULL
     parent_run_id: str | None = None
     parent_step_id: str | None = None
+    parent_token: str | None = None
+    depth: int = 0
 
 
 class RunApproved(RunBody, frozen=True):
@@ -132,9 +134,13 @@ class RunCancelled(RunBody, frozen=True):
 
 
 class ContinuedAsNew(RunBody, frozen=True):
-    """The history rotates: replay starts here, with this input. The run, its inbox and its numbering stay."""
+    """The history rotates: replay starts here, with this input. The run, its inbox and its numbering stay.
+
+    `carried` is what the state before it held that is still true, so that a fold can begin here too.
+    """
 
     input: Raw = NULL
+    carried: Raw = NULL
 
 
 class SignalAccepted(RunBody, frozen=True):
@@ -167,6 +173,7 @@ class StepStarted(Body, frozen=True):
     input: Raw = NULL
     queue: str = ""
     idempotency_key: str | None = None
+    options: Raw = NULL
 
 
 class StepRetried(RunBody, frozen=True):

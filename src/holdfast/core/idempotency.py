@@ -82,6 +82,11 @@ def signal_storage_key(run_id: str, name: str, suffix: str) -> str:
     return f"{storage_key('workflow', run_id, 'signals', name)}/{suffix}.json"
 
 
+def signal_uuid(signal_storage_key: str) -> str:
+    """Return the store's id of the signal that is kept under this key."""
+    return signal_storage_key.rpartition("_")[2].removesuffix(".json")
+
+
 def inbox_uuid(run_id: str, inbox_seq: int) -> str:
     """Return the UUID of the item with this number in a run's inbox."""
     return event_id(sha256(f"{run_id}|inbox|{inbox_seq}".encode()).hexdigest())

@@ -19,7 +19,7 @@ from holdfast.core import events as e
 from holdfast.core.events import BODIES, Event
 from holdfast.core.idempotency import event_id, event_key, signal_storage_key
 from holdfast.core.instants import Instant
-from holdfast.core.messages import AcceptedSignalResult, Message, Signal
+from holdfast.core.messages import CONTROL_SIGNAL, UPDATE_SIGNAL, AcceptedSignalResult, Message, Signal
 from holdfast.core.records import Task, Wait
 from holdfast.core.snapshot import RuntimeSnapshot, runtime_snapshot
 from holdfast.core.state import PAUSED, TERMINAL, OpenStep, RunState, RunStatus, state_of
@@ -255,14 +255,18 @@ def acknowledged_signals_are_kept(view: RunView) -> list[str]:
 @_invariant(RunView, "SIG-4", "A consumed signal stands in the history, at the recorded number and with its payload.")
 def consumed_signals_are_recorded(view: RunView) -> list[str]:
     """Find signals marked as consumed without their event, and such events without their signal."""
-    received = {event.run_seq: event for event in view.events if isinstance(event.data, e.SignalReceived)}
+    received = {event.run_seq: event for event in view.events if isinstance(event.data, _TAKES_A_SIGNAL)}
     consumed = {signal.consumed_seq: signal for signal in view.signals if signal.consumed_seq is not None}
     found = [
         f"signal {signal.inbox_seq} was consumed at event {seq}, which does not say so"
         for seq, signal in consumed.items()
         if seq not in received or not _is_of(received[seq], signal)
     ]
-    found += [f"event {seq} received a signal that is not marked so" for seq in received if seq not in consumed]
+    found += [
+        f"event {seq} received a signal that is not marked so"
+        for seq, event in received.items()
+        if isinstance(event.data, e.SignalReceived) and seq not in consumed
+    ]
     return found
 
 
@@ -446,9 +450,17 @@ def _fold(view: RunView) -> RunState | None:
         return None
 
 
+_TAKES_A_SIGNAL = (e.SignalReceived, e.SignalAccepted, e.SignalRejected, e.UpdateAccepted)
+"""What stands in the history for a signal of a program's, of an operator's, and for one that carried an update."""
+
+
 def _is_of(event: Event, signal: Signal) -> bool:
     """Say whether the event is the one that received this signal."""
     body = event.data
+    if signal.name == CONTROL_SIGNAL:
+        return isinstance(body, e.SignalAccepted | e.SignalRejected) and event.caused_by_signal_id == signal.id
+    if signal.name == UPDATE_SIGNAL:
+        return isinstance(body, e.UpdateAccepted) and event.caused_by_signal_id == signal.id
     return isinstance(body, e.SignalReceived) and (
         event.caused_by_signal_id,
         body.name,

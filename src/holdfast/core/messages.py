@@ -146,6 +146,23 @@ class Control(Struct, frozen=True, kw_only=True):
     reason: str = ""
     step_id: str | None = None
     is_allowed: bool = True
+    inbox_seq: int | None = None
+
+
+class Update(Struct, frozen=True, kw_only=True):
+    """A request that will be answered. `id` is the store's id of the signal that carried it."""
+
+    id: str
+    update_id: str
+    name: str
+    input: Raw = NULL
+    inbox_seq: int | None = None
+
+
+CONTROL_SIGNAL = "holdfast.control"
+UPDATE_SIGNAL = "holdfast.update"
+RESERVED_PREFIX = "holdfast."
+"""Names of signals that the engine sends to itself. They are not counted against a run's rate limit."""
 
 
 _PAYLOADS: dict[str, type] = {"TaskCompleted": Answer, "SubWorkflowCompleted": ChildOutcome}

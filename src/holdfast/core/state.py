@@ -18,8 +18,11 @@ and otherwise left alone.
 
 from collections.abc import Callable, Iterable
 from enum import StrEnum
+from itertools import chain
+from typing import Any
 
-from msgspec import Struct
+from msgspec import MsgspecError, Struct, convert
+from msgspec.json import decode
 from msgspec.structs import force_setattr, replace
 
 from holdfast.core import events as e
@@ -109,6 +112,9 @@ class RunState(Struct, frozen=True, kw_only=True):
     plan_id: str = ""
     plan_version: str = ""
     parent_run_id: str | None = None
+    parent_step_id: str | None = None
+    parent_token: str | None = None
+    depth: int = 0
     replay_from: int = 1
     open_steps: dict[str, OpenStep] = {}
     failed_steps: dict[str, FailedStep] = {}
@@ -148,8 +154,45 @@ def fold(state: RunState, events: Iterable[Event]) -> RunState:
 
 
 def state_of(run_id: str, events: Iterable[Event]) -> RunState:
-    """Return the state of a run from its whole history."""
-    return fold(RunState(run_id=run_id), events)
+    """Return the state of a run from its whole history, or from its history since a rotation: it is the same."""
+    events = iter(events)
+    first = next(events, None)
+    if first is None:
+        return RunState(run_id=run_id)
+    return fold(_state_before(run_id, first), chain((first,), events))
+
+
+CARRIED = (
+    "plan_id",
+    "plan_version",
+    "parent_run_id",
+    "parent_step_id",
+    "parent_token",
+    "depth",
+    "cursors",
+    "occurrences",
+    "is_cancelling",
+    "last_signal_id",
+    "last_error",
+    "unknown_events",
+)
+"""What of a state is still true after a rotation, and is carried over in its event."""
+
+
+def carried(state: RunState) -> dict[str, Any]:
+    """Return what a rotation carries over."""
+    return {field: getattr(state, field) for field in CARRIED}
+
+
+def _state_before(run_id: str, first: Event) -> RunState:
+    if isinstance(first.data, e.ContinuedAsNew) and first.run_seq > 1:
+        fields = {"run_id": run_id, "version": first.run_seq - 1, "status": RUNNING}
+        try:
+            return convert({**fields, **decode(first.data.carried)}, RunState)
+        except (TypeError, MsgspecError) as problem:
+            problem_text = f"ContinuedAsNew carries nothing that a fold could begin with: {problem}"
+            raise _corrupt(RunState(run_id=run_id, version=first.run_seq - 1), problem_text) from problem
+    return RunState(run_id=run_id)
 
 
 # --- applying one event; `draft` is private to `fold`, which is why it may be written to here -----------------------
@@ -231,6 +274,9 @@ def _queued(draft: RunState, event: Event) -> None:
     _set(draft, "plan_id", body.plan_id)
     _set(draft, "plan_version", body.plan_version)
     _set(draft, "parent_run_id", body.parent_run_id)
+    _set(draft, "parent_step_id", body.parent_step_id)
+    _set(draft, "parent_token", body.parent_token)
+    _set(draft, "depth", body.depth)
 
 
 def _cancel_requested(draft: RunState, event: Event) -> None:

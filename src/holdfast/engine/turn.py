@@ -4,20 +4,29 @@
 current, so each decision sees what the ones before it did.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
 from holdfast.core import codec
+from holdfast.core import events as e
 from holdfast.core.commands import Command
-from holdfast.core.decide import Decision, Input, Refusal, decide, enact, queue_run
+from holdfast.core.decide import Input, decide, queue_run
+from holdfast.core.enact import enact
 from holdfast.core.events import EngineRunRef, Event, RunQueued
 from holdfast.core.idempotency import request_key
 from holdfast.core.instants import Instant
-from holdfast.core.messages import Message, Signal
+from holdfast.core.messages import (
+    CONTROL_SIGNAL,
+    ChildOutcome,
+    ControlName,
+    Message,
+    SignalRequest,
+)
+from holdfast.core.pen import Decision, Refusal
 from holdfast.core.records import ActivityRecord, index_changes
 from holdfast.core.snapshot import runtime_snapshot
-from holdfast.core.state import RunState, fold
+from holdfast.core.state import CANCELLED, RunState, fold
 from holdfast.store.port import LoadedRun, NewRun, Turn
 
 ASIDE = 60_000_000
@@ -37,7 +46,7 @@ class TurnDraft:
         self._events: list[Event] = []
         self._messages: list[Message] = []
         self._consumed: list[str] = []
-        self._received: list[tuple[int, int]] = []
+        self.received: list[tuple[int, int]] = []
         self._records: list[ActivityRecord] = []
 
     def handle(self, message: Input) -> Decision | Refusal:
@@ -47,8 +56,10 @@ class TurnDraft:
             self._consumed.append(message.signal_id)
             if isinstance(answer, Refusal):  # kept, and tried again later: what was accepted is not dropped
                 self._messages.append(replace(message, due_at=self._now + ASIDE))
-        elif isinstance(message, Signal) and isinstance(answer, Decision) and answer.events:
-            self._received.append((message.inbox_seq, len(self._events)))
+        elif isinstance(answer, Decision) and answer.events:
+            inbox_seq = getattr(message, "inbox_seq", None)  # of what came through the mailbox
+            if inbox_seq is not None:
+                self.received.append((inbox_seq, len(self._events)))
         return self._take(answer)
 
     def enact(self, commands: Iterable[Command]) -> Decision | Refusal:
@@ -63,15 +74,16 @@ class TurnDraft:
         """Return the turn to commit. `release` lets go of the run with the same commit."""
         self.dispatch = [step_id for step_id in self.dispatch if step_id in self.state.open_steps]
         changes = index_changes(self._before, self.state, self._events)
+        self.snapshot = runtime_snapshot(self.state)
         head = self._loaded.head
         return Turn(
             run_id=head.run_id,
             expected_version=self._before.version,
             epoch=head.lease_epoch,
-            snapshot=runtime_snapshot(self.state),
+            snapshot=self.snapshot,
             events=tuple(self._events),
             consumed=tuple(self._consumed),
-            received=tuple(self._received),
+            received=tuple(self.received),
             messages=tuple(self._messages),
             waits_opened=changes.waits_opened,
             waits_closed=changes.waits_closed,
@@ -79,7 +91,44 @@ class TurnDraft:
             records=tuple(self._records),
             seen_inbox_seq=head.inbox_seq,
             release=release,
+            starts=tuple(self._children()),
+            sends=tuple(self._sends()),
         )
+
+    def _children(self) -> Iterator[NewRun]:
+        """Return the runs that this turn starts."""
+        for event in self._events:
+            body = event.data
+            if isinstance(body, e.ChildStarted):
+                queued = RunQueued(
+                    body.plan_id,
+                    body.plan_version,
+                    run_request_id=body.child_run_id,
+                    input=body.input,
+                    parent_run_id=event.run_id,
+                    parent_step_id=event.step_id,
+                    parent_token=body.token,
+                    depth=self.state.depth + 1,
+                )
+                yield start_run(body.child_run_id, queued, self._now, self._by.node)
+
+    def _sends(self) -> Iterator[Message | SignalRequest]:
+        """Return what this turn tells other runs: the parent that it is done, children that nobody waits for them."""
+        state = self.state
+        if state.is_finished and not self._before.is_finished and state.parent_run_id is not None:
+            yield _to_parent(state, self._events[-1], self._now)
+        for step_id, child in self._known_children():
+            if step_id not in state.open_steps and _is_given_up(step_id, child, state, self._events):
+                yield cancel_request(child.child_run_id, f"parent:{state.run_id}", "the parent gave it up")
+
+    def _known_children(self) -> Iterator[tuple[str, e.ChildStarted]]:
+        """Return the children that were open before this turn, and those that it starts."""
+        for step_id, step in self._before.open_steps.items():
+            if isinstance(step.body, e.ChildStarted):
+                yield step_id, step.body
+        for event in self._events:
+            if isinstance(event.data, e.ChildStarted):
+                yield event.step_id or "", event.data
 
     def _take(self, answer: Decision | Refusal) -> Decision | Refusal:
         if isinstance(answer, Decision):
@@ -88,6 +137,54 @@ class TurnDraft:
             self._messages.extend(answer.messages)
             self.dispatch.extend(answer.dispatch)
         return answer
+
+
+def cancel_request(run_id: str, actor: str, reason: str, signal_id: str | None = None) -> SignalRequest:
+    """Return the signal that asks a run to cancel itself."""
+    return control_request(run_id, "CANCEL", actor, reason, signal_id=signal_id or f"cancel by {actor}"[:128])
+
+
+def control_request(
+    run_id: str,
+    name: ControlName,
+    actor: str,
+    reason: str = "",
+    *,
+    step_id: str | None = None,
+    signal_id: str | None = None,
+) -> SignalRequest:
+    """Return the signal that carries an operator's command."""
+    payload = codec.encode({"name": name, "actor": actor, "reason": reason, "step_id": step_id})
+    return SignalRequest(run_id=run_id, name=CONTROL_SIGNAL, payload=payload, signal_id=signal_id)
+
+
+def _to_parent(state: RunState, last: Event, now: Instant) -> Message:
+    body = last.data
+    if isinstance(body, e.RunCompleted):
+        outcome = ChildOutcome(body.result)
+    elif isinstance(body, e.RunFailed):
+        outcome = ChildOutcome(error=body.error)
+    else:
+        outcome = ChildOutcome(error=e.ErrorInfo("RunCancelled", f"run {state.run_id} was cancelled"))
+    return Message(
+        signal_id=f"child:{state.run_id}",
+        run_id=state.parent_run_id or "",
+        type="SubWorkflowCompleted",
+        occurred_at=now,
+        expected_version=1,
+        waiting_token=state.parent_token,
+        step_id=state.parent_step_id,
+        payload=codec.encode(outcome),
+    )
+
+
+def _is_given_up(step_id: str, child: e.ChildStarted, state: RunState, events: list[Event]) -> bool:
+    """Say whether a child is to be cancelled because its parent gave up waiting, or ended."""
+    if any(event.step_id == step_id and isinstance(event.data, e.StepCancelled) for event in events):
+        return child.close_policy != "abandon"
+    return (state.is_finished and child.close_policy == "cancel") or (
+        state.status is CANCELLED and child.close_policy != "abandon"
+    )
 
 
 def start_run(

@@ -6,8 +6,9 @@ batch one transaction, but nobody may rely on it. When a verb returns, what it a
 
 **Only `commit` changes a history** once `create` has begun it. A turn says which version it was computed from and
 under which lease epoch. The *version* of a run is the `run_seq` of its last event, so the store numbers events by
-counting on from it: no gaps, no duplicates. The *epoch* grows with every claim by a new owner, so an owner that lost
-its lease cannot commit, however late it finds out. A loser gets `CommitConflict` and its turn leaves no trace.
+counting on from it: no gaps, no duplicates. The *epoch* grows with every claim by a new owner and with `release`,
+so an owner that lost its lease cannot commit, however late it finds out, and a commit that is overtaken by the release
+of its own node does not count. A loser gets `CommitConflict` and its turn leaves no trace.
 
 **Retrying is safe.** After an unknown outcome (a time-out, a crash between commit and answer) call again with the
 same arguments. `commit` recognises a turn that is already in the history: the events that follow its version have
@@ -27,7 +28,8 @@ waking anyone again.
 has finished is never ready and has no messages. Eligible for `claim` are:
 
 * runs that are ready and free;
-* runs of a node whose lease has run out, ready or not: nobody knows what became of their activities;
+* runs of a node whose lease has run out, ready or not: nobody knows what became of their activities. They are ready
+  from then on, until a turn is committed: if the answer to the claim is lost, the next one finds them again;
 * runs that are ready and already belong to the claimer. Their epoch stays.
 
 **Leases** belong to nodes: a node renews one lease, whatever number of runs it holds. A run's owner and epoch stand
@@ -47,7 +49,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.messages import AcceptedSignalResult, Message, Signal, SignalRequest
 from holdfast.core.records import ActivityRecord, Task, Wait
 from holdfast.core.snapshot import RuntimeSnapshot
-from holdfast.core.state import RunStatus
+from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.errors import CallerError
 from holdfast.store.wakeups import Wakeups
 
@@ -69,6 +71,8 @@ class Turn(Struct, frozen=True, kw_only=True):
 
     `received` names the signals that the turn consumed, as (inbox_seq, index of the event among `events`).
     `seen_inbox_seq` is the highest inbox number that the turn had before it: a later one makes the run ready again.
+    `starts` and `sends` go to other runs: they become durable with the commit and arrive by themselves, as if by
+    `create` and `deliver`, each at most once by its id; what is refused there is dropped.
     """
 
     run_id: str
@@ -85,6 +89,13 @@ class Turn(Struct, frozen=True, kw_only=True):
     records: tuple[ActivityRecord, ...] = ()
     seen_inbox_seq: int = 0
     release: bool = False
+    starts: tuple["NewRun", ...] = ()
+    sends: tuple[Message | SignalRequest, ...] = ()
+
+
+def may_wake_others(turn: Turn) -> bool:
+    """Say whether anybody but the run's owner can be waiting for what this turn does."""
+    return bool(turn.release or turn.messages or turn.starts or turn.sends or turn.snapshot.status in TERMINAL)
 
 
 class NewRun(Struct, frozen=True, kw_only=True):
@@ -261,6 +272,33 @@ class LoadedRun(Struct, frozen=True, kw_only=True):
     records: tuple[ActivityRecord, ...] = ()
 
 
+def created_run(new: NewRun, owner: str, now: Instant) -> LoadedRun:
+    """Return a run as it is right after it was created for `owner`, without asking the store."""
+    head = RunHead(
+        run_id=new.run_id,
+        tenant=new.tenant,
+        project=new.project,
+        environment=new.environment,
+        plan_id=new.plan_id,
+        plan_version=new.plan_version,
+        run_request_id=new.run_request_id,
+        parent_run_id=new.parent_run_id,
+        reference_key=new.reference_key,
+        tags=new.tags,
+        status=new.snapshot.status,
+        version=len(new.events),
+        snapshot=new.snapshot,
+        created_at=now,
+        updated_at=now,
+        finished_at=None,
+        inbox_seq=0,
+        ready_at=now,
+        lease_owner=owner,
+        lease_epoch=1,
+    )
+    return LoadedRun(head=head, messages=new.messages)
+
+
 class PurgeReport(Struct, frozen=True, kw_only=True):
     """What a purge deleted, or would delete. `has_more` says that the limit cut it short."""
 
@@ -341,10 +379,11 @@ class Store(Protocol):
         """Append turns to histories, each if its version and epoch are still the run's."""
         ...
 
-    async def claim(self, node: str, limit: int) -> list[LoadedRun]:
+    async def claim(self, node: str, limit: int, plan_ids: Sequence[str] | None = None) -> list[LoadedRun]:
         """Take up to `limit` eligible runs and load them: longest eligible first, then in order of creation.
 
-        The node's lease must be current, or `LeaseExpired` is raised.
+        With `plan_ids` only runs of these plans: what a node does not know it leaves to others. The node's lease must
+        be current, or `LeaseExpired` is raised.
         """
         ...
 
@@ -362,8 +401,8 @@ class Store(Protocol):
         """
         ...
 
-    async def next_due(self, node: str) -> Instant | None:
-        """Return the next instant at which `claim` by this node may find something; None if none is in sight."""
+    async def next_due(self, node: str, plan_ids: Sequence[str] | None = None) -> Instant | None:
+        """Return the next instant at which such a `claim` may find something; None if none is in sight."""
         ...
 
     async def find_runs(self, query: RunQuery) -> list[RunHead]:

@@ -8,10 +8,11 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from holdfast.core import codec, commands
-from holdfast.core.decide import Input, Refusal
+from holdfast.core.decide import Input
 from holdfast.core.events import ErrorInfo, Event, RunQueued
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, MessageType, Signal, SignalRequest
+from holdfast.core.pen import Refusal
 from holdfast.core.records import ActivityRecord
 from holdfast.core.state import RunState, state_of
 from holdfast.engine.turn import TurnDraft, start_run

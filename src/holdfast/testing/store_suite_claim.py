@@ -80,6 +80,7 @@ class ClaimSuite(SuiteBase):
             "run-1": ("node-b", 2),
             "run-2": ("node-b", 2),
         }
+        assert (claimed["run-1"].ready_at, claimed["run-2"].ready_at) == (clock.now(), START)
 
     @pytest.mark.contract("OWN-3")
     async def test_orphans_of_nodes_that_died_together_are_taken_in_order_of_creation(
@@ -91,6 +92,24 @@ class ClaimSuite(SuiteBase):
         clock.advance(ms=node.lease_ms)
         claimed = await SampleNode(store, "node-c").claim(3)
         assert [run.head.run_id for run in claimed] == ["run-0", "run-1", "run-2"]
+
+    @pytest.mark.contract("WF-3")
+    async def test_runs_of_other_plans_are_left_to_others(
+        self, store: Store, clock: VirtualClock, node: SampleNode, other: SampleNode
+    ) -> None:
+        """Free, own or orphaned: what a node does not know it neither claims nor waits for."""
+        await node.start("own", wait("go"), plan_id="mine")
+        await node.start("strange", wait("go"), plan_id="theirs")
+        await store.create([new_run("free", plan_id="theirs")])
+        await other.renew()
+        assert await store.claim(other.name, 10, ["mine"]) == []
+        assert await store.claim(other.name, 10, []) == []
+        assert await store.next_due(other.name, []) is None
+        assert await store.next_due(other.name, ["theirs"]) == START
+        clock.advance(ms=node.lease_ms)
+        await other.renew()
+        assert [run.head.run_id for run in await store.claim(other.name, 10, ["mine"])] == ["own"]
+        assert sorted(run.head.run_id for run in await store.claim(other.name, 10, ["theirs"])) == ["free", "strange"]
 
     @pytest.mark.contract("OWN-3", "INV")
     async def test_a_claim_whose_answer_was_lost_hands_the_runs_out_again(
@@ -239,14 +258,14 @@ class ClaimSuite(SuiteBase):
     async def test_epoch_grows_with_every_claim_by_a_new_owner(
         self, store: Store, node: SampleNode, other: SampleNode
     ) -> None:
-        """Also when a node takes back what it had let go: its turns from before are void."""
+        """And when one lets go: its turns from before are void, also if it takes the run back."""
         await store.create([new_run("run-1")])
         epochs = []
         for owner in (node, other, node, node):
             [run] = await owner.claim()
             epochs.append(run.head.lease_epoch)
             await store.release(owner.name, ["run-1"])
-        assert epochs == [1, 2, 3, 4]
+        assert epochs == [1, 3, 5, 7]
 
     # --- renewing
 
@@ -290,7 +309,7 @@ class ClaimSuite(SuiteBase):
         assert await store.release("node-a", ["run-1", "run-2"]) == 2
         for run_id in ("run-1", "run-2"):
             head = (await node.load(run_id)).head
-            assert (head.lease_owner, head.lease_epoch, head.ready_at) == (None, 1, clock.now())
+            assert (head.lease_owner, head.lease_epoch, head.ready_at) == (None, 2, clock.now())
         assert sorted(run.head.run_id for run in await other.claim()) == ["run-1", "run-2"]
         assert await store.claim("node-a", 10) == []
 
@@ -312,7 +331,7 @@ class ClaimSuite(SuiteBase):
         await node.start("run-9", complete())
         assert await store.release("node-a") == 3
         assert (await store.stats()).nodes == 0
-        assert [run.head.lease_epoch for run in await other.claim()] == [2, 2, 2]
+        assert [run.head.lease_epoch for run in await other.claim()] == [3, 3, 3]
 
     async def test_nobody_releases_what_another_owns(self, store: Store, node: SampleNode, other: SampleNode) -> None:
         """Nor what nobody owns, or what does not exist."""

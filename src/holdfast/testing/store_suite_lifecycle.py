@@ -92,7 +92,7 @@ class LifecycleSuite(SuiteBase):
     async def test_verbs_that_may_make_a_run_ready_ring(self, store: Store, node: SampleNode, verb: str) -> None:
         """So that nobody has to look again and again."""
         run = await node.start("run-1", wait("go"))
-        turn = await node.turn(run)
+        turn = await node.turn(run, release=True)
         listener = store.wakeups.listen()
         while await listener.wait(0):
             pass  # what rang before belongs to the preparation

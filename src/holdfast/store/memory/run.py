@@ -11,7 +11,14 @@ from holdfast.core import codec
 from holdfast.core.events import Event
 from holdfast.core.idempotency import inbox_uuid, signal_storage_key, signal_suffix
 from holdfast.core.instants import Instant
-from holdfast.core.messages import AcceptanceRecord, AcceptedSignalResult, Message, Signal, SignalRequest
+from holdfast.core.messages import (
+    RESERVED_PREFIX,
+    AcceptanceRecord,
+    AcceptedSignalResult,
+    Message,
+    Signal,
+    SignalRequest,
+)
 from holdfast.core.records import ActivityRecord, Task, Wait
 from holdfast.core.state import TERMINAL
 from holdfast.errors import CallerError
@@ -135,7 +142,8 @@ class Run:
                 return guards.not_waiting(request)
         most = limits.signals_per_run_per_minute
         received_at = self.received[-most] if len(self.received) >= most else None
-        if received_at is not None and now - guards.MINUTE < received_at <= now:
+        is_counted = not request.name.startswith(RESERVED_PREFIX)
+        if is_counted and received_at is not None and now - guards.MINUTE < received_at <= now:
             return guards.rate_limited(request, limits, received_at + guards.MINUTE, now)
         return None
 

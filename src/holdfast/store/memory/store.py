@@ -116,14 +116,21 @@ class MemoryStore:
         guards.check_batch(turns, self._limits)
         if any(turn.records for turn in turns):
             guards.require_conditional_batch(self, "activity reconciliation")
-        answers = [
-            self._runs[turn.run_id].commit(turn, now)
-            if turn.run_id in self._runs
-            else port.CommitConflict("no such run")
-            for turn in turns
-        ]
+        answers = [self._commit(turn, now) for turn in turns]
         self.wakeups.ring()
         return answers
+
+    def _commit(self, turn: port.Turn, now: Instant) -> port.Committed | port.CommitConflict:
+        run = self._runs.get(turn.run_id)
+        if run is None:
+            return port.CommitConflict("no such run")
+        answer = run.commit(turn, now)
+        if isinstance(answer, port.Committed):
+            for new in turn.starts:
+                self._create(new, None, now)
+            for item in turn.sends:
+                self._deliver(item, now)
+        return answer
 
     async def purge(self, policy: port.PurgePolicy) -> port.PurgeReport:
         guards.check_query(policy)
@@ -140,15 +147,17 @@ class MemoryStore:
         if self._nodes.get(node, 0) <= now:
             raise guards.lease_expired(node)
 
-    async def claim(self, node: str, limit: int) -> list[port.LoadedRun]:
+    async def claim(self, node: str, limit: int, plan_ids: Sequence[str] | None = None) -> list[port.LoadedRun]:
         guards.check_values(node=node)
+        guards.check_ids(plan_ids or ())
         now = self._now()
         guards.check_page(limit)
         self._check_node(node, now)
         eligible = [
             (since, run_id)
             for run_id, run in self._runs.items()  # in order of creation
-            if (since := self._eligible_since(run, node, now)) is not None
+            if (plan_ids is None or run.head.plan_id in plan_ids)
+            and (since := self._eligible_since(run, node, now)) is not None
         ]
         claimed = []
         for _, run_id in sorted(eligible, key=lambda entry: entry[0])[:limit]:
@@ -180,18 +189,21 @@ class MemoryStore:
         named = self._runs.keys() if run_ids is None else set(run_ids)
         freed = [run for run_id, run in self._runs.items() if run_id in named and run.head.lease_owner == node]
         for run in freed:
-            run.head = replace(run.head, lease_owner=None)
+            run.head = replace(run.head, lease_owner=None, lease_epoch=run.head.lease_epoch + 1)
             run.wake(now)
         if run_ids is None:
             self._nodes.pop(node, None)
         self.wakeups.ring()
         return len(freed)
 
-    async def next_due(self, node: str) -> Instant | None:
+    async def next_due(self, node: str, plan_ids: Sequence[str] | None = None) -> Instant | None:
         guards.check_values(node=node)
+        guards.check_ids(plan_ids or ())
         self._now()
         instants = []
         for run in self._runs.values():
+            if plan_ids is not None and run.head.plan_id not in plan_ids:
+                continue
             owner, ready_at = run.head.lease_owner, run.head.ready_at
             if owner is not None and owner != node:
                 instants.append(self._nodes[owner])

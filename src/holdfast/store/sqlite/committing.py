@@ -17,8 +17,11 @@ import msgspec
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
 from holdfast.core.state import TERMINAL
+from holdfast.limits import Limits
 from holdfast.store import port
 from holdfast.store.sqlite import rows
+from holdfast.store.sqlite.creating import create
+from holdfast.store.sqlite.delivering import deliver
 
 NEVER = 2**62
 """Later than every due instant. Stands for "nothing in sight" while the earliest of several is looked for."""
@@ -60,7 +63,7 @@ class _Head:
         self.is_finished = bool(is_finished)
 
 
-def commit(db: sqlite3.Connection, turns: Sequence[port.Turn], now: Instant) -> list[Answer]:
+def commit(db: sqlite3.Connection, turns: Sequence[port.Turn], limits: Limits, now: Instant) -> list[Answer]:
     """Commit each turn whose version and epoch are still its run's."""
     heads = _heads(db, turns)
     answers: list[Answer | None] = [None] * len(turns)
@@ -74,7 +77,19 @@ def commit(db: sqlite3.Connection, turns: Sequence[port.Turn], now: Instant) -> 
         if answers[index] is None:
             wave[turn.run_id] = index
     _write_wave(db, turns, wave, heads, answers, now)
+    committed = [turn for turn, answer in zip(turns, answers, strict=True) if isinstance(answer, port.Committed)]
+    _tell_others(db, committed, limits, now)
     return [answer for answer in answers if answer is not None]
+
+
+def _tell_others(db: sqlite3.Connection, turns: list[port.Turn], limits: Limits, now: Instant) -> None:
+    """Start and tell other runs what the turns have for them: here, in the same transaction."""
+    starts = [new for turn in turns for new in turn.starts]
+    sends = [item for turn in turns for item in turn.sends]
+    if starts:
+        create(db, starts, None, now)
+    if sends:
+        deliver(db, sends, limits, now)
 
 
 def _heads(db: sqlite3.Connection, turns: Sequence[port.Turn]) -> dict[str, _Head]:

@@ -72,10 +72,11 @@ def _insert(db: sqlite3.Connection, created: list[tuple[int, port.NewRun]], owne
         rows.INSERT_MESSAGE,
         [rows.message_row(run_no, message, now) for run_no, new in created for message in new.messages],
     )
-    db.executemany(
-        rows.INSERT_WAIT, [rows.wait_row(run_no, wait) for run_no, new in created for wait in new.waits_opened]
-    )
-    db.executemany(rows.INSERT_TASK, [rows.task_row(run_no, task) for run_no, new in created for task in new.tasks])
+    waits = [rows.wait_row(run_no, wait) for run_no, new in created for wait in new.waits_opened]
+    tasks = [rows.task_row(run_no, task) for run_no, new in created for task in new.tasks]
+    if waits or tasks:  # hardly ever: a run has done nothing yet
+        db.executemany(rows.INSERT_WAIT, waits)
+        db.executemany(rows.INSERT_TASK, tasks)
 
 
 def _run_row(run_no: int, new: port.NewRun, owner: str | None, now: Instant) -> tuple[Any, ...]:

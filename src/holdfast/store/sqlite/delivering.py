@@ -7,6 +7,7 @@ from holdfast.core import codec
 from holdfast.core.idempotency import inbox_uuid, signal_storage_key, signal_suffix
 from holdfast.core.instants import Instant
 from holdfast.core.messages import (
+    RESERVED_PREFIX,
     AcceptanceRecord,
     AcceptedSignalResult,
     Message,
@@ -122,7 +123,7 @@ def _signal_problem(
     if request.require_waiting and not _is_awaited(db, inbox.run_no, request):
         return guards.not_waiting(request)
     most = limits.signals_per_run_per_minute
-    if inbox.inbox_seq < most:
+    if inbox.inbox_seq < most or request.name.startswith(RESERVED_PREFIX):
         return None
     found = db.execute(
         "SELECT received_at FROM signals WHERE run_no = ? AND inbox_seq = ?", (inbox.run_no, inbox.inbox_seq - most + 1)

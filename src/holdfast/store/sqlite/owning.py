@@ -9,26 +9,30 @@ from holdfast.store import guards, port
 from holdfast.store.sqlite import rows
 from holdfast.store.sqlite.reading import load_numbers
 
-# Each of these walks an index in order and reads no more rows than it takes.
+# Each of these walks an index in order and, but for runs of other plans, reads no more rows than it takes.
 FREE = """
-SELECT ready_at, run_no FROM runs WHERE lease_owner IS NULL AND ready_at <= :now ORDER BY ready_at, run_no LIMIT :limit
+SELECT ready_at, run_no FROM runs WHERE lease_owner IS NULL AND ready_at <= :now {known}
+ORDER BY ready_at, run_no LIMIT :limit
 """
 OWN = """
-SELECT ready_at, run_no FROM runs WHERE lease_owner = :node AND ready_at <= :now ORDER BY ready_at, run_no LIMIT :limit
+SELECT ready_at, run_no FROM runs WHERE lease_owner = :node AND ready_at <= :now {known}
+ORDER BY ready_at, run_no LIMIT :limit
 """
 EXPIRED = "SELECT lease_until, node FROM nodes WHERE lease_until <= :now AND node <> :node ORDER BY lease_until"
-ORPHANED = "SELECT run_no FROM runs WHERE lease_owner = :owner ORDER BY run_no LIMIT :limit"
+ORPHANED = "SELECT run_no FROM runs WHERE lease_owner = :owner {known} ORDER BY run_no LIMIT :limit"
+KNOWN = "AND plan_id IN (SELECT value FROM json_each(:plan_ids))"
 
 ASIDE = 60_000_000
 """How long a run whose rows make no sense is left alone, so that it does not stand in the way of the others."""
 
 NEXT_DUE = """
 SELECT min(due_at) FROM (
-    SELECT min(ready_at) AS due_at FROM runs WHERE lease_owner IS NULL AND ready_at IS NOT NULL
+    SELECT min(ready_at) AS due_at FROM runs WHERE lease_owner IS NULL AND ready_at IS NOT NULL {known}
     UNION ALL
-    SELECT min(ready_at) FROM runs WHERE lease_owner = :node
+    SELECT min(ready_at) FROM runs WHERE lease_owner = :node AND ready_at IS NOT NULL {known}
     UNION ALL
-    SELECT min(lease_until) FROM nodes WHERE node <> :node AND EXISTS (SELECT 1 FROM runs WHERE lease_owner = node)
+    SELECT min(lease_until) FROM nodes
+    WHERE node <> :node AND EXISTS (SELECT 1 FROM runs WHERE lease_owner = node {known})
 )
 """
 
@@ -39,10 +43,12 @@ def check_node(db: sqlite3.Connection, node: str, now: Instant) -> None:
         raise guards.lease_expired(node)
 
 
-def claim(db: sqlite3.Connection, node: str, limit: int, now: Instant) -> list[port.LoadedRun]:
+def claim(
+    db: sqlite3.Connection, node: str, limit: int, plan_ids: Sequence[str] | None, now: Instant
+) -> list[port.LoadedRun]:
     """Take up to `limit` eligible runs and load them."""
     check_node(db, node, now)
-    chosen = _eligible(db, node, limit, now)
+    chosen = _eligible(db, node, limit, plan_ids, now)
     db.executemany(
         "UPDATE runs SET lease_epoch = lease_epoch + (lease_owner IS NOT ?1), lease_owner = ?1, "
         "ready_at = min(?2, coalesce(ready_at, ?2)) WHERE run_no = ?3",
@@ -55,15 +61,18 @@ def claim(db: sqlite3.Connection, node: str, limit: int, now: Instant) -> list[p
     return [loaded[run_no] for run_no in chosen if run_no in loaded]
 
 
-def _eligible(db: sqlite3.Connection, node: str, limit: int, now: Instant) -> list[int]:
+def _eligible(db: sqlite3.Connection, node: str, limit: int, plan_ids: Sequence[str] | None, now: Instant) -> list[int]:
     """Return the runs to take: longest eligible first, then in order of creation."""
-    asked = {"now": now, "node": node, "limit": limit}
-    found = db.execute(FREE, asked).fetchall() + db.execute(OWN, asked).fetchall()
+    known = "" if plan_ids is None else KNOWN
+    asked = {"now": now, "node": node, "limit": limit, "plan_ids": rows.listing(plan_ids or ())}
+    found = (
+        db.execute(FREE.format(known=known), asked).fetchall() + db.execute(OWN.format(known=known), asked).fetchall()
+    )
     orphans: list[tuple[Instant, int]] = []
     for lease_until, owner in db.execute(EXPIRED, {"now": now, "node": node}).fetchall():
         if len(orphans) >= limit and orphans[-1][0] < lease_until:
             break  # whoever comes later has not waited for as long
-        left = db.execute(ORPHANED, {"owner": owner, "limit": limit})
+        left = db.execute(ORPHANED.format(known=known), {**asked, "owner": owner})
         orphans += [(lease_until, run_no) for (run_no,) in left]
     found += orphans
     return [run_no for _, run_no in sorted(found)[:limit]]
@@ -94,8 +103,8 @@ def release(db: sqlite3.Connection, node: str, run_ids: Sequence[str] | None, no
     """Free these runs of the node, or all of them and its lease."""
     named = "" if run_ids is None else "AND run_id IN (SELECT value FROM json_each(:run_ids))"
     freed = db.execute(
-        f"UPDATE runs SET lease_owner = NULL, ready_at = min(:now, coalesce(ready_at, :now)) "
-        f"WHERE lease_owner = :node {named}",
+        f"UPDATE runs SET lease_owner = NULL, lease_epoch = lease_epoch + 1, "
+        f"ready_at = min(:now, coalesce(ready_at, :now)) WHERE lease_owner = :node {named}",
         {"now": now, "node": node, "run_ids": rows.listing(run_ids or ())},
     ).rowcount
     if run_ids is None:
@@ -103,7 +112,9 @@ def release(db: sqlite3.Connection, node: str, run_ids: Sequence[str] | None, no
     return freed
 
 
-def next_due(db: sqlite3.Connection, node: str) -> Instant | None:
+def next_due(db: sqlite3.Connection, node: str, plan_ids: Sequence[str] | None) -> Instant | None:
     """Return the next instant at which a claim by this node may find something."""
-    due_at: Instant | None = db.execute(NEXT_DUE, {"node": node}).fetchone()[0]
+    known = "" if plan_ids is None else KNOWN
+    asked = {"node": node, "plan_ids": rows.listing(plan_ids or ())}
+    due_at: Instant | None = db.execute(NEXT_DUE.format(known=known), asked).fetchone()[0]
     return due_at

@@ -71,7 +71,8 @@ class SqliteStore:
         self.wakeups.close()
 
     async def now(self) -> Instant:
-        return await self._read(lambda _, now: now)
+        self._check_migrated()
+        return self._clock.now()
 
     # --- writing
 
@@ -95,7 +96,8 @@ class SqliteStore:
 
     async def commit(self, turns: Sequence[port.Turn]) -> list[port.Committed | port.CommitConflict]:
         guards.check_batch(turns, self._limits)
-        return await self._write(lambda db, now: committing.commit(db, turns, now), rings=True)
+        rings = any(port.may_wake_others(turn) for turn in turns)
+        return await self._write(lambda db, now: committing.commit(db, turns, self._limits, now), rings=rings)
 
     async def purge(self, policy: port.PurgePolicy) -> port.PurgeReport:
         guards.check_query(policy)
@@ -104,10 +106,11 @@ class SqliteStore:
 
     # --- owning
 
-    async def claim(self, node: str, limit: int) -> list[port.LoadedRun]:
+    async def claim(self, node: str, limit: int, plan_ids: Sequence[str] | None = None) -> list[port.LoadedRun]:
         guards.check_values(node=node)
+        guards.check_ids(plan_ids or ())
         guards.check_page(limit)
-        return await self._write(lambda db, now: owning.claim(db, node, limit, now))
+        return await self._write(lambda db, now: owning.claim(db, node, limit, plan_ids, now))
 
     async def renew(self, node: str, lease_ms: int) -> Instant:
         guards.check_lease(node, lease_ms)
@@ -118,9 +121,10 @@ class SqliteStore:
         guards.check_ids(run_ids or ())
         return await self._write(lambda db, now: owning.release(db, node, run_ids, now), rings=True)
 
-    async def next_due(self, node: str) -> Instant | None:
+    async def next_due(self, node: str, plan_ids: Sequence[str] | None = None) -> Instant | None:
         guards.check_values(node=node)
-        return await self._read(lambda db, _: owning.next_due(db, node))
+        guards.check_ids(plan_ids or ())
+        return await self._read(lambda db, _: owning.next_due(db, node, plan_ids))
 
     # --- reading
 

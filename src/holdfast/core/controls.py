@@ -1,0 +1,99 @@
+"""Operators' commands: pause, resume, cancel, approve, retry, skip, stop.
+
+The order is the contract's (SIG-13): the authoriser has spoken before; here the decision is recorded first, as
+SignalAccepted or SignalRejected with actor and reason, and then applied.
+"""
+
+from collections.abc import Callable
+
+from holdfast.core import events as e
+from holdfast.core import messages as m
+from holdfast.core.pen import Decision, Pen, Refusal
+from holdfast.core.state import APPROVED, PAUSED, PENDING, RUNNING, RunState
+
+
+def control(state: RunState, command: m.Control, pen: Pen) -> Decision | Refusal:
+    """Record the decision first, then what it changes."""
+    why_not = "not permitted" if not command.is_allowed else _objection(state, command)
+    verdict = e.SignalRejected if why_not else e.SignalAccepted
+    reason = why_not or command.reason
+    pen.write(verdict(command.name, command.signal_id, command.actor, reason, command.step_id), cause=command.id)
+    if not why_not:
+        _CONTROLS[command.name](state, command, pen)
+    return pen.decision()
+
+
+def _objection(state: RunState, command: m.Control) -> str:
+    has_begun = state.status is RUNNING or state.status is PAUSED
+    step_id = command.step_id or ""
+    match command.name:
+        case "PAUSE" | "RESUME" if not has_begun:
+            return "the run has not started"
+        case "APPROVE" if has_begun:
+            return "the run has started already"
+        case "RETRY_STEP" if step_id not in state.failed_steps:
+            return f"step {step_id!r} has not failed"
+        case "SKIP_STEP" if step_id not in state.failed_steps and step_id not in state.open_steps:
+            return f"step {step_id!r} is neither open nor failed"
+        case "RETRY_RUN":
+            return "the run has not finished"
+    return ""
+
+
+def _pause(state: RunState, command: m.Control, pen: Pen) -> None:
+    if state.status is RUNNING:
+        pen.write(e.RunPaused(command.reason), cause=command.id)
+
+
+def _resume(state: RunState, command: m.Control, pen: Pen) -> None:
+    if state.status is PAUSED:
+        pen.write(e.RunResumed(command.reason), cause=command.id)
+
+
+def _cancel(state: RunState, command: m.Control, pen: Pen) -> None:
+    """Ask the program to stop; a run that has not started simply ends, and a paused one goes on to clean up."""
+    if state.status in (PENDING, APPROVED):
+        pen.write(e.RunCancelled(command.reason), cause=command.id)
+        return
+    if not state.is_cancelling:
+        pen.write(e.RunCancelRequested(command.reason), cause=command.id)
+    _resume(state, command, pen)
+
+
+def _approve(state: RunState, command: m.Control, pen: Pen) -> None:
+    if state.status is PENDING:
+        pen.write(e.RunApproved(command.actor), cause=command.id)
+
+
+def _retry_step(state: RunState, command: m.Control, pen: Pen) -> None:
+    started = state.failed_steps[command.step_id or ""].started
+    pen.write(
+        started.body,
+        started.step_id,
+        started.logical_attempt_id + 1,
+        started.engine_attempt_id + 1,
+        command.id,
+        started.opened_event_id,
+    )
+    pen.dispatch.append(started.step_id)
+
+
+def _skip_step(state: RunState, command: m.Control, pen: Pen) -> None:
+    step_id = command.step_id or ""
+    failed = state.failed_steps.get(step_id)
+    pen.close(failed.started if failed else state.open_steps[step_id], e.StepSkipped(command.reason), command.id)
+
+
+def _emergency_stop(state: RunState, command: m.Control, pen: Pen) -> None:
+    pen.write(e.RunCancelled(command.reason or "emergency stop"), cause=command.id)
+
+
+_CONTROLS: dict[str, Callable[[RunState, m.Control, Pen], None]] = {
+    "PAUSE": _pause,
+    "RESUME": _resume,
+    "CANCEL": _cancel,
+    "APPROVE": _approve,
+    "RETRY_STEP": _retry_step,
+    "SKIP_STEP": _skip_step,
+    "EMERGENCY_STOP": _emergency_stop,
+}

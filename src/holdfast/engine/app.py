@@ -1,0 +1,244 @@
+"""`App`: where workflows and activities are registered, and where runs are started.
+
+An app is a plain object; nothing is global. Calling a registered activity inside a workflow is durable; outside it is
+a plain call, so unit tests need nothing.
+"""
+
+import inspect
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from functools import update_wrapper
+from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
+
+from msgspec import Raw
+from msgspec.structs import replace
+
+from holdfast.core import events as e
+from holdfast.core.state import RunState
+from holdfast.engine.handle import RunHandle
+from holdfast.engine.node import Node, NodeOptions
+from holdfast.engine.turn import start_run
+from holdfast.errors import InvalidInput, VersionMismatch
+from holdfast.ports import Ids, Rng, SystemIds, SystemRng
+from holdfast.program.code import CodeProgram, current_program
+from holdfast.program.definitions import ActivityDefinition, ActivityOptions, WorkflowDefinition, milliseconds
+from holdfast.program.port import Program
+from holdfast.settings import Settings, load_settings
+from holdfast.store import port
+from holdfast.store.opening import open_store
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+MOST_CALLBACKS = 1_000_000
+
+ClosePolicy = Literal["await", "abandon", "cancel"]
+
+
+class Workflow(Generic[P, R]):
+    """A registered workflow. Start it with `App.start`; call it inside another workflow to run it as a child."""
+
+    def __init__(self, definition: WorkflowDefinition, close_policy: ClosePolicy = "await") -> None:
+        self.definition = definition
+        self._close_policy = close_policy
+        update_wrapper(self, definition.function)
+
+    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run it as a child inside a workflow, and wait for it; outside one it is a plain call."""
+        program = current_program()
+        if program is None:
+            result: R = await self.definition.function(*args, **kwargs)
+            return result
+        packed = self.definition.signature.pack(args, kwargs)
+        outcome: R = await program.run_child(self.definition, packed, self._close_policy)
+        return outcome
+
+    def options(self, *, close_policy: ClosePolicy) -> "Workflow[P, R]":
+        """Return the same workflow with another policy for children: what becomes of one when its parent ends."""
+        return Workflow(self.definition, close_policy)
+
+
+class Activity(Generic[P, R]):
+    """A registered activity."""
+
+    def __init__(self, definition: ActivityDefinition, options: ActivityOptions | None = None) -> None:
+        self.definition = definition
+        self._options = options or definition.options
+        update_wrapper(self, definition.function)
+
+    def options(self, **changes: Any) -> "Activity[P, R]":
+        """Return the same activity with other options for the calls made through it."""
+        return Activity(self.definition, _options(self._options, **changes))
+
+    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run it as a durable step inside a workflow, or as a plain call outside one."""
+        program = current_program()
+        if program is None:
+            result = self.definition.function(*args, **kwargs)
+            return await result if inspect.isawaitable(result) else result  # type: ignore[no-any-return]
+        packed = self.definition.signature.pack(args, kwargs)
+        outcome: R = await program.run_activity(self.definition, packed, self._options)
+        return outcome
+
+
+class RegistersWorkflow(Protocol):
+    """What `@app.workflow(...)` gives: a decorator that keeps the types of what it decorates."""
+
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> Workflow[P, R]: ...
+
+
+class RegistersActivity(Protocol):
+    """What `@app.activity(...)` gives: a decorator that keeps the types of what it decorates."""
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> Activity[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R]) -> Activity[P, R]: ...
+
+
+class App:
+    """A set of workflows and activities, and the node that runs them."""
+
+    def __init__(self, name: str, *, ids: Ids | None = None, rng: Rng | None = None) -> None:
+        self.name = name
+        self._ids = ids or SystemIds()
+        self._rng = rng or SystemRng()
+        self._workflows: dict[tuple[str, str], WorkflowDefinition] = {}
+        self._activities: dict[str, ActivityDefinition] = {}
+        self._node: Node | None = None
+        self._store: port.Store | None = None
+
+    # --- registering
+
+    @overload
+    def workflow(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Workflow[P, R]: ...
+    @overload
+    def workflow(self, *, name: str | None = None, version: str = "1") -> RegistersWorkflow: ...
+
+    def workflow(self, function: Any = None, *, name: str | None = None, version: str = "1") -> Any:
+        """Register an async function as a workflow. Use as `@app.workflow` or `@app.workflow(version="2")`."""
+
+        def register(function: Callable[P, Coroutine[Any, Any, R]]) -> Workflow[P, R]:
+            definition = WorkflowDefinition(function, name or function.__name__, version)
+            key = (definition.name, version)
+            if key in self._workflows:
+                raise InvalidInput(f"workflow {definition.name!r} is registered twice with version {version!r}")
+            self._workflows[key] = definition
+            return Workflow(definition)
+
+        return register if function is None else register(function)
+
+    @overload
+    def activity(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Activity[P, R]: ...
+    @overload
+    def activity(self, function: Callable[P, R], /) -> Activity[P, R]: ...
+    @overload
+    def activity(self, *, name: str | None = None, **options: Any) -> RegistersActivity: ...
+
+    def activity(self, function: Any = None, *, name: str | None = None, **options: Any) -> Any:
+        """Register a function as an activity. Use as `@app.activity` or `@app.activity(retry=…, timeout=…)`."""
+
+        def register(function: Callable[P, Any]) -> Activity[P, Any]:
+            definition = ActivityDefinition(function, name or function.__name__, _options(ActivityOptions(), **options))
+            if definition.name in self._activities:
+                raise InvalidInput(f"activity {definition.name!r} is registered twice")
+            self._activities[definition.name] = definition
+            return Activity(definition)
+
+        return register if function is None else register(function)
+
+    def run(self, run_id: str) -> RunHandle[Any]:
+        """Return the handle of a run that is there already."""
+        if self._store is None:
+            raise InvalidInput("no node is open: look at runs inside `async with app.node(...)`")
+        return RunHandle(run_id, self._store, None, self._node)
+
+    # --- what a node asks
+
+    def plan_ids(self) -> list[str]:
+        """Return the names of the workflows that are registered."""
+        return sorted({name for name, _ in self._workflows})
+
+    def begin(self, state: RunState, input: Raw, rotation: int) -> Program:
+        """Make the program of a run."""
+        definition = self._workflows.get((state.plan_id, state.plan_version))
+        if definition is None:
+            known = sorted(version for name, version in self._workflows if name == state.plan_id)
+            raise VersionMismatch(
+                f"run {state.run_id} needs version {state.plan_version!r} of {state.plan_id!r}; known are {known}"
+            )
+        return CodeProgram(definition, state.run_id, input, rotation, state.depth, MOST_CALLBACKS)
+
+    def activity_named(self, name: str) -> ActivityDefinition | None:
+        """Return the activity of this name, or None."""
+        return self._activities.get(name)
+
+    # --- running
+
+    @asynccontextmanager
+    async def node(
+        self, store: str | port.Store | None = None, *, name: str | None = None, options: NodeOptions | None = None
+    ) -> AsyncIterator[Node]:
+        """Run this app's workflows while the context is open. The store: an address, a store, or `HOLDFAST_STORE`."""
+        is_own = store is None or isinstance(store, str)
+        opened = await open_store(_settings(store)) if store is None or isinstance(store, str) else store
+        node = Node(name or f"{self.name}-{self._ids.new_id()}", opened, self, self._rng, options or NodeOptions())
+        await node.start()
+        self._node, self._store = node, opened
+        try:
+            yield node
+        finally:
+            self._node = self._store = None
+            await node.stop()
+            if is_own:
+                await opened.close()
+
+    async def start(
+        self,
+        workflow: Workflow[..., R],
+        *args: Any,
+        request_id: str = "",
+        run_id: str | None = None,
+        reference_key: str | None = None,
+        tags: tuple[str, ...] = (),
+        **kwargs: Any,
+    ) -> RunHandle[R]:
+        """Start a run with these arguments. The same request again gives the run that is there."""
+        node, store = self._node, self._store  # they may be closed while this waits
+        if node is None or store is None:
+            raise InvalidInput("no node is open: start runs inside `async with app.node(...)`")
+        definition = workflow.definition
+        queued = e.RunQueued(
+            definition.name,
+            definition.version,
+            run_request_id=request_id,
+            input=definition.signature.pack(args, kwargs),
+        )
+        now = await store.now()
+        new = start_run(run_id or self._ids.new_id(), queued, now, node.name, reference_key=reference_key, tags=tags)
+        answer = await node.create(new, now)
+        if isinstance(answer, port.Refused):
+            raise answer.error
+        return RunHandle(answer.run_id, store, definition, node)
+
+
+def _settings(address: str | None) -> Settings:
+    return load_settings(os.environ) if address is None else load_settings(os.environ, store=address)
+
+
+def _options(base: ActivityOptions, **changes: Any) -> ActivityOptions:
+    """Return options with some of them changed; durations are given as timedeltas or seconds."""
+    known: dict[str, Callable[[Any], dict[str, Any]]] = {
+        "retry": lambda value: {"retry": value},
+        "queue": lambda value: {"queue": value},
+        "timeout": lambda value: {"timeout_ms": milliseconds(value)},
+        "schedule_to_close": lambda value: {"schedule_to_close_ms": milliseconds(value)},
+        "heartbeat_timeout": lambda value: {"heartbeat_timeout_ms": milliseconds(value)},
+    }
+    fields: dict[str, Any] = {}
+    for name, value in changes.items():
+        if name not in known:
+            raise InvalidInput(f"unknown activity option {name!r}; known are {', '.join(sorted(known))}")
+        fields |= known[name](value)
+    return replace(base, **fields)

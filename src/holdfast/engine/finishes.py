@@ -1,0 +1,79 @@
+"""Who waits for runs to finish, and how they are told, wherever the runs finish.
+
+A run that this node finishes is told at once. Runs that it does not hold (parked, or taken over by another node) are
+looked up together when the store rings and now and then; never one by one, and looking takes at most a tenth of the
+time, however many are waited for.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from holdfast.core.state import TERMINAL
+from holdfast.errors import EngineError
+from holdfast.store.port import Store
+
+PAGE_RUNS = 500
+REST = 10
+"""How many times as long as a look took to wait before the next."""
+
+
+class Finishes:
+    """The runs whose end somebody in this process waits for."""
+
+    def __init__(self, store: Store, holds: Callable[[str], bool], poll_s: float) -> None:
+        self._store = store
+        self._holds = holds
+        self._poll_s = poll_s
+        self._waiting: dict[str, set[asyncio.Future[int]]] = {}
+        self._someone = asyncio.Event()
+
+    def wait(self, run_id: str) -> "asyncio.Future[int]":
+        """Return a future that is given the run's version when it has finished."""
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(run_id, set()).add(future)
+        future.add_done_callback(lambda done: self._forget(run_id, done))
+        self._someone.set()
+        return future
+
+    def tell(self, run_id: str, version: int) -> None:
+        """Tell everybody who waits for this run that it has finished."""
+        for future in self._waiting.pop(run_id, ()):
+            if not future.done():
+                future.set_result(version)
+
+    def close(self) -> None:
+        """Tell everybody that nobody looks any more."""
+        for run_id, futures in self._waiting.items():
+            for future in futures:
+                if not future.done():
+                    future.set_exception(EngineError(f"the node was stopped before run {run_id} had finished"))
+
+    async def watch(self) -> None:
+        """Look for runs that finished elsewhere, as long as somebody waits for one."""
+        loop = asyncio.get_running_loop()
+        listener = self._store.wakeups.listen()
+        try:
+            while True:
+                if not self._waiting:
+                    self._someone.clear()
+                    await self._someone.wait()
+                await listener.wait(self._poll_s)
+                began = loop.time()
+                await self._look()
+                await asyncio.sleep(REST * (loop.time() - began))
+        finally:
+            listener.close()
+
+    async def _look(self) -> None:
+        elsewhere = [run_id for run_id in self._waiting if not self._holds(run_id)]
+        for start in range(0, len(elsewhere), PAGE_RUNS):
+            for run in await self._store.load(elsewhere[start : start + PAGE_RUNS]):
+                if run is not None and run.head.status in TERMINAL:
+                    self.tell(run.head.run_id, run.head.version)
+
+    def _forget(self, run_id: str, future: "asyncio.Future[int]") -> None:
+        futures = self._waiting.get(run_id)
+        if futures is not None:
+            futures.discard(future)
+            if not futures:
+                del self._waiting[run_id]

@@ -1,0 +1,162 @@
+"""`RunHandle`: one run, seen from outside."""
+
+from typing import Any, Generic, TypeVar
+
+from holdfast.core import codec
+from holdfast.core import events as e
+from holdfast.core.decide import update_step_id
+from holdfast.core.events import Event
+from holdfast.core.idempotency import signal_uuid
+from holdfast.core.messages import RESERVED_PREFIX, UPDATE_SIGNAL, AcceptedSignalResult, ControlName, SignalRequest
+from holdfast.core.snapshot import RunSnapshot, project_run
+from holdfast.core.state import TERMINAL
+from holdfast.engine.node import Node
+from holdfast.engine.turn import control_request
+from holdfast.errors import InvalidInput, NotFound, RunCancelled, RunFailed, RunTerminal, UpdateFailed
+from holdfast.program.definitions import WorkflowDefinition
+from holdfast.store import port
+
+R = TypeVar("R")
+
+
+class RunHandle(Generic[R]):
+    """One run: its result, its history, and what can be sent to it."""
+
+    def __init__(
+        self, run_id: str, store: port.Store, definition: WorkflowDefinition | None, node: Node | None
+    ) -> None:
+        self.run_id = run_id
+        self._store = store
+        self._definition = definition
+        self._node = node
+
+    async def result(self) -> R:
+        """Wait for the run to finish; return what it returned, or raise `RunFailed` or `RunCancelled`."""
+        last = await self._last_event()
+        body = last.data
+        if isinstance(body, e.RunCompleted):
+            kind = self._definition.signature.result_type if self._definition else Any
+            value: R = codec.decode(body.result, kind)
+            return value
+        if isinstance(body, e.RunFailed):
+            raise RunFailed(f"run {self.run_id} failed: {body.error.code}: {body.error.message}", body.error)
+        raise RunCancelled(f"run {self.run_id} was cancelled", run_id=self.run_id)
+
+    async def signal(
+        self, name: str, payload: Any = None, *, signal_id: str | None = None, require_waiting: bool = False
+    ) -> AcceptedSignalResult:
+        """Send a signal. With a `signal_id` a retry is recognised and answered as the first time."""
+        if name.startswith(RESERVED_PREFIX):
+            raise InvalidInput(f"signal {name!r}: names that begin with {RESERVED_PREFIX!r} are the engine's own")
+        request = SignalRequest(
+            run_id=self.run_id,
+            name=name,
+            payload=codec.encode(payload),
+            signal_id=signal_id,
+            require_waiting=require_waiting,
+        )
+        [answer] = await self._store.deliver([request])
+        if isinstance(answer, port.Refused):
+            raise answer.error
+        assert answer.result is not None
+        return answer.result
+
+    async def cancel(self, reason: str = "", *, actor: str = "") -> None:
+        """Ask the run to cancel itself; it may clean up first. Asking twice is harmless."""
+        await self._control("CANCEL", actor, reason)
+
+    async def pause(self, reason: str = "", *, actor: str = "") -> None:
+        """Hold the run: results are still recorded, but its program does not go on."""
+        await self._control("PAUSE", actor, reason)
+
+    async def resume(self, reason: str = "", *, actor: str = "") -> None:
+        """Let a paused run go on."""
+        await self._control("RESUME", actor, reason)
+
+    async def _control(self, name: ControlName, actor: str, reason: str) -> None:
+        [answer] = await self._store.deliver([control_request(self.run_id, name, actor, reason)])
+        if isinstance(answer, port.Refused):
+            raise answer.error
+
+    async def query(self, name: str, /, **arguments: Any) -> Any:
+        """Ask the run about its present state. It is answered by this process, from the run's program."""
+        if self._node is None:
+            raise InvalidInput("a query is answered by a node, and none is open here")
+        return codec.decode(await self._node.query(self.run_id, name, codec.encode(arguments)), Any)
+
+    async def update(self, name: str, /, *, update_id: str | None = None, **arguments: Any) -> Any:
+        """Ask the run for something and wait for its answer. With an `update_id` a retry gets the first answer."""
+        payload = codec.encode({"name": name, "input": arguments})
+        request = SignalRequest(run_id=self.run_id, name=UPDATE_SIGNAL, payload=payload, signal_id=update_id)
+        [answer] = await self._store.deliver([request])
+        if isinstance(answer, port.Refused):
+            raise answer.error
+        assert answer.result is not None
+        body = await self._update_completed(update_step_id(signal_uuid(answer.result.signal_storage_key)))
+        if body.error is not None:
+            raise UpdateFailed(f"update {name!r}: {body.error.code}: {body.error.message}", body.error)
+        return codec.decode(body.result, Any)
+
+    async def _update_completed(self, step_id: str) -> e.UpdateCompleted:
+        listener = self._store.wakeups.listen()
+        seen = 0
+        try:
+            while True:
+                head = await self._head()
+                while page := await self._store.read_events(self.run_id, seen):
+                    seen = page[-1].run_seq
+                    for event in page:
+                        if event.step_id == step_id and isinstance(event.data, e.UpdateCompleted):
+                            return event.data
+                if head.status in TERMINAL:
+                    raise RunTerminal(f"run {self.run_id} ended before it had answered", run_id=self.run_id)
+                await listener.wait(1.0)
+        finally:
+            listener.close()
+
+    async def events(self) -> list[Event]:
+        """Return the whole history."""
+        events: list[Event] = []
+        while page := await self._store.read_events(self.run_id, len(events)):
+            events += page
+        if not events:
+            await self._head()  # raises: there is no run without events
+        return events
+
+    async def snapshot(self) -> RunSnapshot:
+        """Return the run as operators see it."""
+        return project_run(self.run_id, await self.events())
+
+    async def _last_event(self) -> Event:
+        [last] = await self._store.read_events(self.run_id, await self._final_version() - 1)
+        return last
+
+    async def _final_version(self) -> int:
+        """Wait for the run to finish, here or elsewhere, and return its version then."""
+        if self._node is None:
+            return await self._finished_elsewhere()
+        finished = self._node.finished(self.run_id)
+        try:
+            if not self._node.holds(self.run_id):
+                head = await self._head()
+                if head.status in TERMINAL:
+                    return head.version
+            return await finished
+        finally:
+            finished.cancel()
+
+    async def _finished_elsewhere(self) -> int:
+        """Wait without a node: look whenever the store rings, and now and then."""
+        listener = self._store.wakeups.listen()
+        try:
+            while (head := await self._head()).status not in TERMINAL:
+                await listener.wait(1.0)
+            return head.version
+        finally:
+            listener.close()
+
+    async def _head(self) -> port.RunHead:
+        [run] = await self._store.load([self.run_id])
+        if run is None:
+            raise NotFound(f"there is no run {self.run_id!r}", run_id=self.run_id)
+        return run.head

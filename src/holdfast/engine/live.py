@@ -1,0 +1,198 @@
+"""A run in memory, and how it takes its turn.
+
+A live run is a run's state and its program at the same version. It is a cache: it can be dropped at any time, and is
+made again by replaying the history since the last rotation.
+
+A program that cannot go on (its code and its history differ, its version is not known, it does not come to rest) is
+never guessed at and never fails its run: the turn records what came in and pauses the run, to be looked at.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from msgspec import Raw, Struct
+
+from holdfast.core import codec
+from holdfast.core import events as e
+from holdfast.core.commands import PauseRun
+from holdfast.core.decide import Input
+from holdfast.core.events import Event
+from holdfast.core.instants import Instant
+from holdfast.core.messages import CONTROL_SIGNAL, UPDATE_SIGNAL, Control, ControlName, Signal, Update
+from holdfast.core.pen import Decision, Refusal
+from holdfast.core.state import RUNNING, RunState, state_of
+from holdfast.engine.turn import TurnDraft
+from holdfast.errors import RunawayWorkflow, RunError
+from holdfast.limits import ROTATIONS_IN_ONE_BREATH
+from holdfast.program.code import error_info
+from holdfast.program.port import Program
+from holdfast.program.replay import Replay
+from holdfast.store.port import LoadedRun
+
+
+class LiveRun:
+    """A run's state and program."""
+
+    def __init__(self, state: RunState, replay: Replay) -> None:
+        self.state = state
+        self.replay = replay
+
+    def close(self) -> None:
+        """Let go of the program."""
+        self.replay.close()
+
+
+class Definitions(Protocol):
+    """Knows how programs are made."""
+
+    def begin(self, state: RunState, input: Raw, rotation: int) -> Program:
+        """Make the program of a run; raise `VersionMismatch` if the version that it was started with is not known."""
+        ...
+
+
+def revive(run_id: str, history: Sequence[Event], definitions: Definitions) -> tuple[LiveRun, RunError | None]:
+    """Make a live run from its history, whole or since a rotation; with the reason if its program cannot go on."""
+    state = state_of(run_id, history)
+    first = history[0].data
+    if isinstance(first, e.ContinuedAsNew):
+        rotation = state_of(run_id, history[:1]).occurrences["ContinuedAsNew"] - 1
+        queued_input = first.input
+    else:
+        assert isinstance(first, e.RunQueued)
+        rotation, queued_input = 0, first.input
+
+    def begin(event: Event) -> Program:
+        nonlocal rotation
+        if isinstance(event.data, e.ContinuedAsNew):
+            rotation += 1
+            return definitions.begin(state, event.data.input, rotation)
+        return definitions.begin(state, queued_input, rotation)
+
+    live = LiveRun(state, Replay(begin))
+    try:
+        live.replay.replay(history)
+        return live, None
+    except RunError as problem:
+        live.close()
+        return live, problem
+
+
+class ControlPayload(Struct, frozen=True):
+    """What a control signal carries."""
+
+    name: ControlName
+    actor: str
+    reason: str = ""
+    step_id: str | None = None
+
+
+class UpdatePayload(Struct, frozen=True):
+    """What an update's signal carries."""
+
+    name: str
+    input: Raw
+
+
+def take_turn(
+    live: LiveRun, loaded: LoadedRun, inputs: Sequence[Input], now: Instant, node: str
+) -> tuple[TurnDraft, RunError | None]:
+    """Let a run take everything that waits for it; if its program cannot go on, pause the run instead."""
+    draft = TurnDraft(live.state, loaded, now, node)
+    try:
+        _Turn(live, draft, loaded.signals).run([*loaded.messages, *inputs])
+        return draft, None
+    except RunError as problem:
+        return pause_turn(live.state, loaded, inputs, problem, now, node), problem
+
+
+def pause_turn(
+    state: RunState, loaded: LoadedRun, inputs: Sequence[Input], problem: RunError, now: Instant, node: str
+) -> TurnDraft:
+    """Return a turn that records what came in and leaves the run paused, without advancing its program."""
+    draft = TurnDraft(state, loaded, now, node)
+    pause = PauseRun(error=error_info(problem))
+    starts = [message for message in loaded.messages if message.type == "InternalContinue"]
+    others = [message for message in loaded.messages if message.type != "InternalContinue"]
+    for given in (*starts, None, *_controls(loaded.signals)):
+        if given is not None:
+            draft.handle(given)
+        if draft.state.status is RUNNING:  # directly after what made it so: that is how replay knows it came to nothing
+            draft.enact([pause])
+    for later in (*others, *inputs):
+        draft.handle(later)
+    return draft
+
+
+class _Turn:
+    """Hands inputs to the core and outcomes to the program, until nothing moves any more."""
+
+    def __init__(self, live: LiveRun, draft: TurnDraft, signals: Sequence[Signal]) -> None:
+        self._live = live
+        self._draft = draft
+        self._controls = list(_controls(signals))
+        self._updates = list(_updates(signals))
+        self._mailbox = [signal for signal in signals if signal.name not in (CONTROL_SIGNAL, UPDATE_SIGNAL)]
+
+    def run(self, inputs: Sequence[Input]) -> None:
+        for given in (*inputs, *self._controls, *self._updates):
+            self._absorb(self._draft.handle(given))
+            self._offer_signals()
+        self._offer_signals()
+
+    def _absorb(self, answer: Decision | Refusal) -> None:
+        """Hand events to the program, enact what it asks for, and so on."""
+        if isinstance(answer, Refusal):
+            return
+        events, rotations = deque(answer.events), 0
+        while events:
+            event = events.popleft()
+            rotations += type(event.data) is e.ContinuedAsNew
+            if rotations > ROTATIONS_IN_ONE_BREATH:
+                raise RunawayWorkflow(f"the workflow began again {rotations} times without waiting for anything")
+            commands = self._live.replay.advance(event)
+            if commands:
+                enacted = self._draft.enact(commands)
+                if isinstance(enacted, Refusal):
+                    raise RunError(f"the program asks for what cannot be: {enacted.error.message}")
+                events.extend(enacted.events)
+
+    def _offer_signals(self) -> None:
+        """Give each waiting signal, in order, to whoever waits for it by now."""
+        position = 0
+        while position < len(self._mailbox) and self._draft.state.status is RUNNING:
+            answer = self._draft.handle(self._mailbox[position])
+            if isinstance(answer, Decision) and answer.events:
+                del self._mailbox[position]
+                self._absorb(answer)
+                position = 0
+            else:
+                position += 1
+
+
+def _controls(signals: Iterable[Signal]) -> Iterable[Control]:
+    for signal in signals:
+        if signal.name == CONTROL_SIGNAL:
+            command = codec.decode(signal.payload, ControlPayload)
+            yield Control(
+                id=signal.id,
+                name=command.name,
+                signal_id=signal.signal_id,
+                actor=command.actor,
+                reason=command.reason,
+                step_id=command.step_id,
+                inbox_seq=signal.inbox_seq,
+            )
+
+
+def _updates(signals: Iterable[Signal]) -> Iterable[Update]:
+    for signal in signals:
+        if signal.name == UPDATE_SIGNAL:
+            update = codec.decode(signal.payload, UpdatePayload)
+            yield Update(
+                id=signal.id,
+                update_id=signal.signal_id,
+                name=update.name,
+                input=update.input,
+                inbox_seq=signal.inbox_seq,
+            )

@@ -1,0 +1,133 @@
+"""What a workflow may ask for, beside activities, children and plain asyncio."""
+
+import asyncio
+import inspect
+import uuid
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Any, NoReturn, Self, TypeVar
+
+from holdfast.core import codec
+from holdfast.core import commands as c
+from holdfast.core.messages import RESERVED_PREFIX
+from holdfast.errors import InvalidInput
+from holdfast.ports import Random
+from holdfast.program.code import Rotate, require_program
+from holdfast.program.definitions import milliseconds
+from holdfast.program.loop import Dropped
+
+T = TypeVar("T")
+
+
+async def sleep(duration: timedelta | float) -> None:
+    """Sleep durably: for seconds, or for months. No thread, memory or connection is held."""
+    program = require_program("sleep")
+    due_at = program.now() + (milliseconds(duration) or 0) * 1_000
+    await program.step(c.StartTimer(step_id=program.name_step("sleep"), due_at=due_at))
+
+
+def now() -> datetime:
+    """Return the time as the workflow knows it: the same on every replay."""
+    return datetime.fromtimestamp(require_program("now").now() / 1_000_000, UTC)
+
+
+def uuid4() -> uuid.UUID:
+    """Return a new UUID that is the same on every replay."""
+    return require_program("uuid4").new_uuid()
+
+
+def random() -> Random:
+    """Return a generator that is seeded by the run, and so draws the same on every replay."""
+    return require_program("random").random
+
+
+async def wait_signal(name: str, kind: type[T], *, timeout: timedelta | float | None = None) -> T:
+    """Wait for a signal and return its payload. One that came before is taken at once; `TimeoutError` if none comes."""
+    program = require_program("wait_signal")
+    if name.startswith(RESERVED_PREFIX):
+        raise InvalidInput(f"signal {name!r}: names that begin with {RESERVED_PREFIX!r} are the engine's own")
+    limit_ms = milliseconds(timeout)
+    until = None if limit_ms is None else program.now() + limit_ms * 1_000
+    payload = await program.step(c.WaitSignal(step_id=program.name_step(name), name=name, until=until))
+    return codec.decode(payload, kind)
+
+
+async def wait_until(condition: Callable[[], bool], *, timeout: timedelta | float | None = None) -> None:
+    """Wait until the condition holds; it is looked at whenever something has happened. `TimeoutError` if too late."""
+    program = require_program("wait_until")
+    if condition():
+        return
+    future: asyncio.Future[None] = program.loop.create_future()
+    program.conditions.append((condition, future))
+    limit_ms = milliseconds(timeout)
+    async with asyncio.timeout(None if limit_ms is None else limit_ms / 1_000):
+        await future
+
+
+def continue_as_new(*args: Any, **kwargs: Any) -> NoReturn:
+    """Rotate the history: the workflow begins again with these arguments, as the same run with the same inbox."""
+    program = require_program("continue_as_new")
+    raise Rotate(program.definition.signature.pack(args, kwargs))
+
+
+def patched(patch_id: str) -> bool:
+    """Say whether to take the new way: True in runs that get here for the first time, False in older ones."""
+    return require_program("patched").is_patched(patch_id)
+
+
+def on_query(name: str, handler: Callable[..., Any]) -> None:
+    """Answer queries of this name with this function, which may only look."""
+    if inspect.iscoroutinefunction(handler):
+        raise InvalidInput(f"query {name!r}: a query may only look, so its handler is a plain function, not async")
+    require_program("on_query").queries[name] = handler
+
+
+def on_update(name: str, handler: Callable[..., Any], *, validator: Callable[..., Any] | None = None) -> None:
+    """Answer updates of this name with this function; the validator may refuse one by raising."""
+    require_program("on_update").updates[name] = (handler, validator)
+
+
+class Saga:
+    """Undoes what was done, in reverse order, when what follows fails or is cancelled.
+
+    ::
+
+        async with Saga() as saga:
+            await reserve(order)
+            saga.undo(release, order)
+            await charge(order)
+    """
+
+    def __init__(self) -> None:
+        self._undo: list[tuple[Callable[..., Awaitable[Any]], tuple[Any, ...]]] = []
+
+    def undo(self, compensate: Callable[..., Awaitable[Any]], *args: Any) -> None:
+        """Remember how to undo what has just been done."""
+        self._undo.append((compensate, args))
+
+    async def _undo_all(self) -> list[BaseException]:
+        failures: list[BaseException] = []
+        for compensate, args in reversed(self._undo):
+            try:
+                await compensate(*args)
+            except (Exception, asyncio.CancelledError) as failure:  # reported with the first error; the rest is undone
+                failures.append(failure)
+        return failures
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if problem is None or isinstance(problem, (Rotate, Dropped, GeneratorExit)):
+            return
+        undoing = asyncio.ensure_future(self._undo_all())
+        while not undoing.done():
+            with suppress(asyncio.CancelledError):  # being cancelled again does not stop it
+                await asyncio.shield(undoing)
+        failures = undoing.result()
+        if failures:
+            raise BaseExceptionGroup("what was done could not all be undone", [problem, *failures])

@@ -1,0 +1,415 @@
+"""Workflows written as `async def`: outcomes in, commands out.
+
+A `CodeProgram` is one run of one workflow function, on its own deterministic loop. It is given one outcome at a time
+(an event that something has ended), runs until nothing is ready, and answers with the commands that were issued on
+the way. It knows nothing of histories, stores or nodes: replaying it is giving it the same outcomes again.
+
+Steps are named by what they do and how often it was done before: `charge`, `charge#2`. After a rotation the names
+begin again under a prefix, because a step's name is unique in the whole run.
+"""
+
+import asyncio
+import traceback
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import Raw
+
+from holdfast.core import codec
+from holdfast.core import commands as c
+from holdfast.core import events as e
+from holdfast.core.events import NULL, ErrorInfo, Event
+from holdfast.core.instants import Instant
+from holdfast.errors import ActivityFailed, ChildFailed, InvalidInput, NondeterminismError, NotDurable, NotFound
+from holdfast.limits import ERROR_CAUSES, ERROR_TEXT_CHARS, NAME_BYTES, NESTED_RUNS
+from holdfast.ports import seeded
+from holdfast.program.definitions import (
+    ActivityDefinition,
+    ActivityOptions,
+    Signature,
+    WorkflowDefinition,
+    encode_options,
+)
+from holdfast.program.loop import DeterministicLoop, Timer, running
+
+
+class Rotate(BaseException):
+    """Raised by `continue_as_new` to end this stretch of the run."""
+
+    def __init__(self, input: Raw) -> None:
+        super().__init__("continue_as_new")
+        self.input = input
+
+
+class CodeProgram:
+    """One run of a workflow function."""
+
+    def __init__(
+        self, definition: WorkflowDefinition, run_id: str, input: Raw, rotation: int, depth: int, most_callbacks: int
+    ) -> None:
+        self.definition = definition
+        self.run_id = run_id
+        self.depth = depth
+        self.random = seeded(f"{run_id}|{rotation}")  # seeded by the run: the same on every replay
+        self.loop = DeterministicLoop(self, most_callbacks, self.random.getrandbits(60))  # type: ignore[abstract]
+        self.queries: dict[str, Callable[..., Any]] = {}
+        self.updates: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]] = {}
+        self.conditions: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+        self.known_patches: frozenset[str] = frozenset()
+        self.is_replaying = False
+        self._patches: dict[str, bool] = {}
+        self._input = input
+        self._prefix = f"{rotation}/" if rotation else ""
+        self._counts: Counter[str] = Counter()
+        self._commands: dict[str, c.Command] = {}
+        self._waiting: dict[str, asyncio.Future[Any]] = {}
+        self._timers: dict[str, Timer] = {}
+        self._answering: dict[str, asyncio.Task[Any]] = {}
+        self._awaited_children: set[str] = set()
+        self._main: asyncio.Task[Any] | None = None
+        self._is_done = False
+
+    # --- what the engine asks
+
+    def handle(self, event: Event) -> list[c.Command]:
+        """Take an outcome, go as far as possible, and return what is asked for."""
+        self.loop.now = event.emitted_at
+        take = _OUTCOMES.get(type(event.data))
+        if take is not None and not self._is_done:
+            take(self, event)
+            self._run()
+        commands, self._commands = list(self._commands.values()), {}
+        return commands
+
+    def query(self, name: str, arguments: Raw) -> Raw:
+        """Answer a question about the present, without changing anything."""
+        handler = self.queries.get(name)
+        if handler is None:
+            raise NotFound(f"run {self.run_id} answers no query {name!r}; it answers {sorted(self.queries)}")
+        answer = codec.encode(handler(**Signature(handler).unpack(arguments)))
+        if self._commands or self.loop.is_stirred:
+            raise NotDurable(f"query {name!r} changed something; a query may only look")
+        return answer
+
+    def where(self) -> str:
+        """Say where in the source the program is waiting."""
+        stack = self._main.get_stack(limit=1) if self._main is not None else []
+        code = self.definition.function.__code__
+        return f" at {stack[-1].f_code.co_filename if stack else code.co_filename}:" + str(
+            stack[-1].f_lineno if stack else code.co_firstlineno
+        )
+
+    def close(self) -> None:
+        """Let go of the coroutines without running them any further."""
+        self.loop.let_go()
+
+    # --- what the workflow asks, through `holdfast.program.api`
+
+    async def run_activity(self, activity: ActivityDefinition, input: Raw, options: ActivityOptions) -> Any:
+        """Run an activity as a step, and return its result."""
+        step_id = self.name_step(activity.name)
+        command = c.RunActivity(
+            step_id=step_id, name=activity.name, input=input, queue=options.queue, options=encode_options(options)
+        )
+        return codec.decode(await self.step(command), activity.signature.result_type)
+
+    async def run_child(self, child: WorkflowDefinition, input: Raw, close_policy: str) -> Any:
+        """Start another run, and return its result."""
+        if self.depth >= NESTED_RUNS:
+            raise InvalidInput(f"runs are nested at most {NESTED_RUNS} deep")
+        step_id = self.name_step(child.name)
+        if close_policy == "await":
+            self._awaited_children.add(step_id)
+        command = c.StartChild(
+            step_id=step_id,
+            child_run_id=child_run_id(self.run_id, step_id),
+            plan_id=child.name,
+            plan_version=child.version,
+            input=input,
+            close_policy=close_policy,
+        )
+        return codec.decode(await self.step(command), child.signature.result_type)
+
+    async def step(self, command: Any) -> Any:
+        """Issue a command that opens a step, and wait for its outcome. A wait that is given up closes the step."""
+        step_id = command.step_id
+        future = self._waiting[step_id] = self.loop.create_future()
+        self._commands[step_id] = command
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if self._waiting.pop(step_id, None) is not None:
+                self._give_up(step_id)
+            raise
+
+    def name_step(self, name: str) -> str:
+        """Return the id of the next step of this name."""
+        self._counts[name] += 1
+        count = self._counts[name]
+        return f"{self._prefix}{name}" if count == 1 else f"{self._prefix}{name}#{count}"
+
+    def is_patched(self, patch_id: str) -> bool:
+        """Say whether the new code is to be used: in new runs, and in runs that have recorded so."""
+        if patch_id not in self._patches:
+            step_id = f"{self._prefix}patched:{patch_id}"
+            self._patches[patch_id] = not self.is_replaying or step_id in self.known_patches
+            if self._patches[patch_id]:
+                self._commands[step_id] = c.RecordMarker(step_id=step_id, name="patched", value=codec.encode(patch_id))
+        return self._patches[patch_id]
+
+    def now(self) -> Instant:
+        """Return the instant of the outcome that is being handled."""
+        return self.loop.now
+
+    def new_uuid(self) -> uuid.UUID:
+        """Return a UUID that is the same on every replay."""
+        return uuid.UUID(int=self.random.getrandbits(128), version=4)
+
+    # --- timers of the loop
+
+    def start_timer(self, timer: Timer, due_at: Instant) -> None:
+        timer.step_id = self.name_step("timer")
+        self._timers[timer.step_id] = timer
+        self._commands[timer.step_id] = c.StartTimer(step_id=timer.step_id, due_at=due_at)
+
+    def cancel_timer(self, timer: Timer) -> None:
+        if self._timers.pop(timer.step_id, None) is not None:
+            self._give_up(timer.step_id)
+
+    def _give_up(self, step_id: str) -> None:
+        """Close an open step; one that was opened in the same breath leaves no trace."""
+        if self._commands.pop(step_id, None) is None:
+            self._commands[f"cancel {step_id}"] = c.CancelStep(step_id=step_id)
+
+    # --- going on
+
+    def _run(self) -> None:
+        """Run until nothing is ready and no condition has come true."""
+        self.loop.run_until_idle()
+        while self._settle_conditions():
+            self.loop.run_until_idle()
+        for step_id, task in list(self._answering.items()):
+            if task.done():
+                del self._answering[step_id]
+                self._commands[f"answer {step_id}"] = _answer(step_id, task)
+        self._end_if_done()
+
+    def _settle_conditions(self) -> bool:
+        """Wake those whose condition holds by now; what a condition raises is raised where it is waited for."""
+        if not self.conditions:
+            return False
+        waiting = [(condition, future) for condition, future in self.conditions if not future.done()]
+        with running(self.loop):
+            for condition, future in waiting:
+                try:
+                    if condition():
+                        future.set_result(None)
+                except Exception as problem:
+                    future.set_exception(problem)
+        self.conditions = [(condition, future) for condition, future in waiting if not future.done()]
+        return len(self.conditions) < len(waiting)
+
+    def _end_if_done(self) -> None:
+        if self._main is None or not self._main.done():
+            return
+        ending = _ending(self._main)
+        if isinstance(ending, c.ContinueAsNew) and self._answering:
+            return  # a rotation waits for the updates that are being answered
+        if not isinstance(ending, c.CancelRun) and any(child in self._waiting for child in self._awaited_children):
+            return  # and every end but a cancellation for the children that are to be awaited
+        self._is_done = True
+        for step_id in self._answering:
+            error = ErrorInfo("RunTerminal", "the run ended before it had answered")
+            self._commands[f"answer {step_id}"] = c.CompleteUpdate(step_id=step_id, error=error)
+        self._commands["run"] = ending
+
+    # --- outcomes
+
+    def _begin(self, event: Event) -> None:
+        try:
+            arguments = self.definition.signature.unpack(self._input)
+        except InvalidInput as problem:
+            raise NondeterminismError(
+                f"event {event.run_seq}: the recorded arguments do not fit {self.definition.name!r}: {problem}",
+                run_seq=event.run_seq,
+                expected=bytes(self._input).decode(errors="replace")[:ERROR_TEXT_CHARS],
+                found=f"async def {self.definition.name}{self.definition.signature}",
+            ) from problem
+        self._main = self.loop.create_task(self.definition.function(**arguments), name=self.definition.name)
+
+    def _cancel(self, event: Event) -> None:
+        if self._main is not None and not self._main.cancel(getattr(event.data, "reason", "") or None):
+            for child in self._awaited_children & self._waiting.keys():  # it has ended, and waits only for them
+                self._waiting[child].cancel()
+
+    def _fire(self, event: Event) -> None:
+        timer = self._timers.pop(event.step_id or "", None)
+        if timer is not None:
+            self.loop.fire(timer)
+        else:
+            self._resolve(event, None)
+
+    def _resolve(self, event: Event, value: Any) -> None:
+        future = self._waiting.pop(event.step_id or "", None)
+        if future is not None and not future.done():
+            future.set_result(value)
+
+    def _reject(self, event: Event, error: BaseException) -> None:
+        future = self._waiting.pop(event.step_id or "", None)
+        if future is not None and not future.done():
+            future.set_exception(error)
+
+    def _answer_update(self, event: Event) -> None:
+        assert isinstance(event.data, e.UpdateAccepted)
+        assert event.step_id is not None
+        task = self.loop.create_task(self._update(event.data), name=event.step_id)
+        self._answering[event.step_id] = task
+
+    async def _update(self, update: e.UpdateAccepted) -> Any:
+        handler, validator = self.updates.get(update.name, (None, None))
+        if handler is None:
+            raise NotFound(f"run {self.run_id} takes no update {update.name!r}; it takes {sorted(self.updates)}")
+        arguments = Signature(handler).unpack(update.input)
+        if validator is not None:
+            validator(**arguments)
+        result = handler(**arguments)
+        return await result if asyncio.iscoroutine(result) else result
+
+
+def _ending(main: asyncio.Task[Any]) -> c.Command:
+    if main.cancelled():
+        return c.CancelRun()
+    problem = main.exception()
+    while isinstance(problem, BaseExceptionGroup) and len(problem.exceptions) == 1 and _rotates(problem):
+        [problem] = problem.exceptions  # a TaskGroup wraps whatever is raised inside
+    if isinstance(problem, Rotate):
+        return c.ContinueAsNew(input=problem.input)
+    if problem is not None:
+        return c.FailRun(error=error_info(problem))
+    try:
+        return c.CompleteRun(result=codec.encode(main.result()))
+    except InvalidInput as unfit:
+        return c.FailRun(error=error_info(unfit))
+
+
+def _answer(step_id: str, task: asyncio.Task[Any]) -> c.CompleteUpdate:
+    if task.cancelled():
+        return c.CompleteUpdate(step_id=step_id, error=ErrorInfo("RunCancelled", "the answer was cancelled"))
+    problem = task.exception()
+    if problem is not None:
+        return c.CompleteUpdate(step_id=step_id, error=error_info(problem))
+    try:
+        return c.CompleteUpdate(step_id=step_id, result=codec.encode(task.result()))
+    except InvalidInput as unfit:
+        return c.CompleteUpdate(step_id=step_id, error=error_info(unfit))
+
+
+def _rotates(group: BaseExceptionGroup[BaseException]) -> bool:
+    return group.subgroup(Rotate) is not None
+
+
+def child_run_id(run_id: str, step_id: str) -> str:
+    """Return the id of the run that a step starts: readable while it fits, and always the same."""
+    readable = f"{run_id}/{step_id}"
+    return readable if len(readable.encode()) <= NAME_BYTES else f"child-{codec.digest(readable.encode())}"
+
+
+def error_info(problem: BaseException, *, retryable: bool = False, causes: int = ERROR_CAUSES) -> ErrorInfo:
+    """Return an exception as it is kept in a history: bounded, with its cause."""
+    inner = problem.__cause__ or (None if problem.__suppress_context__ else problem.__context__)
+    cause = getattr(problem, "info", None)
+    if not isinstance(cause, ErrorInfo):
+        cause = error_info(inner, causes=causes - 1) if inner is not None and causes > 0 else None
+    code = getattr(problem, "code", None)
+    return ErrorInfo(
+        code=_plain_text(code) if isinstance(code, str) and code else type(problem).__name__,
+        message=_message(problem)[:ERROR_TEXT_CHARS],
+        retryable=retryable,
+        traceback=_traceback(problem)[-ERROR_TEXT_CHARS:],
+        cause=cause,
+    )
+
+
+def _message(problem: BaseException) -> str:
+    """Return what an exception says, whatever it is made of; a group says what all of its members say."""
+    try:
+        text = _plain_text(str(problem))
+    except Exception:  # an exception that cannot even be shown must not stop its run from being recorded
+        return f"a {type(problem).__name__} that cannot be shown"
+    if isinstance(problem, BaseExceptionGroup):
+        members = "; ".join(f"{type(member).__name__}: {_message(member)}" for member in problem.exceptions)
+        return f"{text}: {members}"
+    return text
+
+
+def _traceback(problem: BaseException) -> str:
+    return _plain_text("".join(traceback.format_exception(problem, chain=False)))
+
+
+def _plain_text(text: str) -> str:
+    """Return text that can be stored: without halves of surrogate pairs."""
+    return text.encode(errors="replace").decode()
+
+
+def _completed(program: CodeProgram, event: Event) -> None:
+    program._resolve(event, getattr(event.data, "result", NULL))
+
+
+def _failed(program: CodeProgram, event: Event) -> None:
+    assert isinstance(event.data, e.StepFailed)
+    error = event.data.error
+    program._reject(event, ActivityFailed(f"step {event.step_id}: {error.code}: {error.message}", error))
+
+
+def _child_failed(program: CodeProgram, event: Event) -> None:
+    assert isinstance(event.data, e.ChildFailed)
+    error = event.data.error
+    program._reject(event, ChildFailed(f"child {event.step_id}: {error.code}: {error.message}", error))
+
+
+def _signalled(program: CodeProgram, event: Event) -> None:
+    assert isinstance(event.data, e.SignalReceived)
+    program._resolve(event, event.data.payload)
+
+
+def _timed_out(program: CodeProgram, event: Event) -> None:
+    assert isinstance(event.data, e.SignalTimedOut)
+    program._reject(event, TimeoutError(f"no signal {event.data.name!r} came in time"))
+
+
+def _answered(program: CodeProgram, event: Event) -> None:
+    assert isinstance(event.data, e.TaskCompleted)
+    program._resolve(event, event.data.answer)
+
+
+_OUTCOMES: dict[type[e.Body], Callable[[CodeProgram, Event], None]] = {
+    e.RunStarted: CodeProgram._begin,
+    e.ContinuedAsNew: CodeProgram._begin,
+    e.RunCancelRequested: CodeProgram._cancel,
+    e.StepCompleted: _completed,
+    e.StepFailed: _failed,
+    e.StepSkipped: _completed,
+    e.TimerFired: CodeProgram._fire,
+    e.SignalReceived: _signalled,
+    e.SignalTimedOut: _timed_out,
+    e.TaskCompleted: _answered,
+    e.ChildCompleted: _completed,
+    e.ChildFailed: _child_failed,
+    e.UpdateAccepted: CodeProgram._answer_update,
+}
+
+
+def current_program() -> CodeProgram | None:
+    """Return the program whose code is running, or None outside a workflow."""
+    loop = asyncio._get_running_loop()
+    return loop.host if isinstance(loop, DeterministicLoop) else None  # type: ignore[return-value]
+
+
+def require_program(what: str) -> CodeProgram:
+    """Return the program whose code is running; `what` can only be used inside a workflow."""
+    program = current_program()
+    if program is None:
+        raise NotDurable(f"{what} can only be used inside a workflow")
+    return program

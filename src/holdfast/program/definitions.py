@@ -1,0 +1,123 @@
+"""Workflows and activities as they are registered: names, versions, types and policies.
+
+Arguments are bound to the parameters of the function and kept as a JSON object by their names, so that they can be
+read by people, sent by other languages, and checked against annotations. A value that does not fit raises.
+"""
+
+import inspect
+from collections.abc import Callable
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any, get_type_hints
+
+import msgspec
+from msgspec import Raw
+
+from holdfast.core import codec
+from holdfast.core.retry import Retry
+from holdfast.errors import InvalidInput
+
+
+class Signature:
+    """The parameters and the result of a function, as types that values are checked against."""
+
+    def __init__(self, function: Callable[..., Any], *, skip_first: bool = False) -> None:
+        signature = inspect.signature(function)
+        parameters = list(signature.parameters.values())[1 if skip_first else 0 :]
+        for parameter in parameters:
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                raise InvalidInput(f"{function.__qualname__}: *args and **kwargs cannot be kept; name the parameters")
+            if parameter.kind is parameter.POSITIONAL_ONLY:
+                raise InvalidInput(f"{function.__qualname__}: arguments are kept by name; {parameter.name!r} has none")
+        try:
+            hints = get_type_hints(function)
+        except NameError as problem:
+            raise InvalidInput(f"{function.__qualname__}: an annotation cannot be resolved: {problem}") from problem
+        fields = [
+            (p.name, hints.get(p.name, Any)) if p.default is p.empty else (p.name, hints.get(p.name, Any), p.default)
+            for p in parameters
+        ]
+        self._name = function.__qualname__
+        self._signature = signature.replace(parameters=parameters)
+        self._model = msgspec.defstruct(
+            f"{function.__name__}_arguments", fields, kw_only=True, forbid_unknown_fields=True
+        )
+        self._positional = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+        self.result_type = hints.get("return", Any)
+
+    def __str__(self) -> str:
+        return str(self._signature)
+
+    def pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Raw:
+        """Return the arguments as JSON, after binding them to the parameters."""
+        raw = codec.encode(self._bind(args, kwargs))
+        self.unpack(raw)
+        return raw
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        if not kwargs and len(args) == len(self._positional) == len(self._signature.parameters):
+            return dict(zip(self._positional, args, strict=True))  # the usual call, without the detour
+        try:
+            return self._signature.bind(*args, **kwargs).arguments
+        except TypeError as problem:
+            raise InvalidInput(f"{self._name}: {problem}") from problem
+
+    def unpack(self, raw: Raw) -> dict[str, Any]:
+        """Return the arguments that the JSON holds, as the annotated types."""
+        model = codec.decode(raw, self._model)
+        return {name: getattr(model, name) for name in model.__struct_fields__}
+
+
+class WorkflowDefinition:
+    """A registered workflow."""
+
+    def __init__(self, function: Callable[..., Any], name: str, version: str) -> None:
+        if not inspect.iscoroutinefunction(function):
+            raise InvalidInput(f"a workflow is an async function, and {function.__qualname__} is not")
+        self.function = function
+        self.name = name
+        self.version = version
+        self.signature = Signature(function)
+
+
+class ActivityOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How an activity is carried out. Each can be set on the definition and for one call."""
+
+    retry: Retry = Retry()
+    timeout_ms: int | None = None
+    schedule_to_close_ms: int | None = None
+    heartbeat_timeout_ms: int | None = None
+    queue: str = ""
+
+
+@lru_cache(maxsize=1_024)
+def encode_options(options: ActivityOptions) -> Raw:
+    """Return the options as they are kept with a step. There are few different ones, and many calls."""
+    return codec.encode(options)
+
+
+@lru_cache(maxsize=1_024)
+def decode_options(raw: bytes) -> ActivityOptions:
+    """Return the options that were kept with a step."""
+    return codec.decode(raw, ActivityOptions)
+
+
+class ActivityDefinition:
+    """A registered activity."""
+
+    def __init__(self, function: Callable[..., Any], name: str, options: ActivityOptions) -> None:
+        self.function = function
+        self.name = name
+        self.options = options
+        self.is_async = inspect.iscoroutinefunction(function)
+        self.signature = Signature(function)
+
+
+def milliseconds(value: timedelta | float | None) -> int | None:
+    """Return a duration, a timedelta or a number of seconds, in milliseconds."""
+    if value is None:
+        return None
+    seconds = value.total_seconds() if isinstance(value, timedelta) else float(value)
+    if not seconds > 0:
+        raise InvalidInput(f"a duration is more than 0, not {value!r}")
+    return max(1, round(seconds * 1_000))

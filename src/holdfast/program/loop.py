@@ -1,0 +1,327 @@
+"""The deterministic loop: plain asyncio, without a clock, a socket or a thread behind it.
+
+A workflow's coroutines run on this loop, synchronously, until nothing is ready. What they wait for then is in the
+hands of the engine. Everything that could differ between two executions is taken away:
+
+* time stands still while the loop runs; it is the instant of the outcome that is being handled;
+* `call_later` and `call_at`, and with them `asyncio.sleep` and `asyncio.timeout`, become durable timers of the host;
+* tasks and futures hash by a counter. `asyncio.wait`, `as_completed` and `TaskGroup` keep them in sets, which would
+  otherwise iterate by address, and one history would replay to several outcomes;
+* async generators that are dropped half-way are closed by this loop, not by the one around it;
+* sockets, subprocesses, threads and signals raise `NotDurable`, which names what to use instead.
+
+A loop can be closed half-way. Coroutines that are let go run their `finally` blocks, that is how Python is made; so
+from then on everything that they ask of the loop raises `Dropped`, and none of them gets any further.
+
+Sets of strings in user code still iterate differently between processes; replay notices it as a divergence.
+"""
+
+import asyncio
+import sys
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import Context
+from itertools import count
+from types import FrameType
+from typing import Any, Protocol, TypeVar
+from weakref import WeakSet
+
+from holdfast.core.instants import Instant
+from holdfast.errors import NotDurable, RunawayWorkflow
+
+T = TypeVar("T")
+
+
+CLOSING_ATTEMPTS = 10
+"""How often a coroutine that goes on after it was let go is told again."""
+
+DROPS = 1_000
+"""How often code that was let go is told so by what it calls."""
+
+
+class Dropped(BaseException):
+    """Raised in code that is let go: its run goes on elsewhere, or later, from its history."""
+
+
+class TimerHost(Protocol):
+    """Keeps the loop's timers durably, and lets them fire when they are due."""
+
+    def start_timer(self, timer: "Timer", due_at: Instant) -> None:
+        """Take a timer that was started; run it with `DeterministicLoop.fire` when it is due."""
+        ...
+
+    def cancel_timer(self, timer: "Timer") -> None:
+        """Take note that a timer was cancelled before it was due."""
+        ...
+
+
+class Timer(asyncio.TimerHandle):
+    """A timer of the loop. `step_id` is the host's."""
+
+    step_id: str = ""
+    _scheduled: bool
+
+
+class _Numbered:
+    """Hashes by the order in which it was made, not by its address."""
+
+    number: int
+
+    def __new__(cls, *args: Any, loop: "DeterministicLoop", **kwargs: Any) -> Any:
+        self = super().__new__(cls)
+        self.number = loop.next_number()
+        return self
+
+    def __hash__(self) -> int:
+        return self.number
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class NumberedFuture(_Numbered, asyncio.Future[T]):
+    """A future of the deterministic loop."""
+
+
+class NumberedTask(_Numbered, asyncio.Task[T]):
+    """A task of the deterministic loop."""
+
+
+class DeterministicLoop(asyncio.AbstractEventLoop):
+    """Runs coroutines of one run until nothing is ready."""
+
+    def __init__(self, host: TimerHost, most_callbacks: int, seed: int) -> None:
+        self.now: Instant = 0
+        self.host = host
+        self._most_callbacks = most_callbacks
+        self._ready: deque[asyncio.Handle] = deque()
+        self._numbers = count(seed)  # not 1: asyncio keeps the tasks of all runs in one set
+        self._is_closed = False
+        self._drops = 0
+        self._names = count(1)
+        self._tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
+
+    def next_number(self) -> int:
+        """Return the number of the next task or future."""
+        return next(self._numbers)
+
+    @property
+    def is_stirred(self) -> bool:
+        """Say whether something has become ready."""
+        return bool(self._ready)
+
+    def run_until_idle(self) -> None:
+        """Run everything that is ready, and what becomes ready through it."""
+        left = self._most_callbacks
+        with running(self):
+            while self._ready:
+                handle = self._ready.popleft()
+                left -= 1
+                if left < 0:
+                    raise RunawayWorkflow(f"the workflow did not come to rest within {self._most_callbacks} callbacks")
+                if not handle.cancelled():
+                    with suppress(SystemExit):  # the task has it as its exception: it ends the run, not the process
+                        handle._run()
+
+    def fire(self, timer: Timer) -> None:
+        """Let a timer that is due run."""
+        timer._scheduled = False  # it cannot be cancelled any more
+        self._ready.append(timer)
+
+    # --- what asyncio asks of a loop
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        """Let the callback run in its turn."""
+        self._check_open()
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> Timer:
+        """Let the callback run after a delay, by a durable timer."""
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> Timer:
+        """Let the callback run then, by a durable timer; at once if the time has come."""
+        self._check_open()
+        timer = Timer(when, callback, args, self, context)
+        if when <= self.time():
+            self._ready.append(timer)
+        else:
+            timer._scheduled = True  # so that its cancellation is reported to _timer_handle_cancelled
+            self.host.start_timer(timer, round(when * 1_000_000))
+        return timer
+
+    def _timer_handle_cancelled(self, timer: Timer) -> None:
+        if not self._is_closed:
+            self.host.cancel_timer(timer)
+
+    def time(self) -> float:
+        """Return the time, which stands still while the loop runs."""
+        return self.now / 1_000_000
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """Return a future that hashes by its number."""
+        self._check_open()
+        future: asyncio.Future[Any] = NumberedFuture(loop=self)
+        return future
+
+    def create_task(
+        self,
+        coro: Generator[Any, None, T] | Coroutine[Any, Any, T],
+        *,
+        name: str | None = None,
+        context: Context | None = None,
+    ) -> asyncio.Task[T]:
+        """Return a task that hashes by its number; without a name it gets one that is the same on every replay."""
+        if self._is_closed:
+            coro.close()
+            raise Dropped
+        if _is_of_unordered_set():
+            coro.close()
+            raise NotDurable("as_completed: coroutines in a set have no order; give it tasks made by create_task")
+        task: asyncio.Task[T] = NumberedTask(coro, loop=self, name=name or self._next_name(), context=context)
+        self._tasks.add(task)
+        return task
+
+    def _next_name(self) -> str:
+        return f"task {next(self._names)}"
+
+    def get_debug(self) -> bool:
+        """Say that nothing is to be watched more closely."""
+        return False
+
+    def get_task_factory(self) -> None:
+        """Return None: tasks are made by the loop itself."""
+
+    def get_exception_handler(self) -> None:
+        """Return None: nothing is reported behind a run's back."""
+
+    def is_running(self) -> bool:
+        """Say that coroutines may wait here."""
+        return not self._is_closed
+
+    def is_closed(self) -> bool:
+        """Say whether the loop was let go."""
+        return self._is_closed
+
+    def let_go(self) -> None:
+        """Let go of everything; what still runs because of it can ask for nothing any more."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._ready.clear()
+        with running(self):
+            for task in sorted(self._tasks, key=lambda task: task.number, reverse=True):  # type: ignore[attr-defined]
+                coro = task.get_coro()
+                if not task.done() and coro is not None:
+                    _let_go(coro)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            self._drops += 1
+            if self._drops <= DROPS:  # code that catches everything, in a loop, is left waiting instead
+                raise Dropped
+
+    def finalize(self, generator: AsyncGenerator[Any, Any]) -> None:
+        """Close an async generator that was dropped half-way, as asyncio does. Called by the interpreter."""
+        if not self._is_closed and asyncio._get_running_loop() is self:
+            self.create_task(generator.aclose())
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Drop it: an exception that nobody retrieved shows in the run's outcome, or was meant to be dropped."""
+
+    async def shutdown_asyncgens(self) -> None:
+        """Do nothing: generators end with the run."""
+
+
+@contextmanager
+def running(loop: DeterministicLoop) -> Iterator[None]:
+    """Make the loop the running one of this thread, in the middle of whatever runs there."""
+    outer = asyncio._get_running_loop()
+    task = asyncio.current_task(outer) if outer is not None else None
+    if task is not None and outer is not None:
+        asyncio.tasks._leave_task(outer, task)
+    hooks = sys.get_asyncgen_hooks()
+    sys.set_asyncgen_hooks(firstiter=None, finalizer=loop.finalize)
+    asyncio._set_running_loop(loop)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(outer)
+        sys.set_asyncgen_hooks(*hooks)
+        if task is not None and outer is not None:
+            asyncio.tasks._enter_task(outer, task)
+
+
+def _let_go(coro: Any) -> None:
+    """Close a coroutine. Code that goes on in spite of it is told again, and is left alone in the end."""
+    for _ in range(CLOSING_ATTEMPTS):
+        try:
+            coro.close()
+        except RuntimeError:  # it waits for something else
+            continue
+        except BaseException:  # what it raises on its way out is nobody's concern
+            pass
+        return
+    _stubborn.append(coro)
+
+
+_stubborn: list[Any] = []
+"""Coroutines that would not be let go. Were they collected they would go on then, outside every run: so they stay."""
+
+
+def _is_of_unordered_set() -> bool:
+    """Say whether `as_completed` is making a task of a coroutine; it goes through them in the order of addresses."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename == asyncio.tasks.__file__:
+        if frame.f_code.co_name in ("as_completed", "_AsCompletedIterator.__init__", "<setcomp>"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+_NETWORK = "the network is not durable in a workflow; make the call an activity"
+_FILES = "files and sockets are not durable in a workflow; make the call an activity"
+_THREADS = "threads are not durable in a workflow; make the call an activity"
+_HOSTED = "the loop belongs to the engine; leave it as it is, and await what you are waiting for"
+
+_INSTEAD = {
+    **dict.fromkeys(["run_in_executor", "set_default_executor", "shutdown_default_executor"], _THREADS),
+    "call_soon_threadsafe": "threads are not durable in a workflow; send the run a signal",
+    **dict.fromkeys(["getaddrinfo", "getnameinfo", "create_connection", "create_unix_connection"], _NETWORK),
+    **dict.fromkeys(["create_datagram_endpoint", "connect_accepted_socket", "start_tls"], _NETWORK),
+    **dict.fromkeys(["sock_connect", "sock_recv", "sock_recv_into", "sock_recvfrom", "sock_recvfrom_into"], _NETWORK),
+    **dict.fromkeys(["sock_sendall", "sock_sendto", "sock_sendfile", "sendfile"], _NETWORK),
+    "sock_accept": "the network is not durable in a workflow; wait for a signal instead",
+    "create_server": "the network is not durable in a workflow; wait for a signal instead",
+    "create_unix_server": "the network is not durable in a workflow; wait for a signal instead",
+    **dict.fromkeys(["subprocess_exec", "subprocess_shell"], "a subprocess is not durable; start it in an activity"),
+    **dict.fromkeys(["add_reader", "add_writer", "remove_reader", "remove_writer"], _FILES),
+    **dict.fromkeys(["connect_read_pipe", "connect_write_pipe"], _FILES),
+    "add_signal_handler": "operating system signals do not reach a workflow; send the run a signal",
+    "remove_signal_handler": "operating system signals do not reach a workflow; send the run a signal",
+    "run_until_complete": "the loop is running already; await the coroutine",
+    "run_forever": "the loop is running already; await what you are waiting for",
+    **dict.fromkeys(["close", "stop", "set_task_factory", "set_exception_handler", "set_debug"], _HOSTED),
+    "default_exception_handler": _HOSTED,
+}
+
+
+def _refusing(name: str, instead: str) -> Callable[..., Any]:
+    def refuse(self: DeterministicLoop, *args: Any, **kwargs: Any) -> Any:
+        raise NotDurable(f"{name}: {instead}")
+
+    refuse.__name__ = name
+    return refuse
+
+
+for _name, _text in _INSTEAD.items():
+    setattr(DeterministicLoop, _name, _refusing(_name, _text))

@@ -1,0 +1,245 @@
+"""A program and its history, kept in step.
+
+`Replay` is given every event of a run, in order. *Outcomes* (something has ended) are handed to the program, and the
+commands that it then issues must be the ones that follow in the history. They are matched by step id and name, not by
+position. While a run is paused its program is not advanced: outcomes that were recorded then are handed to it, in
+order, when it is resumed, at the time of the resumption.
+
+A start or a resumption that is directly followed by a pause with an error came to nothing: the program could not go
+on. It is held back, like an outcome, for the next resumption.
+
+During replay `take` raises `NondeterminismError` at the first difference. At the end of the history the two are in
+step, and from then on `advance` returns the commands instead of comparing them.
+"""
+
+from collections.abc import Callable, Iterable
+
+from msgspec.json import decode
+from msgspec.structs import replace
+
+from holdfast.core import commands as c
+from holdfast.core import events as e
+from holdfast.core.events import Event
+from holdfast.errors import NondeterminismError
+from holdfast.program.port import Program
+
+Begin = Callable[[Event], Program]
+"""Makes the program that begins with this event: RunStarted, or ContinuedAsNew."""
+
+_OUTCOMES = frozenset(
+    {
+        e.RunCancelRequested,
+        e.StepCompleted,
+        e.StepFailed,
+        e.StepSkipped,
+        e.TimerFired,
+        e.SignalReceived,
+        e.SignalTimedOut,
+        e.TaskCompleted,
+        e.ChildCompleted,
+        e.ChildFailed,
+        e.UpdateAccepted,
+    }
+)
+_COMMANDED: dict[type[e.Body], type] = {
+    e.StepStarted: c.RunActivity,
+    e.TimerStarted: c.StartTimer,
+    e.SignalWaiting: c.WaitSignal,
+    e.TaskCreated: c.AskHuman,
+    e.ChildStarted: c.StartChild,
+    e.MarkerRecorded: c.RecordMarker,
+    e.StepCancelled: c.CancelStep,
+    e.UpdateCompleted: c.CompleteUpdate,
+    e.ContinuedAsNew: c.ContinueAsNew,
+    e.RunCompleted: c.CompleteRun,
+    e.RunFailed: c.FailRun,
+    e.RunCancelled: c.CancelRun,
+}
+
+_PREFIXES = {
+    c.CancelStep: "cancel ",
+    e.StepCancelled: "cancel ",
+    c.CompleteUpdate: "answer ",
+    e.UpdateCompleted: "answer ",
+}
+
+
+class Replay:
+    """Keeps one run's program in step with its history."""
+
+    def __init__(self, begin: Begin) -> None:
+        self._begin = begin
+        self._issued: dict[str, c.Command] = {}
+        self._is_paused = False
+        self._held: list[Event] = []
+        self._closed: set[str] = set()
+        self._patches: frozenset[str] = frozenset()
+        self._is_replaying = False
+        self.program: Program | None = None
+
+    def replay(self, events: Iterable[Event]) -> None:
+        """Bring the program to the end of this history, or raise at the first difference."""
+        events = list(events)
+        self._patches = frozenset(filter(None, map(_patch, events)))
+        self._set_replaying(True)
+        for event, following in zip(events, [*events[1:], None], strict=True):
+            self._compare(event)
+            if following is not None and _is_stuck(event, following):
+                self._hold_back(event)
+                continue
+            self._note_closed(event)
+            for command in self.advance(event):
+                if not self._comes_too_late(command):
+                    self._issued[command_key(command)] = command
+        self._set_replaying(False)
+        if self._issued:
+            raise self._extra(events[-1])
+
+    def _note_closed(self, event: Event) -> None:
+        if type(event.data) in _OUTCOMES:
+            self._closed.add(event.step_id or "")
+        elif type(event.data) is e.StepStarted:
+            self._closed.discard(event.step_id or "")  # an operator has it tried again
+
+    def _comes_too_late(self, command: c.Command) -> bool:
+        """Say whether a step is given up that had ended meanwhile: of that the history says nothing.
+
+        It happens when a run is resumed: the program learns one by one what had ended while it was paused.
+        """
+        return isinstance(command, c.CancelStep) and command.step_id in self._closed
+
+    def _hold_back(self, event: Event) -> None:
+        if type(event.data) is e.RunStarted:
+            self._held.append(event)
+
+    def advance(self, event: Event) -> list[c.Command]:
+        """Take the next event of the run, and return the commands that the program issues because of it."""
+        kind = type(event.data)
+        if kind is e.RunStarted or kind is e.ContinuedAsNew:
+            return self._begin_with(event)
+        if kind is e.RunPaused:
+            self._is_paused = True
+        elif kind is e.RunResumed:
+            self._is_paused = False
+            held, self._held = self._held, []
+            return [
+                command for outcome in held for command in self._hand(replace(outcome, emitted_at=event.emitted_at))
+            ]
+        elif kind in _OUTCOMES:
+            if not self._is_paused:
+                return self._hand(event)
+            self._held.append(event)
+        return []
+
+    def _begin_with(self, event: Event) -> list[c.Command]:
+        self.close()
+        self.program = self._begin(event)
+        self._set_replaying(self._is_replaying)
+        commands = self.program.handle(event)
+        if _is_cancelling(event):  # asked for before a rotation that did not heed it
+            commands += self.program.handle(replace(event, data=e.RunCancelRequested()))
+        return commands
+
+    def _set_replaying(self, is_replaying: bool) -> None:
+        self._is_replaying = is_replaying
+        if self.program is not None:
+            self.program.is_replaying = is_replaying
+            self.program.known_patches = self._patches
+
+    def close(self) -> None:
+        """Let go of the program."""
+        if self.program is not None:
+            self.program.close()
+            self.program = None
+
+    def _hand(self, event: Event) -> list[c.Command]:
+        if type(event.data) is e.RunStarted:
+            return self._begin_with(event)
+        return self.program.handle(event) if self.program is not None else []
+
+    # --- comparing
+
+    def _compare(self, event: Event) -> None:
+        kind = type(event.data)
+        expected = _COMMANDED.get(kind)
+        if expected is None or self.program is None or _is_from_outside(event):
+            if self._issued and kind in _OUTCOMES and not self._is_paused:
+                raise self._extra(event)
+            return
+        key = event_key(event)
+        issued = self._issued.pop(key, None)
+        if issued is None or type(issued) is not expected or _name(issued) != _name(event.data):
+            raise self._missing(event, issued)
+
+    def _missing(self, event: Event, issued: c.Command | None) -> NondeterminismError:
+        instead = issued or next(iter(self._issued.values()), None)
+        return self._difference(event, _describe_event(event), _describe(instead) if instead else "nothing")
+
+    def _extra(self, event: Event) -> NondeterminismError:
+        [first, *_] = self._issued.values()
+        return self._difference(event, f"no such step before event {event.run_seq}", _describe(first))
+
+    def _difference(self, event: Event, expected: str, found: str) -> NondeterminismError:
+        where = self.program.where() if self.program is not None else ""
+        return NondeterminismError(
+            f"event {event.run_seq}: the history has {expected}; the code asks for {found}{where}",
+            run_seq=event.run_seq,
+            expected=expected,
+            found=found,
+        )
+
+
+def command_key(command: c.Command) -> str:
+    """Return under which key a command and its event find each other."""
+    step_id: str | None = getattr(command, "step_id", None)
+    if step_id is None:
+        return "run"
+    return _PREFIXES.get(type(command), "") + step_id
+
+
+def event_key(event: Event) -> str:
+    """Return under which key an event finds the command that led to it."""
+    if event.step_id is None:
+        return "run"
+    return _PREFIXES.get(type(event.data), "") + event.step_id
+
+
+def _patch(event: Event) -> str | None:
+    body = event.data
+    return event.step_id if isinstance(body, e.MarkerRecorded) and body.name == "patched" else None
+
+
+def _is_stuck(event: Event, following: Event) -> bool:
+    """Say whether the program could not go on when it was to begin, or to begin again."""
+    if type(event.data) is not e.RunStarted and type(event.data) is not e.RunResumed:
+        return False
+    return isinstance(following.data, e.RunPaused) and following.data.error is not None
+
+
+def _is_cancelling(event: Event) -> bool:
+    """Say whether a run that rotates had been asked to cancel itself before."""
+    if not isinstance(event.data, e.ContinuedAsNew):
+        return False
+    carried = decode(event.data.carried)
+    return isinstance(carried, dict) and carried.get("is_cancelling") is True
+
+
+def _is_from_outside(event: Event) -> bool:
+    """Say whether an operator, and not the program, led to this event."""
+    return event.caused_by_signal_id is not None
+
+
+def _name(of: object) -> str:
+    return str(getattr(of, "name", "") or getattr(of, "plan_id", ""))
+
+
+def _describe_event(event: Event) -> str:
+    step = f" of step {event.step_id!r}" if event.step_id else ""
+    name = _name(event.data)
+    return f"{event.event_type}{step}" + (f" ({name})" if name else "")
+
+
+def _describe(command: c.Command) -> str:
+    step_id = getattr(command, "step_id", None)
+    step = f" for step {step_id!r}" if step_id else ""
+    return type(command).__name__ + step + (f" ({_name(command)})" if _name(command) else "")

@@ -1,0 +1,242 @@
+"""A store that fails in every way in which a real one may.
+
+`FaultyStore` is what one node sees of a store: answers take time, some never come, some come twice, and wake-ups get
+lost. It breaks no promise of the port: what it says has happened has happened. An error says nothing; the verb may
+have been carried out or not.
+
+`Weather` is shared by all who use the store and can change at any time.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import Context
+from random import Random
+from typing import TypeVar
+
+from msgspec import Struct
+
+from holdfast.core.events import Event
+from holdfast.core.instants import Instant
+from holdfast.core.messages import Message, Signal, SignalRequest
+from holdfast.core.records import Task, Wait
+from holdfast.errors import HoldfastError, StoreUnavailable
+from holdfast.store import port
+from holdfast.store.wakeups import Listener, Wakeups
+
+T = TypeVar("T")
+
+Verb = Callable[[], Awaitable[T]]
+
+
+class Faults(Struct, frozen=True, kw_only=True):
+    """How often things go wrong, as probabilities, and how long things take."""
+
+    latency_s: float = 0.0
+    """The mean of the time that a request, or its answer, is under way."""
+
+    refused: float = 0.0
+    """A verb is not carried out, and raises."""
+
+    unanswered: float = 0.0
+    """A verb is carried out, and raises."""
+
+    repeated: float = 0.0
+    """A verb that may be repeated is carried out again, some time later."""
+
+    unheard: float = 0.0
+    """A wake-up is lost."""
+
+
+CALM = Faults()
+
+
+class Weather:
+    """How things are at the moment."""
+
+    def __init__(self, faults: Faults = CALM) -> None:
+        self.faults = faults
+        self.is_down = False
+        """Nobody reaches the store."""
+
+
+class FaultyStore:
+    """A store as seen through bad weather."""
+
+    def __init__(self, store: port.Store, weather: Weather, rng: Random) -> None:
+        self._store = store
+        self._weather = weather
+        self._rng = rng
+        self.capabilities = store.capabilities
+        self.wakeups: Wakeups = FaultyWakeups(store.wakeups, weather, rng)
+
+    # --- how a verb is carried out
+
+    async def _reach(self, verb: Verb[T], *, may_repeat: bool = False) -> T:
+        await self._travel()
+        if self._fails(self._weather.faults.refused):
+            raise StoreUnavailable("the store could not be reached")
+        if may_repeat and self._rng.random() < self._weather.faults.repeated:
+            # Outside of every process: what is on its way arrives, whatever becomes of the sender.
+            asyncio.get_running_loop().create_task(self._repeat(verb), context=Context())
+        answer = await verb()
+        await self._travel()
+        if self._fails(self._weather.faults.unanswered):
+            raise StoreUnavailable("the store did not answer")
+        return answer
+
+    def _fails(self, chance: float) -> bool:
+        return self._weather.is_down or self._rng.random() < chance
+
+    async def _travel(self) -> None:
+        mean = self._weather.faults.latency_s
+        if mean > 0.0:
+            await asyncio.sleep(self._rng.choice((0.0, self._rng.expovariate(1.0 / mean))))
+
+    async def _repeat(self, verb: Verb[T]) -> None:
+        await asyncio.sleep(self._rng.expovariate(1.0 / (20.0 * self._weather.faults.latency_s + 0.1)))
+        try:
+            await verb()
+        except HoldfastError:
+            return  # nobody waits for this answer
+
+    # --- the verbs
+
+    async def migrate(self) -> int:
+        return await self._reach(self._store.migrate)
+
+    async def close(self) -> None:
+        """Do nothing: the store is shared."""
+
+    async def now(self) -> Instant:
+        return await self._reach(self._store.now)
+
+    async def create(
+        self, runs: Sequence[port.NewRun], claim_for: str | None = None
+    ) -> list[port.Created | port.Existing | port.Refused]:
+        return await self._reach(lambda: self._store.create(runs, claim_for), may_repeat=True)
+
+    async def load(self, run_ids: Sequence[str]) -> list[port.LoadedRun | None]:
+        return await self._reach(lambda: self._store.load(run_ids))
+
+    async def deliver(
+        self, items: Sequence[SignalRequest | Message]
+    ) -> list[port.Accepted | port.Duplicate | port.Refused]:
+        is_named = all(item.signal_id is not None for item in items)
+        return await self._reach(lambda: self._store.deliver(items), may_repeat=is_named)
+
+    async def commit(self, turns: Sequence[port.Turn]) -> list[port.Committed | port.CommitConflict]:
+        return await self._reach(lambda: self._store.commit(turns), may_repeat=True)
+
+    async def claim(self, node: str, limit: int, plan_ids: Sequence[str] | None = None) -> list[port.LoadedRun]:
+        return await self._reach(lambda: self._store.claim(node, limit, plan_ids))
+
+    async def renew(self, node: str, lease_ms: int) -> Instant:
+        return await self._reach(lambda: self._store.renew(node, lease_ms))
+
+    async def release(self, node: str, run_ids: Sequence[str] | None = None) -> int:
+        return await self._reach(lambda: self._store.release(node, run_ids))
+
+    async def next_due(self, node: str, plan_ids: Sequence[str] | None = None) -> Instant | None:
+        return await self._reach(lambda: self._store.next_due(node, plan_ids))
+
+    async def find_runs(self, query: port.RunQuery) -> list[port.RunHead]:
+        return await self._reach(lambda: self._store.find_runs(query))
+
+    async def find_waits(self, query: port.WaitQuery) -> list[Wait]:
+        return await self._reach(lambda: self._store.find_waits(query))
+
+    async def find_mailbox(self, query: port.MailboxQuery) -> list[Signal]:
+        return await self._reach(lambda: self._store.find_mailbox(query))
+
+    async def find_tasks(self, query: port.TaskQuery) -> list[Task]:
+        return await self._reach(lambda: self._store.find_tasks(query))
+
+    async def read_events(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
+        return await self._reach(lambda: self._store.read_events(run_id, after, limit))
+
+    async def purge(self, policy: port.PurgePolicy) -> port.PurgeReport:
+        return await self._reach(lambda: self._store.purge(policy))
+
+    async def stats(self) -> port.Stats:
+        return await self._reach(self._store.stats)
+
+
+class FaultyWakeups:
+    """A bell that is not always heard."""
+
+    def __init__(self, wakeups: Wakeups, weather: Weather, rng: Random) -> None:
+        self._wakeups = wakeups
+        self._weather = weather
+        self._rng = rng
+
+    def ring(self) -> None:
+        self._wakeups.ring()
+
+    def listen(self) -> Listener:
+        return FaultyListener(self._wakeups.listen(), self._weather, self._rng)
+
+    def close(self) -> None:
+        """Do nothing: the bell is shared."""
+
+
+class FaultyListener:
+    """One who does not hear every ring."""
+
+    def __init__(self, listener: Listener, weather: Weather, rng: Random) -> None:
+        self._listener = listener
+        self._weather = weather
+        self._rng = rng
+
+    async def wait(self, timeout_s: float | None) -> bool:
+        loop = asyncio.get_running_loop()
+        end = None if timeout_s is None else loop.time() + timeout_s
+        while await self._listener.wait(None if end is None else max(0.0, end - loop.time())):
+            if self._rng.random() >= self._weather.faults.unheard:
+                return True
+        return False
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+class OrderedWakeups:
+    """Wake-ups within one loop that reach listeners in a fixed order, so that a seed always means the same."""
+
+    def __init__(self) -> None:
+        self._listeners: dict[OrderedListener, None] = {}
+
+    def ring(self) -> None:
+        for listener in self._listeners:
+            listener.rung.set()
+
+    def listen(self) -> "OrderedListener":
+        listener = OrderedListener(self)
+        self._listeners[listener] = None
+        return listener
+
+    def forget(self, listener: "OrderedListener") -> None:
+        """Take one off the list."""
+        self._listeners.pop(listener, None)
+
+    def close(self) -> None:
+        self.ring()
+
+
+class OrderedListener:
+    """One who waits for an `OrderedWakeups`."""
+
+    def __init__(self, bell: OrderedWakeups) -> None:
+        self._bell = bell
+        self.rung = asyncio.Event()
+
+    async def wait(self, timeout_s: float | None) -> bool:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.rung.wait()
+        except TimeoutError:
+            return False
+        self.rung.clear()
+        return True
+
+    def close(self) -> None:
+        self._bell.forget(self)

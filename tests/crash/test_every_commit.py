@@ -1,0 +1,119 @@
+"""Every workflow of the examples is crashed before and after each of its writes, and finishes all the same.
+
+The n-th write of a node (a run created, a signal delivered, runs claimed, turns committed) is its last, for n = 1, 2,
+3 … until the story ends before it gets there. Another node finishes the run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from functools import partial
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from examples import orders
+from holdfast.core import events as e
+from holdfast.core.invariants import check, check_drained
+from holdfast.core.messages import AcceptedSignalResult
+from holdfast.store.sqlite import SqliteStore
+from holdfast.testing.samples import read_history
+from holdfast.testing.views import system_view
+from tests.crash.lives import Edge, Lives, MortalStore, Story, counted_effects
+from tests.crash.stories import RUN_ID, STORIES, buy
+
+pytestmark = [pytest.mark.slow, pytest.mark.contract("WF-2", "ACT-1", "OWN-3", "MSG-2", "SIG-4", "INV")]
+
+ENDED = (e.StepCompleted, e.StepFailed)
+MOST_LIVES = 100
+
+
+async def recorded_steps(path: Path) -> Counter[str]:
+    """Return the steps whose activity has ended for good, with how often that was recorded."""
+    store = await SqliteStore.open(path)
+    try:
+        history = await read_history(store, RUN_ID)
+    finally:
+        await store.close()
+    return Counter(event.step_id or "" for event in history if isinstance(event.data, ENDED))
+
+
+async def check_file(path: Path, acknowledged: Iterable[AcceptedSignalResult]) -> None:
+    """Check everything that must hold when all is done."""
+    store = await SqliteStore.open(path)
+    try:
+        view = await system_view(store, acknowledged)
+        assert check(view) == []
+        assert check_drained(view) == []
+    finally:
+        await store.close()
+
+
+async def crash_at(example: ModuleType, story: Story, path: Path, dies_at: int, edge: Edge, expected: object) -> str:
+    """Live until a write, and then to the end. Return the verb that it died in, or nothing if it did not."""
+    lives = Lives(example.app, path)
+    with counted_effects(example) as effects:
+        first = await lives.live(story, dies_at, edge)
+        if not isinstance(first, MortalStore):
+            assert first == expected
+            return ""
+        recorded_then = await recorded_steps(path)
+        effects_then = {step_id: effects[RUN_ID, step_id] for step_id in recorded_then}
+        result = await lives.live(story)
+    where = f"{edge} write {dies_at}, a {first.died_in}"
+    assert result == expected, where
+    recorded = await recorded_steps(path)
+    assert set(recorded.values()) <= {1}, f"{where}: a result was recorded twice"
+    assert {step_id for run_id, step_id in effects} >= set(recorded), f"{where}: a result without an effect"
+    assert effects_then == {step_id: effects[RUN_ID, step_id] for step_id in recorded_then}, (
+        f"{where}: an effect was repeated though its result was recorded"
+    )
+    await check_file(path, lives.acknowledged)
+    return first.died_in
+
+
+async def crash_everywhere(example: ModuleType, story: Story, folder: Path, edge: Edge) -> Counter[str]:
+    """Crash at each write in turn; return how often each verb was died in."""
+    expected = await Lives(example.app, folder / "whole.db").live(story)
+    deaths: Counter[str] = Counter()
+    for dies_at in count(1):
+        died_in = await crash_at(example, story, folder / f"{dies_at}.db", dies_at, edge, expected)
+        if not died_in:
+            return deaths
+        deaths[died_in] += 1
+    raise AssertionError
+
+
+@pytest.mark.parametrize("edge", ["before", "after"])
+@pytest.mark.parametrize("name", STORIES)
+async def test_run_finishes_after_a_crash_at_any_write(name: str, edge: Edge, tmp_path: Path) -> None:
+    example, story = STORIES[name]
+    deaths = await crash_everywhere(example, story, tmp_path, edge)
+    print(dict(deaths))
+    assert deaths["create"] == 1
+    assert deaths["commit"] >= 2, "the crashes miss what they are aimed at"
+
+
+@pytest.mark.parametrize("edge", ["before", "after"])
+async def test_order_finishes_after_a_crash_at_any_write(edge: Edge, tmp_path: Path) -> None:
+    deaths = await crash_everywhere(orders, partial(buy, ledger=tmp_path / "ledger"), tmp_path, edge)
+    assert deaths["deliver"] == 1
+    assert deaths["commit"] >= 4
+
+
+@pytest.mark.parametrize("name", STORIES)
+async def test_run_finishes_though_life_after_life_is_cut_short(name: str, tmp_path: Path) -> None:
+    example, story = STORIES[name]
+    expected = await Lives(example.app, tmp_path / "whole.db").live(story)
+    path = tmp_path / "store.db"
+    lives = Lives(example.app, path)
+    outcomes: list[object] = []
+    while len(outcomes) < MOST_LIVES and (not outcomes or isinstance(outcomes[-1], MortalStore)):
+        outcomes.append(await lives.live(story, 2, "after", counted=["commit"]))
+    assert outcomes[-1] == expected
+    assert len(outcomes) > 1, "no life was cut short"
+    assert set((await recorded_steps(path)).values()) <= {1}
+    await check_file(path, lives.acknowledged)

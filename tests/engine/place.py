@@ -1,0 +1,77 @@
+"""Where the tests of the engine run: a real node on a real store, within a bounded time."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from msgspec import Struct
+
+from holdfast.core.events import Event
+from holdfast.core.state import RunStatus
+from holdfast.engine.app import App
+from holdfast.engine.handle import RunHandle
+from holdfast.engine.node import Node, NodeOptions
+from holdfast.errors import NotFound
+from holdfast.settings import load_settings
+from holdfast.store.opening import open_store
+from holdfast.store.port import Store
+
+MOST_SECONDS = 8.0
+"""A test that takes longer hangs."""
+
+
+class Place(Struct, frozen=True):
+    """A store, and how many runs a node keeps in memory: with none, every turn replays the run's history."""
+
+    store: str
+    live_runs: int
+
+    @asynccontextmanager
+    async def node(self, app: App, store: Store | None = None, **options: Any) -> AsyncIterator[Node]:
+        """Run an app here; on a store that outlives the node, if one is given."""
+        chosen = NodeOptions(live_runs=self.live_runs, **{"drain_s": 2.0, **options})
+        async with asyncio.timeout(MOST_SECONDS), app.node(store or self.store, options=chosen) as node:
+            yield node
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Store]:
+        """Open the store for several nodes, one after the other."""
+        store = await open_store(load_settings({}, store=self.store))
+        try:
+            yield store
+        finally:
+            await store.close()
+
+
+async def until(run: RunHandle[Any], condition: Callable[[list[Event]], bool]) -> list[Event]:
+    """Wait until the run's history is as it should be, and return it."""
+    async with asyncio.timeout(MOST_SECONDS):
+        while not condition(events := await _events(run)):  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+        return events
+
+
+async def _events(run: RunHandle[Any]) -> list[Event]:
+    try:
+        return await run.events()
+    except NotFound:  # a child that its parent has yet to start
+        return []
+
+
+async def until_event(run: RunHandle[Any], event_type: str, times: int = 1) -> Event:
+    """Wait for an event of this type, and return the last one."""
+    events = await until(run, lambda events: sum(event.event_type == event_type for event in events) >= times)
+    return [event for event in events if event.event_type == event_type][-1]
+
+
+async def until_status(run: RunHandle[Any], status: RunStatus) -> None:
+    """Wait until the run has come to this status."""
+    async with asyncio.timeout(MOST_SECONDS):
+        while (await run.snapshot()).status != status:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+
+async def types(run: RunHandle[Any]) -> list[str]:
+    """Return the types of a run's events."""
+    return [event.event_type for event in await run.events()]

@@ -1,0 +1,346 @@
+"""Signals, queries, updates and conditions, through a real node."""
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+
+import holdfast as hf
+from holdfast.core.state import COMPLETED
+from holdfast.engine.app import Workflow
+from holdfast.errors import InvalidInput, NotDurable, NotFound, RunFailed, RunTerminal, UpdateFailed
+from tests.engine.place import Place, types, until_event, until_status
+
+
+@dataclass
+class Approval:
+    by: str
+
+
+# --- signals
+
+
+@pytest.mark.contract("SIG-3", "SIG-8")
+@pytest.mark.parametrize("is_early", [True, False])
+async def test_a_signal_is_taken_whether_it_comes_before_or_after_the_wait(place: Place, is_early: bool) -> None:
+    app = hf.App("signals")
+    gate = asyncio.Event()
+
+    @app.activity
+    async def open_gate() -> None:
+        await gate.wait()
+
+    @app.workflow
+    async def waits() -> str:
+        await open_gate()
+        return (await hf.wait_signal("approval", Approval, timeout=60)).by
+
+    async with place.node(app):
+        run = await app.start(waits)
+        if is_early:
+            await run.signal("approval", Approval("ann"))
+        gate.set()
+        if not is_early:
+            await until_event(run, "SignalWaiting")
+            await run.signal("approval", Approval("ann"))
+        assert await run.result() == "ann"
+
+
+@pytest.mark.contract("SIG-8")
+async def test_a_wait_can_time_out_and_the_late_signal_stays(place: Place) -> None:
+    app = hf.App("signals")
+
+    @app.workflow
+    async def waits() -> str:
+        with pytest.raises(TimeoutError, match="'go'"):
+            await hf.wait_signal("go", str, timeout=0.02)
+        return await hf.wait_signal("go", str)
+
+    async with place.node(app):
+        run = await app.start(waits)
+        await until_event(run, "SignalTimedOut")
+        await run.signal("go", "late")
+        assert await run.result() == "late"
+
+
+@pytest.mark.contract("SIG-1", "SIG-8", "SIG-9")
+async def test_several_waits_take_their_signals_in_order(place: Place) -> None:
+    app = hf.App("signals")
+
+    @app.workflow
+    async def waits() -> list[int]:
+        return list(await asyncio.gather(*(hf.wait_signal(name, int) for name in ("a", "b", "a", "a"))))
+
+    async with place.node(app):
+        run = await app.start(waits)
+        for name, value in (("a", 1), ("a", 2), ("b", 3), ("a", 4)):
+            await run.signal(name, value)
+        assert await run.result() == [1, 3, 2, 4]
+
+
+@pytest.mark.contract("SIG-10")
+async def test_a_payload_that_does_not_fit_raises_in_the_workflow(place: Place) -> None:
+    app = hf.App("signals")
+
+    @app.workflow
+    async def waits() -> str:
+        while True:
+            try:
+                return (await hf.wait_signal("approval", Approval)).by
+            except InvalidInput:
+                continue
+
+    async with place.node(app):
+        run = await app.start(waits)
+        await run.signal("approval", {"who": 1})
+        await run.signal("approval", Approval("ann"))
+        assert await run.result() == "ann"
+
+
+@pytest.mark.contract("API-2", "MSG-3")
+@pytest.mark.parametrize("name", ["holdfast.control", "holdfast.update", "holdfast.other"])
+async def test_the_engines_own_signals_cannot_be_sent_or_waited_for_by_hand(place: Place, name: str) -> None:
+    app = hf.App("signals")
+
+    @app.workflow
+    async def waits() -> str:
+        try:
+            await hf.wait_signal(name, str)
+        except InvalidInput:
+            return await hf.wait_signal("go", str)
+        return "let through"
+
+    async with place.node(app):
+        run = await app.start(waits)
+        with pytest.raises(InvalidInput, match="engine"):
+            await run.signal(name, 5)
+        await run.signal("go", "on")
+        assert await run.result() == "on"
+
+
+# --- queries
+
+
+def talking_app() -> tuple[hf.App, Workflow[[], list[str]]]:
+    app = hf.App("talk")
+
+    @app.activity
+    async def look_up(name: str) -> str:
+        return name.upper()
+
+    @app.workflow
+    async def basket() -> list[str]:
+        names: list[str] = []
+        touched = asyncio.Event()
+
+        async def add(name: str) -> int:
+            names.append(await look_up(name))
+            return len(names)
+
+        def refuse_empty(name: str) -> None:
+            if not name:
+                raise ValueError("a name is needed")
+
+        hf.on_query("names", lambda: names)
+        hf.on_query("starting_with", lambda letter: [name for name in names if name.startswith(letter)])
+        hf.on_query("naughty", touched.set)
+        hf.on_update("add", add, validator=refuse_empty)
+        hf.on_update("clear", names.clear)
+        hf.on_update("odd", lambda: object())
+        await hf.wait_signal("close", str)
+        return names
+
+    return app, basket
+
+
+@pytest.mark.contract("WF-6")
+async def test_a_query_sees_the_present_and_leaves_no_trace(place: Place) -> None:
+    app, basket = talking_app()
+    async with place.node(app):
+        run = await app.start(basket)
+        await until_event(run, "SignalWaiting")
+        assert await run.query("names") == []
+        await run.update("add", name="pear")
+        before = await types(run)
+        assert await run.query("names") == ["PEAR"]
+        assert await run.query("starting_with", letter="P") == ["PEAR"]
+        with pytest.raises(NotFound, match=r"answers no query 'price'; it answers \['names', 'naughty'"):
+            await run.query("price")
+        with pytest.raises(InvalidInput):
+            await run.query("starting_with", wrong=1)
+        assert await types(run) == before
+        await run.signal("close", "")
+        assert await run.result() == ["PEAR"]
+
+
+@pytest.mark.contract("WF-6")
+async def test_a_query_that_touches_what_nobody_waits_for_does_no_harm(place: Place) -> None:
+    app, basket = talking_app()
+    async with place.node(app):
+        run = await app.start(basket)
+        await until_event(run, "SignalWaiting")
+        await run.query("naughty")  # it sets an event that nobody waits for
+        await run.signal("close", "")
+        assert await run.result() == []
+
+
+@pytest.mark.contract("WF-6")
+async def test_a_handler_of_queries_cannot_be_async(place: Place) -> None:
+    app = hf.App("talk")
+
+    @app.workflow
+    async def odd() -> None:
+        async def look() -> int:
+            return 1
+
+        hf.on_query("look", look)
+
+    async with place.node(app):
+        with pytest.raises(RunFailed, match="a query may only look"):
+            await (await app.start(odd)).result()
+
+
+@pytest.mark.contract("WF-6")
+async def test_a_query_that_wakes_the_program_is_refused_and_the_program_made_anew(place: Place) -> None:
+    app = hf.App("talk")
+
+    @app.workflow
+    async def careless() -> str:
+        touched = asyncio.Event()
+        hf.on_query("touch", touched.set)
+        waiting = asyncio.create_task(touched.wait())
+        answer = await hf.wait_signal("close", str)
+        return f"{answer} {waiting.done()}"
+
+    async with place.node(app):
+        run = await app.start(careless)
+        await until_event(run, "SignalWaiting")
+        with pytest.raises(NotDurable, match="a query may only look"):
+            await run.query("touch")
+        await run.signal("close", "closed")
+        assert await run.result() == "closed False"
+
+
+# --- updates
+
+
+@pytest.mark.contract("WF-6")
+async def test_an_update_is_answered_and_once_by_its_id(place: Place) -> None:
+    app, basket = talking_app()
+    async with place.node(app):
+        run = await app.start(basket)
+        assert await run.update("add", name="pear", update_id="u-1") == 1
+        assert await run.update("add", name="pear", update_id="u-1") == 1
+        both = await asyncio.gather(*(run.update("add", name="fig", update_id="u-2") for _ in range(2)))
+        assert both == [2, 2]
+        assert await run.query("names") == ["PEAR", "FIG"]
+        assert await run.update("clear") is None
+        await run.signal("close", "")
+        assert await run.result() == []
+        assert (await types(run)).count("UpdateAccepted") == 3
+
+
+@pytest.mark.contract("WF-6")
+async def test_an_update_can_be_refused_and_fail_without_harm(place: Place) -> None:
+    app, basket = talking_app()
+    async with place.node(app):
+        run = await app.start(basket)
+        with pytest.raises(UpdateFailed, match="a name is needed") as caught:
+            await run.update("add", name="")
+        assert caught.value.info.code == "ValueError"
+        with pytest.raises(UpdateFailed, match="takes no update 'remove'"):
+            await run.update("remove")
+        with pytest.raises(UpdateFailed, match="does not fit"):
+            await run.update("add", name=5)
+        with pytest.raises(UpdateFailed, match="cannot be stored"):
+            await run.update("odd")
+        await run.signal("close", "")
+        assert await run.result() == []
+
+
+@pytest.mark.contract("WF-6", "WF-7")
+async def test_an_update_that_is_not_answered_before_the_end_is_told_so(place: Place) -> None:
+    app = hf.App("talk")
+
+    @app.workflow
+    async def short() -> None:
+        async def never() -> None:
+            await hf.wait_signal("never", str)
+
+        hf.on_update("never", never)
+        await hf.wait_signal("close", str)
+
+    async with place.node(app):
+        run = await app.start(short)
+        asking = asyncio.create_task(run.update("never"))
+        await until_event(run, "UpdateAccepted")
+        await run.signal("close", "")
+        with pytest.raises(UpdateFailed, match="RunTerminal"):
+            await asking
+        await until_status(run, COMPLETED)
+        with pytest.raises(RunTerminal):
+            await run.update("never")
+
+
+# --- conditions
+
+
+@pytest.mark.contract("WF-1", "WF-6")
+async def test_a_condition_is_looked_at_whenever_something_has_happened(place: Place) -> None:
+    app = hf.App("talk")
+
+    @app.workflow
+    async def counts() -> int:
+        total = 0
+        began = hf.now()
+
+        def add(by: int) -> None:
+            nonlocal total
+            total += by
+
+        hf.on_update("add", add)
+        await hf.wait_until(lambda: total >= 3 and hf.now() >= began)
+        return total
+
+    async with place.node(app):
+        run = await app.start(counts)
+        for _ in range(3):
+            await run.update("add", by=1)
+        assert await run.result() == 3
+
+
+@pytest.mark.contract("WF-1")
+async def test_a_condition_can_time_out_and_can_raise(place: Place) -> None:
+    app = hf.App("talk")
+
+    @app.workflow
+    async def waits() -> list[str]:
+        found = []
+        try:
+            await hf.wait_until(lambda: False, timeout=0.02)
+        except TimeoutError:
+            found.append("late")
+        numbers = [1]
+        asyncio.get_running_loop().call_later(0.01, numbers.clear)
+        try:
+            await hf.wait_until(lambda: numbers[0] > 1)
+        except IndexError:
+            found.append("broken")
+        return found
+
+    async with place.node(app):
+        assert await (await app.start(waits)).result() == ["late", "broken"]
+
+
+@pytest.mark.contract("WF-6", "SIG-6", "EVT-4")
+@pytest.mark.parametrize("live_runs", [5_000, 0])
+async def test_an_update_id_that_is_used_again_after_it_was_forgotten_is_a_new_request(live_runs: int) -> None:
+    app, basket = talking_app()
+    store = hf.MemoryStore(limits=hf.Limits(acceptance_retention_ms=1))
+    async with asyncio.timeout(5), app.node(store, options=hf.NodeOptions(live_runs=live_runs, drain_s=1.0)):
+        run = await app.start(basket)
+        assert await run.update("add", name="pear", update_id="u-1") == 1
+        await asyncio.sleep(0.005)
+        assert await run.update("add", name="fig", update_id="u-1") == 2
+        await run.signal("close", "")
+        assert await run.result() == ["PEAR", "FIG"]

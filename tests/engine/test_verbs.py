@@ -1,0 +1,143 @@
+"""Every verb of a run's handle, on a run in every status, has one defined and typed answer."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.core.messages import AcceptedSignalResult, Control
+from holdfast.core.state import APPROVED, CANCELLED, COMPLETED, FAILED, PAUSED, PENDING, RUNNING, RunStatus, state_of
+from holdfast.engine.app import Workflow
+from holdfast.engine.handle import RunHandle
+from holdfast.engine.turn import TurnDraft
+from holdfast.errors import InvalidInput, NotFound, RunCancelled, RunFailed, RunTerminal
+from holdfast.testing.samples import SampleNode
+from tests.engine.place import until_event, until_status
+
+WAITS = "waits"
+STATUSES: tuple[RunStatus, ...] = (PENDING, APPROVED, RUNNING, PAUSED, COMPLETED, FAILED, CANCELLED)
+VERBS: dict[str, Callable[[RunHandle[Any]], Awaitable[Any]]] = {
+    "signal": lambda run: run.signal("go", "x"),
+    "cancel": lambda run: run.cancel(),
+    "pause": lambda run: run.pause(),
+    "resume": lambda run: run.resume(),
+    "query": lambda run: run.query("colour"),
+    "update": lambda run: run.update("double", number=2),
+    "result": lambda run: run.result(),
+    "snapshot": lambda run: run.snapshot(),
+    "events": lambda run: run.events(),
+}
+DONE = (RunTerminal,) * 3
+ACCEPTED = (AcceptedSignalResult,) * 4
+FINE = (None,) * 4
+# In the order of STATUSES. A run that has not begun is looked at without a node: a node would begin it.
+ANSWERS: dict[str, tuple[Any, ...]] = {
+    "signal": (*ACCEPTED, *DONE),
+    "cancel": (*FINE, *DONE),
+    "pause": (*FINE, *DONE),
+    "resume": (*FINE, *DONE),
+    "query": (InvalidInput, InvalidInput, "blue", "blue", "blue", "blue", "blue"),
+    "update": (WAITS, WAITS, 4, WAITS, *DONE),
+    "result": (WAITS, WAITS, WAITS, WAITS, "x", RunFailed, RunCancelled),
+    "snapshot": (object,) * 7,
+    "events": (list,) * 7,
+}
+
+
+def talker() -> tuple[hf.App, Workflow[..., Any]]:
+    app = hf.App("verbs")
+
+    @app.workflow
+    async def order() -> str:
+        hf.on_query("colour", lambda: "blue")
+        hf.on_update("double", lambda number: 2 * number)
+        word = await hf.wait_signal("go", str)
+        if word == "fail":
+            raise ValueError("as asked for")
+        return word
+
+    return app, order
+
+
+@asynccontextmanager
+async def run_in(status: RunStatus) -> AsyncIterator[RunHandle[Any]]:
+    """Give a run in this status."""
+    store = hf.MemoryStore()
+    if status is PENDING or status is APPROVED:
+        node = SampleNode(store)
+        await node.create("run-1")
+        if status is APPROVED:
+            loaded = await node.load("run-1")
+            draft = TurnDraft(state_of("run-1", await store.read_events("run-1")), loaded, await store.now(), node.name)
+            draft.handle(Control(id="0001", name="APPROVE", signal_id="click", actor="ann"))
+            await node.commit(draft.finish())
+        yield RunHandle("run-1", store, None, None)
+        return
+    app, order = talker()
+    async with app.node(store):
+        run = await app.start(order)
+        await until_event(run, "SignalWaiting")
+        if status is PAUSED:
+            await run.pause()
+        elif status is CANCELLED:
+            await run.cancel()
+        elif status is not RUNNING:
+            await run.signal("go", "x" if status is COMPLETED else "fail")
+        await until_status(run, status)
+        yield run
+
+
+async def answer(verb: str, run: RunHandle[Any]) -> Any:
+    """Return what a verb gives, as a value, an exception, or that it waits."""
+    try:
+        async with asyncio.timeout(0.05):
+            return await VERBS[verb](run)
+    except TimeoutError:
+        return WAITS
+    except hf.errors.HoldfastError as problem:
+        return problem
+
+
+@pytest.mark.contract("WF-7", "SIG-3", "API-2")
+@pytest.mark.parametrize("status", STATUSES, ids=str)
+@pytest.mark.parametrize("verb", VERBS)
+async def test_every_verb_has_one_answer_in_every_status(verb: str, status: RunStatus) -> None:
+    expected = ANSWERS[verb][STATUSES.index(status)]
+    async with asyncio.timeout(10), run_in(status) as run:
+        found = await answer(verb, run)
+        if isinstance(expected, type):
+            assert isinstance(found, expected), found
+        else:
+            assert found == expected, found
+        if isinstance(found, Exception):
+            assert found.code == type(found).__name__  # type: ignore[attr-defined]
+
+
+@pytest.mark.contract("WF-7", "SIG-3", "API-2")
+@pytest.mark.parametrize("verb", VERBS)
+async def test_no_verb_is_lost_on_a_run_that_does_not_exist(verb: str) -> None:
+    app, _ = talker()
+    async with asyncio.timeout(10), app.node("memory://"):
+        found = await answer(verb, app.run("nowhere"))
+        assert isinstance(found, NotFound), found
+
+
+@pytest.mark.contract("WF-7")
+@pytest.mark.parametrize("status", [COMPLETED, FAILED, CANCELLED], ids=str)
+async def test_a_finished_run_never_runs_again(status: RunStatus) -> None:
+    async with asyncio.timeout(10), run_in(status) as run:
+        before = await run.events()
+        for verb in VERBS:
+            await answer(verb, run)
+        assert await run.events() == before
+
+
+def test_the_matrix_has_no_gap() -> None:
+    assert set(STATUSES) == set(RunStatus)
+    assert set(ANSWERS) == set(VERBS)
+    assert all(len(row) == len(STATUSES) for row in ANSWERS.values())
+    public = {name for name in vars(RunHandle) if not name.startswith("_")}
+    assert public == set(VERBS)

@@ -1,0 +1,100 @@
+"""Checking new code against stored histories, before it is deployed."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.engine.checking import check_store
+from holdfast.program.check import check_histories, since_rotation
+from tests.engine.place import until_event
+from tests.program.stage import Stage, staged
+
+
+def rounds(app: hf.App) -> Any:
+    @app.activity
+    async def work(number: int) -> int:
+        return number
+
+    @app.workflow
+    async def order(number: int) -> None:
+        await work(number)
+        await hf.wait_signal("go", str)
+        hf.continue_as_new(number + 1)
+
+    return order
+
+
+def other_rounds(app: hf.App) -> Any:
+    @app.activity
+    async def work(number: int) -> int:
+        return number
+
+    @app.workflow
+    async def order(number: int) -> None:
+        if number < 2:
+            await hf.sleep(1)
+        await work(number)
+        await hf.wait_signal("go", str)
+        hf.continue_as_new(number + 1)
+
+    return order
+
+
+def made(make: Callable[[hf.App], Any]) -> tuple[hf.App, Any]:
+    app = hf.App("check")
+    return app, make(app)
+
+
+@pytest.mark.contract("WF-3", "CAN-1")
+def test_only_what_a_node_would_replay_is_checked() -> None:
+    stage = Stage(*made(rounds), 0).start()
+    other, _ = made(other_rounds)
+    for prefix in ("", "1/", "2/"):
+        stage.complete(f"{prefix}work", 1)
+        assert len(check_histories(other, [stage.events])) == (0 if prefix == "2/" else 1)
+        stage.send("go", "")
+    assert check_histories(other, [stage.events]) == check_histories(stage.app, [stage.events]) == []
+    assert len(since_rotation(stage.events)) == 2
+
+
+@pytest.mark.contract("WF-3")
+def test_a_missing_version_and_arguments_that_do_not_fit_are_problems() -> None:
+    stage = Stage(*made(rounds), 0).start()
+    assert [problem.code for problem in check_histories(hf.App("empty"), [stage.events])] == ["VersionMismatch"]
+
+    async def order(name: str) -> None: ...
+
+    app = hf.App("check")
+    app.workflow(order)
+    [problem] = check_histories(app, [stage.events])
+    assert (problem.code, problem.run_seq, problem.expected) == ("NondeterminismError", 2, '{"number":0}')
+    assert problem.found == "async def order(name: str) -> None"
+
+
+@pytest.mark.contract("WF-3")
+def test_runs_that_have_not_begun_or_have_ended_are_no_problem() -> None:
+    async def short() -> int:
+        return 1
+
+    ended = staged(short)
+    waiting = Stage(*made(rounds), 0)
+    assert check_histories(ended.app, [ended.events, []]) == []
+    assert check_histories(waiting.app, [waiting.events]) == []
+
+
+@pytest.mark.contract("WF-3")
+async def test_the_runs_of_a_store_are_checked() -> None:
+    store = hf.MemoryStore()
+    app, order = made(rounds)
+    async with app.node(store):
+        runs = [await app.start(order, number) for number in (0, 1, 7)]
+        for run in runs:
+            await until_event(run, "SignalWaiting")
+    assert await check_store(app, store) == []
+    other, _ = made(other_rounds)
+    problems = await check_store(other, store)
+    assert {problem.run_id for problem in problems} == {run.run_id for run in runs[:2]}
+    assert {problem.run_seq for problem in problems} == {3}
+    assert all("StartTimer" in problem.found and "'work'" in problem.expected for problem in problems)

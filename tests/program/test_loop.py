@@ -1,0 +1,484 @@
+"""The deterministic loop: plain asyncio works, what cannot be replayed is refused, and nothing depends on addresses."""
+
+import asyncio
+import gc
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from holdfast.engine.app import App
+from holdfast.errors import NondeterminismError, RunawayWorkflow
+from holdfast.program.loop import DeterministicLoop, Timer
+from tests.program.stage import Stage, staged
+
+app = App("loop")
+
+
+@app.activity
+async def act(value: int) -> int:
+    return value
+
+
+@app.activity
+async def undo(value: int) -> int:
+    raise AssertionError("an activity was carried out outside its run")
+
+
+# --- plain asyncio
+
+
+async def gathers() -> list[int]:
+    return list(await asyncio.gather(act(1), act(2), act(3)))
+
+
+async def waits_for_first() -> int:
+    tasks = [asyncio.create_task(act(n)) for n in range(3)]
+    done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    return min(task.result() for task in done)
+
+
+async def groups() -> int:
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(act(n)) for n in range(3)]
+    return sum(task.result() for task in tasks)
+
+
+async def locks() -> list[int]:
+    lock, seen = asyncio.Lock(), []
+
+    async def one(n: int) -> None:
+        async with lock:
+            seen.append(await act(n))
+
+    await asyncio.gather(one(1), one(2))
+    return seen
+
+
+async def queues() -> list[int]:
+    queue: asyncio.Queue[int] = asyncio.Queue(maxsize=1)
+
+    async def produce() -> None:
+        for n in range(3):
+            await queue.put(await act(n))
+
+    task = asyncio.create_task(produce())
+    found = [await queue.get() for _ in range(3)]
+    await task
+    return found
+
+
+async def shields() -> int:
+    inner = asyncio.ensure_future(act(5))
+    outer = asyncio.shield(inner)
+    outer.cancel()
+    return await inner
+
+
+async def as_completed() -> list[int]:
+    tasks = [asyncio.create_task(act(n)) for n in range(3)]
+    return [await next_one for next_one in asyncio.as_completed(tasks)]
+
+
+async def events() -> str:
+    event = asyncio.Event()
+    asyncio.get_running_loop().call_later(5, event.set)
+    await event.wait()
+    return "set"
+
+
+async def semaphores() -> int:
+    semaphore = asyncio.Semaphore(2)
+
+    async def one(n: int) -> int:
+        async with semaphore:
+            return await act(n)
+
+    return sum(await asyncio.gather(*(one(n) for n in range(4))))
+
+
+async def waits_for() -> int:
+    return await asyncio.wait_for(act(4), timeout=60)
+
+
+def all_acts(stage: Stage) -> None:
+    """Complete every open activity until none is left, the first one first."""
+    while acts := [step for step in stage.state.open_steps.values() if step.kind == "activity"]:
+        stage.complete(acts[0].step_id, int(bytes(acts[0].body.input).split(b":")[1].rstrip(b"}")))  # type: ignore[attr-defined]
+
+
+@pytest.mark.contract("WF-1", "WF-2")
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (gathers, [1, 2, 3]),
+        (waits_for_first, 0),
+        (groups, 3),
+        (locks, [1, 2]),
+        (queues, [0, 1, 2]),
+        (shields, 5),
+        (as_completed, [0, 1, 2]),
+        (semaphores, 6),
+        (waits_for, 4),
+    ],
+)
+def test_asyncio_works_as_it_does_elsewhere_and_replays(function: Callable[..., Any], expected: Any) -> None:
+    stage = staged(function)
+    all_acts(stage)
+    assert stage.result == expected
+    for length in range(1, len(stage.events) + 1):
+        problem = difference(stage, length)
+        # Only a history that was cut in the middle of a turn does not replay.
+        assert problem is None or "no such step before" in problem.message
+    assert difference(stage, len(stage.events)) is None
+
+
+def difference(stage: Stage, length: int) -> NondeterminismError | None:
+    """Return how the first events of a history and the code differ, or None."""
+    try:
+        stage.replayed(events=stage.events[:length])
+    except NondeterminismError as problem:
+        return problem
+    return None
+
+
+def test_a_callback_for_later_is_a_durable_timer() -> None:
+    stage = staged(events)
+    assert stage.open == ["timer"]
+    stage.fire("timer")
+    assert stage.result == "set"
+
+
+@pytest.mark.contract("WF-1")
+def test_a_timeout_cancels_what_it_surrounds() -> None:
+    async def impatient() -> str:
+        try:
+            async with asyncio.timeout(10):
+                await act(1)
+        except TimeoutError:
+            return "late"
+        return "in time"
+
+    stage = staged(impatient)
+    assert stage.open == ["timer", "act"]
+    stage.fire("timer")
+    assert stage.result == "late"
+    assert "StepCancelled" in [event.event_type for event in stage.events]
+    in_time = staged(impatient)
+    in_time.complete("act", 1)
+    assert in_time.result == "in time"
+
+
+def test_a_task_group_cancels_its_other_tasks_when_one_fails() -> None:
+    async def group() -> str:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(act(1))
+                tasks.create_task(act(2))
+        except ExceptionGroup as problems:
+            return type(problems.exceptions[0]).__name__
+        return "fine"
+
+    stage = staged(group)
+    stage.fail("act#2")
+    assert stage.result == "ActivityFailed"
+    cancelled = [event.step_id for event in stage.events if event.event_type == "StepCancelled"]
+    assert cancelled == ["act"]
+
+
+def test_what_is_begun_and_given_up_in_one_breath_leaves_no_trace() -> None:
+    async def hasty() -> str:
+        async with asyncio.timeout(10):
+            await asyncio.sleep(0)
+        return "done"
+
+    stage = staged(hasty)
+    assert [event.event_type for event in stage.events] == ["RunQueued", "RunStarted", "RunCompleted"]
+
+
+def test_time_stands_still_while_the_program_runs() -> None:
+    async def clock() -> bool:
+        before = asyncio.get_running_loop().time()
+        for _ in range(1_000):
+            await asyncio.sleep(0)
+        return asyncio.get_running_loop().time() == before
+
+    assert staged(clock).result is True
+
+
+# --- what is refused
+
+KEPT = set("call_at call_exception_handler call_later call_soon create_future create_task get_debug".split()) | set(
+    "get_exception_handler get_task_factory is_closed is_running shutdown_asyncgens time".split()
+)
+REFUSED = sorted(
+    name
+    for name in vars(asyncio.AbstractEventLoop)
+    if not name.startswith("_") and callable(getattr(asyncio.AbstractEventLoop, name)) and name not in KEPT
+)
+
+
+@pytest.mark.contract("WF-1")
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_replayed_is_refused_and_the_alternative_is_named(name: str) -> None:
+    async def naughty() -> str:
+        getattr(asyncio.get_running_loop(), name)(None)
+        return "let through"
+
+    error = staged(naughty).error
+    assert error.code == "NotDurable"
+    assert error.message.startswith(f"{name}: ")
+    assert any(word in error.message for word in ("activity", "signal", "await")), error.message
+
+
+async def in_a_thread() -> None:
+    await asyncio.to_thread(print)
+
+
+async def over_the_network() -> None:
+    await asyncio.open_connection("localhost", 1)
+
+
+async def as_a_server() -> None:
+    await asyncio.start_server(lambda reader, writer: None, "localhost", 0)
+
+
+async def as_a_process() -> None:
+    await asyncio.create_subprocess_exec(sys.executable, stdout=subprocess.PIPE)
+
+
+async def on_a_socket() -> None:
+    with socket.socket() as plain:
+        await asyncio.get_running_loop().sock_connect(plain, ("localhost", 1))
+
+
+async def as_completed_with_coroutines() -> None:
+    for next_one in asyncio.as_completed([act(1), act(2)]):
+        await next_one
+
+
+@pytest.mark.contract("WF-1", "WF-2")
+@pytest.mark.parametrize(
+    ("function", "instead"),
+    [
+        (in_a_thread, "activity"),
+        (over_the_network, "activity"),
+        (as_a_server, "signal"),
+        (as_a_process, "activity"),
+        (on_a_socket, "activity"),
+        (as_completed_with_coroutines, "create_task"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+def test_the_usual_ways_to_the_outside_are_refused(function: Callable[..., Any], instead: str) -> None:
+    error = staged(function).error
+    assert error.code == "NotDurable"
+    assert instead in error.message
+    gc.collect()  # what was never awaited is not to trouble another test
+
+
+def test_a_workflow_that_does_not_come_to_rest_is_stopped() -> None:
+    async def spins() -> None:
+        while True:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+    class Host:
+        def start_timer(self, timer: Timer, due_at: int) -> None: ...
+        def cancel_timer(self, timer: Timer) -> None: ...
+
+    loop = DeterministicLoop(Host(), 1_000, 1)  # type: ignore[abstract]
+    loop.create_task(spins())
+    with pytest.raises(RunawayWorkflow, match="1000 callbacks"):
+        loop.run_until_idle()
+    loop.let_go()
+
+
+def test_a_workflow_that_wants_to_end_the_process_only_ends_itself() -> None:
+    async def exits() -> None:
+        sys.exit(3)
+
+    assert staged(exits).error.code == "SystemExit"
+
+
+# --- nothing depends on addresses
+
+
+async def races() -> list[str]:
+    log = []
+    tasks = {asyncio.create_task(act(n), name=f"t{n}") for n in range(8)}
+    while tasks:
+        done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            log.append(f"{task.get_name()}={task.result()}")
+            if len(log) <= 8:
+                extra = asyncio.create_task(act(len(log) + 10), name=f"x{len(log)}")
+                tasks.add(extra)
+    return log
+
+
+@pytest.mark.contract("WF-2")
+def test_sixty_replays_of_one_history_with_sets_of_tasks_give_one_outcome() -> None:
+    own = App("races")
+    stage = staged(races, app=own)
+    stage.control("PAUSE")
+    for step_id in stage.open[::-1]:  # all of them arrive at once, when the run is resumed
+        stage.complete(step_id, len(step_id))
+    stage.control("RESUME")
+    all_acts(stage)
+    outcomes, ballast = {tuple(stage.result)}, []
+    for number in range(60):
+        ballast.append([object() for _ in range(number * 7)])  # so that addresses differ
+        program = stage.replayed().program
+        assert program._main is not None
+        outcomes.add(tuple(program._main.result()))
+    assert len(outcomes) == 1
+
+
+# --- the loop around it
+
+
+async def test_the_loop_and_the_task_around_are_the_same_afterwards() -> None:
+    outer, task = asyncio.get_running_loop(), asyncio.current_task()
+    hooks = sys.get_asyncgen_hooks()
+    stage = staged(gathers)
+    assert asyncio.get_running_loop() is outer
+    assert asyncio.current_task() is task
+    stage.close()
+    assert asyncio.get_running_loop() is outer
+    assert asyncio.current_task() is task
+    assert sys.get_asyncgen_hooks() == hooks
+    await asyncio.sleep(0)
+
+
+async def test_the_loop_around_is_the_same_after_a_failure() -> None:
+    async def broken() -> None:
+        raise ValueError("no")
+
+    outer, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert staged(broken).error.code == "ValueError"
+    assert (asyncio.get_running_loop(), asyncio.current_task()) == (outer, task)
+
+
+# --- letting go half-way
+
+touched: list[str] = []
+
+
+async def cleans_up() -> None:
+    try:
+        await act(1)
+    finally:
+        await undo(1)
+        touched.append("after undo")
+
+
+async def catches_everything() -> None:
+    for _ in range(3):
+        try:
+            await act(1)
+        except BaseException:
+            await asyncio.sleep(1)
+            touched.append("after sleep")
+
+
+async def insists() -> None:
+    while True:
+        try:
+            await act(1)
+        except BaseException as problem:
+            touched.append(type(problem).__name__)
+
+
+async def has_helpers() -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(cleans_up())
+        group.create_task(cleans_up())
+        await undo(2)
+
+
+async def starts_in_finally() -> None:
+    try:
+        await asyncio.sleep(100)
+    finally:
+        asyncio.create_task(undo(1))  # noqa: RUF006
+        touched.append("after create_task")
+
+
+async def numbers() -> AsyncIterator[int]:
+    try:
+        for n in range(10):
+            yield n
+            await act(n)
+    finally:
+        await undo(7)
+        touched.append("after the generator")
+
+
+async def generates() -> None:
+    async for _ in numbers():
+        await act(100)
+
+
+async def holds_a_generator() -> None:
+    generator = numbers()
+    await anext(generator)
+    await act(100)
+
+
+@pytest.mark.contract("WF-2")
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "function", [cleans_up, catches_everything, has_helpers, starts_in_finally, generates, holds_a_generator]
+)
+@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "closed and dropped later"])
+async def test_a_program_that_is_let_go_gets_no_further(
+    function: Callable[..., Any], is_closed: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    touched.clear()
+    stage = staged(function)
+    history = list(stage.events)
+    program = stage.program
+    program.close()
+    if is_closed:
+        del program, stage.replay
+        gc.collect()
+    await asyncio.sleep(0)
+    gc.collect()
+    assert touched == []
+    assert stage.events == history
+    assert [str(warning.message) for warning in recwarn] == []
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_program_that_refuses_to_be_let_go_is_told_again_but_not_for_ever() -> None:
+    touched.clear()
+    stage = staged(insists)
+    stage.close()
+    assert set(touched) <= {"GeneratorExit", "Dropped"}
+
+
+def test_a_generator_that_is_left_half_way_is_closed_within_the_run() -> None:
+    async def leaves() -> str:
+        async for number in cleaning():
+            if number == 1:
+                break
+        await act(5)
+        return "done"
+
+    async def cleaning() -> AsyncIterator[int]:
+        try:
+            yield 0
+            yield 1
+        finally:
+            await act(9)
+
+    stage = staged(leaves)
+    assert stage.open == ["act", "act#2"]
+    all_acts(stage)
+    assert stage.result == "done"
+    stage.replayed()

@@ -1,0 +1,168 @@
+"""A program and its history, kept in step: pauses, starts that came to nothing, rotations, patches."""
+
+import asyncio
+
+import pytest
+from msgspec.structs import replace
+
+import holdfast as hf
+from holdfast.core import commands as c
+from holdfast.core import events as e
+from holdfast.core.enact import enact
+from holdfast.core.pen import Decision
+from holdfast.errors import NondeterminismError
+from tests.program.stage import BY, SECOND, START, Stage, staged
+
+app = hf.App("replay")
+
+
+@app.activity
+async def act(number: int) -> int:
+    return number
+
+
+def stuck(stage: Stage) -> None:
+    """Pause a run as an engine does whose program cannot go on."""
+    paused = enact(stage.state, [c.PauseRun(error=e.ErrorInfo("VersionMismatch", "unknown"))], stage.now, BY)
+    assert isinstance(paused, Decision)
+    stage._keep(paused)
+
+
+async def two_acts() -> int:
+    return await act(1) + await act(2)
+
+
+@pytest.mark.contract("WF-3", "WF-2")
+@pytest.mark.parametrize("resumptions_in_vain", [0, 1, 3])
+def test_a_start_that_came_to_nothing_is_made_when_the_run_is_resumed(resumptions_in_vain: int) -> None:
+    stage = staged(two_acts)
+    stage.events, stage.state = stage.events[:1], staged(two_acts).replayed(events=stage.events[:1]).state
+    stage._keep(Decision((replace(staged(two_acts).events[1], run_seq=0),)))
+    stuck(stage)
+    for _ in range(resumptions_in_vain):
+        stage._keep(Decision((_resumed(stage),)))
+        stuck(stage)
+    again = stage.replayed()
+    assert again.replay.program is None
+    again.control("RESUME")
+    assert again.open == ["act"]
+    again.complete("act", 1)
+    again.complete("act#2", 2)
+    assert again.result == 3
+    assert again.replayed().state == again.state
+
+
+def _resumed(stage: Stage) -> e.Event:
+    probe = stage.replayed()
+    probe.control("RESUME")
+    [event] = [event for event in probe.events[len(stage.events) :] if event.event_type == "RunResumed"]
+    count = stage.state.occurrences.get("RunResumed", 0)
+    return replace(event, run_seq=0, idempotency_key=f"{count:064d}")
+
+
+@pytest.mark.contract("WF-7", "WF-2")
+def test_what_ended_during_a_pause_is_handed_on_at_the_time_of_the_resumption() -> None:
+    async def timed() -> list[str]:
+        await act(1)
+        first = hf.now()
+        await hf.sleep(10)
+        return [first.isoformat(), hf.now().isoformat()]
+
+    stage = staged(timed)
+    stage.control("PAUSE")
+    stage.complete("act", 1)
+    stage.now = START + 3_600 * SECOND
+    stage.control("RESUME")
+    step = stage.state.open_steps["sleep"]
+    assert step.due_at == START + 3_610 * SECOND
+    stage.fire("sleep")
+    assert stage.result == ["2026-01-01T01:00:00+00:00", "2026-01-01T01:00:10+00:00"]
+    stage.replayed()
+
+
+@pytest.mark.contract("CAN-1", "WF-4")
+def test_a_cancellation_is_handed_on_to_every_stretch_and_time_never_goes_back() -> None:
+    seen: list[str] = []
+
+    async def rounds(number: int) -> None:
+        try:
+            await hf.sleep(10)
+        except asyncio.CancelledError:
+            seen.append(hf.now().isoformat())
+            await act(number)
+            if number < 2:
+                hf.continue_as_new(number + 1)
+            raise
+
+    own = hf.App("rounds")
+    stage = Stage(own, own.workflow(rounds), 0).start()
+    stage.control("CANCEL")
+    for prefix in ("", "1/", "2/"):
+        stage.now += SECOND
+        middle = stage.events
+        since = next(n for n in range(len(middle) - 1, -1, -1) if n == 0 or middle[n].event_type == "ContinuedAsNew")
+        assert stage.replayed(events=middle).open == stage.open == [f"{prefix}act"]
+        assert since == 0 or middle[since].event_type == "ContinuedAsNew"
+        stage.complete(f"{prefix}act", 1)
+    assert stage.events[-1].event_type == "RunCancelled"
+    first = [seen[0], *seen[-3:]]
+    assert first == sorted(first)
+
+
+@pytest.mark.contract("WF-3", "CAN-1")
+def test_patches_belong_to_the_stretch_in_which_they_were_taken() -> None:
+    async def rounds(number: int) -> bool:
+        await act(number)
+        if number == 0:
+            hf.continue_as_new(1)
+        return hf.patched("new")
+
+    async def patched_rounds(number: int) -> bool:
+        is_new = hf.patched("new")
+        await act(number)
+        if number == 0:
+            hf.continue_as_new(1)
+        return is_new
+
+    old, new = hf.App("old"), hf.App("new")
+    stage = Stage(old, old.workflow(name="rounds")(rounds), 0).start()
+    new.workflow(name="rounds")(patched_rounds)
+    stage.complete("act", 0)
+    served = stage.replayed(new)
+    served.complete("1/act", 1)
+    assert served.result is False
+    fresh = Stage(new, new.workflow(name="other")(patched_rounds), 0).start()
+    fresh.complete("act", 0)
+    fresh.complete("1/act", 1)
+    assert fresh.result is True
+    assert fresh.replayed().state == fresh.state
+
+
+@pytest.mark.contract("WF-2")
+def test_a_difference_names_event_expectation_finding_and_line() -> None:
+    async def other() -> None:
+        await hf.wait_signal("go", str)
+
+    first, second = hf.App("first"), hf.App("second")
+    stage = Stage(first, first.workflow(name="order")(two_acts)).start()
+    second.workflow(name="order")(other)
+    with pytest.raises(NondeterminismError) as caught:
+        stage.replayed(second)
+    assert caught.value.details == {
+        "run_seq": 3,
+        "expected": "StepStarted of step 'act' (act)",
+        "found": "WaitSignal for step 'go' (go)",
+    }
+    assert caught.value.message.endswith(f" at {__file__}:{other.__code__.co_firstlineno + 1}")
+
+
+@pytest.mark.contract("WF-2")
+def test_a_code_that_ends_early_is_shown_where_it_begins() -> None:
+    async def nothing() -> None: ...
+
+    first, second = hf.App("first"), hf.App("second")
+    stage = Stage(first, first.workflow(name="order")(two_acts)).start()
+    second.workflow(name="order")(nothing)
+    with pytest.raises(NondeterminismError, match="asks for CompleteRun") as caught:
+        stage.replayed(second)
+    assert caught.value.message.endswith(f" at {__file__}:{nothing.__code__.co_firstlineno}")

@@ -1,0 +1,206 @@
+"""Nodes that are started, stopped, killed and replaced, over one store that is not always there."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import Any
+
+from holdfast.engine.app import App
+from holdfast.engine.node import Node, NodeOptions
+from holdfast.errors import HoldfastError
+from holdfast.testing.faults import CALM, Faults, FaultyStore, Weather
+from holdfast.testing.sim_loop import SimProcess
+from tests.sim.scripts import register
+from tests.sim.world import World
+
+LEASE_MS = 3_000
+NODE_TASKS = frozenset({"pump", "lease", "wake-ups"})
+
+
+class SeededIds:
+    """New ids from a seed."""
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+
+    def new_id(self) -> str:
+        """Return a fresh id."""
+        return f"{self._rng.getrandbits(64):016x}"
+
+
+class SeededRng:
+    """Chance from a seed."""
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+
+    def fraction(self) -> float:
+        """Return a number from 0 (included) to 1 (excluded)."""
+        return self._rng.random()
+
+
+class Member:
+    """One process with an app and its node."""
+
+    def __init__(self, world: World, weather: Weather, name: str) -> None:
+        rng = Random(world.rng.random())
+        self.process = SimProcess(world.loop, name)
+        self.store = FaultyStore(world.store, weather, Random(rng.random()))
+        self.app = App("sim", ids=SeededIds(rng), rng=SeededRng(rng))
+        self.play = register(self.app, world)
+        self._options = NodeOptions(
+            lease_ms=LEASE_MS,
+            safety_poll_s=4.0,
+            drain_s=rng.choice((0.1, 2.0)),
+            claim_runs=rng.choice((1, 5, 200)),
+            activities_at_once=rng.choice((2, 200)),
+            live_runs=rng.choice((1, 3, 5_000)),
+        )
+        self.node: Node | None = None
+        self._should_leave = asyncio.Event()
+        self.life = self.process.spawn(self._live(), name="life")
+
+    @property
+    def is_open(self) -> bool:
+        """Say whether it takes requests."""
+        return self.process.is_alive and self.node is not None and not self._should_leave.is_set()
+
+    async def _live(self) -> None:
+        while True:
+            try:
+                async with self.app.node(self.store, name=self.process.name, options=self._options) as self.node:
+                    await self._should_leave.wait()
+                return
+            except HoldfastError:
+                if self._should_leave.is_set():
+                    return  # it could not say goodbye; its lease will run out
+                await asyncio.sleep(0.3)
+
+    def leave(self) -> None:
+        """Shut down in good order."""
+        self._should_leave.set()
+
+    def bury(self) -> None:
+        """Let go of what a dead process would take with it: programs that nobody advances any more."""
+        for live in self.node._live.values() if self.node is not None else ():
+            live.close()
+
+    def broken_tasks(self) -> list[str]:
+        """Return what has ended by an exception and should not have ended."""
+        return [
+            f"{self.process.name}: task {task.get_name()} ended: {task.exception()!r}"
+            for task in self.process.tasks
+            if task.get_name() in NODE_TASKS and task.done() and not task.cancelled() and task.exception() is not None
+        ]
+
+
+class Cluster:
+    """The nodes, and what befalls them."""
+
+    def __init__(self, world: World, size: int) -> None:
+        self._world = world
+        self._rng = Random(f"{world.rng.random()} chaos")
+        self.weather = Weather()
+        self.members: list[Member | None] = [None] * size
+        self.all: list[Member] = []
+        for place in range(size):
+            self._start(place)
+
+    def _start(self, place: int) -> None:
+        name = f"n{place}-{len(self.all)}"
+        self._world.note(f"start  {name}", "starts")
+        self.members[place] = Member(self._world, self.weather, name)
+        self.all.append(self.members[place])  # type: ignore[arg-type]
+
+    def pick(self, rng: Random) -> Member | None:
+        """Return a node that takes requests, or None."""
+        open_ones = [member for member in self.members if member is not None and member.is_open]
+        return rng.choice(open_ones) if open_ones else None
+
+    async def rage(self, until_s: float) -> None:
+        """Do harm until this time, one thing after another."""
+        loop, rng = self._world.loop, self._rng
+        self.weather.faults = Faults(
+            latency_s=rng.choice((0.0, 0.002, 0.05)),
+            refused=rng.choice((0.0, 0.02, 0.1)),
+            unanswered=rng.choice((0.0, 0.02, 0.1)),
+            repeated=rng.choice((0.0, 0.1)),
+            unheard=rng.choice((0.0, 0.3, 1.0)),
+        )
+        self._world.note(f"weather {self.weather.faults}")
+        pause_s = rng.choice((0.5, 2.0, 5.0))
+        harms = [self._kill, self._fuse, self._stop, self._expire, self._down, self._leave]
+        while loop.time() < until_s:
+            await asyncio.sleep(rng.expovariate(1.0 / pause_s))
+            self.watch()
+            place = rng.randrange(len(self.members))
+            member = self.members[place]
+            if member is not None and member.process.is_alive and not member.process.is_stopped:
+                await rng.choice(harms)(member)
+            if member is not None and (not member.process.is_alive or member.life.done()):
+                self.members[place] = None
+                loop.create_task(self._replace(place))
+
+    async def _replace(self, place: int) -> None:
+        await asyncio.sleep(self._rng.choice((0.01, 1.0, 6.0)))
+        self._start(place)
+
+    async def _kill(self, member: Member) -> None:
+        self._world.note(f"kill   {member.process.name}", "kills")
+        member.process.kill()
+
+    async def _fuse(self, member: Member) -> None:
+        self._world.note(f"fuse   {member.process.name}", "kills")
+        member.process.fuse = self._rng.randint(0, 60)
+        await asyncio.wait([member.process.death], timeout=3.0)
+        member.process.fuse = None
+
+    async def _stop(self, member: Member) -> None:
+        duration_s = self._rng.choice((0.1, 2.0, 4.0, 9.0))
+        self._world.note(f"stop   {member.process.name} for {duration_s} s", "stops")
+        member.process.stop()
+        self._world.loop.call_later(duration_s, member.process.go_on)
+
+    async def _expire(self, member: Member) -> None:
+        self._world.note(f"expire {member.process.name}", "lost leases")
+        await self._world.store.renew(member.process.name, 1)
+
+    async def _down(self, member: Member) -> None:
+        duration_s = self._rng.choice((0.05, 1.0, 5.0))
+        self._world.note(f"store down for {duration_s} s", "outages")
+        self.weather.is_down = True
+        self._world.loop.call_later(duration_s, setattr, self.weather, "is_down", False)
+
+    async def _leave(self, member: Member) -> None:
+        self._world.note(f"leave  {member.process.name}", "leaves")
+        member.leave()
+        await asyncio.wait([member.process.death, member.life], timeout=3.0, return_when=asyncio.FIRST_COMPLETED)
+
+    def heal(self) -> None:
+        """End all harm, and make sure that there are nodes."""
+        self._world.note("heal")
+        self.weather.faults = CALM
+        self.weather.is_down = False
+        for place, member in enumerate(self.members):
+            if member is not None:
+                member.process.fuse = None
+                if member.process.is_stopped:
+                    member.process.go_on()
+                if not member.process.is_alive or not member.is_open:
+                    self._start(place)
+
+    def watch(self) -> None:
+        """Note nodes whose own tasks have failed."""
+        for member in self.all:
+            for problem in member.broken_tasks():
+                self._world.violate(problem)
+
+
+async def in_process(member: Member, coro: Any, within_s: float) -> Any:
+    """Run a coroutine in a member's process; raise `TimeoutError` if there is no answer."""
+    task = member.process.spawn(coro)
+    await asyncio.wait([task, member.process.death], timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+    if not task.done():
+        raise TimeoutError
+    return task.result()

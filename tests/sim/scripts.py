@@ -1,0 +1,144 @@
+"""Random workflows: a script is data, drawn from a seed, and one workflow plays any script.
+
+A script is a list of operations, each a list that begins with its name. Playing one returns what was seen on the way,
+so that the result of a run depends on everything that it was told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import Any
+
+import holdfast as hf
+from holdfast.engine.app import App
+from tests.sim.world import World
+
+Script = list[Any]
+
+SIGNALS = ("go", "stop")
+
+
+def draw_script(rng: Random, depth: int = 0, length: int | None = None) -> Script:
+    """Return a random script."""
+    return [_draw(rng, depth) for _ in range(length or rng.randint(1, 4 if depth == 0 else 2))]
+
+
+def _draw(rng: Random, depth: int) -> list[Any]:
+    simple = ["work", "work", "work", "sleep", "wait", "wait"]
+    nested = ["all", "race", "child", "limit", "cleanup", "attempt", "again", "saga"]
+    kind = rng.choice(simple if depth >= 3 else simple + nested)
+    match kind:
+        case "work":
+            return ["work", _duration(rng), rng.choice((0, 0, 0, 1, 2, 5)), rng.choice((1, 3, 3, 4))]
+        case "sleep":
+            return ["sleep", rng.choice((0.01, 0.5, 2.0, 7.0))]
+        case "wait":
+            return ["wait", rng.choice(SIGNALS), rng.choice((None, 0.05, 1.0, 6.0))]
+        case "all" | "race":
+            return [kind, [draw_script(rng, depth + 1) for _ in range(rng.randint(2, 3))]]
+        case "child":
+            return ["child", draw_script(rng, depth + 1), rng.choice(("await", "await", "abandon", "cancel"))]
+        case "limit":
+            return ["limit", rng.choice((0.2, 1.5)), draw_script(rng, depth + 1)]
+        case _:
+            return [kind, draw_script(rng, depth + 1)]
+
+
+def _duration(rng: Random) -> float:
+    return rng.choice((0.0, 0.0, 0.0, 0.01, 0.3, 0.3, 2.0, 9.0))
+
+
+def register(app: App, world: World) -> Any:
+    """Register the workflow that plays scripts, and its activity, with an app. Return the workflow."""
+
+    @app.activity(retry=hf.Retry(max_attempts=3, initial_ms=200, most_ms=2_000))
+    async def work(seconds: float, failures: int) -> str:
+        return await world.effect(seconds, failures)
+
+    @app.workflow
+    async def play(script: list[Any], seen: list[Any]) -> list[Any]:
+        async def poke(seconds: float) -> str:
+            return await work(seconds, 0)
+
+        hf.on_query("seen", lambda: seen)
+        hf.on_update("poke", poke)
+        return await Player(work, play, seen, is_top=True).run(script)
+
+    return play
+
+
+class Player:
+    """Plays one script inside a workflow."""
+
+    def __init__(self, activity: Any, workflow: Any, seen: list[Any], *, is_top: bool) -> None:
+        self._activity = activity
+        self._workflow = workflow
+        self._seen = seen
+        self._is_top = is_top
+
+    async def run(self, script: Script) -> list[Any]:
+        """Play the operations one after another, and return what was seen."""
+        for position, (kind, *rest) in enumerate(script):
+            if kind == "again":
+                inner = [*rest[0], *script[position + 1 :]]
+                if self._is_top:
+                    hf.continue_as_new(inner, [*self._seen, "again"])
+                return await self.run(inner)
+            self._seen.append(await getattr(self, f"_{kind}")(*rest))
+        return self._seen
+
+    def _inner(self) -> Player:
+        return Player(self._activity, self._workflow, [], is_top=False)
+
+    async def _work(self, seconds: float, failures: int, attempts: int) -> Any:
+        policy = hf.Retry(max_attempts=attempts, initial_ms=200, most_ms=2_000)
+        return await self._activity.options(retry=policy)(seconds, failures)
+
+    async def _sleep(self, seconds: float) -> Any:
+        await (hf.sleep(seconds) if self._is_top else asyncio.sleep(seconds))
+        return "slept"
+
+    async def _wait(self, name: str, timeout: float | None) -> Any:
+        try:
+            return ["signal", await hf.wait_signal(name, str, timeout=timeout)]
+        except TimeoutError:
+            return ["no signal", name]
+
+    async def _all(self, scripts: list[Script]) -> Any:
+        return await asyncio.gather(*(self._inner().run(script) for script in scripts))
+
+    async def _race(self, scripts: list[Script]) -> Any:
+        tasks = [asyncio.ensure_future(self._inner().run(script)) for script in scripts]
+        done, late = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+        return [tasks.index(task) for task in tasks if task in done]
+
+    async def _child(self, script: Script, policy: str) -> Any:
+        return await self._workflow.options(close_policy=policy)(script, [])
+
+    async def _limit(self, seconds: float, script: Script) -> Any:
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._inner().run(script)
+        except TimeoutError:
+            return "too late"
+
+    async def _cleanup(self, script: Script) -> Any:
+        try:
+            return await self._inner().run(script)
+        finally:
+            await self._activity(0.0, 0)
+
+    async def _saga(self, script: Script) -> Any:
+        async with hf.Saga() as saga:
+            saga.undo(self._activity, 0.0, 0)
+            return await self._inner().run(script)
+
+    async def _attempt(self, script: Script) -> Any:
+        try:
+            return await self._inner().run(script)
+        except (hf.errors.ActivityFailed, hf.errors.ChildFailed) as problem:
+            return ["failed", problem.code]

@@ -1,0 +1,247 @@
+"""One simulation: a seed decides the programs, the clients, the harm and the interleaving."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import suppress
+from random import Random
+from typing import Any
+
+from holdfast.core import events as e
+from holdfast.core.invariants import check_drained
+from holdfast.core.messages import CONTROL_SIGNAL, UPDATE_SIGNAL, ControlName
+from holdfast.core.state import PAUSED, TERMINAL
+from holdfast.engine.handle import RunHandle
+from holdfast.engine.live import revive
+from holdfast.engine.turn import control_request
+from holdfast.errors import HoldfastError, NotFound, RateLimited, RunError, RunTerminal, StoreError
+from holdfast.store import port
+from holdfast.testing.faults import FaultyStore
+from holdfast.testing.samples import read_mailbox, signal
+from holdfast.testing.sim_loop import SimLoop
+from holdfast.testing.views import system_view
+from tests.sim.cluster import Cluster, in_process
+from tests.sim.scripts import SIGNALS, Script, draw_script
+from tests.sim.world import World, decoded
+
+RAGE_S = 25.0
+HEALED_WITHIN_S = 400.0
+TOLD_WITHIN_S = 200.0
+CONTROLS: tuple[ControlName, ...] = ("CANCEL", "PAUSE", "PAUSE", "PAUSE", "RESUME", "RESUME")
+
+
+class Report:
+    """What a simulation did, and what it found."""
+
+    def __init__(self, world: World) -> None:
+        self.violations = world.violations
+        self.trace = list(world.trace)
+        self.counts = world.counts
+        self.digest = world.digest.hexdigest()
+
+
+def simulate(seed: int, runs: int = 12) -> Report:
+    """Play one seed to its end."""
+    loop = SimLoop(seed)
+    world: World | None = None
+
+    async def main() -> None:
+        nonlocal world
+        world = World(loop, seed)
+        simulation = Simulation(world, seed, runs)
+        scenario = asyncio.ensure_future(simulation.play())
+        failed = asyncio.ensure_future(world.failed.wait())
+        await asyncio.wait([scenario, failed], return_when=asyncio.FIRST_COMPLETED)
+        for member in simulation.cluster.all:
+            member.bury()
+        if scenario.done():
+            scenario.result()
+
+    loop.simulate(main())
+    assert world is not None
+    return Report(world)
+
+
+class Simulation:
+    """The clients' side, and the last judgement."""
+
+    def __init__(self, world: World, seed: int, runs: int) -> None:
+        self._world = world
+        self._rng = Random(f"clients {seed}")
+        self.cluster = Cluster(world, self._rng.choice((2, 2, 3)))
+        self._client = FaultyStore(world.store, self.cluster.weather, Random(f"client {seed}"))
+        self._plans: dict[str, Script] = {f"r{number}": draw_script(self._rng) for number in range(runs)}
+        self._sent = 0
+        self._waiting: dict[str, list[tuple[Any, asyncio.Task[Any]]]] = {}
+
+    async def play(self) -> None:
+        """Rage, heal, and judge."""
+        storm = asyncio.ensure_future(self.cluster.rage(RAGE_S))
+        clients = [asyncio.ensure_future(self._start(run_id)) for run_id in self._plans]
+        clients += [asyncio.ensure_future(self._disturb(run_id)) for run_id in self._plans]
+        await storm
+        self.cluster.heal()
+        await asyncio.gather(*clients)
+        await self._finish()
+        await self._wait_for_results()
+        await self._judge()
+
+    # --- clients
+
+    async def _start(self, run_id: str) -> None:
+        """Start a run, on whichever node answers, until one has said that it is there."""
+        await asyncio.sleep(self._rng.random() * RAGE_S / 2)
+        while True:
+            member = self.cluster.pick(self._rng)
+            try:
+                if member is None:
+                    raise TimeoutError
+                starting = member.app.start(
+                    member.play, self._plans[run_id], [], request_id=f"q-{run_id}", run_id=run_id
+                )
+                handle: RunHandle[Any] = await in_process(member, starting, 5.0)
+            except (TimeoutError, HoldfastError):
+                await asyncio.sleep(0.5)
+                continue
+            self._world.note(f"started {run_id}")
+            waiting = member.process.spawn(handle.result())
+            self._waiting.setdefault(run_id, []).append((member, waiting))
+            return
+
+    async def _disturb(self, run_id: str) -> None:
+        """Send a run signals and operators' commands, at any time."""
+        for _ in range(self._rng.randint(0, 8)):
+            await asyncio.sleep(self._rng.expovariate(1.0 / 3.0))
+            match self._rng.choice(("signal", "signal", "control", "control", "update", "query")):
+                case "signal":
+                    await self._signal(run_id, self._rng.choice(SIGNALS))
+                case "control":
+                    await self._control(run_id, self._rng.choice(CONTROLS))
+                case "update":
+                    await self._update(run_id, self._rng.choice((0.0, 1.0)))
+                case "query":
+                    await self._query(run_id)
+
+    async def _signal(self, run_id: str, name: str) -> None:
+        self._sent += 1
+        await self._deliver(signal(run_id, name, f"{name}-{self._sent}", signal_id=f"s{self._sent}"))
+
+    async def _control(self, run_id: str, name: ControlName) -> None:
+        self._sent += 1
+        await self._deliver(control_request(run_id, name, "ann", signal_id=f"c{self._sent}"))
+
+    async def _update(self, run_id: str, seconds: float) -> None:
+        self._sent += 1
+        wish = {"name": "poke", "input": {"seconds": seconds}}
+        await self._deliver(signal(run_id, UPDATE_SIGNAL, wish, signal_id=f"u{self._sent}"))
+
+    async def _query(self, run_id: str) -> None:
+        """Ask a run, on any node, what it has seen. An answer is not needed; that nothing changes by it is."""
+        member = self.cluster.pick(self._rng)
+        if member is not None:
+            with suppress(HoldfastError, TimeoutError):
+                await in_process(member, member.app.run(run_id).query("seen"), 5.0)
+
+    async def _deliver(self, request: Any) -> None:
+        """Send until there is an answer."""
+        while True:
+            try:
+                [answer] = await self._client.deliver([request])
+            except StoreError:
+                await asyncio.sleep(0.2)
+                continue
+            if not isinstance(answer, port.Refused):
+                assert answer.result is not None
+                self._world.acknowledged.append(answer.result)
+                self._world.note(f"told   {request.run_id} {request.name} {request.signal_id}", "signals")
+            elif not isinstance(answer.error, NotFound | RunTerminal | RateLimited):
+                self._world.violate(f"a signal was refused: {answer.error!r}")
+            return
+
+    # --- the end
+
+    async def _finish(self) -> None:
+        """Give every run what it waits for, until all have finished."""
+        store, loop = self._world.store, self._world.loop
+        end = loop.time() + HEALED_WITHIN_S
+        while True:
+            self.cluster.watch()
+            heads = [head for head in await store.find_runs(port.RunQuery()) if head.status not in TERMINAL]
+            if not heads:
+                return
+            if loop.time() > end:
+                break
+            for head in heads:
+                if head.status is PAUSED:
+                    await self._control(head.run_id, "RESUME")
+            for wait in await store.find_waits(port.WaitQuery()):
+                if wait.until is None:
+                    await self._signal(wait.run_id, wait.name)
+            await asyncio.sleep(2.0)
+        for head in heads:
+            self._world.violate(f"{head.run_id} does not finish: {head}")
+
+    async def _wait_for_results(self) -> None:
+        """Let those who wait for a run's end hear of it, and let the nodes come to rest."""
+        waiting = [task for some in self._waiting.values() for member, task in some if member.is_open]
+        if waiting:
+            await asyncio.wait(waiting, timeout=TOLD_WITHIN_S)
+        await asyncio.sleep(10.0)
+
+    async def _judge(self) -> None:
+        self.cluster.watch()
+        world = self._world
+        for violation in check_drained(await system_view(world.store, world.acknowledged)):
+            world.violate(f"{violation.run_id}: {violation.invariant}: {violation.problem}")
+        for head in await world.store.find_runs(port.RunQuery()):
+            await self._judge_run(head)
+        for run_id, waiting in self._waiting.items():
+            for member, task in waiting:
+                self._judge_result(run_id, member, task)
+
+    async def _judge_run(self, head: port.RunHead) -> None:
+        """Check that a run's history leads a fresh program to the same end, and that nothing sent was lost."""
+        world, run_id = self._world, head.run_id
+        history = world.store.events_of(run_id)
+        live, problem = revive(run_id, history, self.cluster.all[0].app)
+        live.close()
+        if problem is not None:
+            world.violate(f"{run_id} cannot be replayed: {problem}")
+        mailbox = await read_mailbox(world.store, run_id)
+        counts = Counter((sent.name, sent.signal_id) for sent in mailbox)
+        for sent_id in [sent_id for sent_id, count in counts.items() if count > 1]:
+            world.violate(f"{run_id}: the signal {sent_id} was sent once and is there {counts[sent_id]} times")
+        answered = {event.step_id for event in history if isinstance(event.data, e.UpdateCompleted)}
+        for event in history:
+            if isinstance(event.data, e.UpdateAccepted) and event.step_id not in answered:
+                world.violate(f"{run_id}: {event.step_id} was let in and never answered")
+            if isinstance(event.data, e.StepCancelled):
+                await self._judge_child(run_id, event)
+
+    async def _judge_child(self, run_id: str, given_up: e.Event) -> None:
+        """Check that a child that nobody waits for any more was told so, or had ended."""
+        opened = next(
+            event for event in self._world.store.events_of(run_id) if event.event_id == given_up.parent_event_id
+        )
+        if not isinstance(opened.data, e.ChildStarted) or opened.data.close_policy == "abandon":
+            return
+        child_id = opened.data.child_run_id
+        was_told = any(sent.name == CONTROL_SIGNAL for sent in await read_mailbox(self._world.store, child_id))
+        ended_at = self._world.store.events_of(child_id)[-1].persisted_at
+        if not was_told and ended_at > given_up.persisted_at:
+            self._world.violate(f"{run_id} gave up its child {opened.data.child_run_id}, which was not told")
+
+    def _judge_result(self, run_id: str, member: Any, task: asyncio.Task[Any]) -> None:
+        """Check that whoever waited for a run on a node that is still there got its result, and the right one."""
+        if not member.is_open:
+            return
+        if not task.done():
+            self._world.violate(f"{run_id} has finished, and who waits for it on {member.process.name} is not told")
+            return
+        problem = task.exception()
+        if problem is not None and not isinstance(problem, RunError | StoreError):
+            self._world.violate(f"{run_id}: asking for its result raised {problem!r}")
+        last = self._world.store.events_of(run_id)[-1].data
+        if problem is None and (not isinstance(last, e.RunCompleted) or task.result() != decoded(last.result)):
+            self._world.violate(f"{run_id}: the result {task.result()!r} was answered, and is not the run's")

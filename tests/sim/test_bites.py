@@ -1,0 +1,115 @@
+"""The simulator bites: each of these faults, planted into the engine or the store, is found within a few seeds."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.core import decide
+from holdfast.engine.node import Node
+from holdfast.engine.turn import TurnDraft
+from holdfast.store import port
+from holdfast.store.memory.run import Run
+from tests.sim.simulation import simulate
+
+SEEDS = 40
+
+
+@pytest.fixture(autouse=True)
+def _silence() -> Iterator[None]:
+    """Let nodes fail without a word."""
+    logger = logging.getLogger("holdfast")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    yield
+    logger.setLevel(level)
+
+
+def first_finding() -> str:
+    """Play seeds until one finds something; return what."""
+    for seed in range(SEEDS):
+        violations = simulate(seed, runs=8).violations
+        if violations:
+            return violations[0]
+    return "nothing"
+
+
+@pytest.mark.contract("OWN-1")
+def test_it_finds_work_that_is_begun_before_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    take = TurnDraft.finish
+
+    def finish(self: TurnDraft, *, release: bool = False) -> port.Turn:
+        turn = take(self, release=release)
+        nodes[-1]._workers.cancel(turn.run_id)
+        for step_id in self.dispatch:
+            nodes[-1]._dispatch(turn.run_id, self.state.open_steps[step_id], self._now)
+        return turn
+
+    turns = Node._take_turns
+    nodes: list[Node] = []
+
+    async def take_turns(self: Node, batch: Sequence[Any]) -> None:
+        nodes.append(self)
+        await turns(self, batch)
+
+    monkeypatch.setattr(Node, "_take_turns", take_turns)
+    monkeypatch.setattr(TurnDraft, "finish", finish)
+    assert "began before it was committed" in first_finding()
+
+
+@pytest.mark.contract("OWN-1")
+def test_it_finds_a_store_that_does_not_look_at_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = Run.commit
+
+    def commit_anyway(self: Run, turn: port.Turn, now: int) -> port.Committed | port.CommitConflict:
+        return commit(self, replace(turn, epoch=self.head.lease_epoch), now)
+
+    monkeypatch.setattr(Run, "commit", commit_anyway)
+    assert "committed a turn of a run that belongs to" in first_finding()
+
+
+@pytest.mark.contract("SIG-4")
+def test_it_finds_a_signal_that_is_consumed_without_its_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    finish = TurnDraft.finish
+
+    def finish_early(self: TurnDraft, *, release: bool = False) -> port.Turn:
+        turn = finish(self, release=release)
+        seen = tuple((signal.inbox_seq, 0) for signal in self._loaded.signals)
+        return replace(turn, received=seen) if turn.events else turn
+
+    monkeypatch.setattr(TurnDraft, "finish", finish_early)
+    assert "consumed" in first_finding()
+
+
+@pytest.mark.contract("SIG-5")
+def test_it_finds_a_signal_that_is_accepted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Run, "_known_signal", lambda self, request, limits, now: None)
+    assert "was sent once and is there" in first_finding()
+
+
+@pytest.mark.contract("TMR-1")
+def test_it_finds_timers_that_fire_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = Run.loaded
+    monkeypatch.setattr(decide, "_is_early", lambda step, pen: False)
+    monkeypatch.setattr(Run, "loaded", lambda self, now: loaded(self, now + 5_000_000))
+    found = first_finding()
+    assert "early" in found or "timers_are_scheduled" in found
+
+
+@pytest.mark.contract("OWN-3")
+def test_it_finds_activities_that_died_with_their_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Node, "_lost", lambda self, held, state, now: [])
+    assert "is open and no node has the run" in first_finding()
+
+
+@pytest.mark.contract("MSG-2")
+def test_it_finds_outcomes_that_are_dropped_when_the_store_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def commit_once(self: Node, turns: Sequence[port.Turn]) -> list[port.Committed | port.CommitConflict]:
+        return await self.store.commit(turns)
+
+    monkeypatch.setattr(Node, "_commit", commit_once)
+    assert first_finding() != "nothing"

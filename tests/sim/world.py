@@ -1,0 +1,192 @@
+"""What the simulation knows and its nodes do not: effects in the world, promises made to clients, the true store.
+
+Whatever must not be is noted in `violations`, and the simulation ends there. `trace` tells what led to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from hashlib import sha256
+from random import Random
+
+from msgspec import Raw, Struct
+
+from holdfast.core import codec
+from holdfast.core import events as e
+from holdfast.core.events import Event
+from holdfast.core.invariants import check
+from holdfast.core.messages import AcceptedSignalResult, Message
+from holdfast.core.state import retry_token
+from holdfast.engine.activities import activity_context
+from holdfast.errors import NotDurable
+from holdfast.store import port
+from holdfast.store.memory import MemoryStore
+from holdfast.testing.faults import OrderedWakeups
+from holdfast.testing.sim_loop import LoopClock, SimLoop, current_process
+from holdfast.testing.views import view_of
+
+TRACE_LINES = 4_000
+
+
+class Effect(Struct, frozen=True):
+    """Something that an activity did in the world: what it returned, or that it failed."""
+
+    result: str | None
+    by: str
+
+
+class World:
+    """The truth."""
+
+    def __init__(self, loop: SimLoop, seed: int) -> None:
+        self.loop = loop
+        self.rng = Random(f"world {seed}")
+        self.effects: dict[tuple[str, str], list[Effect]] = {}
+        self.acknowledged: list[AcceptedSignalResult] = []
+        self.violations: list[str] = []
+        self.failed = asyncio.Event()
+        self.trace: deque[str] = deque(maxlen=TRACE_LINES)
+        self.counts: dict[str, int] = {}
+        self.digest = sha256()
+        self.store = WatchedStore(self)
+
+    def note(self, line: str, count: str | None = None) -> None:
+        """Add a line to the trace, and count what it tells of."""
+        process = current_process()
+        entry = f"{self.loop.time():9.4f} {process.name if process else '-':8} {line}"
+        self.trace.append(entry)
+        self.digest.update(entry.encode())
+        if count is not None:
+            self.counts[count] = self.counts.get(count, 0) + 1
+
+    def violate(self, problem: str) -> None:
+        """Note something that must not be."""
+        self.note(f"VIOLATION {problem}")
+        self.violations.append(problem)
+        self.failed.set()
+
+    # --- effects
+
+    async def effect(self, seconds: float, failures: int) -> str:
+        """Do something in the world, as an activity. Fails as many times as asked for, and then works."""
+        try:
+            context = activity_context()
+        except NotDurable:
+            self.violate("an activity was called, and not by a node")
+            raise
+        process = current_process()
+        by = process.name if process else ""
+        run_id, step_id = context.run_id, context.step_id
+        self._check_dispatch(run_id, step_id, context.attempt)
+        self.note(f"work   {run_id} {step_id} attempt {context.attempt}", "effects")
+        await asyncio.sleep(seconds)
+        done = self.effects.setdefault((run_id, step_id), [])
+        if sum(effect.result is None for effect in done) < failures:
+            done.append(Effect(None, by))
+            raise ConnectionError("the world is not in the mood")
+        done.append(Effect(f"{step_id}/{len(done)}", by))
+        return done[-1].result or ""
+
+    def _check_dispatch(self, run_id: str, step_id: str, attempt: int) -> None:
+        """Work is begun only after the commit that scheduled it, and never before its time."""
+        dispatches = [
+            event
+            for event in self.store.events_of(run_id)
+            if event.step_id == step_id and isinstance(event.data, e.StepStarted | e.StepRetried)
+        ]
+        if len(dispatches) < attempt:
+            self.violate(f"{run_id} {step_id}: attempt {attempt} began before it was committed")
+            return
+        last = dispatches[attempt - 1].data
+        due_at = last.due_at if isinstance(last, e.StepRetried) else None
+        if due_at is not None and due_at > self.store.time():
+            self.violate(f"{run_id} {step_id}: attempt {attempt} began {due_at - self.store.time()} us early")
+
+    # --- commits
+
+    async def check_commit(self, turn: port.Turn, before: port.RunHead, answer: port.Committed) -> None:
+        """Check everything that must be true of a run after a turn of it was committed."""
+        run_id = turn.run_id
+        history = self.store.events_of(run_id)
+        new = history[turn.expected_version : answer.version]
+        self.note(f"commit {run_id} v{turn.expected_version} e{turn.epoch} {_names(new)}", "commits")
+        process = current_process()
+        is_retry = before.version != turn.expected_version or (turn.release and not turn.events)
+        if process is not None and not is_retry and before.lease_owner != process.name:
+            self.violate(f"{run_id}: {process.name} committed a turn of a run that belongs to {before.lease_owner}")
+        for event in new:
+            self._check_event(event, history)
+        view = await view_of(self.store, run_id, self.acknowledged)
+        assert view is not None
+        for violation in check(view):
+            self.violate(f"{run_id}: {violation.invariant}: {violation.problem}")
+
+    def _check_event(self, event: Event, history: Sequence[Event]) -> None:
+        body, where = event.data, f"{event.run_id} {event.step_id}"
+        effects = self.effects.get((event.run_id, event.step_id or ""), [])
+        if isinstance(body, e.StepCompleted):
+            results = [effect.result for effect in effects]
+            if codec.decode(body.result, str) not in results:
+                self.violate(f"{where}: the result {bytes(body.result)!r} was recorded and is none of {results}")
+        elif isinstance(body, e.StepFailed) and not any(effect.result is None for effect in effects):
+            self.violate(f"{where}: a failure was recorded and nothing has failed")
+        elif isinstance(body, e.StepRetried) and body.reason == "node lost":
+            self._check_lost(event)
+        elif isinstance(body, e.RunPaused) and body.error is not None:
+            self.violate(f"{event.run_id}: its program could not go on: {body.error.code}: {body.error.message}")
+        elif isinstance(body, e.TimerFired | e.SignalTimedOut):
+            opened = next(other for other in history if other.event_id == event.parent_event_id)
+            due_at: int = getattr(opened.data, "due_at", None) or getattr(opened.data, "until", None) or 0
+            if event.persisted_at < due_at:
+                self.violate(f"{where}: fired {due_at - event.persisted_at} us early")
+
+    def _check_lost(self, event: Event) -> None:
+        """An attempt is lost only if it may have been made: its message, if it had one, was taken."""
+        attempt = (event.engine_attempt_id or 0) - 1
+        token = retry_token(event.step_id or "", attempt)
+        if any(message.waiting_token == token for message in self.store.messages_of(event.run_id)):
+            self.violate(f"{event.run_id} {event.step_id}: attempt {attempt} was given up and never made")
+
+
+class WatchedStore(MemoryStore):
+    """The true store. Every commit is checked before anything else can happen."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._time = LoopClock(world.loop)
+        super().__init__(self._time)
+        self.wakeups = OrderedWakeups()  # type: ignore[assignment]
+
+    def time(self) -> int:
+        """Return the present instant."""
+        return self._time.now()
+
+    def events_of(self, run_id: str) -> Sequence[Event]:
+        """Return a run's history."""
+        return self._runs[run_id].events
+
+    def messages_of(self, run_id: str) -> list[Message]:
+        """Return what waits for a run, due or not."""
+        return [message for _, message in self._runs[run_id].messages.values()]
+
+    async def commit(self, turns: Sequence[port.Turn]) -> list[port.Committed | port.CommitConflict]:
+        """Commit, and check what was committed."""
+        before = [self._runs[turn.run_id].head for turn in turns]
+        answers = await super().commit(turns)
+        for turn, head, answer in zip(turns, before, answers, strict=True):
+            if isinstance(answer, port.CommitConflict):
+                self._world.note(f"lost   {turn.run_id} v{turn.expected_version} e{turn.epoch} {answer}", "conflicts")
+            else:
+                await self._world.check_commit(turn, head, answer)
+        return answers
+
+
+def _names(events: Sequence[Event]) -> str:
+    return " ".join(f"{event.event_type}({event.step_id or ''})" for event in events)
+
+
+def decoded(raw: Raw) -> object:
+    """Return a value as Python knows it."""
+    return codec.decode(raw, object)
