@@ -19,7 +19,7 @@ from holdfast.core.commands import PauseRun
 from holdfast.core.decide import Input
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
-from holdfast.core.messages import CONTROL_SIGNAL, UPDATE_SIGNAL, Control, ControlName, Signal, Update
+from holdfast.core.messages import CONTROL_SIGNAL, UPDATE_SIGNAL, Control, ControlName, Message, Signal, Update
 from holdfast.core.pen import Decision, Refusal
 from holdfast.core.state import RUNNING, RunState, state_of
 from holdfast.engine.turn import TurnDraft
@@ -135,7 +135,10 @@ class _Turn:
         self._mailbox = [signal for signal in signals if signal.name not in (CONTROL_SIGNAL, UPDATE_SIGNAL)]
 
     def run(self, inputs: Sequence[Input]) -> None:
-        for given in (*inputs, *self._controls, *self._updates):
+        """Take the inputs. Operators' commands come first, once the run has started: a pause holds what follows."""
+        starts = [given for given in inputs if _is_start(given)]
+        others = [given for given in inputs if not _is_start(given)]
+        for given in (*starts, *self._controls, *others, *self._updates):
             self._absorb(self._draft.handle(given))
             self._offer_signals()
         self._offer_signals()
@@ -168,6 +171,10 @@ class _Turn:
                 position = 0
             else:
                 position += 1
+
+
+def _is_start(given: Input) -> bool:
+    return isinstance(given, Message) and given.type == "InternalContinue"
 
 
 def _controls(signals: Iterable[Signal]) -> Iterable[Control]:
