@@ -272,9 +272,9 @@ class LoadedRun(Struct, frozen=True, kw_only=True):
     records: tuple[ActivityRecord, ...] = ()
 
 
-def created_run(new: NewRun, owner: str, now: Instant) -> LoadedRun:
-    """Return a run as it is right after it was created for `owner`, without asking the store."""
-    head = RunHead(
+def new_head(new: NewRun, owner: str | None, now: Instant) -> RunHead:
+    """Return a run as it is when it is created, before anything makes it ready."""
+    return RunHead(
         run_id=new.run_id,
         tenant=new.tenant,
         project=new.project,
@@ -292,11 +292,15 @@ def created_run(new: NewRun, owner: str, now: Instant) -> LoadedRun:
         updated_at=now,
         finished_at=None,
         inbox_seq=0,
-        ready_at=now,
+        ready_at=None,
         lease_owner=owner,
-        lease_epoch=1,
+        lease_epoch=1 if owner else 0,
     )
-    return LoadedRun(head=head, messages=new.messages)
+
+
+def created_run(new: NewRun, owner: str, now: Instant) -> LoadedRun:
+    """Return a run as it is right after it was created for `owner`, without asking the store."""
+    return LoadedRun(head=new_head(new, owner, now), messages=new.messages)
 
 
 class PurgeReport(Struct, frozen=True, kw_only=True):

@@ -41,28 +41,7 @@ class Run:
         self.waits: dict[str, Wait] = {}
         self.tasks: dict[str, Task] = {}
         self.records: dict[tuple[str, str, str], ActivityRecord] = {}
-        self.head = port.RunHead(
-            run_id=new.run_id,
-            tenant=new.tenant,
-            project=new.project,
-            environment=new.environment,
-            plan_id=new.plan_id,
-            plan_version=new.plan_version,
-            run_request_id=new.run_request_id,
-            parent_run_id=new.parent_run_id,
-            reference_key=new.reference_key,
-            tags=new.tags,
-            status=new.snapshot.status,
-            version=len(new.events),
-            snapshot=new.snapshot,
-            created_at=now,
-            updated_at=now,
-            finished_at=None,
-            inbox_seq=0,
-            ready_at=None,
-            lease_owner=owner,
-            lease_epoch=1 if owner else 0,
-        )
+        self.head = port.new_head(new, owner, now)
         self._append(new.events, 0, now)
         self._index(new.messages, new.waits_opened, new.tasks, now)
         self.head = replace(self.head, ready_at=self._ready_at(0, now))
