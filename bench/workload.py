@@ -17,7 +17,7 @@ from holdfast.core.state import RunState, state_of
 from holdfast.engine.turn import TurnDraft, start_run
 from holdfast.limits import Limits
 from holdfast.ports import SystemClock, SystemIds
-from holdfast.store.port import Created, LoadedRun, NewRun, RunHead, Store, Turn
+from holdfast.store.port import Created, LoadedRun, NewRun, Store, Turn, new_head
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ class Sleeper:
     """A run that sleeps again and again, as the node that owns it sees it."""
 
     def __init__(self, new: NewRun) -> None:
-        self._loaded = LoadedRun(head=_head(new))
+        self._loaded = LoadedRun(head=new_head(new, NODE, 0))
         self._state = state_of(new.run_id, new.events)
         self._due = new.messages[0]
 
@@ -111,29 +111,3 @@ def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     """Cut the items into batches."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
-
-
-def _head(new: NewRun) -> RunHead:
-    """Return the head of a run that was claimed as it was created."""
-    return RunHead(
-        run_id=new.run_id,
-        tenant=new.tenant,
-        project=new.project,
-        environment=new.environment,
-        plan_id=new.plan_id,
-        plan_version=new.plan_version,
-        run_request_id=new.run_request_id,
-        parent_run_id=None,
-        reference_key=None,
-        tags=(),
-        status=new.snapshot.status,
-        version=len(new.events),
-        snapshot=new.snapshot,
-        created_at=0,
-        updated_at=0,
-        finished_at=None,
-        inbox_seq=0,
-        ready_at=None,
-        lease_owner=NODE,
-        lease_epoch=1,
-    )
