@@ -61,6 +61,15 @@ def decode(raw: Raw | bytes | str, kind: type[T]) -> T:
         raise InvalidInput(f"the value does not fit {getattr(kind, '__qualname__', kind)}: {problem}") from problem
 
 
+def decode_with(decoder: msgspec.json.Decoder[T], raw: Raw | bytes | str) -> T:
+    """Return the value that `raw` holds, as the type that a decoder was made for. For what is decoded often."""
+    try:
+        return decoder.decode(raw)
+    except _UNREADABLE as problem:
+        kind = decoder.type
+        raise InvalidInput(f"the value does not fit {getattr(kind, '__qualname__', kind)}: {problem}") from problem
+
+
 def value_digest(raw: Raw) -> str:
     """Return the SHA256 of a value, however its JSON was written."""
     return sha256(_encoder.encode(_plain.decode(raw))).hexdigest()
@@ -93,6 +102,11 @@ def _depth(text: bytes) -> int:
 def digest(raw: Raw | bytes) -> str:
     """Return the SHA256 of encoded bytes as 64 hex digits."""
     return sha256(raw).hexdigest()
+
+
+def number_of(text: str) -> int:
+    """Return a number of 56 bits that belongs to the text, and hardly to any other."""
+    return int.from_bytes(sha256(text.encode()).digest()[:7])
 
 
 def schema_version(event_type: str) -> int:

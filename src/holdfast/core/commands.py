@@ -9,7 +9,7 @@ from holdfast.core.events import NULL, ErrorInfo
 from holdfast.core.instants import Instant
 
 
-class RunActivity(Struct, frozen=True, kw_only=True):
+class RunActivity(Struct, frozen=True, kw_only=True, gc=False):
     """Do something in the world."""
 
     step_id: str
@@ -20,14 +20,14 @@ class RunActivity(Struct, frozen=True, kw_only=True):
     options: Raw = NULL
 
 
-class StartTimer(Struct, frozen=True, kw_only=True):
+class StartTimer(Struct, frozen=True, kw_only=True, gc=False):
     """Wake me then."""
 
     step_id: str
     due_at: Instant
 
 
-class WaitSignal(Struct, frozen=True, kw_only=True):
+class WaitSignal(Struct, frozen=True, kw_only=True, gc=False):
     """Tell me when this signal comes, or when it is too late."""
 
     step_id: str
@@ -35,7 +35,7 @@ class WaitSignal(Struct, frozen=True, kw_only=True):
     until: Instant | None = None
 
 
-class AskHuman(Struct, frozen=True, kw_only=True):
+class AskHuman(Struct, frozen=True, kw_only=True, gc=False):
     """Open a task, and tell me the answer."""
 
     step_id: str
@@ -49,7 +49,7 @@ class AskHuman(Struct, frozen=True, kw_only=True):
     due_at: Instant | None = None
 
 
-class StartChild(Struct, frozen=True, kw_only=True):
+class StartChild(Struct, frozen=True, kw_only=True, gc=False):
     """Start another run, and tell me how it ends."""
 
     step_id: str
@@ -60,7 +60,7 @@ class StartChild(Struct, frozen=True, kw_only=True):
     close_policy: str = "await"
 
 
-class RecordMarker(Struct, frozen=True, kw_only=True):
+class RecordMarker(Struct, frozen=True, kw_only=True, gc=False):
     """Remember this value."""
 
     step_id: str
@@ -68,7 +68,7 @@ class RecordMarker(Struct, frozen=True, kw_only=True):
     value: Raw = NULL
 
 
-class CompleteUpdate(Struct, frozen=True, kw_only=True):
+class CompleteUpdate(Struct, frozen=True, kw_only=True, gc=False):
     """That update is answered: with a result, or with an error."""
 
     step_id: str
@@ -76,38 +76,38 @@ class CompleteUpdate(Struct, frozen=True, kw_only=True):
     error: ErrorInfo | None = None
 
 
-class CancelStep(Struct, frozen=True, kw_only=True):
+class CancelStep(Struct, frozen=True, kw_only=True, gc=False):
     """I no longer care about that step."""
 
     step_id: str
     reason: str = ""
 
 
-class PauseRun(Struct, frozen=True, kw_only=True):
+class PauseRun(Struct, frozen=True, kw_only=True, gc=False):
     """The program cannot be advanced; hold the run until somebody has looked."""
 
     error: ErrorInfo
 
 
-class ContinueAsNew(Struct, frozen=True, kw_only=True):
+class ContinueAsNew(Struct, frozen=True, kw_only=True, gc=False):
     """Forget what was; begin again with this input. Step ids stay unique in the whole run: none is used again."""
 
     input: Raw = NULL
 
 
-class CompleteRun(Struct, frozen=True, kw_only=True):
+class CompleteRun(Struct, frozen=True, kw_only=True, gc=False):
     """I am done."""
 
     result: Raw = NULL
 
 
-class FailRun(Struct, frozen=True, kw_only=True):
+class FailRun(Struct, frozen=True, kw_only=True, gc=False):
     """I cannot go on."""
 
     error: ErrorInfo
 
 
-class CancelRun(Struct, frozen=True, kw_only=True):
+class CancelRun(Struct, frozen=True, kw_only=True, gc=False):
     """I was cancelled, and have cleaned up."""
 
     reason: str = ""

@@ -25,7 +25,7 @@ ADAPTER_VERSION = "holdfast/1"
 """Which writer made an event. It changes when the meaning of events changes, not with every release."""
 
 
-class ErrorInfo(Struct, frozen=True, omit_defaults=True):
+class ErrorInfo(Struct, frozen=True, omit_defaults=True, gc=False):
     """An error as it is kept in a history: bounded text, never an object."""
 
     code: str
@@ -36,7 +36,7 @@ class ErrorInfo(Struct, frozen=True, omit_defaults=True):
     cause: "ErrorInfo | None" = None
 
 
-class ArtifactRef(Struct, frozen=True, omit_defaults=True):
+class ArtifactRef(Struct, frozen=True, omit_defaults=True, gc=False):
     """A reference to bytes kept elsewhere. The bytes are never in a history."""
 
     uri: str
@@ -46,7 +46,7 @@ class ArtifactRef(Struct, frozen=True, omit_defaults=True):
     expires_at: Instant | None = None
 
 
-class EngineRunRef(Struct, frozen=True, omit_defaults=True):
+class EngineRunRef(Struct, frozen=True, omit_defaults=True, gc=False):
     """Who appended an event: the node, and the epoch of the lease under which it did."""
 
     node: str

@@ -28,7 +28,7 @@ MessageType = Literal[
 ]
 
 
-class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Message(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """An envelope waiting to be handled by a run. `signal_id` is its id, unique within the run."""
 
     signal_id: str
@@ -43,21 +43,21 @@ class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
     payload: Raw = NULL
 
 
-class Answer(Struct, frozen=True, omit_defaults=True):
+class Answer(Struct, frozen=True, omit_defaults=True, gc=False):
     """The payload of `TaskCompleted`: who answered, and what."""
 
     actor: str
     answer: Raw = NULL
 
 
-class ChildOutcome(Struct, frozen=True, omit_defaults=True):
+class ChildOutcome(Struct, frozen=True, omit_defaults=True, gc=False):
     """The payload of `SubWorkflowCompleted`: a result, or else an error."""
 
     result: Raw = NULL
     error: ErrorInfo | None = None
 
 
-class SignalRequest(Struct, frozen=True, kw_only=True):
+class SignalRequest(Struct, frozen=True, kw_only=True, gc=False):
     """A signal as a sender asks for it to be accepted."""
 
     run_id: str
@@ -68,7 +68,7 @@ class SignalRequest(Struct, frozen=True, kw_only=True):
     require_waiting: bool = False
 
 
-class Signal(Struct, frozen=True, kw_only=True):
+class Signal(Struct, frozen=True, kw_only=True, gc=False):
     """A signal in a run's mailbox. `id` is the store's, `signal_id` the sender's."""
 
     id: str
@@ -83,7 +83,7 @@ class Signal(Struct, frozen=True, kw_only=True):
     consumed_seq: int | None = None
 
 
-class AcceptedSignalResult(Struct, frozen=True, kw_only=True):
+class AcceptedSignalResult(Struct, frozen=True, kw_only=True, gc=False):
     """What every sender of the same signal is told, on every transport. `workflow_id` is the run's id."""
 
     workflow_id: str
@@ -94,7 +94,7 @@ class AcceptedSignalResult(Struct, frozen=True, kw_only=True):
     accepted: bool = True
 
 
-class AcceptanceRecord(Struct, frozen=True, kw_only=True):
+class AcceptanceRecord(Struct, frozen=True, kw_only=True, gc=False):
     """The durable record of an acceptance: kept until `expires_at`, then a retry is a new request."""
 
     workflow_id: str
@@ -108,7 +108,7 @@ class AcceptanceRecord(Struct, frozen=True, kw_only=True):
     version: int = 1
 
 
-class ActivitySucceeded(Struct, frozen=True):
+class ActivitySucceeded(Struct, frozen=True, gc=False):
     """An activity returned."""
 
     step_id: str
@@ -116,7 +116,7 @@ class ActivitySucceeded(Struct, frozen=True):
     result: Raw = NULL
 
 
-class ActivityErrored(Struct, frozen=True):
+class ActivityErrored(Struct, frozen=True, gc=False):
     """An activity raised. `fraction` is the shell's draw for the jitter of the next attempt."""
 
     step_id: str
@@ -127,7 +127,7 @@ class ActivityErrored(Struct, frozen=True):
     fraction: float = 0.0
 
 
-class NodeLost(Struct, frozen=True):
+class NodeLost(Struct, frozen=True, gc=False):
     """The node that was running this step's activity is gone; its outcome is not known."""
 
     step_id: str
@@ -136,7 +136,7 @@ class NodeLost(Struct, frozen=True):
 ControlName = Literal["PAUSE", "RESUME", "CANCEL", "APPROVE", "RETRY_STEP", "SKIP_STEP", "RETRY_RUN", "EMERGENCY_STOP"]
 
 
-class Control(Struct, frozen=True, kw_only=True):
+class Control(Struct, frozen=True, kw_only=True, gc=False):
     """An operator's command, after the authoriser has spoken. `id` is the store's id of the signal."""
 
     id: str
@@ -149,7 +149,7 @@ class Control(Struct, frozen=True, kw_only=True):
     inbox_seq: int | None = None
 
 
-class Update(Struct, frozen=True, kw_only=True):
+class Update(Struct, frozen=True, kw_only=True, gc=False):
     """A request that will be answered. `id` is the store's id of the signal that carried it."""
 
     id: str

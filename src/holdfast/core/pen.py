@@ -14,7 +14,7 @@ from holdfast.core.state import OpenStep, RunState
 from holdfast.errors import CallerError, Conflict
 
 
-class Decision(Struct, frozen=True):
+class Decision(Struct, frozen=True, gc=False):
     """What follows: events, messages to the run itself, and steps to dispatch after the commit."""
 
     events: tuple[Event, ...] = ()

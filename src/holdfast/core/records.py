@@ -15,7 +15,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.state import OpenStep, RunState
 
 
-class Wait(Struct, frozen=True, kw_only=True):
+class Wait(Struct, frozen=True, kw_only=True, gc=False):
     """An open wait for a signal. Its address is its step's path."""
 
     run_id: str
@@ -26,7 +26,7 @@ class Wait(Struct, frozen=True, kw_only=True):
     until: Instant | None = None
 
 
-class Task(Struct, frozen=True, kw_only=True):
+class Task(Struct, frozen=True, kw_only=True, gc=False):
     """What a human is asked, and how it stands."""
 
     task_id: str
@@ -46,7 +46,7 @@ class Task(Struct, frozen=True, kw_only=True):
     completed_by: str | None = None
 
 
-class ActivityRecord(Struct, frozen=True, kw_only=True):
+class ActivityRecord(Struct, frozen=True, kw_only=True, gc=False):
     """What is known about one keyed activity call. Its scope is its first four fields after `version`."""
 
     run_id: str
@@ -61,7 +61,7 @@ class ActivityRecord(Struct, frozen=True, kw_only=True):
     version: int = 1
 
 
-class IndexChanges(Struct, frozen=True):
+class IndexChanges(Struct, frozen=True, gc=False):
     """How a turn changes the rows of waits and tasks."""
 
     waits_opened: tuple[Wait, ...] = ()
@@ -69,6 +69,8 @@ class IndexChanges(Struct, frozen=True):
     tasks: tuple[Task, ...] = ()
 
 
+_NO_CHANGES = IndexChanges()
+_CONCERN_NO_INDEX = frozenset({e.StepStarted, e.StepRetried, e.StepCompleted, e.StepFailed, e.TimerStarted, e.TimerFired})
 _EVERYTHING_CLOSES = frozenset({e.RunCompleted, e.RunFailed, e.RunCancelled, e.ContinuedAsNew})
 
 
@@ -76,10 +78,14 @@ def index_changes(before: RunState, after: RunState, events: Iterable[Event]) ->
     """Return how these events, which led from one state to the other, change the rows of waits and tasks."""
     touched: dict[str, Event] = {}
     for event in events:
+        if type(event.data) in _CONCERN_NO_INDEX:
+            continue
         if type(event.data) in _EVERYTHING_CLOSES:
             touched = dict.fromkeys(before.open_steps, event) | touched
         elif event.step_id is not None:
             touched[event.step_id] = event
+    if not touched:
+        return _NO_CHANGES
     opened: list[Wait] = []
     closed: list[str] = []
     tasks: list[Task] = []

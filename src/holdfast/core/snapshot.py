@@ -73,7 +73,7 @@ class RunSnapshot(Struct, frozen=True, kw_only=True):
     is_cancelling: bool = False
 
 
-class RuntimeSnapshot(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RuntimeSnapshot(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What each commit stores beside the events: where the run stands and what it waits for.
 
     The four waiting fields describe one step: the one that has been open for longest. `signals` holds the cursor of

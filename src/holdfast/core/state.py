@@ -6,7 +6,8 @@ Rules of this file:
 2. Nothing here knows about storage, asyncio or the present time. A state is a fold over events and nothing else, so
    the same events give the same state on every node.
 3. A state is never edited: `evolve` and `fold` return a new one. `fold` copies the state and its mappings once and
-   works on its own copy, so that folding n events costs n, not n squared.
+   works on its own copy, so that folding n events costs n, not n squared. Who folds events as they are decided, one
+   by one, keeps such a copy for as long as nobody else has seen it (`own_copy`, `fold_onto`).
 4. A state holds what is *open* or may still be asked for (failed steps, a cursor for each signal name), not what has
    been: that is in the events.
 
@@ -71,7 +72,7 @@ TRANSITIONS: dict[RunStatus, dict[type[e.Body], RunStatus]] = {
 """From a status, by the type of an event, to the next status. `docs/states.md` is drawn from this table."""
 
 
-class OpenStep(Struct, frozen=True):
+class OpenStep(Struct, frozen=True, gc=False):
     """A step that has been opened and not yet closed: what the run waits for."""
 
     step_id: str
@@ -96,14 +97,14 @@ class OpenStep(Struct, frozen=True):
         return getattr(self.body, "name", "") or getattr(self.body, "plan_id", "")
 
 
-class FailedStep(Struct, frozen=True):
+class FailedStep(Struct, frozen=True, gc=False):
     """A step that failed for good. It can be tried again by an operator."""
 
     started: OpenStep
     error: ErrorInfo
 
 
-class RunState(Struct, frozen=True, kw_only=True):
+class RunState(Struct, frozen=True, kw_only=True, gc=False):
     """A run as its events tell. `version` is the run_seq of the last event."""
 
     run_id: str
@@ -141,16 +142,26 @@ def evolve(state: RunState, event: Event) -> RunState:
 
 def fold(state: RunState, events: Iterable[Event]) -> RunState:
     """Return the state after these events, in order."""
-    draft = replace(
+    draft = own_copy(state)
+    fold_onto(draft, events)
+    return draft
+
+
+def own_copy(state: RunState) -> RunState:
+    """Return a copy that its maker, and nobody else, may hand to `fold_onto`."""
+    return replace(
         state,
         open_steps=state.open_steps.copy(),
         failed_steps=state.failed_steps.copy(),
         cursors=state.cursors.copy(),
         occurrences=state.occurrences.copy(),
     )
+
+
+def fold_onto(draft: RunState, events: Iterable[Event]) -> None:
+    """Let a copy that was made by `own_copy` become the state after these events, in order."""
     for event in events:
         _apply(draft, event)
-    return draft
 
 
 def state_of(run_id: str, events: Iterable[Event]) -> RunState:

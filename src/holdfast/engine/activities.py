@@ -77,7 +77,7 @@ def activity_context() -> ActivityContext:
         raise NotDurable("activity_context can only be used inside an activity that a workflow called") from None
 
 
-class Job(Struct, frozen=True):
+class Job(Struct, frozen=True, gc=False):
     """One dispatch of one step."""
 
     run_id: str
@@ -176,6 +176,8 @@ class Workers:
         if deadline is not None:
             until = deadline if until is None else min(until, deadline)
         try:
+            if until is None and job.options.heartbeat_timeout_ms is None and job.definition.is_async:
+                return await job.definition.function(**arguments)
             async with asyncio.timeout_at(until), context.watched(job.options.heartbeat_timeout_ms):
                 if job.definition.is_async:
                     return await job.definition.function(**arguments)

@@ -44,15 +44,12 @@ class Workflow(Generic[P, R]):
         self._close_policy = close_policy
         update_wrapper(self, definition.function)
 
-    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Run it as a child inside a workflow, and wait for it; outside one it is a plain call."""
         program = current_program()
         if program is None:
-            result: R = await self.definition.function(*args, **kwargs)
-            return result
-        packed = self.definition.signature.pack(args, kwargs)
-        outcome: R = await program.run_child(self.definition, packed, self._close_policy)
-        return outcome
+            return self.definition.function(*args, **kwargs)  # type: ignore[no-any-return]
+        return program.run_child(self.definition, args, kwargs, self._close_policy)
 
     def options(self, *, close_policy: ClosePolicy) -> "Workflow[P, R]":
         """Return the same workflow with another policy for children: what becomes of one when its parent ends."""
@@ -71,15 +68,16 @@ class Activity(Generic[P, R]):
         """Return the same activity with other options for the calls made through it."""
         return Activity(self.definition, _options(self._options, **changes))
 
-    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Run it as a durable step inside a workflow, or as a plain call outside one."""
         program = current_program()
         if program is None:
-            result = self.definition.function(*args, **kwargs)
-            return await result if inspect.isawaitable(result) else result  # type: ignore[no-any-return]
-        packed = self.definition.signature.pack(args, kwargs)
-        outcome: R = await program.run_activity(self.definition, packed, self._options)
-        return outcome
+            return self._plain(args, kwargs)
+        return program.run_activity(self.definition, args, kwargs, self._options)
+
+    async def _plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        result = self.definition.function(*args, **kwargs)
+        return await result if inspect.isawaitable(result) else result  # type: ignore[no-any-return]
 
 
 class RegistersWorkflow(Protocol):

@@ -8,6 +8,9 @@ time, however many are waited for.
 import asyncio
 from collections.abc import Callable
 
+from msgspec import Struct
+
+from holdfast.core.events import Event
 from holdfast.core.state import TERMINAL
 from holdfast.errors import EngineError
 from holdfast.store.port import Store
@@ -17,6 +20,13 @@ REST = 10
 """How many times as long as a look took to wait before the next."""
 
 
+class Finish(Struct, frozen=True, gc=False):
+    """How far a run's history goes, now that it has finished; and its last event, if that happened here."""
+
+    version: int
+    last: Event | None = None
+
+
 class Finishes:
     """The runs whose end somebody in this process waits for."""
 
@@ -24,22 +34,22 @@ class Finishes:
         self._store = store
         self._holds = holds
         self._poll_s = poll_s
-        self._waiting: dict[str, set[asyncio.Future[int]]] = {}
+        self._waiting: dict[str, set[asyncio.Future[Finish]]] = {}
         self._someone = asyncio.Event()
 
-    def wait(self, run_id: str) -> "asyncio.Future[int]":
-        """Return a future that is given the run's version when it has finished."""
-        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    def wait(self, run_id: str) -> "asyncio.Future[Finish]":
+        """Return a future that is given the run's end when it has finished."""
+        future: asyncio.Future[Finish] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(run_id, set()).add(future)
         future.add_done_callback(lambda done: self._forget(run_id, done))
         self._someone.set()
         return future
 
-    def tell(self, run_id: str, version: int) -> None:
+    def tell(self, run_id: str, version: int, last: Event | None = None) -> None:
         """Tell everybody who waits for this run that it has finished."""
         for future in self._waiting.pop(run_id, ()):
             if not future.done():
-                future.set_result(version)
+                future.set_result(Finish(version, last))
 
     def close(self) -> None:
         """Tell everybody that nobody looks any more."""
@@ -71,7 +81,7 @@ class Finishes:
                 if run is not None and run.head.status in TERMINAL:
                     self.tell(run.head.run_id, run.head.version)
 
-    def _forget(self, run_id: str, future: "asyncio.Future[int]") -> None:
+    def _forget(self, run_id: str, future: "asyncio.Future[Finish]") -> None:
         futures = self._waiting.get(run_id)
         if futures is not None:
             futures.discard(future)

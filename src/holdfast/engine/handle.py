@@ -10,6 +10,7 @@ from holdfast.core.idempotency import signal_uuid
 from holdfast.core.messages import RESERVED_PREFIX, UPDATE_SIGNAL, AcceptedSignalResult, ControlName, SignalRequest
 from holdfast.core.snapshot import RunSnapshot, project_run
 from holdfast.core.state import TERMINAL
+from holdfast.engine.finishes import Finish
 from holdfast.engine.node import Node
 from holdfast.engine.turn import control_request
 from holdfast.errors import InvalidInput, NotFound, RunCancelled, RunFailed, RunTerminal, UpdateFailed
@@ -32,8 +33,7 @@ class RunHandle(Generic[R]):
 
     async def result(self) -> R:
         """Wait for the run to finish; return what it returned, or raise `RunFailed` or `RunCancelled`."""
-        last = await self._last_event()
-        body = last.data
+        body = (await self._last_event()).data
         if isinstance(body, e.RunCompleted):
             kind = self._definition.signature.result_type if self._definition else Any
             value: R = codec.decode(body.result, kind)
@@ -128,11 +128,14 @@ class RunHandle(Generic[R]):
         return project_run(self.run_id, await self.events())
 
     async def _last_event(self) -> Event:
-        [last] = await self._store.read_events(self.run_id, await self._final_version() - 1)
+        finish = await self._finish()
+        if finish.last is not None:
+            return finish.last
+        [last] = await self._store.read_events(self.run_id, finish.version - 1)
         return last
 
-    async def _final_version(self) -> int:
-        """Wait for the run to finish, here or elsewhere, and return its version then."""
+    async def _finish(self) -> Finish:
+        """Wait for the run to finish, here or elsewhere."""
         if self._node is None:
             return await self._finished_elsewhere()
         finished = self._node.finished(self.run_id)
@@ -140,18 +143,18 @@ class RunHandle(Generic[R]):
             if not self._node.holds(self.run_id):
                 head = await self._head()
                 if head.status in TERMINAL:
-                    return head.version
+                    return Finish(head.version)
             return await finished
         finally:
             finished.cancel()
 
-    async def _finished_elsewhere(self) -> int:
+    async def _finished_elsewhere(self) -> Finish:
         """Wait without a node: look whenever the store rings, and now and then."""
         listener = self._store.wakeups.listen()
         try:
             while (head := await self._head()).status not in TERMINAL:
                 await listener.wait(1.0)
-            return head.version
+            return Finish(head.version)
         finally:
             listener.close()
 

@@ -7,7 +7,6 @@ A program that cannot go on (its code and its history differ, its version is not
 never guessed at and never fails its run: the turn records what came in and pauses the run, to be looked at.
 """
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -27,12 +26,14 @@ from holdfast.errors import RunawayWorkflow, RunError
 from holdfast.limits import ROTATIONS_IN_ONE_BREATH
 from holdfast.program.code import error_info
 from holdfast.program.port import Program
-from holdfast.program.replay import Replay
+from holdfast.program.replay import CONCERN_PROGRAM, Replay
 from holdfast.store.port import LoadedRun
 
 
 class LiveRun:
     """A run's state and program."""
+
+    __slots__ = ("replay", "state")
 
     def __init__(self, state: RunState, replay: Replay) -> None:
         self.state = state
@@ -100,7 +101,7 @@ def take_turn(
     """Let a run take everything that waits for it; if its program cannot go on, pause the run instead."""
     draft = TurnDraft(live.state, loaded, now, node)
     try:
-        _Turn(live, draft, loaded.signals).run([*loaded.messages, *inputs])
+        _Turn(live, draft, loaded.signals).run([*loaded.messages, *inputs], loaded.signals)
         return draft, None
     except RunError as problem:
         return pause_turn(live.state, loaded, inputs, problem, now, node), problem
@@ -127,29 +128,36 @@ def pause_turn(
 class _Turn:
     """Hands inputs to the core and outcomes to the program, until nothing moves any more."""
 
+    __slots__ = ("_draft", "_live", "_mailbox")
+
     def __init__(self, live: LiveRun, draft: TurnDraft, signals: Sequence[Signal]) -> None:
         self._live = live
         self._draft = draft
-        self._controls = list(_controls(signals))
-        self._updates = list(_updates(signals))
         self._mailbox = [signal for signal in signals if signal.name not in (CONTROL_SIGNAL, UPDATE_SIGNAL)]
 
-    def run(self, inputs: Sequence[Input]) -> None:
+    def run(self, inputs: Sequence[Input], signals: Sequence[Signal]) -> None:
         """Take the inputs. Operators' commands come first, once the run has started: a pause holds what follows."""
-        starts = [given for given in inputs if _is_start(given)]
-        others = [given for given in inputs if not _is_start(given)]
-        for given in (*starts, *self._controls, *others, *self._updates):
+        if signals:
+            starts = [given for given in inputs if _is_start(given)]
+            others = [given for given in inputs if not _is_start(given)]
+            inputs = [*starts, *_controls(signals), *others, *_updates(signals)]
+        else:
+            inputs = sorted(inputs, key=_is_start, reverse=True) if len(inputs) > 1 else inputs
+        for given in inputs:
             self._absorb(self._draft.handle(given))
+            if self._mailbox:
+                self._offer_signals()
+        if self._mailbox:
             self._offer_signals()
-        self._offer_signals()
 
     def _absorb(self, answer: Decision | Refusal) -> None:
         """Hand events to the program, enact what it asks for, and so on."""
         if isinstance(answer, Refusal):
             return
-        events, rotations = deque(answer.events), 0
-        while events:
-            event = events.popleft()
+        events, rotations = list(answer.events), 0
+        for event in events:  # which grow on the way
+            if type(event.data) not in CONCERN_PROGRAM:
+                continue
             rotations += type(event.data) is e.ContinuedAsNew
             if rotations > ROTATIONS_IN_ONE_BREATH:
                 raise RunawayWorkflow(f"the workflow began again {rotations} times without waiting for anything")
@@ -158,7 +166,7 @@ class _Turn:
                 enacted = self._draft.enact(commands)
                 if isinstance(enacted, Refusal):
                     raise RunError(f"the program asks for what cannot be: {enacted.error.message}")
-                events.extend(enacted.events)
+                events += enacted.events
 
     def _offer_signals(self) -> None:
         """Give each waiting signal, in order, to whoever waits for it by now."""

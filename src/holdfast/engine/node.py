@@ -23,7 +23,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.messages import NodeLost
 from holdfast.core.state import OpenStep, RunState
 from holdfast.engine.activities import Job, Outcome, Workers
-from holdfast.engine.finishes import Finishes
+from holdfast.engine.finishes import Finish, Finishes
 from holdfast.engine.live import Definitions, LiveRun, pause_turn, revive, take_turn
 from holdfast.engine.turn import TurnDraft
 from holdfast.errors import HoldfastError, LeaseExpired, NotDurable, NotFound, RunError, StoreError
@@ -75,6 +75,8 @@ class NodeOptions(Struct, frozen=True, kw_only=True):
 
 class _Held:
     """A run that belongs to this node: as it was loaded, and what came in since."""
+
+    __slots__ = ("inputs", "is_fresh", "loaded")
 
     def __init__(self, loaded: LoadedRun) -> None:
         self.loaded = loaded
@@ -280,14 +282,14 @@ class Node:
     async def _take_turns(self, batch: Sequence[_Held]) -> None:
         try:
             now = await self.store.now()
-            lives = [await self._prepare(held, now) for held in batch]
+            lives = [self._at_hand(held) or await self._prepare(held, now) for held in batch]
         except StoreError:
             self._ready |= dict.fromkeys(held.loaded.head.run_id for held in batch)
             raise
         # From here to the commit nothing is awaited: an outcome that came in between would belong to neither turn.
         drafts: list[tuple[_Held, LiveRun, TurnDraft]] = []
         for held, (live, problem) in zip(batch, lives, strict=True):
-            inputs = [*self._lost(held, live.state, now), *held.inputs]
+            inputs = [*self._lost(held, live.state, now), *held.inputs] if held.is_fresh else held.inputs
             held.inputs, held.is_fresh = [], False
             if problem is None:
                 draft, problem = take_turn(live, held.loaded, inputs, now, self.name)
@@ -318,6 +320,15 @@ class Node:
         """Say whether this node carries out, or is about to carry out, anything for the run."""
         working = self._workers.steps_of(draft.state.run_id)
         return bool(draft.dispatch) or any(step_id in draft.state.open_steps for step_id in working)
+
+    def _at_hand(self, held: _Held) -> tuple[LiveRun, RunError | None] | None:
+        """Return a run that is in memory and needs nothing from the store, or None."""
+        head = held.loaded.head
+        live = self._live.get(head.run_id)
+        if live is None or held.is_fresh or live.state.version != head.version:
+            return None
+        self._live.move_to_end(head.run_id)
+        return live, None
 
     async def _prepare(self, held: _Held, now: Instant) -> tuple[LiveRun, RunError | None]:
         """Return the run as it is in memory. What has come due since it was loaded is looked up, where it matters."""
@@ -396,23 +407,26 @@ class Node:
 
     def _after(self, held: _Held, live: LiveRun, draft: TurnDraft, is_released: bool, now: Instant) -> None:
         """Perform the effects of a turn that is durable."""
-        before, live.state = live.state, draft.state
+        live.state = draft.state
         run_id = draft.state.run_id
-        for step_id in before.open_steps.keys() - draft.state.open_steps.keys():
-            self._workers.cancel(run_id, step_id)
+        for step_id in self._workers.steps_of(run_id):
+            if step_id not in draft.state.open_steps:
+                self._workers.cancel(run_id, step_id)
         for step_id in draft.dispatch:
             step = draft.state.open_steps.get(step_id)
             if step is not None:
                 self._dispatch(run_id, step, now)
         if draft.state.is_finished:
             self._forget(run_id)
-            self._finishes.tell(run_id, draft.state.version)
+            self._finishes.tell(run_id, draft.state.version, draft.last_event)
         if is_released or draft.state.is_finished:
             if not held.inputs:
                 self._held.pop(run_id, None)
         else:
-            consumed = {inbox_seq for inbox_seq, _ in draft.received}
-            signals = tuple(signal for signal in held.loaded.signals if signal.inbox_seq not in consumed)
+            signals = held.loaded.signals
+            if draft.received:
+                consumed = {inbox_seq for inbox_seq, _ in draft.received}
+                signals = tuple(signal for signal in signals if signal.inbox_seq not in consumed)
             head = replace(held.loaded.head, version=draft.state.version)
             held.loaded = LoadedRun(head=head, signals=signals)
         while len(self._live) > self._options.live_runs:
@@ -445,8 +459,8 @@ class Node:
         """Say whether the run belongs to this node."""
         return run_id in self._held
 
-    def finished(self, run_id: str) -> "asyncio.Future[int]":
-        """Return a future that is given the run's version when it has finished, here or elsewhere."""
+    def finished(self, run_id: str) -> "asyncio.Future[Finish]":
+        """Return a future that is given the run's end when it has finished, here or elsewhere."""
         return self._finishes.wait(run_id)
 
 

@@ -26,7 +26,7 @@ from holdfast.core.messages import (
 from holdfast.core.pen import Decision, Refusal
 from holdfast.core.records import ActivityRecord, index_changes
 from holdfast.core.snapshot import runtime_snapshot
-from holdfast.core.state import CANCELLED, RunState, fold
+from holdfast.core.state import CANCELLED, RunState, fold, fold_onto, own_copy
 from holdfast.store.port import LoadedRun, NewRun, Turn
 
 ASIDE = 60_000_000
@@ -35,6 +35,21 @@ ASIDE = 60_000_000
 
 class TurnDraft:
     """What one turn of one run does, while it is being decided."""
+
+    __slots__ = (
+        "_before",
+        "_by",
+        "_consumed",
+        "_events",
+        "_loaded",
+        "_messages",
+        "_now",
+        "_records",
+        "dispatch",
+        "received",
+        "snapshot",
+        "state",
+    )
 
     def __init__(self, state: RunState, loaded: LoadedRun, now: Instant, node: str) -> None:
         self.state = state
@@ -70,10 +85,16 @@ class TurnDraft:
         """Keep what is known about an activity's effect, in the same commit."""
         self._records.append(record)
 
+    @property
+    def last_event(self) -> Event | None:
+        """The last event that the turn appends, as it was decided: without its number and its time in the store."""
+        return self._events[-1] if self._events else None
+
     def finish(self, *, release: bool = False) -> Turn:
         """Return the turn to commit. `release` lets go of the run with the same commit."""
         self.dispatch = [step_id for step_id in self.dispatch if step_id in self.state.open_steps]
         changes = index_changes(self._before, self.state, self._events)
+        knows_children = any(self._known_children())
         self.snapshot = runtime_snapshot(self.state)
         head = self._loaded.head
         return Turn(
@@ -91,8 +112,8 @@ class TurnDraft:
             records=tuple(self._records),
             seen_inbox_seq=head.inbox_seq,
             release=release,
-            starts=tuple(self._children()),
-            sends=tuple(self._sends()),
+            starts=tuple(self._children()) if knows_children else (),
+            sends=tuple(self._sends()) if knows_children or self.state.parent_run_id is not None else (),
         )
 
     def _children(self) -> Iterator[NewRun]:
@@ -131,11 +152,13 @@ class TurnDraft:
                 yield event.step_id or "", event.data
 
     def _take(self, answer: Decision | Refusal) -> Decision | Refusal:
-        if isinstance(answer, Decision):
-            self.state = fold(self.state, answer.events)
-            self._events.extend(answer.events)
-            self._messages.extend(answer.messages)
-            self.dispatch.extend(answer.dispatch)
+        if type(answer) is Decision:
+            if self.state is self._before:
+                self.state = own_copy(self._before)
+            fold_onto(self.state, answer.events)
+            self._events += answer.events
+            self._messages += answer.messages
+            self.dispatch += answer.dispatch
         return answer
 
 

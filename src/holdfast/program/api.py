@@ -59,8 +59,7 @@ async def wait_until(condition: Callable[[], bool], *, timeout: timedelta | floa
     program = require_program("wait_until")
     if condition():
         return
-    future: asyncio.Future[None] = program.loop.create_future()
-    program.conditions.append((condition, future))
+    future = program.when(condition)
     limit_ms = milliseconds(timeout)
     async with asyncio.timeout(None if limit_ms is None else limit_ms / 1_000):
         await future
@@ -81,12 +80,12 @@ def on_query(name: str, handler: Callable[..., Any]) -> None:
     """Answer queries of this name with this function, which may only look."""
     if inspect.iscoroutinefunction(handler):
         raise InvalidInput(f"query {name!r}: a query may only look, so its handler is a plain function, not async")
-    require_program("on_query").queries[name] = handler
+    require_program("on_query").on_query(name, handler)
 
 
 def on_update(name: str, handler: Callable[..., Any], *, validator: Callable[..., Any] | None = None) -> None:
     """Answer updates of this name with this function; the validator may refuse one by raising."""
-    require_program("on_update").updates[name] = (handler, validator)
+    require_program("on_update").on_update(name, handler, validator)
 
 
 class Saga:

@@ -11,8 +11,8 @@ begin again under a prefix, because a step's name is unique in the whole run.
 import asyncio
 import traceback
 import uuid
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from msgspec import Raw
@@ -24,7 +24,7 @@ from holdfast.core.events import NULL, ErrorInfo, Event
 from holdfast.core.instants import Instant
 from holdfast.errors import ActivityFailed, ChildFailed, InvalidInput, NondeterminismError, NotDurable, NotFound
 from holdfast.limits import ERROR_CAUSES, ERROR_TEXT_CHARS, NAME_BYTES, NESTED_RUNS
-from holdfast.ports import seeded
+from holdfast.ports import Random, seeded
 from holdfast.program.definitions import (
     ActivityDefinition,
     ActivityOptions,
@@ -32,7 +32,11 @@ from holdfast.program.definitions import (
     WorkflowDefinition,
     encode_options,
 )
-from holdfast.program.loop import DeterministicLoop, Timer, running
+from holdfast.program.loop import DeterministicLoop, NumberedFuture, Timer, running
+
+Query = Callable[..., Any]
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Rotate(BaseException):
@@ -43,8 +47,51 @@ class Rotate(BaseException):
         self.input = input
 
 
+class StepFuture(NumberedFuture[Any]):
+    """The outcome of a step, while it is waited for. A wait that is given up closes the step."""
+
+    __slots__ = ("_program", "_step_id")
+
+    def __init__(self, program: "CodeProgram", step_id: str) -> None:
+        super().__init__(loop=program.loop)
+        self._program = program
+        self._step_id = step_id
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Give the step up."""
+        is_cancelled = super().cancel(msg)
+        if is_cancelled:
+            self._program.give_up_waiting(self._step_id)
+        return is_cancelled
+
+
 class CodeProgram:
     """One run of a workflow function."""
+
+    __slots__ = (
+        "_answering",
+        "_awaited_children",
+        "_commands",
+        "_counts",
+        "_input",
+        "_is_done",
+        "_main",
+        "_patches",
+        "_prefix",
+        "_random",
+        "_seed",
+        "_timers",
+        "_waiting",
+        "conditions",
+        "definition",
+        "depth",
+        "is_replaying",
+        "known_patches",
+        "loop",
+        "queries",
+        "run_id",
+        "updates",
+    )
 
     def __init__(
         self, definition: WorkflowDefinition, run_id: str, input: Raw, rotation: int, depth: int, most_callbacks: int
@@ -52,22 +99,23 @@ class CodeProgram:
         self.definition = definition
         self.run_id = run_id
         self.depth = depth
-        self.random = seeded(f"{run_id}|{rotation}")  # seeded by the run: the same on every replay
-        self.loop = DeterministicLoop(self, most_callbacks, self.random.getrandbits(60))  # type: ignore[abstract]
-        self.queries: dict[str, Callable[..., Any]] = {}
-        self.updates: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]] = {}
-        self.conditions: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+        self._seed = f"{run_id}|{rotation}"
+        self.loop = DeterministicLoop(self, most_callbacks, codec.number_of(self._seed))  # type: ignore[abstract]
+        self.queries: Mapping[str, Query] = _NOTHING  # what hardly any program uses is not there before it is used
+        self.updates: Mapping[str, tuple[Query, Query | None]] = _NOTHING
+        self.conditions: list[tuple[Callable[[], bool], asyncio.Future[None]]] | None = None
         self.known_patches: frozenset[str] = frozenset()
         self.is_replaying = False
-        self._patches: dict[str, bool] = {}
+        self._random: Random | None = None
+        self._patches: Mapping[str, bool] = _NOTHING
         self._input = input
         self._prefix = f"{rotation}/" if rotation else ""
-        self._counts: Counter[str] = Counter()
+        self._counts: dict[str, int] = {}
         self._commands: dict[str, c.Command] = {}
-        self._waiting: dict[str, asyncio.Future[Any]] = {}
+        self._waiting: dict[str, StepFuture] = {}
         self._timers: dict[str, Timer] = {}
-        self._answering: dict[str, asyncio.Task[Any]] = {}
-        self._awaited_children: set[str] = set()
+        self._answering: Mapping[str, asyncio.Task[Any]] = _NOTHING
+        self._awaited_children: frozenset[str] = frozenset()
         self._main: asyncio.Task[Any] | None = None
         self._is_done = False
 
@@ -107,21 +155,29 @@ class CodeProgram:
 
     # --- what the workflow asks, through `holdfast.program.api`
 
-    async def run_activity(self, activity: ActivityDefinition, input: Raw, options: ActivityOptions) -> Any:
+    async def run_activity(
+        self, activity: ActivityDefinition, args: tuple[Any, ...], kwargs: dict[str, Any], options: ActivityOptions
+    ) -> Any:
         """Run an activity as a step, and return its result."""
-        step_id = self.name_step(activity.name)
         command = c.RunActivity(
-            step_id=step_id, name=activity.name, input=input, queue=options.queue, options=encode_options(options)
+            name=activity.name,
+            input=activity.signature.pack(args, kwargs),
+            step_id=self.name_step(activity.name),
+            queue=options.queue,
+            options=encode_options(options),
         )
-        return codec.decode(await self.step(command), activity.signature.result_type)
+        return activity.signature.result_of(await self.step(command))
 
-    async def run_child(self, child: WorkflowDefinition, input: Raw, close_policy: str) -> Any:
+    async def run_child(
+        self, child: WorkflowDefinition, args: tuple[Any, ...], kwargs: dict[str, Any], close_policy: str
+    ) -> Any:
         """Start another run, and return its result."""
+        input = child.signature.pack(args, kwargs)
         if self.depth >= NESTED_RUNS:
             raise InvalidInput(f"runs are nested at most {NESTED_RUNS} deep")
         step_id = self.name_step(child.name)
         if close_policy == "await":
-            self._awaited_children.add(step_id)
+            self._awaited_children |= {step_id}
         command = c.StartChild(
             step_id=step_id,
             child_run_id=child_run_id(self.run_id, step_id),
@@ -130,31 +186,46 @@ class CodeProgram:
             input=input,
             close_policy=close_policy,
         )
-        return codec.decode(await self.step(command), child.signature.result_type)
+        return child.signature.result_of(await self.step(command))
 
-    async def step(self, command: Any) -> Any:
-        """Issue a command that opens a step, and wait for its outcome. A wait that is given up closes the step."""
+    def step(self, command: Any) -> StepFuture:
+        """Issue a command that opens a step, and return its outcome to wait for."""
+        self.loop.check_open()
         step_id = command.step_id
-        future = self._waiting[step_id] = self.loop.create_future()
+        future = self._waiting[step_id] = StepFuture(self, step_id)
         self._commands[step_id] = command
-        try:
-            return await future
-        except asyncio.CancelledError:
-            if self._waiting.pop(step_id, None) is not None:
-                self._give_up(step_id)
-            raise
+        return future
+
+    def give_up_waiting(self, step_id: str) -> None:
+        """Close a step whose outcome nobody waits for any more."""
+        if self._waiting.pop(step_id, None) is not None:
+            self._give_up(step_id)
 
     def name_step(self, name: str) -> str:
         """Return the id of the next step of this name."""
-        self._counts[name] += 1
-        count = self._counts[name]
+        count = self._counts[name] = self._counts.get(name, 0) + 1
         return f"{self._prefix}{name}" if count == 1 else f"{self._prefix}{name}#{count}"
+
+    def on_query(self, name: str, handler: Query) -> None:
+        """Answer queries of this name with this function."""
+        self.queries = {**self.queries, name: handler}
+
+    def on_update(self, name: str, handler: Query, validator: Query | None) -> None:
+        """Answer updates of this name with this function."""
+        self.updates = {**self.updates, name: (handler, validator)}
+
+    def when(self, condition: Callable[[], bool]) -> "asyncio.Future[None]":
+        """Return a future that is done when the condition holds."""
+        future: asyncio.Future[None] = self.loop.create_future()
+        self.conditions = [*(self.conditions or ()), (condition, future)]
+        return future
 
     def is_patched(self, patch_id: str) -> bool:
         """Say whether the new code is to be used: in new runs, and in runs that have recorded so."""
         if patch_id not in self._patches:
             step_id = f"{self._prefix}patched:{patch_id}"
-            self._patches[patch_id] = not self.is_replaying or step_id in self.known_patches
+            is_new = not self.is_replaying or step_id in self.known_patches
+            self._patches = {**self._patches, patch_id: is_new}
             if self._patches[patch_id]:
                 self._commands[step_id] = c.RecordMarker(step_id=step_id, name="patched", value=codec.encode(patch_id))
         return self._patches[patch_id]
@@ -162,6 +233,13 @@ class CodeProgram:
     def now(self) -> Instant:
         """Return the instant of the outcome that is being handled."""
         return self.loop.now
+
+    @property
+    def random(self) -> Random:
+        """The generator that is seeded by the run: it draws the same on every replay."""
+        if self._random is None:
+            self._random = seeded(self._seed)
+        return self._random
 
     def new_uuid(self) -> uuid.UUID:
         """Return a UUID that is the same on every replay."""
@@ -190,10 +268,11 @@ class CodeProgram:
         self.loop.run_until_idle()
         while self._settle_conditions():
             self.loop.run_until_idle()
-        for step_id, task in list(self._answering.items()):
-            if task.done():
-                del self._answering[step_id]
-                self._commands[f"answer {step_id}"] = _answer(step_id, task)
+        if self._answering:
+            for step_id, task in self._answering.items():
+                if task.done():
+                    self._commands[f"answer {step_id}"] = _answer(step_id, task)
+            self._answering = {step_id: task for step_id, task in self._answering.items() if not task.done()}
         self._end_if_done()
 
     def _settle_conditions(self) -> bool:
@@ -265,7 +344,7 @@ class CodeProgram:
         assert isinstance(event.data, e.UpdateAccepted)
         assert event.step_id is not None
         task = self.loop.create_task(self._update(event.data), name=event.step_id)
-        self._answering[event.step_id] = task
+        self._answering = {**self._answering, event.step_id: task}
 
     async def _update(self, update: e.UpdateAccepted) -> Any:
         handler, validator = self.updates.get(update.name, (None, None))

@@ -42,8 +42,11 @@ class Signature:
         self._model = msgspec.defstruct(
             f"{function.__name__}_arguments", fields, kw_only=True, forbid_unknown_fields=True
         )
+        self._decoder = msgspec.json.Decoder(self._model)
+        self._names = [p.name for p in parameters]
         self._positional = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
         self.result_type = hints.get("return", Any)
+        self._result_decoder = msgspec.json.Decoder(self.result_type)
 
     def __str__(self) -> str:
         return str(self._signature)
@@ -51,7 +54,7 @@ class Signature:
     def pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Raw:
         """Return the arguments as JSON, after binding them to the parameters."""
         raw = codec.encode(self._bind(args, kwargs))
-        self.unpack(raw)
+        codec.decode_with(self._decoder, raw)
         return raw
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -64,8 +67,12 @@ class Signature:
 
     def unpack(self, raw: Raw) -> dict[str, Any]:
         """Return the arguments that the JSON holds, as the annotated types."""
-        model = codec.decode(raw, self._model)
-        return {name: getattr(model, name) for name in model.__struct_fields__}
+        model = codec.decode_with(self._decoder, raw)
+        return {name: getattr(model, name) for name in self._names}
+
+    def result_of(self, raw: Raw) -> Any:
+        """Return the result that the JSON holds, as the annotated type."""
+        return codec.decode_with(self._result_decoder, raw)
 
 
 class WorkflowDefinition:

@@ -19,13 +19,11 @@ Sets of strings in user code still iterate differently between processes; replay
 import asyncio
 import sys
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextvars import Context
 from itertools import count
 from types import FrameType
 from typing import Any, Protocol, TypeVar
-from weakref import WeakSet
 
 from holdfast.core.instants import Instant
 from holdfast.errors import NotDurable, RunawayWorkflow
@@ -35,6 +33,9 @@ T = TypeVar("T")
 
 CLOSING_ATTEMPTS = 10
 """How often a coroutine that goes on after it was let go is told again."""
+
+FEW_TASKS = 8
+"""So many tasks are remembered before those that have ended are forgotten."""
 
 DROPS = 1_000
 """How often code that was let go is told so by what it calls."""
@@ -64,17 +65,17 @@ class Timer(asyncio.TimerHandle):
 
 
 class _Numbered:
-    """Hashes by the order in which it was made, not by its address."""
+    """Hashes by the order in which it first came into a set, not by its address. Tasks do so when they are made."""
 
+    __slots__ = ()
     number: int
 
-    def __new__(cls, *args: Any, loop: "DeterministicLoop", **kwargs: Any) -> Any:
-        self = super().__new__(cls)
-        self.number = loop.next_number()
-        return self
-
     def __hash__(self) -> int:
-        return self.number
+        try:
+            return self.number
+        except AttributeError:
+            self.number: int = self.get_loop().next_number()  # type: ignore[attr-defined]
+            return self.number
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -83,9 +84,13 @@ class _Numbered:
 class NumberedFuture(_Numbered, asyncio.Future[T]):
     """A future of the deterministic loop."""
 
+    __slots__ = ("number",)
+
 
 class NumberedTask(_Numbered, asyncio.Task[T]):
     """A task of the deterministic loop."""
+
+    __slots__ = ("number",)
 
 
 class DeterministicLoop(asyncio.AbstractEventLoop):
@@ -100,7 +105,8 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         self._is_closed = False
         self._drops = 0
         self._names = count(1)
-        self._tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._most_tasks = FEW_TASKS
 
     def next_number(self) -> int:
         """Return the number of the next task or future."""
@@ -113,16 +119,20 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
 
     def run_until_idle(self) -> None:
         """Run everything that is ready, and what becomes ready through it."""
-        left = self._most_callbacks
+        ready, left = self._ready, self._most_callbacks
+        if not ready:
+            return
         with running(self):
-            while self._ready:
-                handle = self._ready.popleft()
+            while ready:
+                handle = ready.popleft()
                 left -= 1
                 if left < 0:
                     raise RunawayWorkflow(f"the workflow did not come to rest within {self._most_callbacks} callbacks")
-                if not handle.cancelled():
-                    with suppress(SystemExit):  # the task has it as its exception: it ends the run, not the process
+                if not handle._cancelled:
+                    try:
                         handle._run()
+                    except SystemExit:  # the task has it as its exception: it ends the run, not the process
+                        continue
 
     def fire(self, timer: Timer) -> None:
         """Let a timer that is due run."""
@@ -135,7 +145,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
         """Let the callback run in its turn."""
-        self._check_open()
+        self.check_open()
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
@@ -150,7 +160,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> Timer:
         """Let the callback run then, by a durable timer; at once if the time has come."""
-        self._check_open()
+        self.check_open()
         timer = Timer(when, callback, args, self, context)
         if when <= self.time():
             self._ready.append(timer)
@@ -169,7 +179,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
 
     def create_future(self) -> asyncio.Future[Any]:
         """Return a future that hashes by its number."""
-        self._check_open()
+        self.check_open()
         future: asyncio.Future[Any] = NumberedFuture(loop=self)
         return future
 
@@ -188,7 +198,10 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
             coro.close()
             raise NotDurable("as_completed: coroutines in a set have no order; give it tasks made by create_task")
         task: asyncio.Task[T] = NumberedTask(coro, loop=self, name=name or self._next_name(), context=context)
-        self._tasks.add(task)
+        self._tasks.append(task)
+        if len(self._tasks) > self._most_tasks:
+            self._tasks = [task for task in self._tasks if not task.done()]
+            self._most_tasks = max(FEW_TASKS, 2 * len(self._tasks))
         return task
 
     def _next_name(self) -> str:
@@ -219,12 +232,13 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         self._is_closed = True
         self._ready.clear()
         with running(self):
-            for task in sorted(self._tasks, key=lambda task: task.number, reverse=True):  # type: ignore[attr-defined]
+            for task in reversed(self._tasks):
                 coro = task.get_coro()
                 if not task.done() and coro is not None:
                     _let_go(coro)
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise `Dropped` in code that was let go."""
         if self._is_closed:
             self._drops += 1
             if self._drops <= DROPS:  # code that catches everything, in a loop, is left waiting instead
@@ -242,23 +256,28 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         """Do nothing: generators end with the run."""
 
 
-@contextmanager
-def running(loop: DeterministicLoop) -> Iterator[None]:
+class running:  # noqa: N801 - used like a function
     """Make the loop the running one of this thread, in the middle of whatever runs there."""
-    outer = asyncio._get_running_loop()
-    task = asyncio.current_task(outer) if outer is not None else None
-    if task is not None and outer is not None:
-        asyncio.tasks._leave_task(outer, task)
-    hooks = sys.get_asyncgen_hooks()
-    sys.set_asyncgen_hooks(firstiter=None, finalizer=loop.finalize)
-    asyncio._set_running_loop(loop)
-    try:
-        yield
-    finally:
-        asyncio._set_running_loop(outer)
-        sys.set_asyncgen_hooks(*hooks)
+
+    __slots__ = ("_hooks", "_loop", "_outer", "_task")
+
+    def __init__(self, loop: DeterministicLoop) -> None:
+        self._loop = loop
+
+    def __enter__(self) -> None:
+        self._outer = outer = asyncio._get_running_loop()
+        self._task = task = asyncio.current_task(outer) if outer is not None else None
         if task is not None and outer is not None:
-            asyncio.tasks._enter_task(outer, task)
+            asyncio.tasks._leave_task(outer, task)
+        self._hooks = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(firstiter=None, finalizer=self._loop.finalize)
+        asyncio._set_running_loop(self._loop)
+
+    def __exit__(self, *problem: object) -> None:
+        asyncio._set_running_loop(self._outer)
+        sys.set_asyncgen_hooks(*self._hooks)
+        if self._task is not None and self._outer is not None:
+            asyncio.tasks._enter_task(self._outer, self._task)
 
 
 def _let_go(coro: Any) -> None:

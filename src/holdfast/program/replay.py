@@ -41,6 +41,9 @@ _OUTCOMES = frozenset(
         e.UpdateAccepted,
     }
 )
+CONCERN_PROGRAM = _OUTCOMES | {e.RunStarted, e.ContinuedAsNew, e.RunPaused, e.RunResumed}
+"""The events that `advance` has to be told of; the others change nothing for a program."""
+
 _COMMANDED: dict[type[e.Body], type] = {
     e.StepStarted: c.RunActivity,
     e.TimerStarted: c.StartTimer,
@@ -66,6 +69,8 @@ _PREFIXES = {
 
 class Replay:
     """Keeps one run's program in step with its history."""
+
+    __slots__ = ("_begin", "_closed", "_held", "_is_paused", "_is_replaying", "_issued", "_patches", "program")
 
     def __init__(self, begin: Begin) -> None:
         self._begin = begin

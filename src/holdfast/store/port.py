@@ -66,7 +66,7 @@ class Capabilities(Struct, frozen=True, kw_only=True):
 # --- what goes in -------------------------------------------------------------------------------------------------
 
 
-class Turn(Struct, frozen=True, kw_only=True):
+class Turn(Struct, frozen=True, kw_only=True, gc=False):
     """One step of one run: everything that its commit changes.
 
     `received` names the signals that the turn consumed, as (inbox_seq, index of the event among `events`).
@@ -98,7 +98,7 @@ def may_wake_others(turn: Turn) -> bool:
     return bool(turn.release or turn.messages or turn.starts or turn.sends or turn.snapshot.status in TERMINAL)
 
 
-class NewRun(Struct, frozen=True, kw_only=True):
+class NewRun(Struct, frozen=True, kw_only=True, gc=False):
     """A run to be created: who asked for it, its first events, and what goes with them.
 
     `request_key` recognises a retry of the same request (QUE-1); `input_sha256` tells a retry from a misuse.
@@ -188,14 +188,14 @@ class PurgePolicy(Struct, frozen=True, kw_only=True):
 # --- what comes out -----------------------------------------------------------------------------------------------
 
 
-class Created(Struct, frozen=True):
+class Created(Struct, frozen=True, gc=False):
     """The run is there, by this call. `epoch` is 1 if it was claimed as it was written."""
 
     run_id: str
     epoch: int = 0
 
 
-class Existing(Struct, frozen=True):
+class Existing(Struct, frozen=True, gc=False):
     """The same request was made before; this is its run."""
 
     run_id: str
@@ -207,19 +207,19 @@ class Refused(Struct, frozen=True):
     error: CallerError
 
 
-class Accepted(Struct, frozen=True):
+class Accepted(Struct, frozen=True, gc=False):
     """The message or signal is in the run's inbox. `result` is None for messages."""
 
     result: AcceptedSignalResult | None = None
 
 
-class Duplicate(Struct, frozen=True):
+class Duplicate(Struct, frozen=True, gc=False):
     """The same id was accepted before; for a signal, `result` is what its first sender was told."""
 
     result: AcceptedSignalResult | None = None
 
 
-class Committed(Struct, frozen=True):
+class Committed(Struct, frozen=True, gc=False):
     """The turn is part of the history. `version` is the run's version after it."""
 
     version: int
@@ -238,7 +238,7 @@ class CommitConflict(Struct, frozen=True):
     existing: Event | None = None
 
 
-class RunHead(Struct, frozen=True, kw_only=True):
+class RunHead(Struct, frozen=True, kw_only=True, gc=False):
     """A run without its history."""
 
     run_id: str
@@ -263,7 +263,7 @@ class RunHead(Struct, frozen=True, kw_only=True):
     lease_epoch: int
 
 
-class LoadedRun(Struct, frozen=True, kw_only=True):
+class LoadedRun(Struct, frozen=True, kw_only=True, gc=False):
     """A run with what waits for it: due messages, unconsumed signals in order, activity records not completed."""
 
     head: RunHead
