@@ -23,7 +23,8 @@
     │   ├── RunFailed               the run failed; raised to who asks for its result
     │   ├── RunCancelled            the run was cancelled; raised to who asks for its result
     │   ├── NotDurable              a workflow did something that cannot be replayed; the message names what to use
-    │   └── RunawayWorkflow         a workflow did not come to rest
+    │   ├── RunawayWorkflow         a workflow did not come to rest
+    │   └── TurnRefused             the store refuses what a run would record, and would refuse it again
     └── EngineError                 the installation is at fault, not the caller
         ├── LeaseExpired            this node may not claim: it did not renew its lease in time
         ├── CheckpointOwnershipCapabilityError   the store cannot guard commits as the settings demand
@@ -157,6 +158,10 @@ class NotDurable(RunError):
 
 class RunawayWorkflow(RunError):
     """A workflow did not come to rest within its bound."""
+
+
+class TurnRefused(RunError):
+    """The store refuses what a run would record, and would refuse it again."""
 
 
 class EngineError(HoldfastError):

@@ -28,6 +28,7 @@ VERBS: dict[str, Callable[[RunHandle[Any]], Awaitable[Any]]] = {
     "update": lambda run: run.update("double", number=2),
     "result": lambda run: run.result(),
     "snapshot": lambda run: run.snapshot(),
+    "status": lambda run: run.status(),
     "events": lambda run: run.events(),
 }
 DONE = (RunTerminal,) * 3
@@ -43,6 +44,7 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
     "update": (WAITS, WAITS, 4, WAITS, *DONE),
     "result": (WAITS, WAITS, WAITS, WAITS, "x", RunFailed, RunCancelled),
     "snapshot": (object,) * 7,
+    "status": tuple(STATUSES),
     "events": (list,) * 7,
 }
 

@@ -70,7 +70,9 @@ class IndexChanges(Struct, frozen=True, gc=False):
 
 
 _NO_CHANGES = IndexChanges()
-_CONCERN_NO_INDEX = frozenset({e.StepStarted, e.StepRetried, e.StepCompleted, e.StepFailed, e.TimerStarted, e.TimerFired})
+_CONCERN_NO_INDEX = frozenset(
+    {e.StepStarted, e.StepRetried, e.StepCompleted, e.StepFailed, e.TimerStarted, e.TimerFired}
+)
 _EVERYTHING_CLOSES = frozenset({e.RunCompleted, e.RunFailed, e.RunCancelled, e.ContinuedAsNew})
 
 

@@ -34,16 +34,23 @@ class Finishes:
         self._store = store
         self._holds = holds
         self._poll_s = poll_s
-        self._waiting: dict[str, set[asyncio.Future[Finish]]] = {}
+        self._waiting: dict[str, list[asyncio.Future[Finish]]] = {}
         self._someone = asyncio.Event()
 
     def wait(self, run_id: str) -> "asyncio.Future[Finish]":
-        """Return a future that is given the run's end when it has finished."""
+        """Return a future that is given the run's end when it has finished. Who asks says when it is let go."""
         future: asyncio.Future[Finish] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(run_id, set()).add(future)
-        future.add_done_callback(lambda done: self._forget(run_id, done))
+        self._waiting.setdefault(run_id, []).append(future)
         self._someone.set()
         return future
+
+    def let_go(self, run_id: str, future: "asyncio.Future[Finish]") -> None:
+        """Forget somebody who waits no longer."""
+        futures = self._waiting.get(run_id, [])
+        if future in futures:
+            futures.remove(future)
+            if not futures:
+                del self._waiting[run_id]
 
     def tell(self, run_id: str, version: int, last: Event | None = None) -> None:
         """Tell everybody who waits for this run that it has finished."""
@@ -80,10 +87,3 @@ class Finishes:
             for run in await self._store.load(elsewhere[start : start + PAGE_RUNS]):
                 if run is not None and run.head.status in TERMINAL:
                     self.tell(run.head.run_id, run.head.version)
-
-    def _forget(self, run_id: str, future: "asyncio.Future[Finish]") -> None:
-        futures = self._waiting.get(run_id)
-        if futures is not None:
-            futures.discard(future)
-            if not futures:
-                del self._waiting[run_id]

@@ -9,7 +9,7 @@ from holdfast.core.events import Event
 from holdfast.core.idempotency import signal_uuid
 from holdfast.core.messages import RESERVED_PREFIX, UPDATE_SIGNAL, AcceptedSignalResult, ControlName, SignalRequest
 from holdfast.core.snapshot import RunSnapshot, project_run
-from holdfast.core.state import TERMINAL
+from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.engine.finishes import Finish
 from holdfast.engine.node import Node
 from holdfast.engine.turn import control_request
@@ -88,18 +88,19 @@ class RunHandle(Generic[R]):
         """Ask the run for something and wait for its answer. With an `update_id` a retry gets the first answer."""
         payload = codec.encode({"name": name, "input": arguments})
         request = SignalRequest(run_id=self.run_id, name=UPDATE_SIGNAL, payload=payload, signal_id=update_id)
+        before = await self._head()
         [answer] = await self._store.deliver([request])
         if isinstance(answer, port.Refused):
             raise answer.error
         assert answer.result is not None
-        body = await self._update_completed(update_step_id(signal_uuid(answer.result.signal_storage_key)))
+        after = before.version if isinstance(answer, port.Accepted) else 0
+        body = await self._update_completed(update_step_id(signal_uuid(answer.result.signal_storage_key)), after)
         if body.error is not None:
             raise UpdateFailed(f"update {name!r}: {body.error.code}: {body.error.message}", body.error)
         return codec.decode(body.result, Any)
 
-    async def _update_completed(self, step_id: str) -> e.UpdateCompleted:
+    async def _update_completed(self, step_id: str, seen: int) -> e.UpdateCompleted:
         listener = self._store.wakeups.listen()
-        seen = 0
         try:
             while True:
                 head = await self._head()
@@ -123,6 +124,10 @@ class RunHandle(Generic[R]):
             await self._head()  # raises: there is no run without events
         return events
 
+    async def status(self) -> RunStatus:
+        """Return where the run stands, without reading its history."""
+        return (await self._head()).status
+
     async def snapshot(self) -> RunSnapshot:
         """Return the run as operators see it."""
         return project_run(self.run_id, await self.events())
@@ -138,7 +143,7 @@ class RunHandle(Generic[R]):
         """Wait for the run to finish, here or elsewhere."""
         if self._node is None:
             return await self._finished_elsewhere()
-        finished = self._node.finished(self.run_id)
+        finished = self._node.finishes.wait(self.run_id)
         try:
             if not self._node.holds(self.run_id):
                 head = await self._head()
@@ -146,7 +151,7 @@ class RunHandle(Generic[R]):
                     return Finish(head.version)
             return await finished
         finally:
-            finished.cancel()
+            self._node.finishes.let_go(self.run_id, finished)
 
     async def _finished_elsewhere(self) -> Finish:
         """Wait without a node: look whenever the store rings, and now and then."""

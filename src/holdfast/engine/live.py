@@ -52,25 +52,37 @@ class Definitions(Protocol):
         ...
 
 
+class _Beginning:
+    """Makes the programs of a run: one for each rotation that it goes through."""
+
+    __slots__ = ("_definitions", "_input", "_rotation", "_state")
+
+    def __init__(self, definitions: Definitions, state: RunState, input: Raw, rotation: int) -> None:
+        self._definitions = definitions
+        self._state = state
+        self._input = input
+        self._rotation = rotation
+
+    def __call__(self, event: Event) -> Program:
+        if isinstance(event.data, e.ContinuedAsNew):
+            self._rotation += 1
+            self._input = event.data.input
+        return self._definitions.begin(self._state, self._input, self._rotation)
+
+
 def revive(run_id: str, history: Sequence[Event], definitions: Definitions) -> tuple[LiveRun, RunError | None]:
     """Make a live run from its history, whole or since a rotation; with the reason if its program cannot go on."""
     state = state_of(run_id, history)
     first = history[0].data
     if isinstance(first, e.ContinuedAsNew):
         rotation = state_of(run_id, history[:1]).occurrences["ContinuedAsNew"] - 1
-        queued_input = first.input
+        begin = _Beginning(definitions, state, first.input, rotation)
     else:
         assert isinstance(first, e.RunQueued)
-        rotation, queued_input = 0, first.input
-
-    def begin(event: Event) -> Program:
-        nonlocal rotation
-        if isinstance(event.data, e.ContinuedAsNew):
-            rotation += 1
-            return definitions.begin(state, event.data.input, rotation)
-        return definitions.begin(state, queued_input, rotation)
-
+        begin = _Beginning(definitions, state, first.input, 0)
     live = LiveRun(state, Replay(begin))
+    if len(history) == 1 and isinstance(first, e.RunQueued):  # nothing has begun
+        return live, None
     try:
         live.replay.replay(history)
         return live, None
@@ -108,9 +120,19 @@ def take_turn(
 
 
 def pause_turn(
-    state: RunState, loaded: LoadedRun, inputs: Sequence[Input], problem: RunError, now: Instant, node: str
+    state: RunState,
+    loaded: LoadedRun,
+    inputs: Sequence[Input],
+    problem: RunError,
+    now: Instant,
+    node: str,
+    *,
+    is_poisoned: bool = False,
 ) -> TurnDraft:
-    """Return a turn that records what came in and leaves the run paused, without advancing its program."""
+    """Return a turn that records what came in and leaves the run paused, without advancing its program.
+
+    If what came in cannot be recorded (`is_poisoned`), messages are put aside for a while instead.
+    """
     draft = TurnDraft(state, loaded, now, node)
     pause = PauseRun(error=error_info(problem))
     starts = [message for message in loaded.messages if message.type == "InternalContinue"]
@@ -121,7 +143,10 @@ def pause_turn(
         if draft.state.status is RUNNING:  # directly after what made it so: that is how replay knows it came to nothing
             draft.enact([pause])
     for later in (*others, *inputs):
-        draft.handle(later)
+        if is_poisoned and isinstance(later, Message):
+            draft.put_aside(later)
+        else:
+            draft.handle(later)
     return draft
 
 

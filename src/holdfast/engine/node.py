@@ -23,10 +23,10 @@ from holdfast.core.instants import Instant
 from holdfast.core.messages import NodeLost
 from holdfast.core.state import OpenStep, RunState
 from holdfast.engine.activities import Job, Outcome, Workers
-from holdfast.engine.finishes import Finish, Finishes
+from holdfast.engine.finishes import Finishes
 from holdfast.engine.live import Definitions, LiveRun, pause_turn, revive, take_turn
 from holdfast.engine.turn import TurnDraft
-from holdfast.errors import HoldfastError, LeaseExpired, NotDurable, NotFound, RunError, StoreError
+from holdfast.errors import HoldfastError, LeaseExpired, NotDurable, NotFound, RunError, StoreError, TurnRefused
 from holdfast.ports import Rng
 from holdfast.program.definitions import ActivityDefinition, decode_options
 from holdfast.store.guards import no_such_run
@@ -46,6 +46,11 @@ from holdfast.store.port import (
 PAGE_EVENTS = 50_000
 CREATE_RUNS = 500
 RETRY_S = 0.2
+DRAINING_S = 0.005
+"""Between looks whether the turns that are left have been taken, once the node is stopping."""
+
+UNFIT = frozenset({"event exists", "task is open", "cannot be stored"})
+"""Conflicts that are not about who came first: the same turn would be refused again, for ever."""
 
 logger = logging.getLogger("holdfast.node")
 
@@ -99,7 +104,9 @@ class Node:
         self._being_created: set[str] = set()
         self._creating: list[tuple[NewRun, Instant, asyncio.Future[Created | Existing | Refused]]] = []
         self._creator: asyncio.Task[None] | None = None
-        self._finishes = Finishes(store, self.holds, options.safety_poll_s)
+        self.finishes = Finishes(store, self.holds, options.safety_poll_s)
+        self._unfit: dict[str, RunError] = {}
+        self._to_release: list[str] = []
         self._should_claim = True
         self._is_stopping = False
         self._something = asyncio.Event()
@@ -127,11 +134,16 @@ class Node:
                 await self._drained()
         for task in self._tasks:
             task.cancel()
+        if self._creator is not None:
+            self._creator.cancel()
+            self._tasks.append(self._creator)
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for _, _, future in self._creating:
+            future.cancel()
         for run_id in list(self._held):
             self._workers.cancel(run_id)
         self._listener.close()
-        self._finishes.close()
+        self.finishes.close()
         await self.store.release(self.name)
         for live in self._live.values():
             live.close()
@@ -139,7 +151,7 @@ class Node:
     async def _drained(self) -> None:
         while self._workers.busy or self._ready:
             await self._workers.drain()
-            await asyncio.sleep(0)
+            await asyncio.sleep(DRAINING_S)
 
     async def _keep_lease(self) -> None:
         while True:
@@ -158,7 +170,7 @@ class Node:
     async def _watch(self) -> None:
         while True:
             try:
-                await self._finishes.watch()
+                await self.finishes.watch()
             except StoreError:
                 logger.warning("node %s could not look for finished runs", self.name, exc_info=True)
                 await asyncio.sleep(self._options.safety_poll_s)
@@ -178,11 +190,14 @@ class Node:
                 await asyncio.sleep(RETRY_S)
             except Exception:
                 logger.critical("node %s has failed: no run goes on here any more", self.name, exc_info=True)
-                self._finishes.close()  # who waits for a result here is told, and does not wait for ever
+                self.finishes.close()  # who waits for a result here is told, and does not wait for ever
                 raise
 
     async def _gather(self) -> list[_Held]:
         """Return the runs that have something to do."""
+        if self._to_release:
+            await self.store.release(self.name, self._to_release)
+            self._to_release = []
         if self._should_claim and not self._is_stopping:
             await self._claim()
         ready, self._ready = self._ready, {}
@@ -291,7 +306,11 @@ class Node:
         for held, (live, problem) in zip(batch, lives, strict=True):
             inputs = [*self._lost(held, live.state, now), *held.inputs] if held.is_fresh else held.inputs
             held.inputs, held.is_fresh = [], False
-            if problem is None:
+            unfit = self._unfit.pop(live.state.run_id, None)
+            if unfit is not None:  # some of what came in leads to a turn that cannot be: it is put aside
+                problem = unfit
+                draft = pause_turn(live.state, held.loaded, [], problem, now, self.name, is_poisoned=True)
+            elif problem is None:
                 draft, problem = take_turn(live, held.loaded, inputs, now, self.name)
             else:
                 draft = pause_turn(live.state, held.loaded, inputs, problem, now, self.name)
@@ -418,7 +437,7 @@ class Node:
                 self._dispatch(run_id, step, now)
         if draft.state.is_finished:
             self._forget(run_id)
-            self._finishes.tell(run_id, draft.state.version, draft.last_event)
+            self.finishes.tell(run_id, draft.state.version, draft.last_event)
         if is_released or draft.state.is_finished:
             if not held.inputs:
                 self._held.pop(run_id, None)
@@ -443,8 +462,11 @@ class Node:
         self._workers.start(Job(run_id, step, definition, options), now)
 
     def _lose(self, run_id: str, conflict: CommitConflict) -> None:
-        """Let go of a run that somebody else has taken."""
+        """Let go of a run that somebody else has taken, or whose turn cannot be: its next turn pauses it."""
         logger.warning("run %s: a turn was not committed (%s)", run_id, conflict.reason)
+        if conflict.reason in UNFIT:
+            self._unfit[run_id] = TurnRefused(f"the run's turn was refused by the store: {conflict.reason}")
+            self._to_release.append(run_id)
         self._workers.cancel(run_id)
         self._held.pop(run_id, None)
         self._forget(run_id)
@@ -458,10 +480,6 @@ class Node:
     def holds(self, run_id: str) -> bool:
         """Say whether the run belongs to this node."""
         return run_id in self._held
-
-    def finished(self, run_id: str) -> "asyncio.Future[Finish]":
-        """Return a future that is given the run's end when it has finished, here or elsewhere."""
-        return self._finishes.wait(run_id)
 
 
 def _answer(live: LiveRun, name: str, arguments: Raw) -> Raw:

@@ -68,14 +68,20 @@ class TurnDraft:
         """Decide what the world tells the run, and note that it has been handled."""
         answer = decide(self.state, message, self._now, self._by)
         if isinstance(message, Message):
-            self._consumed.append(message.signal_id)
-            if isinstance(answer, Refusal):  # kept, and tried again later: what was accepted is not dropped
-                self._messages.append(replace(message, due_at=self._now + ASIDE))
+            if isinstance(answer, Refusal):
+                self.put_aside(message)
+            else:
+                self._consumed.append(message.signal_id)
         elif isinstance(answer, Decision) and answer.events:
             inbox_seq = getattr(message, "inbox_seq", None)  # of what came through the mailbox
             if inbox_seq is not None:
                 self.received.append((inbox_seq, len(self._events)))
         return self._take(answer)
+
+    def put_aside(self, message: Message) -> None:
+        """Leave a message for later: what was accepted is not dropped."""
+        self._consumed.append(message.signal_id)
+        self._messages.append(replace(message, due_at=self._now + ASIDE))
 
     def enact(self, commands: Iterable[Command]) -> Decision | Refusal:
         """Decide what the program asks for."""

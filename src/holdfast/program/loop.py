@@ -21,7 +21,6 @@ import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextvars import Context
-from itertools import count
 from types import FrameType
 from typing import Any, Protocol, TypeVar
 
@@ -74,7 +73,7 @@ class _Numbered:
         try:
             return self.number
         except AttributeError:
-            self.number: int = self.get_loop().next_number()  # type: ignore[attr-defined]
+            self.number = self.get_loop().next_number()  # type: ignore[attr-defined,misc]
             return self.number
 
     def __eq__(self, other: object) -> bool:
@@ -101,16 +100,17 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         self.host = host
         self._most_callbacks = most_callbacks
         self._ready: deque[asyncio.Handle] = deque()
-        self._numbers = count(seed)  # not 1: asyncio keeps the tasks of all runs in one set
+        self._number = seed  # not 0: asyncio keeps the tasks of all runs in one set
         self._is_closed = False
         self._drops = 0
-        self._names = count(1)
+        self._name = 0
         self._tasks: list[asyncio.Task[Any]] = []
         self._most_tasks = FEW_TASKS
 
     def next_number(self) -> int:
         """Return the number of the next task or future."""
-        return next(self._numbers)
+        self._number += 1
+        return self._number
 
     @property
     def is_stirred(self) -> bool:
@@ -205,7 +205,8 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         return task
 
     def _next_name(self) -> str:
-        return f"task {next(self._names)}"
+        self._name += 1
+        return f"task {self._name}"
 
     def get_debug(self) -> bool:
         """Say that nothing is to be watched more closely."""

@@ -44,6 +44,7 @@ _OUTCOMES = frozenset(
 CONCERN_PROGRAM = _OUTCOMES | {e.RunStarted, e.ContinuedAsNew, e.RunPaused, e.RunResumed}
 """The events that `advance` has to be told of; the others change nothing for a program."""
 
+_NO_PATCHES: frozenset[str] = frozenset()
 _COMMANDED: dict[type[e.Body], type] = {
     e.StepStarted: c.RunActivity,
     e.TimerStarted: c.StartTimer,
@@ -76,31 +77,35 @@ class Replay:
         self._begin = begin
         self._issued: dict[str, c.Command] = {}
         self._is_paused = False
-        self._held: list[Event] = []
-        self._closed: set[str] = set()
-        self._patches: frozenset[str] = frozenset()
+        self._held: list[Event] | None = None
+        self._closed: set[str] | None = None
+        self._patches = _NO_PATCHES
         self._is_replaying = False
         self.program: Program | None = None
 
     def replay(self, events: Iterable[Event]) -> None:
         """Bring the program to the end of this history, or raise at the first difference."""
         events = list(events)
-        self._patches = frozenset(filter(None, map(_patch, events)))
+        self._patches = frozenset(filter(None, map(_patch, events))) or _NO_PATCHES
+        self._closed = set()
         self._set_replaying(True)
         for event, following in zip(events, [*events[1:], None], strict=True):
             self._compare(event)
             if following is not None and _is_stuck(event, following):
-                self._hold_back(event)
+                if type(event.data) is e.RunStarted:
+                    self._hold_back(event)
                 continue
             self._note_closed(event)
             for command in self.advance(event):
                 if not self._comes_too_late(command):
                     self._issued[command_key(command)] = command
         self._set_replaying(False)
+        self._closed = None
         if self._issued:
             raise self._extra(events[-1])
 
     def _note_closed(self, event: Event) -> None:
+        assert self._closed is not None
         if type(event.data) in _OUTCOMES:
             self._closed.add(event.step_id or "")
         elif type(event.data) is e.StepStarted:
@@ -111,11 +116,11 @@ class Replay:
 
         It happens when a run is resumed: the program learns one by one what had ended while it was paused.
         """
-        return isinstance(command, c.CancelStep) and command.step_id in self._closed
+        return isinstance(command, c.CancelStep) and command.step_id in (self._closed or ())
 
     def _hold_back(self, event: Event) -> None:
-        if type(event.data) is e.RunStarted:
-            self._held.append(event)
+        self._held = self._held or []
+        self._held.append(event)
 
     def advance(self, event: Event) -> list[c.Command]:
         """Take the next event of the run, and return the commands that the program issues because of it."""
@@ -126,14 +131,13 @@ class Replay:
             self._is_paused = True
         elif kind is e.RunResumed:
             self._is_paused = False
-            held, self._held = self._held, []
-            return [
-                command for outcome in held for command in self._hand(replace(outcome, emitted_at=event.emitted_at))
-            ]
+            held, self._held = self._held, None
+            outcomes = [replace(outcome, emitted_at=event.emitted_at) for outcome in held or ()]
+            return [command for outcome in outcomes for command in self._hand(outcome)]
         elif kind in _OUTCOMES:
             if not self._is_paused:
                 return self._hand(event)
-            self._held.append(event)
+            self._hold_back(event)
         return []
 
     def _begin_with(self, event: Event) -> list[c.Command]:

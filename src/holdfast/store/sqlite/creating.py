@@ -39,12 +39,10 @@ def create(db: sqlite3.Connection, new_runs: Sequence[port.NewRun], owner: str |
 
 
 def _known(db: sqlite3.Connection, new_runs: Sequence[port.NewRun]) -> tuple[dict[str, tuple[str, str]], set[str]]:
-    requests = {}
-    for new in new_runs:
-        key = (bytes.fromhex(new.request_key),)
-        found = db.execute("SELECT run_id, input_sha256 FROM runs WHERE request_key = ?", key).fetchone()
-        if found:
-            requests[new.request_key] = (found[0], found[1].hex())
+    keys = [bytes.fromhex(new.request_key) for new in new_runs]
+    marks = ", ".join("?" * len(keys))
+    known = db.execute(f"SELECT request_key, run_id, input_sha256 FROM runs WHERE request_key IN ({marks})", keys)
+    requests = {key.hex(): (run_id, digest.hex()) for key, run_id, digest in known}
     ids = rows.listing(new.run_id for new in new_runs)
     taken = db.execute("SELECT run_id FROM runs WHERE run_id IN (SELECT value FROM json_each(?))", (ids,))
     return requests, {run_id for (run_id,) in taken}
