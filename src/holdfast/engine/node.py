@@ -10,8 +10,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec import Raw, Struct
 from msgspec.structs import replace
@@ -109,35 +108,43 @@ class Node:
         """Take a lease and begin to work."""
         await self.store.renew(self.name, self._options.lease_ms)
         self._listener = self.store.wakeups.listen()
+        self._pumping = asyncio.create_task(self._pump(), name="pump")
         self._tasks = [
             asyncio.create_task(self._keep_lease(), name="lease"),
             asyncio.create_task(self._hear(), name="wake-ups"),
             asyncio.create_task(self._watch(), name="finishes"),
-            asyncio.create_task(self._pump(), name="pump"),
+            self._pumping,
         ]
 
     async def stop(self) -> None:
         """Stop claiming, let what is under way finish for a while, and give everything back."""
         self._is_stopping = True
         self._something.set()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._options.drain_s):
-                await self._drained()
+        if self._workers.busy:
+            logger.info("node %s: activities under way: %d", self.name, self._workers.busy)
+        await asyncio.wait([self._pumping], timeout=self._options.drain_s)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._workers.busy:
+            logger.warning("node %s: activities given up because they took too long: %d", self.name, self._workers.busy)
         for run_id in list(self._held):
             self._workers.cancel(run_id)
         self._listener.close()
         self._finishes.close()
-        await self.store.release(self.name)
+        given_back = await self.store.release(self.name)
+        if given_back:
+            logger.info("node %s: runs given back: %d", self.name, given_back)
         for live in self._live.values():
             live.close()
 
-    async def _drained(self) -> None:
-        while self._workers.busy or self._ready:
-            await self._workers.drain()
-            await asyncio.sleep(0)
+    async def run_until(self, asked: "asyncio.Future[str]") -> None:
+        """Wait until somebody asks; raise if a part of the node fails before."""
+        awaited: list[asyncio.Future[Any]] = [asked, *self._tasks]
+        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+        for task in self._tasks:
+            if task.done():
+                task.result()
 
     async def _keep_lease(self) -> None:
         while True:
@@ -169,6 +176,8 @@ class Node:
                 batch = await self._gather()
                 if batch:
                     await self._take_turns(batch)
+                elif self._is_stopping and not self._workers.busy:
+                    return
                 else:
                     await self._idle()
             except StoreError:
@@ -206,7 +215,8 @@ class Node:
         if self._something.is_set():
             self._something.clear()
             return
-        due_at = await self.store.next_due(self.name, self._definitions.plan_ids())
+        stops = self._is_stopping  # then nothing is claimed, whatever is due
+        due_at = None if stops else await self.store.next_due(self.name, self._definitions.plan_ids())
         timeout_s = None if due_at is None else max(0.0, (due_at - await self.store.now()) / 1_000_000)
         try:
             async with asyncio.timeout(timeout_s):
@@ -273,7 +283,7 @@ class Node:
         if held is not None:
             held.inputs.append(outcome)
             self._ready[run_id] = None
-            self._something.set()
+        self._something.set()
 
     # --- turns
 
@@ -402,7 +412,7 @@ class Node:
             self._workers.cancel(run_id, step_id)
         for step_id in draft.dispatch:
             step = draft.state.open_steps.get(step_id)
-            if step is not None:
+            if step is not None and not self._is_stopping:  # else it is for the node that goes on with the run
                 self._dispatch(run_id, step, now)
         if draft.state.is_finished:
             self._forget(run_id)
