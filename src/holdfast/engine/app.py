@@ -17,7 +17,8 @@ from msgspec.structs import replace
 from holdfast.core import events as e
 from holdfast.core.state import RunState
 from holdfast.engine.handle import RunHandle
-from holdfast.engine.node import Node, NodeOptions
+from holdfast.engine.node import Node, NodeOptions, logger
+from holdfast.engine.serving import asked_to_end
 from holdfast.engine.turn import start_run
 from holdfast.errors import InvalidInput, VersionMismatch
 from holdfast.ports import Ids, Rng, SystemIds, SystemRng
@@ -178,7 +179,10 @@ class App:
     async def node(
         self, store: str | port.Store | None = None, *, name: str | None = None, options: NodeOptions | None = None
     ) -> AsyncIterator[Node]:
-        """Run this app's workflows while the context is open. The store: an address, a store, or `HOLDFAST_STORE`."""
+        """Run this app's workflows while the context is open. The store: an address, a store, or `HOLDFAST_STORE`.
+
+        The signals of the process are left alone: who ends the context decides when the node stops. See `serve`.
+        """
         is_own = store is None or isinstance(store, str)
         opened = await open_store(_settings(store)) if store is None or isinstance(store, str) else store
         node = Node(name or f"{self.name}-{self._ids.new_id()}", opened, self, self._rng, options or NodeOptions())
@@ -191,6 +195,22 @@ class App:
             await node.stop()
             if is_own:
                 await opened.close()
+
+    async def serve(
+        self, store: str | port.Store | None = None, *, name: str | None = None, options: NodeOptions | None = None
+    ) -> None:
+        """Run a node until SIGTERM or SIGINT, then let it finish what is under way, for at most `drain_s`.
+
+        A second signal ends the process at once. To the name is added what tells this life of the process from the
+        ones before. Works on the main thread only; an error of the node itself is raised.
+        """
+        with asked_to_end() as asked:
+            life = f"{name or self.name}-{self._ids.new_id()}"
+            async with self.node(store, name=life, options=options) as node:
+                logger.info("node %s works on %s", node.name, ", ".join(self.plan_ids()) or "no workflow at all")
+                await node.run_until(asked)
+                logger.info("node %s stops because of %s; once more ends it at once", node.name, asked.result())
+            logger.info("node %s has stopped", node.name)
 
     async def start(
         self,
@@ -215,7 +235,7 @@ class App:
         )
         now = await store.now()
         new = start_run(run_id or self._ids.new_id(), queued, now, node.name, reference_key=reference_key, tags=tags)
-        answer = await node.create(new, now)
+        answer = await node.creations.create(new, now)
         if isinstance(answer, port.Refused):
             raise answer.error
         return RunHandle(answer.run_id, store, definition, node)

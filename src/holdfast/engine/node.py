@@ -10,8 +10,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec import Raw, Struct
 from msgspec.structs import replace
@@ -23,31 +22,26 @@ from holdfast.core.instants import Instant
 from holdfast.core.messages import NodeLost
 from holdfast.core.state import OpenStep, RunState
 from holdfast.engine.activities import Job, Outcome, Workers
+from holdfast.engine.creations import Creations
 from holdfast.engine.finishes import Finishes
 from holdfast.engine.live import Definitions, LiveRun, pause_turn, revive, take_turn
 from holdfast.engine.turn import TurnDraft
-from holdfast.errors import HoldfastError, LeaseExpired, NotDurable, NotFound, RunError, StoreError, TurnRefused
+from holdfast.errors import LeaseExpired, NotDurable, NotFound, RunError, StoreError, TurnRefused
 from holdfast.ports import Rng
 from holdfast.program.definitions import ActivityDefinition, decode_options
 from holdfast.store.guards import no_such_run
 from holdfast.store.port import (
     CommitConflict,
     Committed,
-    Created,
-    Existing,
     LoadedRun,
     NewRun,
-    Refused,
     Store,
     Turn,
     created_run,
 )
 
 PAGE_EVENTS = 50_000
-CREATE_RUNS = 500
 RETRY_S = 0.2
-DRAINING_S = 0.005
-"""Between looks whether the turns that are left have been taken, once the node is stopping."""
 
 UNFIT = frozenset({"event exists", "task is open", "cannot be stored"})
 """Conflicts that are not about who came first: the same turn would be refused again, for ever."""
@@ -101,9 +95,7 @@ class Node:
         self._held: dict[str, _Held] = {}
         self._live: OrderedDict[str, LiveRun] = OrderedDict()
         self._ready: dict[str, None] = {}
-        self._being_created: set[str] = set()
-        self._creating: list[tuple[NewRun, Instant, asyncio.Future[Created | Existing | Refused]]] = []
-        self._creator: asyncio.Task[None] | None = None
+        self.creations = Creations(store, name, self._begin)
         self.finishes = Finishes(store, self.holds, options.safety_poll_s)
         self._unfit: dict[str, RunError] = {}
         self._to_release: list[str] = []
@@ -118,40 +110,44 @@ class Node:
         """Take a lease and begin to work."""
         await self.store.renew(self.name, self._options.lease_ms)
         self._listener = self.store.wakeups.listen()
+        self._pumping = asyncio.create_task(self._pump(), name="pump")
         self._tasks = [
             asyncio.create_task(self._keep_lease(), name="lease"),
             asyncio.create_task(self._hear(), name="wake-ups"),
             asyncio.create_task(self._watch(), name="finishes"),
-            asyncio.create_task(self._pump(), name="pump"),
+            self._pumping,
         ]
 
     async def stop(self) -> None:
         """Stop claiming, let what is under way finish for a while, and give everything back."""
         self._is_stopping = True
         self._something.set()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._options.drain_s):
-                await self._drained()
+        if self._workers.busy:
+            logger.info("node %s: activities under way: %d", self.name, self._workers.busy)
+        await asyncio.wait([self._pumping], timeout=self._options.drain_s)
         for task in self._tasks:
             task.cancel()
-        if self._creator is not None:
-            self._creator.cancel()
-            self._tasks.append(self._creator)
+        await self.creations.stop()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for _, _, future in self._creating:
-            future.cancel()
+        if self._workers.busy:
+            logger.warning("node %s: activities given up because they took too long: %d", self.name, self._workers.busy)
         for run_id in list(self._held):
             self._workers.cancel(run_id)
         self._listener.close()
         self.finishes.close()
-        await self.store.release(self.name)
+        given_back = await self.store.release(self.name)
+        if given_back:
+            logger.info("node %s: runs given back: %d", self.name, given_back)
         for live in self._live.values():
             live.close()
 
-    async def _drained(self) -> None:
-        while self._workers.busy or self._ready:
-            await self._workers.drain()
-            await asyncio.sleep(DRAINING_S)
+    async def run_until(self, asked: "asyncio.Future[str]") -> None:
+        """Wait until somebody asks; raise if a part of the node fails before."""
+        awaited: list[asyncio.Future[Any]] = [asked, *self._tasks]
+        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+        for task in self._tasks:
+            if task.done():
+                task.result()
 
     async def _keep_lease(self) -> None:
         while True:
@@ -183,6 +179,8 @@ class Node:
                 batch = await self._gather()
                 if batch:
                     await self._take_turns(batch)
+                elif self._is_stopping and not self._workers.busy:
+                    return
                 else:
                     await self._idle()
             except StoreError:
@@ -223,7 +221,8 @@ class Node:
         if self._something.is_set():
             self._something.clear()
             return
-        due_at = await self.store.next_due(self.name, self._definitions.plan_ids())
+        stops = self._is_stopping  # then nothing is claimed, whatever is due
+        due_at = None if stops else await self.store.next_due(self.name, self._definitions.plan_ids())
         timeout_s = None if due_at is None else max(0.0, (due_at - await self.store.now()) / 1_000_000)
         try:
             async with asyncio.timeout(timeout_s):
@@ -236,7 +235,7 @@ class Node:
         """Take a run that was claimed for this node; its turn comes with the next round."""
         run_id = loaded.head.run_id
         held = self._held.get(run_id)
-        self._being_created.discard(run_id)
+        self.creations.found(run_id)
         if held is None:
             self._held[run_id] = _Held(loaded)
         elif held.loaded.head.lease_epoch == loaded.head.lease_epoch:
@@ -247,35 +246,6 @@ class Node:
             self._held[run_id] = _Held(loaded)
         self._ready[run_id] = None
         self._something.set()
-
-    async def create(self, new: NewRun, now: Instant) -> Created | Existing | Refused:
-        """Create a run that belongs to this node, together with others that are being created, and hold it."""
-        future: asyncio.Future[Created | Existing | Refused] = asyncio.get_running_loop().create_future()
-        self._creating.append((new, now, future))
-        if self._creator is None:
-            self._creator = asyncio.create_task(self._create(), name="create")
-        return await future
-
-    async def _create(self) -> None:
-        while self._creating:
-            batch, self._creating = self._creating[:CREATE_RUNS], self._creating[CREATE_RUNS:]
-            self._being_created.update(new.run_id for new, _, _ in batch)
-            try:
-                answers = await self.store.create([new for new, _, _ in batch], claim_for=self.name)
-            except HoldfastError as problem:
-                for _, _, future in batch:
-                    if not future.done():
-                        future.set_exception(problem)
-                continue
-            finally:
-                created = {new.run_id for new, _, _ in batch} & self._being_created
-                self._being_created -= created
-            for (new, now, future), answer in zip(batch, answers, strict=True):
-                if isinstance(answer, Created) and new.run_id in created:  # else the pump has found it before
-                    self._begin(new, now)
-                if not future.done():
-                    future.set_result(answer)
-        self._creator = None
 
     def _begin(self, new: NewRun, now: Instant) -> None:
         """Hold a run that was just created; its history is known without asking."""
@@ -290,7 +260,7 @@ class Node:
         if held is not None:
             held.inputs.append(outcome)
             self._ready[run_id] = None
-            self._something.set()
+        self._something.set()
 
     # --- turns
 
@@ -433,7 +403,7 @@ class Node:
                 self._workers.cancel(run_id, step_id)
         for step_id in draft.dispatch:
             step = draft.state.open_steps.get(step_id)
-            if step is not None:
+            if step is not None and not self._is_stopping:  # else it is for the node that goes on with the run
                 self._dispatch(run_id, step, now)
         if draft.state.is_finished:
             self._forget(run_id)

@@ -13,7 +13,7 @@ from msgspec import Raw, Struct
 from holdfast.core import events as e
 from holdfast.core.events import Event
 from holdfast.core.state import RunState, state_of
-from holdfast.errors import RunError
+from holdfast.errors import HoldfastError, RunError
 from holdfast.program.port import Program
 from holdfast.program.replay import Begin, Replay
 
@@ -22,11 +22,19 @@ class Problem(Struct, frozen=True, kw_only=True):
     """What would pause a run. `run_seq` is the first event that differs; 0 if it never comes to that."""
 
     run_id: str
+    plan_id: str = ""
+    plan_version: str = ""
     code: str
     message: str
     run_seq: int = 0
     expected: str = ""
+    """What the history has."""
+
     found: str = ""
+    """What the code asks for."""
+
+    source: str = ""
+    """The line of the code, as `file:line`."""
 
 
 class Definitions(Protocol):
@@ -39,31 +47,44 @@ class Definitions(Protocol):
 
 def check_histories(definitions: Definitions, histories: Iterable[Sequence[Event]]) -> list[Problem]:
     """Return the problems that these runs would have, at most one for each. A history is whole, or since a rotation."""
-    problems = (_check(definitions, history) for history in histories if history)
+    problems = (check_history(definitions, history) for history in histories)
     return [problem for problem in problems if problem is not None]
 
 
-def _check(definitions: Definitions, history: Sequence[Event]) -> Problem | None:
+def check_history(definitions: Definitions, history: Sequence[Event]) -> Problem | None:
+    """Return the first problem that this run would have. A run without a history has none."""
+    if not history:
+        return None
     run_id = history[0].run_id
-    replay: Replay | None = None
+    state, replay = RunState(run_id=run_id), None
     try:
         history = since_rotation(history)
-        replay = Replay(_beginning(definitions, state_of(run_id, history), history[0]))
+        state = state_of(run_id, history)
+        replay = Replay(_beginning(definitions, state, history[0]))
         replay.replay(history)
     except RunError as problem:
-        details = problem.details
-        return Problem(
-            run_id=run_id,
-            code=problem.code,
-            message=problem.message,
-            run_seq=details.get("run_seq", 0),
-            expected=str(details.get("expected", "")),
-            found=str(details.get("found", "")),
-        )
+        source = replay.program.where() if replay is not None and replay.program is not None else ""
+        return problem_of(problem, run_id, state.plan_id, state.plan_version, source.removeprefix(" at "))
     finally:
         if replay is not None:
             replay.close()
     return None
+
+
+def problem_of(error: HoldfastError, run_id: str, plan_id: str, plan_version: str, source: str = "") -> Problem:
+    """Return an error as the problem of a run."""
+    details = error.details
+    return Problem(
+        run_id=run_id,
+        plan_id=plan_id,
+        plan_version=plan_version,
+        code=error.code,
+        message=error.message,
+        run_seq=details.get("run_seq", 0),
+        expected=str(details.get("expected", "")),
+        found=str(details.get("found", "")),
+        source=str(details.get("source", source)),
+    )
 
 
 def since_rotation(history: Sequence[Event]) -> Sequence[Event]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from urllib.parse import unquote
 
-from holdfast.errors import InvalidInput
+from holdfast.errors import InvalidInput, StoreNotMigrated, StoreUnavailable
 from holdfast.settings import Settings
 from holdfast.store.guards import check_ownership
 from holdfast.store.memory import MemoryStore
@@ -23,12 +23,40 @@ async def open_store(settings: Settings) -> Store:
     return store
 
 
+async def open_existing(settings: Settings) -> Store:
+    """Open a store that is there already, to look at it as it is: it is neither made nor migrated."""
+    _refuse_missing(settings.store)
+    store = await _open(settings)
+    try:
+        await store.now()  # refuses a schema that is missing or old
+    except BaseException:
+        await store.close()
+        raise
+    return store
+
+
+def _refuse_missing(address: str) -> None:
+    if address == "memory://":
+        raise InvalidInput(f"the store {address!r} begins empty: name one that is kept", field="store")
+    path = _sqlite_path(address)
+    if path is not None and not path.exists():
+        raise StoreUnavailable(f"{path}: there is no such store", path=str(path))
+    if path is not None and path.stat().st_size == 0:  # SQLite would write its header
+        raise StoreNotMigrated(f"{path}: the file is empty, it is no store yet", path=str(path))
+
+
+def _sqlite_path(address: str) -> Path | None:
+    scheme, separator, rest = address.partition("://")
+    is_file = separator and scheme == "sqlite" and rest.startswith("/") and len(rest) > 1 and "?" not in rest
+    return Path(unquote(rest[1:])) if is_file else None
+
+
 async def _open(settings: Settings) -> Store:
     scheme, separator, rest = settings.store.partition("://")
     if separator and scheme == "memory" and rest == "":
         return MemoryStore(limits=settings.limits)
-    if separator and scheme == "sqlite" and rest.startswith("/") and len(rest) > 1 and "?" not in rest:
-        path = Path(unquote(rest[1:]))
+    path = _sqlite_path(settings.store)
+    if path is not None:
         return await SqliteStore.open(path, limits=settings.limits, busy_ms=settings.busy_ms)
     if scheme in ("postgres", "postgresql", "s3"):
         raise InvalidInput(f"the store {settings.store!r}: {scheme} is not there yet", field="store")

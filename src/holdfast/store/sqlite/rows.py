@@ -70,9 +70,16 @@ def encode(value: Any) -> str:
     return _encoder.encode(value).decode()
 
 
-@_reading
 def head_of(row: tuple[Any, ...]) -> RunHead:
-    """Return the run that a row of HEAD describes."""
+    """Return the run that a row of HEAD describes. The error of one that makes no sense names its run."""
+    try:
+        return _head_of(row)
+    except StoreCorrupt as damage:
+        raise StoreCorrupt(damage.message, run_id=row[1]) from None
+
+
+@_reading
+def _head_of(row: tuple[Any, ...]) -> RunHead:
     return RunHead(
         run_id=row[1],
         tenant=row[2],

@@ -1,0 +1,115 @@
+"""`holdfast check-histories`: would the runs of a store go on with this code?"""
+
+import asyncio
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from holdfast.cli.ending import FINE, PROBLEMS
+from holdfast.cli.target import load_app
+from holdfast.engine.app import App
+from holdfast.engine.checking import Checked, check_runs, count_runs
+from holdfast.program.check import Problem
+from holdfast.settings import Settings, load_settings
+from holdfast.store.opening import open_existing
+
+Flag = Annotated[bool, Parameter(negative="", show_default=False)]
+
+
+def check_histories(
+    target: str,
+    /,
+    *,
+    store: str | None = None,
+    finished: Flag = False,
+    json: Flag = False,
+) -> int:
+    """Replay stored histories with this code, and list the runs that it would pause.
+
+    Nothing is written and nothing is carried out. Ends with 1 if there is such a run.
+
+    Parameters
+    ----------
+    target: str
+        The app: shop.py, shop.py:app or pkg.module:app.
+    store: str
+        The address of the store, such as sqlite:///orders.db; otherwise HOLDFAST_STORE.
+    finished: bool
+        Look at finished runs too.
+    json: bool
+        Write one JSON object for each such run, and nothing else, to stdout.
+    """
+    app = load_app(target)
+    settings = load_settings(os.environ) if store is None else load_settings(os.environ, store=store)
+    return asyncio.run(_check(app, settings, finished, json))
+
+
+async def _check(app: App, settings: Settings, finished: bool, as_json: bool) -> int:
+    checked: Counter[tuple[str, str]] = Counter()
+    problems: Counter[tuple[str, str]] = Counter()
+    store = await open_existing(settings)
+    try:
+        with _progress(await count_runs(store, finished=finished)) as progress:
+            async for run in check_runs(app, store, finished=finished):
+                progress.advance(progress.task_ids[0])
+                checked[_kind(run)] += 1
+                if run.problem is not None:
+                    problems[_kind(run)] += 1
+                    print(_line(run.problem) if as_json else _paragraph(run.problem))
+    finally:
+        await store.close()
+    if not as_json and checked:
+        Console().print(_table(checked, problems))
+    print(f"runs checked: {checked.total()}; would be paused: {problems.total()}", file=sys.stderr)
+    return PROBLEMS if problems else FINE
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Progress]:
+    """Show how far it is, on a terminal. What is written to the same terminal meanwhile goes above it."""
+    console = Console(stderr=True)
+    shared = sys.stdout.isatty()
+    with Progress(console=console, transient=True, disable=not console.is_terminal, redirect_stdout=shared) as progress:
+        progress.add_task("checking", total=total)
+        yield progress
+
+
+def _kind(run: Checked) -> tuple[str, str]:
+    return run.plan_id, run.plan_version
+
+
+def _line(problem: Problem) -> str:
+    return msgspec.json.encode(problem).decode()
+
+
+def _paragraph(problem: Problem) -> str:
+    workflow = f"{problem.plan_id} version {problem.plan_version}: " if problem.plan_id else ""
+    lines = [
+        f"{problem.run_id}  {workflow}{problem.code}" + (f" at event {problem.run_seq}" if problem.run_seq else "")
+    ]
+    if problem.expected or problem.found:
+        lines += [f"    history:  {problem.expected}", f"    code:     {problem.found}"]
+    else:
+        lines += [f"    {problem.message}"]
+    if problem.source:
+        lines += [f"    source:   {problem.source}"]
+    return "\n".join(lines)
+
+
+def _table(checked: Counter[tuple[str, str]], problems: Counter[tuple[str, str]]) -> Table:
+    table = Table("workflow", "version")
+    table.add_column("runs", justify="right")
+    table.add_column("would be paused", justify="right")
+    for plan_id, plan_version in sorted(checked):
+        kind = (plan_id, plan_version)
+        table.add_row(plan_id or "(unreadable)", plan_version, str(checked[kind]), str(problems[kind]))
+    return table

@@ -1,0 +1,67 @@
+"""`holdfast node`: a process that is nothing but a node."""
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+from typing import Annotated
+
+from cyclopts import Parameter, validators
+
+from holdfast.cli.ending import FINE
+from holdfast.cli.target import load_app
+from holdfast.engine.app import App
+from holdfast.engine.node import NodeOptions
+
+LEFT_BEHIND_S = 2.0
+"""How long a process waits, after its node has stopped, for activities that do not heed their cancellation."""
+
+logger = logging.getLogger("holdfast.node")
+
+
+def node(
+    target: str,
+    /,
+    *,
+    store: str | None = None,
+    name: str | None = None,
+    drain_s: Annotated[float, Parameter(validator=validators.Number(gte=0))] = NodeOptions().drain_s,
+) -> int:
+    """Run workflows until SIGTERM or Ctrl-C, then finish what is under way and give the rest back.
+
+    A second signal ends the process at once.
+
+    Parameters
+    ----------
+    target: str
+        The app: shop.py, shop.py:app or pkg.module:app.
+    store: str
+        The address of the store, such as sqlite:///orders.db; otherwise HOLDFAST_STORE, then sqlite:///holdfast.db.
+    name: str
+        What the node is called in logs and histories; each start adds something of its own.
+    drain_s: float
+        How long activities may go on after the first signal, in seconds.
+    """
+    app = load_app(target)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    leaving = threading.Timer(LEFT_BEHIND_S, _leave)
+    leaving.daemon = True
+    try:
+        asyncio.run(_serve(app, store, name, NodeOptions(drain_s=drain_s), leaving))
+    finally:
+        leaving.cancel()
+    return FINE
+
+
+async def _serve(app: App, store: str | None, name: str | None, options: NodeOptions, leaving: threading.Timer) -> None:
+    await app.serve(store, name=name, options=options)
+    leaving.start()
+
+
+def _leave() -> None:
+    """End the process. The runs are given back, so nothing is lost; but threads would be waited for without end."""
+    logger.warning("activities that did not stop are left behind")
+    sys.stdout.flush()
+    logging.shutdown()
+    os._exit(FINE)

@@ -1,0 +1,276 @@
+"""`holdfast check-histories`: what new code would do to the runs of a store, before it is deployed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import sqlite3
+import subprocess
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.engine.checking import check_runs, check_store, count_runs
+from tests.cli.console import MOST_SECONDS, command, environment, run
+from tests.engine.place import until_event
+
+SHOP = """
+import holdfast as hf
+
+app = hf.App("shop")
+
+
+@app.activity
+async def pack(number: int) -> int:
+    open("carried out", "w").close()
+    return number
+
+
+@app.workflow
+async def order(number: int) -> int:
+    await pack(number)
+    await hf.wait_signal("go", str)
+    return number
+"""
+CHANGED = SHOP.replace(
+    "    await pack(number)\n", "    if number < 2:\n        await hf.sleep(1)\n    await pack(number)\n"
+)
+OUTGROWN = SHOP.replace("@app.workflow\n", '@app.workflow(version="2")\n')
+
+
+def shop() -> tuple[hf.App, Any]:
+    """Return the app as it is in `SHOP`."""
+    app = hf.App("shop")
+
+    @app.activity
+    async def pack(number: int) -> int:
+        return number
+
+    @app.workflow
+    async def order(number: int) -> int:
+        await pack(number)
+        await hf.wait_signal("go", str)
+        return number
+
+    return app, order
+
+
+@pytest.fixture
+async def folder(tmp_path: Path) -> Path:
+    """Return a folder with a store of four runs: run-0 to run-2 wait, run-9 has finished."""
+    app, order = shop()
+    async with app.node(f"sqlite:///{tmp_path}/shop.db"):
+        for number in (0, 1, 2, 9):
+            started = await app.start(order, number % 9, run_id=f"run-{number}")
+            await until_event(started, "SignalWaiting")
+        await started.signal("go", "")
+        await started.result()
+    (tmp_path / "same.py").write_text(SHOP)
+    (tmp_path / "changed.py").write_text(CHANGED)
+    (tmp_path / "outgrown.py").write_text(OUTGROWN)
+    return tmp_path
+
+
+def check(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command on the folder's store; it leaves everything as it was."""
+    before = (folder / "shop.db").read_bytes()
+    done = run(folder, "check-histories", *arguments, HOLDFAST_STORE="sqlite:///shop.db")
+    assert (folder / "shop.db").read_bytes() == before
+    assert not (folder / "carried out").exists()
+    assert {file.name for file in folder.iterdir()} <= {
+        "shop.db",
+        "same.py",
+        "changed.py",
+        "outgrown.py",
+        "__pycache__",
+    }
+    return done
+
+
+@pytest.mark.contract("WF-3")
+def test_code_that_fits_is_fine(folder: Path) -> None:
+    done = check(folder, "same.py")
+    assert (done.returncode, done.stderr) == (0, "runs checked: 3; would be paused: 0\n")
+    assert "order" in done.stdout
+    done = check(folder, "same.py:app", "--json", "--finished")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "runs checked: 4; would be paused: 0\n")
+
+
+@pytest.mark.contract("WF-3")
+def test_code_that_has_changed_is_a_problem_of_the_runs_that_have_passed_it(folder: Path) -> None:
+    done = check(folder, "changed.py")
+    assert (done.returncode, done.stderr) == (1, "runs checked: 3; would be paused: 2\n")
+    for run_id in ("run-0", "run-1"):
+        assert f"{run_id}  order version 1: NondeterminismError at event 3\n" in done.stdout
+    assert "    history:  StepStarted of step 'pack' (pack)\n    code:     StartTimer for step 'sleep'" in done.stdout
+    assert f"    source:   {folder}/changed.py:" in done.stdout
+    assert "run-2" not in done.stdout
+    assert "run-9" not in done.stdout
+
+
+@pytest.mark.contract("WF-3")
+def test_json_is_one_object_for_each_problem(folder: Path) -> None:
+    done = check(folder, "changed.py", "--json", "--finished")
+    assert done.returncode == 1
+    problems = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [problem["run_id"] for problem in problems] == ["run-0", "run-1", "run-9"]
+    for problem in problems:
+        place, _, line = problem.pop("source").rpartition(":")
+        assert (place, CHANGED.splitlines()[int(line) - 1].strip()[:5]) == (f"{folder}/changed.py", "await")
+        assert problem.pop("message").startswith("event 3: the history has StepStarted")
+        assert problem == {
+            "run_id": problem["run_id"],
+            "plan_id": "order",
+            "plan_version": "1",
+            "code": "NondeterminismError",
+            "run_seq": 3,
+            "expected": "StepStarted of step 'pack' (pack)",
+            "found": "StartTimer for step 'sleep'",
+        }
+
+
+@pytest.mark.contract("WF-3")
+def test_a_version_that_is_gone_is_a_problem(folder: Path) -> None:
+    done = check(folder, "outgrown.py")
+    assert done.returncode == 1
+    assert "run-0  order version 1: VersionMismatch\n    run run-0 needs version '1' of 'order'" in done.stdout
+
+
+@pytest.mark.contract("WF-3")
+def test_a_damaged_run_is_a_problem_and_the_others_are_checked(folder: Path) -> None:
+    with closing(sqlite3.connect(folder / "shop.db")) as db:
+        number = "(SELECT run_no FROM runs WHERE run_id = ?)"
+        db.execute("UPDATE runs SET snapshot = '{' WHERE run_id = 'run-0'")
+        db.execute(f"UPDATE events SET idempotency_key = 'text' WHERE run_seq = 3 AND run_no = {number}", ("run-1",))
+        db.execute(f"DELETE FROM events WHERE run_seq = 4 AND run_no = {number}", ("run-2",))
+        db.execute(f"DELETE FROM events WHERE run_no = {number}", ("run-9",))
+        db.commit()
+    done = check(folder, "same.py", "--json", "--finished")
+    assert done.returncode == 1
+    problems = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(problem["run_id"], problem["code"], problem["run_seq"]) for problem in problems] == [
+        ("run-0", "StoreCorrupt", 0),
+        ("run-1", "StoreCorrupt", 0),
+        ("run-2", "HistoryGap", 0),
+        ("run-9", "HistoryGap", 1),
+    ]
+    assert [problem["plan_id"] for problem in problems] == ["", "order", "order", "order"]
+    done = check(folder, "same.py", "--finished")
+    assert done.stderr == "runs checked: 4; would be paused: 4\n"
+    assert "(unreadable)" in done.stdout
+
+
+@pytest.mark.contract("WF-3")
+async def test_every_page_is_read_and_damage_costs_only_the_damaged(tmp_path: Path) -> None:
+    app, order = shop()
+    address = f"sqlite:///{tmp_path}/many.db"
+    async with app.node(address):
+        for number in range(230):
+            await app.start(order, number, run_id=f"run-{number:03}")
+    with closing(sqlite3.connect(tmp_path / "many.db")) as db:
+        db.execute("UPDATE runs SET snapshot = '{' WHERE run_id IN ('run-000', 'run-120', 'run-121', 'run-229')")
+        db.commit()
+    store = await hf.open_store(hf.Settings(store=address))
+    try:
+        checked = [run async for run in check_runs(app, store)]
+        assert [run.run_id for run in checked] == [f"run-{number:03}" for number in range(230)]
+        damaged = ["run-000", "run-120", "run-121", "run-229"]
+        assert [problem.run_id for problem in await check_store(app, store)] == damaged
+        assert await count_runs(store) == 230
+    finally:
+        await store.close()
+
+
+async def test_a_history_is_taken_as_far_as_it_went_when_the_run_was_found() -> None:
+    app, order = shop()
+    store = hf.MemoryStore(limits=hf.Limits(page_items=3))  # a page ends in the middle of a turn
+    async with app.node(store):
+        run = await app.start(order, 1)
+        found = await store.load([run.run_id])
+        await until_event(run, "SignalWaiting")
+        assert found[0] is not None
+        late = _Late(store, found[0].head)
+        assert await check_store(app, late) == []
+
+
+class _Late:
+    """A store that found its run a while ago."""
+
+    def __init__(self, store: hf.MemoryStore, head: Any) -> None:
+        self._store, self._head = store, head
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def find_runs(self, query: Any) -> list[Any]:
+        return [] if query.after else [self._head]
+
+
+def test_a_store_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    (tmp_path / "same.py").write_text(SHOP)
+    (tmp_path / "empty.db").touch()
+    for address, code, reason in [
+        ("sqlite:///missing.db", 3, "missing.db: there is no such store"),
+        ("sqlite:///empty.db", 3, "empty.db: the file is empty"),
+        ("sqlite:///same.py", 3, "same.py: the file is"),
+        ("memory://", 2, "begins empty"),
+        ("missing.db", 2, "is not known"),
+    ]:
+        done = run(tmp_path, "check-histories", "same.py", "--store", address)
+        assert (done.returncode, done.stdout) == (code, "")
+        assert done.stderr.startswith("holdfast: ")
+        assert reason in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+    assert (tmp_path / "empty.db").read_bytes() == b""
+    assert (tmp_path / "same.py").read_text() == SHOP
+    assert {file.name for file in tmp_path.iterdir()} <= {"same.py", "empty.db", "__pycache__"}
+
+
+def test_a_store_of_another_program_or_of_another_version_is_left_as_it_is(folder: Path) -> None:
+    with closing(sqlite3.connect(folder / "shop.db")) as db:
+        db.execute("UPDATE holdfast_schema SET version = 0, oldest_reader = 0")
+        db.commit()
+    done = check(folder, "same.py")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "the schema is missing or old" in done.stderr
+    with closing(sqlite3.connect(folder / "shop.db")) as db:
+        db.execute("PRAGMA application_id = 7")
+        db.commit()
+    done = check(folder, "same.py")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "belongs to another program" in done.stderr
+
+
+def test_progress_is_shown_on_a_terminal_and_kept_out_of_the_output(folder: Path) -> None:
+    screen, terminal = pty.openpty()
+    arguments = command("check-histories", "changed.py", "--store", "sqlite:///shop.db", "--json")
+    with subprocess.Popen(
+        arguments, cwd=folder, env=environment(TERM="xterm"), stdout=subprocess.PIPE, stderr=terminal, text=True
+    ) as process:
+        os.close(terminal)
+        stdout, _ = process.communicate(timeout=MOST_SECONDS)
+    with open(screen, "rb") as shown:
+        assert b"checking" in shown.read1(100_000)
+    assert process.returncode == 1
+    assert [json.loads(line)["run_id"] for line in stdout.splitlines()] == ["run-0", "run-1"]
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(folder: Path) -> None:
+    receiving, sending = os.pipe()
+    os.close(receiving)
+    done = subprocess.run(
+        command("check-histories", "changed.py", "--store", "sqlite:///shop.db", "--json"),
+        cwd=folder,
+        env=environment(),
+        stdout=sending,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=MOST_SECONDS,
+        check=False,
+    )
+    os.close(sending)
+    assert (done.returncode, done.stderr) == (130, "")

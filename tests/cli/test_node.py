@@ -1,0 +1,243 @@
+"""`holdfast node`: works until it is told to end, and then leaves nothing behind that others would wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import pytest
+
+from holdfast.core import codec
+from holdfast.core import events as e
+from holdfast.engine.node import NodeOptions
+from holdfast.engine.turn import start_run
+from holdfast.store.port import Created
+from holdfast.store.sqlite import SqliteStore
+from tests.cli.console import Desk, Running, run, running
+
+SHOP = """
+import asyncio, os, socket
+import holdfast as hf
+
+app = hf.App("shop")
+
+
+@app.activity
+async def pack(number: int) -> str:
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(os.environ["DESK"]))
+    try:
+        writer.write(f"pack {number}\\n".encode())
+        return (await reader.readline()).decode().strip()
+    finally:
+        writer.close()
+
+
+@app.activity
+def stamp(number: int) -> str:
+    with socket.create_connection(("127.0.0.1", int(os.environ["DESK"]))) as desk:
+        desk.sendall(f"stamp {number}\\n".encode())
+        return desk.makefile().readline().strip()
+
+
+@app.activity
+async def freeze(number: int) -> str:
+    return stamp.definition.function(number)  # blocks the event loop
+
+
+@app.workflow
+async def order(number: int) -> str:
+    return await pack(number) + ", " + await pack(number + 1)
+
+
+@app.workflow
+async def letter(number: int) -> str:
+    return await stamp(number)
+
+
+@app.workflow
+async def stuck(number: int) -> str:
+    return await freeze(number)
+"""
+
+LEASE_S = NodeOptions().lease_ms / 1_000
+
+
+class Shop:
+    """A store, and nodes of their own processes that work on it."""
+
+    def __init__(self, folder: Path, store: SqliteStore, desk: Desk) -> None:
+        self._folder = folder
+        self._desk = desk
+        self.store = store
+
+    def node(self, *arguments: str) -> AbstractAsyncContextManager[Running]:
+        """Run a node."""
+        return running(
+            self._folder, "node", "shop.py", "--store", "sqlite:///shop.db", *arguments, DESK=str(self._desk.port)
+        )
+
+    async def start(self, workflow: str = "order", run_id: str = "r") -> None:
+        """Start a run. No node is here: it is for whoever finds it."""
+        queued = e.RunQueued(workflow, "1", input=codec.encode({"number": 1}))
+        [answer] = await self.store.create([start_run(run_id, queued, await self.store.now(), "test")])
+        assert isinstance(answer, Created)
+
+    async def types(self) -> list[str]:
+        """Return the types of the run's events."""
+        return [event.event_type for event in await self.store.read_events("r")]
+
+    async def owner(self) -> str | None:
+        """Return which node holds the run."""
+        [loaded] = await self.store.load(["r"])
+        assert loaded is not None
+        return loaded.head.lease_owner
+
+
+@pytest.fixture
+async def desk() -> AsyncIterator[Desk]:
+    """Return where activities call."""
+    async with Desk.opened() as desk:
+        yield desk
+
+
+@pytest.fixture
+async def shop(tmp_path: Path, desk: Desk) -> AsyncIterator[Shop]:
+    """Return a shop without a node."""
+    (tmp_path / "shop.py").write_text(SHOP)
+    store = await SqliteStore.open(tmp_path / "shop.db")
+    await store.migrate()
+    yield Shop(tmp_path, store, desk)
+    await store.close()
+
+
+@pytest.mark.contract("MSG-4", "OWN-3")
+async def test_a_node_that_is_told_to_end_records_what_was_under_way_and_another_goes_on_at_once(
+    shop: Shop, desk: Desk
+) -> None:
+    async with shop.node("--drain-s", "1000", "--name", "first") as first, shop.node("--name", "second") as second:
+        await first.until("works on")
+        await second.until("works on")
+        await shop.start()
+        under_way = await desk.call()
+        told, other = (first, second) if (await shop.owner() or "").startswith("first") else (second, first)
+        told.send(signal.SIGTERM)
+        await told.until("activities under way: 1")
+        assert not (await shop.types()).count("StepCompleted")
+        under_way.answer("box")
+        loop = asyncio.get_running_loop()
+        answered_at = loop.time()
+        following = await desk.call()
+        assert loop.time() - answered_at < LEASE_S / 2, "nobody waits for the lease to end"
+        assert await told.ended() == 0
+        following.answer("bag")
+        other.send(signal.SIGTERM)
+        assert await other.ended() == 0
+    assert "given up" not in told.said
+    types = await shop.types()
+    assert (types.count("StepCompleted"), types[-1]) == (2, "RunCompleted")
+    assert (await shop.store.read_events("r"))[-1].data == e.RunCompleted(result=codec.encode("box, bag"))
+
+
+@pytest.mark.contract("MSG-4")
+async def test_a_node_that_is_told_to_end_claims_nothing_more(shop: Shop, desk: Desk) -> None:
+    async with shop.node() as node:
+        await shop.start("letter")
+        under_way = await desk.call()
+        node.send(signal.SIGTERM)
+        await node.until("activities under way: 1")
+        await shop.start("letter", "late")
+        under_way.answer("stamped")
+        assert await node.ended() == 0
+    assert (await shop.types())[-2:] == ["StepCompleted", "RunCompleted"]
+    assert [event.event_type for event in await shop.store.read_events("late")] == ["RunQueued"]
+
+
+@pytest.mark.contract("MSG-4", "OWN-3", "ACT-1")
+async def test_what_takes_too_long_is_given_back_to_a_node_that_is_waiting(shop: Shop, desk: Desk) -> None:
+    async with shop.node("--drain-s", "0.2", "--name", "first") as first:
+        await shop.start()
+        await desk.call()
+        assert (await shop.owner() or "").startswith("first-")
+        async with shop.node("--name", "second") as second:
+            await second.until("works on")
+            loop = asyncio.get_running_loop()
+            told_at = loop.time()
+            first.send(signal.SIGTERM)
+            again = await desk.call()
+            assert loop.time() - told_at < LEASE_S / 2, "nobody waits for the lease to end"
+            assert (await shop.owner() or "").startswith("second-")
+            assert await first.ended() == 0
+            again.answer("box")
+            (await desk.call()).answer("bag")
+            second.send(signal.SIGTERM)
+            assert await second.ended() == 0
+    assert "activities given up because they took too long: 1" in first.said
+    assert "runs given back: 1" in first.said
+    types = await shop.types()
+    assert (types.count("StepCompleted"), types.count("StepRetried"), types[-1]) == (2, 1, "RunCompleted")
+
+
+@pytest.mark.contract("MSG-4")
+async def test_an_activity_in_a_thread_does_not_keep_the_process(shop: Shop, desk: Desk) -> None:
+    async with shop.node("--drain-s", "0") as node:
+        await shop.start("letter")
+        await desk.call()
+        node.send(signal.SIGTERM)
+        assert await node.ended() == 0
+    assert "left behind" in node.said
+    assert await shop.owner() is None
+
+
+@pytest.mark.contract("MSG-4")
+@pytest.mark.parametrize(
+    ("workflow", "number", "code"),
+    [("order", signal.SIGTERM, 143), ("order", signal.SIGINT, 130), ("letter", signal.SIGTERM, 143)],
+)
+async def test_a_second_signal_ends_at_once(
+    shop: Shop, desk: Desk, workflow: str, number: signal.Signals, code: int
+) -> None:
+    async with shop.node("--drain-s", "1000") as node:
+        await shop.start(workflow)
+        await desk.call()
+        node.send(number)
+        await node.until("once more ends it at once")
+        node.send(number)
+        assert await node.ended() == code
+    assert await shop.owner() is not None, "nothing was given back"
+
+
+async def test_two_signals_end_a_node_whose_loop_is_stuck(shop: Shop, desk: Desk) -> None:
+    async with shop.node() as node:
+        await shop.start("stuck")
+        await desk.call()
+        node.send(signal.SIGTERM)
+        node.send(signal.SIGINT)
+        assert await node.ended() in (130, 143)
+
+
+@pytest.mark.contract("MSG-4")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_node_with_nothing_to_do_ends_at_once_and_says_what_it_did(shop: Shop, number: signal.Signals) -> None:
+    async with shop.node("--name", "quiet") as node:
+        await node.until("works on letter, order, stuck")
+        node.send(number)
+        assert await node.ended() == 0
+    lines = node.said.splitlines()
+    assert [line[:2] for line in lines] == ["20"] * 3, "the time comes first"
+    assert all("INFO holdfast.node: node quiet-" in line for line in lines)
+    assert number.name in lines[1]
+    assert lines[2].endswith("has stopped")
+    assert (await shop.store.stats()).nodes == 0
+
+
+def test_a_node_without_a_store_says_so(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(SHOP)
+    done = run(tmp_path, "node", "shop.py", "--store", "sqlite:///nowhere/shop.db")
+    assert done.returncode == 3
+    assert "nowhere does not exist" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    done = run(tmp_path, "node", "shop.py", "--drain-s", "-1")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)

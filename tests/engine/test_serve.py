@@ -1,0 +1,160 @@
+"""`App.serve`: a node for a process that is nothing but a node. What it does to others is seen in `tests/cli`."""
+
+import asyncio
+import logging
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.core.codec import encode
+from holdfast.core.events import RunQueued
+from holdfast.engine.turn import start_run
+from holdfast.errors import InvalidInput
+from tests.engine.place import MOST_SECONDS
+
+ENDING = (signal.SIGTERM, signal.SIGINT)
+
+
+def handlers() -> list[Any]:
+    """Return what is done at the signals that end a process."""
+    return [signal.getsignal(ending) for ending in ENDING]
+
+
+class Stage(hf.MemoryStore):
+    """A store that does something when a node has begun."""
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        super().__init__()
+        self._then = then
+        self.nodes: list[str] = []
+
+    async def claim(self, node: str, limit: int, plan_ids: Any = None) -> Any:
+        """Claim, and do it."""
+        self.nodes.append(node)
+        self._then()
+        return await super().claim(node, limit, plan_ids)
+
+
+@pytest.mark.contract("MSG-4")
+@pytest.mark.parametrize("ending", ENDING)
+async def test_a_node_ends_at_a_signal_and_the_signals_do_what_they_did_before(
+    ending: signal.Signals, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = handlers()
+    caplog.set_level(logging.INFO, "holdfast.node")
+    during: list[list[Any]] = []
+
+    def end() -> None:
+        during.append(handlers())
+        signal.raise_signal(ending)
+
+    store = Stage(end)
+    for _ in range(2):
+        async with asyncio.timeout(MOST_SECONDS):
+            await hf.App("shop").serve(store, name="web")
+        assert handlers() == before
+    assert all(set(changed).isdisjoint(before) for changed in during)
+    assert f"stops because of {ending.name}" in caplog.text
+    first, second = store.nodes
+    assert first.startswith("web-")
+    assert second.startswith("web-")
+    assert first != second, "a name is for one life of one process"
+    assert (await store.stats()).nodes == 0
+
+
+@pytest.mark.contract("MSG-4")
+async def test_a_node_in_a_program_of_somebody_else_leaves_the_signals_alone() -> None:
+    before = handlers()
+    async with hf.App("shop").node("memory://"):
+        assert handlers() == before
+    assert handlers() == before
+
+
+def test_only_the_main_thread_can_serve() -> None:
+    problems: list[BaseException] = []
+
+    def serve() -> None:
+        try:
+            asyncio.run(hf.App("shop").serve("memory://"))
+        except InvalidInput as problem:
+            problems.append(problem)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    thread.join(MOST_SECONDS)
+    [problem] = problems
+    assert "async with app.node(...)" in str(problem)
+
+
+async def test_a_node_that_has_failed_does_not_stay_and_do_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        raise RuntimeError("nobody thought of this")
+
+    before = handlers()
+    store = Stage(fail)
+    with pytest.raises(RuntimeError, match="nobody thought of this"):
+        async with asyncio.timeout(MOST_SECONDS):
+            await hf.App("shop").serve(store)
+    assert handlers() == before
+    assert "has failed" in caplog.text
+    assert (await store.stats()).nodes == 0
+
+
+class Slow(hf.MemoryStore):
+    """A store that takes its time to commit, and counts how often it is asked what is due."""
+
+    asked = 0
+
+    async def commit(self, turns: Any) -> Any:
+        """Commit, later."""
+        for _ in range(50):
+            await asyncio.sleep(0)
+        return await super().commit(turns)
+
+    async def next_due(self, node: str, plan_ids: Any = None) -> Any:
+        """Answer, and count."""
+        self.asked += 1
+        return await super().next_due(node, plan_ids)
+
+
+@pytest.mark.contract("MSG-4")
+async def test_a_node_that_stops_commits_what_has_ended_and_begins_nothing_more() -> None:
+    app = hf.App("shop")
+    began: list[str] = []
+    is_under_way, may_end = asyncio.Event(), asyncio.Event()
+
+    @app.activity
+    async def pack(what: str) -> str:
+        began.append(what)
+        is_under_way.set()
+        await may_end.wait()
+        return what
+
+    @app.workflow
+    async def order() -> str:
+        return await pack("box") + await pack("bag")
+
+    store = Slow()
+    async with asyncio.timeout(MOST_SECONDS):
+        async with app.node(store, options=hf.NodeOptions(drain_s=1_000)) as node:
+            run = await app.start(order, run_id="r")
+            await is_under_way.wait()
+            stopping = asyncio.create_task(node.stop())
+            await asyncio.sleep(0)
+            asked = store.asked
+            queued = RunQueued("order", "1", input=encode({}))
+            await store.create([start_run("late", queued, await store.now(), "test")])
+            for _ in range(50):
+                await asyncio.sleep(0)
+            may_end.set()
+            await stopping
+        assert store.asked - asked <= 1, "what is due is no concern of a node that stops"
+        assert began == ["box"]
+        assert [event.event_type for event in await store.read_events("r")][-2:] == ["StepCompleted", "StepStarted"]
+        assert len(await store.read_events("late")) == 1
+        async with app.node(store):
+            assert await app.run(run.run_id).result() == "boxbag"
