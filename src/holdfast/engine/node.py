@@ -25,8 +25,18 @@ from holdfast.engine.activities import Job, Outcome, Workers
 from holdfast.engine.creations import Creations
 from holdfast.engine.finishes import Finishes
 from holdfast.engine.live import Definitions, LiveRun, pause_turn, revive, take_turn
-from holdfast.engine.turn import TurnDraft
-from holdfast.errors import LeaseExpired, NotDurable, NotFound, RunError, StoreError, TurnRefused
+from holdfast.engine.turn import TurnDraft, aside_turn
+from holdfast.errors import (
+    HistoryGap,
+    HoldfastError,
+    LeaseExpired,
+    NotDurable,
+    NotFound,
+    RunError,
+    StoreCorrupt,
+    StoreError,
+    TurnRefused,
+)
 from holdfast.ports import Rng
 from holdfast.program.definitions import ActivityDefinition, decode_options
 from holdfast.store.guards import no_such_run
@@ -267,13 +277,15 @@ class Node:
     async def _take_turns(self, batch: Sequence[_Held]) -> None:
         try:
             now = await self.store.now()
-            lives = [self._at_hand(held) or await self._prepare(held, now) for held in batch]
+            prepared = [(held, self._at_hand(held) or await self._prepare(held, now)) for held in batch]
         except StoreError:
             self._ready |= dict.fromkeys(held.loaded.head.run_id for held in batch)
             raise
         # From here to the commit nothing is awaited: an outcome that came in between would belong to neither turn.
         drafts: list[tuple[_Held, LiveRun, TurnDraft]] = []
-        for held, (live, problem) in zip(batch, lives, strict=True):
+        for held, (live, problem) in prepared:
+            if live is None:
+                continue
             inputs = [*self._lost(held, live.state, now), *held.inputs] if held.is_fresh else held.inputs
             held.inputs, held.is_fresh = [], False
             unfit = self._unfit.pop(live.state.run_id, None)
@@ -310,7 +322,7 @@ class Node:
         working = self._workers.steps_of(draft.state.run_id)
         return bool(draft.dispatch) or any(step_id in draft.state.open_steps for step_id in working)
 
-    def _at_hand(self, held: _Held) -> tuple[LiveRun, RunError | None] | None:
+    def _at_hand(self, held: _Held) -> tuple[LiveRun | None, RunError | None] | None:
         """Return a run that is in memory and needs nothing from the store, or None."""
         head = held.loaded.head
         live = self._live.get(head.run_id)
@@ -319,9 +331,16 @@ class Node:
         self._live.move_to_end(head.run_id)
         return live, None
 
-    async def _prepare(self, held: _Held, now: Instant) -> tuple[LiveRun, RunError | None]:
-        """Return the run as it is in memory. What has come due since it was loaded is looked up, where it matters."""
-        live, problem = await self._live_run(held.loaded)
+    async def _prepare(self, held: _Held, now: Instant) -> tuple[LiveRun | None, RunError | None]:
+        """Return the run as it is in memory, or None if its history cannot be read.
+
+        What has come due since it was loaded is looked up, where it matters.
+        """
+        try:
+            live, problem = await self._live_run(held.loaded)
+        except (RunError, StoreCorrupt) as damage:
+            await self._put_aside(held, damage, now)
+            return None, None
         if any(live.state.open_steps[lost.step_id].due_at is not None for lost in self._lost(held, live.state, now)):
             [loaded] = await self.store.load([live.state.run_id])
             if loaded is not None and loaded.head.lease_epoch == held.loaded.head.lease_epoch:
@@ -341,6 +360,17 @@ class Node:
             self._live[run_id] = live
         return live, problem
 
+    async def _put_aside(self, held: _Held, damage: HoldfastError, now: Instant) -> None:
+        """Leave a run whose history makes no sense for a while: others go on, and what it was told is kept."""
+        run_id = held.loaded.head.run_id
+        logger.error("run %s is put aside: %s", run_id, damage)
+        [answer] = await self._commit([aside_turn(held.loaded, now)])
+        self._workers.cancel(run_id)
+        self._held.pop(run_id, None)
+        self._forget(run_id)
+        if isinstance(answer, CommitConflict):
+            logger.warning("run %s: it could not be put aside (%s)", run_id, answer.reason)
+
     async def _history(self, loaded: LoadedRun) -> list[Event]:
         """Return the run's events since its last rotation."""
         snapshot = loaded.head.snapshot
@@ -351,6 +381,8 @@ class Node:
             after = page[-1].run_seq
             if len(page) < PAGE_EVENTS:
                 break
+        if after < loaded.head.version:
+            raise HistoryGap(f"the history ends at event {after}, not {loaded.head.version}", run_id=loaded.head.run_id)
         return events
 
     async def query(self, run_id: str, name: str, arguments: Raw) -> Raw:

@@ -25,7 +25,7 @@ from holdfast.core.messages import (
 )
 from holdfast.core.pen import Decision, Refusal
 from holdfast.core.records import ActivityRecord, index_changes
-from holdfast.core.snapshot import runtime_snapshot
+from holdfast.core.snapshot import RuntimeSnapshot, runtime_snapshot
 from holdfast.core.state import CANCELLED, RunState, fold, fold_onto, own_copy
 from holdfast.store.port import LoadedRun, NewRun, Turn
 
@@ -166,6 +166,22 @@ class TurnDraft:
             self._messages += answer.messages
             self.dispatch += answer.dispatch
         return answer
+
+
+def aside_turn(loaded: LoadedRun, now: Instant) -> Turn:
+    """Return a turn that changes nothing and leaves everything for later, for a run whose state is not known."""
+    head = loaded.head
+    snapshot = head.snapshot or RuntimeSnapshot(status=head.status, state_version=head.version)
+    return Turn(
+        run_id=head.run_id,
+        expected_version=head.version,
+        epoch=head.lease_epoch,
+        snapshot=snapshot,
+        consumed=tuple(message.signal_id for message in loaded.messages),
+        messages=tuple(replace(message, due_at=now + ASIDE) for message in loaded.messages),
+        seen_inbox_seq=head.inbox_seq,
+        release=True,
+    )
 
 
 def cancel_request(run_id: str, actor: str, reason: str, signal_id: str | None = None) -> SignalRequest:
