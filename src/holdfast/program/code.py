@@ -33,6 +33,7 @@ from holdfast.program.definitions import (
     encode_options,
 )
 from holdfast.program.loop import DeterministicLoop, Timer, running
+from holdfast.program.watchdog import Watch
 
 
 class Rotate(BaseException):
@@ -47,13 +48,22 @@ class CodeProgram:
     """One run of a workflow function."""
 
     def __init__(
-        self, definition: WorkflowDefinition, run_id: str, input: Raw, rotation: int, depth: int, most_callbacks: int
+        self,
+        definition: WorkflowDefinition,
+        run_id: str,
+        input: Raw,
+        rotation: int,
+        depth: int,
+        most_callbacks: int,
+        turn_s: float | None,
     ) -> None:
         self.definition = definition
         self.run_id = run_id
         self.depth = depth
         self.random = seeded(f"{run_id}|{rotation}")  # seeded by the run: the same on every replay
-        self.loop = DeterministicLoop(self, most_callbacks, self.random.getrandbits(60))  # type: ignore[abstract]
+        self.watch = Watch(turn_s, run_id, definition.name)
+        seed = self.random.getrandbits(60)
+        self.loop = DeterministicLoop(self, most_callbacks, seed, self.watch)  # type: ignore[abstract]
         self.queries: dict[str, Callable[..., Any]] = {}
         self.updates: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]] = {}
         self.conditions: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
@@ -88,7 +98,8 @@ class CodeProgram:
         handler = self.queries.get(name)
         if handler is None:
             raise NotFound(f"run {self.run_id} answers no query {name!r}; it answers {sorted(self.queries)}")
-        answer = codec.encode(handler(**Signature(handler).unpack(arguments)))
+        unpacked = Signature(handler).unpack(arguments)
+        answer = self.watch.run(lambda: codec.encode(handler(**unpacked)))
         if self._commands or self.loop.is_stirred:
             raise NotDurable(f"query {name!r} changed something; a query may only look")
         return answer
@@ -202,12 +213,7 @@ class CodeProgram:
             return False
         waiting = [(condition, future) for condition, future in self.conditions if not future.done()]
         with running(self.loop):
-            for condition, future in waiting:
-                try:
-                    if condition():
-                        future.set_result(None)
-                except Exception as problem:
-                    future.set_exception(problem)
+            self.watch.run(lambda: _settle(waiting))
         self.conditions = [(condition, future) for condition, future in waiting if not future.done()]
         return len(self.conditions) < len(waiting)
 
@@ -276,6 +282,15 @@ class CodeProgram:
             validator(**arguments)
         result = handler(**arguments)
         return await result if asyncio.iscoroutine(result) else result
+
+
+def _settle(waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]]) -> None:
+    for condition, future in waiting:
+        try:
+            if condition():
+                future.set_result(None)
+        except Exception as problem:
+            future.set_exception(problem)
 
 
 def _ending(main: asyncio.Task[Any]) -> c.Command:
