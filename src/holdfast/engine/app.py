@@ -107,6 +107,7 @@ class App:
         self._activities: dict[str, ActivityDefinition] = {}
         self._node: Node | None = None
         self._store: port.Store | None = None
+        self._turn_s = NodeOptions().turn_s
 
     # --- registering
 
@@ -167,7 +168,7 @@ class App:
             raise VersionMismatch(
                 f"run {state.run_id} needs version {state.plan_version!r} of {state.plan_id!r}; known are {known}"
             )
-        return CodeProgram(definition, state.run_id, input, rotation, state.depth, MOST_CALLBACKS)
+        return CodeProgram(definition, state.run_id, input, rotation, state.depth, MOST_CALLBACKS, self._turn_s)
 
     def activity_named(self, name: str) -> ActivityDefinition | None:
         """Return the activity of this name, or None."""
@@ -185,7 +186,9 @@ class App:
         """
         is_own = store is None or isinstance(store, str)
         opened = await open_store(_settings(store)) if store is None or isinstance(store, str) else store
-        node = Node(name or f"{self.name}-{self._ids.new_id()}", opened, self, self._rng, options or NodeOptions())
+        options = options or NodeOptions()
+        node = Node(name or f"{self.name}-{self._ids.new_id()}", opened, self, self._rng, options)
+        self._turn_s = options.turn_s
         await node.start()
         self._node, self._store = node, opened
         try:

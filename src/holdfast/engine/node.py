@@ -32,6 +32,7 @@ from holdfast.errors import (
     LeaseExpired,
     NotDurable,
     NotFound,
+    RunawayWorkflow,
     RunError,
     StoreCorrupt,
     StoreError,
@@ -80,6 +81,8 @@ class NodeOptions(Struct, frozen=True, kw_only=True):
     live_runs: int = 5_000
     safety_poll_s: float = 5.0
     drain_s: float = 10.0
+    turn_s: float | None = 5.0
+    """How long a workflow's code may block the node before it is stopped; None or 0, for a debugger, sets no bound."""
 
 
 class _Held:
@@ -394,7 +397,7 @@ class Node:
         if live is not None and live.state.version == loaded.head.version:
             try:
                 return _answer(live, name, arguments)
-            except NotDurable:  # it has changed something: this program is no longer what the history tells
+            except (NotDurable, RunawayWorkflow):  # this program may no longer be what the history tells
                 self._forget(run_id)
                 raise
         # Made for this question only: the pump may be making its own at the same time, and keeps that one.

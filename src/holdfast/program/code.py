@@ -33,6 +33,7 @@ from holdfast.program.definitions import (
     encode_options,
 )
 from holdfast.program.loop import DeterministicLoop, NumberedFuture, Timer, running
+from holdfast.program.watchdog import Watch
 
 Query = Callable[..., Any]
 
@@ -91,16 +92,26 @@ class CodeProgram:
         "queries",
         "run_id",
         "updates",
+        "watch",
     )
 
     def __init__(
-        self, definition: WorkflowDefinition, run_id: str, input: Raw, rotation: int, depth: int, most_callbacks: int
+        self,
+        definition: WorkflowDefinition,
+        run_id: str,
+        input: Raw,
+        rotation: int,
+        depth: int,
+        most_callbacks: int,
+        turn_s: float | None,
     ) -> None:
         self.definition = definition
         self.run_id = run_id
         self.depth = depth
         self._seed = f"{run_id}|{rotation}"
-        self.loop = DeterministicLoop(self, most_callbacks, codec.number_of(self._seed))  # type: ignore[abstract]
+        self.watch = Watch(turn_s, run_id, definition.name)
+        number = codec.number_of(self._seed)
+        self.loop = DeterministicLoop(self, most_callbacks, number, self.watch)  # type: ignore[abstract]
         self.queries: Mapping[str, Query] = _NOTHING  # what hardly any program uses is not there before it is used
         self.updates: Mapping[str, tuple[Query, Query | None]] = _NOTHING
         self.conditions: list[tuple[Callable[[], bool], asyncio.Future[None]]] | None = None
@@ -136,7 +147,8 @@ class CodeProgram:
         handler = self.queries.get(name)
         if handler is None:
             raise NotFound(f"run {self.run_id} answers no query {name!r}; it answers {sorted(self.queries)}")
-        answer = codec.encode(handler(**Signature(handler).unpack(arguments)))
+        unpacked = Signature(handler).unpack(arguments)
+        answer = self.watch.run(lambda: codec.encode(handler(**unpacked)))
         if self._commands or self.loop.is_stirred:
             raise NotDurable(f"query {name!r} changed something; a query may only look")
         return answer
@@ -281,12 +293,7 @@ class CodeProgram:
             return False
         waiting = [(condition, future) for condition, future in self.conditions if not future.done()]
         with running(self.loop):
-            for condition, future in waiting:
-                try:
-                    if condition():
-                        future.set_result(None)
-                except Exception as problem:
-                    future.set_exception(problem)
+            self.watch.run(lambda: _settle(waiting))
         self.conditions = [(condition, future) for condition, future in waiting if not future.done()]
         return len(self.conditions) < len(waiting)
 
@@ -355,6 +362,15 @@ class CodeProgram:
             validator(**arguments)
         result = handler(**arguments)
         return await result if asyncio.iscoroutine(result) else result
+
+
+def _settle(waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]]) -> None:
+    for condition, future in waiting:
+        try:
+            if condition():
+                future.set_result(None)
+        except Exception as problem:
+            future.set_exception(problem)
 
 
 def _ending(main: asyncio.Task[Any]) -> c.Command:

@@ -5,10 +5,12 @@ hands of the engine. Everything that could differ between two executions is take
 
 * time stands still while the loop runs; it is the instant of the outcome that is being handled;
 * `call_later` and `call_at`, and with them `asyncio.sleep` and `asyncio.timeout`, become durable timers of the host;
-* tasks and futures hash by a counter. `asyncio.wait`, `as_completed` and `TaskGroup` keep them in sets, which would
-  otherwise iterate by address, and one history would replay to several outcomes;
+* tasks and futures hash by a counter, those of `gather` too. `asyncio.wait`, `as_completed` and `TaskGroup` keep them
+  in sets, which would otherwise iterate by address, and one history would replay to several outcomes;
 * async generators that are dropped half-way are closed by this loop, not by the one around it;
 * sockets, subprocesses, threads and signals raise `NotDurable`, which names what to use instead.
+
+A program that does not come to rest is stopped: by the number of its callbacks, and by the watchdog.
 
 A loop can be closed half-way. Coroutines that are let go run their `finally` blocks, that is how Python is made; so
 from then on everything that they ask of the loop raises `Dropped`, and none of them gets any further.
@@ -26,6 +28,7 @@ from typing import Any, Protocol, TypeVar
 
 from holdfast.core.instants import Instant
 from holdfast.errors import NotDurable, RunawayWorkflow
+from holdfast.program.watchdog import UNWATCHED, Watch
 
 T = TypeVar("T")
 
@@ -92,12 +95,17 @@ class NumberedTask(_Numbered, asyncio.Task[T]):
     __slots__ = ("number",)
 
 
+class NumberedGathering(_Numbered, asyncio.tasks._GatheringFuture):  # type: ignore[name-defined,misc]
+    """What `asyncio.gather` returns on the deterministic loop."""
+
+
 class DeterministicLoop(asyncio.AbstractEventLoop):
     """Runs coroutines of one run until nothing is ready."""
 
-    def __init__(self, host: TimerHost, most_callbacks: int, seed: int) -> None:
+    def __init__(self, host: TimerHost, most_callbacks: int, seed: int, watch: Watch = UNWATCHED) -> None:
         self.now: Instant = 0
         self.host = host
+        self.watch = watch
         self._most_callbacks = most_callbacks
         self._ready: deque[asyncio.Handle] = deque()
         self._number = seed  # not 0: asyncio keeps the tasks of all runs in one set
@@ -119,20 +127,22 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
 
     def run_until_idle(self) -> None:
         """Run everything that is ready, and what becomes ready through it."""
+        if self._ready:
+            with running(self):
+                self.watch.run(self._run_ready)
+
+    def _run_ready(self) -> None:
         ready, left = self._ready, self._most_callbacks
-        if not ready:
-            return
-        with running(self):
-            while ready:
-                handle = ready.popleft()
-                left -= 1
-                if left < 0:
-                    raise RunawayWorkflow(f"the workflow did not come to rest within {self._most_callbacks} callbacks")
-                if not handle._cancelled:
-                    try:
-                        handle._run()
-                    except SystemExit:  # the task has it as its exception: it ends the run, not the process
-                        continue
+        while ready:
+            handle = ready.popleft()
+            left -= 1
+            if left < 0:
+                raise RunawayWorkflow(f"the workflow did not come to rest within {self._most_callbacks} callbacks")
+            if not handle._cancelled:
+                try:
+                    handle._run()
+                except SystemExit:  # the task has it as its exception: it ends the run, not the process
+                    continue
 
     def fire(self, timer: Timer) -> None:
         """Let a timer that is due run."""
@@ -209,7 +219,12 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         return f"task {self._name}"
 
     def get_debug(self) -> bool:
-        """Say that nothing is to be watched more closely."""
+        """Say that nothing is to be watched more closely. Every future asks, even one that `gather` makes."""
+        maker = sys._getframe(1)
+        if maker.f_code is _GATHERING:
+            future = maker.f_locals["self"]
+            future.__class__ = NumberedGathering
+            future.number = self.next_number()
         return False
 
     def get_task_factory(self) -> None:
@@ -236,7 +251,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
             for task in reversed(self._tasks):
                 coro = task.get_coro()
                 if not task.done() and coro is not None:
-                    _let_go(coro)
+                    _let_go(coro, self.watch)
 
     def check_open(self) -> None:
         """Raise `Dropped` in code that was let go."""
@@ -281,13 +296,15 @@ class running:  # noqa: N801 - used like a function
             asyncio.tasks._enter_task(self._outer, self._task)
 
 
-def _let_go(coro: Any) -> None:
+def _let_go(coro: Any, watch: Watch) -> None:
     """Close a coroutine. Code that goes on in spite of it is told again, and is left alone in the end."""
     for _ in range(CLOSING_ATTEMPTS):
         try:
-            coro.close()
+            watch.run(coro.close)
         except RuntimeError:  # it waits for something else
             continue
+        except RunawayWorkflow:  # it does not wait for anything
+            break
         except BaseException:  # what it raises on its way out is nobody's concern
             pass
         return
@@ -298,11 +315,15 @@ _stubborn: list[Any] = []
 """Coroutines that would not be let go. Were they collected they would go on then, outside every run: so they stay."""
 
 
+_GATHERING = asyncio.tasks._GatheringFuture.__init__.__code__  # type: ignore[attr-defined]
+_AS_COMPLETED = asyncio.as_completed.__code__
+
+
 def _is_of_unordered_set() -> bool:
     """Say whether `as_completed` is making a task of a coroutine; it goes through them in the order of addresses."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename == asyncio.tasks.__file__:
-        if frame.f_code.co_name in ("as_completed", "_AsCompletedIterator.__init__", "<setcomp>"):
+        if frame.f_code is _AS_COMPLETED:
             return True
         frame = frame.f_back
     return False

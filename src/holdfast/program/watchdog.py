@@ -1,0 +1,168 @@
+"""Stops a program that blocks its thread: `while True: pass` in one workflow must not take the whole node with it.
+
+A program runs on its node's thread, so one that never comes back would hold up every other run, and the lease with
+them. A `Watch` lets a piece of the program run under the eyes of one daemon thread. That thread sleeps while nothing
+is watched. While something is, it wakes up every tick and counts; it reads no clock, so a process that was suspended
+is not blamed for it. A piece that runs for longer than its bound is logged, with the line where it is, and `Overdue`
+is raised in the middle of it, again at every tick, for code that catches it. The piece ends with `RunawayWorkflow`.
+
+What is inside one call of C code (`time.sleep`) cannot be interrupted before that call returns: it is logged at once,
+and stopped then. A call that keeps the whole interpreter to itself (a regular expression gone wild) holds up the
+watchdog as well, and is not noticed. Code that catches everything, for ever, is logged but cannot be stopped.
+
+The interpreter lets one thread raise in another, but not at a certain place. So what counts here is that nothing is
+raised outside the piece:
+
+1. A thread is struck only under the lock, and only while its watch is in `watched`.
+2. To leave, a watch takes itself out first. At most two strikes can reach it after that: one that is pending, and one
+   that was under way. Then it passes through the lock, so that none is under way, and withdraws what is pending.
+3. Either strike may interrupt the leaving itself. So leaving is tried three times, each within the handler of the one
+   before; the third is not disturbed any more. The interpreter raises at calls and jumps backwards, not between them.
+"""
+
+import ctypes
+import logging
+import os
+import sys
+from collections.abc import Callable
+from math import ceil
+from threading import Event, Lock, Thread, get_ident
+from traceback import format_stack
+from types import FrameType
+from typing import TypeVar
+
+from holdfast.errors import RunawayWorkflow
+
+T = TypeVar("T")
+
+TICK_S = 0.1
+"""How often the watchdog looks, while something runs. A bound is kept to within two ticks."""
+
+logger = logging.getLogger("holdfast.watchdog")
+
+
+class Overdue(KeyboardInterrupt):
+    """Raised in a program that blocks. Like any interrupt, asyncio lets it through, whichever task it strikes."""
+
+
+class Watchdog:
+    """The thread that watches, and whom it watches: at most one piece of a program in each thread."""
+
+    def __init__(self, tick_s: float = TICK_S) -> None:
+        self.tick_s = tick_s
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew: in a forked process the thread is gone, and who held the lock with it."""
+        self.watched: dict[int, Watch] = {}
+        self.is_asleep = True
+        self._lock = Lock()
+        self._bell = Event()
+        self._thread: Thread | None = None
+
+    def wake(self) -> None:
+        """Begin to look at those who are watched."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = Thread(target=self._run, name="holdfast-watchdog", daemon=True)
+                self._thread.start()
+        self._bell.set()
+
+    def settle(self, thread_id: int, watch: "Watch") -> None:
+        """Make sure that nothing is raised any more in a thread that is not watched any more."""
+        with self._lock:
+            if watch.where:
+                _set_async_exc(thread_id, _NOTHING)
+
+    def _run(self) -> None:
+        self.is_asleep = False
+        while True:
+            if not self.watched:
+                self._sleep()
+            if self._bell.wait(self.tick_s):
+                self._bell.clear()  # somebody saw it asleep when it no longer was: that is no tick
+            else:
+                self._tick()
+
+    def _sleep(self) -> None:
+        self.is_asleep = True
+        if not self.watched:  # looked at after the line above; who wants to be watched does it the other way round
+            self._bell.wait()
+        self.is_asleep = False
+        self._bell.clear()
+
+    def _tick(self) -> None:
+        struck: list[tuple[Watch, str]] = []
+        with self._lock:
+            for thread_id, watch in list(self.watched.items()):
+                watch.ticks += 1
+                if watch.ticks > watch.most_ticks and self.watched.get(thread_id) is watch:
+                    if not watch.where:
+                        struck.append((watch, _locate(thread_id, watch)))
+                    _set_async_exc(thread_id, _OVERDUE)
+        for watch, stack in struck:  # only now: what was struck may be holding up the log
+            logger.error("run %s: %s blocks its node%s\n%s", watch.run_id, watch.workflow, watch.where, stack)
+
+
+class Watch:
+    """Lets pieces of one program run, each for `turn_s` at most; None or 0 sets no bound."""
+
+    __slots__ = ("_turn_s", "_watchdog", "most_ticks", "run_id", "ticks", "where", "workflow")
+
+    def __init__(self, turn_s: float | None, run_id: str, workflow: str, watchdog: Watchdog | None = None) -> None:
+        self.run_id = run_id
+        self.workflow = workflow
+        self.ticks = 0
+        self.where = ""
+        self._turn_s = turn_s
+        self._watchdog = watchdog or _WATCHDOG
+        self.most_ticks = ceil(turn_s / self._watchdog.tick_s) if turn_s else 0
+
+    def run(self, piece: Callable[[], T]) -> T:
+        """Return what the piece returns; raise `RunawayWorkflow` if it was struck, whatever it made of that."""
+        if not self.most_ticks:
+            return piece()
+        watchdog, thread_id = self._watchdog, get_ident()
+        self.ticks, self.where = 0, ""
+        try:
+            try:
+                try:
+                    watchdog.watched[thread_id] = self
+                    if watchdog.is_asleep:
+                        watchdog.wake()
+                    result = piece()
+                finally:
+                    watchdog.watched.pop(thread_id, None)
+                    watchdog.settle(thread_id, self)
+            except Overdue:
+                watchdog.settle(thread_id, self)
+        except Overdue:
+            watchdog.settle(thread_id, self)
+        finally:
+            if self.where:
+                raise RunawayWorkflow(f"the workflow did not come to rest within {self._turn_s} s{self.where}")
+        return result
+
+
+def _locate(thread_id: int, watch: Watch) -> str:
+    """Note in the watch where its thread is, and return the stack, for people."""
+    frame: FrameType | None = sys._current_frames().get(thread_id)
+    if frame is None:
+        watch.where = " in a thread that has ended"
+        return ""
+    watch.where = f" at {frame.f_code.co_filename}:{frame.f_lineno}"
+    return "".join(format_stack(frame))
+
+
+_set_async_exc = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.py_object)(
+    ("PyThreadState_SetAsyncExc", ctypes.pythonapi)
+)
+_OVERDUE = ctypes.py_object(Overdue)
+_NOTHING: "ctypes.py_object[type[Overdue]]" = ctypes.py_object()
+
+_WATCHDOG = Watchdog()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_WATCHDOG.forget)
+
+UNWATCHED = Watch(None, "", "")
+"""Sets no bound."""
