@@ -20,6 +20,7 @@ from holdfast.engine.handle import RunHandle
 from holdfast.engine.node import Node, NodeOptions
 from holdfast.engine.turn import start_run
 from holdfast.errors import InvalidInput, VersionMismatch
+from holdfast.limits import Limits
 from holdfast.ports import Ids, Rng, SystemIds, SystemRng
 from holdfast.program.code import CodeProgram, current_program
 from holdfast.program.definitions import ActivityDefinition, ActivityOptions, WorkflowDefinition, milliseconds
@@ -100,8 +101,12 @@ class RegistersActivity(Protocol):
 class App:
     """A set of workflows and activities, and the node that runs them."""
 
-    def __init__(self, name: str, *, ids: Ids | None = None, rng: Rng | None = None) -> None:
+    def __init__(
+        self, name: str, *, limits: Limits | None = None, ids: Ids | None = None, rng: Rng | None = None
+    ) -> None:
         self.name = name
+        self._given_limits = limits
+        self._limits = limits or Limits()
         self._ids = ids or SystemIds()
         self._rng = rng or SystemRng()
         self._workflows: dict[tuple[str, str], WorkflowDefinition] = {}
@@ -168,7 +173,7 @@ class App:
             raise VersionMismatch(
                 f"run {state.run_id} needs version {state.plan_version!r} of {state.plan_id!r}; known are {known}"
             )
-        return CodeProgram(definition, state.run_id, input, rotation, state.depth, MOST_CALLBACKS)
+        return CodeProgram(definition, state.run_id, input, rotation, state.depth, MOST_CALLBACKS, self._limits)
 
     def activity_named(self, name: str) -> ActivityDefinition | None:
         """Return the activity of this name, or None."""
@@ -182,7 +187,13 @@ class App:
     ) -> AsyncIterator[Node]:
         """Run this app's workflows while the context is open. The store: an address, a store, or `HOLDFAST_STORE`."""
         is_own = store is None or isinstance(store, str)
-        opened = await open_store(_settings(store)) if store is None or isinstance(store, str) else store
+        if store is None or isinstance(store, str):
+            settings = _settings(store, self._given_limits)
+            self._limits = settings.limits
+            opened = await open_store(settings)
+        else:
+            self._limits = self._given_limits or Limits()
+            opened = store
         node = Node(name or f"{self.name}-{self._ids.new_id()}", opened, self, self._rng, options or NodeOptions())
         await node.start()
         self._node, self._store = node, opened
@@ -208,7 +219,7 @@ class App:
         node, store = self._node, self._store  # they may be closed while this waits
         if node is None or store is None:
             raise InvalidInput("no node is open: start runs inside `async with app.node(...)`")
-        definition = workflow.definition
+        definition = _definition(workflow)
         queued = e.RunQueued(
             definition.name,
             definition.version,
@@ -223,8 +234,16 @@ class App:
         return RunHandle(answer.run_id, store, definition, node)
 
 
-def _settings(address: str | None) -> Settings:
-    return load_settings(os.environ) if address is None else load_settings(os.environ, store=address)
+def _definition(workflow: Any) -> WorkflowDefinition:
+    if isinstance(workflow, Workflow):
+        return workflow.definition
+    name = getattr(workflow, "__qualname__", repr(workflow))
+    raise InvalidInput(f"{name} is not a workflow: register the function with @app.workflow, and start that")
+
+
+def _settings(address: str | None, limits: Limits | None) -> Settings:
+    settings = load_settings(os.environ) if address is None else load_settings(os.environ, store=address)
+    return settings if limits is None else replace(settings, limits=limits)
 
 
 def _options(base: ActivityOptions, **changes: Any) -> ActivityOptions:

@@ -23,7 +23,15 @@ from holdfast.core import events as e
 from holdfast.core.events import NULL, ErrorInfo, Event
 from holdfast.core.instants import Instant
 from holdfast.errors import ActivityFailed, ChildFailed, InvalidInput, NondeterminismError, NotDurable, NotFound
-from holdfast.limits import ERROR_CAUSES, ERROR_TEXT_CHARS, NAME_BYTES, NESTED_RUNS
+from holdfast.limits import (
+    DURATION_MS,
+    ERROR_CAUSES,
+    ERROR_TEXT_CHARS,
+    EVENT_BYTES,
+    NAME_BYTES,
+    NESTED_RUNS,
+    Limits,
+)
 from holdfast.ports import seeded
 from holdfast.program.definitions import (
     ActivityDefinition,
@@ -33,10 +41,11 @@ from holdfast.program.definitions import (
     encode_options,
 )
 from holdfast.program.loop import DeterministicLoop, Timer, running
+from holdfast.program.source import awaiting_line, calling_line, first_line, waiting_line
 
 
 class Rotate(BaseException):
-    """Raised by `continue_as_new` to end this stretch of the run."""
+    """Raised by `continue_as_new` and `cut` to end this stretch of the run."""
 
     def __init__(self, input: Raw) -> None:
         super().__init__("continue_as_new")
@@ -47,7 +56,14 @@ class CodeProgram:
     """One run of a workflow function."""
 
     def __init__(
-        self, definition: WorkflowDefinition, run_id: str, input: Raw, rotation: int, depth: int, most_callbacks: int
+        self,
+        definition: WorkflowDefinition,
+        run_id: str,
+        input: Raw,
+        rotation: int,
+        depth: int,
+        most_callbacks: int,
+        limits: Limits,
     ) -> None:
         self.definition = definition
         self.run_id = run_id
@@ -57,8 +73,13 @@ class CodeProgram:
         self.queries: dict[str, Callable[..., Any]] = {}
         self.updates: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]] = {}
         self.conditions: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
-        self.known_patches: frozenset[str] = frozenset()
+        self.known_markers: frozenset[str] = frozenset()
         self.is_replaying = False
+        self.open_sagas = 0
+        self._limits = limits
+        self._cuts = 0
+        self._steps = 0
+        self._bytes = 0
         self._patches: dict[str, bool] = {}
         self._input = input
         self._prefix = f"{rotation}/" if rotation else ""
@@ -93,13 +114,12 @@ class CodeProgram:
             raise NotDurable(f"query {name!r} changed something; a query may only look")
         return answer
 
-    def where(self) -> str:
-        """Say where in the source the program is waiting."""
-        stack = self._main.get_stack(limit=1) if self._main is not None else []
-        code = self.definition.function.__code__
-        return f" at {stack[-1].f_code.co_filename if stack else code.co_filename}:" + str(
-            stack[-1].f_lineno if stack else code.co_firstlineno
-        )
+    def where(self, command: c.Command | None) -> str:
+        """Say where in the source a step was asked for; of everything else, where the program is waiting."""
+        step_id = getattr(command, "step_id", "")
+        future, timer = self._waiting.get(step_id), self._timers.get(step_id)
+        line = timer.asked_at if timer is not None else awaiting_line(future) if future is not None else None
+        return f" at {line or waiting_line(self._main) or first_line(self.definition.function)}"
 
     def close(self) -> None:
         """Let go of the coroutines without running them any further."""
@@ -110,6 +130,7 @@ class CodeProgram:
     async def run_activity(self, activity: ActivityDefinition, input: Raw, options: ActivityOptions) -> Any:
         """Run an activity as a step, and return its result."""
         step_id = self.name_step(activity.name)
+        self._bytes += len(input)
         command = c.RunActivity(
             step_id=step_id, name=activity.name, input=input, queue=options.queue, options=encode_options(options)
         )
@@ -120,6 +141,7 @@ class CodeProgram:
         if self.depth >= NESTED_RUNS:
             raise InvalidInput(f"runs are nested at most {NESTED_RUNS} deep")
         step_id = self.name_step(child.name)
+        self._bytes += len(input)
         if close_policy == "await":
             self._awaited_children.add(step_id)
         command = c.StartChild(
@@ -137,6 +159,7 @@ class CodeProgram:
         step_id = command.step_id
         future = self._waiting[step_id] = self.loop.create_future()
         self._commands[step_id] = command
+        self._steps += 1
         try:
             return await future
         except asyncio.CancelledError:
@@ -154,10 +177,28 @@ class CodeProgram:
         """Say whether the new code is to be used: in new runs, and in runs that have recorded so."""
         if patch_id not in self._patches:
             step_id = f"{self._prefix}patched:{patch_id}"
-            self._patches[patch_id] = not self.is_replaying or step_id in self.known_patches
+            self._patches[patch_id] = not self.is_replaying or step_id in self.known_markers
             if self._patches[patch_id]:
                 self._commands[step_id] = c.RecordMarker(step_id=step_id, name="patched", value=codec.encode(patch_id))
         return self._patches[patch_id]
+
+    def is_cut_here(self) -> bool:
+        """Say whether to begin again here: the history says so, or it has grown long and nothing would be lost."""
+        self._cuts += 1
+        step_id = f"{self._prefix}cut:{self._cuts}"
+        is_cut = step_id in self.known_markers if self.is_replaying else self._is_long() and not self._is_at_work()
+        if is_cut:  # recorded, because the code may clean up, over many turns, before the rotation itself is
+            self._commands[step_id] = c.RecordMarker(step_id=step_id, name="cut")
+        return is_cut
+
+    def _is_long(self) -> bool:
+        if self._steps >= self._limits.rotation_steps:
+            return True
+        return self._bytes + 2 * EVENT_BYTES * self._steps >= self._limits.rotation_bytes
+
+    def _is_at_work(self) -> bool:
+        """Say whether a rotation would lose anything. Whatever else is open, a step or an answer, has its own task."""
+        return bool(self._timers) or self.open_sagas > 0 or self.loop.has_tasks_beside(self._main)
 
     def now(self) -> Instant:
         """Return the instant of the outcome that is being handled."""
@@ -170,8 +211,13 @@ class CodeProgram:
     # --- timers of the loop
 
     def start_timer(self, timer: Timer, due_at: Instant) -> None:
+        if due_at - self.loop.now > DURATION_MS * 1_000:
+            raise InvalidInput("a timer is set for at most a thousand years")
         timer.step_id = self.name_step("timer")
         self._timers[timer.step_id] = timer
+        self._steps += 1
+        if self.is_replaying:
+            timer.asked_at = calling_line()
         self._commands[timer.step_id] = c.StartTimer(step_id=timer.step_id, due_at=due_at)
 
     def cancel_timer(self, timer: Timer) -> None:
@@ -182,6 +228,8 @@ class CodeProgram:
         """Close an open step; one that was opened in the same breath leaves no trace."""
         if self._commands.pop(step_id, None) is None:
             self._commands[f"cancel {step_id}"] = c.CancelStep(step_id=step_id)
+        else:
+            self._steps -= 1
 
     # --- going on
 
@@ -193,7 +241,8 @@ class CodeProgram:
         for step_id, task in list(self._answering.items()):
             if task.done():
                 del self._answering[step_id]
-                self._commands[f"answer {step_id}"] = _answer(step_id, task)
+                answer = self._commands[f"answer {step_id}"] = _answer(step_id, task)
+                self._bytes += len(answer.result) + _error_bytes(answer.error)
         self._end_if_done()
 
     def _settle_conditions(self) -> bool:
@@ -252,11 +301,14 @@ class CodeProgram:
             self._resolve(event, None)
 
     def _resolve(self, event: Event, value: Any) -> None:
+        if value is not None:
+            self._bytes += len(value)
         future = self._waiting.pop(event.step_id or "", None)
         if future is not None and not future.done():
             future.set_result(value)
 
     def _reject(self, event: Event, error: BaseException) -> None:
+        self._bytes += _error_bytes(getattr(error, "info", None))
         future = self._waiting.pop(event.step_id or "", None)
         if future is not None and not future.done():
             future.set_exception(error)
@@ -264,6 +316,8 @@ class CodeProgram:
     def _answer_update(self, event: Event) -> None:
         assert isinstance(event.data, e.UpdateAccepted)
         assert event.step_id is not None
+        self._steps += 1
+        self._bytes += len(event.data.input)
         task = self.loop.create_task(self._update(event.data), name=event.step_id)
         self._answering[event.step_id] = task
 
@@ -330,6 +384,15 @@ def error_info(problem: BaseException, *, retryable: bool = False, causes: int =
         traceback=_traceback(problem)[-ERROR_TEXT_CHARS:],
         cause=cause,
     )
+
+
+def _error_bytes(error: ErrorInfo | None) -> int:
+    """Return about how much an error takes in a history."""
+    size = 0
+    while error is not None:
+        size += len(error.message) + len(error.traceback)
+        error = error.cause
+    return size
 
 
 def _message(problem: BaseException) -> str:
