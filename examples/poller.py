@@ -1,7 +1,8 @@
 """Poller: a workflow that may run for years, with a history that stays short.
 
-Every look is recorded, so a loop without end would have a history without end. `continue_as_new` begins again with
-new arguments: it is the same run with the same inbox, and a restart replays only what came after.
+Every look is recorded, so a loop without end would have a history without end. `cut` says where the workflow may begin
+again, and with which arguments; once the history has grown long, it does. It is the same run with the same inbox, and
+a restart replays only what came after.
 """
 
 import asyncio
@@ -9,10 +10,9 @@ import tempfile
 
 import holdfast as hf
 
-app = hf.App("parcels")
+app = hf.App("parcels", limits=hf.Limits(rotation_steps=6))  # very short, to show it; 50 if nothing is said
 
 STOPS = ["warehouse"] * 4 + ["lorry"] * 5 + ["door"]
-LOOKS_PER_ROTATION = 3
 
 
 @app.activity
@@ -24,13 +24,11 @@ async def look(parcel: str, day: int) -> str:
 @app.workflow
 async def follow(parcel: str, day: int = 0, last_seen: str = "") -> str:
     """Look once a day until the parcel is at the door."""
-    for today in range(day, day + LOOKS_PER_ROTATION):
-        place = await look(parcel, today)
-        if place == "door":
-            return f"{parcel} arrived on day {today}, after it was last seen in the {last_seen}"
-        last_seen = place
+    while (place := await look(parcel, day)) != "door":
+        day, last_seen = day + 1, place
         await hf.sleep(0.02)  # a very short day
-    return hf.continue_as_new(parcel, day + LOOKS_PER_ROTATION, last_seen)
+        hf.cut(parcel, day, last_seen)
+    return f"{parcel} arrived on day {day}, after it was last seen in the {last_seen}"
 
 
 async def main(store: str) -> None:

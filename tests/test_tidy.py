@@ -26,7 +26,7 @@ SWALLOWING_ALLOWED: dict[str, str] = {
     "holdfast/engine/activities.py:Workers._attempt": "every failure of an activity is recorded in its run",
     "holdfast/program/api.py:Saga._undo_all": "failures are gathered, and raised together with the first error",
     "holdfast/program/code.py:_settle": "raised in the workflow, where the condition is awaited",
-    "holdfast/program/code.py:_message": "an exception that cannot even be shown is recorded by its type",
+    "holdfast/program/failures.py:_message": "an exception that cannot even be shown is recorded by its type",
     "holdfast/program/loop.py:_let_go": "what a coroutine raises while it is let go is nobody's concern",
 }
 

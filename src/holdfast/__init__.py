@@ -9,6 +9,7 @@ from holdfast.limits import Limits
 from holdfast.program.api import (
     Saga,
     continue_as_new,
+    cut,
     now,
     on_query,
     on_update,
@@ -36,6 +37,7 @@ __all__ = [
     "SqliteStore",
     "activity_context",
     "continue_as_new",
+    "cut",
     "errors",
     "load_settings",
     "now",

@@ -27,6 +27,12 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     page_items: int = 1_000
     """The most rows that one call of a `find_` verb answers with, and of `read_events` unless it asks for more."""
 
+    rotation_steps: int = 50
+    """How many steps a stretch of a run has before a `cut` begins the next one: what a restart replays (CAN-1)."""
+
+    rotation_bytes: int = 1024 * 1024
+    """How large the history of a stretch may be, as estimated, before a `cut` begins the next one (CAN-1)."""
+
     def __post_init__(self) -> None:
         for field in self.__struct_fields__:
             if getattr(self, field) < 1:
@@ -45,11 +51,17 @@ ERROR_TEXT_CHARS = 8_000
 ROTATIONS_IN_ONE_BREATH = 100
 """How often a workflow may begin again without anything having happened. More is a loop without an end."""
 
+EVENT_BYTES = 350
+"""What an event takes in a store beside the values in it, about. Only the estimate of a history's size uses it."""
+
 ERROR_CAUSES = 10
 """How many causes of an error are kept. A longer chain is a loop that nobody reads."""
 
 PROJECTOR_LAG_MS = 5_000
 """A projection that is further behind than this is worth an alert (PRJ-3)."""
+
+DURATION_MS = 1_000 * 366 * 24 * 3_600_000
+"""The longest sleep or timeout: a thousand years. An instant much further off fits the integers of no store."""
 
 NESTED_RUNS = 20
 """How deep runs may start runs. A workflow that starts itself must end somewhere."""

@@ -152,6 +152,7 @@ def test_a_difference_names_event_expectation_finding_and_line() -> None:
         "run_seq": 3,
         "expected": "StepStarted of step 'act' (act)",
         "found": "WaitSignal for step 'go' (go)",
+        "source": f"{__file__}:{other.__code__.co_firstlineno + 1}",
     }
     assert caught.value.message.endswith(f" at {__file__}:{other.__code__.co_firstlineno + 1}")
 

@@ -9,6 +9,7 @@ from typing import Any
 from holdfast.engine.app import App
 from holdfast.engine.node import Node, NodeOptions
 from holdfast.errors import HoldfastError
+from holdfast.limits import Limits
 from holdfast.testing.faults import CALM, Faults, FaultyStore, Weather
 from holdfast.testing.sim_loop import SimProcess
 from tests.sim.scripts import register
@@ -47,7 +48,8 @@ class Member:
         rng = Random(world.rng.random())
         self.process = SimProcess(world.loop, name)
         self.store = FaultyStore(world.store, weather, Random(rng.random()))
-        self.app = App("sim", ids=SeededIds(rng), rng=SeededRng(rng))
+        limits = Limits(rotation_steps=rng.choice((1, 3, 50)))  # nodes need not agree on when to cut
+        self.app = App("sim", limits=limits, ids=SeededIds(rng), rng=SeededRng(rng))
         self.play = register(self.app, world)
         self._options = NodeOptions(
             lease_ms=LEASE_MS,

@@ -86,6 +86,8 @@ class Player:
                     hf.continue_as_new(inner, [*self._seen, "again"])
                 return await self.run(inner)
             self._seen.append(await getattr(self, f"_{kind}")(*rest))
+            if self._is_top:
+                hf.cut(script[position + 1 :], self._seen)
         return self._seen
 
     def _inner(self) -> Player:

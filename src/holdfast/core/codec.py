@@ -35,6 +35,7 @@ _encoder = msgspec.json.Encoder(order="deterministic")
 _decoders = {name: msgspec.json.Decoder(body) for name, body in BODIES.items()}
 _plain = msgspec.json.Decoder()
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_UNSUPPORTED = re.compile(r"Encoding objects of type (\S+) is unsupported")
 _BRACKET = re.compile(rb"[\[\]{}]")
 
 _UNREADABLE = (msgspec.ValidationError, msgspec.DecodeError, UnicodeError, RecursionError)
@@ -47,7 +48,7 @@ def encode(value: object) -> Raw:
         if b"null" in raw:  # a number that is not finite would be written so, and come back as None
             _refuse_not_finite(msgspec.to_builtins(value, enc_hook=lambda _: None))
     except (TypeError, ValueError, OverflowError, RecursionError) as problem:
-        raise InvalidInput(f"a value of type {type(value).__qualname__} cannot be stored: {problem}") from problem
+        raise InvalidInput(_unstorable(value, problem)) from problem
     if raw.count(b"[") + raw.count(b"{") > JSON_DEPTH and _depth(raw) > JSON_DEPTH:
         raise InvalidInput(f"a value is nested more than {JSON_DEPTH} deep; keep it elsewhere and store a reference")
     return Raw(raw)
@@ -173,6 +174,17 @@ def decode_ref(text: str | bytes) -> EngineRunRef:
         return _ref_decoder.decode(text)
     except _UNREADABLE as problem:
         raise CorruptHistory(f"an engine run reference is unreadable: {problem}") from problem
+
+
+def _unstorable(value: object, problem: Exception) -> str:
+    """Say what cannot be stored, and what to do instead."""
+    outer, found = type(value).__qualname__, _UNSUPPORTED.match(str(problem))
+    if found is None:
+        return f"a value of type {outer} cannot be stored: {problem}"
+    kind = found[1]
+    inside = "" if kind == type(value).__name__ else f" (in a {outer})"
+    instead = "str() of it" if kind.endswith("Path") else "a dataclass, a Struct or plain values"
+    return f"a value of type {kind}{inside} cannot be stored; use {instead}"
 
 
 def _refuse_not_finite(plain: Any) -> None:

@@ -20,8 +20,8 @@ from holdfast.core.messages import ActivityErrored, ActivitySucceeded
 from holdfast.core.state import OpenStep
 from holdfast.errors import HoldfastError, InvalidInput, NotDurable
 from holdfast.ports import Rng
-from holdfast.program.code import error_info
 from holdfast.program.definitions import ActivityDefinition, ActivityOptions
+from holdfast.program.failures import error_info
 
 Outcome = ActivitySucceeded | ActivityErrored
 Report = Callable[[str, Outcome], None]

@@ -21,6 +21,7 @@ from holdfast.engine.node import Node, NodeOptions, logger
 from holdfast.engine.serving import asked_to_end
 from holdfast.engine.turn import start_run
 from holdfast.errors import InvalidInput, VersionMismatch
+from holdfast.limits import Limits
 from holdfast.ports import Ids, Rng, SystemIds, SystemRng
 from holdfast.program.code import CodeProgram, current_program
 from holdfast.program.definitions import ActivityDefinition, ActivityOptions, WorkflowDefinition, milliseconds
@@ -99,8 +100,12 @@ class RegistersActivity(Protocol):
 class App:
     """A set of workflows and activities, and the node that runs them."""
 
-    def __init__(self, name: str, *, ids: Ids | None = None, rng: Rng | None = None) -> None:
+    def __init__(
+        self, name: str, *, limits: Limits | None = None, ids: Ids | None = None, rng: Rng | None = None
+    ) -> None:
         self.name = name
+        self._given_limits = limits
+        self._limits = limits or Limits()
         self._ids = ids or SystemIds()
         self._rng = rng or SystemRng()
         self._workflows: dict[tuple[str, str], WorkflowDefinition] = {}
@@ -168,7 +173,9 @@ class App:
             raise VersionMismatch(
                 f"run {state.run_id} needs version {state.plan_version!r} of {state.plan_id!r}; known are {known}"
             )
-        return CodeProgram(definition, state.run_id, input, rotation, state.depth, MOST_CALLBACKS, self._turn_s)
+        return CodeProgram(
+            definition, state.run_id, input, rotation, state.depth, self._limits, MOST_CALLBACKS, self._turn_s
+        )
 
     def activity_named(self, name: str) -> ActivityDefinition | None:
         """Return the activity of this name, or None."""
@@ -185,8 +192,14 @@ class App:
         The signals of the process are left alone: who ends the context decides when the node stops. See `serve`.
         """
         is_own = store is None or isinstance(store, str)
-        opened = await open_store(_settings(store)) if store is None or isinstance(store, str) else store
         options = options or NodeOptions()
+        if store is None or isinstance(store, str):
+            settings = _settings(store, self._given_limits)
+            self._limits = settings.limits
+            opened = await open_store(settings)
+        else:
+            self._limits = self._given_limits or Limits()
+            opened = store
         node = Node(name or f"{self.name}-{self._ids.new_id()}", opened, self, self._rng, options)
         self._turn_s = options.turn_s
         await node.start()
@@ -229,7 +242,7 @@ class App:
         node, store = self._node, self._store  # they may be closed while this waits
         if node is None or store is None:
             raise InvalidInput("no node is open: start runs inside `async with app.node(...)`")
-        definition = workflow.definition
+        definition = _definition(workflow)
         queued = e.RunQueued(
             definition.name,
             definition.version,
@@ -244,8 +257,16 @@ class App:
         return RunHandle(answer.run_id, store, definition, node)
 
 
-def _settings(address: str | None) -> Settings:
-    return load_settings(os.environ) if address is None else load_settings(os.environ, store=address)
+def _definition(workflow: Any) -> WorkflowDefinition:
+    if isinstance(workflow, Workflow):
+        return workflow.definition
+    name = getattr(workflow, "__qualname__", repr(workflow))
+    raise InvalidInput(f"{name} is not a workflow: register the function with @app.workflow, and start that")
+
+
+def _settings(address: str | None, limits: Limits | None) -> Settings:
+    settings = load_settings(os.environ) if address is None else load_settings(os.environ, store=address)
+    return settings if limits is None else replace(settings, limits=limits)
 
 
 def _options(base: ActivityOptions, **changes: Any) -> ActivityOptions:

@@ -24,7 +24,7 @@ from holdfast.core.state import RUNNING, RunState, state_of
 from holdfast.engine.turn import TurnDraft
 from holdfast.errors import RunawayWorkflow, RunError
 from holdfast.limits import ROTATIONS_IN_ONE_BREATH
-from holdfast.program.code import error_info
+from holdfast.program.failures import error_info
 from holdfast.program.port import Program
 from holdfast.program.replay import CONCERN_PROGRAM, Replay
 from holdfast.store.port import LoadedRun

@@ -11,11 +11,12 @@ from typing import Any, NoReturn, Self, TypeVar
 
 from holdfast.core import codec
 from holdfast.core import commands as c
-from holdfast.core.messages import RESERVED_PREFIX
+from holdfast.core.messages import RESERVED_PREFIX, check_name
 from holdfast.errors import InvalidInput
 from holdfast.ports import Random
-from holdfast.program.code import Rotate, require_program
+from holdfast.program.code import CodeProgram, current_program, require_program
 from holdfast.program.definitions import milliseconds
+from holdfast.program.endings import Rotate
 from holdfast.program.loop import Dropped
 
 T = TypeVar("T")
@@ -46,6 +47,9 @@ def random() -> Random:
 async def wait_signal(name: str, kind: type[T], *, timeout: timedelta | float | None = None) -> T:
     """Wait for a signal and return its payload. One that came before is taken at once; `TimeoutError` if none comes."""
     program = require_program("wait_signal")
+    problem = check_name("signal name", name)
+    if problem is not None:
+        raise problem
     if name.startswith(RESERVED_PREFIX):
         raise InvalidInput(f"signal {name!r}: names that begin with {RESERVED_PREFIX!r} are the engine's own")
     limit_ms = milliseconds(timeout)
@@ -57,6 +61,8 @@ async def wait_signal(name: str, kind: type[T], *, timeout: timedelta | float | 
 async def wait_until(condition: Callable[[], bool], *, timeout: timedelta | float | None = None) -> None:
     """Wait until the condition holds; it is looked at whenever something has happened. `TimeoutError` if too late."""
     program = require_program("wait_until")
+    if inspect.iscoroutinefunction(condition):
+        raise InvalidInput("wait_until: a condition may only look, so it is a plain function, not async")
     if condition():
         return
     future = program.when(condition)
@@ -69,6 +75,19 @@ def continue_as_new(*args: Any, **kwargs: Any) -> NoReturn:
     """Rotate the history: the workflow begins again with these arguments, as the same run with the same inbox."""
     program = require_program("continue_as_new")
     raise Rotate(program.definition.signature.pack(args, kwargs))
+
+
+def cut(*args: Any, **kwargs: Any) -> None:
+    """Say that the workflow may begin again here with these arguments: it does, once its history has grown long.
+
+    Until then it returns at once. How long is long, `Limits.rotation_steps` and `Limits.rotation_bytes` say. It begins
+    again as with `continue_as_new`, but never while something is under way that would be lost: an open step or timer,
+    an update that is being answered, a saga, any task beside the workflow's own. Then the next cut tries again.
+    """
+    program = require_program("cut")
+    input = program.definition.signature.pack(args, kwargs)  # each time: a mistake shows at the first call
+    if program.is_cut_here():
+        raise Rotate(input)
 
 
 def patched(patch_id: str) -> bool:
@@ -101,6 +120,7 @@ class Saga:
 
     def __init__(self) -> None:
         self._undo: list[tuple[Callable[..., Awaitable[Any]], tuple[Any, ...]]] = []
+        self._program: CodeProgram | None = None
 
     def undo(self, compensate: Callable[..., Awaitable[Any]], *args: Any) -> None:
         """Remember how to undo what has just been done."""
@@ -116,11 +136,21 @@ class Saga:
         return failures
 
     async def __aenter__(self) -> Self:
+        self._program = current_program()
+        if self._program is not None:
+            self._program.open_sagas += 1
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
+        try:
+            await self._end(problem)
+        finally:
+            if self._program is not None:
+                self._program.open_sagas -= 1
+
+    async def _end(self, problem: BaseException | None) -> None:
         if problem is None or isinstance(problem, (Rotate, Dropped, GeneratorExit)):
             return
         undoing = asyncio.ensure_future(self._undo_all())

@@ -63,15 +63,14 @@ def check_history(definitions: Definitions, history: Sequence[Event]) -> Problem
         replay = Replay(_beginning(definitions, state, history[0]))
         replay.replay(history)
     except RunError as problem:
-        source = replay.program.where() if replay is not None and replay.program is not None else ""
-        return problem_of(problem, run_id, state.plan_id, state.plan_version, source.removeprefix(" at "))
+        return problem_of(problem, run_id, state.plan_id, state.plan_version)
     finally:
         if replay is not None:
             replay.close()
     return None
 
 
-def problem_of(error: HoldfastError, run_id: str, plan_id: str, plan_version: str, source: str = "") -> Problem:
+def problem_of(error: HoldfastError, run_id: str, plan_id: str, plan_version: str) -> Problem:
     """Return an error as the problem of a run."""
     details = error.details
     return Problem(
@@ -83,7 +82,7 @@ def problem_of(error: HoldfastError, run_id: str, plan_id: str, plan_version: st
         run_seq=details.get("run_seq", 0),
         expected=str(details.get("expected", "")),
         found=str(details.get("found", "")),
-        source=str(details.get("source", source)),
+        source=str(details.get("source", "")),
     )
 
 

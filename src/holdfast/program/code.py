@@ -9,7 +9,6 @@ begin again under a prefix, because a step's name is unique in the whole run.
 """
 
 import asyncio
-import traceback
 import uuid
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -23,7 +22,14 @@ from holdfast.core import events as e
 from holdfast.core.events import NULL, ErrorInfo, Event
 from holdfast.core.instants import Instant
 from holdfast.errors import ActivityFailed, ChildFailed, InvalidInput, NondeterminismError, NotDurable, NotFound
-from holdfast.limits import ERROR_CAUSES, ERROR_TEXT_CHARS, NAME_BYTES, NESTED_RUNS
+from holdfast.limits import (
+    DURATION_MS,
+    ERROR_TEXT_CHARS,
+    EVENT_BYTES,
+    NAME_BYTES,
+    NESTED_RUNS,
+    Limits,
+)
 from holdfast.ports import Random, seeded
 from holdfast.program.definitions import (
     ActivityDefinition,
@@ -32,20 +38,15 @@ from holdfast.program.definitions import (
     WorkflowDefinition,
     encode_options,
 )
+from holdfast.program.endings import answer_of, ending_of
+from holdfast.program.failures import error_bytes
 from holdfast.program.loop import DeterministicLoop, NumberedFuture, Timer, running
+from holdfast.program.source import awaiting_line, calling_line, first_line, waiting_line
 from holdfast.program.watchdog import Watch
 
 Query = Callable[..., Any]
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
-
-
-class Rotate(BaseException):
-    """Raised by `continue_as_new` to end this stretch of the run."""
-
-    def __init__(self, input: Raw) -> None:
-        super().__init__("continue_as_new")
-        self.input = input
 
 
 class StepFuture(NumberedFuture[Any]):
@@ -72,23 +73,28 @@ class CodeProgram:
     __slots__ = (
         "_answering",
         "_awaited_children",
+        "_bytes",
         "_commands",
         "_counts",
+        "_cuts",
         "_input",
         "_is_done",
+        "_limits",
         "_main",
         "_patches",
         "_prefix",
         "_random",
         "_seed",
+        "_steps",
         "_timers",
         "_waiting",
         "conditions",
         "definition",
         "depth",
         "is_replaying",
-        "known_patches",
+        "known_markers",
         "loop",
+        "open_sagas",
         "queries",
         "run_id",
         "updates",
@@ -102,6 +108,7 @@ class CodeProgram:
         input: Raw,
         rotation: int,
         depth: int,
+        limits: Limits,
         most_callbacks: int,
         turn_s: float | None,
     ) -> None:
@@ -115,8 +122,13 @@ class CodeProgram:
         self.queries: Mapping[str, Query] = _NOTHING  # what hardly any program uses is not there before it is used
         self.updates: Mapping[str, tuple[Query, Query | None]] = _NOTHING
         self.conditions: list[tuple[Callable[[], bool], asyncio.Future[None]]] | None = None
-        self.known_patches: frozenset[str] = frozenset()
+        self.known_markers: frozenset[str] = frozenset()
         self.is_replaying = False
+        self.open_sagas = 0
+        self._limits = limits
+        self._cuts = 0
+        self._steps = 0
+        self._bytes = 0
         self._random: Random | None = None
         self._patches: Mapping[str, bool] = _NOTHING
         self._input = input
@@ -153,13 +165,12 @@ class CodeProgram:
             raise NotDurable(f"query {name!r} changed something; a query may only look")
         return answer
 
-    def where(self) -> str:
-        """Say where in the source the program is waiting."""
-        stack = self._main.get_stack(limit=1) if self._main is not None else []
-        code = self.definition.function.__code__
-        return f" at {stack[-1].f_code.co_filename if stack else code.co_filename}:" + str(
-            stack[-1].f_lineno if stack else code.co_firstlineno
-        )
+    def where(self, command: c.Command | None) -> str:
+        """Say where in the source a step was asked for; of everything else, where the program is waiting."""
+        step_id = getattr(command, "step_id", "")
+        future, timer = self._waiting.get(step_id), self._timers.get(step_id)
+        line = timer.asked_at if timer is not None else awaiting_line(future) if future is not None else None
+        return f" at {line or waiting_line(self._main) or first_line(self.definition.function)}"
 
     def close(self) -> None:
         """Let go of the coroutines without running them any further."""
@@ -171,9 +182,11 @@ class CodeProgram:
         self, activity: ActivityDefinition, args: tuple[Any, ...], kwargs: dict[str, Any], options: ActivityOptions
     ) -> Any:
         """Run an activity as a step, and return its result."""
+        input = activity.signature.pack(args, kwargs)
+        self._bytes += len(input)
         command = c.RunActivity(
             name=activity.name,
-            input=activity.signature.pack(args, kwargs),
+            input=input,
             step_id=self.name_step(activity.name),
             queue=options.queue,
             options=encode_options(options),
@@ -188,6 +201,7 @@ class CodeProgram:
         if self.depth >= NESTED_RUNS:
             raise InvalidInput(f"runs are nested at most {NESTED_RUNS} deep")
         step_id = self.name_step(child.name)
+        self._bytes += len(input)
         if close_policy == "await":
             self._awaited_children |= {step_id}
         command = c.StartChild(
@@ -206,6 +220,7 @@ class CodeProgram:
         step_id = command.step_id
         future = self._waiting[step_id] = StepFuture(self, step_id)
         self._commands[step_id] = command
+        self._steps += 1
         return future
 
     def give_up_waiting(self, step_id: str) -> None:
@@ -236,11 +251,29 @@ class CodeProgram:
         """Say whether the new code is to be used: in new runs, and in runs that have recorded so."""
         if patch_id not in self._patches:
             step_id = f"{self._prefix}patched:{patch_id}"
-            is_new = not self.is_replaying or step_id in self.known_patches
+            is_new = not self.is_replaying or step_id in self.known_markers
             self._patches = {**self._patches, patch_id: is_new}
             if self._patches[patch_id]:
                 self._commands[step_id] = c.RecordMarker(step_id=step_id, name="patched", value=codec.encode(patch_id))
         return self._patches[patch_id]
+
+    def is_cut_here(self) -> bool:
+        """Say whether to begin again here: the history says so, or it has grown long and nothing would be lost."""
+        self._cuts += 1
+        step_id = f"{self._prefix}cut:{self._cuts}"
+        is_cut = step_id in self.known_markers if self.is_replaying else self._is_long() and not self._is_at_work()
+        if is_cut:  # recorded, because the code may clean up, over many turns, before the rotation itself is
+            self._commands[step_id] = c.RecordMarker(step_id=step_id, name="cut")
+        return is_cut
+
+    def _is_long(self) -> bool:
+        if self._steps >= self._limits.rotation_steps:
+            return True
+        return self._bytes + 2 * EVENT_BYTES * self._steps >= self._limits.rotation_bytes
+
+    def _is_at_work(self) -> bool:
+        """Say whether a rotation would lose anything. Whatever else is open, a step or an answer, has its own task."""
+        return bool(self._timers) or self.open_sagas > 0 or self.loop.has_tasks_beside(self._main)
 
     def now(self) -> Instant:
         """Return the instant of the outcome that is being handled."""
@@ -260,8 +293,13 @@ class CodeProgram:
     # --- timers of the loop
 
     def start_timer(self, timer: Timer, due_at: Instant) -> None:
+        if due_at - self.loop.now > DURATION_MS * 1_000:
+            raise InvalidInput("a timer is set for at most a thousand years")
         timer.step_id = self.name_step("timer")
         self._timers[timer.step_id] = timer
+        self._steps += 1
+        if self.is_replaying:
+            timer.asked_at = calling_line()
         self._commands[timer.step_id] = c.StartTimer(step_id=timer.step_id, due_at=due_at)
 
     def cancel_timer(self, timer: Timer) -> None:
@@ -272,6 +310,8 @@ class CodeProgram:
         """Close an open step; one that was opened in the same breath leaves no trace."""
         if self._commands.pop(step_id, None) is None:
             self._commands[f"cancel {step_id}"] = c.CancelStep(step_id=step_id)
+        else:
+            self._steps -= 1
 
     # --- going on
 
@@ -283,7 +323,8 @@ class CodeProgram:
         if self._answering:
             for step_id, task in self._answering.items():
                 if task.done():
-                    self._commands[f"answer {step_id}"] = _answer(step_id, task)
+                    answer = self._commands[f"answer {step_id}"] = answer_of(step_id, task)
+                    self._bytes += len(answer.result) + error_bytes(answer.error)
             self._answering = {step_id: task for step_id, task in self._answering.items() if not task.done()}
         self._end_if_done()
 
@@ -300,7 +341,7 @@ class CodeProgram:
     def _end_if_done(self) -> None:
         if self._main is None or not self._main.done():
             return
-        ending = _ending(self._main)
+        ending = ending_of(self._main)
         if isinstance(ending, c.ContinueAsNew) and self._answering:
             return  # a rotation waits for the updates that are being answered
         if not isinstance(ending, c.CancelRun) and any(child in self._waiting for child in self._awaited_children):
@@ -338,11 +379,14 @@ class CodeProgram:
             self._resolve(event, None)
 
     def _resolve(self, event: Event, value: Any) -> None:
+        if value is not None:
+            self._bytes += len(value)
         future = self._waiting.pop(event.step_id or "", None)
         if future is not None and not future.done():
             future.set_result(value)
 
     def _reject(self, event: Event, error: BaseException) -> None:
+        self._bytes += error_bytes(getattr(error, "info", None))
         future = self._waiting.pop(event.step_id or "", None)
         if future is not None and not future.done():
             future.set_exception(error)
@@ -350,6 +394,8 @@ class CodeProgram:
     def _answer_update(self, event: Event) -> None:
         assert isinstance(event.data, e.UpdateAccepted)
         assert event.step_id is not None
+        self._steps += 1
+        self._bytes += len(event.data.input)
         task = self.loop.create_task(self._update(event.data), name=event.step_id)
         self._answering = {**self._answering, event.step_id: task}
 
@@ -373,79 +419,10 @@ def _settle(waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]]) -> N
             future.set_exception(problem)
 
 
-def _ending(main: asyncio.Task[Any]) -> c.Command:
-    if main.cancelled():
-        return c.CancelRun()
-    problem = main.exception()
-    while isinstance(problem, BaseExceptionGroup) and len(problem.exceptions) == 1 and _rotates(problem):
-        [problem] = problem.exceptions  # a TaskGroup wraps whatever is raised inside
-    if isinstance(problem, Rotate):
-        return c.ContinueAsNew(input=problem.input)
-    if problem is not None:
-        return c.FailRun(error=error_info(problem))
-    try:
-        return c.CompleteRun(result=codec.encode(main.result()))
-    except InvalidInput as unfit:
-        return c.FailRun(error=error_info(unfit))
-
-
-def _answer(step_id: str, task: asyncio.Task[Any]) -> c.CompleteUpdate:
-    if task.cancelled():
-        return c.CompleteUpdate(step_id=step_id, error=ErrorInfo("RunCancelled", "the answer was cancelled"))
-    problem = task.exception()
-    if problem is not None:
-        return c.CompleteUpdate(step_id=step_id, error=error_info(problem))
-    try:
-        return c.CompleteUpdate(step_id=step_id, result=codec.encode(task.result()))
-    except InvalidInput as unfit:
-        return c.CompleteUpdate(step_id=step_id, error=error_info(unfit))
-
-
-def _rotates(group: BaseExceptionGroup[BaseException]) -> bool:
-    return group.subgroup(Rotate) is not None
-
-
 def child_run_id(run_id: str, step_id: str) -> str:
     """Return the id of the run that a step starts: readable while it fits, and always the same."""
     readable = f"{run_id}/{step_id}"
     return readable if len(readable.encode()) <= NAME_BYTES else f"child-{codec.digest(readable.encode())}"
-
-
-def error_info(problem: BaseException, *, retryable: bool = False, causes: int = ERROR_CAUSES) -> ErrorInfo:
-    """Return an exception as it is kept in a history: bounded, with its cause."""
-    inner = problem.__cause__ or (None if problem.__suppress_context__ else problem.__context__)
-    cause = getattr(problem, "info", None)
-    if not isinstance(cause, ErrorInfo):
-        cause = error_info(inner, causes=causes - 1) if inner is not None and causes > 0 else None
-    code = getattr(problem, "code", None)
-    return ErrorInfo(
-        code=_plain_text(code) if isinstance(code, str) and code else type(problem).__name__,
-        message=_message(problem)[:ERROR_TEXT_CHARS],
-        retryable=retryable,
-        traceback=_traceback(problem)[-ERROR_TEXT_CHARS:],
-        cause=cause,
-    )
-
-
-def _message(problem: BaseException) -> str:
-    """Return what an exception says, whatever it is made of; a group says what all of its members say."""
-    try:
-        text = _plain_text(str(problem))
-    except Exception:  # an exception that cannot even be shown must not stop its run from being recorded
-        return f"a {type(problem).__name__} that cannot be shown"
-    if isinstance(problem, BaseExceptionGroup):
-        members = "; ".join(f"{type(member).__name__}: {_message(member)}" for member in problem.exceptions)
-        return f"{text}: {members}"
-    return text
-
-
-def _traceback(problem: BaseException) -> str:
-    return _plain_text("".join(traceback.format_exception(problem, chain=False)))
-
-
-def _plain_text(text: str) -> str:
-    """Return text that can be stored: without halves of surrogate pairs."""
-    return text.encode(errors="replace").decode()
 
 
 def _completed(program: CodeProgram, event: Event) -> None:

@@ -16,12 +16,13 @@ from msgspec import Raw
 from holdfast.core import codec
 from holdfast.core.retry import Retry
 from holdfast.errors import InvalidInput
+from holdfast.limits import DURATION_MS
 
 
 class Signature:
     """The parameters and the result of a function, as types that values are checked against."""
 
-    def __init__(self, function: Callable[..., Any], *, skip_first: bool = False) -> None:
+    def __init__(self, function: Callable[..., Any], what: str = "", *, skip_first: bool = False) -> None:
         signature = inspect.signature(function)
         parameters = list(signature.parameters.values())[1 if skip_first else 0 :]
         for parameter in parameters:
@@ -37,7 +38,7 @@ class Signature:
             (p.name, hints.get(p.name, Any)) if p.default is p.empty else (p.name, hints.get(p.name, Any), p.default)
             for p in parameters
         ]
-        self._name = function.__qualname__
+        self._name = what or function.__qualname__
         self._signature = signature.replace(parameters=parameters)
         self._model = msgspec.defstruct(
             f"{function.__name__}_arguments", fields, kw_only=True, forbid_unknown_fields=True
@@ -45,6 +46,7 @@ class Signature:
         self._decoder = msgspec.json.Decoder(self._model)
         self._names = [p.name for p in parameters]
         self._positional = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+        self._all_positional = len(parameters) if len(self._positional) == len(parameters) else -1
         self.result_type = hints.get("return", Any)
         self._result_decoder = msgspec.json.Decoder(self.result_type)
 
@@ -53,12 +55,25 @@ class Signature:
 
     def pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Raw:
         """Return the arguments as JSON, after binding them to the parameters."""
-        raw = codec.encode(self._bind(args, kwargs))
-        codec.decode_with(self._decoder, raw)
+        arguments = self._bind(args, kwargs)
+        try:
+            raw = codec.encode(arguments)
+            codec.decode_with(self._decoder, raw)
+        except InvalidInput as problem:
+            raise InvalidInput(self._unfit(arguments) or f"{self._name}: {problem.message}") from problem
         return raw
 
+    def _unfit(self, arguments: dict[str, Any]) -> str | None:
+        """Say which argument cannot be stored, and why; None if all can be."""
+        for name, value in arguments.items():
+            try:
+                codec.encode(value)
+            except InvalidInput as problem:
+                return f"argument {name!r} of {self._name}: {problem.message}"
+        return None
+
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        if not kwargs and len(args) == len(self._positional) == len(self._signature.parameters):
+        if not kwargs and len(args) == self._all_positional:
             return dict(zip(self._positional, args, strict=True))  # the usual call, without the detour
         try:
             return self._signature.bind(*args, **kwargs).arguments
@@ -84,7 +99,7 @@ class WorkflowDefinition:
         self.function = function
         self.name = name
         self.version = version
-        self.signature = Signature(function)
+        self.signature = Signature(function, f"workflow {name!r}")
 
 
 class ActivityOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -117,14 +132,16 @@ class ActivityDefinition:
         self.name = name
         self.options = options
         self.is_async = inspect.iscoroutinefunction(function)
-        self.signature = Signature(function)
+        self.signature = Signature(function, f"activity {name!r}")
 
 
 def milliseconds(value: timedelta | float | None) -> int | None:
     """Return a duration, a timedelta or a number of seconds, in milliseconds."""
     if value is None:
         return None
+    if not isinstance(value, timedelta | float | int):
+        raise InvalidInput(f"a duration is a timedelta or a number of seconds, not {value!r}")
     seconds = value.total_seconds() if isinstance(value, timedelta) else float(value)
-    if not seconds > 0:
-        raise InvalidInput(f"a duration is more than 0, not {value!r}")
+    if not 0 < seconds <= DURATION_MS / 1_000:
+        raise InvalidInput(f"a duration is more than 0, and at most a thousand years, not {value!r}")
     return max(1, round(seconds * 1_000))

@@ -60,9 +60,10 @@ class TimerHost(Protocol):
 
 
 class Timer(asyncio.TimerHandle):
-    """A timer of the loop. `step_id` is the host's."""
+    """A timer of the loop. `step_id` and `asked_at` are the host's."""
 
     step_id: str = ""
+    asked_at: object = None
     _scheduled: bool
 
 
@@ -240,6 +241,10 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
     def is_closed(self) -> bool:
         """Say whether the loop was let go."""
         return self._is_closed
+
+    def has_tasks_beside(self, main: asyncio.Task[Any] | None) -> bool:
+        """Say whether there are tasks that have not ended, other than this one."""
+        return any(task is not main and not task.done() for task in self._tasks)
 
     def let_go(self) -> None:
         """Let go of everything; what still runs because of it can ask for nothing any more."""

@@ -14,8 +14,8 @@ class Program(Protocol):
     is_replaying: bool
     """Whether the outcomes come from a history that goes on."""
 
-    known_patches: frozenset[str]
-    """The steps in which the history has recorded that a patch was taken."""
+    known_markers: frozenset[str]
+    """The steps in which the history has recorded a choice: a patch that was taken, a cut."""
 
     def handle(self, event: Event) -> list[Command]:
         """Take an outcome, go as far as possible, and return what is asked for."""
@@ -25,8 +25,8 @@ class Program(Protocol):
         """Answer a question about the present, without changing anything."""
         ...
 
-    def where(self) -> str:
-        """Say where in the source the program is waiting, for people."""
+    def where(self, command: Command | None) -> str:
+        """Say where in the source the command was issued, for people; or where the program is waiting."""
         ...
 
     def close(self) -> None:

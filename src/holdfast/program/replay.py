@@ -22,6 +22,7 @@ from holdfast.core import events as e
 from holdfast.core.events import Event
 from holdfast.errors import NondeterminismError
 from holdfast.program.port import Program
+from holdfast.program.source import origins
 
 Begin = Callable[[Event], Program]
 """Makes the program that begins with this event: RunStarted, or ContinuedAsNew."""
@@ -44,7 +45,7 @@ _OUTCOMES = frozenset(
 CONCERN_PROGRAM = _OUTCOMES | {e.RunStarted, e.ContinuedAsNew, e.RunPaused, e.RunResumed}
 """The events that `advance` has to be told of; the others change nothing for a program."""
 
-_NO_PATCHES: frozenset[str] = frozenset()
+_NO_MARKERS: frozenset[str] = frozenset()
 _COMMANDED: dict[type[e.Body], type] = {
     e.StepStarted: c.RunActivity,
     e.TimerStarted: c.StartTimer,
@@ -71,7 +72,7 @@ _PREFIXES = {
 class Replay:
     """Keeps one run's program in step with its history."""
 
-    __slots__ = ("_begin", "_closed", "_held", "_is_paused", "_is_replaying", "_issued", "_patches", "program")
+    __slots__ = ("_begin", "_closed", "_held", "_is_paused", "_is_replaying", "_issued", "_markers", "program")
 
     def __init__(self, begin: Begin) -> None:
         self._begin = begin
@@ -79,30 +80,35 @@ class Replay:
         self._is_paused = False
         self._held: list[Event] | None = None
         self._closed: set[str] | None = None
-        self._patches = _NO_PATCHES
+        self._markers = _NO_MARKERS
         self._is_replaying = False
         self.program: Program | None = None
 
     def replay(self, events: Iterable[Event]) -> None:
         """Bring the program to the end of this history, or raise at the first difference."""
         events = list(events)
-        self._patches = frozenset(filter(None, map(_patch, events))) or _NO_PATCHES
+        markers = [event.step_id or "" for event in events if type(event.data) is e.MarkerRecorded]
+        self._markers = frozenset(markers) if markers else _NO_MARKERS
         self._closed = set()
         self._set_replaying(True)
-        for event, following in zip(events, [*events[1:], None], strict=True):
-            self._compare(event)
-            if following is not None and _is_stuck(event, following):
-                if type(event.data) is e.RunStarted:
-                    self._hold_back(event)
-                continue
-            self._note_closed(event)
-            for command in self.advance(event):
-                if not self._comes_too_late(command):
-                    self._issued[command_key(command)] = command
+        with origins():
+            for event, following in zip(events, [*events[1:], None], strict=True):
+                self._replay_one(event, following)
         self._set_replaying(False)
         self._closed = None
         if self._issued:
             raise self._extra(events[-1])
+
+    def _replay_one(self, event: Event, following: Event | None) -> None:
+        self._compare(event)
+        if following is not None and _is_stuck(event, following):
+            if type(event.data) is e.RunStarted:
+                self._hold_back(event)
+            return
+        self._note_closed(event)
+        for command in self.advance(event):
+            if not self._comes_too_late(command):
+                self._issued[command_key(command)] = command
 
     def _note_closed(self, event: Event) -> None:
         assert self._closed is not None
@@ -153,7 +159,7 @@ class Replay:
         self._is_replaying = is_replaying
         if self.program is not None:
             self.program.is_replaying = is_replaying
-            self.program.known_patches = self._patches
+            self.program.known_markers = self._markers
 
     def close(self) -> None:
         """Let go of the program."""
@@ -182,19 +188,21 @@ class Replay:
 
     def _missing(self, event: Event, issued: c.Command | None) -> NondeterminismError:
         instead = issued or next(iter(self._issued.values()), None)
-        return self._difference(event, _describe_event(event), _describe(instead) if instead else "nothing")
+        return self._difference(event, _describe_event(event), instead)
 
     def _extra(self, event: Event) -> NondeterminismError:
         [first, *_] = self._issued.values()
-        return self._difference(event, f"no such step before event {event.run_seq}", _describe(first))
+        return self._difference(event, f"no such step before event {event.run_seq}", first)
 
-    def _difference(self, event: Event, expected: str, found: str) -> NondeterminismError:
-        where = self.program.where() if self.program is not None else ""
+    def _difference(self, event: Event, expected: str, command: c.Command | None) -> NondeterminismError:
+        found = _describe(command) if command is not None else "nothing"
+        where = self.program.where(command) if self.program is not None else ""
         return NondeterminismError(
             f"event {event.run_seq}: the history has {expected}; the code asks for {found}{where}",
             run_seq=event.run_seq,
             expected=expected,
             found=found,
+            source=where.removeprefix(" at "),
         )
 
 
@@ -211,11 +219,6 @@ def event_key(event: Event) -> str:
     if event.step_id is None:
         return "run"
     return _PREFIXES.get(type(event.data), "") + event.step_id
-
-
-def _patch(event: Event) -> str | None:
-    body = event.data
-    return event.step_id if isinstance(body, e.MarkerRecorded) and body.name == "patched" else None
 
 
 def _is_stuck(event: Event, following: Event) -> bool:

@@ -1,0 +1,54 @@
+"""How a program's tasks end, as commands."""
+
+import asyncio
+from typing import Any
+
+from msgspec import Raw
+
+from holdfast.core import codec
+from holdfast.core import commands as c
+from holdfast.core.events import ErrorInfo
+from holdfast.errors import InvalidInput
+from holdfast.program.failures import error_info
+
+
+class Rotate(BaseException):
+    """Raised by `continue_as_new` and `cut` to end this stretch of the run."""
+
+    def __init__(self, input: Raw) -> None:
+        super().__init__("continue_as_new")
+        self.input = input
+
+
+def ending_of(main: asyncio.Task[Any]) -> c.Command:
+    """Return what a program asks for whose main task has ended like this."""
+    if main.cancelled():
+        return c.CancelRun()
+    problem = main.exception()
+    while isinstance(problem, BaseExceptionGroup) and len(problem.exceptions) == 1 and _rotates(problem):
+        [problem] = problem.exceptions  # a TaskGroup wraps whatever is raised inside
+    if isinstance(problem, Rotate):
+        return c.ContinueAsNew(input=problem.input)
+    if problem is not None:
+        return c.FailRun(error=error_info(problem))
+    try:
+        return c.CompleteRun(result=codec.encode(main.result()))
+    except InvalidInput as unfit:
+        return c.FailRun(error=error_info(unfit))
+
+
+def answer_of(step_id: str, task: asyncio.Task[Any]) -> c.CompleteUpdate:
+    """Return the answer to an update whose task has ended like this."""
+    if task.cancelled():
+        return c.CompleteUpdate(step_id=step_id, error=ErrorInfo("RunCancelled", "the answer was cancelled"))
+    problem = task.exception()
+    if problem is not None:
+        return c.CompleteUpdate(step_id=step_id, error=error_info(problem))
+    try:
+        return c.CompleteUpdate(step_id=step_id, result=codec.encode(task.result()))
+    except InvalidInput as unfit:
+        return c.CompleteUpdate(step_id=step_id, error=error_info(unfit))
+
+
+def _rotates(group: BaseExceptionGroup[BaseException]) -> bool:
+    return group.subgroup(Rotate) is not None

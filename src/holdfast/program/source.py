@@ -1,0 +1,101 @@
+"""Which line of a workflow's source asked for something: for people, when code and history differ.
+
+Nothing is noted for it but what costs next to nothing: a step's line is where the task that waits for it stands.
+"""
+
+import asyncio
+import contextlib
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from os import sep
+from pathlib import Path
+from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType
+from typing import Any
+
+_PACKAGE = Path(__file__).parents[1]
+_BOTTOM = str(_PACKAGE / "program" / "replay.py")
+_NOT_THE_AUTHORS = (f"{_PACKAGE}{sep}", f"{Path(asyncio.__file__).parent}{sep}", contextlib.__file__)
+_SUSPENDED = (CoroutineType, AsyncGeneratorType)
+
+
+class Line:
+    """A line of source, by a code object and an offset into it."""
+
+    __slots__ = ("_code", "_offset")
+
+    def __init__(self, frame: FrameType) -> None:
+        self._code: CodeType = frame.f_code
+        self._offset = frame.f_lasti
+
+    def __str__(self) -> str:
+        spans = ((start, end, line) for start, end, line in self._code.co_lines() if line is not None)
+        found = (line for start, end, line in spans if start <= self._offset < end)
+        return f"{self._code.co_filename}:{next(found, self._code.co_firstlineno)}"
+
+
+def calling_line() -> Line | str | None:
+    """Return the author's line that is running, or the one that made the task; only while a history is replayed."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename != _BOTTOM:
+        if _is_the_authors(frame.f_code.co_filename):
+            return Line(frame)
+        frame = frame.f_back
+    return _origin(asyncio.current_task())
+
+
+def awaiting_line(future: asyncio.Future[Any]) -> Line | str | None:
+    """Return the author's line in which a future is awaited, or the one that made the task which awaits it."""
+    for callback, _ in getattr(future, "_callbacks", None) or ():
+        task = getattr(callback, "__self__", None)
+        if isinstance(task, asyncio.Task):
+            return waiting_line(task) or _origin(task)
+    return None
+
+
+def waiting_line(task: asyncio.Task[Any] | None) -> Line | None:
+    """Return the author's innermost line in which a task is waiting, or None if it has ended."""
+    line = None
+    awaited: Any = task.get_coro() if task is not None else None
+    while awaited is not None:
+        frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "ag_frame", None)
+        if frame is not None and _is_the_authors(frame.f_code.co_filename):
+            line = Line(frame)
+        awaited = _awaited_by(awaited)
+    return line
+
+
+def _awaited_by(awaitable: Any) -> Any:
+    if isinstance(awaitable, CoroutineType):
+        return awaitable.cr_await
+    if isinstance(awaitable, AsyncGeneratorType):
+        return awaitable.ag_await
+    # What `async for` awaits is a wrapper that does not say whose it is; the collector knows.
+    return next((inner for inner in gc.get_referents(awaitable) if isinstance(inner, _SUSPENDED)), None)
+
+
+def first_line(function: Callable[..., Any]) -> str:
+    """Return the line in which a function begins."""
+    code: CodeType = function.__code__
+    return f"{code.co_filename}:{code.co_firstlineno}"
+
+
+@contextmanager
+def origins() -> Iterator[None]:
+    """Let coroutines remember the line that made them: those that are gathered have no other author's line."""
+    before = sys.get_coroutine_origin_tracking_depth()
+    sys.set_coroutine_origin_tracking_depth(max(2, before))  # the call of an activity is one frame of ours
+    try:
+        yield
+    finally:
+        sys.set_coroutine_origin_tracking_depth(before)
+
+
+def _origin(task: asyncio.Task[Any] | None) -> str | None:
+    made_in = getattr(task.get_coro(), "cr_origin", None) if task is not None else None
+    return next((f"{file}:{line}" for file, line, _ in made_in or () if _is_the_authors(file)), None)
+
+
+def _is_the_authors(file: str) -> bool:
+    return not file.startswith(_NOT_THE_AUTHORS)

@@ -1,0 +1,455 @@
+"""Cuts: a workflow begins again where it may, once its history has grown long, and never loses anything by it."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.core import events as e
+from holdfast.errors import InvalidInput, NondeterminismError, NotDurable
+from holdfast.limits import EVENT_BYTES
+from holdfast.program.check import check_histories, since_rotation
+from tests.program.stage import Stage
+
+Workflow = Callable[..., Any]
+
+NEVER = hf.Limits(rotation_steps=1_000_000, rotation_bytes=1 << 60)
+AT_ONCE = hf.Limits(rotation_steps=1)
+
+
+def made(function: Workflow, limits: hf.Limits) -> tuple[hf.App, Any]:
+    app = hf.App("cuts", limits=limits)
+    return app, app.workflow(function)
+
+
+def staged(function: Workflow, *args: Any, steps: int = 3, **limits: int) -> Stage:
+    return Stage(*made(function, hf.Limits(rotation_steps=steps, **limits)), *args).start()
+
+
+def rotations(stage: Stage) -> int:
+    return sum(event.event_type == "ContinuedAsNew" for event in stage.events)
+
+
+activities = hf.App("activities")
+
+
+@activities.activity
+async def act(value: Any = None) -> Any:
+    return value
+
+
+async def loop(number: int) -> None:
+    while True:
+        await act(number)
+        number += 1
+        hf.cut(number)
+
+
+@pytest.mark.contract("CAN-1")
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_a_workflow_begins_again_when_its_steps_have_reached_the_limit(steps: int) -> None:
+    stage = staged(loop, 0, steps=steps)
+    for number in range(3 * steps):
+        assert rotations(stage) == number // steps
+        stage.complete(stage.open[0], None)
+        assert stage.replayed().open == stage.open
+    assert rotations(stage) == 3
+    [*_, rotated] = [event.data for event in stage.events if isinstance(event.data, e.ContinuedAsNew)]
+    assert bytes(rotated.input) == b'{"number":%d}' % (3 * steps)
+    assert check_histories(stage.app, [stage.events]) == []
+    assert len(since_rotation(stage.events)) == 2
+
+
+@pytest.mark.contract("CAN-1")
+def test_the_limits_are_those_of_the_contract() -> None:
+    assert (hf.Limits().rotation_steps, hf.Limits().rotation_bytes) == (50, 1_048_576)
+    stage = Stage(*made(loop, hf.Limits()), 0).start()
+    for _ in range(49):
+        stage.complete(stage.open[0])
+    assert rotations(stage) == 0
+    stage.complete(stage.open[0])
+    assert rotations(stage) == 1
+
+
+LARGE = "x" * 5_000
+
+
+async def takes_much() -> None:
+    while True:
+        await act(LARGE)
+        hf.cut()
+
+
+async def gets_much() -> None:
+    while True:
+        await act()
+        hf.cut()
+
+
+async def fails_much() -> None:
+    while True:
+        try:
+            await act()
+        except Exception:
+            hf.cut()
+
+
+async def hears_much() -> None:
+    while True:
+        await hf.wait_signal("go", str)
+        hf.cut()
+
+
+async def answers_much() -> None:
+    hf.on_update("echo", lambda text: text)
+    while True:
+        await hf.wait_signal("go", str)
+        hf.cut()
+
+
+def fail(stage: Stage) -> None:
+    stage.fail(stage.open[0], e.ErrorInfo("Broken", "", traceback=LARGE[:2_500], cause=e.ErrorInfo("", LARGE[:2_500])))
+
+
+def update(stage: Stage) -> None:
+    stage.update(f"u-{stage.state.version}", "echo", text=LARGE[:2_500])
+    stage.send("go", "")
+
+
+@pytest.mark.contract("CAN-1")
+@pytest.mark.parametrize(
+    ("function", "happen"),
+    [
+        (takes_much, lambda stage: stage.complete(stage.open[0])),
+        (gets_much, lambda stage: stage.complete(stage.open[0], LARGE)),
+        (fails_much, fail),
+        (hears_much, lambda stage: stage.send("go", LARGE)),
+        (answers_much, update),
+    ],
+)
+def test_a_workflow_begins_again_when_its_history_is_large(function: Workflow, happen: Callable[[Stage], None]) -> None:
+    stage = staged(function, steps=1_000, rotation_bytes=3 * 5_000)
+    for number in (0, 0, 1, 1, 1, 2):
+        happen(stage)
+        assert rotations(stage) == number, [event.event_type for event in stage.events]
+
+
+@pytest.mark.contract("CAN-1")
+def test_many_small_events_are_a_large_history_too() -> None:
+    stage = staged(loop, 0, steps=1_000, rotation_bytes=20 * EVENT_BYTES)
+    for _ in range(9):
+        stage.complete(stage.open[0])
+    assert rotations(stage) == 0
+    stage.complete(stage.open[0])
+    assert rotations(stage) == 1
+
+
+@pytest.mark.contract("CAN-1", "API-2")
+@pytest.mark.parametrize("wrong", [("text",), (), (1, 2), (object(),)])
+def test_arguments_that_do_not_fit_show_at_the_first_call(wrong: tuple[Any, ...]) -> None:
+    async def careless(number: int) -> None:
+        hf.cut(*wrong)
+
+    assert staged(careless, 0).error.code == "InvalidInput"
+
+
+def test_a_cut_belongs_into_a_workflow() -> None:
+    with pytest.raises(NotDurable, match="cut"):
+        hf.cut()
+
+
+# --- nothing is lost
+
+
+async def with_a_gathered_step() -> None:
+    await act("first")
+    other = asyncio.ensure_future(act("held"))
+    await asyncio.sleep(0)
+    hf.cut()
+    await other
+    hf.cut()
+
+
+async def with_a_timeout() -> None:
+    async with asyncio.timeout(60):
+        await act("first")
+        hf.cut()
+        await act("held")
+    hf.cut()
+
+
+async def with_a_saga() -> None:
+    async with hf.Saga() as saga:
+        await act("first")
+        saga.undo(act, "undo")
+        hf.cut()
+        await act("held")
+    hf.cut()
+
+
+async def with_a_task_that_has_not_begun() -> None:
+    await act("first")
+    other = asyncio.ensure_future(act("held"))
+    hf.cut()
+    await other
+    hf.cut()
+
+
+async def with_a_task_that_waits_for_another() -> None:
+    event = asyncio.Event()
+
+    async def wait() -> None:
+        await event.wait()
+
+    waiting = asyncio.ensure_future(wait())
+    await act("first")
+    hf.cut()
+    await act("held")
+    event.set()
+    await waiting
+    hf.cut()
+
+
+async def in_a_task_whose_end_nobody_may_see() -> None:
+    async def work() -> None:
+        await act("first")
+        hf.cut()
+        await act("held")
+
+    await asyncio.ensure_future(work())
+    hf.cut()
+
+
+@pytest.mark.contract("CAN-1", "INV")
+@pytest.mark.parametrize(
+    "function",
+    [
+        with_a_gathered_step,
+        with_a_timeout,
+        with_a_saga,
+        with_a_task_that_has_not_begun,
+        with_a_task_that_waits_for_another,
+        in_a_task_whose_end_nobody_may_see,
+    ],
+)
+def test_a_cut_is_not_made_while_something_would_be_lost(function: Workflow) -> None:
+    stage = staged(function, steps=1)
+    stage.complete("act", None)
+    assert rotations(stage) == 0
+    assert "act#2" in stage.replayed().open
+    stage.complete("act#2", None)
+    assert rotations(stage) == 1
+    assert stage.replayed().open == stage.open
+    assert "1/act" in stage.open
+
+
+@pytest.mark.contract("CAN-1", "WF-6")
+def test_a_cut_waits_for_an_update_that_is_being_answered() -> None:
+    async def serve(answered: int) -> None:
+        async def add() -> int:
+            nonlocal answered
+            await act("update")
+            answered += 1
+            return answered
+
+        hf.on_update("add", add)
+        while True:
+            await hf.wait_signal("go", str)
+            hf.cut(answered)
+
+    stage = staged(serve, 0, steps=1)
+    stage.update("u-1", "add")
+    stage.send("go", "")
+    assert rotations(stage) == 0
+    stage.complete("act", None)
+    stage.send("go", "")
+    assert rotations(stage) == 1
+    stage.update("u-2", "add")
+    stage.complete("1/act", None)
+    answers = [bytes(event.data.result) for event in stage.events if isinstance(event.data, e.UpdateCompleted)]
+    assert answers == [b"1", b"2"]
+
+
+@pytest.mark.contract("CAN-1", "SIG-3")
+def test_signals_that_nobody_took_are_there_after_a_cut() -> None:
+    async def collect(seen: list[int]) -> list[int]:
+        while len(seen) < 10:
+            seen.append(await hf.wait_signal("go", int))
+            hf.cut(seen)
+        return seen
+
+    stage = staged(collect, [], steps=2)
+    stage.control("PAUSE")
+    for number in range(10):
+        stage.send("go", number)
+    stage.control("RESUME")
+    assert stage.result == list(range(10))
+    assert rotations(stage) == 5
+
+
+@pytest.mark.contract("CAN-1", "WF-4")
+def test_a_cancellation_that_a_cut_did_not_heed_ends_the_next_stretch() -> None:
+    async def stubborn(number: int) -> None:
+        try:
+            await hf.sleep(10)
+        except asyncio.CancelledError:
+            await act(number)
+            hf.cut(number + 1)
+            raise
+
+    stage = staged(stubborn, 0, steps=2)
+    stage.control("CANCEL")
+    stage.complete("act", None)
+    assert rotations(stage) == 1
+    assert stage.replayed().open == ["1/act"]
+    again = stage.replayed(made(stubborn, NEVER)[0])
+    again.complete("1/act", None)
+    assert again.events[-1].event_type == "RunCancelled"
+
+
+@pytest.mark.contract("CAN-1", "WF-7")
+def test_what_ended_during_a_pause_holds_a_cut_back() -> None:
+    async def both() -> list[Any]:
+        first, second = asyncio.ensure_future(act("a")), asyncio.ensure_future(act("b"))
+        results = [await first]
+        hf.cut()
+        return [*results, await second]
+
+    stage = staged(both, steps=1)
+    stage.control("PAUSE")
+    stage.complete("act", "a")
+    stage.complete("act#2", "b")
+    stage.control("RESUME")
+    assert stage.result == ["a", "b"]
+    assert stage.replayed().state == stage.state
+
+
+# --- where a cut may be, and what its rotation may pass through
+
+
+@pytest.mark.contract("CAN-1", "WF-4")
+def test_a_cut_in_a_task_group_or_in_a_function_is_a_rotation() -> None:
+    async def deeper(number: int) -> None:
+        hf.cut(number)
+
+    async def rounds(number: int) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(act("a"))
+            await act("b")
+            await asyncio.sleep(1)
+            await deeper(number + 1)
+
+    stage = staged(rounds, 0, steps=3)
+    for prefix in ("", "1/", "2/"):
+        stage.complete(f"{prefix}act", None)
+        stage.complete(f"{prefix}act#2", None)
+        stage.fire(f"{prefix}timer")
+        again = stage.replayed()
+        assert again.open == stage.open
+        again.close()
+    assert rotations(stage) == 3
+    stage.close()
+
+
+async def tidies_up(number: int) -> int:
+    if number:
+        return number
+    try:
+        await act("first")
+        hf.cut(number + 1)
+        await act("not cut")
+    finally:
+        await act("tidy")
+    return number
+
+
+@pytest.mark.contract("CAN-1", "WF-2")
+@pytest.mark.parametrize("limits", [NEVER, AT_ONCE])
+def test_a_rotation_that_tidies_up_first_is_remembered_whatever_the_limits_are_by_then(limits: hf.Limits) -> None:
+    stage = staged(tidies_up, 0, steps=1)
+    stage.complete("act", None)
+    assert stage.open == ["act#2"]
+    assert rotations(stage) == 0
+    again = stage.replayed(made(tidies_up, limits)[0])
+    again.complete("act#2", None)
+    assert again.result == 1
+    assert check_histories(again.app, [again.events]) == []
+
+
+@pytest.mark.contract("CAN-1", "WF-2")
+@pytest.mark.parametrize(
+    ("first", "then"), [(NEVER, AT_ONCE), (AT_ONCE, NEVER), (hf.Limits(rotation_steps=2), AT_ONCE)]
+)
+def test_other_limits_never_make_a_history_diverge(first: hf.Limits, then: hf.Limits) -> None:
+    stage = Stage(*made(loop, first), 0).start()
+    others = [made(loop, then)[0], stage.app]
+    for number in range(7):
+        stage.complete(stage.open[0], None)
+        assert check_histories(others[0], [stage.events]) == []
+        stage = stage.replayed(others[number % 2])
+    assert [bytes(event.data.input) for event in stage.events if isinstance(event.data, e.StepStarted)] == [
+        b'{"value":%d}' % number for number in range(8)
+    ]
+
+
+@pytest.mark.contract("WF-2")
+def test_code_without_the_cut_that_was_made_diverges() -> None:
+    async def changed(number: int) -> None:
+        await act("first")
+        await act("tidy")
+
+    stage = staged(tidies_up, 0, steps=1)
+    stage.complete("act", None)
+    app = hf.App("cuts")
+    app.workflow(name="tidies_up")(changed)
+    with pytest.raises(NondeterminismError, match=r"MarkerRecorded of step 'cut:1' \(cut\)"):
+        stage.replayed(app)
+
+
+# --- counting
+
+
+async def busy() -> None:
+    gone = asyncio.ensure_future(act("given up at once"))
+    await asyncio.sleep(0)
+    gone.cancel()
+    try:
+        async with asyncio.timeout(5):
+            await asyncio.gather(act(1), act(2))
+    except TimeoutError:
+        pass
+    await hf.sleep(1)
+    await hf.wait_signal("go", str)
+
+
+@pytest.mark.contract("CAN-1")
+@pytest.mark.parametrize("is_in_time", [True, False])
+def test_what_is_counted_are_the_steps_of_the_history(is_in_time: bool) -> None:
+    stage = staged(busy, steps=1_000)
+
+    def check() -> None:
+        assert stage.program._steps == stage.state.steps_since_rotation
+        assert stage.replayed().program._steps == stage.program._steps
+        assert stage.replayed().program._bytes == stage.program._bytes
+
+    check()
+    if is_in_time:
+        for step_id in [step_id for step_id in stage.open if step_id.startswith("act")]:
+            stage.complete(step_id, "result")
+            check()
+    else:
+        stage.fire("timer")
+        check()
+    stage.update("u-1", "unknown")
+    check()
+    stage.fire("sleep")
+    check()
+    assert stage.program._steps == 6
+    stage.send("go", "now")
+
+
+def test_limits_are_at_least_one() -> None:
+    with pytest.raises(InvalidInput, match="rotation_steps"):
+        hf.Limits(rotation_steps=0)
