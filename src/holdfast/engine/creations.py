@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import Callable
 
 from holdfast.core.instants import Instant
-from holdfast.errors import HoldfastError
+from holdfast.errors import EngineError, HoldfastError
 from holdfast.store.port import Created, Existing, NewRun, Refused, Store
 
 CREATE_RUNS = 500
 """How many runs are created by one call at most."""
 
 Answer = Created | Existing | Refused
+Asked = tuple[NewRun, Instant, "asyncio.Future[Answer]"]
 
 
 class Creations:
@@ -20,7 +21,7 @@ class Creations:
         self._store = store
         self._node = node
         self._begin = begin
-        self._asked: list[tuple[NewRun, Instant, asyncio.Future[Answer]]] = []
+        self._asked: list[Asked] = []
         self._under_way: set[str] = set()
         self._task: asyncio.Task[None] | None = None
 
@@ -41,8 +42,7 @@ class Creations:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        for _, _, future in self._asked:
-            future.cancel()
+        _give_up(self._asked)
 
     async def _create(self) -> None:
         try:
@@ -52,7 +52,7 @@ class Creations:
         finally:
             self._task = None
 
-    async def _create_batch(self, batch: list[tuple[NewRun, Instant, asyncio.Future[Answer]]]) -> None:
+    async def _create_batch(self, batch: list[Asked]) -> None:
         run_ids = {new.run_id for new, _, _ in batch}
         self._under_way |= run_ids
         try:
@@ -63,8 +63,7 @@ class Creations:
                     future.set_exception(problem)
             return
         except asyncio.CancelledError:
-            for _, _, future in batch:
-                future.cancel()
+            _give_up(batch)
             raise
         finally:
             mine = run_ids & self._under_way
@@ -74,3 +73,12 @@ class Creations:
                 self._begin(new, now)
             if not future.done():
                 future.set_result(answer)
+
+
+def _give_up(asked: list[Asked]) -> None:
+    for new, _, future in asked:
+        if not future.done():
+            problem = (
+                f"the node was stopped while run {new.run_id} was being created; ask again with the same request id"
+            )
+            future.set_exception(EngineError(problem))

@@ -321,7 +321,12 @@ class Node:
                 await asyncio.sleep(RETRY_S)
 
     def _is_busy(self, draft: TurnDraft) -> bool:
-        """Say whether this node carries out, or is about to carry out, anything for the run."""
+        """Say whether this node carries out, or is about to carry out, anything for the run.
+
+        A node that is stopping begins nothing any more. It keeps its runs to the end, and gives them back as ready.
+        """
+        if self._is_stopping:
+            return True
         working = self._workers.steps_of(draft.state.run_id)
         return bool(draft.dispatch) or any(step_id in draft.state.open_steps for step_id in working)
 
