@@ -175,6 +175,12 @@ class CodeProgram:
     def close(self) -> None:
         """Let go of the coroutines without running them any further."""
         self.loop.let_go()
+        self.loop = _CLOSED  # nothing is left to the garbage collector; what still runs finds its own loop closed
+        self._main = None
+        self._waiting = {}
+        self._timers = {}
+        self.conditions = None
+        self.queries = self.updates = self._answering = _NOTHING
 
     # --- what the workflow asks, through `holdfast.program.api`
 
@@ -471,6 +477,10 @@ _OUTCOMES: dict[type[e.Body], Callable[[CodeProgram, Event], None]] = {
     e.ChildFailed: _child_failed,
     e.UpdateAccepted: CodeProgram._answer_update,
 }
+
+
+_CLOSED = DeterministicLoop(None, 0, 0)  # type: ignore[abstract,arg-type]
+_CLOSED.let_go()
 
 
 def current_program() -> CodeProgram | None:

@@ -257,6 +257,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
                 coro = task.get_coro()
                 if not task.done() and coro is not None:
                     _let_go(coro, self.watch)
+        self._tasks = []
 
     def check_open(self) -> None:
         """Raise `Dropped` in code that was let go."""
