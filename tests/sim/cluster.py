@@ -15,7 +15,7 @@ from tests.sim.scripts import register
 from tests.sim.world import World
 
 LEASE_MS = 3_000
-NODE_TASKS = frozenset({"pump", "lease", "wake-ups"})
+NODE_TASKS = frozenset({"pump", "lease", "wake-ups", "beats", "queues", "outcomes"})
 
 
 class SeededIds:
@@ -56,6 +56,8 @@ class Member:
             claim_runs=rng.choice((1, 5, 200)),
             activities_at_once=rng.choice((2, 200)),
             live_runs=rng.choice((1, 3, 5_000)),
+            queues=("far",),
+            visible_ms=2_000,
         )
         self.node: Node | None = None
         self._should_leave = asyncio.Event()

@@ -13,24 +13,27 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct
 from msgspec.structs import replace
 
 from holdfast.core import events as e
 from holdfast.core.decide import Input
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
-from holdfast.core.messages import NodeLost
+from holdfast.core.messages import ActivityDetached, ActivityErrored, NodeLost
 from holdfast.core.state import OpenStep, RunState
-from holdfast.engine.activities import Job, Outcome, Workers
+from holdfast.engine.activities import Details, Outcome, Slots, Work, Workers
 from holdfast.engine.finishes import Finishes
 from holdfast.engine.live import Definitions, LiveRun, pause_turn, revive, take_turn
+from holdfast.engine.queues import ActivityDefinitions, Queues
 from holdfast.engine.turn import TurnDraft
 from holdfast.errors import HoldfastError, LeaseExpired, NotDurable, NotFound, RunError, StoreError
 from holdfast.ports import Rng
-from holdfast.program.definitions import ActivityDefinition, decode_options
+from holdfast.program.definitions import decode_options
+from holdfast.store.beginnings import created_run
 from holdfast.store.guards import no_such_run
 from holdfast.store.port import (
+    Beat,
     CommitConflict,
     Committed,
     Created,
@@ -40,7 +43,6 @@ from holdfast.store.port import (
     Refused,
     Store,
     Turn,
-    created_run,
 )
 
 PAGE_EVENTS = 50_000
@@ -50,20 +52,16 @@ RETRY_S = 0.2
 logger = logging.getLogger("holdfast.node")
 
 
-class NodeDefinitions(Definitions, Protocol):
+class NodeDefinitions(Definitions, ActivityDefinitions, Protocol):
     """What a node can run."""
 
     def plan_ids(self) -> list[str]:
         """Return the names of the workflows that are known."""
         ...
 
-    def activity_named(self, name: str) -> ActivityDefinition | None:
-        """Return the activity of this name, or None."""
-        ...
-
 
 class NodeOptions(Struct, frozen=True, kw_only=True):
-    """How a node behaves."""
+    """How a node behaves. It carries out what is in `queues`; a job that it falls silent about is visible to others."""
 
     lease_ms: int = 10_000
     claim_runs: int = 200
@@ -71,6 +69,9 @@ class NodeOptions(Struct, frozen=True, kw_only=True):
     live_runs: int = 5_000
     safety_poll_s: float = 5.0
     drain_s: float = 10.0
+    queues: tuple[str, ...] = ()
+    takes_runs: bool = True
+    visible_ms: int = 30_000
 
 
 class _Held:
@@ -90,7 +91,10 @@ class Node:
         self.store = store
         self._definitions = definitions
         self._options = options
-        self._workers = Workers(options.activities_at_once, self._on_outcome, rng)
+        self._slots = Slots(options.activities_at_once)
+        self._workers = Workers(self._slots, self._on_outcome, self._on_beat, rng)
+        self._queues = Queues(name, store, definitions, options.queues, options.visible_ms, self._slots, rng)
+        self._unknown: set[str] = set()
         self._held: dict[str, _Held] = {}
         self._live: OrderedDict[str, LiveRun] = OrderedDict()
         self._ready: dict[str, None] = {}
@@ -113,8 +117,10 @@ class Node:
             asyncio.create_task(self._keep_lease(), name="lease"),
             asyncio.create_task(self._hear(), name="wake-ups"),
             asyncio.create_task(self._watch(), name="finishes"),
-            asyncio.create_task(self._pump(), name="pump"),
+            *self._queues.start(),
         ]
+        if self._options.takes_runs:
+            self._tasks.append(asyncio.create_task(self._pump(), name="pump"))
 
     async def stop(self) -> None:
         """Stop claiming, let what is under way finish for a while, and give everything back."""
@@ -122,12 +128,15 @@ class Node:
         self._something.set()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._options.drain_s):
-                await self._drained()
+                await asyncio.gather(self._drained(), self._queues.drain())
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for run_id in list(self._held):
-            self._workers.cancel(run_id)
+        with suppress(StoreError):
+            await self._queues.beats.flush()
+        self._workers.cancel_all()
+        self._queues.stop()
+        self._slots.close()
         self._listener.close()
         self._finishes.close()
         await self.store.release(self.name)
@@ -152,6 +161,7 @@ class Node:
             await self._listener.wait(self._options.safety_poll_s)
             self._should_claim = True
             self._something.set()
+            self._queues.ring()
 
     async def _watch(self) -> None:
         while True:
@@ -223,6 +233,8 @@ class Node:
         if held is None:
             self._held[run_id] = _Held(loaded)
         elif held.loaded.head.lease_epoch == loaded.head.lease_epoch:
+            if held.loaded.details:  # what activities here have said since is newer
+                loaded = replace(loaded, details=loaded.details | held.loaded.details)
             held.loaded = loaded
             held.is_fresh = True
         else:  # it belonged to somebody else in between, who knows nothing of what goes on here
@@ -244,7 +256,8 @@ class Node:
             batch, self._creating = self._creating[:CREATE_RUNS], self._creating[CREATE_RUNS:]
             self._being_created.update(new.run_id for new, _, _ in batch)
             try:
-                answers = await self.store.create([new for new, _, _ in batch], claim_for=self.name)
+                owner = self.name if self._options.takes_runs else None
+                answers = await self.store.create([new for new, _, _ in batch], claim_for=owner)
             except HoldfastError as problem:
                 for _, _, future in batch:
                     if not future.done():
@@ -254,7 +267,7 @@ class Node:
                 created = {new.run_id for new, _, _ in batch} & self._being_created
                 self._being_created -= created
             for (new, now, future), answer in zip(batch, answers, strict=True):
-                if isinstance(answer, Created) and new.run_id in created:  # else the pump has found it before
+                if owner and isinstance(answer, Created) and new.run_id in created:  # else the pump has found it before
                     self._begin(new, now)
                 if not future.done():
                     future.set_result(answer)
@@ -268,17 +281,25 @@ class Node:
             self._live[new.run_id] = live
         self.hold(created_run(new, self.name, now))
 
-    def _on_outcome(self, run_id: str, outcome: Outcome) -> None:
-        held = self._held.get(run_id)
+    def _on_outcome(self, work: Work, outcome: Outcome) -> None:
+        held = self._held.get(work.run_id)
         if held is not None:
             held.inputs.append(outcome)
-            self._ready[run_id] = None
+            self._ready[work.run_id] = None
             self._something.set()
+
+    def _on_beat(self, work: Work, details: Details) -> None:
+        """Keep what an activity says of its progress: here for a next attempt, and in the store for another node."""
+        held, step_id = self._held.get(work.run_id), work.step.step_id
+        if held is not None and details is not UNSET:
+            held.loaded.details[step_id] = details
+            self._queues.beats.say(Beat(run_id=work.run_id, step_id=step_id, details=details))
 
     # --- turns
 
     async def _take_turns(self, batch: Sequence[_Held]) -> None:
         try:
+            await self._queues.beats.flush(_unsuccessful(batch))  # for a next attempt to find, wherever it is made
             now = await self.store.now()
             lives = [await self._prepare(held, now) for held in batch]
         except StoreError:
@@ -400,6 +421,7 @@ class Node:
         run_id = draft.state.run_id
         for step_id in before.open_steps.keys() - draft.state.open_steps.keys():
             self._workers.cancel(run_id, step_id)
+            self._queues.let_go(run_id, step_id)
         for step_id in draft.dispatch:
             step = draft.state.open_steps.get(step_id)
             if step is not None:
@@ -414,7 +436,8 @@ class Node:
             consumed = {inbox_seq for inbox_seq, _ in draft.received}
             signals = tuple(signal for signal in held.loaded.signals if signal.inbox_seq not in consumed)
             head = replace(held.loaded.head, version=draft.state.version)
-            held.loaded = LoadedRun(head=head, signals=signals)
+            details = {s: said for s, said in held.loaded.details.items() if s in draft.state.open_steps}
+            held.loaded = LoadedRun(head=head, signals=signals, details=details)
         while len(self._live) > self._options.live_runs:
             self._live.popitem(last=False)[1].close()
 
@@ -423,10 +446,13 @@ class Node:
         assert isinstance(body, e.StepStarted)
         definition = self._definitions.activity_named(body.name)
         if definition is None:
-            logger.error("run %s: no activity %r is known here; step %s waits", run_id, body.name, step.step_id)
+            if body.name not in self._unknown:
+                self._unknown.add(body.name)
+                logger.error("run %s: no activity %r is known here; its steps wait", run_id, body.name)
             return
-        options = decode_options(bytes(body.options))
-        self._workers.start(Job(run_id, step, definition, options), now)
+        held = self._held.get(run_id)
+        details = held.loaded.details.get(step.step_id, e.NULL) if held is not None else e.NULL
+        self._workers.start(Work(run_id, step, definition, decode_options(bytes(body.options)), details), now)
 
     def _lose(self, run_id: str, conflict: CommitConflict) -> None:
         """Let go of a run that somebody else has taken."""
@@ -456,6 +482,12 @@ def _answer(live: LiveRun, name: str, arguments: Raw) -> Raw:
     return live.replay.program.query(name, arguments)
 
 
+def _unsuccessful(batch: Sequence[_Held]) -> list[tuple[str, str]]:
+    """Return the steps whose attempts have ended without a result."""
+    ended = [(held.loaded.head.run_id, given) for held in batch for given in held.inputs]
+    return [(run_id, o.step_id) for run_id, o in ended if isinstance(o, ActivityErrored | ActivityDetached)]
+
+
 def _is_local(step: OpenStep) -> bool:
     """Say whether a step's activity is carried out by the node that holds the run."""
-    return isinstance(step.body, e.StepStarted) and step.body.queue == ""
+    return isinstance(step.body, e.StepStarted) and step.body.queue == "" and not step.is_detached

@@ -319,37 +319,6 @@ class LoadedRun(Struct, frozen=True, kw_only=True):
     details: dict[str, Raw] = {}
 
 
-def new_head(new: NewRun, owner: str | None, now: Instant) -> RunHead:
-    """Return a run as it is when it is created, before anything makes it ready."""
-    return RunHead(
-        run_id=new.run_id,
-        tenant=new.tenant,
-        project=new.project,
-        environment=new.environment,
-        plan_id=new.plan_id,
-        plan_version=new.plan_version,
-        run_request_id=new.run_request_id,
-        parent_run_id=new.parent_run_id,
-        reference_key=new.reference_key,
-        tags=new.tags,
-        status=new.snapshot.status,
-        version=len(new.events),
-        snapshot=new.snapshot,
-        created_at=now,
-        updated_at=now,
-        finished_at=None,
-        inbox_seq=0,
-        ready_at=None,
-        lease_owner=owner,
-        lease_epoch=1 if owner else 0,
-    )
-
-
-def created_run(new: NewRun, owner: str, now: Instant) -> LoadedRun:
-    """Return a run as it is right after it was created for `owner`, without asking the store."""
-    return LoadedRun(head=new_head(new, owner, now), messages=new.messages)
-
-
 class PurgeReport(Struct, frozen=True, kw_only=True):
     """What a purge deleted, or would delete. `has_more` says that the limit cut it short."""
 
@@ -372,6 +341,7 @@ class Stats(Struct, frozen=True, kw_only=True):
     messages: int
     signals: int
     open_tasks: int
+    jobs: int
     nodes: int
     oldest_ready_at: Instant | None
 
@@ -455,7 +425,10 @@ class Store(Protocol):
     async def next_due(
         self, node: str, plan_ids: Sequence[str] | None = None, queues: Sequence[str] = ()
     ) -> Instant | None:
-        """Return the next instant at which such a `claim`, or a `take` from these queues, may find something, or None."""
+        """Return the next instant at which such a `claim` may find something, or None if there is none in sight.
+
+        With `queues` also the next one at which a `take` from them may, whatever the activity.
+        """
         ...
 
     async def take(
