@@ -17,7 +17,8 @@ from holdfast.core.state import RunState, state_of
 from holdfast.engine.turn import TurnDraft, start_run
 from holdfast.limits import Limits
 from holdfast.ports import SystemClock, SystemIds
-from holdfast.store.port import Created, LoadedRun, NewRun, Store, Turn, new_head
+from holdfast.store.beginnings import new_head
+from holdfast.store.port import Created, LoadedRun, NewRun, Store, Turn
 
 T = TypeVar("T")
 

@@ -45,6 +45,9 @@ SIGNAL_ID_BYTES = 128
 NAME_BYTES = 255
 """The longest name of a plan, step, signal, tenant or run. It is part of keys in every store."""
 
+ACTIVITY_NAME_BYTES = 200
+"""The longest name of an activity or a queue. Steps, attempts and messages are named after it, within `NAME_BYTES`."""
+
 ERROR_TEXT_CHARS = 8_000
 """The longest error message or traceback kept in a history. Enough for a stack, too little for a dump."""
 

@@ -26,6 +26,7 @@ SAMPLES: list[tuple[Body, str | None]] = [
     (e.SignalRejected("PAUSE", "click-1", "bob", "not permitted", "activity"), None),
     (e.StepStarted("charge", Raw(b"[1]"), "fast", "order-1", Raw(b'{"timeout_ms":9}')), "fresh"),
     (e.StepRetried("failed", START + 1, ERROR), "activity"),
+    (e.StepDetached(START + 1), "activity"),
     (e.StepCompleted(Raw(b"3"), (ARTIFACT,)), "activity"),
     (e.StepFailed(ERROR), "activity"),
     (e.StepSkipped("not needed"), "activity"),

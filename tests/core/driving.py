@@ -20,7 +20,7 @@ from holdfast.core.pen import Decision, Refusal
 from holdfast.core.records import Task, Wait, index_changes
 from holdfast.core.retry import NO_RETRY, Retry
 from holdfast.core.snapshot import runtime_snapshot
-from holdfast.core.state import RunState, RunStatus, fold
+from holdfast.core.state import RunState, RunStatus, fold, retry_token
 
 START = 1_767_225_600_000_000  # 2026-01-01T00:00:00Z
 SECOND = 1_000_000
@@ -276,5 +276,14 @@ def answered(run: Driver, step_id: str, kind: str, payload: object) -> Message:
         step_id=step_id,
         payload=codec.encode(payload),
     )
+    run.inbox[message.signal_id] = message
+    return message
+
+
+def outcome(run: Driver, step_id: str = "charge", attempt: int = 1, logical: int = 1, **fields: Any) -> Message:
+    """Return the message with which an activity comes back from elsewhere."""
+    given = {"logical_attempt_id": logical, "engine_attempt_id": attempt, **fields}
+    sent = codec.decode(codec.encode(given), messages.ActivityOutcome)
+    message = messages.activity_completed(run.run_id, step_id, retry_token(step_id, attempt), sent, run.now)
     run.inbox[message.signal_id] = message
     return message

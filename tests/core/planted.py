@@ -9,7 +9,7 @@ from holdfast.core import commands
 from holdfast.core import events as e
 from holdfast.core.events import Event
 from holdfast.core.invariants import RunView, SystemView
-from holdfast.core.messages import Message, Signal
+from holdfast.core.messages import ActivityDetached, Message, Signal
 from holdfast.core.retry import Retry
 from holdfast.core.state import RUNNING, RunStatus
 from tests.core.bodies import run_in
@@ -352,6 +352,15 @@ def a_retry_has_lost_its_message() -> View:
     run.tell(failed(retry=Retry(initial_ms=1_000)))
     run.inbox.clear()
     run.is_owned = True
+    return run.view()
+
+
+@plants("timers_are_scheduled")
+def a_detached_activity_has_lost_its_time_limit() -> View:
+    run = unowned(activity(), wait())
+    run.tell(ActivityDetached("charge", 1, 1, START + SECOND))
+    run.inbox.clear()
+    run.now = START + 2 * SECOND  # not even when it is over
     return run.view()
 
 

@@ -13,11 +13,24 @@ from msgspec.structs import replace
 
 from holdfast.core import commands, events
 from holdfast.core.events import ArtifactRef, UnknownBody
-from holdfast.core.messages import ControlName, Message, NodeLost, Update
+from holdfast.core.messages import ActivityDetached, ControlName, Message, NodeLost, Update
 from holdfast.core.pen import Refusal
 from holdfast.core.retry import Retry
 from holdfast.core.state import RUNNING, OpenStep
-from tests.core.driving import SECOND, Driver, activity, answered, child, done, failed, made, task, timer, wait
+from tests.core.driving import (
+    SECOND,
+    Driver,
+    activity,
+    answered,
+    child,
+    done,
+    failed,
+    made,
+    outcome,
+    task,
+    timer,
+    wait,
+)
 
 PATIENT = Retry(max_attempts=3, initial_ms=10)
 CONTROLS: tuple[ControlName, ...] = get_args(ControlName)
@@ -54,6 +67,22 @@ def _fresh(run: Driver, kind: str) -> str:
 def _error(run: Driver, step: OpenStep, number: int) -> None:
     retry = PATIENT if number % 2 else Retry(max_attempts=1)
     run.tell(failed(step.step_id, step.logical_attempt_id, step.engine_attempt_id, retry))
+
+
+def _detach(run: Driver, step: OpenStep, number: int) -> None:
+    until = run.now + number * SECOND if number % 2 else None
+    run.tell(ActivityDetached(step.step_id, step.logical_attempt_id, step.engine_attempt_id, until))
+
+
+def _outcome(run: Driver, step: OpenStep, number: int) -> None:
+    attempt = max(1, step.engine_attempt_id + number % 4 - 1)  # from the one before to two later
+    ends: list[dict[str, object]] = [
+        {"result": number},
+        {"error": {"code": "Broken", "message": "it broke", "retryable": True}},
+        {"is_detached": True},
+        {"is_detached": True, "until": run.now + number * SECOND},
+    ]
+    run.tell(outcome(run, step.step_id, attempt, step.logical_attempt_id, **ends[number % 3 if number < 40 else 3]))
 
 
 def _due(run: Driver, number: int) -> None:
@@ -129,6 +158,9 @@ def _stale(run: Driver, number: int) -> None:
 
 ACTS: dict[str, Act] = {
     "activity": _ask(lambda run, n: activity(_fresh(run, "activity"))),
+    "job": _ask(lambda run, n: replace(activity(_fresh(run, "activity")), queue="far")),
+    "detach": _on("activity", _detach),
+    "outcome": _on("activity", _outcome),
     "timer": _ask(lambda run, n: timer(_fresh(run, "timer"), run.now + n * SECOND)),
     "wait": _ask(
         lambda run, n: wait(_fresh(run, "wait"), NAMES[n % len(NAMES)], run.now + n * SECOND if n % 2 else None)

@@ -9,7 +9,15 @@ from holdfast.core import events as e
 from holdfast.core.decide import Input, decide, queue_run
 from holdfast.core.events import EngineRunRef, ErrorInfo, RunQueued
 from holdfast.core.idempotency import event_id
-from holdfast.core.messages import ActivityErrored, ActivitySucceeded, Control, Message, NodeLost, Signal
+from holdfast.core.messages import (
+    ActivityDetached,
+    ActivityErrored,
+    ActivitySucceeded,
+    Control,
+    Message,
+    NodeLost,
+    Signal,
+)
 from holdfast.core.pen import NOTHING, Decision, Refusal
 from holdfast.core.retry import Retry
 from holdfast.core.state import APPROVED, PAUSED, PENDING, RUNNING, TERMINAL, RunStatus, state_of
@@ -68,15 +76,19 @@ def every_input(run: Driver) -> dict[str, Input]:
         "child": message("SubWorkflowCompleted", "child", b'{"result":1}'),
         "external": message("ExternalSignal", "signal"),
         "signal": run.sent("go"),
+        "outcome": message("ActivityCompleted", "activity", b'{"logical_attempt_id":1,"engine_attempt_id":1}'),
         "success": done("activity"),
         "error": failed("activity"),
+        "detached": ActivityDetached("activity", 1, 1),
         "lost": NodeLost("activity"),
         "control": Control(id="c", name="APPROVE", signal_id="s", actor="ann"),
     }
 
 
 # What is appended, or the error of the refusal. In a finished run everything is refused with RunTerminal.
-BEFORE_START = dict.fromkeys(["timer", "retry", "answer", "child", "signal", "success", "error", "lost"], "")
+BEFORE_START = dict.fromkeys(
+    ["timer", "retry", "answer", "child", "signal", "outcome", "success", "error", "detached", "lost"], ""
+)
 BEFORE_START |= {"continue": "RunStarted", "external": "InvalidInput"}
 AFTER_START = {
     "continue": "",
@@ -86,7 +98,9 @@ AFTER_START = {
     "child": "ChildCompleted",
     "external": "InvalidInput",
     "signal": "SignalReceived",
+    "outcome": "StepCompleted",
     "success": "StepCompleted",
+    "detached": "StepDetached",
     "error": "StepFailed",
     "lost": "StepRetried",
     "control": "SignalRejected",

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from holdfast.core import commands
 from holdfast.core.events import UnknownBody
 from holdfast.core.invariants import INVARIANTS, SystemView, Violation, check, check_drained
+from holdfast.core.messages import ActivityDetached
 from holdfast.core.state import RunStatus
 from tests.core.bodies import run_in
 from tests.core.driving import START, Driver, activity, child, failed, made, task, timer, wait
@@ -96,6 +97,13 @@ def test_an_event_of_an_unknown_type_is_no_violation() -> None:
 )
 def test_a_run_without_an_owner_may_wait_for_something_named(todo: commands.Command) -> None:
     assert check(unowned(todo).view()) == []
+
+
+def test_a_run_without_an_owner_may_wait_for_an_outcome_from_elsewhere() -> None:
+    assert check(unowned(replace(activity(), queue="far")).view()) == []
+    run = unowned(activity())
+    run.tell(ActivityDetached("charge", 1, 1, None))
+    assert check(run.view()) == []
 
 
 def test_a_paused_run_waits_for_its_operator() -> None:

@@ -178,7 +178,12 @@ def test_every_type_of_envelope_is_known(kind: Any) -> None:
 
 @pytest.mark.contract("MSG-1", "MSG-3")
 @pytest.mark.parametrize(
-    ("kind", "payload"), [("TaskCompleted", b'{"actor":"ann"}'), ("SubWorkflowCompleted", b'{"result":1}')]
+    ("kind", "payload"),
+    [
+        ("TaskCompleted", b'{"actor":"ann"}'),
+        ("SubWorkflowCompleted", b'{"result":1}'),
+        ("ActivityCompleted", b'{"logical_attempt_id":1,"engine_attempt_id":1}'),
+    ],
 )
 def test_envelopes_with_a_payload_of_their_own_are_looked_into(kind: Any, payload: bytes) -> None:
     """What no turn could read is refused at the door, not accepted and lost."""

@@ -2,10 +2,14 @@
 
 import asyncio
 import threading
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 import holdfast as hf
+from holdfast.store.port import Beat, Store
+from tests.engine.place import Place
 
 QUICK = hf.Retry(max_attempts=3, initial_ms=1, jitter=0.0)
 
@@ -57,3 +61,111 @@ async def test_work_that_says_it_goes_on_may_take_as_long_as_it_likes_also_in_a_
 
     async with asyncio.timeout(10), app.node("memory://"):
         assert await (await app.start(job)).result() == 1
+
+
+@pytest.mark.contract("ACT-1", "OWN-3")
+async def test_details_are_found_by_the_next_attempt_on_another_node(place: Place) -> None:
+    told = asyncio.Event()
+    seen: list[object] = []
+
+    def registered(is_hanging: bool) -> tuple[hf.App, Any]:
+        app = hf.App("test")
+
+        @app.activity
+        async def copy() -> str:
+            context = hf.activity_context()
+            seen.append(context.details)
+            context.heartbeat({"page": 1})
+            context.heartbeat({"page": 2})
+            context.heartbeat()  # without details it says only that the work goes on
+            told.set()
+            if is_hanging:
+                await asyncio.Event().wait()
+            return "copied"
+
+        @app.workflow
+        async def job() -> str:
+            return await copy()
+
+        return app, job
+
+    async with place.opened() as store:
+        app, job = registered(is_hanging=True)
+        async with place.node(app, store, drain_s=0.01):
+            run_id = (await app.start(job)).run_id
+            await told.wait()
+        app, _ = registered(is_hanging=False)
+        async with place.node(app, store):
+            assert await app.run(run_id).result() == "copied"
+        [loaded] = await store.load([run_id])
+        assert loaded is not None
+        assert loaded.details == {}
+    assert seen == [None, {"page": 2}]
+
+
+@pytest.mark.contract("ACT-1")
+async def test_details_are_told_once_a_second_and_only_if_there_are_any(place: Place) -> None:
+    app = hf.App("test")
+
+    @app.activity
+    async def chatter(has_details: bool) -> str:
+        context = hf.activity_context()
+        for number in range(500):
+            if has_details:
+                context.heartbeat(number)
+            else:
+                context.heartbeat()
+            await asyncio.sleep(0)
+        return str(context.details)
+
+    @app.workflow
+    async def job() -> list[str]:
+        return await asyncio.gather(*(chatter(has_details) for has_details in (True, True, False)))
+
+    async with place.opened() as store:
+        counted = CountedStore(store)
+        async with place.node(app, counted):
+            run = await app.start(job)
+            assert await run.result() == ["499", "499", "None"]
+        [loaded] = await store.load([run.run_id])
+        assert loaded is not None
+        assert loaded.details == {}
+    assert 1 <= counted.calls <= 3
+    assert counted.steps <= {"chatter", "chatter#2"}
+
+
+class CountedStore:
+    """A store that counts beats."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.calls = 0
+        self.steps: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def beat(self, node: str, beats: Sequence[Beat], visible_ms: int) -> list[bool]:
+        self.calls += 1
+        self.steps |= {beat.step_id for beat in beats}
+        return await self._store.beat(node, beats, visible_ms)
+
+
+@pytest.mark.contract("API-2")
+async def test_details_that_cannot_be_kept_fail_the_step_and_say_so(place: Place) -> None:
+    app = hf.App("test")
+
+    @app.activity
+    async def odd() -> None:
+        hf.activity_context().heartbeat(object())
+
+    @app.workflow
+    async def job() -> str:
+        try:
+            await odd()
+        except hf.errors.ActivityFailed as failure:
+            return str(failure.info.message)
+        return "kept"
+
+    async with place.node(app):
+        assert "cannot be stored" in await (await app.start(job)).result()

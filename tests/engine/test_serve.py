@@ -115,10 +115,10 @@ class Slow(hf.MemoryStore):
             await asyncio.sleep(0)
         return await super().commit(turns)
 
-    async def next_due(self, node: str, plan_ids: Any = None) -> Any:
+    async def next_due(self, node: str, plan_ids: Any = None, queues: Any = ()) -> Any:
         """Answer, and count."""
         self.asked += 1
-        return await super().next_due(node, plan_ids)
+        return await super().next_due(node, plan_ids, queues)
 
 
 @pytest.mark.contract("MSG-4")

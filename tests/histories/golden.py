@@ -153,7 +153,7 @@ def complete_bodies() -> Driver:
     append("SignalAccepted")
     append("SignalRejected")
     opened = {
-        "StepStarted": ["StepRetried", "StepCompleted"],
+        "StepStarted": ["StepRetried", "StepDetached", "StepCompleted"],
         "TimerStarted": ["TimerFired"],
         "SignalWaiting": ["SignalReceived"],
         "TaskCreated": ["TaskAssigned", "TaskCompleted"],

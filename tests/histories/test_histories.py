@@ -19,6 +19,8 @@ DIGESTS = {
     "v1.expected.json": "78530d878444ba0ad5a382b6620cb8f71907ae46b67a9f6a1bd3aa490ab19aec",
     "v2.jsonl": "861d5ebbf55dd7d27159858cb688d891ee588f2801c92a5464a3c44f19caf495",
     "v2.expected.json": "874a4edc9b40d91d4263dc5a5a67ec6910a5fa089b6643de7de16cac8f688b89",
+    "v3.jsonl": "b17cfc79dd637331d22a7e257c38e309617154481c1f7e3099e8da448cbb4121",
+    "v3.expected.json": "ef92bdc7c1c19dc2bd555ba3348f9dd0a13c7a6e0699ee0e5d753b01d6d66cb1",
 }
 
 

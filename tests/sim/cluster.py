@@ -16,7 +16,7 @@ from tests.sim.scripts import register
 from tests.sim.world import World
 
 LEASE_MS = 3_000
-NODE_TASKS = frozenset({"pump", "lease", "wake-ups"})
+NODE_TASKS = frozenset({"pump", "lease", "wake-ups", "beats", "queues", "outcomes"})
 
 
 class SeededIds:
@@ -58,6 +58,8 @@ class Member:
             claim_runs=rng.choice((1, 5, 200)),
             activities_at_once=rng.choice((2, 200)),
             live_runs=rng.choice((1, 3, 5_000)),
+            queues=("far",),
+            visible_ms=2_000,
         )
         self.node: Node | None = None
         self._should_leave = asyncio.Event()
@@ -85,8 +87,8 @@ class Member:
 
     def bury(self) -> None:
         """Let go of what a dead process would take with it: programs that nobody advances any more."""
-        for live in self.node._live.values() if self.node is not None else ():
-            live.close()
+        if self.node is not None:
+            self.node.lives.close()
 
     def broken_tasks(self) -> list[str]:
         """Return what has ended by an exception and should not have ended."""

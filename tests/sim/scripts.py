@@ -30,7 +30,8 @@ def _draw(rng: Random, depth: int) -> list[Any]:
     kind = rng.choice(simple if depth >= 3 else simple + nested)
     match kind:
         case "work":
-            return ["work", _duration(rng), rng.choice((0, 0, 0, 1, 2, 5)), rng.choice((1, 3, 3, 4))]
+            where = [rng.choice(("", "", "far")), rng.random() < 0.2]
+            return ["work", _duration(rng), rng.choice((0, 0, 0, 1, 2, 5)), rng.choice((1, 3, 3, 4)), *where]
         case "sleep":
             return ["sleep", rng.choice((0.01, 0.5, 2.0, 7.0))]
         case "wait":
@@ -53,8 +54,8 @@ def register(app: App, world: World) -> Any:
     """Register the workflow that plays scripts, and its activity, with an app. Return the workflow."""
 
     @app.activity(retry=hf.Retry(max_attempts=3, initial_ms=200, most_ms=2_000))
-    async def work(seconds: float, failures: int) -> str:
-        return await world.effect(seconds, failures)
+    async def work(seconds: float, failures: int, is_later: bool = False) -> str:
+        return await world.effect(seconds, failures, is_later)
 
     @app.workflow
     async def play(script: list[Any], seen: list[Any]) -> list[Any]:
@@ -93,9 +94,9 @@ class Player:
     def _inner(self) -> Player:
         return Player(self._activity, self._workflow, [], is_top=False)
 
-    async def _work(self, seconds: float, failures: int, attempts: int) -> Any:
+    async def _work(self, seconds: float, failures: int, attempts: int, queue: str, is_later: bool) -> Any:
         policy = hf.Retry(max_attempts=attempts, initial_ms=200, most_ms=2_000)
-        return await self._activity.options(retry=policy)(seconds, failures)
+        return await self._activity.options(retry=policy, queue=queue)(seconds, failures, is_later)
 
     async def _sleep(self, seconds: float) -> Any:
         await (hf.sleep(seconds) if self._is_top else asyncio.sleep(seconds))

@@ -71,6 +71,7 @@ class Simulation:
         self._rng = Random(f"clients {seed}")
         self.cluster = Cluster(world, self._rng.choice((2, 2, 3)))
         self._client = FaultyStore(world.store, self.cluster.weather, Random(f"client {seed}"))
+        world.client = self._client
         self._plans: dict[str, Script] = {f"r{number}": draw_script(self._rng) for number in range(runs)}
         self._sent = 0
         self._waiting: dict[str, list[tuple[Any, asyncio.Task[Any]]]] = {}
@@ -194,6 +195,9 @@ class Simulation:
         world = self._world
         for violation in check_drained(await system_view(world.store, world.acknowledged)):
             world.violate(f"{violation.run_id}: {violation.invariant}: {violation.problem}")
+        left = (await world.store.stats()).jobs
+        if left:
+            world.violate(f"every run has finished, and {left} jobs are left in queues")
         for head in await world.store.find_runs(port.RunQuery()):
             await self._judge_run(head)
         for run_id, waiting in self._waiting.items():

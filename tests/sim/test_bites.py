@@ -10,6 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.core import decide
+from holdfast.core.pen import NOTHING, Decision, Pen
+from holdfast.core.state import OpenStep
 from holdfast.engine.node import Node
 from holdfast.engine.turn import TurnDraft
 from holdfast.store import port
@@ -69,7 +71,8 @@ def test_it_finds_a_store_that_does_not_look_at_the_epoch(monkeypatch: pytest.Mo
         return commit(self, replace(turn, epoch=self.head.lease_epoch), now)
 
     monkeypatch.setattr(Run, "commit", commit_anyway)
-    assert "committed a turn of a run that belongs to" in first_finding()
+    found = first_finding()
+    assert "committed a turn of a run that belongs to" in found or "no node has the run" in found
 
 
 @pytest.mark.contract("SIG-4")
@@ -113,3 +116,18 @@ def test_it_finds_outcomes_that_are_dropped_when_the_store_fails(monkeypatch: py
 
     monkeypatch.setattr(Node, "_commit", commit_once)
     assert first_finding() != "nothing"
+
+
+@pytest.mark.contract("ACT-1")
+def test_it_finds_jobs_that_outlive_their_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TurnDraft, "_jobs_closed", lambda self: ())
+    assert "nobody waits for it to be carried out" in first_finding()
+
+
+@pytest.mark.contract("ACT-1", "OWN-3")
+def test_it_finds_a_detached_activity_that_is_given_up_with_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forget(step: OpenStep, until: int | None, pen: Pen) -> Decision:
+        return NOTHING
+
+    monkeypatch.setattr(decide, "_detach", forget)
+    assert "is open and no node has the run" in first_finding()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from contextvars import Context
 from hashlib import sha256
 from random import Random
 
@@ -18,9 +19,11 @@ from holdfast.core import events as e
 from holdfast.core.events import Event
 from holdfast.core.invariants import check
 from holdfast.core.messages import AcceptedSignalResult, Message
-from holdfast.core.state import retry_token
-from holdfast.engine.activities import activity_context
-from holdfast.errors import NotDurable
+from holdfast.core.state import retry_token, state_of
+from holdfast.core.tokens import read_token
+from holdfast.engine.activities import ActivityContext, activity_context
+from holdfast.engine.completion import report_result
+from holdfast.errors import CallerError, NotDurable, StoreError
 from holdfast.store import port
 from holdfast.store.memory import MemoryStore
 from holdfast.testing.faults import OrderedWakeups
@@ -51,6 +54,8 @@ class World:
         self.counts: dict[str, int] = {}
         self.digest = sha256()
         self.store = WatchedStore(self)
+        self.client: port.Store = self.store
+        self.said: dict[tuple[str, str], list[object]] = {}
 
     def note(self, line: str, count: str | None = None) -> None:
         """Add a line to the trace, and count what it tells of."""
@@ -69,8 +74,11 @@ class World:
 
     # --- effects
 
-    async def effect(self, seconds: float, failures: int) -> str:
-        """Do something in the world, as an activity. Fails as many times as asked for, and then works."""
+    async def effect(self, seconds: float, failures: int, is_later: bool) -> str:
+        """Do something in the world, as an activity. Fails as many times as asked for, and then works.
+
+        What is to come later is reported by somebody who is no node, after twice the time.
+        """
         try:
             context = activity_context()
         except NotDurable:
@@ -79,9 +87,18 @@ class World:
         process = current_process()
         by = process.name if process else ""
         run_id, step_id = context.run_id, context.step_id
-        self._check_dispatch(run_id, step_id, context.attempt)
+        self._check_dispatch(context)
         self.note(f"work   {run_id} {step_id} attempt {context.attempt}", "effects")
+        said = self.said.setdefault((run_id, step_id), [None])
+        if context.details not in said:
+            self.violate(f"{run_id} {step_id}: nobody has said {context.details!r} of its progress")
+        said.append([by, context.attempt])
+        context.heartbeat(said[-1])
         await asyncio.sleep(seconds)
+        if is_later:
+            report = self._report_later(context.token, run_id, step_id, 2 * seconds)
+            self.loop.create_task(report, context=Context())  # outside of every process
+            context.complete_later()
         done = self.effects.setdefault((run_id, step_id), [])
         if sum(effect.result is None for effect in done) < failures:
             done.append(Effect(None, by))
@@ -89,18 +106,42 @@ class World:
         done.append(Effect(f"{step_id}/{len(done)}", by))
         return done[-1].result or ""
 
-    def _check_dispatch(self, run_id: str, step_id: str, attempt: int) -> None:
-        """Work is begun only after the commit that scheduled it, and never before its time."""
+    async def _report_later(self, token: str, run_id: str, step_id: str, seconds: float) -> None:
+        """Report an outcome by its token, until there is an answer."""
+        await asyncio.sleep(seconds)
+        done = self.effects.setdefault((run_id, step_id), [])
+        done.append(Effect(f"{step_id}/{len(done)}", "outside"))
+        while True:
+            try:
+                await report_result(self.client, token, done[-1].result)
+                self.note(f"later  {run_id} {step_id}", "reports")
+            except StoreError:
+                await asyncio.sleep(0.3)
+                continue
+            except CallerError as refusal:
+                self.note(f"later  {run_id} {step_id} refused: {refusal.code}", "late reports")
+            return
+
+    def _check_dispatch(self, context: ActivityContext) -> None:
+        """Work is begun only after the commit that scheduled it, and never before its time.
+
+        A job that is taken again counts on by itself; that it is not taken early is checked when it is.
+        """
+        run_id, step_id, attempt = context.run_id, context.step_id, read_token(context.token).engine_attempt_id
         dispatches = [
             event
             for event in self.store.events_of(run_id)
-            if event.step_id == step_id and isinstance(event.data, e.StepStarted | e.StepRetried)
+            if event.step_id == step_id
+            and isinstance(event.data, e.StepStarted | e.StepRetried)
+            and (event.engine_attempt_id or 1) <= attempt
         ]
-        if len(dispatches) < attempt:
+        first = dispatches[0].data if dispatches else None
+        is_queued = isinstance(first, e.StepStarted) and first.queue != ""
+        if not dispatches or (not is_queued and dispatches[-1].engine_attempt_id != attempt):
             self.violate(f"{run_id} {step_id}: attempt {attempt} began before it was committed")
             return
-        last = dispatches[attempt - 1].data
-        due_at = last.due_at if isinstance(last, e.StepRetried) else None
+        last = dispatches[-1].data
+        due_at = last.due_at if isinstance(last, e.StepRetried) and not is_queued else None
         if due_at is not None and due_at > self.store.time():
             self.violate(f"{run_id} {step_id}: attempt {attempt} began {due_at - self.store.time()} us early")
 
@@ -130,6 +171,8 @@ class World:
             results = [effect.result for effect in effects]
             if codec.decode(body.result, str) not in results:
                 self.violate(f"{where}: the result {bytes(body.result)!r} was recorded and is none of {results}")
+        elif isinstance(body, e.StepFailed) and body.error.code == "WorkerLost":
+            self.note(f"given up {where}", "lost workers")
         elif isinstance(body, e.StepFailed) and not any(effect.result is None for effect in effects):
             self.violate(f"{where}: a failure was recorded and nothing has failed")
         elif isinstance(body, e.StepRetried) and body.reason == "node lost":
@@ -146,7 +189,8 @@ class World:
         """An attempt is lost only if it may have been made: its message, if it had one, was taken."""
         attempt = (event.engine_attempt_id or 0) - 1
         token = retry_token(event.step_id or "", attempt)
-        if any(message.waiting_token == token for message in self.store.messages_of(event.run_id)):
+        waiting = [message for message in self.store.messages_of(event.run_id) if message.type == "RetryDue"]
+        if any(message.waiting_token == token for message in waiting):
             self.violate(f"{event.run_id} {event.step_id}: attempt {attempt} was given up and never made")
 
 
@@ -181,6 +225,20 @@ class WatchedStore(MemoryStore):
             else:
                 await self._world.check_commit(turn, head, answer)
         return answers
+
+    async def take(
+        self, node: str, queues: Sequence[str], activities: Sequence[str], limit: int, visible_ms: int
+    ) -> list[port.Job]:
+        """Take jobs, and check that each is due, and to be done."""
+        jobs = await super().take(node, queues, activities, limit, visible_ms)
+        for job in jobs:
+            self._world.note(f"take   {job.run_id} {job.step_id} attempt {job.engine_attempt_id}", "takes")
+            if job.due_at is not None and job.due_at > self.time():
+                self._world.violate(f"{job.run_id} {job.step_id}: taken {job.due_at - self.time()} us early")
+            step = state_of(job.run_id, self.events_of(job.run_id)).open_steps.get(job.step_id)
+            if step is None or step.is_detached:
+                self._world.violate(f"{job.run_id} {job.step_id}: taken, and nobody waits for it to be carried out")
+        return jobs
 
 
 def _names(events: Sequence[Event]) -> str:

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from holdfast.core.snapshot import runtime_snapshot
@@ -24,6 +23,7 @@ from holdfast.store.port import (
     Committed,
     Created,
     Duplicate,
+    Job,
     LoadedRun,
     MailboxQuery,
     PurgeReport,
@@ -37,8 +37,10 @@ from holdfast.store.port import (
 )
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import read_history, read_picture
+from holdfast.testing.store_suite_base import BAD_NAMES
+from tests.store.comparing import answer_of, narrowed, plain, show
 from tests.store.random_turns import Held, open_task_answers, random_turn, spoiled
-from tests.store.random_values import MISSING, NODES, Values
+from tests.store.random_values import ACTIVITIES, MISSING, NODES, QUEUES, VISIBLE_MS, Values
 
 LIMITS = Limits(
     signal_payload_bytes=100,
@@ -79,6 +81,7 @@ class World:
         self.held: list[Held] = []
         self.tried: list[tuple[Turn, Held]] = []
         self.won: list[Turn] = []
+        self.taken: list[tuple[str, Job]] = []
         self.trace: list[tuple[str, Any]] = []
         self.picture: dict[str, Any] = {"runs": [], "waits": [], "tasks": [], "events": {}}
         self.folded: dict[str, int] = {}
@@ -101,9 +104,11 @@ class World:
     async def ask(self, verb: str, *arguments: Any) -> Any:
         """Ask every store the same, and return the answer; None if it was an error."""
         self.trace.append((verb, arguments))
-        answers = [await _outcome(getattr(subject.store, verb), arguments) for subject in self.subjects]
+        answers = [await answer_of(getattr(subject.store, verb), arguments) for subject in self.subjects]
+        if verb == "migrate":  # every store counts the versions of its own schema
+            answers = [answer >= 1 for answer in answers]
         for subject, answer in zip(self.subjects, answers, strict=True):
-            if _plain(answer) != _plain(answers[0]):
+            if plain(answer) != plain(answers[0]):
                 self.fail(
                     f"{verb} is answered differently", (self.subjects[0].name, answers[0]), (subject.name, answer)
                 )
@@ -115,7 +120,7 @@ class World:
 
     async def compare_pictures(self) -> None:
         """Compare everything that can be read, and check what must hold in any store at any time."""
-        pictures = [await read_picture(subject.store, NODES) for subject in self.subjects]
+        pictures = [await read_picture(subject.store, NODES, QUEUES) for subject in self.subjects]
         for subject, picture in zip(self.subjects, pictures, strict=True):
             if picture != pictures[0]:
                 self.differ("the contents are different", pictures[0], subject, picture)
@@ -137,15 +142,15 @@ class World:
 
     def differ(self, problem: str, expected: Any, subject: Subject, found: Any) -> None:
         """End the sequence with the place where two stores begin to differ."""
-        where, expected, found = _narrowed(_plain(expected), _plain(found))
+        where, expected, found = narrowed(plain(expected), plain(found))
         self.fail(f"{problem} {where}".rstrip(), (self.subjects[0].name, expected), (subject.name, found))
 
     def fail(self, problem: str, *shown: tuple[str, Any]) -> None:
         """End the sequence with what is needed to understand it."""
         lines = [f"operation {len(self.trace)}: {problem}"]
-        lines += [f"  {name}: {_show(value)}" for name, value in shown]
+        lines += [f"  {name}: {show(value)}" for name, value in shown]
         lines += ["the last operations:"]
-        lines += [f"  {verb} {_show(arguments)}" for verb, arguments in self.trace[-STEPS_BACK:]]
+        lines += [f"  {verb} {show(arguments)}" for verb, arguments in self.trace[-STEPS_BACK:]]
         raise Difference("\n".join(lines))
 
     # --- what is there, as the reference says
@@ -171,7 +176,8 @@ class World:
         mailboxes = self.picture.get("mailboxes", {}).values()
         accepted = [kept.accepted_at for mailbox in mailboxes for kept in mailbox]
         ends = [at + length for at in accepted for length in (LIMITS.acceptance_retention_ms * 1_000, MINUTE)]
-        return [*ends, *(due for due in self.picture.get("next_due", {}).values() if due is not None)]
+        dues = [*self.picture.get("next_due", {}).values(), *self.picture.get("next_visible", {}).values()]
+        return [*ends, *(due for due in dues if due is not None)]
 
     async def hold(self, node: str, run: LoadedRun) -> Held:
         """Put a run into the hands of a node."""
@@ -217,6 +223,13 @@ class World:
             for field in answer.__struct_fields__:
                 self.reached[f"purge: {field}"] += bool(getattr(answer, field))
             self.reached["purge: dry run"] += arguments[0].dry_run and answer != PurgeReport()
+        elif verb == "take":
+            for job in answer:
+                kinds = ("first", "again") if job.due_at is None else ("due", "again")
+                self.reached[f"take: {kinds[job.engine_attempt_id > job.first_engine_attempt_id]}"] += 1
+        elif verb == "beat":
+            for beat, is_kept in zip(arguments[1], answer, strict=True):
+                self.reached[f"beat: {'job' if beat.queue else 'own'} {'kept' if is_kept else 'lost'}"] += 1
         elif verb in ("create", "deliver", "commit"):
             for item, outcome in zip(arguments[0], answer, strict=True):
                 self.reached[f"{verb}: {self._item_outcome(item, outcome)}"] += 1
@@ -338,6 +351,26 @@ async def release(world: World) -> None:
     await world.ask("release", values.pick(NODES), named)
 
 
+async def take(world: World) -> None:
+    """Let a node take jobs."""
+    values = world.values
+    queues, activities = values.some(QUEUES, 3), values.some(ACTIVITIES, 3)
+    if values.happens(0.05):
+        queues = [*queues, values.pick(BAD_NAMES)]  # type: ignore[list-item]
+    node = values.pick(NODES)
+    taken = await world.ask("take", node, queues, activities, values.limit(), values.pick(VISIBLE_MS))
+    world.taken = [*world.taken[-20:], *((node, job) for job in taken or ())]
+
+
+async def beat(world: World) -> None:
+    """Let a node beat for what it, or somebody else, has taken, and for runs that it may own."""
+    values = world.values
+    node = values.pick(NODES)
+    mine = [job for taker, job in world.taken if taker == node or values.happens(0.1)]
+    beats = [values.beat(world.run_ids, mine) for _ in range(values.number(0, 4))]
+    await world.ask("beat", node, beats, values.pick(VISIBLE_MS))
+
+
 async def pass_time(world: World) -> None:
     """Let time pass: a moment, longer than leases and records last, or exactly until something happens."""
     values, now = world.values, world.clock.now()
@@ -390,7 +423,7 @@ async def read(world: World) -> None:
         ("find_tasks", (values.task_query(run_ids, world.picture["tasks"]),)),
         ("read_events", (values.pick((*run_ids, MISSING)), values.number(-1, 5), values.pick((None, values.limit())))),
         ("load", ([*values.some(run_ids, 5), MISSING] * values.pick((1, 1, 1, 9)),)),
-        ("next_due", (values.pick((*NODES, MISSING)),)),
+        ("next_due", (values.pick((*NODES, MISSING)), None, values.some(QUEUES, 3))),
         values.pick(NONSENSE),
         ("now", ()),
         ("stats", ()),
@@ -409,6 +442,11 @@ NONSENSE: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("find_mailbox", (MailboxQuery(run_id=MISSING, after=2**70),)),
     ("find_tasks", (TaskQuery(role="\ud800"),)),
     ("next_due", ("\ud800",)),
+    ("next_due", (MISSING, None, [""])),
+    ("take", ("\ud800", ["mail"], ["charge"], 1, 1)),
+    ("take", (MISSING, ["mail"], ["charge"], 1, 2**70)),
+    ("beat", ("\ud800", [], 1)),
+    ("beat", (MISSING, [None], 1)),
     ("claim", ("\ud800", 1)),
     ("release", ("\ud800",)),
     ("renew", (MISSING, 2**70)),
@@ -423,57 +461,11 @@ OPERATIONS: list[tuple[int, Callable[[World], Awaitable[None]]]] = [
     (26, commit),
     (12, renew),
     (3, release),
+    (12, take),
+    (10, beat),
     (12, pass_time),
     (2, set_clock_back),
     (2, lose_record),
     (5, purge),
     (6, read),
 ]
-
-
-async def _outcome(verb: Callable[..., Awaitable[Any]], arguments: tuple[Any, ...]) -> Any:
-    try:
-        return await verb(*arguments)
-    except HoldfastError as error:
-        return error
-
-
-def _plain(answer: Any) -> Any:
-    """Return the answer so that equal answers of two stores are equal: errors compare by what they say."""
-    if isinstance(answer, HoldfastError):
-        return _without_place(answer)
-    if isinstance(answer, Refused):
-        return "refused", _without_place(answer.error)
-    if isinstance(answer, list):
-        return [_plain(item) for item in answer]
-    return answer
-
-
-def _without_place(error: HoldfastError) -> dict[str, Any]:
-    """Return what an error says. Faults of the store itself may name its own file, so only their code counts."""
-    return {"code": error.code} if error.code.startswith("Store") else error.as_dict()
-
-
-def _narrowed(expected: Any, found: Any) -> tuple[str, Any, Any]:
-    """Return the path to the first difference, and what stands there on either side."""
-    if isinstance(expected, msgspec.Struct) and type(expected) is type(found):
-        expected, found = msgspec.structs.asdict(expected), msgspec.structs.asdict(found)
-    if isinstance(expected, dict) and isinstance(found, dict) and expected.keys() == found.keys():
-        keys: Any = expected.keys()
-    elif isinstance(expected, (list, tuple)) and isinstance(found, (list, tuple)) and len(expected) == len(found):
-        keys = range(len(expected))
-    else:
-        return "", expected, found
-    for key in keys:
-        if expected[key] != found[key]:
-            where, inner_expected, inner_found = _narrowed(expected[key], found[key])
-            return f"[{key!r}]{where}", inner_expected, inner_found
-    return "", expected, found
-
-
-def _show(value: Any) -> str:
-    try:
-        text = msgspec.json.encode(value, enc_hook=lambda other: getattr(other, "as_dict", other.__repr__)()).decode()
-    except (TypeError, ValueError, msgspec.MsgspecError):  # not everything that is sent can be written down
-        text = repr(value)
-    return text if len(text) < 4_000 else f"{text[:4_000]}…"

@@ -13,8 +13,8 @@ from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, MessageType, SignalRequest
 from holdfast.core.records import ActivityRecord, Task, Wait
 from holdfast.core.state import RunStatus
-from holdfast.store.port import MailboxQuery, NewRun, PurgePolicy, RunQuery, TaskQuery, WaitQuery
-from holdfast.testing.samples import message, new_run, record
+from holdfast.store.port import Beat, Job, MailboxQuery, NewRun, PurgePolicy, RunQuery, TaskQuery, WaitQuery
+from holdfast.testing.samples import job, message, new_run, record
 from holdfast.testing.store_suite_base import BAD_NAMES, STRANGE_IDS
 
 T = TypeVar("T")
@@ -29,6 +29,9 @@ ROLES = ("clerk", "boss", "Boss")
 PEOPLE = (None, "ann", "bob'; --")
 PAYLOADS = (b"null", b"1", b'"x"', b'{ "a": 1.50 }', '"é\u2028"'.encode())
 LIMITS = (1, 2, 5, 100, 100, 100)
+QUEUES = ("mail", "Mail", "\u00e9")
+ACTIVITIES = ("charge", "refund", "a:b")
+VISIBLE_MS = (1, 1_000, 30_000)
 KINDS: tuple[MessageType, ...] = ("TimerDue", "RetryDue", "InternalContinue")
 MISSING = "missing"
 
@@ -220,6 +223,39 @@ class Values:
         kind = self.pick(KINDS)
         drawn = message(run_id, f"m-{self.number(1, 5)}{self.pick(('', 'é'))}", due_at=due_at, kind=kind)
         return replace(drawn, payload=Raw(self.pick(PAYLOADS)), occurred_at=now, waiting_token=self.pick((None, "t")))
+
+    # --- jobs
+
+    def job(self, run_id: str, now: Instant) -> Job:
+        """Draw an activity for a queue, rarely one that cannot be stored."""
+        drawn = job(
+            run_id,
+            self.pick(STEPS),
+            self.pick(QUEUES),
+            activity_name=self.pick(ACTIVITIES),
+            attempt=self.number(1, 3),
+            due_at=self.pick((None, None, now, now - 5_000, now + 1_000_000)),
+        )
+        if self.happens(0.2):
+            drawn = replace(drawn, details=Raw(self.pick(PAYLOADS)), input=Raw(self.pick(PAYLOADS)))
+        if self.happens(0.03):
+            field = self.pick(("run_id", "step_id", "queue", "activity"))
+            return replace(drawn, **{field: self.pick(BAD_NAMES)})
+        return replace(drawn, input=Raw(b"{oops")) if self.happens(0.02) else drawn
+
+    def beat(self, run_ids: Sequence[str], taken: Sequence[Job]) -> Beat:
+        """Draw a beat: of a job that was taken at some time, of an activity of a run's owner, or a wrong one."""
+        if taken and self.happens(0.7):
+            one = self.pick(taken)
+            drawn = Beat(
+                run_id=one.run_id, step_id=one.step_id, queue=one.queue, engine_attempt_id=one.engine_attempt_id
+            )
+        else:
+            queue = self.pick(("", "", "", "mail"))
+            drawn = Beat(run_id=self.pick((*run_ids, MISSING)), step_id=self.pick(STEPS), queue=queue)
+        if self.happens(0.02):
+            return replace(drawn, details=Raw(b"{oops"))
+        return replace(drawn, details=Raw(self.pick(PAYLOADS))) if self.happens(0.6) else drawn
 
     # --- what is asked
 

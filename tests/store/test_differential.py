@@ -85,11 +85,14 @@ MUST_BE_REACHED = {
         Message Accepted; Message Duplicate; Message InvalidInput; Message NotFound; Message RunTerminal;
         raised InvalidInput""",
     "commit": """committed; committed again; conflict no such run; conflict version; conflict epoch;
-        conflict finished; conflict event exists; conflict task is open; raised InvalidInput""",
+        conflict finished; conflict event exists; conflict task is open;
+        conflict cannot be stored; raised InvalidInput""",
     "claim": "free; own; orphan; raised LeaseExpired; raised InvalidInput",
     "renew": "something; raised InvalidInput",
     "release": "something; nothing",
     "next_due": "something; nothing",
+    "take": "first; due; again; raised InvalidInput",
+    "beat": "job kept; job lost; own kept; own lost; raised InvalidInput",
     "load": "something; raised InvalidInput",
     "find_runs": "something; nothing; raised InvalidInput",
     "find_waits": "something; nothing; raised InvalidInput",

@@ -8,21 +8,24 @@ import asyncio
 import sqlite3
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from holdfast.core import codec
 from holdfast.core.events import UnknownBody
 from holdfast.core.messages import ActivitySucceeded
 from holdfast.core.snapshot import project_run, runtime_snapshot
 from holdfast.core.state import COMPLETED, RUNNING, state_of
 from holdfast.errors import SignalAcceptanceIndeterminate, StoreTooNew
-from holdfast.store.port import Accepted, Created, Duplicate, Existing, PurgePolicy, Refused, RunQuery
+from holdfast.store.port import Accepted, Beat, Created, Duplicate, Existing, PurgePolicy, Refused, RunQuery
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.sqlite.database import APPLICATION_ID
 from holdfast.store.sqlite.migrate import latest_version
 from holdfast.testing.clock import START, VirtualClock
-from holdfast.testing.samples import SampleNode, activity, complete, new_run, record, signal, task, timer, wait
+from holdfast.testing.samples import SampleNode, activity, complete, job, new_run, record, signal, task, timer, wait
 
 FORMATS = sorted((Path(__file__).parent / "formats").glob("*.sql"))
 DAY_MS = 86_400_000
@@ -42,6 +45,13 @@ async def write_sample(path: Path) -> None:
     await node.commit(turn)
     await node.start("sleeping", timer(START + 1_000_000))
     await node.start("done", complete("shipped"))
+    mailing = await node.turn(await node.load("asking"))
+    await node.commit(replace(mailing, jobs=(job("asking", "print"), job("asking", "send"))))
+    await store.take("node-b", ["mail"], ["charge"], 1, 60_000)
+    beats = [("asking", "print", "mail", "page 7"), ("charging", "charge", "", "asked the bank")]
+    for run_id, step_id, queue, details in beats:
+        one = Beat(run_id=run_id, step_id=step_id, queue=queue, details=codec.encode(details))
+        await store.beat("node-b" if queue else "node-a", [one], 60_000)
     clock.advance(ms=5)
     await store.create([new_run("queued", now=clock.now(), value={"cents": 4200})])
     await store.close()
@@ -59,6 +69,12 @@ def old_file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     path = tmp_path / "old.db"
     restore(request.param, path)
     return path
+
+
+def first_format(path: Path) -> int:
+    """Return the number of the format in which a file was begun."""
+    with closing(sqlite3.connect(path)) as db:
+        return int(db.execute("SELECT max(version) FROM holdfast_schema WHERE applied_at = ?", (START,)).fetchone()[0])
 
 
 def change(path: Path, script: str) -> None:
@@ -95,6 +111,24 @@ async def test_old_writer_new_reader_sees_everything_and_goes_on(old_file: Path)
     await store.close()
 
 
+@pytest.mark.contract("FMT-1", "ACT-1")
+async def test_jobs_of_any_format_since_there_are_jobs_are_taken(old_file: Path) -> None:
+    clock = VirtualClock(START + 10_000)
+    store = await SqliteStore.open(old_file, clock=clock)
+    await store.migrate()
+    asking, charging = await store.load(["asking", "charging"])
+    assert asking is not None
+    assert charging is not None
+    queued = [] if first_format(old_file) < 2 else [("send", 1), ("print", 2)]
+    assert asking.details == ({"print": codec.encode("page 7")} if queued else {})
+    assert charging.details == ({"charge": codec.encode("asked the bank")} if queued else {})
+    taken = await store.take("node-c", ["mail"], ["charge"], 10, 1_000)
+    clock.advance(ms=60_000)
+    taken += [one for one in await store.take("node-c", ["mail"], ["charge"], 10, 1_000) if one.step_id == "print"]
+    assert [(one.step_id, one.engine_attempt_id) for one in taken] == queued
+    await store.close()
+
+
 @pytest.mark.contract("FMT-1", "SIG-6")
 async def test_missing_records_mean_what_they_meant_before_there_were_records(old_file: Path) -> None:
     change(old_file, "DELETE FROM activity_records; DELETE FROM acceptance_records;")
@@ -115,6 +149,9 @@ async def test_missing_records_mean_what_they_meant_before_there_were_records(ol
 @pytest.mark.contract("FMT-1", "EVT-3")
 async def test_new_writer_old_reader_ignores_what_it_does_not_know_and_keeps_it(old_file: Path) -> None:
     """This code stands for the old one: a newer schema, table, event type and field were added under its feet."""
+    store = await SqliteStore.open(old_file, clock=VirtualClock())
+    await store.migrate()
+    await store.close()
     change(
         old_file,
         """

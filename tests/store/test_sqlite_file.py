@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,19 @@ from holdfast.errors import StoreUnavailable, StoreUnsafe
 from holdfast.store.port import Created, RunQuery
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing.clock import VirtualClock
-from holdfast.testing.samples import SampleNode, activity, message, new_run, signal
+from holdfast.testing.samples import SampleNode, activity, job, message, new_run, signal, wait
+from holdfast.testing.store_suite_queues import put
 
 
 async def opened(path: Path, clock: VirtualClock | None = None) -> SqliteStore:
     store = await SqliteStore.open(path, clock=clock)
     await store.migrate()
     return store
+
+
+def change(path: Path, script: str) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(script)
 
 
 @pytest.mark.contract("STO-1")
@@ -104,15 +111,44 @@ async def test_poison_in_one_run_never_stops_another(tmp_path: Path) -> None:
     store = await opened(tmp_path / "a.db", clock=VirtualClock())
     await store.create([new_run("bad"), new_run("good")])
     await store.deliver([message("bad", "m-1")])
-    damage = sqlite3.connect(tmp_path / "a.db")
-    damage.execute("UPDATE messages SET message = '{oops' WHERE signal_id = 'm-1'")
-    damage.commit()
-    damage.close()
+    change(tmp_path / "a.db", "UPDATE messages SET message = '{oops' WHERE signal_id = 'm-1'")
     node = SampleNode(store)
     assert [run.head.run_id for run in await node.claim(1)] == []
     assert [run.head.run_id for run in await node.claim(1)] == ["good"]
     [head] = [head for head in await store.find_runs(RunQuery()) if head.run_id == "bad"]
     assert (head.lease_owner, head.ready_at) == (None, await store.now() + 60_000_000)
+    await store.close()
+
+
+@pytest.mark.contract("MSG-3", "INV")
+async def test_a_job_that_makes_no_sense_is_put_aside(tmp_path: Path) -> None:
+    store = await opened(tmp_path / "a.db", clock=VirtualClock())
+    await put(SampleNode(store), job("bad"), job("good"))
+    change(tmp_path / "a.db", "UPDATE jobs SET job = '{oops' WHERE run_no = 1")
+    assert await store.take("node-b", ["mail"], ["charge"], 1, 1_000) == []
+    assert await store.take("node-b", ["mail"], ["charge"], 1, 1_000) == [job("good")]
+    assert (await store.stats()).jobs == 2
+    await store.close()
+
+
+@pytest.mark.contract("FMT-1", "INV")
+async def test_jobs_that_a_node_without_queues_left_behind_are_not_taken(tmp_path: Path) -> None:
+    """Code of format 1 neither deletes the jobs of a run that it finishes, nor those of one that it purges."""
+    store = await opened(tmp_path / "a.db", clock=VirtualClock())
+    node = SampleNode(store)
+    await put(node, job("living"), job("finished"), job("finished", "other"), job("purged"))
+    change(
+        tmp_path / "a.db",
+        """
+        UPDATE runs SET finished_at = updated_at, status = 'COMPLETED' WHERE run_id = 'finished';
+        DELETE FROM events WHERE run_no = (SELECT run_no FROM runs WHERE run_id = 'purged');
+        DELETE FROM waits WHERE run_no = (SELECT run_no FROM runs WHERE run_id = 'purged');
+        DELETE FROM runs WHERE run_id = 'purged';
+        """,
+    )
+    assert (await node.start("next", wait("go"))).head.run_id == "next"
+    assert await store.take("node-b", ["mail"], ["charge"], 10, 1_000) == [job("living")]
+    assert (await store.stats()).jobs == 1
     await store.close()
 
 

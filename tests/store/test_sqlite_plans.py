@@ -4,9 +4,14 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from holdfast.core.events import NULL
+from holdfast.store.port import Beat
 from holdfast.store.sqlite import SqliteStore
-from holdfast.testing.samples import SampleNode, activity, complete, message, new_run, record, signal, timer, wait
+from holdfast.store.sqlite.owning import NEXT_VISIBLE
+from holdfast.testing.samples import SampleNode, activity, complete, job, message, new_run, record, signal, timer, wait
+from holdfast.testing.store_suite_queues import queue_turn
 
 MAY_BE_WALKED = ("SCAN json_each", "SCAN CONSTANT ROW", "SCAN nodes", "SCAN holdfast_schema", "SCAN sqlite_master")
 
@@ -36,7 +41,14 @@ async def test_hot_statements_use_their_indexes(tmp_path: Path) -> None:
     await store.deliver([signal("run-1", signal_id="s", require_waiting=True), message("run-1")])
     await node.step("run-1", records=[record("run-1")])
     await node.step("run-2", complete())
-    await store.next_due(node.name)
+    await node.commit(await queue_turn(node, [job("run-4"), job("run-4", "other")], run="run-4"))
+    await node.commit(await queue_turn(node, closed=["other"], run="run-4"))
+    assert await store.next_due(node.name, None, ["mail"]) is not None
+    assert len(await store.take("taker", ["mail", "post"], ["charge"], 10, 1_000)) == 1
+    beats = [Beat(run_id="run-4", step_id="charge", queue=queue, details=NULL) for queue in ("mail", "")]
+    assert await store.beat("taker", beats, 1_000) == [True, False]
+    assert await store.beat(node.name, [replace(beats[1], step_id="mine")], 1_000) == [True]
+    await node.step("run-4", complete())
     await SampleNode(store, "other").claim()
     await store.release(node.name, ["run-3"])
     await store.read_events("run-1", 2)
@@ -73,6 +85,11 @@ async def test_hot_statements_use_their_indexes(tmp_path: Path) -> None:
         ),
         ("SELECT node FROM nodes WHERE lease_until <= 1 ORDER BY lease_until", "nodes_lease"),
         ("SELECT min(due_at) FROM messages WHERE run_no = 1", "messages_due"),
+        (
+            "SELECT activity FROM jobs WHERE queue = 'q' AND visible_at <= 1 ORDER BY visible_at, run_no, step_id",
+            "COVERING INDEX jobs_visible",
+        ),
+        (NEXT_VISIBLE.replace("?", "'q'"), "COVERING INDEX jobs_visible"),
     ],
 )
 async def test_each_index_serves_its_question_without_sorting(tmp_path: Path, statement: str, index: str) -> None:

@@ -11,7 +11,7 @@ from cyclopts import Parameter, validators
 
 from holdfast.cli.ending import FINE
 from holdfast.cli.target import load_app
-from holdfast.engine.app import App
+from holdfast.engine.activities import THREADS
 from holdfast.engine.node import NodeOptions
 
 LEFT_BEHIND_S = 2.0
@@ -26,6 +26,8 @@ def node(
     *,
     store: str | None = None,
     name: str | None = None,
+    queue: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+    runs: bool = True,
     drain_s: Annotated[float, Parameter(validator=validators.Number(gte=0))] = NodeOptions().drain_s,
 ) -> int:
     """Run workflows until SIGTERM or Ctrl-C, then finish what is under way and give the rest back.
@@ -40,23 +42,22 @@ def node(
         The address of the store, such as sqlite:///orders.db; otherwise HOLDFAST_STORE, then sqlite:///holdfast.db.
     name: str
         What the node is called in logs and histories; each start adds something of its own.
+    queue: str
+        A queue whose activities are carried out here; may be given several times.
+    runs: bool
+        Whether to run workflows; with --no-runs nothing but activities from queues.
     drain_s: float
         How long activities may go on after the first signal, in seconds.
     """
     app = load_app(target)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    leaving = threading.Timer(LEFT_BEHIND_S, _leave)
-    leaving.daemon = True
-    try:
-        asyncio.run(_serve(app, store, name, NodeOptions(drain_s=drain_s), leaving))
-    finally:
-        leaving.cancel()
+    options = NodeOptions(queues=queue, takes_runs=runs, drain_s=drain_s)
+    asyncio.run(app.serve(store, name=name, options=options))
+    if any(thread.name.startswith(THREADS) for thread in threading.enumerate()):
+        leaving = threading.Timer(LEFT_BEHIND_S, _leave)
+        leaving.daemon = True
+        leaving.start()
     return FINE
-
-
-async def _serve(app: App, store: str | None, name: str | None, options: NodeOptions, leaving: threading.Timer) -> None:
-    await app.serve(store, name=name, options=options)
-    leaving.start()
 
 
 def _leave() -> None:

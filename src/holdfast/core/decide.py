@@ -12,6 +12,9 @@ and nothing follows. Duplicates are harmless for the same reason.
 from collections.abc import Callable
 from typing import Any, get_args
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core import messages as m
@@ -19,11 +22,20 @@ from holdfast.core.controls import control
 from holdfast.core.events import EngineRunRef
 from holdfast.core.instants import Instant
 from holdfast.core.pen import NOTHING, Decision, Pen, Refusal
-from holdfast.core.retry import retry_delay_ms
+from holdfast.core.retry import Retry, retry_delay_ms
 from holdfast.core.state import APPROVED, PENDING, RUNNING, OpenStep, RunState, retry_token
 from holdfast.errors import Conflict, InvalidInput, RunTerminal
 
-Input = m.Message | m.Signal | m.ActivitySucceeded | m.ActivityErrored | m.NodeLost | m.Control | m.Update
+Input = (
+    m.Message
+    | m.Signal
+    | m.ActivitySucceeded
+    | m.ActivityErrored
+    | m.ActivityDetached
+    | m.NodeLost
+    | m.Control
+    | m.Update
+)
 
 
 def queue_run(run_id: str, queued: e.RunQueued, now: Instant, by: EngineRunRef) -> Decision:
@@ -58,6 +70,8 @@ def _on_message(state: RunState, message: m.Message, pen: Pen) -> Decision | Ref
         if state.status is PENDING or state.status is APPROVED:
             pen.write(e.RunStarted())
         return pen.decision()
+    if message.type == "ActivityCompleted":
+        return _on_outcome(state, message, pen)
     step = state.open_steps.get(message.step_id or "")
     if step is None or step.token is None or step.token != message.waiting_token:
         return NOTHING
@@ -72,11 +86,13 @@ def _is_early(step: OpenStep, pen: Pen) -> bool:
 
 def _on_timer(step: OpenStep, message: m.Message, pen: Pen) -> Decision | Refusal:
     """Fire, but never early: what was handed out too soon by this turn's time is left for later."""
-    if step.due_at is None:
+    if step.due_at is None or (step.kind == "activity" and not step.is_detached):
         return NOTHING
     if _is_early(step, pen):
         return Decision(messages=(message,))
-    if step.kind == "timer":
+    if step.kind == "activity":
+        _too_late(step, pen)
+    elif step.kind == "timer":
         pen.close(step, e.TimerFired())
     else:
         pen.close(step, e.SignalTimedOut(step.name))
@@ -84,6 +100,8 @@ def _on_timer(step: OpenStep, message: m.Message, pen: Pen) -> Decision | Refusa
 
 
 def _on_retry(step: OpenStep, message: m.Message, pen: Pen) -> Decision | Refusal:
+    if step.is_detached:
+        return NOTHING
     return Decision(messages=(message,)) if _is_early(step, pen) else Decision(dispatch=(step.step_id,))
 
 
@@ -137,7 +155,7 @@ def update_step_id(id: str) -> str:
 
 
 def _on_success(state: RunState, outcome: m.ActivitySucceeded, pen: Pen) -> Decision | Refusal:
-    step = _running(state, outcome)
+    step = _running(state, outcome.step_id, outcome.logical_attempt_id)
     if step is None:
         return NOTHING
     pen.close(step, e.StepCompleted(outcome.result))
@@ -145,30 +163,97 @@ def _on_success(state: RunState, outcome: m.ActivitySucceeded, pen: Pen) -> Deci
 
 
 def _on_error(state: RunState, outcome: m.ActivityErrored, pen: Pen) -> Decision | Refusal:
-    step = _running(state, outcome)
+    step = _running(state, outcome.step_id, outcome.logical_attempt_id)
     if step is None or step.engine_attempt_id != outcome.engine_attempt_id:
         return NOTHING
-    delay_ms = retry_delay_ms(outcome.retry, step.attempt, outcome.error, outcome.fraction)
-    if delay_ms is None:
-        pen.close(step, e.StepFailed(outcome.error))
-        return pen.decision()
-    due_at = pen.now + delay_ms * 1_000
-    _retry(step, pen, e.StepRetried("failed", due_at, outcome.error))
-    pen.schedule("RetryDue", step.step_id, retry_token(step.step_id, step.engine_attempt_id + 1), due_at)
+    return _fail(step, outcome.error, outcome.retry, outcome.fraction, pen)
+
+
+def _on_detached(state: RunState, outcome: m.ActivityDetached, pen: Pen) -> Decision | Refusal:
+    step = _running(state, outcome.step_id, outcome.logical_attempt_id)
+    if step is None or step.engine_attempt_id != outcome.engine_attempt_id:
+        return NOTHING
+    return _detach(step, outcome.until, pen)
+
+
+def _on_outcome(state: RunState, message: m.Message, pen: Pen) -> Decision | Refusal:
+    """Take what comes from elsewhere: a success of any attempt, anything else only of the present one or a later.
+
+    A job that was taken again counts on without word to the run, so the step moves to the attempt that was made.
+    """
+    outcome = codec.decode(message.payload, m.ActivityOutcome)
+    step = _running(state, message.step_id or "", outcome.logical_attempt_id)
+    is_success = outcome.error is None and not outcome.is_detached
+    if step is None or (outcome.engine_attempt_id < step.engine_attempt_id and not is_success):
+        return NOTHING
+    if outcome.engine_attempt_id > step.engine_attempt_id:
+        step = replace(step, engine_attempt_id=outcome.engine_attempt_id, is_detached=False)
+    if outcome.is_detached:
+        return _detach(step, outcome.until, pen)
+    if outcome.error is not None:
+        return _fail(step, outcome.error, _options(step).retry, outcome.fraction, pen)
+    pen.close(step, e.StepCompleted(outcome.result))
     return pen.decision()
 
 
-def _running(state: RunState, outcome: m.ActivitySucceeded | m.ActivityErrored) -> OpenStep | None:
-    """Return the activity that this is the outcome of, unless it is closed or in a later logical attempt."""
-    step = state.open_steps.get(outcome.step_id)
-    is_it = step is not None and step.kind == "activity" and step.logical_attempt_id == outcome.logical_attempt_id
+def _running(state: RunState, step_id: str, logical_attempt_id: int) -> OpenStep | None:
+    """Return the activity that an outcome is of, unless it is closed or in a later logical attempt."""
+    step = state.open_steps.get(step_id)
+    is_it = step is not None and step.kind == "activity" and step.logical_attempt_id == logical_attempt_id
     return step if is_it else None
+
+
+class _StepOptions(Struct, frozen=True):
+    """What of a step's recorded options matters here."""
+
+    retry: Retry = Retry()
+    schedule_to_close_ms: int | None = None
+
+
+def _options(step: OpenStep) -> _StepOptions:
+    options: Any = getattr(step.body, "options", e.NULL)
+    return codec.decode(options, _StepOptions) if bytes(options) != b"null" else _StepOptions()
+
+
+def _fail(step: OpenStep, error: e.ErrorInfo, retry: Retry, fraction: float, pen: Pen) -> Decision:
+    """Try again by the policy, or record the failure. A job is put again at once, to be seen when it is due."""
+    delay_ms = retry_delay_ms(retry, step.attempt, error, fraction)
+    if delay_ms is None:
+        pen.close(step, e.StepFailed(error))
+        return pen.decision()
+    due_at = pen.now + delay_ms * 1_000
+    _retry(step, pen, e.StepRetried("failed", due_at, error))
+    if step.queue:
+        pen.dispatch.append(step.step_id)
+    else:
+        pen.schedule("RetryDue", step.step_id, retry_token(step.step_id, step.engine_attempt_id + 1), due_at)
+    return pen.decision()
+
+
+def _detach(step: OpenStep, until: Instant | None, pen: Pen) -> Decision:
+    """Leave the step open for whoever reports its outcome, and bound how long that may take."""
+    if step.is_detached:
+        return NOTHING
+    attempt = step.engine_attempt_id
+    pen.write(e.StepDetached(until), step.step_id, step.logical_attempt_id, attempt, None, step.opened_event_id)
+    if until is not None:
+        pen.schedule("TimerDue", step.step_id, retry_token(step.step_id, attempt), until)
+    return pen.decision()
+
+
+def _too_late(step: OpenStep, pen: Pen) -> None:
+    """Let an attempt fail whose outcome was not reported in time."""
+    options = _options(step)
+    limit_ms = options.schedule_to_close_ms
+    has_time_left = limit_ms is None or pen.now < step.opened_at + limit_ms * 1_000
+    problem = f"the outcome of activity {step.name!r} was not reported in time"
+    _fail(step, e.ErrorInfo("TimeoutError", problem, retryable=has_time_left), options.retry, 0.0, pen)
 
 
 def _on_node_lost(state: RunState, lost: m.NodeLost, pen: Pen) -> Decision | Refusal:
     """Dispatch the activity again, unless it was waiting for its next attempt: then no node was running it."""
     step = state.open_steps.get(lost.step_id)
-    if step is None or step.kind != "activity" or _is_early(step, pen):
+    if step is None or step.kind != "activity" or step.is_detached or _is_early(step, pen):
         return NOTHING
     _retry(step, pen, e.StepRetried("node lost"))
     pen.dispatch.append(step.step_id)
@@ -185,13 +270,14 @@ _DECIDERS: dict[type, Callable[[RunState, Any, Pen], Decision | Refusal]] = {
     m.Signal: _on_signal,
     m.ActivitySucceeded: _on_success,
     m.ActivityErrored: _on_error,
+    m.ActivityDetached: _on_detached,
     m.NodeLost: _on_node_lost,
     m.Control: control,
     m.Update: _on_update,
 }
 
 _MESSAGE_DECIDERS: dict[str, tuple[Callable[[OpenStep, m.Message, Pen], Decision | Refusal], tuple[str, ...]]] = {
-    "TimerDue": (_on_timer, ("timer", "signal")),
+    "TimerDue": (_on_timer, ("timer", "signal", "activity")),
     "RetryDue": (_on_retry, ("activity",)),
     "TaskCompleted": (_on_answer, ("task",)),
     "SubWorkflowCompleted": (_on_child, ("child",)),

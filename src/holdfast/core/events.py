@@ -187,6 +187,15 @@ class StepRetried(RunBody, frozen=True):
     error: ErrorInfo | None = None
 
 
+class StepDetached(RunBody, frozen=True):
+    """An activity has ended without an outcome; somebody reports it later, until then at the latest.
+
+    Keyed like `StepRetried`: it may recur, once for each attempt.
+    """
+
+    until: Instant | None = None
+
+
 class StepCompleted(Body, frozen=True):
     """An activity's result is recorded."""
 

@@ -353,7 +353,7 @@ def unfinished_runs_can_go_on(view: RunView) -> list[str]:
     """Find runs that nothing will ever wake, and activities that no node runs.
 
     Whoever is to come back by itself is named: a signal, a human, a child, an instant, or the operator who paused.
-    An activity is not: it needs a node that owns the run, or an instant at which it is tried again.
+    An activity that is not elsewhere is not: it needs a node that owns the run, or an instant at which it is retried.
     """
     state = _fold(view)
     if state is None or view.is_finished or view.is_in_hand:
@@ -362,10 +362,12 @@ def unfinished_runs_can_go_on(view: RunView) -> list[str]:
     found = [
         f"activity {step.step_id!r} is open and no node has the run"
         for step in steps
-        if step.kind == "activity" and not _is_timed(step, view)
+        if step.kind == "activity" and not _is_elsewhere(step) and not _is_timed(step, view)
     ]
     is_awaited = (
-        view.ready_at is not None or state.status is PAUSED or any(s.kind in _WAITS_FOR_THE_WORLD for s in steps)
+        view.ready_at is not None
+        or state.status is PAUSED
+        or any(s.kind in _WAITS_FOR_THE_WORLD or _is_elsewhere(s) for s in steps)
     )
     if not is_awaited and not found:
         found.append(f"the run is {view.status}, and neither leased nor ready nor waiting for anything")
@@ -474,11 +476,15 @@ def _is_of(event: Event, signal: Signal) -> bool:
 def _is_timed(step: OpenStep, view: RunView) -> bool:
     """Say whether an instant will bring the step on. That of a task is only shown to people.
 
-    The message for an activity's next attempt is gone once the attempt is made, and no event says when.
+    The message for an activity's next attempt is gone once the attempt is made, and no event says when; a job has none.
     """
-    if step.due_at is None or step.kind == "task":
+    if step.due_at is None or step.kind == "task" or (step.queue and not step.is_detached):
         return False
-    return step.kind != "activity" or step.due_at > view.now
+    return step.kind != "activity" or step.is_detached or step.due_at > view.now
+
+
+def _is_elsewhere(step: OpenStep) -> bool:  # its outcome comes from outside of the node that owns the run
+    return step.is_detached or step.queue != ""
 
 
 def _differences(what: str, rows: Set[tuple[object, ...]], steps: Set[tuple[object, ...]]) -> list[str]:

@@ -24,7 +24,13 @@ INTEGER_LIMIT = 2**62
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
 
 MessageType = Literal[
-    "TaskCompleted", "TimerDue", "RetryDue", "ExternalSignal", "SubWorkflowCompleted", "InternalContinue"
+    "TaskCompleted",
+    "TimerDue",
+    "RetryDue",
+    "ExternalSignal",
+    "SubWorkflowCompleted",
+    "InternalContinue",
+    "ActivityCompleted",
 ]
 
 
@@ -55,6 +61,21 @@ class ChildOutcome(Struct, frozen=True, omit_defaults=True, gc=False):
 
     result: Raw = NULL
     error: ErrorInfo | None = None
+
+
+class ActivityOutcome(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """The payload of `ActivityCompleted`: a result, or an error, or word that the outcome is reported later.
+
+    `fraction` is the sender's draw for the jitter of the next attempt.
+    """
+
+    logical_attempt_id: int
+    engine_attempt_id: int
+    result: Raw = NULL
+    error: ErrorInfo | None = None
+    fraction: float = 0.0
+    is_detached: bool = False
+    until: Instant | None = None
 
 
 class SignalRequest(Struct, frozen=True, kw_only=True, gc=False):
@@ -127,6 +148,15 @@ class ActivityErrored(Struct, frozen=True, gc=False):
     fraction: float = 0.0
 
 
+class ActivityDetached(Struct, frozen=True, gc=False):
+    """An activity has ended without an outcome, which somebody reports later, `until` then at the latest."""
+
+    step_id: str
+    logical_attempt_id: int
+    engine_attempt_id: int
+    until: Instant | None = None
+
+
 class NodeLost(Struct, frozen=True, gc=False):
     """The node that was running this step's activity is gone; its outcome is not known."""
 
@@ -165,8 +195,29 @@ RESERVED_PREFIX = "holdfast."
 """Names of signals that the engine sends to itself. They are not counted against a run's rate limit."""
 
 
-_PAYLOADS: dict[str, type] = {"TaskCompleted": Answer, "SubWorkflowCompleted": ChildOutcome}
+_PAYLOADS: dict[str, type] = {
+    "TaskCompleted": Answer,
+    "SubWorkflowCompleted": ChildOutcome,
+    "ActivityCompleted": ActivityOutcome,
+}
 _DELIVERABLE = frozenset(get_args(MessageType)) - {"ExternalSignal"}  # signals are delivered as SignalRequests
+
+
+def activity_completed(run_id: str, step_id: str, token: str, outcome: ActivityOutcome, now: Instant) -> Message:
+    """Return the message with which an activity comes back that was not carried out by the run's owner.
+
+    An attempt has one outcome, so the attempt's token names the message; that it is detached is said under another.
+    """
+    return Message(
+        signal_id=f"{'detached' if outcome.is_detached else 'activity'}:{token}",
+        run_id=run_id,
+        type="ActivityCompleted",
+        occurred_at=now,
+        expected_version=1,
+        waiting_token=token,
+        step_id=step_id,
+        payload=codec.encode(outcome),
+    )
 
 
 def check_signal(request: SignalRequest, limits: Limits) -> CallerError | None:

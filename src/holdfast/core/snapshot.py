@@ -222,11 +222,14 @@ def _project_step(event: Event, steps: dict[str, StepSnapshot]) -> None:
         )
     elif kind is e.StepRetried:
         steps[step_id] = replace(step, engine_attempt_id=event.engine_attempt_id or step.engine_attempt_id + 1)
+    elif kind is e.StepDetached:
+        steps[step_id] = replace(step, engine_attempt_id=event.engine_attempt_id or step.engine_attempt_id)
     elif kind in _CLOSING:
         error = _TIMED_OUT if kind is e.SignalTimedOut else _step_error(getattr(body, "error", None))
         steps[step_id] = replace(
             step,
             status=StepStatus.FAILED if error is not None else _CLOSING[kind],
+            engine_attempt_id=event.engine_attempt_id or step.engine_attempt_id,
             completed_at=event.persisted_at,
             artifacts=getattr(body, "artifacts", ()),
             error=error if error is not None else step.error,

@@ -85,11 +85,17 @@ class OpenStep(Struct, frozen=True, gc=False):
     token: str | None = None
     due_at: Instant | None = None
     first_engine_attempt_id: int = 1
+    is_detached: bool = False
 
     @property
     def attempt(self) -> int:
         """How often the step has been dispatched within its logical attempt, counted from 1."""
         return self.engine_attempt_id - self.first_engine_attempt_id + 1
+
+    @property
+    def queue(self) -> str:
+        """The queue from which the step's activity is taken; empty where the run's owner carries it out."""
+        return getattr(self.body, "queue", "")
 
     @property
     def name(self) -> str:
@@ -353,6 +359,8 @@ def _close(draft: RunState, event: Event, kind: str | None = None) -> OpenStep:
 def _step_failed(draft: RunState, event: Event) -> None:
     assert isinstance(event.data, e.StepFailed)
     step = _close(draft, event, "activity")
+    if event.engine_attempt_id is not None:  # an attempt that was made elsewhere may be ahead of the history
+        step = replace(step, engine_attempt_id=event.engine_attempt_id)
     draft.failed_steps[step.step_id] = FailedStep(step, event.data.error)
     _record_error(draft, event)
 
@@ -373,8 +381,24 @@ def _step_retried(draft: RunState, event: Event) -> None:
         engine_attempt_id=engine_attempt_id,
         token=retry_token(step.step_id, engine_attempt_id),
         due_at=event.data.due_at,
+        is_detached=False,
     )
     _record_error(draft, event)
+
+
+def _step_detached(draft: RunState, event: Event) -> None:
+    assert isinstance(event.data, e.StepDetached)
+    step = draft.open_steps.get(event.step_id or "")
+    if step is None or step.kind != "activity":
+        raise _step_misfit(draft, event)
+    engine_attempt_id = event.engine_attempt_id or step.engine_attempt_id
+    draft.open_steps[step.step_id] = replace(
+        step,
+        engine_attempt_id=engine_attempt_id,
+        token=retry_token(step.step_id, engine_attempt_id),
+        due_at=event.data.until,
+        is_detached=True,
+    )
 
 
 def _signal_received(draft: RunState, event: Event) -> None:
@@ -408,7 +432,7 @@ def _task_assigned(draft: RunState, event: Event) -> None:
 
 
 def retry_token(step_id: str, engine_attempt_id: int) -> str:
-    """Return the token that guards the message for an activity's next attempt."""
+    """Return the token of one attempt of an activity: it guards the messages that are for that attempt."""
     return f"{step_id}~{engine_attempt_id}"
 
 
@@ -422,6 +446,7 @@ _HANDLERS: dict[type[e.Body], Callable[[RunState, Event], object]] = {
     e.ContinuedAsNew: _rotated,
     e.StepStarted: _opener("activity"),
     e.StepRetried: _step_retried,
+    e.StepDetached: _step_detached,
     e.StepCompleted: _closer("activity"),
     e.StepFailed: _step_failed,
     e.StepSkipped: _step_skipped,

@@ -15,13 +15,15 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from holdfast.core import events as e
+from holdfast.core.messages import check_name
 from holdfast.core.state import RunState
+from holdfast.engine.completion import report_error, report_result
 from holdfast.engine.handle import RunHandle
 from holdfast.engine.node import Node, NodeOptions, logger
 from holdfast.engine.serving import asked_to_end
 from holdfast.engine.turn import start_run
 from holdfast.errors import InvalidInput, VersionMismatch
-from holdfast.limits import Limits
+from holdfast.limits import ACTIVITY_NAME_BYTES, Limits
 from holdfast.ports import Ids, Rng, SystemIds, SystemRng
 from holdfast.program.code import CodeProgram, current_program
 from holdfast.program.definitions import ActivityDefinition, ActivityOptions, WorkflowDefinition, milliseconds
@@ -146,6 +148,7 @@ class App:
 
         def register(function: Callable[P, Any]) -> Activity[P, Any]:
             definition = ActivityDefinition(function, name or function.__name__, _options(ActivityOptions(), **options))
+            _check_name("an activity's name", definition.name)
             if definition.name in self._activities:
                 raise InvalidInput(f"activity {definition.name!r} is registered twice")
             self._activities[definition.name] = definition
@@ -158,6 +161,28 @@ class App:
         if self._store is None:
             raise InvalidInput("no node is open: look at runs inside `async with app.node(...)`")
         return RunHandle(run_id, self._store, None, self._node)
+
+    async def complete_activity(self, token: str, result: Any = None) -> None:
+        """Report the result of an activity that ended by `complete_later`. When this returns it is durable.
+
+        Each attempt takes one outcome, and the first stands: whoever comes second, or after the step was closed by
+        other means, gets `Conflict`. After an error of the store that may be your own earlier call. A token that is
+        none: `InvalidInput`; a run that has finished: `RunTerminal`. A success counts even when it comes after the
+        attempt's time, as long as the step is open.
+        """
+        await report_result(self._opened(), token, result)
+
+    async def fail_activity(self, token: str, error: BaseException | str) -> None:
+        """Report that such an activity has failed: it is tried again by its policy, unless it is `NonRetryable`.
+
+        Answers like `complete_activity`; once the step has come to a later attempt, with `Conflict`.
+        """
+        await report_error(self._opened(), token, error, self._rng.fraction())
+
+    def _opened(self) -> port.Store:
+        if self._store is None:
+            raise InvalidInput("no node is open: report outcomes inside `async with app.node(...)`")
+        return self._store
 
     # --- what a node asks
 
@@ -176,6 +201,10 @@ class App:
         return CodeProgram(
             definition, state.run_id, input, rotation, state.depth, self._limits, MOST_CALLBACKS, self._turn_s
         )
+
+    def activity_names(self) -> list[str]:
+        """Return the names of the activities that are registered."""
+        return sorted(self._activities)
 
     def activity_named(self, name: str) -> ActivityDefinition | None:
         """Return the activity of this name, or None."""
@@ -283,4 +312,15 @@ def _options(base: ActivityOptions, **changes: Any) -> ActivityOptions:
         if name not in known:
             raise InvalidInput(f"unknown activity option {name!r}; known are {', '.join(sorted(known))}")
         fields |= known[name](value)
+    if fields.get("queue"):
+        _check_name("queue", fields["queue"])
     return replace(base, **fields)
+
+
+def _check_name(what: str, name: str) -> None:
+    """Refuse a name that could not be kept, with room for what is added to it to name steps and attempts."""
+    problem = check_name(what, name)
+    if problem is None and len(name.encode()) > ACTIVITY_NAME_BYTES:
+        problem = InvalidInput(f"{what} has at most {ACTIVITY_NAME_BYTES} UTF-8 bytes: {name!r}", field=what)
+    if problem is not None:
+        raise problem

@@ -15,11 +15,11 @@ Asked = tuple[NewRun, Instant, "asyncio.Future[Answer]"]
 
 
 class Creations:
-    """Creates runs that belong to one node. `begin` is called with each that is there by this node's doing."""
+    """Creates runs that belong to one node, or to none. `begin` is called with each that belongs to it from now on."""
 
-    def __init__(self, store: Store, node: str, begin: Callable[[NewRun, Instant], None]) -> None:
+    def __init__(self, store: Store, owner: str | None, begin: Callable[[NewRun, Instant], None]) -> None:
         self._store = store
-        self._node = node
+        self._owner = owner
         self._begin = begin
         self._asked: list[Asked] = []
         self._under_way: set[str] = set()
@@ -56,7 +56,7 @@ class Creations:
         run_ids = {new.run_id for new, _, _ in batch}
         self._under_way |= run_ids
         try:
-            answers = await self._store.create([new for new, _, _ in batch], claim_for=self._node)
+            answers = await self._store.create([new for new, _, _ in batch], claim_for=self._owner)
         except HoldfastError as problem:
             for _, _, future in batch:
                 if not future.done():
@@ -69,7 +69,7 @@ class Creations:
             mine = run_ids & self._under_way
             self._under_way -= mine
         for (new, now, future), answer in zip(batch, answers, strict=True):
-            if isinstance(answer, Created) and new.run_id in mine:  # else the node has found it before
+            if self._owner and isinstance(answer, Created) and new.run_id in mine:  # else the node has found it before
                 self._begin(new, now)
             if not future.done():
                 future.set_result(answer)

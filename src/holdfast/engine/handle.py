@@ -82,7 +82,7 @@ class RunHandle(Generic[R]):
         """Ask the run about its present state. It is answered by this process, from the run's program."""
         if self._node is None:
             raise InvalidInput("a query is answered by a node, and none is open here")
-        return codec.decode(await self._node.query(self.run_id, name, codec.encode(arguments)), Any)
+        return codec.decode(await self._node.lives.query(self.run_id, name, codec.encode(arguments)), Any)
 
     async def update(self, name: str, /, *, update_id: str | None = None, **arguments: Any) -> Any:
         """Ask the run for something and wait for its answer. With an `update_id` a retry gets the first answer."""

@@ -8,50 +8,46 @@ look every `safety_poll_s`, in case a ring was lost.
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
-from msgspec import Raw, Struct
+from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from holdfast.core import events as e
 from holdfast.core.decide import Input
-from holdfast.core.events import Event
 from holdfast.core.instants import Instant
-from holdfast.core.messages import NodeLost
+from holdfast.core.messages import ActivityDetached, ActivityErrored, NodeLost
 from holdfast.core.state import OpenStep, RunState
-from holdfast.engine.activities import Job, Outcome, Workers
+from holdfast.engine.activities import Details, Outcome, Slots, Work, Workers
 from holdfast.engine.creations import Creations
 from holdfast.engine.finishes import Finishes
-from holdfast.engine.live import Definitions, LiveRun, pause_turn, revive, take_turn
+from holdfast.engine.live import Definitions, LiveRun, pause_turn, take_turn
+from holdfast.engine.live_runs import LiveRuns
+from holdfast.engine.queues import ActivityDefinitions, Queues
 from holdfast.engine.turn import TurnDraft, aside_turn
 from holdfast.errors import (
-    HistoryGap,
     HoldfastError,
     LeaseExpired,
-    NotDurable,
-    NotFound,
-    RunawayWorkflow,
     RunError,
     StoreCorrupt,
     StoreError,
     TurnRefused,
 )
 from holdfast.ports import Rng
-from holdfast.program.definitions import ActivityDefinition, decode_options
-from holdfast.store.guards import no_such_run
+from holdfast.program.definitions import decode_options
+from holdfast.store.beginnings import created_run
 from holdfast.store.port import (
+    Beat,
     CommitConflict,
     Committed,
     LoadedRun,
     NewRun,
     Store,
     Turn,
-    created_run,
 )
 
-PAGE_EVENTS = 50_000
 RETRY_S = 0.2
 
 UNFIT = frozenset({"event exists", "task is open", "cannot be stored"})
@@ -60,20 +56,16 @@ UNFIT = frozenset({"event exists", "task is open", "cannot be stored"})
 logger = logging.getLogger("holdfast.node")
 
 
-class NodeDefinitions(Definitions, Protocol):
+class NodeDefinitions(Definitions, ActivityDefinitions, Protocol):
     """What a node can run."""
 
     def plan_ids(self) -> list[str]:
         """Return the names of the workflows that are known."""
         ...
 
-    def activity_named(self, name: str) -> ActivityDefinition | None:
-        """Return the activity of this name, or None."""
-        ...
-
 
 class NodeOptions(Struct, frozen=True, kw_only=True):
-    """How a node behaves."""
+    """How a node behaves. It carries out what is in `queues`; a job that it falls silent about is visible to others."""
 
     lease_ms: int = 10_000
     claim_runs: int = 200
@@ -83,6 +75,9 @@ class NodeOptions(Struct, frozen=True, kw_only=True):
     drain_s: float = 10.0
     turn_s: float | None = 5.0
     """How long a workflow's code may block the node before it is stopped; None or 0, for a debugger, sets no bound."""
+    queues: tuple[str, ...] = ()
+    takes_runs: bool = True
+    visible_ms: int = 30_000
 
 
 class _Held:
@@ -104,11 +99,14 @@ class Node:
         self.store = store
         self._definitions = definitions
         self._options = options
-        self._workers = Workers(options.activities_at_once, self._on_outcome, rng)
+        self._slots = Slots(options.activities_at_once)
+        self._workers = Workers(self._slots, self._on_outcome, self._on_beat, rng)
+        self._queues = Queues(name, store, definitions, options.queues, options.visible_ms, self._slots, rng)
+        self._unknown: set[str] = set()
         self._held: dict[str, _Held] = {}
-        self._live: OrderedDict[str, LiveRun] = OrderedDict()
+        self.lives = LiveRuns(store, definitions, options.live_runs)
         self._ready: dict[str, None] = {}
-        self.creations = Creations(store, name, self._begin)
+        self.creations = Creations(store, name if options.takes_runs else None, self._begin)
         self.finishes = Finishes(store, self.holds, options.safety_poll_s)
         self._unfit: dict[str, RunError] = {}
         self._to_release: list[str] = []
@@ -123,36 +121,42 @@ class Node:
         """Take a lease and begin to work."""
         await self.store.renew(self.name, self._options.lease_ms)
         self._listener = self.store.wakeups.listen()
-        self._pumping = asyncio.create_task(self._pump(), name="pump")
+        self._pumping = [asyncio.create_task(self._pump(), name="pump")] if self._options.takes_runs else []
         self._tasks = [
             asyncio.create_task(self._keep_lease(), name="lease"),
             asyncio.create_task(self._hear(), name="wake-ups"),
             asyncio.create_task(self._watch(), name="finishes"),
-            self._pumping,
+            *self._queues.start(),
+            *self._pumping,
         ]
 
     async def stop(self) -> None:
         """Stop claiming, let what is under way finish for a while, and give everything back."""
         self._is_stopping = True
         self._something.set()
-        if self._workers.busy:
-            logger.info("node %s: activities under way: %d", self.name, self._workers.busy)
-        await asyncio.wait([self._pumping], timeout=self._options.drain_s)
-        for task in self._tasks:
+        under_way = self._workers.busy + self._queues.busy
+        if under_way:
+            logger.info("node %s: activities under way: %d", self.name, under_way)
+        draining = [asyncio.create_task(self._queues.drain()), *self._pumping]
+        await asyncio.wait(draining, timeout=self._options.drain_s)
+        for task in (*self._tasks, *draining):
             task.cancel()
         await self.creations.stop()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._workers.busy:
-            logger.warning("node %s: activities given up because they took too long: %d", self.name, self._workers.busy)
-        for run_id in list(self._held):
-            self._workers.cancel(run_id)
+        given_up = self._workers.busy + self._queues.busy
+        if given_up:
+            logger.warning("node %s: activities given up because they took too long: %d", self.name, given_up)
+        with suppress(StoreError):  # nothing but progress is lost; its runs are given back below
+            await self._queues.beats.flush()
+        self._workers.cancel_all()
+        self._queues.stop()
+        self._slots.close()
         self._listener.close()
         self.finishes.close()
         given_back = await self.store.release(self.name)
         if given_back:
             logger.info("node %s: runs given back: %d", self.name, given_back)
-        for live in self._live.values():
-            live.close()
+        self.lives.close()
 
     async def run_until(self, asked: "asyncio.Future[str]") -> None:
         """Wait until somebody asks; raise if a part of the node fails before."""
@@ -175,6 +179,7 @@ class Node:
             await self._listener.wait(self._options.safety_poll_s)
             self._should_claim = True
             self._something.set()
+            self._queues.ring()
 
     async def _watch(self) -> None:
         while True:
@@ -252,6 +257,8 @@ class Node:
         if held is None:
             self._held[run_id] = _Held(loaded)
         elif held.loaded.head.lease_epoch == loaded.head.lease_epoch:
+            if held.loaded.details:  # what activities here have said since is newer
+                loaded = replace(loaded, details=loaded.details | held.loaded.details)
             held.loaded = loaded
             held.is_fresh = True
         else:  # it belonged to somebody else in between, who knows nothing of what goes on here
@@ -262,31 +269,36 @@ class Node:
 
     def _begin(self, new: NewRun, now: Instant) -> None:
         """Hold a run that was just created; its history is known without asking."""
-        history = [replace(event, run_seq=number) for number, event in enumerate(new.events, 1)]
-        live, problem = revive(new.run_id, history, self._definitions)
-        if problem is None:
-            self._live[new.run_id] = live
+        self.lives.begin(new)
         self.hold(created_run(new, self.name, now))
 
-    def _on_outcome(self, run_id: str, outcome: Outcome) -> None:
-        held = self._held.get(run_id)
+    def _on_outcome(self, work: Work, outcome: Outcome) -> None:
+        held = self._held.get(work.run_id)
         if held is not None:
             held.inputs.append(outcome)
-            self._ready[run_id] = None
+            self._ready[work.run_id] = None
         self._something.set()
+
+    def _on_beat(self, work: Work, details: Details) -> None:
+        """Keep what an activity says of its progress: here for a next attempt, and in the store for another node."""
+        held, step_id = self._held.get(work.run_id), work.step.step_id
+        if held is not None and details is not UNSET:
+            held.loaded.details[step_id] = details
+            self._queues.beats.say(Beat(run_id=work.run_id, step_id=step_id, details=details))
 
     # --- turns
 
     async def _take_turns(self, batch: Sequence[_Held]) -> None:
         try:
+            await self._queues.beats.flush(_unsuccessful(batch))  # for a next attempt to find, wherever it is made
             now = await self.store.now()
-            prepared = [(held, self._at_hand(held) or await self._prepare(held, now)) for held in batch]
+            prepared = [(held, *(self._at_hand(held) or await self._prepare(held, now))) for held in batch]
         except StoreError:
             self._ready |= dict.fromkeys(held.loaded.head.run_id for held in batch)
             raise
         # From here to the commit nothing is awaited: an outcome that came in between would belong to neither turn.
         drafts: list[tuple[_Held, LiveRun, TurnDraft]] = []
-        for held, (live, problem) in prepared:
+        for held, live, problem in prepared:
             if live is None:
                 continue
             inputs = [*self._lost(held, live.state, now), *held.inputs] if held.is_fresh else held.inputs
@@ -301,7 +313,7 @@ class Node:
                 draft = pause_turn(live.state, held.loaded, inputs, problem, now, self.name)
             if problem is not None:
                 logger.error("run %s is paused: %s", live.state.run_id, problem)
-                self._forget(live.state.run_id)
+                self.lives.forget(live.state.run_id)
             drafts.append((held, live, draft))
         turns = [draft.finish(release=not self._is_busy(draft)) for _, _, draft in drafts]
         answers = await self._commit(turns)
@@ -332,12 +344,8 @@ class Node:
 
     def _at_hand(self, held: _Held) -> tuple[LiveRun | None, RunError | None] | None:
         """Return a run that is in memory and needs nothing from the store, or None."""
-        head = held.loaded.head
-        live = self._live.get(head.run_id)
-        if live is None or held.is_fresh or live.state.version != head.version:
-            return None
-        self._live.move_to_end(head.run_id)
-        return live, None
+        live = None if held.is_fresh else self.lives.get(held.loaded)
+        return None if live is None else (live, None)
 
     async def _prepare(self, held: _Held, now: Instant) -> tuple[LiveRun | None, RunError | None]:
         """Return the run as it is in memory, or None if its history cannot be read.
@@ -345,7 +353,7 @@ class Node:
         What has come due since it was loaded is looked up, where it matters.
         """
         try:
-            live, problem = await self._live_run(held.loaded)
+            live, problem = await self.lives.make(held.loaded)
         except (RunError, StoreCorrupt) as damage:
             await self._put_aside(held, damage, now)
             return None, None
@@ -355,19 +363,6 @@ class Node:
                 held.loaded = loaded
         return live, problem
 
-    async def _live_run(self, loaded: LoadedRun) -> tuple[LiveRun, RunError | None]:
-        """Return the run as it is in memory, or make it from its history."""
-        run_id = loaded.head.run_id
-        live = self._live.get(run_id)
-        if live is not None and live.state.version == loaded.head.version:
-            self._live.move_to_end(run_id)
-            return live, None
-        self._forget(run_id)
-        live, problem = revive(run_id, await self._history(loaded), self._definitions)
-        if problem is None:
-            self._live[run_id] = live
-        return live, problem
-
     async def _put_aside(self, held: _Held, damage: HoldfastError, now: Instant) -> None:
         """Leave a run whose history makes no sense for a while: others go on, and what it was told is kept."""
         run_id = held.loaded.head.run_id
@@ -375,44 +370,9 @@ class Node:
         [answer] = await self._commit([aside_turn(held.loaded, now)])
         self._workers.cancel(run_id)
         self._held.pop(run_id, None)
-        self._forget(run_id)
+        self.lives.forget(run_id)
         if isinstance(answer, CommitConflict):
             logger.warning("run %s: it could not be put aside (%s)", run_id, answer.reason)
-
-    async def _history(self, loaded: LoadedRun) -> list[Event]:
-        """Return the run's events since its last rotation."""
-        snapshot = loaded.head.snapshot
-        after = snapshot.resume_pointer - 1 if snapshot is not None else 0
-        events: list[Event] = []
-        while page := await self.store.read_events(loaded.head.run_id, after, PAGE_EVENTS):
-            events += page
-            after = page[-1].run_seq
-            if len(page) < PAGE_EVENTS:
-                break
-        if after < loaded.head.version:
-            raise HistoryGap(f"the history ends at event {after}, not {loaded.head.version}", run_id=loaded.head.run_id)
-        return events
-
-    async def query(self, run_id: str, name: str, arguments: Raw) -> Raw:
-        """Ask a run's program about its present state."""
-        [loaded] = await self.store.load([run_id])
-        if loaded is None:
-            raise no_such_run(run_id)
-        live = self._live.get(run_id)
-        if live is not None and live.state.version == loaded.head.version:
-            try:
-                return _answer(live, name, arguments)
-            except (NotDurable, RunawayWorkflow):  # this program may no longer be what the history tells
-                self._forget(run_id)
-                raise
-        # Made for this question only: the pump may be making its own at the same time, and keeps that one.
-        live, problem = revive(run_id, await self._history(loaded), self._definitions)
-        try:
-            if problem is not None:
-                raise problem
-            return _answer(live, name, arguments)
-        finally:
-            live.close()
 
     def _lost(self, held: _Held, state: RunState, now: Instant) -> list[NodeLost]:
         """Return word of activities that nobody carries out: their node is gone, and took them along.
@@ -436,17 +396,18 @@ class Node:
 
     def _after(self, held: _Held, live: LiveRun, draft: TurnDraft, is_released: bool, now: Instant) -> None:
         """Perform the effects of a turn that is durable."""
-        live.state = draft.state
+        before, live.state = live.state, draft.state
         run_id = draft.state.run_id
-        for step_id in self._workers.steps_of(run_id):
+        for step_id in before.open_steps:
             if step_id not in draft.state.open_steps:
                 self._workers.cancel(run_id, step_id)
+                self._queues.let_go(run_id, step_id)
         for step_id in draft.dispatch:
             step = draft.state.open_steps.get(step_id)
             if step is not None and not self._is_stopping:  # else it is for the node that goes on with the run
                 self._dispatch(run_id, step, now)
         if draft.state.is_finished:
-            self._forget(run_id)
+            self.lives.forget(run_id)
             self.finishes.tell(run_id, draft.state.version, draft.last_event)
         if is_released or draft.state.is_finished:
             if not held.inputs:
@@ -457,19 +418,22 @@ class Node:
                 consumed = {inbox_seq for inbox_seq, _ in draft.received}
                 signals = tuple(signal for signal in signals if signal.inbox_seq not in consumed)
             head = replace(held.loaded.head, version=draft.state.version)
-            held.loaded = LoadedRun(head=head, signals=signals)
-        while len(self._live) > self._options.live_runs:
-            self._live.popitem(last=False)[1].close()
+            details = {s: said for s, said in held.loaded.details.items() if s in draft.state.open_steps}
+            held.loaded = LoadedRun(head=head, signals=signals, details=details)
+        self.lives.trim()
 
     def _dispatch(self, run_id: str, step: OpenStep, now: Instant) -> None:
         body = step.body
         assert isinstance(body, e.StepStarted)
         definition = self._definitions.activity_named(body.name)
         if definition is None:
-            logger.error("run %s: no activity %r is known here; step %s waits", run_id, body.name, step.step_id)
+            if body.name not in self._unknown:
+                self._unknown.add(body.name)
+                logger.error("run %s: no activity %r is known here; its steps wait", run_id, body.name)
             return
-        options = decode_options(bytes(body.options))
-        self._workers.start(Job(run_id, step, definition, options), now)
+        held = self._held.get(run_id)
+        details = held.loaded.details.get(step.step_id, e.NULL) if held is not None else e.NULL
+        self._workers.start(Work(run_id, step, definition, decode_options(bytes(body.options)), details), now)
 
     def _lose(self, run_id: str, conflict: CommitConflict) -> None:
         """Let go of a run that somebody else has taken, or whose turn cannot be: its next turn pauses it."""
@@ -479,25 +443,20 @@ class Node:
             self._to_release.append(run_id)
         self._workers.cancel(run_id)
         self._held.pop(run_id, None)
-        self._forget(run_id)
+        self.lives.forget(run_id)
         self._should_claim = True
-
-    def _forget(self, run_id: str) -> None:
-        live = self._live.pop(run_id, None)
-        if live is not None:
-            live.close()
 
     def holds(self, run_id: str) -> bool:
         """Say whether the run belongs to this node."""
         return run_id in self._held
 
 
-def _answer(live: LiveRun, name: str, arguments: Raw) -> Raw:
-    if live.replay.program is None:
-        raise NotFound(f"run {live.state.run_id} has not started", run_id=live.state.run_id)
-    return live.replay.program.query(name, arguments)
+def _unsuccessful(batch: Sequence[_Held]) -> list[tuple[str, str]]:
+    """Return the steps whose attempts have ended without a result."""
+    ended = [(held.loaded.head.run_id, given) for held in batch for given in held.inputs]
+    return [(run_id, o.step_id) for run_id, o in ended if isinstance(o, ActivityErrored | ActivityDetached)]
 
 
 def _is_local(step: OpenStep) -> bool:
     """Say whether a step's activity is carried out by the node that holds the run."""
-    return isinstance(step.body, e.StepStarted) and step.body.queue == ""
+    return isinstance(step.body, e.StepStarted) and step.body.queue == "" and not step.is_detached

@@ -27,7 +27,7 @@ from holdfast.core.pen import Decision, Refusal
 from holdfast.core.records import ActivityRecord, index_changes
 from holdfast.core.snapshot import RuntimeSnapshot, runtime_snapshot
 from holdfast.core.state import CANCELLED, RunState, fold, fold_onto, own_copy
-from holdfast.store.port import LoadedRun, NewRun, Turn
+from holdfast.store.port import Job, LoadedRun, NewRun, Turn
 
 ASIDE = 60_000_000
 """How long a message that is refused waits before it is handled again."""
@@ -44,6 +44,7 @@ class TurnDraft:
         "_loaded",
         "_messages",
         "_now",
+        "_queued",
         "_records",
         "dispatch",
         "received",
@@ -54,6 +55,7 @@ class TurnDraft:
     def __init__(self, state: RunState, loaded: LoadedRun, now: Instant, node: str) -> None:
         self.state = state
         self.dispatch: list[str] = []
+        self._queued: list[str] = []
         self._before = state
         self._loaded = loaded
         self._now = now
@@ -120,7 +122,39 @@ class TurnDraft:
             release=release,
             starts=tuple(self._children()) if knows_children else (),
             sends=tuple(self._sends()) if knows_children or self.state.parent_run_id is not None else (),
+            jobs=tuple(self._jobs()) if self._queued else (),
+            jobs_closed=self._jobs_closed(),
         )
+
+    def _jobs(self) -> Iterator[Job]:
+        """Return what this turn puts into queues: activities that some node is to carry out, now or when due."""
+        for step_id in dict.fromkeys(self._queued):
+            step = self.state.open_steps.get(step_id)
+            if step is not None and isinstance(step.body, e.StepStarted):
+                yield Job(
+                    run_id=self.state.run_id,
+                    step_id=step_id,
+                    queue=step.queue,
+                    activity=step.body.name,
+                    input=step.body.input,
+                    options=step.body.options,
+                    logical_attempt_id=step.logical_attempt_id,
+                    engine_attempt_id=step.engine_attempt_id,
+                    first_engine_attempt_id=step.first_engine_attempt_id,
+                    scheduled_at=step.opened_at,
+                    due_at=step.due_at,
+                )
+
+    def _jobs_closed(self) -> tuple[str, ...]:
+        """Return the steps of which queues, and keepers of progress, need to know nothing more."""
+        before, after = self._before.open_steps, self.state.open_steps
+        closed = [step_id for step_id in before if step_id not in after and before[step_id].queue]
+        closed += [step_id for step_id in self._loaded.details if step_id not in after]
+        for event in self._events:
+            if type(event.data) is e.StepDetached:  # nobody is to carry it out any more
+                step = after.get(event.step_id or "")
+                closed += [step.step_id] if step is not None and step.queue and step.is_detached else []
+        return tuple(dict.fromkeys(closed)) if closed else ()
 
     def _children(self) -> Iterator[NewRun]:
         """Return the runs that this turn starts."""
@@ -164,7 +198,9 @@ class TurnDraft:
             fold_onto(self.state, answer.events)
             self._events += answer.events
             self._messages += answer.messages
-            self.dispatch += answer.dispatch
+            for step_id in answer.dispatch:
+                step = self.state.open_steps.get(step_id)
+                (self._queued if step is not None and step.queue else self.dispatch).append(step_id)
         return answer
 
 

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
+from holdfast.core import codec
 from holdfast.core.instants import Instant
 from holdfast.core.messages import (
     Message,
@@ -31,7 +32,7 @@ from holdfast.errors import (
 )
 from holdfast.limits import Limits
 from holdfast.settings import Ownership
-from holdfast.store.port import NewRun, Store
+from holdfast.store.port import Beat, Job, NewRun, Store, Turn
 
 MINUTE = 60_000_000
 _SHA256 = re.compile("[0-9a-f]{64}")
@@ -109,11 +110,77 @@ def _check_unicode(field: str, value: str) -> InvalidInput | None:
 
 def check_lease(node: str, lease_ms: int) -> None:
     """Refuse a lease that is malformed."""
-    problem = check_name("node", node)
-    if problem is not None:
-        raise problem
+    check_names("node", [node])
     if type(lease_ms) is not int or not 1 <= lease_ms < 2**40:
         raise InvalidInput(f"a lease lasts from 1 ms to some years, not {lease_ms!r}", field="lease_ms")
+
+
+def check_names(field: str, names: Sequence[Any], limits: Limits | None = None) -> None:
+    """Refuse a list in which something cannot be a name."""
+    if limits is not None:
+        check_batch(names, limits)
+    for name in names:
+        problem = check_name(field, name)
+        if problem is not None:
+            raise problem
+
+
+def check_visible(visible_ms: int) -> None:
+    """Refuse a time to be invisible that is malformed."""
+    if type(visible_ms) is not int or not 1 <= visible_ms < 2**40:
+        raise InvalidInput(f"a job is taken for 1 ms to some years, not {visible_ms!r}", field="visible_ms")
+
+
+def check_take(
+    node: str, queues: Sequence[str], activities: Sequence[str], limit: int, visible_ms: int, limits: Limits
+) -> None:
+    """Refuse to take jobs in a way that is malformed."""
+    check_names("node", [node])
+    check_names("queues", queues, limits)
+    check_names("activities", activities, limits)
+    check_page(limit)
+    check_visible(visible_ms)
+
+
+def check_beats(node: str, beats: Sequence[Beat], visible_ms: int, limits: Limits) -> None:
+    """Refuse beats of which one is malformed."""
+    check_names("node", [node])
+    check_visible(visible_ms)
+    check_batch(beats, limits)
+    for beat in beats:
+        problem = _check_beat(beat)
+        if problem is not None:
+            raise problem
+
+
+def _check_beat(beat: Any) -> InvalidInput | None:
+    if not isinstance(beat, Beat):
+        return InvalidInput(f"a beat is a Beat, not {type(beat).__qualname__}")
+    problem = check_name("run_id", beat.run_id) or check_name("step_id", beat.step_id)
+    if problem is None and beat.queue != "":
+        problem = check_name("queue", beat.queue)
+    problem = problem or check_integer("engine_attempt_id", beat.engine_attempt_id)
+    if problem is None and beat.details is not UNSET:
+        problem = codec.check(beat.details, "details")
+    return problem
+
+
+def can_be_queued(turn: Turn) -> bool:
+    """Say whether the turn's jobs are the run's own and can be read again by whoever takes them."""
+    return all(_check_job(job, turn.run_id) is None for job in turn.jobs)
+
+
+def _check_job(job: Any, run_id: str) -> InvalidInput | None:
+    if not isinstance(job, Job) or job.run_id != run_id:
+        return InvalidInput("what a turn puts into a queue is a Job of its own run", field="jobs")
+    problem: InvalidInput | None = None
+    for field in ("step_id", "queue", "activity"):
+        problem = problem or check_name(field, getattr(job, field))
+    for field in ("logical_attempt_id", "engine_attempt_id", "first_engine_attempt_id", "scheduled_at", "due_at"):
+        problem = problem or check_integer(field, getattr(job, field), optional=field == "due_at")
+    for field in ("input", "options", "details"):
+        problem = problem or codec.check(getattr(job, field), field)
+    return problem
 
 
 def check_new_run(new: Any) -> CallerError | None:

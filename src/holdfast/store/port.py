@@ -36,15 +36,19 @@ has finished is never ready and has no messages. Eligible for `claim` are:
 in the run itself, and the epoch is what fences. A commit by the owner whose lease has run out still counts as long
 as nobody else has claimed the run.
 
+**Queues.** A turn may put a *job* into a queue: an activity that any node may carry out. A job that was taken is
+invisible for a while, and is handed out again if its taker goes silent: at least once. It goes with the commit that
+closes its step, so its outcome is recorded once. Like what goes to other runs, a job becomes durable with its turn.
+
 **Wake-ups** (`wakeups.py`) are only hints that something may have become ready. Losing all of them costs latency.
 """
 
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
-from msgspec import Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
-from holdfast.core.events import Event
+from holdfast.core.events import NULL, Event
 from holdfast.core.instants import Instant
 from holdfast.core.messages import AcceptedSignalResult, Message, Signal, SignalRequest
 from holdfast.core.records import ActivityRecord, Task, Wait
@@ -73,6 +77,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     `seen_inbox_seq` is the highest inbox number that the turn had before it: a later one makes the run ready again.
     `starts` and `sends` go to other runs: they become durable with the commit and arrive by themselves, as if by
     `create` and `deliver`, each at most once by its id; what is refused there is dropped.
+    `jobs` go into queues, after `jobs_closed` names the steps whose jobs, and what was said of their progress, go.
     """
 
     run_id: str
@@ -91,11 +96,49 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     release: bool = False
     starts: tuple["NewRun", ...] = ()
     sends: tuple[Message | SignalRequest, ...] = ()
+    jobs: tuple["Job", ...] = ()
+    jobs_closed: tuple[str, ...] = ()
 
 
 def may_wake_others(turn: Turn) -> bool:
     """Say whether anybody but the run's owner can be waiting for what this turn does."""
-    return bool(turn.release or turn.messages or turn.starts or turn.sends or turn.snapshot.status in TERMINAL)
+    return bool(
+        turn.release or turn.messages or turn.starts or turn.sends or turn.jobs or turn.snapshot.status in TERMINAL
+    )
+
+
+class Job(Struct, frozen=True, kw_only=True, gc=False):
+    """One step's activity in a queue, to be carried out by whichever node takes it.
+
+    There is at most one for each step of a run; putting it again replaces it, and keeps the details of its progress.
+    `engine_attempt_id` is that of the first take; each later take of the same job counts one on (ATT-1).
+    """
+
+    run_id: str
+    step_id: str
+    queue: str
+    activity: str
+    input: Raw = NULL
+    options: Raw = NULL
+    logical_attempt_id: int = 1
+    engine_attempt_id: int = 1
+    first_engine_attempt_id: int = 1
+    scheduled_at: Instant = 0
+    due_at: Instant | None = None
+    details: Raw = NULL
+
+
+class Beat(Struct, frozen=True, kw_only=True, gc=False):
+    """Word that a step's activity is still being carried out, with details of its progress if there are new ones.
+
+    `queue` is empty for an activity that is carried out by the run's owner.
+    """
+
+    run_id: str
+    step_id: str
+    queue: str = ""
+    engine_attempt_id: int = 1
+    details: Raw | UnsetType = UNSET
 
 
 class NewRun(Struct, frozen=True, kw_only=True, gc=False):
@@ -264,43 +307,16 @@ class RunHead(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class LoadedRun(Struct, frozen=True, kw_only=True, gc=False):
-    """A run with what waits for it: due messages, unconsumed signals in order, activity records not completed."""
+    """A run with what waits for it: due messages, unconsumed signals in order, activity records not completed.
+
+    `details` holds, by step, what activities have last said of their progress.
+    """
 
     head: RunHead
     messages: tuple[Message, ...] = ()
     signals: tuple[Signal, ...] = ()
     records: tuple[ActivityRecord, ...] = ()
-
-
-def new_head(new: NewRun, owner: str | None, now: Instant) -> RunHead:
-    """Return a run as it is when it is created, before anything makes it ready."""
-    return RunHead(
-        run_id=new.run_id,
-        tenant=new.tenant,
-        project=new.project,
-        environment=new.environment,
-        plan_id=new.plan_id,
-        plan_version=new.plan_version,
-        run_request_id=new.run_request_id,
-        parent_run_id=new.parent_run_id,
-        reference_key=new.reference_key,
-        tags=new.tags,
-        status=new.snapshot.status,
-        version=len(new.events),
-        snapshot=new.snapshot,
-        created_at=now,
-        updated_at=now,
-        finished_at=None,
-        inbox_seq=0,
-        ready_at=None,
-        lease_owner=owner,
-        lease_epoch=1 if owner else 0,
-    )
-
-
-def created_run(new: NewRun, owner: str, now: Instant) -> LoadedRun:
-    """Return a run as it is right after it was created for `owner`, without asking the store."""
-    return LoadedRun(head=new_head(new, owner, now), messages=new.messages)
+    details: dict[str, Raw] = {}
 
 
 class PurgeReport(Struct, frozen=True, kw_only=True):
@@ -325,6 +341,7 @@ class Stats(Struct, frozen=True, kw_only=True):
     messages: int
     signals: int
     open_tasks: int
+    jobs: int
     nodes: int
     oldest_ready_at: Instant | None
 
@@ -405,8 +422,29 @@ class Store(Protocol):
         """
         ...
 
-    async def next_due(self, node: str, plan_ids: Sequence[str] | None = None) -> Instant | None:
-        """Return the next instant at which such a `claim` may find something; None if none is in sight."""
+    async def next_due(
+        self, node: str, plan_ids: Sequence[str] | None = None, queues: Sequence[str] = ()
+    ) -> Instant | None:
+        """Return the next instant at which such a `claim` may find something, or None if there is none in sight.
+
+        With `queues` also the next one at which a `take` from them may, whatever the activity.
+        """
+        ...
+
+    async def take(
+        self, node: str, queues: Sequence[str], activities: Sequence[str], limit: int, visible_ms: int
+    ) -> list[Job]:
+        """Take up to `limit` jobs of these activities from these queues, those that have been due for longest first.
+
+        They are not handed out again for `visible_ms`; then, if their step is still open, they are, to whoever asks.
+        """
+        ...
+
+    async def beat(self, node: str, beats: Sequence[Beat], visible_ms: int) -> list[bool]:
+        """Keep jobs that this node has taken for `visible_ms` more, and keep the details of their progress.
+
+        False: it is no longer this node's to carry out. Its step is closed, or somebody else has taken it.
+        """
         ...
 
     async def find_runs(self, query: RunQuery) -> list[RunHead]:

@@ -136,8 +136,18 @@ class FaultyStore:
     async def release(self, node: str, run_ids: Sequence[str] | None = None) -> int:
         return await self._reach(lambda: self._store.release(node, run_ids))
 
-    async def next_due(self, node: str, plan_ids: Sequence[str] | None = None) -> Instant | None:
-        return await self._reach(lambda: self._store.next_due(node, plan_ids))
+    async def next_due(
+        self, node: str, plan_ids: Sequence[str] | None = None, queues: Sequence[str] = ()
+    ) -> Instant | None:
+        return await self._reach(lambda: self._store.next_due(node, plan_ids, queues))
+
+    async def take(
+        self, node: str, queues: Sequence[str], activities: Sequence[str], limit: int, visible_ms: int
+    ) -> list[port.Job]:
+        return await self._reach(lambda: self._store.take(node, queues, activities, limit, visible_ms))
+
+    async def beat(self, node: str, beats: Sequence[port.Beat], visible_ms: int) -> list[bool]:
+        return await self._reach(lambda: self._store.beat(node, beats, visible_ms))
 
     async def find_runs(self, query: port.RunQuery) -> list[port.RunHead]:
         return await self._reach(lambda: self._store.find_runs(query))

@@ -20,6 +20,7 @@ from holdfast.store.port import (
     CommitConflict,
     Committed,
     Created,
+    Job,
     LoadedRun,
     MailboxQuery,
     NewRun,
@@ -119,6 +120,30 @@ def record(
         result=codec.encode(result),
         created_at=at,
         updated_at=at,
+    )
+
+
+def job(
+    run_id: str = "run-1",
+    step_id: str = "charge",
+    queue: str = "mail",
+    *,
+    activity_name: str = "charge",
+    attempt: int = 1,
+    due_at: Instant | None = None,
+    details: object = None,
+) -> Job:
+    """Return an activity to put into a queue."""
+    return Job(
+        run_id=run_id,
+        step_id=step_id,
+        queue=queue,
+        activity=activity_name,
+        input=codec.encode([run_id, step_id]),
+        engine_attempt_id=attempt,
+        scheduled_at=START,
+        due_at=due_at,
+        details=codec.encode(details),
     )
 
 
@@ -284,7 +309,7 @@ async def read_mailbox(store: Store, run_id: str, inbox_seq: int | None = None) 
     )
 
 
-async def read_picture(store: Store, nodes: Iterable[str] = ()) -> dict[str, Any]:
+async def read_picture(store: Store, nodes: Iterable[str] = (), queues: Iterable[str] = ("mail",)) -> dict[str, Any]:
     """Return everything that can be read from a store, for comparison with another time or another store."""
     heads = await _read_all(
         lambda after: store.find_runs(RunQuery(after=after, limit=PAGE)), "", lambda head: head.run_id
@@ -307,6 +332,7 @@ async def read_picture(store: Store, nodes: Iterable[str] = ()) -> dict[str, Any
         "tasks": tasks,
         "stats": await store.stats(),
         "next_due": {node: await store.next_due(node) for node in ("nobody", *nodes)},
+        "next_visible": {queue: await store.next_due("nobody", [], [queue]) for queue in queues},
     }
 
 

@@ -15,6 +15,7 @@ marker in its pytest settings. The suite says what the port says and no more: wh
 not look.
 """
 
+from holdfast.testing.store_suite_beats import BeatSuite
 from holdfast.testing.store_suite_claim import ClaimSuite
 from holdfast.testing.store_suite_commit import CommitSuite
 from holdfast.testing.store_suite_create import CreateSuite
@@ -22,6 +23,7 @@ from holdfast.testing.store_suite_delivery import DeliverySuite
 from holdfast.testing.store_suite_find import FindSuite
 from holdfast.testing.store_suite_lifecycle import LifecycleSuite
 from holdfast.testing.store_suite_purge import PurgeSuite
+from holdfast.testing.store_suite_queues import QueueSuite
 from holdfast.testing.store_suite_signals import SignalSuite
 from holdfast.testing.store_suite_turns import TurnSuite
 
@@ -33,6 +35,8 @@ class StoreSuite(
     CommitSuite,
     TurnSuite,
     ClaimSuite,
+    QueueSuite,
+    BeatSuite,
     FindSuite,
     PurgeSuite,
     LifecycleSuite,

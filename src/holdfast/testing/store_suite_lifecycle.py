@@ -6,6 +6,7 @@ import pytest
 
 from holdfast.errors import StoreUnavailable
 from holdfast.store.port import (
+    Beat,
     Capabilities,
     MailboxQuery,
     PurgePolicy,
@@ -139,6 +140,9 @@ class LifecycleSuite(SuiteBase):
             store.renew("node-a", 1_000),
             store.release("node-a"),
             store.next_due("node-a"),
+            store.take("node-a", ["mail"], ["charge"], 1, 1_000),
+            store.take("node-a", [], [], 1, 1_000),
+            store.beat("node-a", [Beat(run_id="run-1", step_id="charge")], 1_000),
             store.find_runs(RunQuery()),
             store.find_waits(WaitQuery()),
             store.find_mailbox(MailboxQuery(run_id="run-1")),

@@ -5,6 +5,7 @@ Written to be read as the specification of `port`: no indexes, no cleverness. Ev
 
 from collections.abc import Iterable
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from holdfast.core import codec
@@ -24,6 +25,8 @@ from holdfast.core.state import TERMINAL
 from holdfast.errors import CallerError
 from holdfast.limits import Limits
 from holdfast.store import guards, port
+from holdfast.store.beginnings import new_head
+from holdfast.store.memory.work import Work, put
 
 
 class Run:
@@ -41,7 +44,8 @@ class Run:
         self.waits: dict[str, Wait] = {}
         self.tasks: dict[str, Task] = {}
         self.records: dict[tuple[str, str, str], ActivityRecord] = {}
-        self.head = port.new_head(new, owner, now)
+        self.work: dict[str, Work] = {}
+        self.head = new_head(new, owner, now)
         self._append(new.events, 0, now)
         self._index(new.messages, new.waits_opened, new.tasks, now)
         self.head = replace(self.head, ready_at=self._ready_at(0, now))
@@ -59,6 +63,7 @@ class Run:
             messages=tuple(self.messages[signal_id][1] for _, signal_id in due),
             signals=tuple(signal for signal in self.signals if signal.consumed_seq is None),
             records=tuple(self.records[key] for key in sorted(self.records) if self.records[key].status != "completed"),
+            details={step_id: work.details for step_id, work in self.work.items() if work.details is not None},
         )
 
     def wake(self, at: Instant) -> None:
@@ -164,6 +169,22 @@ class Run:
         self.wake(now)
         return result
 
+    # --- carrying out
+
+    def beat(self, node: str, beat: port.Beat, visible_until: Instant) -> bool:
+        """Keep a step's activity with this node, and the details of its progress, if it is the node's to carry out."""
+        work = self.work.get(beat.step_id)
+        if beat.queue:
+            if work is None or not work.is_taken_by(node, beat.engine_attempt_id):
+                return False
+            self.work[beat.step_id] = work.kept_until(visible_until, beat.details)
+            return True
+        if self.head.lease_owner != node or (work is not None and work.job is not None):
+            return False
+        if beat.details is not UNSET:
+            self.work[beat.step_id] = Work(details=beat.details)
+        return True
+
     # --- committing
 
     def commit(self, turn: port.Turn, now: Instant) -> port.Committed | port.CommitConflict:
@@ -175,6 +196,8 @@ class Run:
             return port.CommitConflict("epoch", head.version, head.lease_epoch)
         if self.is_finished and (turn.events or turn.snapshot.status not in TERMINAL):
             return port.CommitConflict("finished", head.version, head.lease_epoch)
+        if not guards.can_be_queued(turn):
+            return port.CommitConflict("cannot be stored", head.version, head.lease_epoch)
         existing = self._existing_event(turn)
         if existing is not None:
             return port.CommitConflict("event exists", head.version, head.lease_epoch, existing)
@@ -185,6 +208,10 @@ class Run:
         self._index(turn.messages, turn.waits_opened, turn.tasks, now)
         for record in turn.records:
             self.records[record.activity_name, record.step_id, record.idempotency_key] = record
+        for step_id in turn.jobs_closed:
+            self.work.pop(step_id, None)
+        for job in turn.jobs:
+            self.work[job.step_id] = put(job, self.work.get(job.step_id), now)
         self._end_turn(turn, now)
         return port.Committed(self.head.version, now)
 
@@ -236,6 +263,7 @@ class Run:
         if is_finished:
             self.messages.clear()
             self.waits.clear()
+            self.work.clear()
         self.head = replace(
             self.head,
             status=turn.snapshot.status,

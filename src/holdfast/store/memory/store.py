@@ -20,6 +20,7 @@ from holdfast.ports import Clock, SystemClock
 from holdfast.store import guards, port
 from holdfast.store.memory.retention import purge
 from holdfast.store.memory.run import Run
+from holdfast.store.memory.work import take
 from holdfast.store.wakeups import LocalWakeups
 
 T = TypeVar("T", bound=Struct)
@@ -196,11 +197,14 @@ class MemoryStore:
         self.wakeups.ring()
         return len(freed)
 
-    async def next_due(self, node: str, plan_ids: Sequence[str] | None = None) -> Instant | None:
+    async def next_due(
+        self, node: str, plan_ids: Sequence[str] | None = None, queues: Sequence[str] = ()
+    ) -> Instant | None:
         guards.check_values(node=node)
         guards.check_ids(plan_ids or ())
+        guards.check_names("queues", queues, self._limits)
         self._now()
-        instants = []
+        instants = [run.work[job.step_id].visible_at for run, job in self._jobs() if job.queue in queues]
         for run in self._runs.values():
             if plan_ids is not None and run.head.plan_id not in plan_ids:
                 continue
@@ -210,6 +214,39 @@ class MemoryStore:
             elif ready_at is not None:
                 instants.append(ready_at)
         return min(instants, default=None)
+
+    # --- carrying out activities
+
+    def _jobs(self) -> list[tuple[Run, port.Job]]:
+        """Return the jobs in all queues: runs in order of creation, the steps of each in order of their ids."""
+        return [
+            (run, work.job)
+            for run in self._runs.values()
+            for _, work in sorted(run.work.items())
+            if work.job is not None
+        ]
+
+    async def take(
+        self, node: str, queues: Sequence[str], activities: Sequence[str], limit: int, visible_ms: int
+    ) -> list[port.Job]:
+        guards.check_take(node, queues, activities, limit, visible_ms, self._limits)
+        now = self._now()
+        visible = [
+            (run, job)
+            for run, job in self._jobs()
+            if job.queue in queues and job.activity in activities and run.work[job.step_id].visible_at <= now
+        ]
+        visible.sort(key=lambda entry: entry[0].work[entry[1].step_id].visible_at)
+        taken = []
+        for run, job in visible[:limit]:
+            run.work[job.step_id], given = take(run.work[job.step_id], job, node, now + visible_ms * 1_000)
+            taken.append(given)
+        return taken
+
+    async def beat(self, node: str, beats: Sequence[port.Beat], visible_ms: int) -> list[bool]:
+        guards.check_beats(node, beats, visible_ms, self._limits)
+        visible_until = self._now() + visible_ms * 1_000
+        return [beat.run_id in self._runs and self._runs[beat.run_id].beat(node, beat, visible_until) for beat in beats]
 
     # --- reading
 
@@ -296,6 +333,7 @@ class MemoryStore:
             messages=sum(len(run.messages) for run in runs),
             signals=sum(signal.consumed_seq is None for run in runs for signal in run.signals),
             open_tasks=sum(task.status == "OPEN" for run in runs for task in run.tasks.values()),
+            jobs=len(self._jobs()),
             nodes=sum(lease_end > now for lease_end in self._nodes.values()),
             oldest_ready_at=min(ready, default=None),
         )

@@ -18,7 +18,7 @@ from holdfast.core.events import Event
 from holdfast.core.instants import Instant
 from holdfast.core.state import TERMINAL
 from holdfast.limits import Limits
-from holdfast.store import port
+from holdfast.store import guards, port
 from holdfast.store.sqlite import rows
 from holdfast.store.sqlite.creating import create
 from holdfast.store.sqlite.delivering import deliver
@@ -110,6 +110,8 @@ def _conflict(db: sqlite3.Connection, turn: port.Turn, head: _Head | None) -> An
         return port.CommitConflict("epoch", head.version, head.lease_epoch)
     if head.is_finished and (turn.events or turn.snapshot.status not in TERMINAL):
         return port.CommitConflict("finished", head.version, head.lease_epoch)
+    if turn.jobs and not guards.can_be_queued(turn):
+        return port.CommitConflict("cannot be stored", head.version, head.lease_epoch)
     return None
 
 
@@ -193,6 +195,8 @@ def _write(db: sqlite3.Connection, winners: list[tuple[_Head, port.Turn]], now: 
     messages: list[tuple[Any, ...]] = []
     finished: list[tuple[int]] = []
     runs: list[tuple[Any, ...]] = []
+    jobs_closed: list[tuple[int, str]] = []
+    jobs: list[tuple[Any, ...]] = []
     others = []
     for head, turn in winners:
         run_no, is_finished = head.run_no, turn.snapshot.status in TERMINAL
@@ -201,6 +205,9 @@ def _write(db: sqlite3.Connection, winners: list[tuple[_Head, port.Turn]], now: 
         messages += [rows.message_row(run_no, message, now) for message in turn.messages]
         if is_finished:
             finished.append((run_no,))
+        if turn.jobs or turn.jobs_closed:
+            jobs_closed += [(run_no, step_id) for step_id in turn.jobs_closed]
+            jobs += [rows.job_row(run_no, job, now) for job in turn.jobs]
         if turn.received or turn.waits_opened or turn.waits_closed or turn.tasks or turn.records:
             others.append((run_no, turn))
         runs.append(
@@ -220,9 +227,15 @@ def _write(db: sqlite3.Connection, winners: list[tuple[_Head, port.Turn]], now: 
     db.executemany("DELETE FROM messages WHERE run_no = ? AND signal_id = ?", consumed)
     db.executemany(rows.INSERT_MESSAGE, messages)
     _write_others(db, others)
+    if jobs_closed:
+        db.executemany("DELETE FROM jobs WHERE run_no = ? AND step_id = ?", jobs_closed)
+    if jobs:
+        db.executemany(rows.INSERT_JOB, jobs)
     if finished:
         db.executemany("DELETE FROM messages WHERE run_no = ?", finished)
         db.executemany("DELETE FROM waits WHERE run_no = ?", finished)
+        numbers = rows.listing(run_no for (run_no,) in finished)
+        db.execute("DELETE FROM jobs WHERE run_no IN (SELECT value FROM json_each(?))", (numbers,))
     db.executemany(_UPDATE_RUN, runs)
 
 

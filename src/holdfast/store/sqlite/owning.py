@@ -35,6 +35,7 @@ SELECT min(due_at) FROM (
     WHERE node <> :node AND EXISTS (SELECT 1 FROM runs WHERE lease_owner = node {known})
 )
 """
+NEXT_VISIBLE = "SELECT min(visible_at) FROM jobs WHERE queue = ? AND visible_at IS NOT NULL"
 
 
 def check_node(db: sqlite3.Connection, node: str, now: Instant) -> None:
@@ -112,9 +113,12 @@ def release(db: sqlite3.Connection, node: str, run_ids: Sequence[str] | None, no
     return freed
 
 
-def next_due(db: sqlite3.Connection, node: str, plan_ids: Sequence[str] | None) -> Instant | None:
-    """Return the next instant at which a claim by this node may find something."""
+def next_due(
+    db: sqlite3.Connection, node: str, plan_ids: Sequence[str] | None, queues: Sequence[str]
+) -> Instant | None:
+    """Return the next instant at which a claim by this node, or a take from these queues, may find something."""
     known = "" if plan_ids is None else KNOWN
     asked = {"node": node, "plan_ids": rows.listing(plan_ids or ())}
-    due_at: Instant | None = db.execute(NEXT_DUE.format(known=known), asked).fetchone()[0]
-    return due_at
+    found = [db.execute(NEXT_DUE.format(known=known), asked).fetchone()[0]]
+    found += [db.execute(NEXT_VISIBLE, (queue,)).fetchone()[0] for queue in queues]
+    return min((due_at for due_at in found if due_at is not None), default=None)

@@ -4,6 +4,8 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec import Raw
+
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, Signal
@@ -25,7 +27,7 @@ def load(db: sqlite3.Connection, run_ids: Sequence[str], now: Instant) -> list[p
 
 
 def load_numbers(db: sqlite3.Connection, run_nos: Sequence[int], now: Instant) -> dict[int, port.LoadedRun]:
-    """Return the runs with what waits for them: four statements, however many runs."""
+    """Return the runs with what waits for them: five statements, however many runs."""
     if not run_nos:
         return {}
     numbers = rows.listing(run_nos)
@@ -52,12 +54,18 @@ def load_numbers(db: sqlite3.Connection, run_nos: Sequence[int], now: Instant) -
         (numbers,),
     ):
         records.setdefault(run_no, []).append(rows.record_of(text))
+    details: dict[int, dict[str, Raw]] = {}
+    for run_no, step_id, text in db.execute(
+        f"SELECT run_no, step_id, details FROM jobs WHERE {among} AND details IS NOT NULL", (numbers,)
+    ):
+        details.setdefault(run_no, {})[step_id] = rows.raw_of(text)
     return {
         run_no: port.LoadedRun(
             head=head,
             messages=tuple(messages.get(run_no, ())),
             signals=tuple(signals.get(run_no, ())),
             records=tuple(records.get(run_no, ())),
+            details=details.get(run_no, {}),
         )
         for run_no, head in heads.items()
     }
@@ -144,6 +152,7 @@ def stats(db: sqlite3.Connection, now: Instant) -> port.Stats:
         messages=one("SELECT count(*) FROM messages"),
         signals=one("SELECT count(*) FROM signals WHERE consumed_seq IS NULL"),
         open_tasks=one("SELECT count(*) FROM tasks WHERE status = 'OPEN'"),
+        jobs=one("SELECT count(*) FROM jobs WHERE queue <> ''"),
         nodes=one("SELECT count(*) FROM nodes WHERE lease_until > :now"),
         oldest_ready_at=one("SELECT min(ready_at) FROM runs WHERE ready_at <= :now"),
     )

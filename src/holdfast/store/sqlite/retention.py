@@ -26,6 +26,7 @@ _EXPIRED = f"""
 SELECT run_no, name, signal_id FROM acceptance_records JOIN runs USING (run_no) WHERE expires_at <= :until AND {_KEPT}
 ORDER BY run_id, name, signal_id LIMIT :limit + 1
 """
+# Jobs go by a trigger.
 _BELONGING = ("events", "signals", "acceptance_records", "tasks", "waits", "messages", "activity_records", "runs")
 
 

@@ -1,14 +1,15 @@
 """Rows of the tables as our structs, and back."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import replace
 
 from holdfast.core.codec import decode_body, decode_ref, encode_body, encode_ref
-from holdfast.core.events import EngineRunRef, Event
+from holdfast.core.events import NULL, EngineRunRef, Event
 from holdfast.core.idempotency import inbox_uuid, signal_suffix
 from holdfast.core.instants import Instant
 from holdfast.core.messages import AcceptanceRecord, Message, Signal
@@ -16,7 +17,7 @@ from holdfast.core.records import ActivityRecord, Task, Wait
 from holdfast.core.snapshot import RuntimeSnapshot
 from holdfast.core.state import RunStatus
 from holdfast.errors import StoreCorrupt
-from holdfast.store.port import RunHead
+from holdfast.store.port import Job, RunHead
 
 _encoder = msgspec.json.Encoder()
 _snapshots = msgspec.json.Decoder(RuntimeSnapshot)
@@ -24,6 +25,7 @@ _messages = msgspec.json.Decoder(Message)
 _tasks = msgspec.json.Decoder(Task)
 _activity_records = msgspec.json.Decoder(ActivityRecord)
 _acceptances = msgspec.json.Decoder(AcceptanceRecord)
+_jobs = msgspec.json.Decoder(Job)
 _names = msgspec.json.Decoder(tuple[str, ...])
 
 HEAD = (
@@ -35,6 +37,7 @@ EVENT = (
     "run_seq, event_id, event_type, step_id, engine_attempt_id, logical_attempt_id, data, idempotency_key, emitted_at, "
     "persisted_at, adapter_version, engine_run_ref, caused_by_signal_id, parent_event_id, schema_version"
 )
+JOB = "next_attempt, details, job"
 SIGNAL = "inbox_seq, name, signal_id, step_id, accepted_at, consumed_seq, payload"
 
 INSERT_EVENT = f"INSERT INTO events (run_no, {EVENT}) VALUES ({', '.join('?' * 16)})"
@@ -46,6 +49,11 @@ INSERT_TASK = (
     "task = excluded.task WHERE run_no = excluded.run_no"
 )
 INSERT_RECORD = "INSERT OR REPLACE INTO activity_records VALUES (?, ?, ?, ?, ?, ?)"
+INSERT_JOB = (
+    "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, NULL, ?, ?, ?) ON CONFLICT (run_no, step_id) DO UPDATE SET "
+    "queue = excluded.queue, activity = excluded.activity, visible_at = excluded.visible_at, taken_by = NULL, "
+    "next_attempt = excluded.next_attempt, details = coalesce(details, excluded.details), job = excluded.job"
+)
 
 
 P = ParamSpec("P")
@@ -203,6 +211,32 @@ def record_row(run_no: int, record: ActivityRecord) -> tuple[Any, ...]:
 def record_of(text: str) -> ActivityRecord:
     """Return the activity record that the text holds."""
     return _activity_records.decode(text)
+
+
+def job_row(run_no: int, job: Job, now: Instant) -> tuple[Any, ...]:
+    """Return the row of a job in a queue; one without a due instant is visible now. Details stand beside the job."""
+    visible_at = now if job.due_at is None else job.due_at
+    details = None if job.details == NULL else text_of(job.details)
+    plain = replace(job, details=NULL)
+    return run_no, job.step_id, job.queue, job.activity, visible_at, job.engine_attempt_id, details, encode(plain)
+
+
+@_reading
+def job_of(row: Sequence[Any]) -> Job:
+    """Return the job that a row of JOB describes, as its next taker is given it."""
+    details = NULL if row[1] is None else raw_of(row[1])
+    return replace(_jobs.decode(row[2]), engine_attempt_id=row[0], details=details)
+
+
+def text_of(raw: Raw) -> str:
+    """Return raw JSON as text."""
+    return bytes(raw).decode()
+
+
+@_reading
+def raw_of(text: str) -> Raw:
+    """Return JSON text as raw JSON."""
+    return Raw(text.encode())
 
 
 @_reading

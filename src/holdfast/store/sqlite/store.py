@@ -17,7 +17,7 @@ from holdfast.core.records import Task, Wait
 from holdfast.limits import Limits
 from holdfast.ports import Clock, SystemClock
 from holdfast.store import guards, port
-from holdfast.store.sqlite import committing, creating, delivering, owning, reading, retention
+from holdfast.store.sqlite import committing, creating, delivering, owning, queueing, reading, retention
 from holdfast.store.sqlite.database import Database
 from holdfast.store.sqlite.migrate import latest_version, migrate, not_migrated, schema_version
 from holdfast.store.sqlite.wakeups import SocketWakeups
@@ -121,10 +121,28 @@ class SqliteStore:
         guards.check_ids(run_ids or ())
         return await self._write(lambda db, now: owning.release(db, node, run_ids, now), rings=True)
 
-    async def next_due(self, node: str, plan_ids: Sequence[str] | None = None) -> Instant | None:
+    async def next_due(
+        self, node: str, plan_ids: Sequence[str] | None = None, queues: Sequence[str] = ()
+    ) -> Instant | None:
         guards.check_values(node=node)
         guards.check_ids(plan_ids or ())
-        return await self._read(lambda db, _: owning.next_due(db, node, plan_ids))
+        guards.check_names("queues", queues, self._limits)
+        return await self._read(lambda db, _: owning.next_due(db, node, plan_ids, queues))
+
+    # --- carrying out activities
+
+    async def take(
+        self, node: str, queues: Sequence[str], activities: Sequence[str], limit: int, visible_ms: int
+    ) -> list[port.Job]:
+        guards.check_take(node, queues, activities, limit, visible_ms, self._limits)
+        if not queues or not activities:
+            self._check_migrated()
+            return []
+        return await self._write(lambda db, now: queueing.take(db, node, queues, activities, limit, visible_ms, now))
+
+    async def beat(self, node: str, beats: Sequence[port.Beat], visible_ms: int) -> list[bool]:
+        guards.check_beats(node, beats, visible_ms, self._limits)
+        return await self._write(lambda db, now: queueing.beat(db, node, beats, visible_ms, now))
 
     # --- reading
 

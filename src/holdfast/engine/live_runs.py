@@ -1,0 +1,110 @@
+"""The runs that a node keeps in memory: the last ones that took a turn, and never more than so many.
+
+What is kept is a cache. A run that is not in it is made from its history.
+"""
+
+from collections import OrderedDict
+
+from msgspec import Raw
+from msgspec.structs import replace
+
+from holdfast.core.events import Event
+from holdfast.engine.live import Definitions, LiveRun, revive
+from holdfast.errors import HistoryGap, NotDurable, NotFound, RunawayWorkflow, RunError
+from holdfast.store.guards import no_such_run
+from holdfast.store.port import LoadedRun, NewRun, Store
+
+PAGE_EVENTS = 50_000
+
+
+class LiveRuns:
+    """Live runs of one node."""
+
+    def __init__(self, store: Store, definitions: Definitions, most: int) -> None:
+        self._store = store
+        self._definitions = definitions
+        self._most = most
+        self._runs: OrderedDict[str, LiveRun] = OrderedDict()
+
+    def get(self, loaded: LoadedRun) -> LiveRun | None:
+        """Return a run if it is in memory, as it was loaded."""
+        live = self._runs.get(loaded.head.run_id)
+        if live is None or live.state.version != loaded.head.version:
+            return None
+        self._runs.move_to_end(loaded.head.run_id)
+        return live
+
+    async def make(self, loaded: LoadedRun) -> tuple[LiveRun, RunError | None]:
+        """Return a run, from memory or from its history; with the reason if its program cannot go on."""
+        live = self.get(loaded)
+        if live is not None:
+            return live, None
+        self.forget(loaded.head.run_id)
+        return self._keep(loaded.head.run_id, await self._history(loaded))
+
+    def begin(self, new: NewRun) -> None:
+        """Keep a run that was just created; its history is known without asking."""
+        self._keep(new.run_id, [replace(event, run_seq=number) for number, event in enumerate(new.events, 1)])
+
+    def _keep(self, run_id: str, history: list[Event]) -> tuple[LiveRun, RunError | None]:
+        live, problem = revive(run_id, history, self._definitions)
+        if problem is None:
+            self._runs[run_id] = live
+        return live, problem
+
+    def trim(self) -> None:
+        """Let go of those that have not been used for longest."""
+        while len(self._runs) > self._most:
+            self._runs.popitem(last=False)[1].close()
+
+    def forget(self, run_id: str) -> None:
+        """Let go of a run."""
+        live = self._runs.pop(run_id, None)
+        if live is not None:
+            live.close()
+
+    def close(self) -> None:
+        """Let go of all."""
+        for live in self._runs.values():
+            live.close()
+
+    async def query(self, run_id: str, name: str, arguments: Raw) -> Raw:
+        """Ask a run's program about its present state."""
+        [loaded] = await self._store.load([run_id])
+        if loaded is None:
+            raise no_such_run(run_id)
+        live = self.get(loaded)
+        if live is not None:
+            try:
+                return _answer(live, name, arguments)
+            except (NotDurable, RunawayWorkflow):  # this program is no longer what the history tells
+                self.forget(run_id)
+                raise
+        # Made for this question only: the pump may be making its own at the same time, and keeps that one.
+        live, problem = revive(run_id, await self._history(loaded), self._definitions)
+        try:
+            if problem is not None:
+                raise problem
+            return _answer(live, name, arguments)
+        finally:
+            live.close()
+
+    async def _history(self, loaded: LoadedRun) -> list[Event]:
+        """Return the run's events since its last rotation."""
+        head = loaded.head
+        after = head.snapshot.resume_pointer - 1 if head.snapshot is not None else 0
+        events: list[Event] = []
+        while page := await self._store.read_events(head.run_id, after, PAGE_EVENTS):
+            events += page
+            after = page[-1].run_seq
+            if len(page) < PAGE_EVENTS:
+                break
+        if after < head.version:
+            raise HistoryGap(f"the history ends at event {after}, not {head.version}", run_id=head.run_id)
+        return events
+
+
+def _answer(live: LiveRun, name: str, arguments: Raw) -> Raw:
+    if live.replay.program is None:
+        raise NotFound(f"run {live.state.run_id} has not started", run_id=live.state.run_id)
+    return live.replay.program.query(name, arguments)

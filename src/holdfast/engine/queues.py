@@ -1,0 +1,289 @@
+"""Queues: activities that are carried out by whichever node takes them.
+
+A node takes no more jobs than it has free slots for, and only of activities that its app knows. How a job ended goes
+back to its run as a message; until the run has recorded it the job is kept. A node that dies lets its jobs become
+visible again: another takes them, and counts on.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from holdfast.core.events import ErrorInfo, StepStarted
+from holdfast.core.instants import Instant
+from holdfast.core.messages import (
+    ActivityDetached,
+    ActivityErrored,
+    ActivityOutcome,
+    ActivitySucceeded,
+    Message,
+    activity_completed,
+)
+from holdfast.core.state import OpenStep, retry_token
+from holdfast.engine.activities import Details, Outcome, Slots, Work, Workers
+from holdfast.engine.beats import Beats
+from holdfast.errors import InvalidInput, StoreError
+from holdfast.ports import Rng
+from holdfast.program.definitions import ActivityDefinition, ActivityOptions, decode_options
+from holdfast.program.failures import error_info
+from holdfast.store.port import Beat, Job, Refused, Store
+
+DELIVER = 500
+RETRY_S = 0.2
+
+logger = logging.getLogger("holdfast.queues")
+
+
+class ActivityDefinitions(Protocol):
+    """Knows activities."""
+
+    def activity_names(self) -> list[str]:
+        """Return the names of the activities that are known."""
+        ...
+
+    def activity_named(self, name: str) -> ActivityDefinition | None:
+        """Return the activity of this name, or None."""
+        ...
+
+
+class Queues:
+    """Carries out the jobs of some queues on one node."""
+
+    def __init__(
+        self,
+        node: str,
+        store: Store,
+        definitions: ActivityDefinitions,
+        queues: Sequence[str],
+        visible_ms: int,
+        slots: Slots,
+        rng: Rng,
+    ) -> None:
+        self._node = node
+        self._store = store
+        self._definitions = definitions
+        self._queues = tuple(queues)
+        self._visible_ms = visible_ms
+        self._slots = slots
+        self._slots.on_free = self.ring
+        self._workers = Workers(slots, self._on_outcome, self._on_beat, rng)
+        self.beats = Beats(node, store, visible_ms, self.cancel)
+        self._outcomes: list[tuple[Job, ActivityOutcome]] = []
+        self._jobs: dict[tuple[str, str], Job] = {}
+        self._rung = asyncio.Event()
+        self._to_report = asyncio.Event()
+        self._reported = asyncio.Event()
+        self._is_stopping = False
+        self._saw_strangers = 0
+
+    def start(self) -> "list[asyncio.Task[None]]":
+        """Begin to work, and return what is to be cancelled in the end."""
+        loops = {"beats": self.beats.run}
+        if self._queues:
+            loops |= {"queues": self._take_on, "outcomes": self._report_on}
+        return [asyncio.create_task(self._live(name, loop), name=name) for name, loop in loops.items()]
+
+    async def _live(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await loop()
+        except Exception:
+            logger.critical("node %s has failed: its %s are not looked after any more", self._node, name, exc_info=True)
+            raise
+
+    def ring(self) -> None:
+        """Say that there may be something to take."""
+        self._rung.set()
+
+    def cancel(self, run_id: str, step_id: str) -> None:
+        """Stop to carry out a job that is no longer this node's."""
+        if self._jobs.pop((run_id, step_id), None) is not None:
+            self._workers.cancel(run_id, step_id)
+
+    def let_go(self, run_id: str, step_id: str) -> None:
+        """Let go of a step that is known here to be closed, without waiting for the store to say so."""
+        self.beats.let_go(run_id, step_id)
+        self.cancel(run_id, step_id)
+
+    @property
+    def busy(self) -> int:
+        """How many jobs are under way."""
+        return self._workers.busy
+
+    async def drain(self) -> None:
+        """Take nothing more; wait until what is under way has ended and was reported."""
+        self._is_stopping = True
+        await self._workers.drain()
+        while self._outcomes:
+            self._reported.clear()
+            await self._reported.wait()
+
+    def stop(self) -> None:
+        """Give up what is still under way; it becomes visible again by itself."""
+        self._workers.cancel_all()
+
+    # --- taking
+
+    async def _take_on(self) -> None:
+        while True:
+            try:
+                self._rung.clear()  # before the call: somebody may ring while it is under way
+                if not await self._take():
+                    await self._idle()
+            except StoreError:
+                logger.exception("node %s could not take jobs; trying again", self._node)
+                await asyncio.sleep(RETRY_S)
+
+    async def _take(self) -> bool:
+        """Take what there is room for, and say whether there may be more at once."""
+        limit, activities = self._slots.free, self._definitions.activity_names()
+        if limit == 0 or not activities or self._is_stopping:
+            return False
+        await self.beats.catch_up()
+        jobs = await self._store.take(self._node, self._queues, activities, limit, self._visible_ms)
+        if jobs:
+            now = await self._now()
+            unreported = {(job.run_id, job.step_id) for job, _ in self._outcomes}
+            for job in jobs:
+                if (job.run_id, job.step_id) not in unreported:  # else it was lost to nobody, and is done
+                    self._start(job, now)
+        return len(jobs) == limit
+
+    async def _now(self) -> Instant:
+        """Return the store's time, however long that takes: what was taken is not forgotten."""
+        while True:
+            try:
+                return await self._store.now()
+            except StoreError:
+                await asyncio.sleep(RETRY_S)
+
+    async def _idle(self) -> None:
+        """Sleep until a job becomes visible, or until somebody rings: also when a slot has become free."""
+        if self._slots.free == 0 or self._is_stopping:
+            await self._rung.wait()
+            return
+        due_at, now = await self._store.next_due(self._node, (), self._queues), await self._store.now()
+        self._note_strangers(due_at is not None and due_at <= now and not self._rung.is_set())
+        timeout_s = (due_at - now) / 1_000_000 if due_at is not None and due_at > now else None
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._rung.wait()
+        except TimeoutError:
+            return
+
+    def _note_strangers(self, are_there: bool) -> None:
+        """Report once that jobs are left to others. A single look may only have come before the jobs."""
+        self._saw_strangers = self._saw_strangers + 1 if are_there else 0
+        if self._saw_strangers == 2:
+            names = ", ".join(self._queues)
+            logger.warning("node %s: jobs of activities not known here are left in the queues %s", self._node, names)
+
+    # --- carrying out
+
+    def _start(self, job: Job, now: Instant) -> None:
+        self._jobs[job.run_id, job.step_id] = job
+        self.beats.keep(_beat(job))
+        definition = self._definitions.activity_named(job.activity)
+        assert definition is not None  # only known ones are taken
+        try:
+            options = decode_options(bytes(job.options)) if bytes(job.options) != b"null" else ActivityOptions()
+        except InvalidInput as problem:
+            self._report(job, error_info(problem))
+            return
+        step = _step(job)
+        most = options.retry.max_attempts
+        if most and step.attempt > most:
+            lost = f"activity {job.activity!r} was taken {step.attempt - 1} times, and who took it did not come back"
+            self._report(job, ErrorInfo("WorkerLost", lost))
+            return
+        self._workers.start(Work(job.run_id, step, definition, options, job.details), now)
+
+    def _on_beat(self, work: Work, details: Details) -> None:
+        job = self._jobs.get((work.run_id, work.step.step_id))
+        if job is not None and job.engine_attempt_id == work.step.engine_attempt_id:
+            self.beats.say(_beat(job, details))
+
+    # --- reporting
+
+    def _on_outcome(self, work: Work, outcome: Outcome) -> None:
+        job = self._jobs.get((work.run_id, work.step.step_id))
+        if job is not None and job.engine_attempt_id == work.step.engine_attempt_id:
+            self._report(job, outcome)
+
+    def _report(self, job: Job, outcome: Outcome | ErrorInfo) -> None:
+        self._outcomes.append((job, _outcome(job, outcome)))
+        self._to_report.set()
+
+    async def _report_on(self) -> None:
+        while True:
+            await self._to_report.wait()
+            self._to_report.clear()
+            while self._outcomes:
+                batch = self._outcomes[:DELIVER]
+                try:
+                    await self._deliver(batch)
+                except StoreError:
+                    logger.exception("node %s could not report outcomes; trying again", self._node)
+                    await asyncio.sleep(RETRY_S)
+                else:
+                    del self._outcomes[: len(batch)]
+            self._reported.set()
+
+    async def _deliver(self, batch: Sequence[tuple[Job, ActivityOutcome]]) -> None:
+        await self.beats.flush((job.run_id, job.step_id) for job, outcome in batch if outcome.error is not None)
+        now = await self._store.now()
+        answers = await self._store.deliver([_message(job, outcome, now) for job, outcome in batch])
+        for (job, _), answer in zip(batch, answers, strict=True):
+            key = (job.run_id, job.step_id)
+            if self._jobs.get(key) is job:
+                del self._jobs[key]
+            if isinstance(answer, Refused):  # the run has ended, or is gone: nobody waits for it
+                logger.info("run %s takes no outcome of %s: %s", job.run_id, job.step_id, answer.error)
+                self.beats.let_go(*key)
+
+
+def _beat(job: Job, details: Details = UNSET) -> Beat:
+    return Beat(
+        run_id=job.run_id,
+        step_id=job.step_id,
+        queue=job.queue,
+        engine_attempt_id=job.engine_attempt_id,
+        details=details,
+    )
+
+
+def _step(job: Job) -> OpenStep:
+    """Return the step as its run has it, or will have it when it hears of this attempt."""
+    return OpenStep(
+        job.step_id,
+        "activity",
+        StepStarted(job.activity, job.input, job.queue, options=job.options),
+        "",
+        job.scheduled_at,
+        job.logical_attempt_id,
+        job.engine_attempt_id,
+        first_engine_attempt_id=job.first_engine_attempt_id,
+    )
+
+
+def _outcome(job: Job, outcome: Outcome | ErrorInfo) -> ActivityOutcome:
+    """Return an outcome as it is sent, with the attempt that it is of."""
+    logical, engine = job.logical_attempt_id, job.engine_attempt_id
+    sent = ActivityOutcome(logical_attempt_id=logical, engine_attempt_id=engine)
+    match outcome:
+        case ActivitySucceeded():
+            return replace(sent, result=outcome.result)
+        case ActivityErrored():
+            return replace(sent, error=outcome.error, fraction=outcome.fraction)
+        case ActivityDetached():
+            return replace(sent, is_detached=True, until=outcome.until)
+        case ErrorInfo():
+            return replace(sent, error=outcome)
+
+
+def _message(job: Job, outcome: ActivityOutcome, now: Instant) -> Message:
+    token = retry_token(job.step_id, job.engine_attempt_id)
+    return activity_completed(job.run_id, job.step_id, token, outcome, now)

@@ -1,0 +1,43 @@
+"""What the reference model keeps of a step's activity: its job in a queue, and what was said of its progress."""
+
+from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec.structs import replace
+
+from holdfast.core.events import NULL
+from holdfast.core.instants import Instant
+from holdfast.store import port
+
+
+class Work(Struct, frozen=True, kw_only=True):
+    """One step's activity. Without a job it is carried out by the run's owner, and there are only details.
+
+    The job's `engine_attempt_id` is that of its next take.
+    """
+
+    job: port.Job | None = None
+    visible_at: Instant = 0
+    taken_by: str | None = None
+    details: Raw | None = None
+
+    def is_taken_by(self, node: str, engine_attempt_id: int) -> bool:
+        """Say whether the last take was this one."""
+        return self.job is not None and (self.taken_by, self.job.engine_attempt_id) == (node, engine_attempt_id + 1)
+
+    def kept_until(self, visible_at: Instant, details: Raw | UnsetType) -> "Work":
+        """Return what is kept after a beat of the taker."""
+        return replace(self, visible_at=visible_at, details=self.details if details is UNSET else details)
+
+
+def put(job: port.Job, there: Work | None, now: Instant) -> Work:
+    """Return a job as it lies in its queue, with the details of the one that it replaces."""
+    details = there.details if there is not None else None
+    if details is None and job.details != NULL:
+        details = job.details
+    return Work(job=replace(job, details=NULL), visible_at=now if job.due_at is None else job.due_at, details=details)
+
+
+def take(work: Work, job: port.Job, node: str, visible_at: Instant) -> tuple[Work, port.Job]:
+    """Return what is kept of a job that a node takes, and what the node is given."""
+    given = replace(job, details=NULL if work.details is None else work.details)
+    kept = replace(job, engine_attempt_id=job.engine_attempt_id + 1)
+    return replace(work, job=kept, visible_at=visible_at, taken_by=node), given
