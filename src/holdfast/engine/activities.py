@@ -239,11 +239,6 @@ class Workers:
         for run_id in list(self._tasks):
             self.cancel(run_id)
 
-    async def drain(self) -> None:
-        """Wait for what is under way."""
-        while self._tasks:
-            await asyncio.wait([task for steps in self._tasks.values() for task in steps.values()])
-
     def _forget(self, run_id: str, step_id: str) -> "asyncio.Task[None] | None":
         steps = self._tasks.get(run_id)
         task = steps.pop(step_id, None) if steps else None

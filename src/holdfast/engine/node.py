@@ -137,9 +137,10 @@ class Node:
         under_way = self._workers.busy + self._queues.busy
         if under_way:
             logger.info("node %s: activities under way: %d", self.name, under_way)
-        draining = [asyncio.create_task(self._queues.drain()), *self._pumping]
-        await asyncio.wait(draining, timeout=self._options.drain_s)
-        for task in (*self._tasks, *draining):
+        draining = [*self._queues.drain(), *self._pumping]
+        if draining:
+            await asyncio.wait(draining, timeout=self._options.drain_s)
+        for task in self._tasks:
             task.cancel()
         await self.creations.stop()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -76,7 +76,7 @@ class Queues:
         self._jobs: dict[tuple[str, str], Job] = {}
         self._rung = asyncio.Event()
         self._to_report = asyncio.Event()
-        self._reported = asyncio.Event()
+        self._reporting: list[asyncio.Task[None]] = []
         self._is_stopping = False
         self._saw_strangers = 0
 
@@ -85,7 +85,9 @@ class Queues:
         loops = {"beats": self.beats.run}
         if self._queues:
             loops |= {"queues": self._take_on, "outcomes": self._report_on}
-        return [asyncio.create_task(self._live(name, loop), name=name) for name, loop in loops.items()]
+        tasks = [asyncio.create_task(self._live(name, loop), name=name) for name, loop in loops.items()]
+        self._reporting = [task for task in tasks if task.get_name() == "outcomes"]
+        return tasks
 
     async def _live(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -95,8 +97,10 @@ class Queues:
             raise
 
     def ring(self) -> None:
-        """Say that there may be something to take."""
+        """Say that there may be something to take; or, once the node is stopping, nothing left to report."""
         self._rung.set()
+        if self._is_stopping:
+            self._to_report.set()
 
     def cancel(self, run_id: str, step_id: str) -> None:
         """Stop to carry out a job that is no longer this node's."""
@@ -113,13 +117,11 @@ class Queues:
         """How many jobs are under way."""
         return self._workers.busy
 
-    async def drain(self) -> None:
-        """Take nothing more; wait until what is under way has ended and was reported."""
+    def drain(self) -> "list[asyncio.Task[None]]":
+        """Take nothing more, and return what ends once all that is under way has ended and was reported."""
         self._is_stopping = True
-        await self._workers.drain()
-        while self._outcomes:
-            self._reported.clear()
-            await self._reported.wait()
+        self.ring()
+        return self._reporting
 
     def stop(self) -> None:
         """Give up what is still under way; it becomes visible again by itself."""
@@ -212,13 +214,14 @@ class Queues:
         job = self._jobs.get((work.run_id, work.step.step_id))
         if job is not None and job.engine_attempt_id == work.step.engine_attempt_id:
             self._report(job, outcome)
+        self.ring()
 
     def _report(self, job: Job, outcome: Outcome | ErrorInfo) -> None:
         self._outcomes.append((job, _outcome(job, outcome)))
         self._to_report.set()
 
     async def _report_on(self) -> None:
-        while True:
+        while not self._is_stopping or self._workers.busy or self._outcomes:
             await self._to_report.wait()
             self._to_report.clear()
             while self._outcomes:
@@ -230,7 +233,6 @@ class Queues:
                     await asyncio.sleep(RETRY_S)
                 else:
                     del self._outcomes[: len(batch)]
-            self._reported.set()
 
     async def _deliver(self, batch: Sequence[tuple[Job, ActivityOutcome]]) -> None:
         await self.beats.flush((job.run_id, job.step_id) for job, outcome in batch if outcome.error is not None)
