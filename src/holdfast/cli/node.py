@@ -11,8 +11,8 @@ from cyclopts import Parameter, validators
 
 from holdfast.cli.ending import FINE
 from holdfast.cli.target import load_app
-from holdfast.engine.activities import THREADS
 from holdfast.engine.node import NodeOptions
+from holdfast.engine.slots import THREADS
 
 LEFT_BEHIND_S = 2.0
 """How long a process waits, after its node has stopped, for activities that do not heed their cancellation."""

@@ -6,11 +6,10 @@ here writes to a store.
 """
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Collection
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from contextvars import ContextVar, copy_context
+from contextvars import ContextVar
 from functools import partial
 from threading import get_ident
 from typing import Any, NoReturn
@@ -18,20 +17,16 @@ from typing import Any, NoReturn
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from holdfast.core import codec
-from holdfast.core.events import NULL, ErrorInfo, StepStarted
+from holdfast.core.events import NULL, StepStarted
 from holdfast.core.instants import Instant
 from holdfast.core.messages import ActivityDetached, ActivityErrored, ActivitySucceeded
 from holdfast.core.state import OpenStep
 from holdfast.core.tokens import ActivityToken, write_token
+from holdfast.engine.slots import Slots
 from holdfast.errors import HoldfastError, InvalidInput, NotDurable
 from holdfast.ports import Rng
 from holdfast.program.definitions import ActivityDefinition, ActivityOptions
 from holdfast.program.failures import error_info
-
-THREADS = "holdfast-activity"
-"""What the names of threads begin with that carry out activities."""
-
-logger = logging.getLogger("holdfast.activities")
 
 Outcome = ActivitySucceeded | ActivityErrored | ActivityDetached
 Details = Raw | UnsetType
@@ -51,7 +46,7 @@ def is_mendable(problem: BaseException) -> bool:
     return not isinstance(problem, NonRetryable | InvalidInput)
 
 
-class Work(Struct, frozen=True):
+class Work(Struct, frozen=True, gc=False):
     """One attempt of one step, to be carried out. `details` is what the attempts before have said of their progress."""
 
     run_id: str
@@ -68,20 +63,33 @@ Beat = Callable[[Work, Details], None]
 class ActivityContext:
     """What an activity may know of itself, and say while it works."""
 
+    __slots__ = ("_beat", "_extend", "_is_announced", "_is_over", "_loop", "_said", "_thread_id", "_work", "details")
+
     def __init__(self, work: Work, beat: Beat) -> None:
-        step = work.step
-        self.run_id = work.run_id
-        self.step_id = step.step_id
-        self.attempt = step.attempt
         self.details: Any = None if work.details is NULL else codec.decode(work.details, Any)
         self._work = work
         self._beat = beat
         self._loop = asyncio.get_running_loop()
         self._thread_id = get_ident()
-        self._extend: Callable[[], None] = lambda: None
+        self._extend: Callable[[], None] | None = None
         self._said: Details = UNSET
         self._is_announced = False
         self._is_over = False
+
+    @property
+    def run_id(self) -> str:
+        """The run that called the activity."""
+        return self._work.run_id
+
+    @property
+    def step_id(self) -> str:
+        """The step in which it was called: together with `run_id` a key that is the same for every attempt."""
+        return self._work.step.step_id
+
+    @property
+    def attempt(self) -> int:
+        """How often the step has been tried, counted from 1."""
+        return self._work.step.attempt
 
     def heartbeat(self, details: Any = UNSET) -> None:
         """Say that the work goes on, from the loop or from a thread; details are kept for a next attempt, anywhere.
@@ -115,7 +123,8 @@ class ActivityContext:
     def _go_on(self) -> None:
         self._is_announced = False
         details, self._said = self._said, UNSET
-        self._extend()
+        if self._extend is not None:
+            self._extend()
         self._beat(self._work, details)
 
     @asynccontextmanager
@@ -134,7 +143,7 @@ class ActivityContext:
                 raise TimeoutError(f"no heartbeat within {timeout_ms} ms") from None
             raise
         finally:
-            self._extend = lambda: None
+            self._extend = None
 
 
 _context: ContextVar[ActivityContext] = ContextVar("holdfast_activity")
@@ -148,51 +157,6 @@ def activity_context() -> ActivityContext:
         raise NotDurable("activity_context can only be used inside an activity that a workflow called") from None
 
 
-class Slots:
-    """The places in which a node carries out activities, and the threads for those that are not async.
-
-    A function in a thread cannot be stopped. One that is no longer waited for keeps its place until it returns.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._places = asyncio.Semaphore(most)
-        self._wanted = 0
-        self._threads: ThreadPoolExecutor | None = None
-        self.on_free: Callable[[], None] = lambda: None
-
-    @property
-    def free(self) -> int:
-        """How many more activities could begin at once."""
-        return max(0, self._most - self._wanted)
-
-    def want(self) -> None:
-        """Say that somebody is about to wait for a place."""
-        self._wanted += 1
-
-    async def wait(self) -> None:
-        """Wait for a place; it is given back with `give_back`."""
-        await self._places.acquire()
-
-    def give_back(self, *, had_place: bool) -> None:
-        """Give back a place, or stop to wait for one."""
-        self._wanted -= 1
-        if had_place:
-            self._places.release()
-        self.on_free()
-
-    def run(self, call: Callable[[], Any]) -> "Future[Any]":
-        """Begin to carry out a call in a thread."""
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._most, THREADS)
-        return self._threads.submit(copy_context().run, _called, call)
-
-    def close(self) -> None:
-        """Let go of the threads, without waiting for what they do."""
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
-
-
 class Workers:
     """Carries out activities in a node's slots, and reports how they ended."""
 
@@ -201,107 +165,115 @@ class Workers:
         self._report = report
         self._beat = beat
         self._rng = rng
-        self._tasks: dict[str, dict[str, asyncio.Task[None]]] = {}
+        self._attempts: dict[str, dict[str, _Attempt]] = {}
 
     @property
     def busy(self) -> int:
-        """How many activities are under way or waiting for a slot."""
-        return sum(len(steps) for steps in self._tasks.values())
+        """How many activities are under way or waiting for a place."""
+        return sum(len(steps) for steps in self._attempts.values())
 
-    def steps_of(self, run_id: str) -> list[str]:
+    def steps_of(self, run_id: str) -> Collection[str]:
         """Return the steps of a run that are carried out here."""
-        return list(self._tasks.get(run_id, ()))
+        return self._attempts.get(run_id, ())
 
     def is_working_on(self, run_id: str, step_id: str) -> bool:
         """Say whether the step is carried out here."""
-        return step_id in self._tasks.get(run_id, ())
+        return step_id in self._attempts.get(run_id, ())
 
     def start(self, work: Work, now: Instant) -> None:
-        """Begin to carry out a step, in place of an attempt of it that is still under way."""
+        """Carry out a step as soon as there is a place, instead of an attempt of it that is still under way."""
         run_id, step_id = work.run_id, work.step.step_id
-        steps = self._tasks.setdefault(run_id, {})
-        if step_id in steps:
-            steps.pop(step_id).cancel()
-        self._slots.want()
-        began = asyncio.get_running_loop().time()
-        task = asyncio.create_task(self._work(work, now, began), name=f"activity {step_id}")
-        steps[step_id] = task
+        self.cancel(run_id, step_id)
+        attempt = _Attempt(self, work, now)
+        self._attempts.setdefault(run_id, {})[step_id] = attempt
+        self._slots.ask(attempt)
 
     def cancel(self, run_id: str, step_id: str | None = None) -> None:
         """Cancel the activity of a step, or all of a run."""
-        for of_step in [step_id] if step_id is not None else list(self._tasks.get(run_id, ())):
-            task = self._forget(run_id, of_step)
-            if task is not None:
-                task.cancel()
+        steps = self._attempts.get(run_id)
+        if steps:
+            for of_step in [step_id] if step_id is not None else list(steps):
+                attempt = self._forget(run_id, of_step)
+                if attempt is not None:
+                    attempt.cancel(self._slots)
 
     def cancel_all(self) -> None:
         """Cancel everything that is under way."""
-        for run_id in list(self._tasks):
+        for run_id in list(self._attempts):
             self.cancel(run_id)
 
-    def _forget(self, run_id: str, step_id: str) -> "asyncio.Task[None] | None":
-        steps = self._tasks.get(run_id)
-        task = steps.pop(step_id, None) if steps else None
+    def _forget(self, run_id: str, step_id: str) -> "_Attempt | None":
+        steps = self._attempts.get(run_id)
+        attempt = steps.pop(step_id, None) if steps else None
         if not steps:
-            self._tasks.pop(run_id, None)
-        return task
+            self._attempts.pop(run_id, None)
+        return attempt
 
-    async def _work(self, work: Work, now: Instant, began: float) -> None:
-        place = _Place(self._slots, work)
+    async def carry_out(self, attempt: "_Attempt") -> None:
+        """Carry out an attempt, in the place that it was given, and report how it ended."""
+        attempt.has_begun = True
+        work, now = attempt.work, attempt.started_at()
+        deadline = _deadline(work, now)
+        context = ActivityContext(work, self._beat)
+        _context.set(context)
+        outcome: Outcome
         try:
-            await place.wait()
-            elapsed_s = asyncio.get_running_loop().time() - began
-            outcome = await self._attempt(work, place, now + round(elapsed_s * 1_000_000))
+            assert isinstance(work.step.body, StepStarted)
+            arguments = work.definition.signature.unpack(work.step.body.input)
+            if work.definition.is_async and work.options.is_without_limits:
+                result = await work.definition.function(**arguments)
+            else:
+                result = await self._call_within_limits(attempt, context, arguments, deadline)
+            step_id, logical_attempt_id = work.step.step_id, work.step.logical_attempt_id
+            outcome = ActivitySucceeded(step_id, logical_attempt_id, self._encoded(work, result))
+        except BaseException as problem:  # every failure of an activity is recorded in its run
+            if _is_the_engines(problem):
+                raise
+            outcome = self._unsuccessful(work, problem, now, deadline)
         finally:
-            place.leave()
-        if self._tasks.get(work.run_id, {}).get(work.step.step_id) is asyncio.current_task():
+            context.close()
+            self._slots.leave(attempt.thread, work.definition.name)
+        if self._attempts.get(work.run_id, {}).get(work.step.step_id) is attempt:
             self._forget(work.run_id, work.step.step_id)
         self._report(work, outcome)
 
-    async def _attempt(self, work: Work, place: "_Place", now: Instant) -> Outcome:
-        step, body = work.step, work.step.body
-        assert isinstance(body, StepStarted)
-        deadline = _deadline(work, now)
-        try:
-            arguments = work.definition.signature.unpack(body.input)
-            result = await self._call(work, place, arguments, deadline)
-            return ActivitySucceeded(step.step_id, step.logical_attempt_id, self._encoded(work, result))
-        except BaseException as problem:  # every failure of an activity is recorded in its run
-            if _is_left_for_later(problem):
-                until = _until(work, now)
-                return ActivityDetached(step.step_id, step.logical_attempt_id, step.engine_attempt_id, until)
-            if _is_the_engines(problem):
-                raise
-            retryable = is_mendable(problem) and self._has_time_left(deadline)
-            return self._errored(work, error_info(problem, retryable=retryable))
+    def _unsuccessful(self, work: Work, problem: BaseException, now: Instant, deadline: float | None) -> Outcome:
+        step = work.step
+        if _is_left_for_later(problem):
+            until = _until(work, now)
+            return ActivityDetached(step.step_id, step.logical_attempt_id, step.engine_attempt_id, until)
+        retryable = is_mendable(problem) and _has_time_left(deadline)
+        return ActivityErrored(
+            step.step_id,
+            step.logical_attempt_id,
+            step.engine_attempt_id,
+            error_info(problem, retryable=retryable),
+            work.options.retry,
+            self._rng.fraction(),
+        )
 
-    def _has_time_left(self, deadline: float | None) -> bool:
-        return deadline is None or asyncio.get_running_loop().time() < deadline
-
-    async def _call(self, work: Work, place: "_Place", arguments: dict[str, Any], deadline: float | None) -> Any:
-        context = ActivityContext(work, self._beat)
-        _context.set(context)
+    async def _call_within_limits(
+        self, attempt: "_Attempt", context: ActivityContext, arguments: dict[str, Any], deadline: float | None
+    ) -> Any:
+        work = attempt.work
         limit_ms = work.options.timeout_ms
-        if not self._has_time_left(deadline):
+        if not _has_time_left(deadline):
             raise TimeoutError(_too_late(work))
         until = None if limit_ms is None else asyncio.get_running_loop().time() + limit_ms / 1_000
         if deadline is not None:
             until = deadline if until is None else min(until, deadline)
         limit = asyncio.timeout_at(until)
         try:
-            if until is None and work.options.heartbeat_timeout_ms is None and work.definition.is_async:
-                return await work.definition.function(**arguments)  # the usual call, without the detour
             async with limit, context.watched(work.options.heartbeat_timeout_ms):
                 if work.definition.is_async:
                     return await work.definition.function(**arguments)
-                return await place.run(partial(work.definition.function, **arguments))
+                attempt.thread = self._slots.run(partial(work.definition.function, **arguments))
+                return await asyncio.wrap_future(attempt.thread)
         except TimeoutError:
             if limit.expired():
                 took = f"activity {work.definition.name!r} took longer than {limit_ms} ms"
                 raise TimeoutError(_too_late(work) if until == deadline else took) from None
             raise
-        finally:
-            context.close()
 
     def _encoded(self, work: Work, result: Any) -> Raw:
         try:
@@ -309,60 +281,38 @@ class Workers:
         except InvalidInput as problem:
             raise InvalidInput(f"the result of activity {work.definition.name!r}: {problem}") from problem
 
-    def _errored(self, work: Work, error: ErrorInfo) -> ActivityErrored:
-        step = work.step
-        return ActivityErrored(
-            step.step_id,
-            step.logical_attempt_id,
-            step.engine_attempt_id,
-            error,
-            work.options.retry,
-            self._rng.fraction(),
-        )
 
+class _Attempt:
+    """One attempt, from when it is asked for until it is over."""
 
-class _Place:
-    """The place of one attempt, from when it is wanted until it is given back."""
+    __slots__ = ("_asked_at", "_now", "_task", "_workers", "has_begun", "is_given_up", "thread", "work")
 
-    __slots__ = ("_has_place", "_slots", "_thread", "_work")
+    def __init__(self, workers: Workers, work: Work, now: Instant) -> None:
+        self.work = work
+        self.thread: Future[Any] | None = None
+        self.has_begun = False
+        self.is_given_up = False
+        self._workers = workers
+        self._now = now
+        self._asked_at = asyncio.get_running_loop().time()
+        self._task: asyncio.Task[None] | None = None
 
-    def __init__(self, slots: Slots, work: Work) -> None:
-        self._slots = slots
-        self._work = work
-        self._has_place = False
-        self._thread: Future[Any] | None = None
+    def begin(self) -> None:
+        """Begin, now that there is a place."""
+        self._task = asyncio.create_task(self._workers.carry_out(self), name=self.work.step.step_id)
 
-    async def wait(self) -> None:
-        await self._slots.wait()
-        self._has_place = True
+    def started_at(self) -> Instant:
+        """Return the store's time, as far as it is known here."""
+        waited_s = asyncio.get_running_loop().time() - self._asked_at
+        return self._now + round(waited_s * 1_000_000)
 
-    async def run(self, call: Callable[[], Any]) -> Any:
-        """Carry out a call in a thread."""
-        self._thread = self._slots.run(call)
-        return await asyncio.wrap_future(self._thread)
-
-    def leave(self) -> None:
-        """Give the place back; if a thread still works, when it is done."""
-        if self._thread is None or self._thread.done():
-            self._slots.give_back(had_place=self._has_place)
-            return
-        name, run_id = self._work.definition.name, self._work.run_id
-        logger.warning("run %s: activity %r is over and its function goes on; it keeps its thread", run_id, name)
-        loop = asyncio.get_running_loop()
-        self._thread.add_done_callback(lambda _: self._leave_at_last(loop))
-
-    def _leave_at_last(self, loop: asyncio.AbstractEventLoop) -> None:
-        try:
-            loop.call_soon_threadsafe(partial(self._slots.give_back, had_place=True))
-        except RuntimeError:  # the loop is closed: the node is gone, and its places with it
-            return
-
-
-def _called(call: Callable[[], Any]) -> Any:
-    try:
-        return call()
-    except StopIteration as problem:  # no future can carry it; from a coroutine it comes like this too
-        raise RuntimeError("an activity raised StopIteration") from problem
+    def cancel(self, slots: Slots) -> None:
+        """Give it up, whether it has begun or not."""
+        self.is_given_up = True
+        if self._task is not None:
+            self._task.cancel()
+            if not self.has_begun:  # nothing of it will ever run, not even what gives back its place
+                slots.give_back()
 
 
 def _is_left_for_later(problem: BaseException) -> bool:
@@ -378,6 +328,10 @@ def _is_the_engines(problem: BaseException) -> bool:
     if isinstance(problem, asyncio.CancelledError):
         return task is None or task.cancelling() > 0
     return isinstance(problem, KeyboardInterrupt | GeneratorExit)
+
+
+def _has_time_left(deadline: float | None) -> bool:
+    return deadline is None or asyncio.get_running_loop().time() < deadline
 
 
 def _too_late(work: Work) -> str:

@@ -23,6 +23,8 @@ R = TypeVar("R")
 class RunHandle(Generic[R]):
     """One run: its result, its history, and what can be sent to it."""
 
+    __slots__ = ("_definition", "_node", "_store", "run_id")
+
     def __init__(
         self, run_id: str, store: port.Store, definition: WorkflowDefinition | None, node: Node | None
     ) -> None:
@@ -133,25 +135,23 @@ class RunHandle(Generic[R]):
         return project_run(self.run_id, await self.events())
 
     async def _last_event(self) -> Event:
-        finish = await self._finish()
+        """Wait for the run to finish, here or elsewhere, and return its last event."""
+        finish = await self._finished_elsewhere() if self._node is None else await self._finished(self._node)
         if finish.last is not None:
             return finish.last
         [last] = await self._store.read_events(self.run_id, finish.version - 1)
         return last
 
-    async def _finish(self) -> Finish:
-        """Wait for the run to finish, here or elsewhere."""
-        if self._node is None:
-            return await self._finished_elsewhere()
-        finished = self._node.finishes.wait(self.run_id)
+    async def _finished(self, node: Node) -> Finish:
+        finished = node.finishes.wait(self.run_id)
         try:
-            if not self._node.holds(self.run_id):
+            if not node.holds(self.run_id):
                 head = await self._head()
                 if head.status in TERMINAL:
                     return Finish(head.version)
             return await finished
         finally:
-            self._node.finishes.let_go(self.run_id, finished)
+            node.finishes.let_go(self.run_id, finished)
 
     async def _finished_elsewhere(self) -> Finish:
         """Wait without a node: look whenever the store rings, and now and then."""

@@ -15,17 +15,19 @@ from typing import Any, Protocol
 from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
+from holdfast.collector import held_back
 from holdfast.core import events as e
 from holdfast.core.decide import Input
 from holdfast.core.instants import Instant
 from holdfast.core.messages import ActivityDetached, ActivityErrored, NodeLost
 from holdfast.core.state import OpenStep, RunState
-from holdfast.engine.activities import Details, Outcome, Slots, Work, Workers
+from holdfast.engine.activities import Details, Outcome, Work, Workers
 from holdfast.engine.creations import Creations
 from holdfast.engine.finishes import Finishes
 from holdfast.engine.live import Definitions, LiveRun, pause_turn, take_turn
 from holdfast.engine.live_runs import LiveRuns
 from holdfast.engine.queues import ActivityDefinitions, Queues
+from holdfast.engine.slots import Slots
 from holdfast.engine.turn import TurnDraft, aside_turn
 from holdfast.errors import (
     HoldfastError,
@@ -297,32 +299,35 @@ class Node:
         except StoreError:
             self._ready |= dict.fromkeys(held.loaded.head.run_id for held in batch)
             raise
-        # From here to the commit nothing is awaited: an outcome that came in between would belong to neither turn.
-        drafts: list[tuple[_Held, LiveRun, TurnDraft]] = []
-        for held, live, problem in prepared:
-            if live is None:
-                continue
-            inputs = [*self._lost(held, live.state, now), *held.inputs] if held.is_fresh else held.inputs
-            held.inputs, held.is_fresh = [], False
-            unfit = self._unfit.pop(live.state.run_id, None)
-            if unfit is not None:  # some of what came in leads to a turn that cannot be: it is put aside
-                problem = unfit
-                draft = pause_turn(live.state, held.loaded, [], problem, now, self.name, is_poisoned=True)
-            elif problem is None:
-                draft, problem = take_turn(live, held.loaded, inputs, now, self.name)
-            else:
-                draft = pause_turn(live.state, held.loaded, inputs, problem, now, self.name)
-            if problem is not None:
-                logger.error("run %s is paused: %s", live.state.run_id, problem)
-                self.lives.forget(live.state.run_id)
-            drafts.append((held, live, draft))
-        turns = [draft.finish(release=not self._is_busy(draft)) for _, _, draft in drafts]
+        with held_back():
+            drafts = [self._draft(held, live, problem, now) for held, live, problem in prepared if live is not None]
+            turns = [draft.finish(release=not self._is_busy(draft)) for _, _, draft in drafts]
         answers = await self._commit(turns)
-        for (held, live, draft), turn, answer in zip(drafts, turns, answers, strict=True):
-            if isinstance(answer, CommitConflict):
-                self._lose(turn.run_id, answer)
-            else:
-                self._after(held, live, draft, turn.release, now)
+        with held_back():
+            for (held, live, draft), turn, answer in zip(drafts, turns, answers, strict=True):
+                if isinstance(answer, CommitConflict):
+                    self._lose(turn.run_id, answer)
+                else:
+                    self._after(held, live, draft, turn.release, now)
+
+    def _draft(
+        self, held: _Held, live: LiveRun, problem: RunError | None, now: Instant
+    ) -> tuple[_Held, LiveRun, TurnDraft]:
+        """Let a run take its turn. Until the commit nothing is awaited: what came in between would be of no turn."""
+        inputs = [*self._lost(held, live.state, now), *held.inputs] if held.is_fresh else held.inputs
+        held.inputs, held.is_fresh = [], False
+        unfit = self._unfit.pop(live.state.run_id, None)
+        if unfit is not None:  # some of what came in leads to a turn that cannot be: it is put aside
+            problem = unfit
+            draft = pause_turn(live.state, held.loaded, [], problem, now, self.name, is_poisoned=True)
+        elif problem is None:
+            draft, problem = take_turn(live, held.loaded, inputs, now, self.name)
+        else:
+            draft = pause_turn(live.state, held.loaded, inputs, problem, now, self.name)
+        if problem is not None:
+            logger.error("run %s is paused: %s", live.state.run_id, problem)
+            self.lives.forget(live.state.run_id)
+        return held, live, draft
 
     async def _commit(self, turns: Sequence[Turn]) -> list[Committed | CommitConflict]:
         """Commit, again and again until there is an answer: after an error nobody knows whether it was done."""
@@ -419,7 +424,9 @@ class Node:
                 consumed = {inbox_seq for inbox_seq, _ in draft.received}
                 signals = tuple(signal for signal in signals if signal.inbox_seq not in consumed)
             head = replace(held.loaded.head, version=draft.state.version)
-            details = {s: said for s, said in held.loaded.details.items() if s in draft.state.open_steps}
+            details = held.loaded.details
+            if details:
+                details = {s: said for s, said in details.items() if s in draft.state.open_steps}
             held.loaded = LoadedRun(head=head, signals=signals, details=details)
         self.lives.trim()
 

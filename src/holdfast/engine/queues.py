@@ -24,8 +24,9 @@ from holdfast.core.messages import (
     activity_completed,
 )
 from holdfast.core.state import OpenStep, retry_token
-from holdfast.engine.activities import Details, Outcome, Slots, Work, Workers
+from holdfast.engine.activities import Details, Outcome, Work, Workers
 from holdfast.engine.beats import Beats
+from holdfast.engine.slots import Slots
 from holdfast.errors import InvalidInput, StoreError
 from holdfast.ports import Rng
 from holdfast.program.definitions import ActivityDefinition, ActivityOptions, decode_options

@@ -148,6 +148,8 @@ class TurnDraft:
     def _jobs_closed(self) -> tuple[str, ...]:
         """Return the steps of which queues, and keepers of progress, need to know nothing more."""
         before, after = self._before.open_steps, self.state.open_steps
+        if not self._loaded.details and not any(step.kind == "activity" and step.queue for step in before.values()):
+            return ()
         closed = [step_id for step_id in before if step_id not in after and before[step_id].queue]
         closed += [step_id for step_id in self._loaded.details if step_id not in after]
         for event in self._events:

@@ -111,6 +111,11 @@ class ActivityOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     heartbeat_timeout_ms: int | None = None
     queue: str = ""
 
+    @property
+    def is_without_limits(self) -> bool:
+        """Say whether an attempt may take as long as it likes."""
+        return self.timeout_ms is None and self.schedule_to_close_ms is None and self.heartbeat_timeout_ms is None
+
 
 @lru_cache(maxsize=1_024)
 def encode_options(options: ActivityOptions) -> Raw:

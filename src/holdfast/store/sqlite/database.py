@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from holdfast.collector import held_back
 from holdfast.errors import (
     StoreBusy,
     StoreCorrupt,
@@ -156,7 +157,8 @@ class Database:
             return
         group, self._queue = self._queue, []
         try:
-            answers = [self._run(job.work) for job in group]
+            with held_back():
+                answers = [self._run(job.work) for job in group]
             self.connection.execute("COMMIT")
         except sqlite3.Error as problem:
             self._roll_back()
