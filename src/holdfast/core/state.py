@@ -166,8 +166,12 @@ def own_copy(state: RunState) -> RunState:
 
 def fold_onto(draft: RunState, events: Iterable[Event]) -> None:
     """Let a copy that was made by `own_copy` become the state after these events, in order."""
+    event = None
     for event in events:
         _apply(draft, event)
+    if event is not None:
+        _set(draft, "last_executed_by", event.engine_run_ref.node)
+        _set(draft, "last_executed_on", event.emitted_at)
 
 
 def state_of(run_id: str, events: Iterable[Event]) -> RunState:
@@ -242,8 +246,6 @@ def _apply(draft: RunState, event: Event) -> None:
     if event.caused_by_signal_id is not None:
         _set(draft, "last_signal_id", event.caused_by_signal_id)
     _set(draft, "version", version)
-    _set(draft, "last_executed_by", event.engine_run_ref.node)
-    _set(draft, "last_executed_on", event.emitted_at)
 
 
 def _change_status(draft: RunState, event: Event) -> None:

@@ -219,6 +219,10 @@ class Node:
             self._to_release = []
         if self._should_claim and not self._is_stopping:
             await self._claim()
+        seen = 0
+        while seen < len(self._ready):  # what is about to come in shares the commit
+            seen = len(self._ready)
+            await asyncio.sleep(0)
         ready, self._ready = self._ready, {}
         return [self._held[run_id] for run_id in ready if run_id in self._held]
 
