@@ -20,7 +20,6 @@ CONTRACT = Path(__file__).parent.parent / "docs" / "contract.md"
 
 IN_PART: dict[str, str] = {
     "WF-1": "code; flows and plans are not there yet",
-    "ACT-1": "no queues with a visibility timeout yet; details of heartbeats do not survive a crash",
     "ACT-2": "the record's fields",
     "SIG-8": "no conditional waits yet",
     "SIG-9": "waits and mailbox at the store",
@@ -29,8 +28,7 @@ IN_PART: dict[str, str] = {
     "TSK-2": "one open task for each wait, completion in one commit",
     "QUE-4": "creation in one transaction, finding by reference and tag",
     "MSG-3": "unreadable and refused messages are refused or put aside; there are no dead letters yet",
-    "MSG-4": "wake-ups without polling, bounded activities, drain; SIGTERM is not handled yet",
-    "CAN-1": "rotation where the author asks for it; not yet by itself",
+    "MSG-4": "wake-ups without polling, bounded activities, drain on SIGTERM; poison retries and dead letters are not there yet",
     "SEC-2": "artifacts are references",
     "API-2": "typed errors of the core, the stores and the engine",
 }
