@@ -4,7 +4,7 @@ from holdfast import errors
 from holdfast.core.retry import Retry
 from holdfast.engine.activities import NonRetryable, activity_context
 from holdfast.engine.app import App
-from holdfast.engine.node import NodeOptions
+from holdfast.engine.options import NodeOptions
 from holdfast.limits import Limits
 from holdfast.program.api import (
     Saga,

@@ -71,3 +71,6 @@ NESTED_RUNS = 20
 
 JSON_DEPTH = 100
 """How deep a value may be nested. Readers recurse, from stacks of any depth, and must never be the first to fail."""
+
+LOST_ATTEMPTS = 20
+"""How often an activity may take its node along before its step fails. It may be what kills the nodes."""

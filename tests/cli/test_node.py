@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.core import codec
 from holdfast.core import events as e
-from holdfast.engine.node import NodeOptions
+from holdfast.engine.options import NodeOptions
 from holdfast.engine.turn import start_run
 from holdfast.store.port import Created
 from holdfast.store.sqlite import SqliteStore

@@ -11,7 +11,8 @@ from holdfast.core.events import Event
 from holdfast.core.state import RunStatus
 from holdfast.engine.app import App
 from holdfast.engine.handle import RunHandle
-from holdfast.engine.node import Node, NodeOptions
+from holdfast.engine.node import Node
+from holdfast.engine.options import NodeOptions
 from holdfast.errors import NotFound
 from holdfast.settings import load_settings
 from holdfast.store.opening import open_store

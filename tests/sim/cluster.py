@@ -7,7 +7,8 @@ from random import Random
 from typing import Any
 
 from holdfast.engine.app import App
-from holdfast.engine.node import Node, NodeOptions
+from holdfast.engine.node import Node
+from holdfast.engine.options import NodeOptions
 from holdfast.errors import HoldfastError
 from holdfast.limits import Limits
 from holdfast.testing.faults import CALM, Faults, FaultyStore, Weather

@@ -11,7 +11,7 @@ from cyclopts import Parameter, validators
 
 from holdfast.cli.ending import FINE
 from holdfast.cli.target import load_app
-from holdfast.engine.node import NodeOptions
+from holdfast.engine.options import NodeOptions
 from holdfast.engine.slots import THREADS
 
 LEFT_BEHIND_S = 2.0

@@ -25,6 +25,7 @@ from holdfast.core.pen import NOTHING, Decision, Pen, Refusal
 from holdfast.core.retry import Retry, retry_delay_ms
 from holdfast.core.state import APPROVED, PENDING, RUNNING, OpenStep, RunState, retry_token
 from holdfast.errors import Conflict, InvalidInput, RunTerminal
+from holdfast.limits import LOST_ATTEMPTS
 
 Input = (
     m.Message
@@ -212,7 +213,10 @@ class _StepOptions(Struct, frozen=True):
 
 def _options(step: OpenStep) -> _StepOptions:
     options: Any = getattr(step.body, "options", e.NULL)
-    return codec.decode(options, _StepOptions) if bytes(options) != b"null" else _StepOptions()
+    try:
+        return codec.decode(options, _StepOptions) if bytes(options) != b"null" else _StepOptions()
+    except InvalidInput:  # whoever is to carry it out finds that too, and the step fails there
+        return _StepOptions()
 
 
 def _fail(step: OpenStep, error: e.ErrorInfo, retry: Retry, fraction: float, pen: Pen) -> Decision:
@@ -255,6 +259,10 @@ def _on_node_lost(state: RunState, lost: m.NodeLost, pen: Pen) -> Decision | Ref
     step = state.open_steps.get(lost.step_id)
     if step is None or step.kind != "activity" or step.is_detached or _is_early(step, pen):
         return NOTHING
+    if step.attempt >= max(_options(step).retry.max_attempts, LOST_ATTEMPTS):
+        problem = f"activity {step.name!r} was tried {step.attempt} times, and its node was lost each time"
+        pen.close(step, e.StepFailed(e.ErrorInfo("NodeLost", problem)))
+        return pen.decision()
     _retry(step, pen, e.StepRetried("node lost"))
     pen.dispatch.append(step.step_id)
     return pen.decision()

@@ -7,13 +7,14 @@ jitter takes away up to that share of it, by the fraction that the shell drew.
 from math import inf
 
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from holdfast.core.events import ErrorInfo
 from holdfast.errors import InvalidInput
 
 
 class Retry(Struct, frozen=True, kw_only=True):
-    """A retry policy. `max_attempts` 0 means without end."""
+    """A retry policy. `max_attempts` 0 means without end; `non_retryable` names exceptions, by class or class name."""
 
     max_attempts: int = 3
     initial_ms: int = 1_000
@@ -23,10 +24,27 @@ class Retry(Struct, frozen=True, kw_only=True):
     non_retryable: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for field in ("max_attempts", "initial_ms", "most_ms"):
+            if type(getattr(self, field)) is not int:
+                raise InvalidInput(f"{field} is a whole number, not {getattr(self, field)!r}", field=field)
+        for field in ("factor", "jitter"):
+            if not isinstance(getattr(self, field), int | float):
+                raise InvalidInput(f"{field} is a number, not {getattr(self, field)!r}", field=field)
+        force_setattr(self, "non_retryable", _names(self.non_retryable))
         if self.max_attempts < 0 or self.initial_ms < 0 or self.most_ms < 0:
             raise InvalidInput("max_attempts, initial_ms and most_ms may not be negative")
         if not 1.0 <= self.factor < inf or not 0.0 <= self.jitter <= 1.0:
             raise InvalidInput("factor is a finite number of at least 1, and jitter from 0 to 1")
+
+
+def _names(exceptions: object) -> tuple[str, ...]:
+    """Return exceptions by the names under which they are recorded."""
+    if isinstance(exceptions, tuple | list | set | frozenset):
+        names = [each.__name__ if isinstance(each, type) else each for each in exceptions]
+        if all(isinstance(name, str) for name in names):
+            return tuple(sorted(names) if isinstance(exceptions, set | frozenset) else names)
+    problem = f"non_retryable is a tuple of exceptions or their names, not {exceptions!r}"
+    raise InvalidInput(problem, field="non_retryable")
 
 
 NO_RETRY = Retry(max_attempts=1)

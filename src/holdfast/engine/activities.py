@@ -277,9 +277,17 @@ class Workers:
 
     def _encoded(self, work: Work, result: Any) -> Raw:
         try:
-            return codec.encode(result)
+            raw = codec.encode(result)
+            work.definition.signature.result_of(raw)
+            return raw
         except InvalidInput as problem:
             raise InvalidInput(f"the result of activity {work.definition.name!r}: {problem}") from problem
+
+
+def unfit_options(step: OpenStep, problem: InvalidInput) -> ActivityErrored:
+    """Return the outcome of a step whose recorded options nobody can read."""
+    attempts = step.logical_attempt_id, step.engine_attempt_id
+    return ActivityErrored(step.step_id, *attempts, error_info(problem), ActivityOptions().retry)
 
 
 class _Attempt:

@@ -16,16 +16,18 @@ from msgspec.structs import replace
 
 from holdfast.core import events as e
 from holdfast.core.messages import check_name
+from holdfast.core.retry import Retry
 from holdfast.core.state import RunState
 from holdfast.engine.completion import report_error, report_result
 from holdfast.engine.handle import RunHandle
-from holdfast.engine.node import Node, NodeOptions, logger
+from holdfast.engine.node import Node, logger
+from holdfast.engine.options import NodeOptions
 from holdfast.engine.serving import asked_to_end
 from holdfast.engine.turn import start_run
 from holdfast.errors import InvalidInput, VersionMismatch
 from holdfast.limits import ACTIVITY_NAME_BYTES, Limits
 from holdfast.ports import Ids, Rng, SystemIds, SystemRng
-from holdfast.program.code import CodeProgram, current_program
+from holdfast.program.code import CodeProgram, current_program, refuse_inside
 from holdfast.program.definitions import ActivityDefinition, ActivityOptions, WorkflowDefinition, milliseconds
 from holdfast.program.port import Program
 from holdfast.settings import Settings, load_settings
@@ -184,6 +186,17 @@ class App:
             raise InvalidInput("no node is open: report outcomes inside `async with app.node(...)`")
         return self._store
 
+    def _known(self, workflow: Any) -> WorkflowDefinition:
+        if not isinstance(workflow, Workflow):
+            name = getattr(workflow, "__qualname__", repr(workflow))
+            raise InvalidInput(f"{name} is not a workflow: register the function with @app.workflow, and start that")
+        definition = workflow.definition
+        if self._workflows.get((definition.name, definition.version)) is not definition:
+            raise InvalidInput(
+                f"workflow {definition.name!r} belongs to another app than {self.name!r}; start it there"
+            )
+        return definition
+
     # --- what a node asks
 
     def plan_ids(self) -> list[str]:
@@ -220,26 +233,39 @@ class App:
 
         The signals of the process are left alone: who ends the context decides when the node stops. See `serve`.
         """
-        is_own = store is None or isinstance(store, str)
         options = options or NodeOptions()
-        if store is None or isinstance(store, str):
-            settings = _settings(store, self._given_limits)
-            self._limits = settings.limits
-            opened = await open_store(settings)
-        else:
-            self._limits = self._given_limits or Limits()
-            opened = store
-        node = Node(name or f"{self.name}-{self._ids.new_id()}", opened, self, self._rng, options)
-        self._turn_s = options.turn_s
-        await node.start()
-        self._node, self._store = node, opened
+        before = self._node, self._store, self._limits, self._turn_s
+        async with self._open(store) as (opened, limits):
+            node = Node(name or f"{self.name}-{self._ids.new_id()}", opened, self, self._rng, options)
+            self._limits, self._turn_s = limits, options.turn_s
+            await node.start()
+            self._node, self._store = node, opened
+            try:
+                yield node
+            finally:
+                self._node, self._store, self._limits, self._turn_s = before
+                await node.stop()
+        if node.failure is not None:
+            raise node.failure
+
+    @asynccontextmanager
+    async def _open(self, store: str | port.Store | None) -> AsyncIterator[tuple[port.Store, Limits]]:
+        """Open a store, and close it again if it was not open before."""
+        if store is not None and not isinstance(store, str):
+            yield store, self._given_limits or Limits()
+            return
+        settings = _settings(store, self._given_limits)
+        opened = await open_store(settings)
         try:
-            yield node
+            yield opened, settings.limits
         finally:
-            self._node = self._store = None
-            await node.stop()
-            if is_own:
-                await opened.close()
+            await opened.close()
+
+    @asynccontextmanager
+    async def connect(self, store: str | port.Store | None = None) -> AsyncIterator[None]:
+        """Start runs, send to them and wait for them while the context is open, and leave the work to others' nodes."""
+        async with self.node(store, options=NodeOptions(takes_runs=False)):
+            yield
 
     async def serve(
         self, store: str | port.Store | None = None, *, name: str | None = None, options: NodeOptions | None = None
@@ -268,10 +294,13 @@ class App:
         **kwargs: Any,
     ) -> RunHandle[R]:
         """Start a run with these arguments. The same request again gives the run that is there."""
+        refuse_inside("start", "call the workflow to run it as a child")
         node, store = self._node, self._store  # they may be closed while this waits
         if node is None or store is None:
-            raise InvalidInput("no node is open: start runs inside `async with app.node(...)`")
-        definition = _definition(workflow)
+            raise InvalidInput("no node is open: start runs inside `async with app.node(...)` or `app.connect(...)`")
+        if node.failure is not None:
+            raise node.failure
+        definition = self._known(workflow)
         queued = e.RunQueued(
             definition.name,
             definition.version,
@@ -286,13 +315,6 @@ class App:
         return RunHandle(answer.run_id, store, definition, node)
 
 
-def _definition(workflow: Any) -> WorkflowDefinition:
-    if isinstance(workflow, Workflow):
-        return workflow.definition
-    name = getattr(workflow, "__qualname__", repr(workflow))
-    raise InvalidInput(f"{name} is not a workflow: register the function with @app.workflow, and start that")
-
-
 def _settings(address: str | None, limits: Limits | None) -> Settings:
     settings = load_settings(os.environ) if address is None else load_settings(os.environ, store=address)
     return settings if limits is None else replace(settings, limits=limits)
@@ -301,7 +323,7 @@ def _settings(address: str | None, limits: Limits | None) -> Settings:
 def _options(base: ActivityOptions, **changes: Any) -> ActivityOptions:
     """Return options with some of them changed; durations are given as timedeltas or seconds."""
     known: dict[str, Callable[[Any], dict[str, Any]]] = {
-        "retry": lambda value: {"retry": value},
+        "retry": lambda value: {"retry": _retry(value)},
         "queue": lambda value: {"queue": value},
         "timeout": lambda value: {"timeout_ms": milliseconds(value)},
         "schedule_to_close": lambda value: {"schedule_to_close_ms": milliseconds(value)},
@@ -315,6 +337,12 @@ def _options(base: ActivityOptions, **changes: Any) -> ActivityOptions:
     if fields.get("queue"):
         _check_name("queue", fields["queue"])
     return replace(base, **fields)
+
+
+def _retry(value: Any) -> Retry:
+    if not isinstance(value, Retry):
+        raise InvalidInput(f"retry is a Retry, such as Retry(max_attempts=5), not {value!r}", field="retry")
+    return value
 
 
 def _check_name(what: str, name: str) -> None:

@@ -7,15 +7,16 @@ which the activity has its token, whether or not the run has heard yet that the 
 from typing import Any
 
 from holdfast.core import codec
-from holdfast.core.events import ErrorInfo, Event
+from holdfast.core.events import ErrorInfo
 from holdfast.core.messages import ActivityOutcome, activity_completed
 from holdfast.core.state import TERMINAL, OpenStep, retry_token, state_of
 from holdfast.core.tokens import ActivityToken, read_token
 from holdfast.engine.activities import is_mendable
+from holdfast.engine.stretch import read_stretch
 from holdfast.errors import Conflict
 from holdfast.program.failures import error_info
 from holdfast.store.guards import no_such_run, run_terminal
-from holdfast.store.port import Accepted, LoadedRun, Refused, Store
+from holdfast.store.port import Accepted, Refused, Store
 
 
 async def report_result(store: Store, token: str, result: Any) -> None:
@@ -60,18 +61,7 @@ async def _open_step(store: Store, of: ActivityToken) -> OpenStep | None:
         raise no_such_run(of.run_id)
     if run.head.status in TERMINAL:
         raise run_terminal(of.run_id, run.head.status)
-    return state_of(of.run_id, await _history(store, run)).open_steps.get(of.step_id)
-
-
-async def _history(store: Store, run: LoadedRun) -> list[Event]:
-    """Return the run's events since its last rotation."""
-    snapshot = run.head.snapshot
-    after = snapshot.resume_pointer - 1 if snapshot is not None else 0
-    events: list[Event] = []
-    while page := await store.read_events(run.head.run_id, after):
-        events += page
-        after = page[-1].run_seq
-    return events
+    return state_of(of.run_id, await read_stretch(store, run.head)).open_steps.get(of.step_id)
 
 
 def _too_late(of: ActivityToken, why: str) -> Conflict:

@@ -36,9 +36,12 @@ class Finishes:
         self._poll_s = poll_s
         self._waiting: dict[str, list[asyncio.Future[Finish]]] = {}
         self._someone = asyncio.Event()
+        self._problem: EngineError | None = None
 
     def wait(self, run_id: str) -> "asyncio.Future[Finish]":
         """Return a future that is given the run's end when it has finished. Who asks says when it is let go."""
+        if self._problem is not None:
+            raise self._problem
         future: asyncio.Future[Finish] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(run_id, []).append(future)
         self._someone.set()
@@ -58,12 +61,13 @@ class Finishes:
             if not future.done():
                 future.set_result(Finish(version, last))
 
-    def close(self) -> None:
-        """Tell everybody that nobody looks any more."""
-        for run_id, futures in self._waiting.items():
+    def close(self, problem: EngineError | None = None) -> None:
+        """Tell everybody, also those who ask later, that nobody looks any more."""
+        self._problem = self._problem or problem or EngineError("the node was stopped before the run had finished")
+        for futures in self._waiting.values():
             for future in futures:
                 if not future.done():
-                    future.set_exception(EngineError(f"the node was stopped before run {run_id} had finished"))
+                    future.set_exception(self._problem)
 
     async def watch(self) -> None:
         """Look for runs that finished elsewhere, as long as somebody waits for one."""

@@ -14,6 +14,7 @@ from holdfast.engine.finishes import Finish
 from holdfast.engine.node import Node
 from holdfast.engine.turn import control_request
 from holdfast.errors import InvalidInput, NotFound, RunCancelled, RunFailed, RunTerminal, UpdateFailed
+from holdfast.program.code import refuse_inside
 from holdfast.program.definitions import WorkflowDefinition
 from holdfast.store import port
 
@@ -76,6 +77,7 @@ class RunHandle(Generic[R]):
         await self._control("RESUME", actor, reason)
 
     async def _control(self, name: ControlName, actor: str, reason: str) -> None:
+        refuse_inside("a run's handle", "make it an activity")
         [answer] = await self._store.deliver([control_request(self.run_id, name, actor, reason)])
         if isinstance(answer, port.Refused):
             raise answer.error
@@ -136,6 +138,7 @@ class RunHandle(Generic[R]):
 
     async def _last_event(self) -> Event:
         """Wait for the run to finish, here or elsewhere, and return its last event."""
+        refuse_inside("a run's handle", "call a child, or wait for a signal")
         finish = await self._finished_elsewhere() if self._node is None else await self._finished(self._node)
         if finish.last is not None:
             return finish.last
@@ -164,6 +167,7 @@ class RunHandle(Generic[R]):
             listener.close()
 
     async def _head(self) -> port.RunHead:
+        refuse_inside("a run's handle", "call a child, wait for a signal, or make it an activity")
         [run] = await self._store.load([self.run_id])
         if run is None:
             raise NotFound(f"there is no run {self.run_id!r}", run_id=self.run_id)

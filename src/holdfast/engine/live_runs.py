@@ -10,11 +10,10 @@ from msgspec.structs import replace
 
 from holdfast.core.events import Event
 from holdfast.engine.live import Definitions, LiveRun, revive
-from holdfast.errors import HistoryGap, NotDurable, NotFound, RunawayWorkflow, RunError
+from holdfast.engine.stretch import read_stretch
+from holdfast.errors import NotDurable, NotFound, RunawayWorkflow, RunError
 from holdfast.store.guards import no_such_run
 from holdfast.store.port import LoadedRun, NewRun, Store
-
-PAGE_EVENTS = 50_000
 
 
 class LiveRuns:
@@ -40,7 +39,7 @@ class LiveRuns:
         if live is not None:
             return live, None
         self.forget(loaded.head.run_id)
-        return self._keep(loaded.head.run_id, await self._history(loaded))
+        return self._keep(loaded.head.run_id, await read_stretch(self._store, loaded.head))
 
     def begin(self, new: NewRun) -> None:
         """Keep a run that was just created; its history is known without asking."""
@@ -81,27 +80,13 @@ class LiveRuns:
                 self.forget(run_id)
                 raise
         # Made for this question only: the pump may be making its own at the same time, and keeps that one.
-        live, problem = revive(run_id, await self._history(loaded), self._definitions)
+        live, problem = revive(run_id, await read_stretch(self._store, loaded.head), self._definitions)
         try:
             if problem is not None:
                 raise problem
             return _answer(live, name, arguments)
         finally:
             live.close()
-
-    async def _history(self, loaded: LoadedRun) -> list[Event]:
-        """Return the run's events since its last rotation."""
-        head = loaded.head
-        after = head.snapshot.resume_pointer - 1 if head.snapshot is not None else 0
-        events: list[Event] = []
-        while page := await self._store.read_events(head.run_id, after, PAGE_EVENTS):
-            events += page
-            after = page[-1].run_seq
-            if len(page) < PAGE_EVENTS:
-                break
-        if after < head.version:
-            raise HistoryGap(f"the history ends at event {after}, not {head.version}", run_id=head.run_id)
-        return events
 
 
 def _answer(live: LiveRun, name: str, arguments: Raw) -> Raw:

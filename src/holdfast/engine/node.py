@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from holdfast.collector import held_back
@@ -21,16 +21,20 @@ from holdfast.core.decide import Input
 from holdfast.core.instants import Instant
 from holdfast.core.messages import ActivityDetached, ActivityErrored, NodeLost
 from holdfast.core.state import OpenStep, RunState
-from holdfast.engine.activities import Details, Outcome, Work, Workers
+from holdfast.engine.activities import Details, Outcome, Work, Workers, unfit_options
 from holdfast.engine.creations import Creations
 from holdfast.engine.finishes import Finishes
 from holdfast.engine.live import Definitions, LiveRun, pause_turn, take_turn
 from holdfast.engine.live_runs import LiveRuns
+from holdfast.engine.options import NodeOptions
 from holdfast.engine.queues import ActivityDefinitions, Queues
 from holdfast.engine.slots import Slots
+from holdfast.engine.telling import tell
 from holdfast.engine.turn import TurnDraft, aside_turn
 from holdfast.errors import (
+    EngineError,
     HoldfastError,
+    InvalidInput,
     LeaseExpired,
     RunError,
     StoreCorrupt,
@@ -38,7 +42,7 @@ from holdfast.errors import (
     TurnRefused,
 )
 from holdfast.ports import Rng
-from holdfast.program.definitions import decode_options
+from holdfast.program.definitions import ActivityOptions, decode_options
 from holdfast.store.beginnings import created_run
 from holdfast.store.port import (
     Beat,
@@ -66,22 +70,6 @@ class NodeDefinitions(Definitions, ActivityDefinitions, Protocol):
         ...
 
 
-class NodeOptions(Struct, frozen=True, kw_only=True):
-    """How a node behaves. It carries out what is in `queues`; a job that it falls silent about is visible to others."""
-
-    lease_ms: int = 10_000
-    claim_runs: int = 200
-    activities_at_once: int = 200
-    live_runs: int = 5_000
-    safety_poll_s: float = 5.0
-    drain_s: float = 10.0
-    turn_s: float | None = 5.0
-    """How long a workflow's code may block the node before it is stopped; None or 0, for a debugger, sets no bound."""
-    queues: tuple[str, ...] = ()
-    takes_runs: bool = True
-    visible_ms: int = 30_000
-
-
 class _Held:
     """A run that belongs to this node: as it was loaded, and what came in since."""
 
@@ -106,6 +94,7 @@ class Node:
         self._queues = Queues(name, store, definitions, options.queues, options.visible_ms, self._slots, rng)
         self._unknown: set[str] = set()
         self._held: dict[str, _Held] = {}
+        self.failure: EngineError | None = None
         self.lives = LiveRuns(store, definitions, options.live_runs)
         self._ready: dict[str, None] = {}
         self.creations = Creations(store, name if options.takes_runs else None, self._begin)
@@ -170,8 +159,16 @@ class Node:
                 task.result()
 
     async def _keep_lease(self) -> None:
+        loop, third_s = asyncio.get_running_loop(), self._options.lease_ms / 3_000
         while True:
-            await asyncio.sleep(self._options.lease_ms / 3_000)
+            due = loop.time() + third_s
+            await asyncio.sleep(third_s)
+            late_s = loop.time() - due
+            if late_s > third_s:
+                text = (
+                    "node %s was blocked for %.1f s, and may have lost its runs: something on its loop does not await"
+                )
+                logger.warning(text, self.name, late_s)
             try:
                 await self.store.renew(self.name, self._options.lease_ms)
             except StoreError:
@@ -207,9 +204,10 @@ class Node:
             except StoreError:
                 logger.exception("node %s: the store failed; trying again", self.name)
                 await asyncio.sleep(RETRY_S)
-            except Exception:
+            except Exception as failure:
                 logger.critical("node %s has failed: no run goes on here any more", self.name, exc_info=True)
-                self.finishes.close()  # who waits for a result here is told, and does not wait for ever
+                self.failure = EngineError(f"node {self.name} has failed: {type(failure).__name__}: {failure}")
+                self.finishes.close(self.failure)  # who waits for a result here is told, and does not wait for ever
                 raise
 
     async def _gather(self) -> list[_Held]:
@@ -412,13 +410,14 @@ class Node:
             if step_id not in draft.state.open_steps:
                 self._workers.cancel(run_id, step_id)
                 self._queues.let_go(run_id, step_id)
+        tell(draft.events)
         for step_id in draft.dispatch:
             step = draft.state.open_steps.get(step_id)
             if step is not None and not self._is_stopping:  # else it is for the node that goes on with the run
                 self._dispatch(run_id, step, now)
         if draft.state.is_finished:
             self.lives.forget(run_id)
-            self.finishes.tell(run_id, draft.state.version, draft.last_event)
+            self.finishes.tell(run_id, draft.state.version, draft.events[-1] if draft.events else None)
         if is_released or draft.state.is_finished:
             if not held.inputs:
                 self._held.pop(run_id, None)
@@ -445,7 +444,12 @@ class Node:
             return
         held = self._held.get(run_id)
         details = held.loaded.details.get(step.step_id, e.NULL) if held is not None else e.NULL
-        self._workers.start(Work(run_id, step, definition, decode_options(bytes(body.options)), details), now)
+        try:
+            options = decode_options(bytes(body.options))
+        except InvalidInput as problem:
+            self._on_outcome(Work(run_id, step, definition, ActivityOptions()), unfit_options(step, problem))
+            return
+        self._workers.start(Work(run_id, step, definition, options, details), now)
 
     def _lose(self, run_id: str, conflict: CommitConflict) -> None:
         """Let go of a run that somebody else has taken, or whose turn cannot be: its next turn pauses it."""

@@ -4,7 +4,7 @@
 current, so each decision sees what the ones before it did.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -94,9 +94,9 @@ class TurnDraft:
         self._records.append(record)
 
     @property
-    def last_event(self) -> Event | None:
-        """The last event that the turn appends, as it was decided: without its number and its time in the store."""
-        return self._events[-1] if self._events else None
+    def events(self) -> Sequence[Event]:
+        """The events that the turn appends, as they were decided: without their numbers and times in the store."""
+        return self._events
 
     def finish(self, *, release: bool = False) -> Turn:
         """Return the turn to commit. `release` lets go of the run with the same commit."""

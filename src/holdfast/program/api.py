@@ -25,6 +25,10 @@ T = TypeVar("T")
 async def sleep(duration: timedelta | float) -> None:
     """Sleep durably: for seconds, or for months. No thread, memory or connection is held."""
     program = require_program("sleep")
+    seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
+    if isinstance(seconds, int | float) and seconds <= 0:
+        await asyncio.sleep(0)  # it is over already
+        return
     due_at = program.now() + (milliseconds(duration) or 0) * 1_000
     await program.step(c.StartTimer(step_id=program.name_step("sleep"), due_at=due_at))
 

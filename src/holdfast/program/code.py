@@ -347,7 +347,7 @@ class CodeProgram:
     def _end_if_done(self) -> None:
         if self._main is None or not self._main.done():
             return
-        ending = ending_of(self._main)
+        ending = ending_of(self._main, self.definition.signature)
         if isinstance(ending, c.ContinueAsNew) and self._answering:
             return  # a rotation waits for the updates that are being answered
         if not isinstance(ending, c.CancelRun) and any(child in self._waiting for child in self._awaited_children):
@@ -487,6 +487,12 @@ def current_program() -> CodeProgram | None:
     """Return the program whose code is running, or None outside a workflow."""
     loop = asyncio._get_running_loop()
     return loop.host if isinstance(loop, DeterministicLoop) else None  # type: ignore[return-value]
+
+
+def refuse_inside(what: str, instead: str) -> None:
+    """Refuse what is not durable if it is asked for inside a workflow."""
+    if current_program() is not None:
+        raise NotDurable(f"{what}: it would be done again on every replay; inside a workflow {instead}")
 
 
 def require_program(what: str) -> CodeProgram:

@@ -87,7 +87,11 @@ class Signature:
 
     def result_of(self, raw: Raw) -> Any:
         """Return the result that the JSON holds, as the annotated type."""
-        return codec.decode_with(self._result_decoder, raw)
+        try:
+            return self._result_decoder.decode(raw)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as problem:
+            kind = getattr(self.result_type, "__qualname__", self.result_type)
+            raise InvalidInput(f"the result of {self._name} does not fit {kind}: {problem}") from problem
 
 
 class WorkflowDefinition:

@@ -9,6 +9,7 @@ from holdfast.core import codec
 from holdfast.core import commands as c
 from holdfast.core.events import ErrorInfo
 from holdfast.errors import InvalidInput
+from holdfast.program.definitions import Signature
 from holdfast.program.failures import error_info
 
 
@@ -20,7 +21,7 @@ class Rotate(BaseException):
         self.input = input
 
 
-def ending_of(main: asyncio.Task[Any]) -> c.Command:
+def ending_of(main: asyncio.Task[Any], signature: Signature) -> c.Command:
     """Return what a program asks for whose main task has ended like this."""
     if main.cancelled():
         return c.CancelRun()
@@ -32,7 +33,9 @@ def ending_of(main: asyncio.Task[Any]) -> c.Command:
     if problem is not None:
         return c.FailRun(error=error_info(problem))
     try:
-        return c.CompleteRun(result=codec.encode(main.result()))
+        result = codec.encode(main.result())
+        signature.result_of(result)
+        return c.CompleteRun(result=result)
     except InvalidInput as unfit:
         return c.FailRun(error=error_info(unfit))
 

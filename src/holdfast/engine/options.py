@@ -1,0 +1,60 @@
+"""How a node behaves."""
+
+from msgspec import Struct
+
+from holdfast.core.messages import check_name
+from holdfast.errors import InvalidInput
+
+
+class NodeOptions(Struct, frozen=True, kw_only=True):
+    """How a node behaves. Durations end in `_ms` or `_s`."""
+
+    lease_ms: int = 10_000
+    """How long others wait, after this node was last heard of, before they go on with its runs."""
+
+    claim_runs: int = 200
+    """How many runs are claimed by one call."""
+
+    activities_at_once: int = 200
+    """How many activities are carried out at the same time; those that are not async have a thread each."""
+
+    live_runs: int = 5_000
+    """How many runs are kept in memory. Others are made from their histories when they go on."""
+
+    safety_poll_s: float = 5.0
+    """How often to look for work although nobody rang."""
+
+    drain_s: float = 10.0
+    """How long activities may go on once the node is asked to stop."""
+
+    turn_s: float | None = 5.0
+    """How long a workflow's code may block the node before it is stopped; None or 0, for a debugger, sets no bound."""
+
+    queues: tuple[str, ...] = ()
+    """The queues whose activities are carried out here."""
+
+    takes_runs: bool = True
+    """Whether to run workflows. Without, the node carries out what is in its queues, and sends and waits."""
+
+    visible_ms: int = 30_000
+    """How long a job may go without word from this node before others see it again."""
+
+    def __post_init__(self) -> None:
+        for field in ("lease_ms", "claim_runs", "activities_at_once", "visible_ms"):
+            value = getattr(self, field)
+            if type(value) is not int or value < 1:
+                raise InvalidInput(f"{field} is a whole number from 1, not {value!r}", field=field)
+        if type(self.live_runs) is not int or self.live_runs < 0:
+            raise InvalidInput(f"live_runs is a whole number from 0, not {self.live_runs!r}", field="live_runs")
+        for field in ("safety_poll_s", "drain_s", "turn_s"):
+            value = getattr(self, field)
+            if field == "turn_s" and value is None:
+                continue
+            if not isinstance(value, int | float) or not value >= 0:
+                raise InvalidInput(f"{field} is a number of seconds, not {value!r}", field=field)
+        if not isinstance(self.queues, tuple | list):
+            raise InvalidInput(f'queues are a tuple of names, such as ("gpu",), not {self.queues!r}', field="queues")
+        for queue in self.queues:
+            problem = check_name("queues", queue)
+            if problem is not None:
+                raise problem

@@ -1,0 +1,51 @@
+"""What of a history is worth a line in the log: what went wrong, and what is done about it."""
+
+import logging
+from collections.abc import Callable, Iterable
+
+from holdfast.core import events as e
+from holdfast.core.events import ErrorInfo, Event
+from holdfast.core.instants import format_instant
+
+logger = logging.getLogger("holdfast.runs")
+
+
+def tell(events: Iterable[Event]) -> None:
+    """Log those of the events, which are durable now, that somebody may be looking for."""
+    for event in events:
+        teller = _TELLERS.get(type(event.data))
+        if teller is not None:
+            teller(event)
+
+
+def _retried(event: Event) -> None:
+    body = event.data
+    assert isinstance(body, e.StepRetried)
+    when = f"again at {format_instant(body.due_at)}" if body.due_at is not None else "again now"
+    attempt = (event.engine_attempt_id or 1) - 1
+    logger.info("run %s: attempt %d of step %s: %s; %s", event.run_id, attempt, event.step_id, _why(body), when)
+
+
+def _why(body: e.StepRetried) -> str:
+    return body.reason if body.error is None else _brief(body.error)
+
+
+def _step_failed(event: Event) -> None:
+    assert isinstance(event.data, e.StepFailed)
+    logger.info("run %s: step %s has failed: %s", event.run_id, event.step_id, _brief(event.data.error))
+
+
+def _run_failed(event: Event) -> None:
+    assert isinstance(event.data, e.RunFailed)
+    logger.info("run %s has failed: %s", event.run_id, _brief(event.data.error))
+
+
+def _brief(error: ErrorInfo) -> str:
+    return f"{error.code}: {error.message[:200]}"
+
+
+_TELLERS: dict[type[e.Body], Callable[[Event], None]] = {
+    e.StepRetried: _retried,
+    e.StepFailed: _step_failed,
+    e.RunFailed: _run_failed,
+}
