@@ -23,9 +23,13 @@ SOURCE_SUFFIXES = {".py", ".sql", ".js", ".css", ".html"}
 
 # "path:function" -> why every exception may be caught there without being raised again.
 SWALLOWING_ALLOWED: dict[str, str] = {
+    "holdfast/engine/live.py:revive": "what user code raises where no task takes it pauses its run",
+    "holdfast/engine/live.py:take_turn": "what user code raises where no task takes it pauses its run",
     "holdfast/program/api.py:Saga._undo_all": "failures are gathered, and raised together with the first error",
     "holdfast/program/code.py:_settle": "raised in the workflow, where the condition is awaited",
+    "holdfast/program/failures.py:_attribute": "an exception whose own code fails is recorded without what it says",
     "holdfast/program/failures.py:_message": "an exception that cannot even be shown is recorded by its type",
+    "holdfast/program/failures.py:_traceback": "an exception that cannot even be shown is recorded by its type",
     "holdfast/program/loop.py:_let_go": "what a coroutine raises while it is let go is nobody's concern",
 }
 

@@ -220,6 +220,17 @@ def activity_completed(run_id: str, step_id: str, token: str, outcome: ActivityO
     )
 
 
+_LIKE_A_STEP_ID = re.compile(r"#[0-9]+$|^[0-9]+/")
+
+
+def check_step_name(field: str, name: Any) -> CallerError | None:
+    """Return why steps cannot be named so, or None: the second `act` is `act#2`, and after a rotation `1/act`."""
+    problem = check_name(field, name)
+    if problem is None and _LIKE_A_STEP_ID.search(name):
+        problem = InvalidInput(f"{field} may not end in # and a number, nor begin with a number and /", field=field)
+    return problem
+
+
 def check_signal(request: SignalRequest, limits: Limits) -> CallerError | None:
     """Return why the request cannot be accepted whatever the state of the run, or None."""
     problem = check_name("run_id", request.run_id) or check_name("signal_name", request.name)

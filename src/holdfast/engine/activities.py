@@ -227,7 +227,7 @@ class Workers:
             step_id, logical_attempt_id = work.step.step_id, work.step.logical_attempt_id
             outcome = ActivitySucceeded(step_id, logical_attempt_id, self._encoded(work, result))
         except BaseException as problem:  # every failure of an activity is recorded in its run
-            if _is_the_engines(problem):
+            if _is_the_engines(problem, attempt):
                 raise
             outcome = self._unsuccessful(work, problem, now, deadline)
         finally:
@@ -235,7 +235,8 @@ class Workers:
             self._slots.leave(attempt.thread, work.definition.name)
         if self._attempts.get(work.run_id, {}).get(work.step.step_id) is attempt:
             self._forget(work.run_id, work.step.step_id)
-        self._report(work, outcome)
+        if not attempt.is_given_up:  # else nobody waits for it, and its run may be in the middle of a commit
+            self._report(work, outcome)
 
     def _unsuccessful(self, work: Work, problem: BaseException, now: Instant, deadline: float | None) -> Outcome:
         step = work.step
@@ -307,7 +308,8 @@ class _Attempt:
 
     def begin(self) -> None:
         """Begin, now that there is a place."""
-        self._task = asyncio.create_task(self._workers.carry_out(self), name=self.work.step.step_id)
+        loop = asyncio.get_running_loop()
+        self._task = loop.create_task(self._workers.carry_out(self), name=self.work.step.step_id)
 
     def started_at(self) -> Instant:
         """Return the store's time, as far as it is known here."""
@@ -325,17 +327,17 @@ class _Attempt:
 
 def _is_left_for_later(problem: BaseException) -> bool:
     """Say whether an activity has ended by `complete_later`, also in one of its tasks."""
-    if isinstance(problem, BaseExceptionGroup):
-        return problem.subgroup(CompleteLater) is not None
+    try:
+        if isinstance(problem, BaseExceptionGroup):
+            return problem.subgroup(CompleteLater) is not None
+    except RecursionError:  # a group that deep is a mistake
+        return False
     return isinstance(problem, CompleteLater)
 
 
-def _is_the_engines(problem: BaseException) -> bool:
+def _is_the_engines(problem: BaseException, attempt: "_Attempt") -> bool:
     """Say whether it was not the activity that raised this, but who carries it out."""
-    task = asyncio.current_task()
-    if isinstance(problem, asyncio.CancelledError):
-        return task is None or task.cancelling() > 0
-    return isinstance(problem, KeyboardInterrupt | GeneratorExit)
+    return isinstance(problem, asyncio.CancelledError | GeneratorExit) and attempt.is_given_up
 
 
 def _has_time_left(deadline: float | None) -> bool:

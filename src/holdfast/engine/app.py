@@ -15,7 +15,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from holdfast.core import events as e
-from holdfast.core.messages import check_name
+from holdfast.core.messages import check_name, check_step_name
 from holdfast.core.retry import Retry
 from holdfast.core.state import RunState
 from holdfast.engine.completion import report_error, report_result
@@ -130,6 +130,7 @@ class App:
 
         def register(function: Callable[P, Coroutine[Any, Any, R]]) -> Workflow[P, R]:
             definition = WorkflowDefinition(function, name or function.__name__, version)
+            _check_name("a workflow's name", definition.name)
             key = (definition.name, version)
             if key in self._workflows:
                 raise InvalidInput(f"workflow {definition.name!r} is registered twice with version {version!r}")
@@ -301,6 +302,12 @@ class App:
         if node.failure is not None:
             raise node.failure
         definition = self._known(workflow)
+        for field, value in (("run_id", run_id or "-"), ("request_id", request_id or "-")):
+            problem = check_name(field, value)
+            if problem is not None:
+                raise problem
+        if run_id is not None and "/" in run_id:
+            raise InvalidInput("run_id: a slash is for the ids of children", field="run_id")
         queued = e.RunQueued(
             definition.name,
             definition.version,
@@ -347,7 +354,7 @@ def _retry(value: Any) -> Retry:
 
 def _check_name(what: str, name: str) -> None:
     """Refuse a name that could not be kept, with room for what is added to it to name steps and attempts."""
-    problem = check_name(what, name)
+    problem = check_step_name(what, name)
     if problem is None and len(name.encode()) > ACTIVITY_NAME_BYTES:
         problem = InvalidInput(f"{what} has at most {ACTIVITY_NAME_BYTES} UTF-8 bytes: {name!r}", field=what)
     if problem is not None:

@@ -13,7 +13,7 @@ from holdfast.core.state import TERMINAL, OpenStep, retry_token, state_of
 from holdfast.core.tokens import ActivityToken, read_token
 from holdfast.engine.activities import is_mendable
 from holdfast.engine.stretch import read_stretch
-from holdfast.errors import Conflict
+from holdfast.errors import Conflict, InvalidInput
 from holdfast.program.failures import error_info
 from holdfast.store.guards import no_such_run, run_terminal
 from holdfast.store.port import Accepted, Refused, Store
@@ -43,6 +43,8 @@ async def _report(store: Store, of: ActivityToken, outcome: ActivityOutcome) -> 
     step = await _open_step(store, of)
     if step is None or step.kind != "activity" or step.logical_attempt_id != of.logical_attempt_id:
         raise _too_late(of, "is closed")
+    if of.engine_attempt_id > step.engine_attempt_id and not step.queue:
+        raise InvalidInput(f"the token is of attempt {of.engine_attempt_id}, and there was none", field="token")
     if outcome.error is not None and of.engine_attempt_id < step.engine_attempt_id:
         raise _too_late(of, f"has come to attempt {step.engine_attempt_id}")
     token = retry_token(of.step_id, of.engine_attempt_id)

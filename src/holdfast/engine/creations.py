@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from holdfast.core.instants import Instant
-from holdfast.errors import EngineError, HoldfastError
+from holdfast.errors import EngineError, HoldfastError, LeaseExpired
 from holdfast.store.port import Created, Existing, NewRun, Refused, Store
 
 CREATE_RUNS = 500
@@ -17,9 +17,12 @@ Asked = tuple[NewRun, Instant, "asyncio.Future[Answer]"]
 class Creations:
     """Creates runs that belong to one node, or to none. `begin` is called with each that belongs to it from now on."""
 
-    def __init__(self, store: Store, owner: str | None, begin: Callable[[NewRun, Instant], None]) -> None:
+    def __init__(
+        self, store: Store, owner: str | None, lease_ms: int, begin: Callable[[NewRun, Instant], None]
+    ) -> None:
         self._store = store
         self._owner = owner
+        self._lease_ms = lease_ms
         self._begin = begin
         self._asked: list[Asked] = []
         self._under_way: set[str] = set()
@@ -56,7 +59,7 @@ class Creations:
         run_ids = {new.run_id for new, _, _ in batch}
         self._under_way |= run_ids
         try:
-            answers = await self._store.create([new for new, _, _ in batch], claim_for=self._owner)
+            answers = await self._create_runs([new for new, _, _ in batch])
         except HoldfastError as problem:
             for _, _, future in batch:
                 if not future.done():
@@ -73,6 +76,14 @@ class Creations:
                 self._begin(new, now)
             if not future.done():
                 future.set_result(answer)
+
+    async def _create_runs(self, runs: list[NewRun]) -> list[Answer]:
+        try:
+            return await self._store.create(runs, claim_for=self._owner)
+        except LeaseExpired:  # the loop was blocked for longer than the lease; nothing was created
+            assert self._owner is not None
+            await self._store.renew(self._owner, self._lease_ms)
+            return await self._store.create(runs, claim_for=self._owner)
 
 
 def _give_up(asked: list[Asked]) -> None:

@@ -7,7 +7,14 @@ from holdfast.core import events as e
 from holdfast.core.decide import update_step_id
 from holdfast.core.events import Event
 from holdfast.core.idempotency import signal_uuid
-from holdfast.core.messages import RESERVED_PREFIX, UPDATE_SIGNAL, AcceptedSignalResult, ControlName, SignalRequest
+from holdfast.core.messages import (
+    RESERVED_PREFIX,
+    UPDATE_SIGNAL,
+    AcceptedSignalResult,
+    ControlName,
+    SignalRequest,
+    check_name,
+)
 from holdfast.core.snapshot import RunSnapshot, project_run
 from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.engine.finishes import Finish
@@ -78,6 +85,8 @@ class RunHandle(Generic[R]):
 
     async def _control(self, name: ControlName, actor: str, reason: str) -> None:
         refuse_inside("a run's handle", "make it an activity")
+        if not all(isinstance(text, str) for text in (reason, actor)):
+            raise InvalidInput("reason and actor are text")
         [answer] = await self._store.deliver([control_request(self.run_id, name, actor, reason)])
         if isinstance(answer, port.Refused):
             raise answer.error
@@ -90,6 +99,9 @@ class RunHandle(Generic[R]):
 
     async def update(self, name: str, /, *, update_id: str | None = None, **arguments: Any) -> Any:
         """Ask the run for something and wait for its answer. With an `update_id` a retry gets the first answer."""
+        problem = check_name("update name", name)
+        if problem is not None:
+            raise problem
         payload = codec.encode({"name": name, "input": arguments})
         request = SignalRequest(run_id=self.run_id, name=UPDATE_SIGNAL, payload=payload, signal_id=update_id)
         before = await self._head()

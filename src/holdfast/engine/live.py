@@ -22,7 +22,7 @@ from holdfast.core.messages import CONTROL_SIGNAL, UPDATE_SIGNAL, Control, Contr
 from holdfast.core.pen import Decision, Refusal
 from holdfast.core.state import RUNNING, RunState, state_of
 from holdfast.engine.turn import TurnDraft
-from holdfast.errors import RunawayWorkflow, RunError
+from holdfast.errors import InvalidInput, RunawayWorkflow, RunError
 from holdfast.limits import ROTATIONS_IN_ONE_BREATH
 from holdfast.program.failures import error_info
 from holdfast.program.port import Program
@@ -33,14 +33,16 @@ from holdfast.store.port import LoadedRun
 class LiveRun:
     """A run's state and program."""
 
-    __slots__ = ("replay", "state")
+    __slots__ = ("is_closed", "replay", "state")
 
     def __init__(self, state: RunState, replay: Replay) -> None:
         self.state = state
         self.replay = replay
+        self.is_closed = False
 
     def close(self) -> None:
         """Let go of the program."""
+        self.is_closed = True
         self.replay.close()
 
 
@@ -86,9 +88,19 @@ def revive(run_id: str, history: Sequence[Event], definitions: Definitions) -> t
     try:
         live.replay.replay(history)
         return live, None
-    except RunError as problem:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as problem:
         live.close()
-        return live, problem
+        return live, _stuck(problem)
+
+
+def _stuck(problem: BaseException) -> RunError:
+    if isinstance(problem, RunError):
+        return problem
+    stuck = RunError(f"the program cannot go on: {type(problem).__name__}: {error_info(problem).message}")
+    stuck.__cause__ = problem
+    return stuck
 
 
 class ControlPayload(Struct, frozen=True):
@@ -115,8 +127,11 @@ def take_turn(
     try:
         _Turn(live, draft, loaded.signals).run([*loaded.messages, *inputs], loaded.signals)
         return draft, None
-    except RunError as problem:
-        return pause_turn(live.state, loaded, inputs, problem, now, node), problem
+    except KeyboardInterrupt:
+        raise
+    except BaseException as problem:  # user code that raised where no task could take it must not end the node
+        stuck = _stuck(problem)
+        return pause_turn(live.state, loaded, inputs, stuck, now, node), stuck
 
 
 def pause_turn(
@@ -213,7 +228,10 @@ def _is_start(given: Input) -> bool:
 def _controls(signals: Iterable[Signal]) -> Iterable[Control]:
     for signal in signals:
         if signal.name == CONTROL_SIGNAL:
-            command = codec.decode(signal.payload, ControlPayload)
+            try:
+                command = codec.decode(signal.payload, ControlPayload)
+            except InvalidInput:
+                continue  # stays in the mailbox, to be looked at
             yield Control(
                 id=signal.id,
                 name=command.name,
@@ -228,7 +246,10 @@ def _controls(signals: Iterable[Signal]) -> Iterable[Control]:
 def _updates(signals: Iterable[Signal]) -> Iterable[Update]:
     for signal in signals:
         if signal.name == UPDATE_SIGNAL:
-            update = codec.decode(signal.payload, UpdatePayload)
+            try:
+                update = codec.decode(signal.payload, UpdatePayload)
+            except InvalidInput:
+                continue
             yield Update(
                 id=signal.id,
                 update_id=signal.signal_id,

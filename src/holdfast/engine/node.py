@@ -26,10 +26,10 @@ from holdfast.engine.creations import Creations
 from holdfast.engine.finishes import Finishes
 from holdfast.engine.live import Definitions, LiveRun, pause_turn, take_turn
 from holdfast.engine.live_runs import LiveRuns
+from holdfast.engine.news import tell
 from holdfast.engine.options import NodeOptions
 from holdfast.engine.queues import ActivityDefinitions, Queues
 from holdfast.engine.slots import Slots
-from holdfast.engine.telling import tell
 from holdfast.engine.turn import TurnDraft, aside_turn
 from holdfast.errors import (
     EngineError,
@@ -97,9 +97,9 @@ class Node:
         self.failure: EngineError | None = None
         self.lives = LiveRuns(store, definitions, options.live_runs)
         self._ready: dict[str, None] = {}
-        self.creations = Creations(store, name if options.takes_runs else None, self._begin)
+        self.creations = Creations(store, name if options.takes_runs else None, options.lease_ms, self._begin)
         self.finishes = Finishes(store, self.holds, options.safety_poll_s)
-        self._unfit: dict[str, RunError] = {}
+        self._unfit: dict[str, tuple[RunError, int]] = {}
         self._to_release: list[str] = []
         self._should_claim = True
         self._is_stopping = False
@@ -163,6 +163,8 @@ class Node:
         while True:
             due = loop.time() + third_s
             await asyncio.sleep(third_s)
+            if self.failure is not None:
+                return  # the lease runs out, and others go on with what is held here
             late_s = loop.time() - due
             if late_s > third_s:
                 text = (
@@ -298,6 +300,7 @@ class Node:
             await self._queues.beats.flush(_unsuccessful(batch))  # for a next attempt to find, wherever it is made
             now = await self.store.now()
             prepared = [(held, *(self._at_hand(held) or await self._prepare(held, now))) for held in batch]
+            prepared = [await self._prepared_again(*each, now) for each in prepared]
         except StoreError:
             self._ready |= dict.fromkeys(held.loaded.head.run_id for held in batch)
             raise
@@ -318,8 +321,8 @@ class Node:
         """Let a run take its turn. Until the commit nothing is awaited: what came in between would be of no turn."""
         inputs = [*self._lost(held, live.state, now), *held.inputs] if held.is_fresh else held.inputs
         held.inputs, held.is_fresh = [], False
-        unfit = self._unfit.pop(live.state.run_id, None)
-        if unfit is not None:  # some of what came in leads to a turn that cannot be: it is put aside
+        unfit, last_epoch = self._unfit.pop(live.state.run_id, (None, 0))
+        if unfit is not None and held.loaded.head.lease_epoch <= last_epoch:  # what came in leads to what cannot be
             problem = unfit
             draft = pause_turn(live.state, held.loaded, [], problem, now, self.name, is_poisoned=True)
         elif problem is None:
@@ -344,11 +347,16 @@ class Node:
         """Say whether this node carries out, or is about to carry out, anything for the run.
 
         A node that is stopping begins nothing any more. It keeps its runs to the end, and gives them back as ready.
+        So it does with a run that waits for an activity which is not known here: the next node may know it.
         """
         if self._is_stopping:
             return True
         working = self._workers.steps_of(draft.state.run_id)
-        return bool(draft.dispatch) or any(step_id in draft.state.open_steps for step_id in working)
+        if draft.dispatch or any(step_id in draft.state.open_steps for step_id in working):
+            return True
+        if not self._unknown:
+            return False
+        return any(step.name in self._unknown and _is_local(step) for step in draft.state.open_steps.values())
 
     def _at_hand(self, held: _Held) -> tuple[LiveRun | None, RunError | None] | None:
         """Return a run that is in memory and needs nothing from the store, or None."""
@@ -370,6 +378,14 @@ class Node:
             if loaded is not None and loaded.head.lease_epoch == held.loaded.head.lease_epoch:
                 held.loaded = loaded
         return live, problem
+
+    async def _prepared_again(
+        self, held: _Held, live: LiveRun | None, problem: RunError | None, now: Instant
+    ) -> tuple[_Held, LiveRun | None, RunError | None]:
+        """Return a prepared run, made again if it was let go while others were prepared: a query had changed it."""
+        if live is None or problem is not None or not live.is_closed:
+            return held, live, problem
+        return held, *await self._prepare(held, now)
 
     async def _put_aside(self, held: _Held, damage: HoldfastError, now: Instant) -> None:
         """Leave a run whose history makes no sense for a while: others go on, and what it was told is kept."""
@@ -396,6 +412,7 @@ class Node:
             NodeLost(step.step_id)
             for step in state.open_steps.values()
             if _is_local(step)
+            and self._is_known(state.run_id, step)
             and (step.due_at is None or step.due_at <= now)
             and step.step_id not in reported
             and (step.token is None or step.token not in tokens)
@@ -438,9 +455,7 @@ class Node:
         assert isinstance(body, e.StepStarted)
         definition = self._definitions.activity_named(body.name)
         if definition is None:
-            if body.name not in self._unknown:
-                self._unknown.add(body.name)
-                logger.error("run %s: no activity %r is known here; its steps wait", run_id, body.name)
+            self._is_known(run_id, step)
             return
         held = self._held.get(run_id)
         details = held.loaded.details.get(step.step_id, e.NULL) if held is not None else e.NULL
@@ -451,11 +466,22 @@ class Node:
             return
         self._workers.start(Work(run_id, step, definition, options, details), now)
 
+    def _is_known(self, run_id: str, step: OpenStep) -> bool:
+        """Say whether an activity is known here; if not its steps wait for who knows it, which is said once."""
+        if self._definitions.activity_named(step.name) is not None:
+            return True
+        if step.name not in self._unknown:
+            self._unknown.add(step.name)
+            logger.error("run %s: no activity %r is known here; its steps wait", run_id, step.name)
+        return False
+
     def _lose(self, run_id: str, conflict: CommitConflict) -> None:
         """Let go of a run that somebody else has taken, or whose turn cannot be: its next turn pauses it."""
         logger.warning("run %s: a turn was not committed (%s)", run_id, conflict.reason)
         if conflict.reason in UNFIT:
-            self._unfit[run_id] = TurnRefused(f"the run's turn was refused by the store: {conflict.reason}")
+            problem = TurnRefused(f"the run's turn was refused by the store: {conflict.reason}")
+            epoch = self._held[run_id].loaded.head.lease_epoch if run_id in self._held else 0
+            self._unfit[run_id] = problem, epoch + 2  # one for its release, one for its claim by this node
             self._to_release.append(run_id)
         self._workers.cancel(run_id)
         self._held.pop(run_id, None)

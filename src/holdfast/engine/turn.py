@@ -27,6 +27,7 @@ from holdfast.core.pen import Decision, Refusal
 from holdfast.core.records import ActivityRecord, index_changes
 from holdfast.core.snapshot import RuntimeSnapshot, runtime_snapshot
 from holdfast.core.state import CANCELLED, RunState, fold, fold_onto, own_copy
+from holdfast.limits import NAME_BYTES, SIGNAL_ID_BYTES
 from holdfast.store.port import Job, LoadedRun, NewRun, Turn
 
 ASIDE = 60_000_000
@@ -224,7 +225,14 @@ def aside_turn(loaded: LoadedRun, now: Instant) -> Turn:
 
 def cancel_request(run_id: str, actor: str, reason: str, signal_id: str | None = None) -> SignalRequest:
     """Return the signal that asks a run to cancel itself."""
-    return control_request(run_id, "CANCEL", actor, reason, signal_id=signal_id or f"cancel by {actor}"[:128])
+    return control_request(
+        run_id, "CANCEL", actor, reason, signal_id=signal_id or _fitting(f"cancel by {actor}", SIGNAL_ID_BYTES)
+    )
+
+
+def _fitting(id: str, most: int) -> str:
+    """Return an id as it is while it fits, else one that stands for it."""
+    return id if len(id.encode()) <= most else codec.digest(id.encode())
 
 
 def control_request(
@@ -250,7 +258,7 @@ def _to_parent(state: RunState, last: Event, now: Instant) -> Message:
     else:
         outcome = ChildOutcome(error=e.ErrorInfo("RunCancelled", f"run {state.run_id} was cancelled"))
     return Message(
-        signal_id=f"child:{state.run_id}",
+        signal_id=_fitting(f"child:{state.run_id}", NAME_BYTES),
         run_id=state.parent_run_id or "",
         type="SubWorkflowCompleted",
         occurred_at=now,

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, Self, TypeVar
 
 from holdfast.core import codec
 from holdfast.core import commands as c
-from holdfast.core.messages import RESERVED_PREFIX, check_name
+from holdfast.core.messages import RESERVED_PREFIX, check_step_name
 from holdfast.errors import InvalidInput
 from holdfast.ports import Random
 from holdfast.program.code import CodeProgram, current_program, require_program
@@ -25,7 +25,7 @@ T = TypeVar("T")
 async def sleep(duration: timedelta | float) -> None:
     """Sleep durably: for seconds, or for months. No thread, memory or connection is held."""
     program = require_program("sleep")
-    seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
+    seconds: Any = duration.total_seconds() if isinstance(duration, timedelta) else duration
     if isinstance(seconds, int | float) and seconds <= 0:
         await asyncio.sleep(0)  # it is over already
         return
@@ -51,7 +51,7 @@ def random() -> Random:
 async def wait_signal(name: str, kind: type[T], *, timeout: timedelta | float | None = None) -> T:
     """Wait for a signal and return its payload. One that came before is taken at once; `TimeoutError` if none comes."""
     program = require_program("wait_signal")
-    problem = check_name("signal name", name)
+    problem = check_step_name("signal name", name)
     if problem is not None:
         raise problem
     if name.startswith(RESERVED_PREFIX):

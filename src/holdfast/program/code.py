@@ -26,7 +26,6 @@ from holdfast.limits import (
     DURATION_MS,
     ERROR_TEXT_CHARS,
     EVENT_BYTES,
-    NAME_BYTES,
     NESTED_RUNS,
     Limits,
 )
@@ -36,6 +35,7 @@ from holdfast.program.definitions import (
     ActivityOptions,
     Signature,
     WorkflowDefinition,
+    child_run_id,
     encode_options,
 )
 from holdfast.program.endings import answer_of, ending_of
@@ -419,16 +419,13 @@ class CodeProgram:
 def _settle(waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]]) -> None:
     for condition, future in waiting:
         try:
-            if condition():
-                future.set_result(None)
+            holds = condition()
         except Exception as problem:
-            future.set_exception(problem)
-
-
-def child_run_id(run_id: str, step_id: str) -> str:
-    """Return the id of the run that a step starts: readable while it fits, and always the same."""
-    readable = f"{run_id}/{step_id}"
-    return readable if len(readable.encode()) <= NAME_BYTES else f"child-{codec.digest(readable.encode())}"
+            if not future.done():
+                future.set_exception(problem)
+        else:
+            if holds and not future.done():  # a condition that does more than look may have cancelled it
+                future.set_result(None)
 
 
 def _completed(program: CodeProgram, event: Event) -> None:

@@ -16,7 +16,7 @@ from msgspec import Raw
 from holdfast.core import codec
 from holdfast.core.retry import Retry
 from holdfast.errors import InvalidInput
-from holdfast.limits import DURATION_MS
+from holdfast.limits import DURATION_MS, NAME_BYTES
 
 
 class Signature:
@@ -154,3 +154,9 @@ def milliseconds(value: timedelta | float | None) -> int | None:
     if not 0 < seconds <= DURATION_MS / 1_000:
         raise InvalidInput(f"a duration is more than 0, and at most a thousand years, not {value!r}")
     return max(1, round(seconds * 1_000))
+
+
+def child_run_id(run_id: str, step_id: str) -> str:
+    """Return the id of the run that a step starts: readable while it fits, and always the same."""
+    readable = f"{run_id}/{step_id}"
+    return readable if len(readable.encode()) <= NAME_BYTES else f"child-{codec.digest(readable.encode())}"

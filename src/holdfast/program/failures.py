@@ -9,12 +9,12 @@ from holdfast.limits import ERROR_CAUSES, ERROR_TEXT_CHARS
 def error_info(problem: BaseException, *, retryable: bool = False, causes: int = ERROR_CAUSES) -> ErrorInfo:
     """Return an exception as it is kept in a history: bounded, with its cause."""
     inner = problem.__cause__ or (None if problem.__suppress_context__ else problem.__context__)
-    cause = getattr(problem, "info", None)
+    cause = _attribute(problem, "info")
     if not isinstance(cause, ErrorInfo):
         cause = error_info(inner, causes=causes - 1) if inner is not None and causes > 0 else None
-    code = getattr(problem, "code", None)
+    code = _attribute(problem, "code")
     return ErrorInfo(
-        code=_plain_text(code) if isinstance(code, str) and code else type(problem).__name__,
+        code=_plain_text(code)[:ERROR_TEXT_CHARS] if isinstance(code, str) and code else type(problem).__name__,
         message=_message(problem)[:ERROR_TEXT_CHARS],
         retryable=retryable,
         traceback=_traceback(problem)[-ERROR_TEXT_CHARS:],
@@ -35,16 +35,27 @@ def _message(problem: BaseException) -> str:
     """Return what an exception says, whatever it is made of; a group says what all of its members say."""
     try:
         text = _plain_text(str(problem))
+        if isinstance(problem, BaseExceptionGroup):
+            members = "; ".join(f"{type(member).__name__}: {_message(member)}" for member in problem.exceptions)
+            return f"{text}: {members}"
+        return text
     except Exception:  # an exception that cannot even be shown must not stop its run from being recorded
         return f"a {type(problem).__name__} that cannot be shown"
-    if isinstance(problem, BaseExceptionGroup):
-        members = "; ".join(f"{type(member).__name__}: {_message(member)}" for member in problem.exceptions)
-        return f"{text}: {members}"
-    return text
 
 
 def _traceback(problem: BaseException) -> str:
-    return _plain_text("".join(traceback.format_exception(problem, chain=False)))
+    try:
+        return _plain_text("".join(traceback.format_exception(problem, chain=False)))
+    except Exception:
+        return ""
+
+
+def _attribute(problem: BaseException, name: str) -> object:
+    """Return what the exception's own code says it has, or None if that fails too."""
+    try:
+        return getattr(problem, name, None)
+    except Exception:
+        return None
 
 
 def _plain_text(text: str) -> str:

@@ -28,7 +28,7 @@ from typing import Any, Protocol, TypeVar
 
 from holdfast.core.instants import Instant
 from holdfast.errors import NotDurable, RunawayWorkflow
-from holdfast.program.watchdog import UNWATCHED, Watch
+from holdfast.program.watchdog import UNWATCHED, Overdue, Watch
 
 T = TypeVar("T")
 
@@ -142,8 +142,10 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
             if not handle._cancelled:
                 try:
                     handle._run()
-                except SystemExit:  # the task has it as its exception: it ends the run, not the process
-                    continue
+                except (SystemExit, KeyboardInterrupt) as end:
+                    if isinstance(end, Overdue):
+                        raise
+                    continue  # the task has it as its exception: it ends the run, not the process
 
     def fire(self, timer: Timer) -> None:
         """Let a timer that is due run."""
