@@ -94,16 +94,17 @@ def check(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.contract("WF-3")
 def test_code_that_fits_is_fine(folder: Path) -> None:
     done = check(folder, "same.py")
-    assert (done.returncode, done.stderr) == (0, "runs checked: 3; would be paused: 0\n")
+    assert (done.returncode, done.stderr) == (0, "runs checked: 3; would be paused: 0; store: sqlite:///shop.db\n")
     assert "order" in done.stdout
     done = check(folder, "same.py:app", "--json", "--finished")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "runs checked: 4; would be paused: 0\n")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == "runs checked: 4; would be paused: 0; store: sqlite:///shop.db\n"
 
 
 @pytest.mark.contract("WF-3")
 def test_code_that_has_changed_is_a_problem_of_the_runs_that_have_passed_it(folder: Path) -> None:
     done = check(folder, "changed.py")
-    assert (done.returncode, done.stderr) == (1, "runs checked: 3; would be paused: 2\n")
+    assert (done.returncode, done.stderr) == (1, "runs checked: 3; would be paused: 2; store: sqlite:///shop.db\n")
     for run_id in ("run-0", "run-1"):
         assert f"{run_id}  order version 1: NondeterminismError at event 3\n" in done.stdout
     assert "    history:  StepStarted of step 'pack' (pack)\n    code:     StartTimer for step 'sleep'" in done.stdout
@@ -160,7 +161,7 @@ def test_a_damaged_run_is_a_problem_and_the_others_are_checked(folder: Path) -> 
     ]
     assert [problem["plan_id"] for problem in problems] == ["", "order", "order", "order"]
     done = check(folder, "same.py", "--finished")
-    assert done.stderr == "runs checked: 4; would be paused: 4\n"
+    assert done.stderr == "runs checked: 4; would be paused: 4; store: sqlite:///shop.db\n"
     assert "(unreadable)" in done.stdout
 
 
@@ -208,6 +209,23 @@ class _Late:
 
     async def find_runs(self, query: Any) -> list[Any]:
         return [] if query.after else [self._head]
+
+
+async def test_a_store_without_runs_is_no_green_light(tmp_path: Path) -> None:
+    (tmp_path / "same.py").write_text(SHOP)
+    app, order = shop()
+    address = f"sqlite:///{tmp_path}/other.db"
+    async with app.node(address):
+        pass
+    done = run(tmp_path, "check-histories", "same.py", "--store", address)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert f"holdfast: there is no run at all in {address}" in done.stderr
+    async with app.node(address):
+        started = await app.start(order, 1)
+        await started.signal("go", "")
+        await started.result()
+    done = run(tmp_path, "check-histories", "same.py", "--store", address)
+    assert (done.returncode, done.stderr) == (0, f"runs checked: 0; would be paused: 0; store: {address}\n")
 
 
 def test_a_store_that_is_not_there_is_not_made(tmp_path: Path) -> None:

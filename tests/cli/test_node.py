@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.engine.options import NodeOptions
+from holdfast.engine.telling import without_password
 from holdfast.engine.turn import start_run
 from holdfast.store.port import Created
 from holdfast.store.sqlite import SqliteStore
@@ -209,20 +211,28 @@ async def test_a_second_signal_ends_at_once(
     assert await shop.owner() is not None, "nothing was given back"
 
 
+async def _insist(node: Any) -> None:
+    while True:
+        with suppress(ProcessLookupError):
+            node.send(signal.SIGINT)
+        await asyncio.sleep(0.1)
+
+
 async def test_two_signals_end_a_node_whose_loop_is_stuck(shop: Shop, desk: Desk) -> None:
     async with shop.node() as node:
         await shop.start("stuck")
         await desk.call()
         node.send(signal.SIGTERM)
-        node.send(signal.SIGINT)
+        insisting = asyncio.create_task(_insist(node))  # one alone may be told to a thread that is not stuck
         assert await node.ended() in (130, 143)
+        insisting.cancel()
 
 
 @pytest.mark.contract("MSG-4")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_node_with_nothing_to_do_ends_at_once_and_says_what_it_did(shop: Shop, number: signal.Signals) -> None:
     async with shop.node("--name", "quiet") as node:
-        await node.until("works on letter, order, stuck")
+        await node.until("works on letter, order, stuck; store: sqlite:///shop.db\n")
         node.send(number)
         assert await node.ended() == 0
     lines = node.said.splitlines()
@@ -231,6 +241,53 @@ async def test_a_node_with_nothing_to_do_ends_at_once_and_says_what_it_did(shop:
     assert number.name in lines[1]
     assert lines[2].endswith("has stopped")
     assert (await shop.store.stats()).nodes == 0
+
+
+async def test_a_node_says_which_queues_it_works_on_and_that_its_store_is_new(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(SHOP)
+    for arguments, said in [
+        (
+            ["--no-runs", "--queue", "gpu", "--queue", "cpu"],
+            "works on queue gpu, cpu; store: sqlite:///holdfast.db (new)",
+        ),
+        (["--queue", "gpu"], "works on letter, order, stuck and queue gpu; store: sqlite:///holdfast.db\n"),
+    ]:
+        async with running(tmp_path, "node", "shop.py", *arguments) as node:
+            await node.until(said)
+            node.send(signal.SIGTERM)
+            assert await node.ended() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--no-runs"], "--no-runs leaves nothing to do: name a queue with --queue"),
+        (["--queue", ""], "--queue must be a string that is not empty, not ''"),
+        (["--queue", "gpu, cpu"], "--queue gpu, cpu is one name with a comma in it: use --queue gpu --queue cpu"),
+        (["--queue", ","], "--queue , is one name with a comma in it: use another name"),
+        (["--queue", "a\nb"], "--queue may not contain control characters: 'a\\nb'"),
+        (["--queue", "q" * 201], f"--queue has at most 200 UTF-8 bytes: '{'q' * 201}'"),
+    ],
+)
+def test_a_node_that_would_have_nothing_to_do_is_refused(tmp_path: Path, arguments: list[str], said: str) -> None:
+    (tmp_path / "shop.py").write_text(SHOP)
+    done = run(tmp_path, "node", "shop.py", *arguments)
+    assert (done.returncode, done.stderr) == (2, f"holdfast: {said}\n")
+    assert not (tmp_path / "holdfast.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("sqlite:///a:b@c.db", "sqlite:///a:b@c.db"),
+        ("memory://", "memory://"),
+        ("postgresql://ann:pa@ss/word@db:5432/orders?password=more", "postgresql://ann@db:5432/orders"),
+        ("postgresql://db/orders", "postgresql://db/orders"),
+        ("orders.db", "orders.db"),
+    ],
+)
+def test_an_address_is_shown_without_passwords(address: str, shown: str) -> None:
+    assert without_password(address) == shown
 
 
 def test_a_node_without_a_store_says_so(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -10,7 +11,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from holdfast.cli.ending import end_of
-from holdfast.cli.main import main
+from holdfast.cli.main import commands, main
 from holdfast.errors import CorruptHistory, InvalidInput, StoreBusy
 from tests.cli.console import run
 
@@ -47,9 +48,10 @@ def test_an_app_is_named_by_file_or_by_module(tmp_path: Path, target: str) -> No
         ("pkg/notes.txt", "pkg/notes.txt: this is no Python file; its name must end with .py"),
         ("", "the target '' names no file: use shop.py, shop.py:app or pkg.module:app"),
         (":app", "the target ':app' names no file: use shop.py, shop.py:app or pkg.module:app"),
-        ("two.py", "two.py: there is app, other; say which one, such as two.py:app"),
-        ("two.py:third", "two.py: third is not there, not an App; there is app, other"),
-        ("two.py:number", "two.py: number is a int, not an App; there is app, other"),
+        ("two.py", "two.py: its apps: app, other; say which one, such as two.py:app"),
+        ("two.py:third", "two.py: it has no third; its apps: app, other"),
+        ("two.py:number", "two.py: number is no App, its type is int; its apps: app, other"),
+        ("none.py:app", "none.py: it has no app; it has no App at all"),
         ("none.py", "none.py: there is no App; make one with `app = holdfast.App('shop')`"),
         ("pkg/asyncio.py", "pkg/asyncio.py: there is another module 'asyncio' already; give the file another name"),
     ],
@@ -103,21 +105,34 @@ def test_a_file_that_cannot_be_imported_is_shown_by_its_own_lines(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "said", "where"),
     [
-        (["nod", "shop.py"], 'Unknown command "nod"'),
-        (["node"], "TARGET requires an argument"),
-        (["node", "shop.py", "--stor", "x"], "--stor"),
-        (["node", "shop.py", "--drain-s", "soon"], "--drain-s"),
-        (["check-histories", "shop.py", "extra"], "extra"),
+        (["nod", "shop.py"], 'Unknown command "nod"', "holdfast --help"),
+        (["node"], "TARGET requires an argument", "holdfast node --help"),
+        (["node", "shop.py", "--stor", "x"], "--stor", "holdfast node --help"),
+        (["node", "shop.py", "--drain-s", "soon"], "--drain-s", "holdfast node --help"),
+        (["check-histories", "shop.py", "extra"], "extra", "holdfast check-histories --help"),
     ],
 )
-def test_bad_usage_is_told_in_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
+def test_bad_usage_is_told_in_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], said: str, where: str
+) -> None:
     assert main(arguments) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert said in err
+    assert err.endswith(f" (see {where})\n")
     assert len(err.splitlines()) == 1
+
+
+def test_each_command_and_each_of_its_options_is_on_the_page() -> None:
+    page = (TOP / "docs" / "command-line.md").read_text()
+    told = {heading.split()[1]: heading for heading in re.findall(r"^## `(holdfast .*)`$", page, re.MULTILINE)}
+    names = {name for name in commands if not name.startswith("-")}
+    assert told.keys() == names
+    for name in names:
+        options = {option for each in commands[name].assemble_argument_collection() for option in each.names}
+        assert set(re.findall(r"--[a-z-]+", told[name])) == {option for option in options if option[:2] == "--"}
 
 
 def test_the_installed_command_is_the_one_that_is_tested(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def end_of(command: Callable[[], int | None]) -> int:
         sys.stdout.flush()
         return code or FINE
     except CycloptsError as problem:
-        return _say(f"{problem} (see holdfast --help)", BAD_INPUT)
+        return _say(f"{problem} (see {' '.join(['holdfast', *(problem.command_chain or ())])} --help)", BAD_INPUT)
     except HoldfastError as problem:
         return _say(problem.message, _code_of(problem))
     except KeyboardInterrupt:

@@ -18,6 +18,7 @@ from holdfast.cli.ending import FINE, PROBLEMS
 from holdfast.cli.target import load_app
 from holdfast.engine.app import App
 from holdfast.engine.checking import Checked, check_runs, count_runs
+from holdfast.engine.telling import without_password
 from holdfast.program.check import Problem
 from holdfast.settings import Settings, load_settings
 from holdfast.store.opening import open_existing
@@ -35,14 +36,15 @@ def check_histories(
 ) -> int:
     """Replay stored histories with this code, and list the runs that it would pause.
 
-    Nothing is written and nothing is carried out. Ends with 1 if there is such a run.
+    Nothing is written, and no activity is carried out; but the file is imported, which runs its top level. Ends with
+    1 if there is such a run.
 
     Parameters
     ----------
     target: str
         The app: shop.py, shop.py:app or pkg.module:app.
     store: str
-        The address of the store, such as sqlite:///orders.db; otherwise HOLDFAST_STORE.
+        The address of the store, such as sqlite:///orders.db; otherwise HOLDFAST_STORE, then sqlite:///holdfast.db.
     finished: bool
         Look at finished runs too.
     json: bool
@@ -58,6 +60,7 @@ async def _check(app: App, settings: Settings, finished: bool, as_json: bool) ->
     problems: Counter[tuple[str, str]] = Counter()
     store = await open_existing(settings)
     try:
+        is_empty = await count_runs(store, finished=True) == 0
         with _progress(await count_runs(store, finished=finished)) as progress:
             async for run in check_runs(app, store, finished=finished):
                 progress.advance(progress.task_ids[0])
@@ -69,7 +72,10 @@ async def _check(app: App, settings: Settings, finished: bool, as_json: bool) ->
         await store.close()
     if not as_json and checked:
         Console().print(_table(checked, problems))
-    print(f"runs checked: {checked.total()}; would be paused: {problems.total()}", file=sys.stderr)
+    place = without_password(settings.store)
+    print(f"runs checked: {checked.total()}; would be paused: {problems.total()}; store: {place}", file=sys.stderr)
+    if is_empty and not checked:
+        print(f"holdfast: there is no run at all in {place}; is it the store that you mean?", file=sys.stderr)
     return PROBLEMS if problems else FINE
 
 

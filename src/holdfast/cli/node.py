@@ -11,8 +11,11 @@ from cyclopts import Parameter, validators
 
 from holdfast.cli.ending import FINE
 from holdfast.cli.target import load_app
+from holdfast.core.messages import check_name
 from holdfast.engine.options import NodeOptions
 from holdfast.engine.slots import THREADS
+from holdfast.errors import InvalidInput
+from holdfast.limits import ACTIVITY_NAME_BYTES
 
 LEFT_BEHIND_S = 2.0
 """How long a process waits, after its node has stopped, for activities that do not heed their cancellation."""
@@ -26,7 +29,7 @@ def node(
     *,
     store: str | None = None,
     name: str | None = None,
-    queue: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+    queue: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = (),
     runs: bool = True,
     drain_s: Annotated[float, Parameter(validator=validators.Number(gte=0))] = NodeOptions().drain_s,
 ) -> int:
@@ -40,15 +43,17 @@ def node(
         The app: shop.py, shop.py:app or pkg.module:app.
     store: str
         The address of the store, such as sqlite:///orders.db; otherwise HOLDFAST_STORE, then sqlite:///holdfast.db.
+        It is made if it is not there.
     name: str
         What the node is called in logs and histories; each start adds something of its own.
     queue: str
-        A queue whose activities are carried out here; may be given several times.
+        A queue whose activities are carried out here; for several queues, give it several times.
     runs: bool
-        Whether to run workflows; with --no-runs nothing but activities from queues.
+        Whether to run workflows; --no-runs leaves activities from queues, so it needs --queue.
     drain_s: float
         How long activities may go on after the first signal, in seconds.
     """
+    _refuse_idle(queue, runs)
     app = load_app(target)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     options = NodeOptions(queues=queue, takes_runs=runs, drain_s=drain_s)
@@ -58,6 +63,21 @@ def node(
         leaving.daemon = True
         leaving.start()
     return FINE
+
+
+def _refuse_idle(queues: tuple[str, ...], takes_runs: bool) -> None:
+    """Refuse what would leave the node with nothing to do, or waiting at a queue that nobody means."""
+    if not takes_runs and not queues:
+        raise InvalidInput("--no-runs leaves nothing to do: name a queue with --queue")
+    for name in queues:
+        problem = check_name("--queue", name)
+        if problem is None and len(name.encode()) > ACTIVITY_NAME_BYTES:
+            problem = InvalidInput(f"--queue has at most {ACTIVITY_NAME_BYTES} UTF-8 bytes: {name!r}")
+        if problem is not None:
+            raise problem
+        if "," in name:
+            several = " ".join(f"--queue {part.strip()}" for part in name.split(",") if part.strip())
+            raise InvalidInput(f"--queue {name} is one name with a comma in it: use {several or 'another name'}")
 
 
 def _leave() -> None:

@@ -33,8 +33,8 @@ def _app_named(module: ModuleType, place: str, name: str) -> App:
     found = getattr(module, name, None)
     if isinstance(found, App):
         return found
-    is_instead = f"is a {type(found).__name__}" if hasattr(module, name) else "is not there"
-    raise InvalidInput(f"{place}: {name} {is_instead}, not an App; there is {_listing(_apps(module))}")
+    problem = f"{name} is no App, its type is {type(found).__name__}" if hasattr(module, name) else f"it has no {name}"
+    raise InvalidInput(f"{place}: {problem}; {_listing(_apps(module))}")
 
 
 def _only_app(module: ModuleType, place: str) -> App:
@@ -43,7 +43,7 @@ def _only_app(module: ModuleType, place: str) -> App:
         return next(iter(apps.values()))
     if not apps:
         raise InvalidInput(f"{place}: there is no App; make one with `app = holdfast.App('shop')`")
-    raise InvalidInput(f"{place}: there is {_listing(apps)}; say which one, such as {place}:{min(apps)}")
+    raise InvalidInput(f"{place}: {_listing(apps)}; say which one, such as {place}:{min(apps)}")
 
 
 def _apps(module: ModuleType) -> dict[str, App]:
@@ -51,7 +51,7 @@ def _apps(module: ModuleType) -> dict[str, App]:
 
 
 def _listing(apps: dict[str, App]) -> str:
-    return ", ".join(sorted(apps)) or "no App at all"
+    return f"its apps: {', '.join(sorted(apps))}" if apps else "it has no App at all"
 
 
 def _load_file(path: Path) -> ModuleType:

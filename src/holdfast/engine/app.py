@@ -23,6 +23,7 @@ from holdfast.engine.handle import RunHandle
 from holdfast.engine.node import Node, logger
 from holdfast.engine.options import NodeOptions
 from holdfast.engine.serving import asked_to_end
+from holdfast.engine.telling import place_of, work_of
 from holdfast.engine.turn import start_run
 from holdfast.errors import InvalidInput, VersionMismatch
 from holdfast.limits import ACTIVITY_NAME_BYTES, Limits
@@ -278,8 +279,10 @@ class App:
         """
         with asked_to_end() as asked:
             life = f"{name or self.name}-{self._ids.new_id()}"
+            work = work_of(self.plan_ids(), options or NodeOptions())
+            place = place_of(_settings(store, None).store if store is None else store)  # before it is made
             async with self.node(store, name=life, options=options) as node:
-                logger.info("node %s works on %s", node.name, ", ".join(self.plan_ids()) or "no workflow at all")
+                logger.info("node %s works on %s; store: %s", node.name, work, place)
                 await node.run_until(asked)
                 logger.info("node %s stops because of %s; once more ends it at once", node.name, asked.result())
             logger.info("node %s has stopped", node.name)

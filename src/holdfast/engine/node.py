@@ -17,13 +17,13 @@ from msgspec.structs import replace
 
 from holdfast.collector import held_back
 from holdfast.core import events as e
-from holdfast.core.decide import Input
 from holdfast.core.instants import Instant
-from holdfast.core.messages import ActivityDetached, ActivityErrored, NodeLost
+from holdfast.core.messages import NodeLost
 from holdfast.core.state import OpenStep, RunState
 from holdfast.engine.activities import Details, Outcome, Work, Workers, unfit_options
 from holdfast.engine.creations import Creations
 from holdfast.engine.finishes import Finishes
+from holdfast.engine.held import Held, unsuccessful
 from holdfast.engine.live import Definitions, LiveRun, pause_turn, take_turn
 from holdfast.engine.live_runs import LiveRuns
 from holdfast.engine.news import tell
@@ -70,17 +70,6 @@ class NodeDefinitions(Definitions, ActivityDefinitions, Protocol):
         ...
 
 
-class _Held:
-    """A run that belongs to this node: as it was loaded, and what came in since."""
-
-    __slots__ = ("inputs", "is_fresh", "loaded")
-
-    def __init__(self, loaded: LoadedRun) -> None:
-        self.loaded = loaded
-        self.inputs: list[Input] = []
-        self.is_fresh = True
-
-
 class Node:
     """Runs workflows of one app on one store."""
 
@@ -93,7 +82,7 @@ class Node:
         self._workers = Workers(self._slots, self._on_outcome, self._on_beat, rng)
         self._queues = Queues(name, store, definitions, options.queues, options.visible_ms, self._slots, rng)
         self._unknown: set[str] = set()
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, Held] = {}
         self.failure: EngineError | None = None
         self.lives = LiveRuns(store, definitions, options.live_runs)
         self._ready: dict[str, None] = {}
@@ -212,7 +201,7 @@ class Node:
                 self.finishes.close(self.failure)  # who waits for a result here is told, and does not wait for ever
                 raise
 
-    async def _gather(self) -> list[_Held]:
+    async def _gather(self) -> list[Held]:
         """Return the runs that have something to do."""
         if self._to_release:
             await self.store.release(self.name, self._to_release)
@@ -262,7 +251,7 @@ class Node:
         held = self._held.get(run_id)
         self.creations.found(run_id)
         if held is None:
-            self._held[run_id] = _Held(loaded)
+            self._held[run_id] = Held(loaded)
         elif held.loaded.head.lease_epoch == loaded.head.lease_epoch:
             if held.loaded.details:  # what activities here have said since is newer
                 loaded = replace(loaded, details=loaded.details | held.loaded.details)
@@ -270,7 +259,7 @@ class Node:
             held.is_fresh = True
         else:  # it belonged to somebody else in between, who knows nothing of what goes on here
             self._workers.cancel(run_id)
-            self._held[run_id] = _Held(loaded)
+            self._held[run_id] = Held(loaded)
         self._ready[run_id] = None
         self._something.set()
 
@@ -295,9 +284,9 @@ class Node:
 
     # --- turns
 
-    async def _take_turns(self, batch: Sequence[_Held]) -> None:
+    async def _take_turns(self, batch: Sequence[Held]) -> None:
         try:
-            await self._queues.beats.flush(_unsuccessful(batch))  # for a next attempt to find, wherever it is made
+            await self._queues.beats.flush(unsuccessful(batch))  # for a next attempt to find, wherever it is made
             now = await self.store.now()
             prepared = [(held, *(self._at_hand(held) or await self._prepare(held, now))) for held in batch]
             prepared = [await self._prepared_again(*each, now) for each in prepared]
@@ -316,8 +305,8 @@ class Node:
                     self._after(held, live, draft, turn.release, now)
 
     def _draft(
-        self, held: _Held, live: LiveRun, problem: RunError | None, now: Instant
-    ) -> tuple[_Held, LiveRun, TurnDraft]:
+        self, held: Held, live: LiveRun, problem: RunError | None, now: Instant
+    ) -> tuple[Held, LiveRun, TurnDraft]:
         """Let a run take its turn. Until the commit nothing is awaited: what came in between would be of no turn."""
         inputs = [*self._lost(held, live.state, now), *held.inputs] if held.is_fresh else held.inputs
         held.inputs, held.is_fresh = [], False
@@ -358,12 +347,12 @@ class Node:
             return False
         return any(step.name in self._unknown and _is_local(step) for step in draft.state.open_steps.values())
 
-    def _at_hand(self, held: _Held) -> tuple[LiveRun | None, RunError | None] | None:
+    def _at_hand(self, held: Held) -> tuple[LiveRun | None, RunError | None] | None:
         """Return a run that is in memory and needs nothing from the store, or None."""
         live = None if held.is_fresh else self.lives.get(held.loaded)
         return None if live is None else (live, None)
 
-    async def _prepare(self, held: _Held, now: Instant) -> tuple[LiveRun | None, RunError | None]:
+    async def _prepare(self, held: Held, now: Instant) -> tuple[LiveRun | None, RunError | None]:
         """Return the run as it is in memory, or None if its history cannot be read.
 
         What has come due since it was loaded is looked up, where it matters.
@@ -380,14 +369,14 @@ class Node:
         return live, problem
 
     async def _prepared_again(
-        self, held: _Held, live: LiveRun | None, problem: RunError | None, now: Instant
-    ) -> tuple[_Held, LiveRun | None, RunError | None]:
+        self, held: Held, live: LiveRun | None, problem: RunError | None, now: Instant
+    ) -> tuple[Held, LiveRun | None, RunError | None]:
         """Return a prepared run, made again if it was let go while others were prepared: a query had changed it."""
         if live is None or problem is not None or not live.is_closed:
             return held, live, problem
         return held, *await self._prepare(held, now)
 
-    async def _put_aside(self, held: _Held, damage: HoldfastError, now: Instant) -> None:
+    async def _put_aside(self, held: Held, damage: HoldfastError, now: Instant) -> None:
         """Leave a run whose history makes no sense for a while: others go on, and what it was told is kept."""
         run_id = held.loaded.head.run_id
         logger.error("run %s is put aside: %s", run_id, damage)
@@ -398,7 +387,7 @@ class Node:
         if isinstance(answer, CommitConflict):
             logger.warning("run %s: it could not be put aside (%s)", run_id, answer.reason)
 
-    def _lost(self, held: _Held, state: RunState, now: Instant) -> list[NodeLost]:
+    def _lost(self, held: Held, state: RunState, now: Instant) -> list[NodeLost]:
         """Return word of activities that nobody carries out: their node is gone, and took them along.
 
         Only a run that was just loaded shows it: then a step whose next attempt is due has its message beside it,
@@ -419,7 +408,7 @@ class Node:
             and not self._workers.is_working_on(state.run_id, step.step_id)
         ]
 
-    def _after(self, held: _Held, live: LiveRun, draft: TurnDraft, is_released: bool, now: Instant) -> None:
+    def _after(self, held: Held, live: LiveRun, draft: TurnDraft, is_released: bool, now: Instant) -> None:
         """Perform the effects of a turn that is durable."""
         before, live.state = live.state, draft.state
         run_id = draft.state.run_id
@@ -439,15 +428,7 @@ class Node:
             if not held.inputs:
                 self._held.pop(run_id, None)
         else:
-            signals = held.loaded.signals
-            if draft.received:
-                consumed = {inbox_seq for inbox_seq, _ in draft.received}
-                signals = tuple(signal for signal in signals if signal.inbox_seq not in consumed)
-            head = replace(held.loaded.head, version=draft.state.version)
-            details = held.loaded.details
-            if details:
-                details = {s: said for s, said in details.items() if s in draft.state.open_steps}
-            held.loaded = LoadedRun(head=head, signals=signals, details=details)
+            held.advance(draft)
         self.lives.trim()
 
     def _dispatch(self, run_id: str, step: OpenStep, now: Instant) -> None:
@@ -491,12 +472,6 @@ class Node:
     def holds(self, run_id: str) -> bool:
         """Say whether the run belongs to this node."""
         return run_id in self._held
-
-
-def _unsuccessful(batch: Sequence[_Held]) -> list[tuple[str, str]]:
-    """Return the steps whose attempts have ended without a result."""
-    ended = [(held.loaded.head.run_id, given) for held in batch for given in held.inputs]
-    return [(run_id, o.step_id) for run_id, o in ended if isinstance(o, ActivityErrored | ActivityDetached)]
 
 
 def _is_local(step: OpenStep) -> bool:

@@ -35,6 +35,12 @@ async def open_existing(settings: Settings) -> Store:
     return store
 
 
+def is_new(address: str) -> bool:
+    """Say whether this is the address of a file that is not there yet, or has nothing in it."""
+    path = _sqlite_path(address)
+    return path is not None and (not path.exists() or path.stat().st_size == 0)
+
+
 def _refuse_missing(address: str) -> None:
     if address == "memory://":
         raise InvalidInput(f"the store {address!r} begins empty: name one that is kept", field="store")

@@ -1,0 +1,39 @@
+"""An activity that is not known where its run is: it waits for a node that knows it, and that is said once."""
+
+import asyncio
+import logging
+
+import pytest
+
+import holdfast as hf
+from tests.engine.place import types, until_event
+
+
+async def test_an_unknown_activity_of_a_run_is_reported_once_for_each_name(caplog: pytest.LogCaptureFixture) -> None:
+    app, other = hf.App("shop"), hf.App("shop")
+
+    @app.activity
+    async def gone() -> None:
+        await asyncio.Event().wait()
+
+    async def order() -> None:
+        await asyncio.gather(gone(), gone(), gone())
+
+    workflow = app.workflow(order)
+    other.workflow(order)
+    store = hf.MemoryStore()
+    with caplog.at_level(logging.ERROR, logger="holdfast.node"):
+        async with asyncio.timeout(5):
+            async with app.node(store, options=hf.NodeOptions(drain_s=0.01)):
+                run_id = (await app.start(workflow)).run_id
+                await until_event(app.run(run_id), "StepStarted", times=3)
+            async with other.node(store, options=hf.NodeOptions(drain_s=0.01)):
+                while not caplog.records:  # noqa: ASYNC110
+                    await asyncio.sleep(0.002)
+                await other.run(run_id).signal("more", 1)
+                assert "StepRetried" not in await types(other.run(run_id))
+            async with app.node(store, options=hf.NodeOptions(drain_s=0.01)):
+                await until_event(app.run(run_id), "StepRetried", times=3)
+    assert [record.message for record in caplog.records] == [
+        f"run {run_id}: no activity 'gone' is known here; its steps wait"
+    ]
