@@ -5,7 +5,7 @@ read by people, sent by other languages, and checked against annotations. A valu
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, get_type_hints
@@ -16,7 +16,7 @@ from msgspec import Raw
 from holdfast.core import codec
 from holdfast.core.retry import Retry
 from holdfast.errors import InvalidInput
-from holdfast.limits import DURATION_MS
+from holdfast.limits import DURATION_MS, NAME_BYTES
 
 
 class Signature:
@@ -93,13 +93,26 @@ class Signature:
 class WorkflowDefinition:
     """A registered workflow."""
 
-    def __init__(self, function: Callable[..., Any], name: str, version: str) -> None:
+    def __init__(
+        self, function: Callable[..., Any], name: str, version: str, signals: Mapping[str, Any] | None = None
+    ) -> None:
         if not inspect.iscoroutinefunction(function):
             raise InvalidInput(f"a workflow is an async function, and {function.__qualname__} is not")
         self.function = function
         self.name = name
         self.version = version
         self.signature = Signature(function, f"workflow {name!r}")
+        self.signals = dict(signals or {})
+        self.signal_decoders = {name: _decoder(f"signal {name!r}", kind) for name, kind in self.signals.items()}
+
+
+def _decoder(what: str, kind: Any) -> msgspec.json.Decoder[Any]:
+    """Return what reads values of a type, unless it is a type that has no JSON Schema."""
+    try:
+        msgspec.json.schema(kind)
+        return msgspec.json.Decoder(kind)
+    except (TypeError, NameError) as problem:
+        raise InvalidInput(f"{what}: {kind!r} cannot be the type of a payload: {problem}") from problem
 
 
 class ActivityOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -150,3 +163,9 @@ def milliseconds(value: timedelta | float | None) -> int | None:
     if not 0 < seconds <= DURATION_MS / 1_000:
         raise InvalidInput(f"a duration is more than 0, and at most a thousand years, not {value!r}")
     return max(1, round(seconds * 1_000))
+
+
+def child_run_id(run_id: str, step_id: str) -> str:
+    """Return the id of the run that a step starts: readable while it fits, and always the same."""
+    readable = f"{run_id}/{step_id}"
+    return readable if len(readable.encode()) <= NAME_BYTES else f"child-{codec.digest(readable.encode())}"

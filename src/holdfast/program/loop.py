@@ -372,3 +372,13 @@ def _refusing(name: str, instead: str) -> Callable[..., Any]:
 
 for _name, _text in _INSTEAD.items():
     setattr(DeterministicLoop, _name, _refusing(_name, _text))
+
+
+def settle(waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]]) -> None:
+    """Wake those whose condition holds by now; what a condition raises is raised where it is waited for."""
+    for condition, future in waiting:
+        try:
+            if condition():
+                future.set_result(None)
+        except Exception as problem:
+            future.set_exception(problem)
