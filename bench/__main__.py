@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from bench import claim, commit, core, deliver, disk, engine, growth, history
+from bench import claim, commit, core, deliver, disk, engine, growth, history, signals
 from bench.effort import FULL, QUICK, Effort
 from bench.report import Rows, progress, table
 
@@ -26,6 +26,7 @@ ON_DISK: dict[str, tuple[str, Callable[[Effort, Path], Awaitable[Rows]]]] = {
     "claim": ("Claims while nearly all runs are parked", claim.measure),
     "history": ("Loading a run, and reading all its events", history.measure),
     "engine": ("The whole engine, beside the floor for the same rows in transactions of the same size", engine.measure),
+    "signals": ("Parked runs that are signalled: from the send to the completed run", signals.measure),
     "parked": (
         "Runs that wait: what they cost in memory, and what a node does with nothing to do",
         engine.measure_parked,

@@ -21,6 +21,7 @@ class Effort(Struct, frozen=True, kw_only=True):
     engine_sequential: int
     engine_long_steps: int
     idle_s: float
+    signalled_runs: int
 
 
 FULL = Effort(
@@ -39,6 +40,7 @@ FULL = Effort(
     engine_sequential=100,
     engine_long_steps=50_000,
     idle_s=10.0,
+    signalled_runs=2_000,
 )
 
 QUICK = Effort(
@@ -57,4 +59,5 @@ QUICK = Effort(
     engine_sequential=10,
     engine_long_steps=1_000,
     idle_s=1.0,
+    signalled_runs=300,
 )

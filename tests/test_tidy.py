@@ -26,11 +26,12 @@ SWALLOWING_ALLOWED: dict[str, str] = {
     "holdfast/engine/live.py:revive": "what user code raises where no task takes it pauses its run",
     "holdfast/engine/live.py:take_turn": "what user code raises where no task takes it pauses its run",
     "holdfast/program/api.py:Saga._undo_all": "failures are gathered, and raised together with the first error",
-    "holdfast/program/code.py:_settle": "raised in the workflow, where the condition is awaited",
     "holdfast/program/failures.py:_attribute": "an exception whose own code fails is recorded without what it says",
     "holdfast/program/failures.py:_message": "an exception that cannot even be shown is recorded by its type",
     "holdfast/program/failures.py:_traceback": "an exception that cannot even be shown is recorded by its type",
     "holdfast/program/loop.py:_let_go": "what a coroutine raises while it is let go is nobody's concern",
+    "holdfast/program/loop.py:settle": "raised in the workflow, where the condition is awaited",
+    "holdfast/program/receiving.py:Handler.apply": "recorded, and raised in the workflow, where the signal is awaited",
 }
 
 # "path" -> why the test must wait for real time.

@@ -20,9 +20,9 @@ CONTRACT = Path(__file__).parent.parent / "docs" / "contract.md"
 
 IN_PART: dict[str, str] = {
     "WF-1": "code; flows and plans are not there yet",
+    "WF-5": "waits; flows are not there yet",
     "ACT-2": "the record's fields",
-    "SIG-8": "no conditional waits yet",
-    "SIG-9": "waits and mailbox at the store",
+    "SIG-12": "accepted, consumed, expired; there are no dead letters yet",
     "SIG-13": "decision recorded, then applied; the authoriser is not there yet",
     "TSK-1": "events and rows of tasks; the operations are not there yet",
     "TSK-2": "one open task for each wait, completion in one commit",

@@ -17,9 +17,9 @@ from holdfast.program.api import (
     random,
     sleep,
     uuid4,
-    wait_signal,
     wait_until,
 )
+from holdfast.program.signals import signals, wait_signal
 from holdfast.settings import Settings, load_settings
 from holdfast.store.memory import MemoryStore
 from holdfast.store.opening import open_store
@@ -46,6 +46,7 @@ __all__ = [
     "open_store",
     "patched",
     "random",
+    "signals",
     "sleep",
     "uuid4",
     "wait_signal",

@@ -17,6 +17,7 @@
     │   ├── CorruptHistory          an event that cannot follow the ones before it
     │   ├── ActivityFailed          a step's activity failed for good; raised inside the workflow
     │   ├── ChildFailed             a child run failed or was cancelled; raised inside the parent
+    │   ├── SignalHandlerFailed     the handler of a wait raised; raised inside the workflow
     │   ├── UpdateFailed            an update was refused or failed; raised to who sent it
     │   ├── NondeterminismError     replaying the code does not lead to the history that was recorded
     │   ├── VersionMismatch         no node has the version of the workflow that the run was started with
@@ -130,6 +131,10 @@ class ActivityFailed(_Recorded):
 
 class ChildFailed(_Recorded):
     """A child run failed or was cancelled. Raised inside the parent, which may catch it."""
+
+
+class SignalHandlerFailed(_Recorded):
+    """The handler of a wait raised. Raised inside the workflow, which may catch it; the signal is consumed."""
 
 
 class UpdateFailed(_Recorded):

@@ -34,8 +34,9 @@ SAMPLES: list[tuple[Body, str | None]] = [
     (e.TimerStarted("fresh@9", START + 1), "fresh"),
     (e.TimerFired(), "timer"),
     (e.SignalWaiting("go", "fresh@9", START + 1), "fresh"),
-    (e.SignalReceived("go", "click-1", "2026_x", "signal", Raw(b"4"), Raw(b"5")), "signal"),
+    (e.SignalReceived("go", "click-1", "2026_x", "signal", Raw(b"4"), Raw(b"5"), ERROR), "signal"),
     (e.SignalTimedOut("go"), "signal"),
+    (e.SignalSent("run-2", "go", "click-2", Raw(b"14"), "approval"), "fresh"),
     (
         e.TaskCreated("task-1", "approve", "fresh@9", "form", "/a", Raw(b"6"), Raw(b"7"), ("boss",), "ann", START + 1),
         "fresh",

@@ -7,6 +7,7 @@ from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core.enact import enact
 from holdfast.core.idempotency import event_id, event_key
+from holdfast.core.messages import SignalRequest
 from holdfast.core.pen import NOTHING, Decision, Refusal
 from holdfast.core.state import RUNNING, RunStatus
 from holdfast.errors import Conflict, InvalidInput
@@ -20,6 +21,7 @@ COMMANDS: list[tuple[c.Command, str]] = [
     (task("s"), "TaskCreated"),
     (child("s"), "ChildStarted"),
     (c.RecordMarker(step_id="s", name="seed"), "MarkerRecorded"),
+    (c.SendSignal(step_id="s", run_id="run-2", name="go", signal_id="click-1"), "SignalSent"),
     (c.CancelStep(step_id="timer"), "StepCancelled"),
     (c.CompleteUpdate(step_id="update"), "UpdateCompleted"),
     (c.PauseRun(error=ERROR), "RunPaused"),
@@ -113,6 +115,18 @@ def test_a_child_is_recorded_with_its_id_plan_and_policy() -> None:
     )
     [event] = run.ask(command).events
     assert event.data == e.ChildStarted("run-2", "ship", "3", "s@3", Raw(b"4"), "cancel")
+
+
+@pytest.mark.contract("SIG-5", "SIG-9")
+def test_a_signal_to_a_run_is_recorded_and_goes_with_the_decision() -> None:
+    command = c.SendSignal(
+        step_id="s", run_id="run-2", name="go", signal_id="x", payload=Raw(b"4"), addressed_to="wait#2"
+    )
+    decision = Driver().start().ask(command)
+    [event] = decision.events
+    assert event.data == e.SignalSent("run-2", "go", "x", Raw(b"4"), "wait#2")
+    [request] = decision.sends
+    assert request == SignalRequest(run_id="run-2", name="go", payload=Raw(b"4"), signal_id="x", step_id="wait#2")
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,16 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import Raw
+from msgspec import UNSET, Raw
 from msgspec.structs import replace
 
 from holdfast.core import commands
 from holdfast.core import events as e
+from holdfast.core.decide import decide, wait_for
 from holdfast.core.messages import Signal
 from holdfast.core.pen import NOTHING, Decision
 from holdfast.core.snapshot import runtime_snapshot
-from tests.core.driving import SECOND, START, Driver, activity, wait
+from tests.core.driving import BY, SECOND, START, Driver, activity, wait
 
 
 def receivers(run: Driver) -> list[tuple[str, str]]:
@@ -32,6 +33,29 @@ def test_receiving_records_payload_suffix_and_cause_in_one_event() -> None:
     assert run.state.cursors == {"go": signal.suffix}
     assert run.state.last_signal_id == signal.id
     assert runtime_snapshot(run.state).signals == {"go": signal.suffix}
+
+
+@pytest.mark.contract("SIG-4", "EVT-3")
+def test_what_a_handler_made_of_a_signal_is_recorded_with_it() -> None:
+    run = Driver().start()
+    run.ask(wait("one", "go"))
+    failed = e.ErrorInfo("ValueError", "not that one")
+    signal = run.sent("go")
+    for made, expected in (({"state_after": Raw(b"7")}, (Raw(b"7"), None)), ({"error": failed}, (UNSET, failed))):
+        answer = decide(run.state, replace(signal, **made), START, BY)
+        assert isinstance(answer, Decision)
+        [event] = answer.events
+        assert isinstance(event.data, e.SignalReceived)
+        assert (event.data.state_after, event.data.error) == expected
+
+
+@pytest.mark.contract("SIG-4")
+def test_the_wait_that_takes_a_signal_can_be_told_beforehand() -> None:
+    run = Driver().start()
+    run.ask(wait("first", "go"), wait("second", "go"))
+    for step_id, taker in ((None, "first"), ("second", "second"), ("nowhere", None)):
+        step = wait_for(run.state, run.sent("go", step_id=step_id))
+        assert (step.step_id if step is not None else None) == taker
 
 
 @pytest.mark.contract("SIG-3")

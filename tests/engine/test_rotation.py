@@ -212,7 +212,7 @@ async def test_what_is_no_workflow_is_refused() -> None:
         (lambda: asyncio.sleep(1e30), "at most a thousand years"),
         (lambda: hf.wait_signal("go", str, timeout=1e30), "at most a thousand years"),
         (lambda: hf.wait_signal("", str), "signal name must be a string that is not empty"),
-        (lambda: hf.wait_signal(5, str), "signal name must be a string"),  # type: ignore[arg-type]
+        (lambda: hf.wait_signal(5, str), "signal name must be a string"),  # type: ignore[call-overload]
         (lambda: hf.wait_signal("x" * 256, str), "the most is 255"),
         (lambda: hf.wait_until(asyncio.sleep), "a plain function, not async"),  # type: ignore[arg-type]
     ],

@@ -30,6 +30,8 @@ VERBS: dict[str, Callable[[RunHandle[Any]], Awaitable[Any]]] = {
     "snapshot": lambda run: run.snapshot(),
     "status": lambda run: run.status(),
     "events": lambda run: run.events(),
+    "mailbox": lambda run: run.mailbox(),
+    "receipt": lambda run: run.receipt("go", "nobody sent it"),
 }
 DONE = (RunTerminal,) * 3
 ACCEPTED = (AcceptedSignalResult,) * 4
@@ -46,6 +48,8 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
     "snapshot": (object,) * 7,
     "status": tuple(STATUSES),
     "events": (list,) * 7,
+    "mailbox": ([],) * 7,
+    "receipt": (NotFound,) * 7,
 }
 
 

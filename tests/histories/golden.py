@@ -173,6 +173,7 @@ def complete_bodies() -> Driver:
     append("StepSkipped", "StepStarted#2")
     append("TimerStarted", "TimerStarted#2")
     append("StepCancelled", "TimerStarted#2")
+    append("SignalSent", "send:go")
     for name in ("MarkerRecorded", "RunPaused", "RunResumed", "ContinuedAsNew", "RunCancelRequested", "RunCompleted"):
         append(name)
     return run

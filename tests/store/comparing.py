@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from holdfast.errors import HoldfastError
-from holdfast.store.port import Refused
+from holdfast.store.port import Created, Existing, Refused
 
 
 async def answer_of(verb: Callable[..., Awaitable[Any]], arguments: tuple[Any, ...]) -> Any:
@@ -25,8 +25,10 @@ def plain(answer: Any) -> Any:
         return _without_place(answer)
     if isinstance(answer, Refused):
         return "refused", _without_place(answer.error)
-    if isinstance(answer, list):
+    if isinstance(answer, (list, tuple)):
         return [plain(item) for item in answer]
+    if isinstance(answer, (Created, Existing)):
+        return type(answer).__name__, {**msgspec.structs.asdict(answer), "signals": plain(answer.signals)}
     return answer
 
 

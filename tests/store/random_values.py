@@ -87,6 +87,9 @@ class Values:
             spec = self._spec()
             self.made.append(spec)
         new = new_run(now=now, **spec)
+        if self.happens(0.2):
+            signals = [self.signal([spec["run_id"]], ()) for _ in range(self.number(1, 2))]
+            new = replace(new, signals=tuple(signals))
         return self._adorned(new, now) if self.happens(0.2) else new
 
     def _spec(self) -> Spec:

@@ -35,6 +35,17 @@ class WaitSignal(Struct, frozen=True, kw_only=True, gc=False):
     until: Instant | None = None
 
 
+class SendSignal(Struct, frozen=True, kw_only=True, gc=False):
+    """Tell that run, and go on."""
+
+    step_id: str
+    run_id: str
+    name: str
+    signal_id: str
+    payload: Raw = NULL
+    addressed_to: str | None = None
+
+
 class AskHuman(Struct, frozen=True, kw_only=True, gc=False):
     """Open a task, and tell me the answer."""
 
@@ -117,6 +128,7 @@ Command = (
     RunActivity
     | StartTimer
     | WaitSignal
+    | SendSignal
     | AskHuman
     | StartChild
     | RecordMarker

@@ -122,15 +122,24 @@ def _on_signal(state: RunState, signal: m.Signal, pen: Pen) -> Decision | Refusa
     """Give the signal to the oldest wait that it fits; if there is none it stays in the mailbox."""
     if state.status is not RUNNING:
         return NOTHING
-    step = _wait_for(state, signal)
+    step = wait_for(state, signal)
     if step is None:
         return NOTHING
-    received = e.SignalReceived(signal.name, signal.signal_id, signal.suffix, signal.step_id, signal.payload)
+    received = e.SignalReceived(
+        signal.name,
+        signal.signal_id,
+        signal.suffix,
+        signal.step_id,
+        signal.payload,
+        signal.state_after,
+        signal.error,
+    )
     pen.close(step, received, cause=signal.id)
     return pen.decision()
 
 
-def _wait_for(state: RunState, signal: m.Signal) -> OpenStep | None:
+def wait_for(state: RunState, signal: m.Signal) -> OpenStep | None:
+    """Return the open wait that would take the signal: the one that it is addressed to, or the oldest of its name."""
     if signal.step_id is not None:
         step = state.open_steps.get(signal.step_id)
         return step if step is not None and step.kind == "signal" and step.name == signal.name else None

@@ -9,6 +9,7 @@ from holdfast.core import events as e
 from holdfast.core.events import Body, EngineRunRef
 from holdfast.core.idempotency import event_id, event_key
 from holdfast.core.instants import Instant
+from holdfast.core.messages import SignalRequest
 from holdfast.core.pen import Decision, Pen, Refusal
 from holdfast.core.state import RUNNING, RunState, carried, fold
 from holdfast.errors import CallerError, Conflict
@@ -46,6 +47,19 @@ def _wait_signal(state: RunState, command: c.WaitSignal, pen: Pen) -> None:
     pen.open(e.SignalWaiting(command.name, token, command.until), command.step_id)
     if command.until is not None:
         pen.schedule("TimerDue", command.step_id, token, command.until)
+
+
+def _send_signal(state: RunState, command: c.SendSignal, pen: Pen) -> None:
+    sent = e.SignalSent(command.run_id, command.name, command.signal_id, command.payload, command.addressed_to)
+    pen.write(sent, command.step_id, 1)
+    request = SignalRequest(
+        run_id=sent.run_id,
+        name=sent.name,
+        payload=sent.payload,
+        signal_id=sent.signal_id,
+        step_id=sent.addressed_to,
+    )
+    pen.sends += (request,)
 
 
 def _ask_human(state: RunState, command: c.AskHuman, pen: Pen) -> None:
@@ -124,6 +138,7 @@ _ENACTORS: dict[type, Callable[[RunState, Any, Pen], None]] = {
     c.RunActivity: _run_activity,
     c.StartTimer: _start_timer,
     c.WaitSignal: _wait_signal,
+    c.SendSignal: _send_signal,
     c.AskHuman: _ask_human,
     c.StartChild: _start_child,
     c.RecordMarker: _record_marker,

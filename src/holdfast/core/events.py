@@ -241,7 +241,10 @@ class SignalWaiting(Body, frozen=True):
 
 
 class SignalReceived(Body, frozen=True):
-    """A signal was consumed. `suffix` is the new cursor of its name; replay reads the payload from here."""
+    """A signal was consumed. `suffix` is the new cursor of its name; replay reads the payload from here.
+
+    Where the wait has a handler, `state_after` is what it returned, or else `error` what it raised.
+    """
 
     name: str
     signal_id: str
@@ -249,12 +252,23 @@ class SignalReceived(Body, frozen=True):
     addressed_to: str | None = None
     payload: Raw = NULL
     state_after: Raw | UnsetType = UNSET
+    error: ErrorInfo | None = None
 
 
 class SignalTimedOut(Body, frozen=True):
     """No signal came in time."""
 
     name: str
+
+
+class SignalSent(Body, frozen=True):
+    """The program sent a signal to a run, which gets it by itself, at most once by its id."""
+
+    run_id: str
+    name: str
+    signal_id: str
+    payload: Raw = NULL
+    addressed_to: str | None = None
 
 
 class TaskCreated(Body, frozen=True):

@@ -87,6 +87,11 @@ def signal_uuid(signal_storage_key: str) -> str:
     return signal_storage_key.rpartition("_")[2].removesuffix(".json")
 
 
+def sent_signal_id(run_id: str, step_id: str, plan_version: str) -> str:
+    """Return the id of the signal that a step of a run sends: no other step has it, and it is the same on a retry."""
+    return event_id(event_key(run_id, step_id, 1, "SignalSent", plan_version))
+
+
 def inbox_uuid(run_id: str, inbox_seq: int) -> str:
     """Return the UUID of the item with this number in a run's inbox."""
     return event_id(sha256(f"{run_id}|inbox|{inbox_seq}".encode()).hexdigest())

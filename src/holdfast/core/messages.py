@@ -11,7 +11,7 @@ consumes it, and it can be followed afterwards.
 import re
 from typing import Any, Literal, get_args
 
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from holdfast.core import codec
 from holdfast.core.events import NULL, ErrorInfo
@@ -90,7 +90,10 @@ class SignalRequest(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Signal(Struct, frozen=True, kw_only=True, gc=False):
-    """A signal in a run's mailbox. `id` is the store's, `signal_id` the sender's."""
+    """A signal in a run's mailbox. `id` is the store's, `signal_id` the sender's.
+
+    `state_after` or `error` says what the handler of the wait made of it, for the turn that consumes it.
+    """
 
     id: str
     run_id: str
@@ -102,6 +105,8 @@ class Signal(Struct, frozen=True, kw_only=True, gc=False):
     payload: Raw = NULL
     step_id: str | None = None
     consumed_seq: int | None = None
+    state_after: Raw | UnsetType = UNSET
+    error: ErrorInfo | None = None
 
 
 class AcceptedSignalResult(Struct, frozen=True, kw_only=True, gc=False):

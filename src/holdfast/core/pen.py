@@ -15,11 +15,12 @@ from holdfast.errors import CallerError, Conflict
 
 
 class Decision(Struct, frozen=True, gc=False):
-    """What follows: events, messages to the run itself, and steps to dispatch after the commit."""
+    """What follows: events, messages to the run itself, steps to dispatch after the commit, signals to runs."""
 
     events: tuple[Event, ...] = ()
     messages: tuple[m.Message, ...] = ()
     dispatch: tuple[str, ...] = ()
+    sends: tuple[m.SignalRequest, ...] = ()
 
 
 class Refusal(Struct, frozen=True):
@@ -37,7 +38,7 @@ class Pen:
     `opened` holds the steps that this decision has opened, by their first event, or None once it has given them up.
     """
 
-    __slots__ = ("_by", "dispatch", "events", "has_ended", "messages", "now", "opened", "state")
+    __slots__ = ("_by", "dispatch", "events", "has_ended", "messages", "now", "opened", "sends", "state")
 
     def __init__(self, state: RunState, now: Instant, by: EngineRunRef) -> None:
         self.state = state
@@ -47,6 +48,7 @@ class Pen:
         self.messages: list[m.Message] = []
         self.dispatch: list[str] = []
         self.opened: dict[str, Event | None] = {}
+        self.sends: tuple[m.SignalRequest, ...] = ()
         self.has_ended = False
 
     def write(
@@ -117,7 +119,7 @@ class Pen:
 
     def decision(self, messages: tuple[m.Message, ...] = ()) -> Decision:
         """Return what was written, with these messages before the ones that go with it."""
-        return Decision(tuple(self.events), messages + tuple(self.messages), tuple(self.dispatch))
+        return Decision(tuple(self.events), messages + tuple(self.messages), tuple(self.dispatch), self.sends)
 
     def _occurrence(self, event_type: str) -> str:
         written = sum(event.event_type == event_type for event in self.events)

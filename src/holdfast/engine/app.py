@@ -6,31 +6,36 @@ a plain call, so unit tests need nothing.
 
 import inspect
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import update_wrapper
 from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from msgspec import Raw
+from msgspec.json import schema as json_schema
 from msgspec.structs import replace
 
 from holdfast.core import events as e
-from holdfast.core.messages import check_name, check_step_name
+from holdfast.core.messages import AcceptedSignalResult, check_name, check_step_name
+from holdfast.core.records import Wait
 from holdfast.core.retry import Retry
 from holdfast.core.state import RunState
 from holdfast.engine.completion import report_error, report_result
-from holdfast.engine.handle import RunHandle
+from holdfast.engine.following import open_waits
+from holdfast.engine.handle import RunHandle, run_from_inside
 from holdfast.engine.node import Node, logger
 from holdfast.engine.options import NodeOptions
+from holdfast.engine.sending import FirstSignal, Outgoing, Sender, first_signal, result_of
 from holdfast.engine.serving import asked_to_end
 from holdfast.engine.telling import place_of, work_of
 from holdfast.engine.turn import start_run
-from holdfast.errors import InvalidInput, VersionMismatch
+from holdfast.errors import CallerError, InvalidInput, VersionMismatch
 from holdfast.limits import ACTIVITY_NAME_BYTES, Limits
 from holdfast.ports import Ids, Rng, SystemIds, SystemRng
 from holdfast.program.code import CodeProgram, current_program, refuse_inside
 from holdfast.program.definitions import ActivityDefinition, ActivityOptions, WorkflowDefinition, milliseconds
 from holdfast.program.port import Program
+from holdfast.program.signals import check_signal_name
 from holdfast.settings import Settings, load_settings
 from holdfast.store import port
 from holdfast.store.opening import open_store
@@ -117,6 +122,7 @@ class App:
         self._activities: dict[str, ActivityDefinition] = {}
         self._node: Node | None = None
         self._store: port.Store | None = None
+        self._sender: Sender | None = None
         self._turn_s = NodeOptions().turn_s
 
     # --- registering
@@ -124,13 +130,27 @@ class App:
     @overload
     def workflow(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Workflow[P, R]: ...
     @overload
-    def workflow(self, *, name: str | None = None, version: str = "1") -> RegistersWorkflow: ...
+    def workflow(
+        self, *, name: str | None = None, version: str = "1", signals: Mapping[str, Any] | None = None
+    ) -> RegistersWorkflow: ...
 
-    def workflow(self, function: Any = None, *, name: str | None = None, version: str = "1") -> Any:
-        """Register an async function as a workflow. Use as `@app.workflow` or `@app.workflow(version="2")`."""
+    def workflow(
+        self,
+        function: Any = None,
+        *,
+        name: str | None = None,
+        version: str = "1",
+        signals: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Register an async function as a workflow. Use as `@app.workflow` or `@app.workflow(version="2")`.
+
+        `signals` declares the types of signals by their names: what does not fit is refused before it is stored.
+        """
+        for signal in signals or ():
+            check_signal_name(signal)
 
         def register(function: Callable[P, Coroutine[Any, Any, R]]) -> Workflow[P, R]:
-            definition = WorkflowDefinition(function, name or function.__name__, version)
+            definition = WorkflowDefinition(function, name or function.__name__, version, signals)
             _check_name("a workflow's name", definition.name)
             key = (definition.name, version)
             if key in self._workflows:
@@ -160,11 +180,34 @@ class App:
 
         return register if function is None else register(function)
 
-    def run(self, run_id: str) -> RunHandle[Any]:
-        """Return the handle of a run that is there already."""
-        if self._store is None:
-            raise InvalidInput("no node is open: look at runs inside `async with app.node(...)`")
-        return RunHandle(run_id, self._store, None, self._node)
+    def run(self, run_id: str | None = None) -> RunHandle[Any]:
+        """Return the handle of a run that is there already. Inside a workflow it can be signalled, durably.
+
+        There, without an id, it is the run itself.
+        """
+        program = current_program()
+        if program is not None:
+            return run_from_inside(run_id or program.run_id)
+        if self._store is None or run_id is None:
+            raise InvalidInput("no node is open: look at runs inside `async with app.node(...)`, by their id")
+        return RunHandle(run_id, self._store, None, self._node, self._sender)
+
+    async def signal_many(self, signals: Sequence[Outgoing]) -> list[AcceptedSignalResult | CallerError]:
+        """Send signals, each a dict of run_id, name and what else `RunHandle.signal` takes.
+
+        Each is answered by itself, in order: with what its sender is told, or with the error for which it is refused.
+        """
+        if self._sender is None or current_program() is not None:
+            raise InvalidInput("no node is open: send signals inside `async with app.node(...)`, outside of workflows")
+        return await self._sender.send_many(signals)
+
+    def waits(self, *, run_id: str | None = None, name: str | None = None) -> AsyncIterator[Wait]:
+        """Go through the open waits: of a run, for a signal's name, or all there are."""
+        return open_waits(self._opened(), run_id, name)
+
+    def signal_schemas(self, workflow: Workflow[..., Any]) -> dict[str, dict[str, Any]]:
+        """Return the JSON Schema of each signal that the workflow declares, by its name."""
+        return {name: json_schema(kind) for name, kind in self._known(workflow).signals.items()}
 
     async def complete_activity(self, token: str, result: Any = None) -> None:
         """Report the result of an activity that ended by `complete_later`. When this returns it is durable.
@@ -236,16 +279,18 @@ class App:
         The signals of the process are left alone: who ends the context decides when the node stops. See `serve`.
         """
         options = options or NodeOptions()
-        before = self._node, self._store, self._limits, self._turn_s
+        before = self._node, self._store, self._sender, self._limits, self._turn_s
         async with self._open(store) as (opened, limits):
             node = Node(name or f"{self.name}-{self._ids.new_id()}", opened, self, self._rng, options)
             self._limits, self._turn_s = limits, options.turn_s
             await node.start()
-            self._node, self._store = node, opened
+            sender = Sender(opened, self._workflows, node.expect)
+            self._node, self._store, self._sender = node, opened, sender
             try:
                 yield node
             finally:
-                self._node, self._store, self._limits, self._turn_s = before
+                self._node, self._store, self._sender, self._limits, self._turn_s = before
+                await sender.stop()
                 await node.stop()
         if node.failure is not None:
             raise node.failure
@@ -295,11 +340,16 @@ class App:
         run_id: str | None = None,
         reference_key: str | None = None,
         tags: tuple[str, ...] = (),
+        with_signal: FirstSignal | None = None,
         **kwargs: Any,
     ) -> RunHandle[R]:
-        """Start a run with these arguments. The same request again gives the run that is there."""
+        """Start a run with these arguments. The same request again gives the run that is there.
+
+        `with_signal`, a dict of name, payload and signal_id, is in the run's mailbox from its beginning; if the run is
+        there already, it is sent to it, in the same transaction, and raises why if it is refused.
+        """
         refuse_inside("start", "call the workflow to run it as a child")
-        node, store = self._node, self._store  # they may be closed while this waits
+        node, store, sender = self._node, self._store, self._sender  # they may be closed while this waits
         if node is None or store is None:
             raise InvalidInput("no node is open: start runs inside `async with app.node(...)` or `app.connect(...)`")
         if node.failure is not None:
@@ -319,10 +369,14 @@ class App:
         )
         now = await store.now()
         new = start_run(run_id or self._ids.new_id(), queued, now, node.name, reference_key=reference_key, tags=tags)
+        if with_signal is not None:
+            new = replace(new, signals=(first_signal(new.run_id, with_signal, definition),))
         answer = await node.creations.create(new, now)
         if isinstance(answer, port.Refused):
             raise answer.error
-        return RunHandle(answer.run_id, store, definition, node)
+        for delivered in answer.signals:
+            result_of(delivered)
+        return RunHandle(answer.run_id, store, definition, node, sender)
 
 
 def _settings(address: str | None, limits: Limits | None) -> Settings:

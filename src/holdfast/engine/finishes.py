@@ -12,12 +12,15 @@ from msgspec import Struct
 
 from holdfast.core.events import Event
 from holdfast.core.state import TERMINAL
-from holdfast.errors import EngineError, StoreCorrupt
-from holdfast.store.port import LoadedRun, Store
+from holdfast.errors import EngineError, HoldfastError, StoreCorrupt
+from holdfast.store.port import LoadedRun, RunHead, Store
 
 PAGE_RUNS = 500
 REST = 10
 """How many times as long as a look took to wait before the next."""
+
+
+Asked = tuple[str, "asyncio.Future[RunHead | None]"]
 
 
 class Finish(Struct, frozen=True, gc=False):
@@ -37,6 +40,8 @@ class Finishes:
         self._waiting: dict[str, list[asyncio.Future[Finish]]] = {}
         self._someone = asyncio.Event()
         self._problem: EngineError | None = None
+        self._asked: list[Asked] = []
+        self._task: asyncio.Task[None] | None = None
 
     def wait(self, run_id: str) -> "asyncio.Future[Finish]":
         """Return a future that is given the run's end when it has finished. Who asks says when it is let go."""
@@ -55,6 +60,32 @@ class Finishes:
             if not futures:
                 del self._waiting[run_id]
 
+    async def head(self, run_id: str) -> RunHead | None:
+        """Return a run as it is now, looked up together with others that are asked for at the same time."""
+        future: asyncio.Future[RunHead | None] = asyncio.get_running_loop().create_future()
+        self._asked.append((run_id, future))
+        if self._task is None:
+            self._task = asyncio.create_task(self._look_up(), name="heads")
+        return await future
+
+    async def _look_up(self) -> None:
+        try:
+            while self._asked:
+                batch, self._asked = self._asked[:PAGE_RUNS], self._asked[PAGE_RUNS:]
+                try:
+                    runs = await self._store.load([run_id for run_id, _ in batch])
+                except HoldfastError as problem:
+                    _fail(batch, problem)
+                    continue
+                for (_, future), run in zip(batch, runs, strict=True):
+                    if not future.done():
+                        future.set_result(None if run is None else run.head)
+        except asyncio.CancelledError:
+            _fail(batch, EngineError("the node was stopped"))
+            raise
+        finally:
+            self._task = None
+
     def tell(self, run_id: str, version: int, last: Event | None = None) -> None:
         """Tell everybody who waits for this run that it has finished."""
         for future in self._waiting.pop(run_id, ()):
@@ -64,6 +95,9 @@ class Finishes:
     def close(self, problem: EngineError | None = None) -> None:
         """Tell everybody, also those who ask later, that nobody looks any more."""
         self._problem = self._problem or problem or EngineError("the node was stopped before the run had finished")
+        if self._task is not None:
+            self._task.cancel()
+        _fail(self._asked, self._problem)
         for futures in self._waiting.values():
             for future in futures:
                 if not future.done():
@@ -100,3 +134,9 @@ class Finishes:
             for run in await self._load(elsewhere[start : start + PAGE_RUNS]):
                 if run is not None and run.head.status in TERMINAL:
                     self.tell(run.head.run_id, run.head.version)
+
+
+def _fail(asked: list[Asked], problem: Exception) -> None:
+    for _, future in asked:
+        if not future.done():
+            future.set_exception(problem)

@@ -7,23 +7,20 @@ from holdfast.core import events as e
 from holdfast.core.decide import update_step_id
 from holdfast.core.events import Event
 from holdfast.core.idempotency import signal_uuid
-from holdfast.core.messages import (
-    RESERVED_PREFIX,
-    UPDATE_SIGNAL,
-    AcceptedSignalResult,
-    ControlName,
-    SignalRequest,
-    check_name,
-)
+from holdfast.core.messages import UPDATE_SIGNAL, AcceptedSignalResult, ControlName, SignalRequest, check_name
 from holdfast.core.snapshot import RunSnapshot, project_run
 from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.engine.finishes import Finish
+from holdfast.engine.following import Receipt, Unconsumed, mailbox_of, receipt_of
 from holdfast.engine.node import Node
+from holdfast.engine.sending import Sender
 from holdfast.engine.turn import control_request
-from holdfast.errors import InvalidInput, NotFound, RunCancelled, RunFailed, RunTerminal, UpdateFailed
-from holdfast.program.code import refuse_inside
+from holdfast.errors import InvalidInput, NotDurable, RunCancelled, RunFailed, RunTerminal, UpdateFailed
+from holdfast.program.code import current_program, refuse_inside
 from holdfast.program.definitions import WorkflowDefinition
+from holdfast.program.signals import check_signal_name, send_signal
 from holdfast.store import port
+from holdfast.store.guards import no_such_run
 
 R = TypeVar("R")
 
@@ -31,15 +28,21 @@ R = TypeVar("R")
 class RunHandle(Generic[R]):
     """One run: its result, its history, and what can be sent to it."""
 
-    __slots__ = ("_definition", "_node", "_store", "run_id")
+    __slots__ = ("_definition", "_node", "_sender", "_store", "run_id")
 
     def __init__(
-        self, run_id: str, store: port.Store, definition: WorkflowDefinition | None, node: Node | None
+        self,
+        run_id: str,
+        store: port.Store,
+        definition: WorkflowDefinition | None,
+        node: Node | None,
+        sender: Sender | None = None,
     ) -> None:
         self.run_id = run_id
         self._store = store
         self._definition = definition
         self._node = node
+        self._sender = sender or Sender(store, {})
 
     async def result(self) -> R:
         """Wait for the run to finish; return what it returned, or raise `RunFailed` or `RunCancelled`."""
@@ -53,23 +56,44 @@ class RunHandle(Generic[R]):
         raise RunCancelled(f"run {self.run_id} was cancelled", run_id=self.run_id)
 
     async def signal(
-        self, name: str, payload: Any = None, *, signal_id: str | None = None, require_waiting: bool = False
+        self,
+        name: str,
+        payload: Any = None,
+        *,
+        signal_id: str | None = None,
+        require_waiting: bool = False,
+        step_id: str | None = None,
     ) -> AcceptedSignalResult:
-        """Send a signal. With a `signal_id` a retry is recognised and answered as the first time."""
-        if name.startswith(RESERVED_PREFIX):
-            raise InvalidInput(f"signal {name!r}: names that begin with {RESERVED_PREFIX!r} are the engine's own")
+        """Send a signal: to the oldest wait of its name, or with `step_id` to exactly that wait.
+
+        With a `signal_id` a retry is recognised and answered as the first time. With `require_waiting` it is refused
+        unless a wait would take it now. Inside a workflow it is sent once, with the turn, and `accepted` is False.
+        """
+        program = current_program()
+        if program is not None:
+            if require_waiting:
+                raise InvalidInput(
+                    "a workflow does not wait for the answer to require_waiting", field="require_waiting"
+                )
+            return send_signal(program, self.run_id, name, payload, signal_id, step_id)
+        check_signal_name(name)
         request = SignalRequest(
             run_id=self.run_id,
             name=name,
             payload=codec.encode(payload),
             signal_id=signal_id,
+            step_id=step_id,
             require_waiting=require_waiting,
         )
-        [answer] = await self._store.deliver([request])
-        if isinstance(answer, port.Refused):
-            raise answer.error
-        assert answer.result is not None
-        return answer.result
+        return await self._sender.send(request, self._definition)
+
+    async def receipt(self, name: str, signal_id: str) -> Receipt:
+        """Return what has become of a signal: still there, consumed at an event, or left over when the run ended."""
+        return await receipt_of(self._store, self.run_id, name, signal_id)
+
+    async def mailbox(self) -> list[Unconsumed]:
+        """Return the signals that no wait has taken, oldest first, with their age."""
+        return await mailbox_of(self._store, self.run_id)
 
     async def cancel(self, reason: str = "", *, actor: str = "") -> None:
         """Ask the run to cancel itself; it may clean up first. Asking twice is harmless."""
@@ -161,7 +185,9 @@ class RunHandle(Generic[R]):
         finished = node.finishes.wait(self.run_id)
         try:
             if not node.holds(self.run_id):
-                head = await self._head()
+                head = await node.finishes.head(self.run_id)
+                if head is None:
+                    raise no_such_run(self.run_id)
                 if head.status in TERMINAL:
                     return Finish(head.version)
             return await finished
@@ -182,5 +208,20 @@ class RunHandle(Generic[R]):
         refuse_inside("a run's handle", "call a child, wait for a signal, or make it an activity")
         [run] = await self._store.load([self.run_id])
         if run is None:
-            raise NotFound(f"there is no run {self.run_id!r}", run_id=self.run_id)
+            raise no_such_run(self.run_id)
         return run.head
+
+
+def run_from_inside(run_id: str) -> RunHandle[Any]:
+    """Return the handle of a run for a workflow, which may signal it and do nothing else: nothing else is recorded."""
+    out_of_reach: Any = _OutOfReach()
+    return RunHandle(run_id, out_of_reach, None, None)
+
+
+class _OutOfReach:
+    """The store as a workflow sees it."""
+
+    def __getattr__(self, verb: str) -> Any:
+        raise NotDurable(
+            "inside a workflow a run can only be signalled; whatever else is asked of it is for activities"
+        )

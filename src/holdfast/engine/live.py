@@ -11,11 +11,12 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.commands import PauseRun
-from holdfast.core.decide import Input
+from holdfast.core.decide import Input, wait_for
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
 from holdfast.core.messages import CONTROL_SIGNAL, UPDATE_SIGNAL, Control, ControlName, Message, Signal, Update
@@ -184,11 +185,20 @@ class _Turn:
         else:
             inputs = sorted(inputs, key=_is_start, reverse=True) if len(inputs) > 1 else inputs
         for given in inputs:
+            if self._mailbox and isinstance(given, Message) and given.type == "TimerDue":
+                self._offer_signals(until=given.due_at)  # what came in time is not too late because nobody looked
             self._absorb(self._draft.handle(given))
             if self._mailbox:
                 self._offer_signals()
         if self._mailbox:
             self._offer_signals()
+
+    def _heard(self, signal: Signal) -> Signal:
+        """Let the handler of the wait that takes the signal, if it has one, make something of it."""
+        program = self._live.replay.program
+        step = wait_for(self._draft.state, signal) if program is not None and program.handlers else None
+        received = program.receive(step.step_id, signal.payload) if program is not None and step is not None else None
+        return signal if received is None else replace(signal, state_after=received.state_after, error=received.error)
 
     def _absorb(self, answer: Decision | Refusal) -> None:
         """Hand events to the program, enact what it asks for, and so on."""
@@ -208,11 +218,13 @@ class _Turn:
                     raise RunError(f"the program asks for what cannot be: {enacted.error.message}")
                 events += enacted.events
 
-    def _offer_signals(self) -> None:
-        """Give each waiting signal, in order, to whoever waits for it by now."""
+    def _offer_signals(self, until: Instant | None = None) -> None:
+        """Give each waiting signal, in order, to whoever waits for it by now; only those that came `until` then."""
         position = 0
         while position < len(self._mailbox) and self._draft.state.status is RUNNING:
-            answer = self._draft.handle(self._mailbox[position])
+            if until is not None and self._mailbox[position].accepted_at > until:
+                return
+            answer = self._draft.handle(self._heard(self._mailbox[position]))
             if isinstance(answer, Decision) and answer.events:
                 del self._mailbox[position]
                 self._absorb(answer)

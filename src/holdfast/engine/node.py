@@ -92,6 +92,8 @@ class Node:
         self._to_release: list[str] = []
         self._should_claim = True
         self._is_stopping = False
+        self._is_idle = False
+        self._claiming: asyncio.Task[None] | None = None
         self._something = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -206,7 +208,10 @@ class Node:
         if self._to_release:
             await self.store.release(self.name, self._to_release)
             self._to_release = []
-        if self._should_claim and not self._is_stopping:
+        if self._claiming is not None:
+            claiming, self._claiming = self._claiming, None
+            await claiming
+        elif self._should_claim and not self._is_stopping:
             await self._claim()
         seen = 0
         while seen < len(self._ready):  # what is about to come in shares the commit
@@ -214,6 +219,16 @@ class Node:
             await asyncio.sleep(0)
         ready, self._ready = self._ready, {}
         return [self._held[run_id] for run_id in ready if run_id in self._held]
+
+    def expect(self) -> None:
+        """Claim at once if there is nothing else to do: somebody here is about to make runs ready.
+
+        Called right before, so that the store is asked for both together. While turns are taken nothing is claimed
+        beside them: what was loaded before a commit would be out of date after it.
+        """
+        if self._is_idle and self._claiming is None and not self._is_stopping:
+            self._claiming = asyncio.create_task(self._claim(), name="claim")
+            self._something.set()
 
     async def _claim(self) -> None:
         self._should_claim = False  # before the call: somebody may ring while it is under way
@@ -240,9 +255,12 @@ class Node:
         timeout_s = None if due_at is None else max(0.0, (due_at - await self.store.now()) / 1_000_000)
         try:
             async with asyncio.timeout(timeout_s):
+                self._is_idle = True
                 await self._something.wait()
         except TimeoutError:
             self._should_claim = True
+        finally:
+            self._is_idle = False
         self._something.clear()
 
     def hold(self, loaded: LoadedRun) -> None:

@@ -47,6 +47,7 @@ class TurnDraft:
         "_now",
         "_queued",
         "_records",
+        "_sent",
         "dispatch",
         "received",
         "snapshot",
@@ -66,6 +67,7 @@ class TurnDraft:
         self._consumed: list[str] = []
         self.received: list[tuple[int, int]] = []
         self._records: list[ActivityRecord] = []
+        self._sent: tuple[SignalRequest, ...] = ()
 
     def handle(self, message: Input) -> Decision | Refusal:
         """Decide what the world tells the run, and note that it has been handled."""
@@ -122,7 +124,7 @@ class TurnDraft:
             seen_inbox_seq=head.inbox_seq,
             release=release,
             starts=tuple(self._children()) if knows_children else (),
-            sends=tuple(self._sends()) if knows_children or self.state.parent_run_id is not None else (),
+            sends=self._sent + (tuple(self._sends()) if knows_children or self.state.parent_run_id is not None else ()),
             jobs=tuple(self._jobs()) if self._queued else (),
             jobs_closed=self._jobs_closed(),
         )
@@ -201,6 +203,7 @@ class TurnDraft:
             fold_onto(self.state, answer.events)
             self._events += answer.events
             self._messages += answer.messages
+            self._sent += answer.sends
             for step_id in answer.dispatch:
                 step = self.state.open_steps.get(step_id)
                 (self._queued if step is not None and step.queue else self.dispatch).append(step_id)

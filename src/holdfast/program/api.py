@@ -7,19 +7,15 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, NoReturn, Self
 
-from holdfast.core import codec
 from holdfast.core import commands as c
-from holdfast.core.messages import RESERVED_PREFIX, check_step_name
 from holdfast.errors import InvalidInput
 from holdfast.ports import Random
 from holdfast.program.code import CodeProgram, current_program, require_program
 from holdfast.program.definitions import milliseconds
 from holdfast.program.endings import Rotate
 from holdfast.program.loop import Dropped
-
-T = TypeVar("T")
 
 
 async def sleep(duration: timedelta | float) -> None:
@@ -46,20 +42,6 @@ def uuid4() -> uuid.UUID:
 def random() -> Random:
     """Return a generator that is seeded by the run, and so draws the same on every replay."""
     return require_program("random").random
-
-
-async def wait_signal(name: str, kind: type[T], *, timeout: timedelta | float | None = None) -> T:
-    """Wait for a signal and return its payload. One that came before is taken at once; `TimeoutError` if none comes."""
-    program = require_program("wait_signal")
-    problem = check_step_name("signal name", name)
-    if problem is not None:
-        raise problem
-    if name.startswith(RESERVED_PREFIX):
-        raise InvalidInput(f"signal {name!r}: names that begin with {RESERVED_PREFIX!r} are the engine's own")
-    limit_ms = milliseconds(timeout)
-    until = None if limit_ms is None else program.now() + limit_ms * 1_000
-    payload = await program.step(c.WaitSignal(step_id=program.name_step(name), name=name, until=until))
-    return codec.decode(payload, kind)
 
 
 async def wait_until(condition: Callable[[], bool], *, timeout: timedelta | float | None = None) -> None:

@@ -40,31 +40,14 @@ from holdfast.program.definitions import (
 )
 from holdfast.program.endings import answer_of, ending_of
 from holdfast.program.failures import error_bytes
-from holdfast.program.loop import DeterministicLoop, NumberedFuture, Timer, running
+from holdfast.program.loop import DeterministicLoop, StepFuture, Timer, running, settle
+from holdfast.program.receiving import Handler, Received, recorded
 from holdfast.program.source import awaiting_line, calling_line, first_line, waiting_line
 from holdfast.program.watchdog import Watch
 
 Query = Callable[..., Any]
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
-
-
-class StepFuture(NumberedFuture[Any]):
-    """The outcome of a step, while it is waited for. A wait that is given up closes the step."""
-
-    __slots__ = ("_program", "_step_id")
-
-    def __init__(self, program: "CodeProgram", step_id: str) -> None:
-        super().__init__(loop=program.loop)
-        self._program = program
-        self._step_id = step_id
-
-    def cancel(self, msg: Any | None = None) -> bool:
-        """Give the step up."""
-        is_cancelled = super().cancel(msg)
-        if is_cancelled:
-            self._program.give_up_waiting(self._step_id)
-        return is_cancelled
 
 
 class CodeProgram:
@@ -79,7 +62,6 @@ class CodeProgram:
         "_cuts",
         "_input",
         "_is_done",
-        "_limits",
         "_main",
         "_patches",
         "_prefix",
@@ -91,8 +73,10 @@ class CodeProgram:
         "conditions",
         "definition",
         "depth",
+        "handlers",
         "is_replaying",
         "known_markers",
+        "limits",
         "loop",
         "open_sagas",
         "queries",
@@ -125,7 +109,8 @@ class CodeProgram:
         self.known_markers: frozenset[str] = frozenset()
         self.is_replaying = False
         self.open_sagas = 0
-        self._limits = limits
+        self.limits = limits
+        self.handlers: Mapping[str, Handler] = _NOTHING
         self._cuts = 0
         self._steps = 0
         self._bytes = 0
@@ -165,6 +150,14 @@ class CodeProgram:
             raise NotDurable(f"query {name!r} changed something; a query may only look")
         return answer
 
+    def receive(self, step_id: str, payload: Raw) -> Received | None:
+        """Let the handler of a wait make something of a signal; None if the wait has none."""
+        handler = self.handlers.get(step_id)
+        received = None if handler is None else handler.apply(payload, self.watch)
+        if self._commands or self.loop.is_stirred:
+            raise NotDurable(f"the handler of step {step_id!r} changed something; a handler may only compute")
+        return received
+
     def where(self, command: c.Command | None) -> str:
         """Say where in the source a step was asked for; of everything else, where the program is waiting."""
         step_id = getattr(command, "step_id", "")
@@ -180,7 +173,7 @@ class CodeProgram:
         self._waiting = {}
         self._timers = {}
         self.conditions = None
-        self.queries = self.updates = self._answering = _NOTHING
+        self.queries = self.updates = self.handlers = self._answering = _NOTHING
 
     # --- what the workflow asks, through `holdfast.program.api`
 
@@ -224,7 +217,7 @@ class CodeProgram:
         """Issue a command that opens a step, and return its outcome to wait for."""
         self.loop.check_open()
         step_id = command.step_id
-        future = self._waiting[step_id] = StepFuture(self, step_id)
+        future = self._waiting[step_id] = StepFuture(self.loop, self.give_up_waiting, step_id)
         self._commands[step_id] = command
         self._steps += 1
         return future
@@ -260,8 +253,12 @@ class CodeProgram:
             is_new = not self.is_replaying or step_id in self.known_markers
             self._patches = {**self._patches, patch_id: is_new}
             if self._patches[patch_id]:
-                self._commands[step_id] = c.RecordMarker(step_id=step_id, name="patched", value=codec.encode(patch_id))
+                self.note(c.RecordMarker(step_id=step_id, name="patched", value=codec.encode(patch_id)))
         return self._patches[patch_id]
+
+    def note(self, command: c.RecordMarker | c.SendSignal) -> None:
+        """Issue a command whose outcome is that it was recorded: nothing is waited for."""
+        self._commands[command.step_id] = command
 
     def is_cut_here(self) -> bool:
         """Say whether to begin again here: the history says so, or it has grown long and nothing would be lost."""
@@ -269,13 +266,13 @@ class CodeProgram:
         step_id = f"{self._prefix}cut:{self._cuts}"
         is_cut = step_id in self.known_markers if self.is_replaying else self._is_long() and not self._is_at_work()
         if is_cut:  # recorded, because the code may clean up, over many turns, before the rotation itself is
-            self._commands[step_id] = c.RecordMarker(step_id=step_id, name="cut")
+            self.note(c.RecordMarker(step_id=step_id, name="cut"))
         return is_cut
 
     def _is_long(self) -> bool:
-        if self._steps >= self._limits.rotation_steps:
+        if self._steps >= self.limits.rotation_steps:
             return True
-        return self._bytes + 2 * EVENT_BYTES * self._steps >= self._limits.rotation_bytes
+        return self._bytes + 2 * EVENT_BYTES * self._steps >= self.limits.rotation_bytes
 
     def _is_at_work(self) -> bool:
         """Say whether a rotation would lose anything. Whatever else is open, a step or an answer, has its own task."""
@@ -340,7 +337,7 @@ class CodeProgram:
             return False
         waiting = [(condition, future) for condition, future in self.conditions if not future.done()]
         with running(self.loop):
-            self.watch.run(lambda: _settle(waiting))
+            self.watch.run(lambda: settle(waiting))
         self.conditions = [(condition, future) for condition, future in waiting if not future.done()]
         return len(self.conditions) < len(waiting)
 
@@ -416,18 +413,6 @@ class CodeProgram:
         return await result if asyncio.iscoroutine(result) else result
 
 
-def _settle(waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]]) -> None:
-    for condition, future in waiting:
-        try:
-            holds = condition()
-        except Exception as problem:
-            if not future.done():
-                future.set_exception(problem)
-        else:
-            if holds and not future.done():  # a condition that does more than look may have cancelled it
-                future.set_result(None)
-
-
 def _completed(program: CodeProgram, event: Event) -> None:
     program._resolve(event, getattr(event.data, "result", NULL))
 
@@ -446,7 +431,8 @@ def _child_failed(program: CodeProgram, event: Event) -> None:
 
 def _signalled(program: CodeProgram, event: Event) -> None:
     assert isinstance(event.data, e.SignalReceived)
-    program._resolve(event, event.data.payload)
+    outcome = recorded(event, event.data, program.handlers.get(event.step_id or ""))
+    program._reject(event, outcome) if isinstance(outcome, Exception) else program._resolve(event, outcome)
 
 
 def _timed_out(program: CodeProgram, event: Event) -> None:

@@ -5,7 +5,7 @@ read by people, sent by other languages, and checked against annotations. A valu
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, get_type_hints
@@ -97,13 +97,26 @@ class Signature:
 class WorkflowDefinition:
     """A registered workflow."""
 
-    def __init__(self, function: Callable[..., Any], name: str, version: str) -> None:
+    def __init__(
+        self, function: Callable[..., Any], name: str, version: str, signals: Mapping[str, Any] | None = None
+    ) -> None:
         if not inspect.iscoroutinefunction(function):
             raise InvalidInput(f"a workflow is an async function, and {function.__qualname__} is not")
         self.function = function
         self.name = name
         self.version = version
         self.signature = Signature(function, f"workflow {name!r}")
+        self.signals = dict(signals or {})
+        self.signal_decoders = {name: _decoder(f"signal {name!r}", kind) for name, kind in self.signals.items()}
+
+
+def _decoder(what: str, kind: Any) -> msgspec.json.Decoder[Any]:
+    """Return what reads values of a type, unless it is a type that has no JSON Schema."""
+    try:
+        msgspec.json.schema(kind)
+        return msgspec.json.Decoder(kind)
+    except (TypeError, NameError) as problem:
+        raise InvalidInput(f"{what}: {kind!r} cannot be the type of a payload: {problem}") from problem
 
 
 class ActivityOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -90,6 +90,24 @@ class NumberedFuture(_Numbered, asyncio.Future[T]):
     __slots__ = ("number",)
 
 
+class StepFuture(NumberedFuture[Any]):
+    """The outcome of a step, while it is waited for. A wait that is given up closes the step."""
+
+    __slots__ = ("_give_up", "_step_id")
+
+    def __init__(self, loop: "DeterministicLoop", give_up: Callable[[str], None], step_id: str) -> None:
+        super().__init__(loop=loop)
+        self._give_up = give_up
+        self._step_id = step_id
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Give the step up."""
+        is_cancelled = super().cancel(msg)
+        if is_cancelled:
+            self._give_up(self._step_id)
+        return is_cancelled
+
+
 class NumberedTask(_Numbered, asyncio.Task[T]):
     """A task of the deterministic loop."""
 
@@ -374,3 +392,16 @@ def _refusing(name: str, instead: str) -> Callable[..., Any]:
 
 for _name, _text in _INSTEAD.items():
     setattr(DeterministicLoop, _name, _refusing(_name, _text))
+
+
+def settle(waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]]) -> None:
+    """Wake those whose condition holds by now; what a condition raises is raised where it is waited for."""
+    for condition, future in waiting:
+        try:
+            holds = condition()
+        except Exception as problem:
+            if not future.done():
+                future.set_exception(problem)
+        else:
+            if holds and not future.done():  # a condition that does more than look may have cancelled it
+                future.set_result(None)

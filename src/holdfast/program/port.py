@@ -1,11 +1,13 @@
 """What the engine asks of a program, whichever way it was written."""
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from msgspec import Raw
 
 from holdfast.core.commands import Command
 from holdfast.core.events import Event
+from holdfast.program.receiving import Received
 
 
 class Program(Protocol):
@@ -19,6 +21,13 @@ class Program(Protocol):
 
     def handle(self, event: Event) -> list[Command]:
         """Take an outcome, go as far as possible, and return what is asked for."""
+        ...
+
+    handlers: Mapping[str, Any]
+    """The waits whose signal is given to a handler, by their step."""
+
+    def receive(self, step_id: str, payload: Raw) -> Received | None:
+        """Let the handler of a wait make something of a signal; None if the wait has none."""
         ...
 
     def query(self, name: str, arguments: Raw) -> Raw:

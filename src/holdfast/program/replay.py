@@ -50,6 +50,7 @@ _COMMANDED: dict[type[e.Body], type] = {
     e.StepStarted: c.RunActivity,
     e.TimerStarted: c.StartTimer,
     e.SignalWaiting: c.WaitSignal,
+    e.SignalSent: c.SendSignal,
     e.TaskCreated: c.AskHuman,
     e.ChildStarted: c.StartChild,
     e.MarkerRecorded: c.RecordMarker,

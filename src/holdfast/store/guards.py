@@ -6,10 +6,12 @@ from hashlib import sha256
 from typing import Any
 
 from msgspec import UNSET, Struct
+from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core.instants import Instant
 from holdfast.core.messages import (
+    INTEGER_LIMIT,
     Message,
     SignalRequest,
     check_integer,
@@ -17,6 +19,7 @@ from holdfast.core.messages import (
     check_name,
     check_signal,
 )
+from holdfast.core.records import Wait
 from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.errors import (
     CallerError,
@@ -183,6 +186,50 @@ def _check_job(job: Any, run_id: str) -> InvalidInput | None:
     return problem
 
 
+def without_rate(limits: Limits) -> Limits:
+    """Return the limits for what runs send: how many in a minute does not matter."""
+    return replace(limits, signals_per_run_per_minute=INTEGER_LIMIT)
+
+
+def first_signals(new: NewRun, run_id: str) -> list[SignalRequest]:
+    """Return the signals that come with a request, addressed to the run that the request has led to."""
+    return [replace(request, run_id=run_id) for request in new.signals]
+
+
+def check_first_signals(new: NewRun, limits: Limits) -> CallerError | None:
+    """Return why a new run cannot take the signals that come with it, or None: then it takes every one of them."""
+    for request in first_signals(new, new.run_id):
+        problem = check_signal(request, limits)
+        if problem is not None or request.require_waiting:
+            return problem or not_waiting(request)
+    scopes = [(request.name, request.signal_id) for request in new.signals if request.signal_id is not None]
+    if len(set(scopes)) != len(scopes):
+        return InvalidInput("two signals that come with a run have the same id", field="signals")
+    if len(new.signals) > limits.signals_per_run_per_minute:
+        return InvalidInput(f"a run begins with at most {limits.signals_per_run_per_minute} signals", field="signals")
+    return None
+
+
+def finds_wait(waits: Sequence[Wait], ahead: Sequence[str | None], step_id: str | None) -> bool:
+    """Say whether a signal would be taken, after those ahead of it, of the same name, have taken their waits.
+
+    `ahead` and `step_id` say which wait a signal is addressed to; one without an address takes the oldest.
+    """
+    free = [wait.step_id for wait in sorted(waits, key=_opened)]
+    for address in (*ahead, step_id):
+        taken = address if address is not None else next(iter(free), None)
+        is_taken = taken in free
+        if taken is not None and is_taken:
+            free.remove(taken)
+    return is_taken
+
+
+def _opened(wait: Wait) -> tuple[Instant, int, str]:
+    """Return when a wait was opened: its token ends with the number of the event that did."""
+    number = wait.token.rpartition("@")[2]
+    return wait.since, int(number) if number.isdecimal() else 0, wait.step_id
+
+
 def check_new_run(new: Any) -> CallerError | None:
     """Return why the run cannot be created whatever is in the store, or None."""
     if not isinstance(new, NewRun):
@@ -219,6 +266,9 @@ def check_new_run(new: Any) -> CallerError | None:
     open_steps = [task.step_id for task in new.tasks if task.status == "OPEN"]
     if len(set(open_steps)) != len(open_steps):
         return InvalidInput("a step has at most one open task", field="tasks")
+    signals: Any = new.signals
+    if not isinstance(signals, tuple) or not all(isinstance(request, SignalRequest) for request in signals):
+        return InvalidInput("the signals that come with a run are a tuple of SignalRequests", field="signals")
     if new.snapshot.status in TERMINAL:
         return InvalidInput("a run cannot begin finished", field="snapshot")
     return None

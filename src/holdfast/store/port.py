@@ -76,7 +76,8 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     `received` names the signals that the turn consumed, as (inbox_seq, index of the event among `events`).
     `seen_inbox_seq` is the highest inbox number that the turn had before it: a later one makes the run ready again.
     `starts` and `sends` go to other runs: they become durable with the commit and arrive by themselves, as if by
-    `create` and `deliver`, each at most once by its id; what is refused there is dropped.
+    `create` and `deliver`, each at most once by its id; what is refused there is dropped. How many signals a run takes
+    in a minute does not matter for them: they were recorded, and nobody is there to be told to try again.
     `jobs` go into queues, after `jobs_closed` names the steps whose jobs, and what was said of their progress, go.
     """
 
@@ -145,6 +146,7 @@ class NewRun(Struct, frozen=True, kw_only=True, gc=False):
     """A run to be created: who asked for it, its first events, and what goes with them.
 
     `request_key` recognises a retry of the same request (QUE-1); `input_sha256` tells a retry from a misuse.
+    `signals` are for the run, whatever run they name: they are in its mailbox when it is there, or nothing is.
     """
 
     run_id: str
@@ -164,6 +166,7 @@ class NewRun(Struct, frozen=True, kw_only=True, gc=False):
     parent_run_id: str | None = None
     reference_key: str | None = None
     tags: tuple[str, ...] = ()
+    signals: tuple[SignalRequest, ...] = ()
 
 
 class RunQuery(Struct, frozen=True, kw_only=True):
@@ -236,12 +239,14 @@ class Created(Struct, frozen=True, gc=False):
 
     run_id: str
     epoch: int = 0
+    signals: "tuple[Delivered, ...]" = ()
 
 
 class Existing(Struct, frozen=True, gc=False):
-    """The same request was made before; this is its run."""
+    """The same request was made before; this is its run. Signals that came with the request were delivered to it."""
 
     run_id: str
+    signals: "tuple[Delivered, ...]" = ()
 
 
 class Refused(Struct, frozen=True):
@@ -260,6 +265,10 @@ class Duplicate(Struct, frozen=True, gc=False):
     """The same id was accepted before; for a signal, `result` is what its first sender was told."""
 
     result: AcceptedSignalResult | None = None
+
+
+Delivered = Accepted | Duplicate | Refused
+"""How one signal or message was answered."""
 
 
 class Committed(Struct, frozen=True, gc=False):
@@ -379,6 +388,9 @@ class Store(Protocol):
 
         With `claim_for` the runs belong to that node as they are written, at epoch 1; its lease must be current,
         or `LeaseExpired` is raised and nothing is created.
+
+        A run and its first signals are one atomic step, and answered together. If one of the signals could never be
+        accepted, the run is `Refused`; if the run is there already, they are delivered to it as by `deliver`.
         """
         ...
 

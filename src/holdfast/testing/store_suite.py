@@ -21,6 +21,7 @@ from holdfast.testing.store_suite_commit import CommitSuite
 from holdfast.testing.store_suite_create import CreateSuite
 from holdfast.testing.store_suite_delivery import DeliverySuite
 from holdfast.testing.store_suite_find import FindSuite
+from holdfast.testing.store_suite_first_signals import FirstSignalSuite
 from holdfast.testing.store_suite_lifecycle import LifecycleSuite
 from holdfast.testing.store_suite_purge import PurgeSuite
 from holdfast.testing.store_suite_queues import QueueSuite
@@ -31,6 +32,7 @@ from holdfast.testing.store_suite_turns import TurnSuite
 class StoreSuite(
     CreateSuite,
     SignalSuite,
+    FirstSignalSuite,
     DeliverySuite,
     CommitSuite,
     TurnSuite,

@@ -144,6 +144,30 @@ class DeliverySuite(SuiteBase):
             await accept(store, replace(to_third, step_id=step_id))
             await check_deliver_refused(store, replace(to_third, step_id=step_id), NotWaiting)
 
+    @pytest.mark.contract("SIG-3", "SIG-9")
+    async def test_signals_ahead_take_the_waits_that_they_will_take(self, store: Store, node: SampleNode) -> None:
+        """Those without an address take the oldest wait; those that come too late for theirs take none."""
+        await node.start("run-1", wait("go", "z-first"), wait("go", "a-second"))
+        pushy = signal("run-1", "go", require_waiting=True)
+        await accept(store, signal("run-1", "go"))
+        await check_deliver_refused(store, replace(pushy, step_id="z-first"), NotWaiting)
+        await accept(store, signal("run-1", "go", step_id="z-first"))
+        await accept(store, signal("run-1", "go", step_id="nowhere"))
+        await accept(store, replace(pushy, step_id="a-second"))
+        await check_deliver_refused(store, pushy, NotWaiting)
+
+    @pytest.mark.contract("SIG-3", "SIG-9")
+    async def test_a_wait_that_only_an_addressed_signal_takes_is_no_longer_there(
+        self, store: Store, node: SampleNode
+    ) -> None:
+        """Of two waits, one is taken by its address; one signal without an address still finds the other."""
+        await node.start("run-1", wait("go", "first"), wait("go", "second"))
+        await accept(store, signal("run-1", "go", step_id="first"))
+        pushy = signal("run-1", "go", require_waiting=True)
+        await accept(store, pushy)
+        await check_deliver_refused(store, pushy, NotWaiting)
+        await check_deliver_refused(store, replace(pushy, step_id="second"), NotWaiting)
+
     # --- rate
 
     @pytest.mark.contract("SIG-11")

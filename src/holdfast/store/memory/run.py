@@ -118,11 +118,8 @@ class Run:
             return guards.run_terminal(self.head.run_id, self.head.status)
         if request.require_waiting:
             waits = [wait for wait in self.waits.values() if wait.name == request.name]
-            ahead = [s for s in self.signals if s.consumed_seq is None and s.name == request.name]
-            if request.step_id is not None:
-                waits = [wait for wait in waits if wait.step_id == request.step_id]
-                ahead = [s for s in ahead if s.step_id == request.step_id]
-            if len(waits) <= len(ahead):
+            ahead = [s.step_id for s in self.signals if s.consumed_seq is None and s.name == request.name]
+            if not guards.finds_wait(waits, ahead, request.step_id):
                 return guards.not_waiting(request)
         most = limits.signals_per_run_per_minute
         received_at = self.received[-most] if len(self.received) >= most else None

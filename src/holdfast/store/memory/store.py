@@ -69,6 +69,10 @@ class MemoryStore:
     ) -> list[port.Created | port.Existing | port.Refused]:
         now = self._now()
         guards.check_batch(runs, self._limits)
+        if any(
+            getattr(signal, "signal_id", None) is not None for new in runs for signal in getattr(new, "signals", ())
+        ):
+            guards.require_conditional_batch(self, "idempotent signal delivery")
         if claim_for is not None:
             self._check_node(claim_for, now)
         answers = [self._create(new, claim_for, now) for new in runs]
@@ -82,13 +86,19 @@ class MemoryStore:
         existing_id = self._requests.get(new.request_key)
         if existing_id is not None:
             if self._runs[existing_id].input_sha256 == new.input_sha256:
-                return port.Existing(existing_id)
+                return port.Existing(existing_id, self._deliver_first(new, existing_id, now))
             return port.Refused(guards.request_conflict(existing_id))
         if new.run_id in self._runs:
             return port.Refused(guards.run_id_taken(new.run_id))
+        problem = guards.check_first_signals(new, self._limits)
+        if problem is not None:
+            return port.Refused(problem)
         run = self._runs[new.run_id] = Run(new, owner, now)
         self._requests[new.request_key] = new.run_id
-        return port.Created(new.run_id, run.head.lease_epoch)
+        return port.Created(new.run_id, run.head.lease_epoch, self._deliver_first(new, new.run_id, now))
+
+    def _deliver_first(self, new: port.NewRun, run_id: str, now: Instant) -> tuple[port.Delivered, ...]:
+        return tuple(self._deliver(request, self._limits, now) for request in guards.first_signals(new, run_id))
 
     async def deliver(
         self, items: Sequence[SignalRequest | Message]
@@ -97,12 +107,12 @@ class MemoryStore:
         guards.check_batch(items, self._limits)
         if any(isinstance(item, SignalRequest) and item.signal_id is not None for item in items):
             guards.require_conditional_batch(self, "idempotent signal delivery")
-        answers = [self._deliver(item, now) for item in items]
+        answers = [self._deliver(item, self._limits, now) for item in items]
         self.wakeups.ring()
         return answers
 
-    def _deliver(self, item: SignalRequest | Message, now: Instant) -> port.Accepted | port.Duplicate | port.Refused:
-        problem = guards.check_item(item, self._limits)
+    def _deliver(self, item: SignalRequest | Message, limits: Limits, now: Instant) -> port.Delivered:
+        problem = guards.check_item(item, limits)
         if problem is not None:
             return port.Refused(problem)
         run = self._runs.get(item.run_id)
@@ -110,7 +120,7 @@ class MemoryStore:
             return port.Refused(guards.no_such_run(item.run_id))
         if isinstance(item, Message):
             return run.deliver_message(item, now)
-        return run.deliver_signal(item, self._limits, now)
+        return run.deliver_signal(item, limits, now)
 
     async def commit(self, turns: Sequence[port.Turn]) -> list[port.Committed | port.CommitConflict]:
         now = self._now()
@@ -130,7 +140,7 @@ class MemoryStore:
             for new in turn.starts:
                 self._create(new, None, now)
             for item in turn.sends:
-                self._deliver(item, now)
+                self._deliver(item, guards.without_rate(self._limits), now)
         return answer
 
     async def purge(self, policy: port.PurgePolicy) -> port.PurgeReport:

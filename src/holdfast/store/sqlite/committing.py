@@ -87,9 +87,9 @@ def _tell_others(db: sqlite3.Connection, turns: list[port.Turn], limits: Limits,
     starts = [new for turn in turns for new in turn.starts]
     sends = [item for turn in turns for item in turn.sends]
     if starts:
-        create(db, starts, None, now)
+        create(db, starts, None, limits, now)
     if sends:
-        deliver(db, sends, limits, now)
+        deliver(db, sends, guards.without_rate(limits), now)
 
 
 def _heads(db: sqlite3.Connection, turns: Sequence[port.Turn]) -> dict[str, _Head]:
@@ -241,18 +241,26 @@ def _write(db: sqlite3.Connection, winners: list[tuple[_Head, port.Turn]], now: 
 
 def _write_others(db: sqlite3.Connection, turns: list[tuple[int, port.Turn]]) -> None:
     """Write what only some turns have: signals consumed, waits, tasks and records."""
+    received = [
+        (turn.expected_version + 1 + index, run_no, inbox_seq)
+        for run_no, turn in turns
+        for inbox_seq, index in turn.received
+    ]
+    closed = [(run_no, step_id) for run_no, turn in turns for step_id in turn.waits_closed]
+    opened = [rows.wait_row(run_no, wait) for run_no, turn in turns for wait in turn.waits_opened]
+    if received:
+        db.executemany(
+            "UPDATE signals SET consumed_seq = ? WHERE run_no = ? AND inbox_seq = ? AND consumed_seq IS NULL", received
+        )
+    if closed:
+        db.executemany("DELETE FROM waits WHERE run_no = ? AND step_id = ?", closed)
+    if opened:
+        db.executemany(rows.INSERT_WAIT, opened)
     for run_no, turn in turns:
-        db.executemany(
-            "UPDATE signals SET consumed_seq = ? WHERE run_no = ? AND inbox_seq = ? AND consumed_seq IS NULL",
-            [(turn.expected_version + 1 + index, run_no, inbox_seq) for inbox_seq, index in turn.received],
-        )
-        db.executemany(
-            "DELETE FROM waits WHERE run_no = ? AND step_id = ?", [(run_no, step_id) for step_id in turn.waits_closed]
-        )
-        db.executemany(rows.INSERT_WAIT, [rows.wait_row(run_no, wait) for wait in turn.waits_opened])
-        closed_first = sorted(turn.tasks, key=lambda task: task.status == "OPEN")
-        db.executemany(rows.INSERT_TASK, [rows.task_row(run_no, task) for task in closed_first])
-        db.executemany(rows.INSERT_RECORD, [rows.record_row(run_no, record) for record in turn.records])
+        if turn.tasks or turn.records:
+            closed_first = sorted(turn.tasks, key=lambda task: task.status == "OPEN")
+            db.executemany(rows.INSERT_TASK, [rows.task_row(run_no, task) for task in closed_first])
+            db.executemany(rows.INSERT_RECORD, [rows.record_row(run_no, record) for record in turn.records])
 
 
 def _owner_after(head: _Head, turn: port.Turn) -> str | None:

@@ -4,9 +4,13 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from holdfast.core.instants import Instant
+from holdfast.limits import Limits
 from holdfast.store import guards, port
 from holdfast.store.sqlite import rows
+from holdfast.store.sqlite.delivering import deliver
 
 _INSERT_RUN = """
 INSERT INTO runs (run_no, run_id, tenant, project, environment, plan_id, plan_version, run_request_id, request_key,
@@ -18,7 +22,9 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 Answer = port.Created | port.Existing | port.Refused
 
 
-def create(db: sqlite3.Connection, new_runs: Sequence[port.NewRun], owner: str | None, now: Instant) -> list[Answer]:
+def create(
+    db: sqlite3.Connection, new_runs: Sequence[port.NewRun], owner: str | None, limits: Limits, now: Instant
+) -> list[Answer]:
     """Create runs, for `owner` if there is one."""
     problems = [guards.check_new_run(new) for new in new_runs]
     requests, run_ids = _known(db, [new for new, problem in zip(new_runs, problems, strict=True) if problem is None])
@@ -27,6 +33,9 @@ def create(db: sqlite3.Connection, new_runs: Sequence[port.NewRun], owner: str |
     created: list[tuple[int, port.NewRun]] = []
     for new, problem in zip(new_runs, problems, strict=True):
         answer: Answer | None = port.Refused(problem) if problem else _existing_or_conflict(new, requests, run_ids)
+        unfit = guards.check_first_signals(new, limits) if answer is None and new.signals else None
+        if unfit is not None:
+            answer = port.Refused(unfit)
         if answer is None:
             run_no += 1
             created.append((run_no, new))
@@ -35,7 +44,17 @@ def create(db: sqlite3.Connection, new_runs: Sequence[port.NewRun], owner: str |
             answer = port.Created(new.run_id, 1 if owner else 0)
         answers.append(answer)
     _insert(db, created, owner, now)
+    if any(getattr(new, "signals", ()) for new in new_runs):
+        return [_with_signals(db, new, answer, limits, now) for new, answer in zip(new_runs, answers, strict=True)]
     return answers
+
+
+def _with_signals(db: sqlite3.Connection, new: port.NewRun, answer: Answer, limits: Limits, now: Instant) -> Answer:
+    """Put the signals that came with a request into the mailbox of its run, in the same transaction."""
+    if isinstance(answer, port.Refused) or not new.signals:
+        return answer
+    delivered = deliver(db, guards.first_signals(new, answer.run_id), limits, now)
+    return replace(answer, signals=tuple(delivered))
 
 
 def _known(db: sqlite3.Connection, new_runs: Sequence[port.NewRun]) -> tuple[dict[str, tuple[str, str]], set[str]]:

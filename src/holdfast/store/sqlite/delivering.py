@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Sequence
+from typing import Any
 
 from holdfast.core import codec
 from holdfast.core.idempotency import inbox_uuid, signal_storage_key, signal_suffix
@@ -13,6 +14,7 @@ from holdfast.core.messages import (
     Message,
     SignalRequest,
 )
+from holdfast.core.records import Wait
 from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.errors import CallerError
 from holdfast.limits import Limits
@@ -21,9 +23,22 @@ from holdfast.store.sqlite import rows
 
 Answer = port.Accepted | port.Duplicate | port.Refused
 
+_INSERT_SIGNAL = (
+    "INSERT INTO signals (run_no, inbox_seq, name, signal_id, step_id, accepted_at, received_at, payload) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+)
+# The record of an acceptance, and a row without one for each signal of that id: if there is no other, it is missing.
+_KNOWN_SIGNAL = """
+SELECT record FROM acceptance_records WHERE run_no = ? AND name = ? AND signal_id = ?
+UNION ALL
+SELECT NULL FROM signals WHERE run_no = ? AND name = ? AND signal_id = ? AND accepted_at > ?
+"""
+
 
 class _Inbox:
     """A run while things are delivered to it."""
+
+    __slots__ = ("inbox_seq", "last_accepted_at", "ready_at", "run_no", "status")
 
     def __init__(self, row: tuple[int, str, int, int, int | None]) -> None:
         self.run_no, status, self.inbox_seq, self.last_accepted_at, self.ready_at = row
@@ -40,6 +55,7 @@ def deliver(
     problems = [guards.check_item(item, limits) for item in items]
     inboxes = _inboxes(db, {item.run_id for item, problem in zip(items, problems, strict=True) if problem is None})
     answers: list[Answer] = []
+    pending = _Pending(db)
     for item, problem in zip(items, problems, strict=True):
         inbox = inboxes.get(item.run_id) if problem is None else None
         if problem is not None:
@@ -49,7 +65,8 @@ def deliver(
         elif isinstance(item, Message):
             answers.append(_deliver_message(db, inbox, item, now))
         else:
-            answers.append(_deliver_signal(db, inbox, item, limits, now))
+            answers.append(_deliver_signal(pending, inbox, item, limits, now))
+    pending.write()
     db.executemany(
         "UPDATE runs SET inbox_seq = ?, last_accepted_at = ?, ready_at = ? WHERE run_no = ?",
         [(box.inbox_seq, box.last_accepted_at, box.ready_at, box.run_no) for box in inboxes.values()],
@@ -80,16 +97,41 @@ def _deliver_message(db: sqlite3.Connection, inbox: _Inbox, message: Message, no
     return port.Accepted()
 
 
-def _deliver_signal(
-    db: sqlite3.Connection, inbox: _Inbox, request: SignalRequest, limits: Limits, now: Instant
-) -> Answer:
-    known = _known_signal(db, inbox, request, limits, now)
+class _Pending:
+    """Signals that are accepted and not yet written, so that many are written by one statement."""
+
+    __slots__ = ("_records", "_signals", "db", "scopes")
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self.db = db
+        self.scopes: set[tuple[int, str, str]] = set()
+        self._signals: list[tuple[Any, ...]] = []
+        self._records: list[tuple[Any, ...]] = []
+
+    def add(self, scope: tuple[int, str, str], signal: tuple[Any, ...], record: tuple[Any, ...]) -> None:
+        self.scopes.add(scope)
+        self._signals.append(signal)
+        self._records.append(record)
+
+    def write(self) -> None:
+        """Write what is pending; whoever has to look at it asks for that first."""
+        if self._signals:
+            self.db.executemany(_INSERT_SIGNAL, self._signals)
+            self.db.executemany("INSERT OR REPLACE INTO acceptance_records VALUES (?, ?, ?, ?, ?)", self._records)
+            self.scopes, self._signals, self._records = set(), [], []
+
+
+def _deliver_signal(pending: _Pending, inbox: _Inbox, request: SignalRequest, limits: Limits, now: Instant) -> Answer:
+    scope = (inbox.run_no, request.name, request.signal_id)
+    if scope in pending.scopes or request.require_waiting or inbox.inbox_seq >= limits.signals_per_run_per_minute:
+        pending.write()
+    known = _known_signal(pending.db, inbox, request, limits, now)
     if known is not None:
         return known
-    problem = _signal_problem(db, inbox, request, limits, now)
+    problem = _signal_problem(pending.db, inbox, request, limits, now)
     if problem is not None:
         return port.Refused(problem)
-    return port.Accepted(_accept(db, inbox, request, limits, now))
+    return port.Accepted(_accept(pending, inbox, request, limits, now))
 
 
 def _known_signal(
@@ -98,21 +140,18 @@ def _known_signal(
     if request.signal_id is None:
         return None
     scope = (inbox.run_no, request.name, request.signal_id)
-    found = db.execute(
-        "SELECT record FROM acceptance_records WHERE run_no = ? AND name = ? AND signal_id = ?", scope
-    ).fetchone()
-    if found:
-        record = rows.acceptance_of(found[0])
+    found = db.execute(_KNOWN_SIGNAL, (*scope, *scope, now - limits.acceptance_retention_ms * 1_000)).fetchall()
+    if not found:
+        return None
+    texts = [text for (text,) in found if text is not None]
+    if texts:
+        record = rows.acceptance_of(texts[0])
         if record.expires_at <= now:
             return None
         if record.payload_sha256 == codec.value_digest(request.payload):
             return port.Duplicate(record.response)
         return port.Refused(guards.payload_conflict(request))
-    orphan = db.execute(
-        "SELECT 1 FROM signals WHERE run_no = ? AND name = ? AND signal_id = ? AND accepted_at > ?",
-        (*scope, now - limits.acceptance_retention_ms * 1_000),
-    ).fetchone()
-    return port.Refused(guards.indeterminate(request, now)) if orphan else None
+    return port.Refused(guards.indeterminate(request, now))
 
 
 def _signal_problem(
@@ -134,19 +173,22 @@ def _signal_problem(
 
 
 def _is_awaited(db: sqlite3.Connection, run_no: int, request: SignalRequest) -> bool:
-    """Say whether there are more open waits that the signal fits than signals ahead of it."""
-    address = "" if request.step_id is None else "AND step_id = :step_id"
-    (is_awaited,) = db.execute(
-        f"SELECT (SELECT count(*) FROM waits WHERE run_no = :run_no AND name = :name {address}) > "
-        f"(SELECT count(*) FROM signals INDEXED BY signals_unconsumed "
-        f"WHERE run_no = :run_no AND consumed_seq IS NULL AND name = :name {address})",
-        {"run_no": run_no, "name": request.name, "step_id": request.step_id},
-    ).fetchone()
-    return bool(is_awaited)
+    """Say whether a wait is left for the signal by those ahead of it."""
+    waits = db.execute("SELECT step_id, token, since FROM waits WHERE run_no = ? AND name = ?", (run_no, request.name))
+    ahead = db.execute(
+        "SELECT step_id FROM signals INDEXED BY signals_unconsumed "
+        "WHERE run_no = ? AND consumed_seq IS NULL AND name = ? ORDER BY inbox_seq",
+        (run_no, request.name),
+    )
+    open_waits = [
+        Wait(run_id=request.run_id, step_id=step_id, name=request.name, token=token, since=since)
+        for step_id, token, since in waits
+    ]
+    return guards.finds_wait(open_waits, [step_id for (step_id,) in ahead], request.step_id)
 
 
 def _accept(
-    db: sqlite3.Connection, inbox: _Inbox, request: SignalRequest, limits: Limits, now: Instant
+    pending: _Pending, inbox: _Inbox, request: SignalRequest, limits: Limits, now: Instant
 ) -> AcceptedSignalResult:
     inbox.inbox_seq += 1
     inbox.last_accepted_at = accepted_at = max(now, inbox.last_accepted_at + 1)
@@ -170,9 +212,8 @@ def _accept(
         accepted_at=accepted_at,
         expires_at=accepted_at + limits.acceptance_retention_ms * 1_000,
     )
-    db.execute(
-        "INSERT INTO signals (run_no, inbox_seq, name, signal_id, step_id, accepted_at, received_at, payload) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+    pending.add(
+        (inbox.run_no, request.name, signal_id),
         (
             inbox.run_no,
             inbox.inbox_seq,
@@ -183,9 +224,6 @@ def _accept(
             now,
             bytes(request.payload).decode(),
         ),
-    )
-    db.execute(
-        "INSERT OR REPLACE INTO acceptance_records VALUES (?, ?, ?, ?, ?)",
         (inbox.run_no, request.name, signal_id, record.expires_at, rows.encode(record)),
     )
     return result

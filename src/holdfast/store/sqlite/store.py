@@ -84,7 +84,7 @@ class SqliteStore:
         def work(db: sqlite3.Connection, now: Instant) -> list[port.Created | port.Existing | port.Refused]:
             if claim_for is not None:
                 owning.check_node(db, claim_for, now)
-            return creating.create(db, runs, claim_for, now)
+            return creating.create(db, runs, claim_for, self._limits, now)
 
         return await self._write(work, rings=True)
 

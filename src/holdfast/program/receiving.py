@@ -1,0 +1,68 @@
+"""Signals on their way into a program: what the handler of a wait makes of one, once, and what replay reads of it."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, get_type_hints
+
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from holdfast.core import codec
+from holdfast.core import events as e
+from holdfast.core.events import ErrorInfo, Event
+from holdfast.errors import InvalidInput, NondeterminismError, RunError, SignalHandlerFailed
+from holdfast.program.failures import error_info
+from holdfast.program.watchdog import Watch
+
+
+class Handler(Struct, frozen=True):
+    """A plain function that makes something of the payload of a signal, which is read as `kind`."""
+
+    function: Callable[[Any], Any]
+    kind: Any
+
+    @property
+    def result_type(self) -> Any:
+        """The type that the function says it returns."""
+        try:
+            return get_type_hints(self.function).get("return", Any)
+        except (NameError, TypeError):  # an annotation that cannot be resolved, or something without annotations
+            return Any
+
+    def apply(self, payload: Raw, watch: Watch) -> "Received":
+        """Call the function, and return what is to be recorded of it."""
+        try:
+            given = codec.decode(payload, self.kind)
+            return Received(watch.run(lambda: codec.encode(self.function(given))))
+        except RunError:  # it blocks its node, or does what cannot be replayed: the run is held, nothing is consumed
+            raise
+        except (Exception, asyncio.CancelledError) as problem:
+            return Received(error=error_info(problem))
+
+
+class Received(Struct, frozen=True):
+    """What a handler has made of a signal."""
+
+    state_after: Raw | UnsetType = UNSET
+    error: ErrorInfo | None = None
+
+
+def recorded(event: Event, body: e.SignalReceived, handler: Handler | None) -> Raw | Exception:
+    """Return what the wait is to return or to raise, as the history has it; the handler is not called."""
+    has_effect = body.state_after is not UNSET or body.error is not None
+    if has_effect is (handler is None):
+        was, found = ("with", "without") if has_effect else ("without", "with")
+        raise NondeterminismError(
+            f"event {event.run_seq}: signal {body.name!r} was received {was} a handler; the code waits {found} one",
+            run_seq=event.run_seq,
+            expected=f"SignalReceived {was} a handler",
+            found=f"WaitSignal {found} a handler",
+        )
+    if body.error is not None:
+        return _error(event, body.error)
+    return body.payload if body.state_after is UNSET else body.state_after
+
+
+def _error(event: Event, error: ErrorInfo) -> Exception:
+    if error.code == InvalidInput.code:
+        return InvalidInput(error.message)
+    return SignalHandlerFailed(f"the handler of {event.step_id}: {error.code}: {error.message}", error)

@@ -1,0 +1,205 @@
+"""Signals as a workflow sees them: waiting for one or for many, and sending them to other runs."""
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import timedelta
+from typing import Any, Generic, Self, TypeVar, overload
+
+from msgspec import Raw
+
+from holdfast.core import codec
+from holdfast.core import commands as c
+from holdfast.core.idempotency import sent_signal_id
+from holdfast.core.instants import Instant
+from holdfast.core.messages import RESERVED_PREFIX, AcceptedSignalResult, SignalRequest, check_signal, check_step_name
+from holdfast.errors import CallerError, InvalidInput
+from holdfast.program.code import CodeProgram, require_program
+from holdfast.program.definitions import milliseconds
+from holdfast.program.receiving import Handler
+
+T = TypeVar("T")
+
+
+@overload
+async def wait_signal(name: str, kind: type[T], *, timeout: timedelta | float | None = None) -> T: ...
+@overload
+async def wait_signal(
+    name: str,
+    kind: Any = None,
+    *,
+    timeout: timedelta | float | None = None,
+    on_timeout: Callable[[], Any] | None = None,
+    condition: Callable[[], bool] | None = None,
+    handler: Callable[[Any], Any] | None = None,
+) -> Any: ...
+
+
+async def wait_signal(
+    name: str,
+    kind: Any = None,
+    *,
+    timeout: timedelta | float | None = None,
+    on_timeout: Callable[[], Any | Awaitable[Any]] | None = None,
+    condition: Callable[[], bool] | None = None,
+    handler: Callable[[Any], Any] | None = None,
+) -> Any:
+    """Wait for a signal and return its payload. One that came before is taken at once; `TimeoutError` if none comes.
+
+    `on_timeout` is called, and its result returned, instead of raising. `condition` is looked at once, on entry: if it
+    does not hold, nothing is waited for and None is returned. `handler` makes something of the payload, exactly once:
+    what it returns is recorded and returned, and what it raises is raised as `SignalHandlerFailed`.
+    """
+    program = require_program("wait_signal")
+    check_signal_name(name)
+    kind = _kind(program, name, kind)
+    _check_plain("condition", condition)
+    _check_plain("handler", handler)
+    if on_timeout is not None and timeout is None:
+        raise InvalidInput("wait_signal: on_timeout is of no use without a timeout", field="on_timeout")
+    until = _until(program, timeout)
+    step_id = program.name_step(name)
+    if condition is not None and not _is_taken(program, step_id, condition):
+        return None
+    try:
+        return await _wait(program, step_id, name, kind, until, handler)
+    except TimeoutError:
+        if on_timeout is None:
+            raise
+    late = on_timeout()
+    return await late if inspect.isawaitable(late) else late
+
+
+@overload
+def signals(name: str, kind: type[T], *, timeout: timedelta | float | None = None) -> "Signals[T]": ...
+@overload
+def signals(name: str, kind: Any = None, *, timeout: timedelta | float | None = None) -> "Signals[Any]": ...
+
+
+def signals(name: str, kind: Any = None, *, timeout: timedelta | float | None = None) -> "Signals[Any]":
+    """Iterate over the signals of a name, in the order of their acceptance: `async for vote in signals("vote", Vote)`.
+
+    It ends `timeout` after it was made, once every signal that came in time was handed out; without one it never ends.
+    """
+    program = require_program("signals")
+    check_signal_name(name)
+    return Signals(program, name, _kind(program, name, kind), _until(program, timeout))
+
+
+class Signals(AsyncIterator[T], Generic[T]):
+    """Signals of one name, one after the other. Between two of them nothing is waited for, and nothing is lost."""
+
+    def __init__(self, program: CodeProgram, name: str, kind: Any, until: Instant | None) -> None:
+        self._program = program
+        self._name = name
+        self._kind = kind
+        self._until = until
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        step_id = self._program.name_step(self._name)
+        try:
+            value: T = await _wait(self._program, step_id, self._name, self._kind, self._until, None)
+        except TimeoutError:
+            raise StopAsyncIteration from None
+        return value
+
+
+def send_signal(
+    program: CodeProgram, run_id: str, name: str, payload: Any, signal_id: str | None, addressed_to: str | None
+) -> AcceptedSignalResult:
+    """Send a signal from inside a workflow: it is recorded with the turn, and arrives once, by itself.
+
+    The answer has `accepted` False: it is on its way, and nobody knows yet whether the run takes it.
+    """
+    check_signal_name(name)
+    step_id = program.name_step(f"send:{name}")
+    signal_id = sent_signal_id(program.run_id, step_id, program.definition.version) if signal_id is None else signal_id
+    request = SignalRequest(
+        run_id=run_id, name=name, payload=codec.encode(payload), signal_id=signal_id, step_id=addressed_to
+    )
+    problem: CallerError | None = check_signal(request, program.limits)
+    if problem is not None:
+        raise problem
+    program.loop.check_open()
+    program.note(
+        c.SendSignal(
+            step_id=step_id,
+            run_id=run_id,
+            name=name,
+            payload=request.payload,
+            signal_id=signal_id,
+            addressed_to=addressed_to,
+        )
+    )
+    return AcceptedSignalResult(
+        workflow_id=run_id,
+        signal_name=name,
+        signal_id=signal_id,
+        accepted_at=program.now(),
+        signal_storage_key="",
+        accepted=False,
+    )
+
+
+def check_signal_name(name: Any) -> None:
+    """Refuse what cannot be the name of a signal that people send and wait for."""
+    problem = check_step_name("signal name", name)
+    if problem is not None:
+        raise problem
+    if name.startswith(RESERVED_PREFIX):
+        raise InvalidInput(
+            f"signal {name!r}: names that begin with {RESERVED_PREFIX!r} are the engine's own", field="signal_name"
+        )
+
+
+async def _wait(
+    program: CodeProgram,
+    step_id: str,
+    name: str,
+    kind: Any,
+    until: Instant | None,
+    function: Callable[[Any], Any] | None,
+) -> Any:
+    command = c.WaitSignal(step_id=step_id, name=name, until=until)
+    if function is None:
+        return codec.decode(await program.step(command), kind)
+    handler = Handler(function, kind)
+    program.handlers = {**program.handlers, step_id: handler}
+    try:
+        raw: Raw = await program.step(command)
+    finally:
+        program.handlers = {other: known for other, known in program.handlers.items() if other != step_id}
+    return codec.decode(raw, handler.result_type)
+
+
+def _until(program: CodeProgram, timeout: timedelta | float | None) -> Instant | None:
+    limit_ms = milliseconds(timeout)
+    return None if limit_ms is None else program.now() + limit_ms * 1_000
+
+
+def _kind(program: CodeProgram, name: str, kind: Any) -> Any:
+    """Return the type to read payloads as: the one that the workflow declares for the name, if it declares one."""
+    declared = program.definition.signals.get(name)
+    if declared is None:
+        return Any if kind is None else kind
+    if kind is not None and kind != declared:
+        raise InvalidInput(f"signal {name!r} is declared as {declared!r}, and waited for as {kind!r}", field="kind")
+    return declared
+
+
+def _check_plain(what: str, function: Any) -> None:
+    if function is not None and (not callable(function) or inspect.iscoroutinefunction(function)):
+        raise InvalidInput(f"wait_signal: a {what} is a plain function, not async", field=what)
+
+
+def _is_taken(program: CodeProgram, step_id: str, condition: Callable[[], bool]) -> bool:
+    """Return the recorded choice, or make it and record it. A condition that raised has recorded nothing."""
+    taken, skipped = f"{step_id}:taken", f"{step_id}:skipped"
+    if program.is_replaying and (taken in program.known_markers or skipped in program.known_markers):
+        is_taken = taken in program.known_markers
+    else:
+        is_taken = bool(condition())
+    program.note(c.RecordMarker(step_id=taken if is_taken else skipped, name="condition"))
+    return is_taken
