@@ -20,6 +20,7 @@ from holdfast.program.api import (
     wait_signal,
     wait_until,
 )
+from holdfast.program.tasks import task
 from holdfast.settings import Settings, load_settings
 from holdfast.store.memory import MemoryStore
 from holdfast.store.opening import open_store
@@ -47,6 +48,7 @@ __all__ = [
     "patched",
     "random",
     "sleep",
+    "task",
     "uuid4",
     "wait_signal",
     "wait_until",

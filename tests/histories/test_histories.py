@@ -21,6 +21,8 @@ DIGESTS = {
     "v2.expected.json": "874a4edc9b40d91d4263dc5a5a67ec6910a5fa089b6643de7de16cac8f688b89",
     "v3.jsonl": "b17cfc79dd637331d22a7e257c38e309617154481c1f7e3099e8da448cbb4121",
     "v3.expected.json": "ef92bdc7c1c19dc2bd555ba3348f9dd0a13c7a6e0699ee0e5d753b01d6d66cb1",
+    "v4.jsonl": "d0e3d4d0943dc7a4ca40796524df2dc12efa03b5bdf550bd6626f6c51c6cf04e",
+    "v4.expected.json": "91c6d056e71c142aafd4b766754c7d4e9d6e0610d31255290b2bad985b63864a",
 }
 
 

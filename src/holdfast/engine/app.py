@@ -21,6 +21,7 @@ from holdfast.engine.completion import report_error, report_result
 from holdfast.engine.handle import RunHandle
 from holdfast.engine.node import Node, NodeOptions, logger
 from holdfast.engine.serving import asked_to_end
+from holdfast.engine.tasks import Tasks
 from holdfast.engine.turn import start_run
 from holdfast.errors import InvalidInput, VersionMismatch
 from holdfast.limits import ACTIVITY_NAME_BYTES, Limits
@@ -181,8 +182,13 @@ class App:
 
     def _opened(self) -> port.Store:
         if self._store is None:
-            raise InvalidInput("no node is open: report outcomes inside `async with app.node(...)`")
+            raise InvalidInput("no node is open: work on tasks and report outcomes inside `async with app.node(...)`")
         return self._store
+
+    @property
+    def tasks(self) -> Tasks:
+        """What humans are asked by runs, and what they may do with it."""
+        return Tasks(self._opened(), self._workflows.values())
 
     # --- what a node asks
 

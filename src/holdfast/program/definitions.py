@@ -100,6 +100,7 @@ class WorkflowDefinition:
         self.name = name
         self.version = version
         self.signature = Signature(function, f"workflow {name!r}")
+        self.forms: dict[bytes, msgspec.json.Decoder[Any]] = {}
 
 
 class ActivityOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
