@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import Settings, load_settings, open_store
+from holdfast import Settings, open_store
 from holdfast.errors import InvalidInput
 from holdfast.limits import Limits
+from holdfast.settings import load_settings
 
 
 def test_defaults_need_nothing() -> None:

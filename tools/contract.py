@@ -24,8 +24,6 @@ IN_PART: dict[str, str] = {
     "ACT-2": "the record's fields",
     "SIG-12": "accepted, consumed, expired; there are no dead letters yet",
     "SIG-13": "decision recorded, then applied; the authoriser is not there yet",
-    "TSK-1": "events and rows of tasks; the operations are not there yet",
-    "TSK-2": "one open task for each wait, completion in one commit",
     "QUE-4": "creation in one transaction, finding by reference and tag",
     "MSG-3": "unreadable and refused messages are refused or put aside; there are no dead letters yet",
     "MSG-4": "wake-ups without polling, bounded activities, drain on SIGTERM; poison retries and dead letters are not there yet",

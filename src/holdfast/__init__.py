@@ -20,7 +20,8 @@ from holdfast.program.api import (
     wait_until,
 )
 from holdfast.program.signals import signals, wait_signal
-from holdfast.settings import Settings, load_settings
+from holdfast.program.tasks import task
+from holdfast.settings import Settings
 from holdfast.store.memory import MemoryStore
 from holdfast.store.opening import open_store
 from holdfast.store.sqlite import SqliteStore
@@ -39,7 +40,6 @@ __all__ = [
     "continue_as_new",
     "cut",
     "errors",
-    "load_settings",
     "now",
     "on_query",
     "on_update",
@@ -48,6 +48,7 @@ __all__ = [
     "random",
     "signals",
     "sleep",
+    "task",
     "uuid4",
     "wait_signal",
     "wait_until",

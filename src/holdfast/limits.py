@@ -48,6 +48,9 @@ NAME_BYTES = 255
 ACTIVITY_NAME_BYTES = 200
 """The longest name of an activity or a queue. Steps, attempts and messages are named after it, within `NAME_BYTES`."""
 
+COMMENT_CHARS = 4_000
+"""The longest comment on a task. It stands in the run's history; longer texts are kept elsewhere."""
+
 ERROR_TEXT_CHARS = 8_000
 """The longest error message or traceback kept in a history. Enough for a stack, too little for a dump."""
 

@@ -13,7 +13,7 @@ from holdfast.core.messages import ActivityDetached, Message, Signal
 from holdfast.core.retry import Retry
 from holdfast.core.state import RUNNING, RunStatus
 from tests.core.bodies import run_in
-from tests.core.driving import SECOND, START, Driver, activity, child, done, failed, made, timer, wait
+from tests.core.driving import SECOND, START, Driver, activity, child, done, failed, made, task, timer, wait
 
 View = RunView | SystemView
 
@@ -288,6 +288,12 @@ def a_task_has_another_assignee() -> View:
     return replace(view, tasks=(replace(view.tasks[0], assignee="mallory"),))
 
 
+@plants("tasks_equal_fold")
+def a_task_has_other_roles() -> View:
+    view = busy().view()
+    return replace(view, tasks=(replace(view.tasks[0], roles=("mallory",)),))
+
+
 @plants("waits_equal_fold")
 def a_closed_wait_is_still_found() -> View:
     run = busy()
@@ -361,6 +367,21 @@ def a_detached_activity_has_lost_its_time_limit() -> View:
     run.tell(ActivityDetached("charge", 1, 1, START + SECOND))
     run.inbox.clear()
     run.now = START + 2 * SECOND  # not even when it is over
+    return run.view()
+
+
+@plants("timers_are_scheduled")
+def a_task_has_lost_its_reminder() -> View:
+    run = unowned(replace(task(), remind_ms=1_000))
+    run.tell(run.inbox.popitem()[1])
+    run.inbox.clear()
+    return run.view()
+
+
+@plants("timers_are_scheduled")
+def a_task_has_lost_its_escalation_and_its_reminder_is_later() -> View:
+    run = unowned(replace(task(), remind_ms=2_000, escalation=e.EscalationRule(1_000, ("boss",))))
+    run.inbox = {signal_id: kept for signal_id, kept in run.inbox.items() if "remind" in signal_id}
     return run.view()
 
 

@@ -13,7 +13,17 @@ from msgspec.structs import replace
 
 from holdfast.core import commands, events
 from holdfast.core.events import ArtifactRef, UnknownBody
-from holdfast.core.messages import ActivityDetached, ControlName, Message, NodeLost, Update
+from holdfast.core.messages import (
+    ActivityDetached,
+    Actor,
+    ControlName,
+    Message,
+    NodeLost,
+    TaskAction,
+    TaskOperation,
+    TaskRequest,
+    Update,
+)
 from holdfast.core.pen import Refusal
 from holdfast.core.retry import Retry
 from holdfast.core.state import RUNNING, OpenStep
@@ -34,6 +44,7 @@ from tests.core.driving import (
 
 PATIENT = Retry(max_attempts=3, initial_ms=10)
 CONTROLS: tuple[ControlName, ...] = get_args(ControlName)
+ACTIONS: tuple[TaskAction, ...] = get_args(TaskAction)
 NAMES = ("go", "stop", "é|~")
 
 Act = Callable[[Driver, int], object]
@@ -139,8 +150,32 @@ def _update(run: Driver, number: int) -> None:
     run.tell(Update(id=identity, update_id=identity, name="set", input=Raw(b"1")))
 
 
-def _assign(run: Driver, step: OpenStep, number: int) -> None:
-    run.append(events.TaskAssigned("claim", "ann", f"worker-{number}"), step.step_id)
+def _operate(run: Driver, step: OpenStep, number: int) -> None:
+    run.tell(_operation(run, step, number))
+
+
+def _operation(run: Driver, step: OpenStep, number: int) -> TaskOperation:
+    assert isinstance(step.body, events.TaskCreated)
+    request = TaskRequest(
+        task_id=step.body.task_id if number % 9 else "another",
+        step_id=step.step_id,
+        action=ACTIONS[number % len(ACTIONS)],
+        actor=Actor(f"worker-{number % 3}", ("boss",) if number % 2 else (), number % 5 == 0),
+        assignee=f"worker-{number % 4}",
+        roles=("boss",) if number % 4 == 0 else None,
+        text="soon",
+    )
+    return TaskOperation(id=_fresh(run, "operation"), request=request, problem="unfit" if number % 11 == 0 else None)
+
+
+def _task(run: Driver, number: int) -> commands.AskHuman:
+    return replace(
+        task(_fresh(run, "task")),
+        roles=("boss",) if number % 2 else (),
+        approvals=1 + number % 3,
+        remind_ms=number * 500 or None,
+        escalation=events.EscalationRule(number * 700, ("boss",)) if number % 2 else None,
+    )
 
 
 def _unknown(run: Driver, number: int) -> None:
@@ -165,7 +200,7 @@ ACTS: dict[str, Act] = {
     "wait": _ask(
         lambda run, n: wait(_fresh(run, "wait"), NAMES[n % len(NAMES)], run.now + n * SECOND if n % 2 else None)
     ),
-    "task": _ask(lambda run, n: task(_fresh(run, "task"))),
+    "task": _ask(_task),
     "child": _ask(lambda run, n: child(_fresh(run, "child"), f"child-{n}-{run.state.version}")),
     "marker": _ask(lambda run, n: commands.RecordMarker(step_id=_fresh(run, "marker"), name="seed", value=Raw(b"7"))),
     "give up": _on("activity", lambda run, s, n: run.state.status is RUNNING and run.ask(_cancel(s))),
@@ -177,8 +212,10 @@ ACTS: dict[str, Act] = {
     "due": _due,
     "send": _send,
     "offer": lambda run, n: _offer(run),
-    "answer": _on("task", lambda run, s, n: run.tell(answered(run, s.step_id, "TaskCompleted", {"actor": "ann"}))),
-    "assign": _on("task", _assign),
+    "answer": _on(
+        "task", lambda run, s, n: run.tell(answered(run, s.step_id, "TaskCompleted", {"actor": f"worker-{n % 3}"}))
+    ),
+    "operate": _on("task", _operate),
     "child returns": _on("child", lambda run, s, n: run.tell(_child_outcome(run, s, n))),
     "update": _update,
     "control": _control,

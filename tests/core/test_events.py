@@ -39,7 +39,8 @@ def test_events_that_may_recur_within_an_attempt_are_keyed_like_events_of_the_ru
     keyed_by_run = {name for name, body in e.BODIES.items() if body.KEYED_BY == "run"}
     of_the_run = {name for name in e.BODIES if name.startswith("Run")} | {"ContinuedAsNew"}
     decisions = {"SignalAccepted", "SignalRejected"}
-    assert keyed_by_run == of_the_run | decisions | {"StepRetried", "StepDetached", "TaskAssigned"}
+    of_tasks = {"TaskAssigned", "TaskReminded", "TaskCommented", "TaskAnswered", "TaskRefused"}
+    assert keyed_by_run == of_the_run | decisions | {"StepRetried", "StepDetached"} | of_tasks
     assert {body.KEYED_BY for body in e.BODIES.values()} == {"run", "step"}
 
 

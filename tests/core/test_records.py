@@ -114,6 +114,8 @@ def test_an_opened_task_is_a_row_with_all_that_was_asked_for() -> None:
         roles=("boss",),
         assignee="ann",
         due_at=START + 9,
+        approvals=2,
+        of=3,
     )
     [row] = changes(before, run.ask(command)).tasks
     body = run.state.open_steps["s"].body
@@ -132,6 +134,9 @@ def test_an_opened_task_is_a_row_with_all_that_was_asked_for() -> None:
         roles=("boss",),
         assignee="ann",
         due_at=START + 9,
+        plan_id="order",
+        approvals=2,
+        of=3,
     )
 
 

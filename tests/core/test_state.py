@@ -110,7 +110,7 @@ CONCERNED: dict[str, set[type[Body]]] = {
     "activity": {e.StepCompleted, e.StepFailed, e.StepRetried, e.StepDetached},
     "timer": {e.TimerFired},
     "signal": {e.SignalReceived, e.SignalTimedOut},
-    "task": {e.TaskCompleted, e.TaskAssigned},
+    "task": {e.TaskCompleted, e.TaskAssigned, e.TaskAnswered, e.TaskCommented, e.TaskReminded},
     "child": {e.ChildCompleted, e.ChildFailed},
     "update": {e.UpdateCompleted},
 }

@@ -29,6 +29,7 @@ from tests.core.bodies import SAMPLES
 from tests.core.driving import SECOND, Driver, activity, answered, child, done, failed, made, task, timer, wait
 
 FOLDER = Path(__file__).parent
+TASK_EVENTS = ("TaskAssigned", "TaskReminded", "TaskCommented", "TaskAnswered", "TaskRefused")
 
 
 def versions() -> list[int]:
@@ -156,7 +157,7 @@ def complete_bodies() -> Driver:
         "StepStarted": ["StepRetried", "StepDetached", "StepCompleted"],
         "TimerStarted": ["TimerFired"],
         "SignalWaiting": ["SignalReceived"],
-        "TaskCreated": ["TaskAssigned", "TaskCompleted"],
+        "TaskCreated": [*TASK_EVENTS, "TaskCompleted"],
         "ChildStarted": ["ChildCompleted"],
         "UpdateAccepted": ["UpdateCompleted"],
     }

@@ -21,8 +21,8 @@ DIGESTS = {
     "v2.expected.json": "874a4edc9b40d91d4263dc5a5a67ec6910a5fa089b6643de7de16cac8f688b89",
     "v3.jsonl": "b17cfc79dd637331d22a7e257c38e309617154481c1f7e3099e8da448cbb4121",
     "v3.expected.json": "ef92bdc7c1c19dc2bd555ba3348f9dd0a13c7a6e0699ee0e5d753b01d6d66cb1",
-    "v4.jsonl": "0304fd039e3e9826b77beca4f6bb3a2908333419092a4d7722dc2c088646126e",
-    "v4.expected.json": "e4de77bcea9d6942c276f8e900df11c0254e5dc8c9a9005d5ca3f91eb3047bc3",
+    "v4.jsonl": "46c5d0e82c219c40f83eba2b3ec4c1dcd32decb1bd4d9257bf4f61f50318f685",
+    "v4.expected.json": "03e0b3a83073aa8597b33ab34bfb0e2ec8cf9789847ea7fbf2a0808595919ee0",
 }
 
 

@@ -7,11 +7,13 @@ so that the result of a run depends on everything that it was told.
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from random import Random
 from typing import Any
 
 import holdfast as hf
 from holdfast.engine.app import App
+from holdfast.program.tasks import Escalation
 from tests.sim.world import World
 
 Script = list[Any]
@@ -25,7 +27,7 @@ def draw_script(rng: Random, depth: int = 0, length: int | None = None) -> Scrip
 
 
 def _draw(rng: Random, depth: int) -> list[Any]:
-    simple = ["work", "work", "work", "sleep", "wait", "wait"]
+    simple = ["work", "work", "work", "sleep", "wait", "wait", "ask"]
     nested = ["all", "race", "child", "limit", "cleanup", "attempt", "again", "saga"]
     kind = rng.choice(simple if depth >= 3 else simple + nested)
     match kind:
@@ -36,6 +38,8 @@ def _draw(rng: Random, depth: int) -> list[Any]:
             return ["sleep", rng.choice((0.01, 0.5, 2.0, 7.0))]
         case "wait":
             return ["wait", rng.choice(SIGNALS), rng.choice((None, 0.05, 1.0, 6.0))]
+        case "ask":
+            return ["ask", rng.choice((1, 1, 2)), rng.choice((None, 0.7, 4.0)), rng.choice((None, 1.5))]
         case "all" | "race":
             return [kind, [draw_script(rng, depth + 1) for _ in range(rng.randint(2, 3))]]
         case "child":
@@ -107,6 +111,11 @@ class Player:
             return ["signal", await hf.wait_signal(name, str, timeout=timeout)]
         except TimeoutError:
             return ["no signal", name]
+
+    async def _ask(self, approvals: int, remind: float | None, escalate: float | None) -> Any:
+        again = None if remind is None else timedelta(seconds=remind)
+        later = None if escalate is None else Escalation(after=timedelta(seconds=escalate), roles=["boss"])
+        return await hf.task("ask", str, approvals=approvals, of=approvals, remind=again, escalate=later)
 
     async def _all(self, scripts: list[Script]) -> Any:
         return await asyncio.gather(*(self._inner().run(script) for script in scripts))

@@ -6,11 +6,21 @@ import asyncio
 from collections import Counter
 from contextlib import suppress
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
+from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.invariants import check_drained
-from holdfast.core.messages import CONTROL_SIGNAL, UPDATE_SIGNAL, ControlName
+from holdfast.core.messages import (
+    CONTROL_SIGNAL,
+    TASK_SIGNAL,
+    UPDATE_SIGNAL,
+    Actor,
+    ControlName,
+    TaskAction,
+    TaskRequest,
+)
+from holdfast.core.records import Task
 from holdfast.core.state import PAUSED, TERMINAL
 from holdfast.engine.handle import RunHandle
 from holdfast.engine.live import revive
@@ -28,6 +38,8 @@ from tests.sim.world import World, decoded
 RAGE_S = 25.0
 HEALED_WITHIN_S = 400.0
 TOLD_WITHIN_S = 200.0
+PEOPLE = ("ann", "bob", "eve")
+ACTIONS: tuple[TaskAction, ...] = get_args(TaskAction)
 CONTROLS: tuple[ControlName, ...] = ("CANCEL", "PAUSE", "PAUSE", "PAUSE", "RESUME", "RESUME")
 
 
@@ -114,7 +126,7 @@ class Simulation:
         """Send a run signals and operators' commands, at any time."""
         for _ in range(self._rng.randint(0, 8)):
             await asyncio.sleep(self._rng.expovariate(1.0 / 3.0))
-            match self._rng.choice(("signal", "signal", "control", "control", "update", "query")):
+            match self._rng.choice(("signal", "signal", "control", "control", "update", "query", "task", "task")):
                 case "signal":
                     await self._signal(run_id, self._rng.choice(SIGNALS))
                 case "control":
@@ -123,6 +135,9 @@ class Simulation:
                     await self._update(run_id, self._rng.choice((0.0, 1.0)))
                 case "query":
                     await self._query(run_id)
+                case "task":
+                    for task in await self._world.store.find_tasks(port.TaskQuery(run_id=run_id)):
+                        await self._operate(task, self._rng.choice(ACTIONS), self._rng.choice(PEOPLE))
 
     async def _signal(self, run_id: str, name: str) -> None:
         self._sent += 1
@@ -136,6 +151,20 @@ class Simulation:
         self._sent += 1
         wish = {"name": "poke", "input": {"seconds": seconds}}
         await self._deliver(signal(run_id, UPDATE_SIGNAL, wish, signal_id=f"u{self._sent}"))
+
+    async def _operate(self, task: Task, action: TaskAction, name: str) -> None:
+        """Do something to a task, open or not."""
+        self._sent += 1
+        request = TaskRequest(
+            task_id=task.task_id,
+            step_id=task.step_id,
+            action=action,
+            actor=Actor(name, ("boss",)),
+            assignee=self._rng.choice(PEOPLE),
+            answer=codec.encode(name if self._rng.random() < 0.8 else 7),
+            text="soon",
+        )
+        await self._deliver(signal(task.run_id, TASK_SIGNAL, request, signal_id=f"t{self._sent}"))
 
     async def _query(self, run_id: str) -> None:
         """Ask a run, on any node, what it has seen. An answer is not needed; that nothing changes by it is."""
@@ -179,6 +208,9 @@ class Simulation:
             for wait in await store.find_waits(port.WaitQuery()):
                 if wait.until is None:
                     await self._signal(wait.run_id, wait.name)
+            for task in await store.find_tasks(port.TaskQuery(status="OPEN")):
+                for name in PEOPLE:
+                    await self._operate(task, "complete", name)
             await asyncio.sleep(2.0)
         for head in heads:
             self._world.violate(f"{head.run_id} does not finish: {head}")

@@ -38,7 +38,7 @@ def _silence() -> Iterator[None]:
     logger.setLevel(level)
 
 
-@pytest.mark.contract("INV", "OWN-1", "OWN-3", "MSG-2", "SIG-3", "SIG-4", "TMR-1", "CAN-1", "EVT-1", "PRJ-4")
+@pytest.mark.contract("INV", "OWN-1", "OWN-3", "MSG-2", "SIG-3", "SIG-4", "TMR-1", "CAN-1", "EVT-1", "PRJ-4", "TSK-2")
 @pytest.mark.parametrize("seed", chosen_seeds())
 def test_whatever_goes_wrong_nothing_acknowledged_is_lost_or_doubled(seed: int) -> None:
     report = simulate(seed)
@@ -61,5 +61,6 @@ def test_the_stories_hold_every_kind_of_harm() -> None:
         counts.update(simulate(seed).counts)
     harm = {"kills", "stops", "lost leases", "outages", "leaves", "conflicts", "signals"}
     harm |= {"takes", "reports", "late reports", "lost workers"}
+    harm |= {"TaskCompleted", "TaskReminded", "TaskAssigned", "TaskRefused", "escalations"}
     assert harm <= counts.keys(), counts
     assert counts["commits"] > 1_000

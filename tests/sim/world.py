@@ -179,11 +179,31 @@ class World:
             self._check_lost(event)
         elif isinstance(body, e.RunPaused) and body.error is not None:
             self.violate(f"{event.run_id}: its program could not go on: {body.error.code}: {body.error.message}")
+        elif isinstance(body, e.TaskCompleted | e.TaskReminded | e.TaskAssigned | e.TaskRefused):
+            self._check_task(event, history)
         elif isinstance(body, e.TimerFired | e.SignalTimedOut):
             opened = next(other for other in history if other.event_id == event.parent_event_id)
             due_at: int = getattr(opened.data, "due_at", None) or getattr(opened.data, "until", None) or 0
             if event.persisted_at < due_at:
                 self.violate(f"{where}: fired {due_at - event.persisted_at} us early")
+
+    def _check_task(self, event: Event, history: Sequence[Event]) -> None:
+        """A task is completed by as many people as it asks for, and nothing happens to it by itself too early."""
+        body, of_task = event.data, [other for other in history if other.step_id == event.step_id]
+        task = of_task[0].data
+        self.note(f"task   {event.run_id} {event.step_id}", event.event_type)
+        assert isinstance(task, e.TaskCreated)
+        if isinstance(body, e.TaskCompleted):
+            answers = codec.decode(body.answer, list[str])
+            if len(answers) != task.approvals or len(set(answers)) != task.approvals:
+                self.violate(f"{event.run_id} {event.step_id}: completed with the answers {answers}")
+        elif isinstance(body, e.TaskReminded):
+            reminders = [other for other in of_task if isinstance(other.data, e.TaskReminded)]
+            since = reminders[body.count - 2] if body.count > 1 else of_task[0]
+            if event.persisted_at < since.emitted_at + (task.remind_ms or 0) * 1_000:
+                self.violate(f"{event.run_id} {event.step_id}: reminded of {body.count} too early")
+        elif isinstance(body, e.TaskAssigned) and body.action == "escalate":
+            self.note(f"escalated {event.run_id} {event.step_id}", "escalations")
 
     def _check_lost(self, event: Event) -> None:
         """An attempt is lost only if it may have been made: its message, if it had one, was taken."""

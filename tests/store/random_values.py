@@ -305,7 +305,11 @@ class Values:
             task_id=self._maybe(task_ids),
             status=self._maybe(("OPEN", "COMPLETED", "CANCELLED")),
             assignee=self._maybe(("ann", "bob'; --")),
-            role=self._maybe((*ROLES, "b%")),
+            role=self._maybe((*ROLES, "b%", "", "0")),
+            plan_id=self._maybe(PLANS),
+            due_before=self._maybe([0, 2**61, *(task.due_at for task in tasks if task.due_at is not None)]),
+            actor=self._maybe(("ann", "bob'; --", "eve")),
+            actor_roles=tuple(self.some(ROLES, 2)),
             after=self._maybe(task_ids) or "",
             limit=self.limit(),
         )

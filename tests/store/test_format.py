@@ -20,7 +20,7 @@ from holdfast.core.messages import ActivitySucceeded
 from holdfast.core.snapshot import project_run, runtime_snapshot
 from holdfast.core.state import COMPLETED, RUNNING, state_of
 from holdfast.errors import SignalAcceptanceIndeterminate, StoreTooNew
-from holdfast.store.port import Accepted, Beat, Created, Duplicate, Existing, PurgePolicy, Refused, RunQuery
+from holdfast.store.port import Accepted, Beat, Created, Duplicate, Existing, PurgePolicy, Refused, RunQuery, TaskQuery
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.sqlite.database import APPLICATION_ID
 from holdfast.store.sqlite.migrate import latest_version
@@ -126,6 +126,43 @@ async def test_jobs_of_any_format_since_there_are_jobs_are_taken(old_file: Path)
     clock.advance(ms=60_000)
     taken += [one for one in await store.take("node-c", ["mail"], ["charge"], 10, 1_000) if one.step_id == "print"]
     assert [(one.step_id, one.engine_attempt_id) for one in taken] == queued
+    await store.close()
+
+
+@pytest.mark.contract("FMT-1", "TSK-1")
+async def test_tasks_of_any_format_are_found_by_whom_they_concern(old_file: Path) -> None:
+    store = await SqliteStore.open(old_file, clock=VirtualClock(START + 10_000))
+    await store.migrate()
+    for query in (
+        TaskQuery(role="manager", status="OPEN"),
+        TaskQuery(assignee="ann"),
+        TaskQuery(actor="ann"),
+        TaskQuery(actor="bob", actor_roles=("manager",)),
+        TaskQuery(plan_id="order"),
+    ):
+        assert [found.step_id for found in await store.find_tasks(query)] == ["approve"]
+    assert await store.find_tasks(TaskQuery(actor="bob")) == []
+    await store.close()
+
+
+@pytest.mark.contract("FMT-1", "TSK-1")
+async def test_rows_of_an_old_writer_are_found_by_whom_they_concern(old_file: Path) -> None:
+    """The statement is the one of the first format, which names no columns."""
+    store = await SqliteStore.open(old_file, clock=VirtualClock(START + 10_000))
+    await store.migrate()
+    [known] = await store.find_tasks(TaskQuery())
+    await store.close()
+    change(
+        old_file,
+        """
+        INSERT INTO tasks SELECT 'new', run_no, 'later', 'OPEN', NULL, '["clerk","clerk"]', task FROM tasks;
+        UPDATE tasks SET roles = '["boss"]' WHERE task_id <> 'new';
+        """,
+    )
+    store = await SqliteStore.open(old_file, clock=VirtualClock(START + 10_000))
+    assert len(await store.find_tasks(TaskQuery(role="clerk"))) == 1
+    assert await store.find_tasks(TaskQuery(role="manager")) == []
+    assert await store.find_tasks(TaskQuery(role="boss", status="OPEN")) == [known]
     await store.close()
 
 

@@ -7,10 +7,22 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.core.events import NULL
-from holdfast.store.port import Beat
+from holdfast.store.port import Beat, TaskQuery
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.sqlite.owning import NEXT_VISIBLE
-from holdfast.testing.samples import SampleNode, activity, complete, job, message, new_run, record, signal, timer, wait
+from holdfast.testing.samples import (
+    SampleNode,
+    activity,
+    complete,
+    job,
+    message,
+    new_run,
+    record,
+    signal,
+    task,
+    timer,
+    wait,
+)
 from holdfast.testing.store_suite_queues import queue_turn
 
 MAY_BE_WALKED = ("SCAN json_each", "SCAN CONSTANT ROW", "SCAN nodes", "SCAN holdfast_schema", "SCAN sqlite_master")
@@ -64,6 +76,41 @@ async def test_hot_statements_use_their_indexes(tmp_path: Path) -> None:
     db.close()
     assert len(recorder.statements) > 25
     assert walked == []
+
+
+@pytest.mark.contract("STO-1", "TSK-1")
+@pytest.mark.parametrize(
+    ("query", "plan"),
+    [
+        (TaskQuery(task_id="a"), "PRIMARY KEY (task_id=?"),
+        (TaskQuery(run_id="run-1"), "tasks_by_run"),
+        (TaskQuery(assignee="ann", status="OPEN"), "tasks_by_assignee (assignee=? AND status=? AND task_id>?)"),
+        (TaskQuery(role="boss", status="OPEN"), "task_roles USING PRIMARY KEY (role=? AND status=?"),
+        (TaskQuery(due_before=1, status="OPEN"), "tasks_by_due (status=? AND <expr><?)"),
+        (
+            TaskQuery(actor="ann", actor_roles=("boss",), status="OPEN"),
+            "task_roles USING PRIMARY KEY (role=? AND status",
+        ),
+        (TaskQuery(actor="ann", actor_roles=("boss",), status="OPEN"), "tasks_by_assignee (assignee=? AND status=?"),
+    ],
+)
+async def test_tasks_are_found_without_walking_through_all(tmp_path: Path, query: TaskQuery, plan: str) -> None:
+    path = tmp_path / "store.db"
+    store = await SqliteStore.open(path)
+    await store.migrate()
+    node = SampleNode(store)
+    for number in range(200):
+        await node.start(f"run-{number}", task("a", roles=(f"role-{number}",), assignee=f"person-{number}"), complete())
+    recorder = Recorder()
+    store._database.connection.set_trace_callback(recorder)
+    await store.find_tasks(query)
+    store._database.connection.set_trace_callback(None)
+    await store.close()
+    db = sqlite3.connect(path)
+    details = [row[-1] for statement in recorder.statements for row in db.execute(f"EXPLAIN QUERY PLAN {statement}")]
+    db.close()
+    assert [detail for detail in details if detail.startswith("SCAN") and not detail.startswith(MAY_BE_WALKED)] == []
+    assert any(plan in detail for detail in details), details
 
 
 @pytest.mark.contract("STO-1")

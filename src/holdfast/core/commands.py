@@ -5,7 +5,7 @@ A program (code, flow or plan) is asked one thing: given these outcomes, which c
 
 from msgspec import Raw, Struct
 
-from holdfast.core.events import NULL, ErrorInfo
+from holdfast.core.events import NULL, ErrorInfo, EscalationRule
 from holdfast.core.instants import Instant
 
 
@@ -58,6 +58,10 @@ class AskHuman(Struct, frozen=True, kw_only=True, gc=False):
     roles: tuple[str, ...] = ()
     assignee: str | None = None
     due_at: Instant | None = None
+    remind_ms: int | None = None
+    escalation: EscalationRule | None = None
+    approvals: int = 1
+    of: int | None = None
 
 
 class StartChild(Struct, frozen=True, kw_only=True, gc=False):

@@ -15,7 +15,7 @@ from typing import Any, get_args
 from msgspec import Struct
 from msgspec.structs import replace
 
-from holdfast.core import codec
+from holdfast.core import codec, tasks
 from holdfast.core import events as e
 from holdfast.core import messages as m
 from holdfast.core.controls import control
@@ -36,6 +36,7 @@ Input = (
     | m.NodeLost
     | m.Control
     | m.Update
+    | m.TaskOperation
 )
 
 
@@ -74,6 +75,8 @@ def _on_message(state: RunState, message: m.Message, pen: Pen) -> Decision | Ref
     if message.type == "ActivityCompleted":
         return _on_outcome(state, message, pen)
     step = state.open_steps.get(message.step_id or "")
+    if step is not None and step.kind == "task" and message.type == "TimerDue":
+        return tasks.on_timer(step, message, pen)
     if step is None or step.token is None or step.token != message.waiting_token:
         return NOTHING
     decider, kinds = _MESSAGE_DECIDERS[message.type]
@@ -104,12 +107,6 @@ def _on_retry(step: OpenStep, message: m.Message, pen: Pen) -> Decision | Refusa
     if step.is_detached:
         return NOTHING
     return Decision(messages=(message,)) if _is_early(step, pen) else Decision(dispatch=(step.step_id,))
-
-
-def _on_answer(step: OpenStep, message: m.Message, pen: Pen) -> Decision | Refusal:
-    answer = codec.decode(message.payload, m.Answer)
-    pen.close(step, e.TaskCompleted(answer.actor, answer.answer))
-    return pen.decision()
 
 
 def _on_child(step: OpenStep, message: m.Message, pen: Pen) -> Decision | Refusal:
@@ -291,12 +288,20 @@ _DECIDERS: dict[type, Callable[[RunState, Any, Pen], Decision | Refusal]] = {
     m.NodeLost: _on_node_lost,
     m.Control: control,
     m.Update: _on_update,
+    m.TaskOperation: tasks.operate,
 }
+
+RECORDED_AS: dict[str, tuple[type[e.Body], ...]] = {
+    m.CONTROL_SIGNAL: (e.SignalAccepted, e.SignalRejected),
+    m.UPDATE_SIGNAL: (e.UpdateAccepted,),
+    m.TASK_SIGNAL: tasks.DECISIONS,
+}
+"""The first event of the decision about a signal of the engine's own, by its name."""
 
 _MESSAGE_DECIDERS: dict[str, tuple[Callable[[OpenStep, m.Message, Pen], Decision | Refusal], tuple[str, ...]]] = {
     "TimerDue": (_on_timer, ("timer", "signal", "activity")),
     "RetryDue": (_on_retry, ("activity",)),
-    "TaskCompleted": (_on_answer, ("task",)),
+    "TaskCompleted": (tasks.on_answer, ("task",)),
     "SubWorkflowCompleted": (_on_child, ("child",)),
 }
 _MESSAGE_TYPES = frozenset(get_args(m.MessageType))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from holdfast.core import codec
+from holdfast.core import codec, tasks
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core.events import Body, EngineRunRef
@@ -75,8 +75,13 @@ def _ask_human(state: RunState, command: c.AskHuman, pen: Pen) -> None:
         command.roles,
         command.assignee,
         command.due_at,
+        command.remind_ms,
+        command.escalation,
+        command.approvals,
+        command.of,
     )
     pen.open(body, command.step_id)
+    tasks.schedule(command.step_id, body, pen)
 
 
 def _start_child(state: RunState, command: c.StartChild, pen: Pen) -> None:

@@ -271,8 +271,16 @@ class SignalSent(Body, frozen=True):
     addressed_to: str | None = None
 
 
+class EscalationRule(Struct, frozen=True, omit_defaults=True, gc=False):
+    """To whom a task goes that nobody has completed for so long. Without roles it keeps its own."""
+
+    after_ms: int
+    roles: tuple[str, ...] = ()
+    assignee: str | None = None
+
+
 class TaskCreated(Body, frozen=True):
-    """A human is asked."""
+    """A human is asked. With `of`, or more than one of `approvals`, so many are to answer."""
 
     task_id: str
     name: str
@@ -284,14 +292,52 @@ class TaskCreated(Body, frozen=True):
     roles: tuple[str, ...] = ()
     assignee: str | None = None
     due_at: Instant | None = None
+    remind_ms: int | None = None
+    escalation: EscalationRule | None = None
+    approvals: int = 1
+    of: int | None = None
 
 
 class TaskAssigned(RunBody, frozen=True):
-    """A task changed hands. `action` is assign, claim, release or reassign; it may recur."""
+    """A task changed hands, and roles if some are given. It may recur.
+
+    `action` is assign, claim, release, reassign, or escalate when it happened by itself.
+    """
 
     action: str
     actor: str
     assignee: str | None = None
+    roles: tuple[str, ...] | None = None
+
+
+class TaskReminded(RunBody, frozen=True):
+    """A task is still open, and it is time to say so again. `count` begins with 1."""
+
+    count: int
+
+
+class TaskCommented(RunBody, frozen=True):
+    """Somebody has said something about a task."""
+
+    actor: str
+    text: str
+
+
+class TaskAnswered(RunBody, frozen=True):
+    """One of several humans who are asked has answered. After the last that is needed comes `TaskCompleted`."""
+
+    actor: str
+    answer: Raw = NULL
+
+
+class TaskRefused(RunBody, frozen=True):
+    """What somebody asked for was not done to a task. `stands_by` and `stands_at` say what stands instead."""
+
+    action: str
+    actor: str
+    error: ErrorInfo
+    stands_by: str | None = None
+    stands_at: Instant | None = None
 
 
 class TaskCompleted(Body, frozen=True):

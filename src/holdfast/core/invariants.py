@@ -10,19 +10,21 @@ and the others have nothing to say.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Set
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TypeVar
 
 from msgspec import Struct
 
 from holdfast.core import events as e
+from holdfast.core.decide import RECORDED_AS
 from holdfast.core.events import BODIES, Event
 from holdfast.core.idempotency import event_id, event_key, signal_storage_key
 from holdfast.core.instants import Instant
-from holdfast.core.messages import CONTROL_SIGNAL, UPDATE_SIGNAL, AcceptedSignalResult, Message, Signal
+from holdfast.core.messages import AcceptedSignalResult, Message, Signal
 from holdfast.core.records import Task, Wait
 from holdfast.core.snapshot import RuntimeSnapshot, runtime_snapshot
 from holdfast.core.state import PAUSED, TERMINAL, OpenStep, RunState, RunStatus, state_of
+from holdfast.core.tasks import next_instants
 from holdfast.errors import RunError
 
 
@@ -319,9 +321,9 @@ def tasks_equal_fold(view: RunView) -> list[str]:
     state = _fold(view)
     if state is None:
         return []
-    rows = {(task.step_id, task.task_id, task.assignee) for task in view.tasks if task.status == "OPEN"}
+    rows = {(task.step_id, task.task_id, task.assignee, task.roles) for task in view.tasks if task.status == "OPEN"}
     steps = {
-        (step.step_id, step.body.task_id, step.body.assignee)
+        (step.step_id, step.body.task_id, step.body.assignee, step.body.roles)
         for step in state.open_steps.values()
         if isinstance(step.body, e.TaskCreated)
     }
@@ -381,9 +383,10 @@ def timers_are_scheduled(view: RunView) -> list[str]:
     if state is None or view.is_finished:
         return []
     return [
-        f"step {step.step_id!r} is due at {step.due_at} and the run will not be ready then"
+        f"step {step.step_id!r} is due at {due_at} and the run will not be ready then"
         for step in state.open_steps.values()
-        if _is_timed(step, view) and (view.ready_at is None or view.ready_at > (step.due_at or 0))
+        for due_at in ((step.due_at or 0,) if _is_timed(step, view) else next_instants(step))
+        if view.ready_at is None or view.ready_at > due_at
     ]
 
 
@@ -452,17 +455,14 @@ def _fold(view: RunView) -> RunState | None:
         return None
 
 
-_TAKES_A_SIGNAL = (e.SignalReceived, e.SignalAccepted, e.SignalRejected, e.UpdateAccepted)
-"""What stands in the history for a signal of a program's, of an operator's, and for one that carried an update."""
+_TAKES_A_SIGNAL: tuple[type[e.Body], ...] = (e.SignalReceived, *chain(*RECORDED_AS.values()))
 
 
 def _is_of(event: Event, signal: Signal) -> bool:
     """Say whether the event is the one that received this signal."""
     body = event.data
-    if signal.name == CONTROL_SIGNAL:
-        return isinstance(body, e.SignalAccepted | e.SignalRejected) and event.caused_by_signal_id == signal.id
-    if signal.name == UPDATE_SIGNAL:
-        return isinstance(body, e.UpdateAccepted) and event.caused_by_signal_id == signal.id
+    if signal.name in RECORDED_AS:
+        return isinstance(body, RECORDED_AS[signal.name]) and event.caused_by_signal_id == signal.id
     return isinstance(body, e.SignalReceived) and (
         event.caused_by_signal_id,
         body.name,

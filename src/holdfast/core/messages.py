@@ -194,8 +194,42 @@ class Update(Struct, frozen=True, kw_only=True, gc=False):
     inbox_seq: int | None = None
 
 
+class Actor(Struct, frozen=True, omit_defaults=True):
+    """Who does something to a task. The caller vouches for the name and the roles."""
+
+    name: str
+    roles: tuple[str, ...] = ()
+    is_admin: bool = False
+
+
+TaskAction = Literal["assign", "claim", "release", "reassign", "complete", "comment"]
+
+
+class TaskRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """What somebody asks of a task: the payload of the signal that carries it."""
+
+    task_id: str
+    step_id: str
+    action: TaskAction
+    actor: Actor
+    assignee: str | None = None
+    roles: tuple[str, ...] | None = None
+    answer: Raw = NULL
+    text: str = ""
+
+
+class TaskOperation(Struct, frozen=True, kw_only=True, gc=False):
+    """A request, as it reaches the run. `problem` says how an answer does not fit; `id` is the store's."""
+
+    id: str
+    request: TaskRequest
+    problem: str | None = None
+    inbox_seq: int | None = None
+
+
 CONTROL_SIGNAL = "holdfast.control"
 UPDATE_SIGNAL = "holdfast.update"
+TASK_SIGNAL = "holdfast.task"
 RESERVED_PREFIX = "holdfast."
 """Names of signals that the engine sends to itself. They are not counted against a run's rate limit."""
 

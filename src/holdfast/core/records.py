@@ -13,6 +13,7 @@ from holdfast.core import events as e
 from holdfast.core.events import NULL, ErrorInfo, Event
 from holdfast.core.instants import Instant
 from holdfast.core.state import OpenStep, RunState
+from holdfast.core.task_progress import NO_PROGRESS, TaskProgress, progressed
 
 
 class Wait(Struct, frozen=True, kw_only=True, gc=False):
@@ -44,6 +45,12 @@ class Task(Struct, frozen=True, kw_only=True, gc=False):
     due_at: Instant | None = None
     completed_at: Instant | None = None
     completed_by: str | None = None
+    plan_id: str = ""
+    approvals: int = 1
+    of: int | None = None
+    answered_by: tuple[str, ...] = ()
+    reminders: int = 0
+    is_escalated: bool = False
 
 
 class ActivityRecord(Struct, frozen=True, kw_only=True, gc=False):
@@ -71,21 +78,29 @@ class IndexChanges(Struct, frozen=True, gc=False):
 
 _NO_CHANGES = IndexChanges()
 _CONCERN_NO_INDEX = frozenset(
-    {e.StepStarted, e.StepRetried, e.StepCompleted, e.StepFailed, e.TimerStarted, e.TimerFired}
+    {
+        *(e.StepStarted, e.StepRetried, e.StepCompleted, e.StepFailed, e.TimerStarted, e.TimerFired),
+        *(e.TaskCommented, e.TaskRefused),
+    }
 )
+_LEAVES_TASK_OPEN = frozenset({e.TaskAssigned, e.TaskAnswered, e.TaskReminded})
 _EVERYTHING_CLOSES = frozenset({e.RunCompleted, e.RunFailed, e.RunCancelled, e.ContinuedAsNew})
 
 
 def index_changes(before: RunState, after: RunState, events: Iterable[Event]) -> IndexChanges:
     """Return how these events, which led from one state to the other, change the rows of waits and tasks."""
     touched: dict[str, Event] = {}
+    changed: list[Event] = []
     for event in events:
         if type(event.data) in _CONCERN_NO_INDEX:
             continue
         if type(event.data) in _EVERYTHING_CLOSES:
-            touched = dict.fromkeys(before.open_steps, event) | touched
+            ended = {step_id: by for step_id, by in touched.items() if type(by.data) not in _LEAVES_TASK_OPEN}
+            touched = dict.fromkeys([*before.open_steps, *touched], event) | ended
         elif event.step_id is not None:
             touched[event.step_id] = event
+            if type(event.data) in _LEAVES_TASK_OPEN:
+                changed.append(event)
     if not touched:
         return _NO_CHANGES
     opened: list[Wait] = []
@@ -98,9 +113,13 @@ def index_changes(before: RunState, after: RunState, events: Iterable[Event]) ->
         elif was is not None and was.kind == "signal":
             closed.append(step_id)
         elif now is not None and isinstance(now.body, e.TaskCreated):
-            tasks.append(_task(before.run_id, now, now.body, None))
+            tasks.append(_task(after, now, now.body, now.task or NO_PROGRESS, None))
         elif was is not None and isinstance(was.body, e.TaskCreated):
-            tasks.append(_task(before.run_id, was, was.body, event))
+            body, progress = was.body, was.task or NO_PROGRESS
+            for change in changed:
+                if change.step_id == step_id:
+                    body, progress = progressed(body, progress, change)
+            tasks.append(_task(after, was, body, progress, event))
     return IndexChanges(tuple(opened), tuple(closed), tuple(tasks))
 
 
@@ -115,11 +134,11 @@ def _wait(run_id: str, step: OpenStep) -> Wait:
     )
 
 
-def _task(run_id: str, step: OpenStep, body: e.TaskCreated, end: Event | None) -> Task:
+def _task(run: RunState, step: OpenStep, body: e.TaskCreated, progress: TaskProgress, end: Event | None) -> Task:
     completed = end.data if end is not None and isinstance(end.data, e.TaskCompleted) else None
     return Task(
         task_id=body.task_id,
-        run_id=run_id,
+        run_id=run.run_id,
         step_id=step.step_id,
         name=body.name,
         status="OPEN" if end is None else "COMPLETED" if completed else "CANCELLED",
@@ -133,4 +152,10 @@ def _task(run_id: str, step: OpenStep, body: e.TaskCreated, end: Event | None) -
         due_at=body.due_at,
         completed_at=end.emitted_at if end is not None else None,
         completed_by=completed.actor if completed else None,
+        plan_id=run.plan_id,
+        approvals=body.approvals,
+        of=body.of,
+        answered_by=tuple(given.actor for given in progress.answers),
+        reminders=progress.reminders,
+        is_escalated=progress.is_escalated,
     )

@@ -29,6 +29,7 @@ from msgspec.structs import force_setattr, replace
 from holdfast.core import events as e
 from holdfast.core.events import ErrorInfo, Event
 from holdfast.core.instants import Instant
+from holdfast.core.task_progress import NO_PROGRESS, TaskProgress, progressed
 from holdfast.errors import CorruptHistory, HistoryGap
 
 
@@ -86,6 +87,7 @@ class OpenStep(Struct, frozen=True, gc=False):
     due_at: Instant | None = None
     first_engine_attempt_id: int = 1
     is_detached: bool = False
+    task: TaskProgress | None = None
 
     @property
     def attempt(self) -> int:
@@ -425,12 +427,12 @@ def _update_completed(draft: RunState, event: Event) -> None:
     _record_error(draft, event)
 
 
-def _task_assigned(draft: RunState, event: Event) -> None:
-    assert isinstance(event.data, e.TaskAssigned)
+def _task_changed(draft: RunState, event: Event) -> None:
     step = draft.open_steps.get(event.step_id or "")
     if step is None or not isinstance(step.body, e.TaskCreated):
         raise _step_misfit(draft, event)
-    draft.open_steps[step.step_id] = replace(step, body=replace(step.body, assignee=event.data.assignee))
+    body, progress = progressed(step.body, step.task or NO_PROGRESS, event)
+    draft.open_steps[step.step_id] = replace(step, body=body, task=progress)
 
 
 def retry_token(step_id: str, engine_attempt_id: int) -> str:
@@ -459,7 +461,10 @@ _HANDLERS: dict[type[e.Body], Callable[[RunState, Event], object]] = {
     e.SignalReceived: _signal_received,
     e.SignalTimedOut: _closer("signal"),
     e.TaskCreated: _opener("task"),
-    e.TaskAssigned: _task_assigned,
+    e.TaskAssigned: _task_changed,
+    e.TaskAnswered: _task_changed,
+    e.TaskCommented: _task_changed,
+    e.TaskReminded: _task_changed,
     e.TaskCompleted: _closer("task"),
     e.ChildStarted: _opener("child"),
     e.ChildCompleted: _closer("child"),

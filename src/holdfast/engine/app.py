@@ -27,6 +27,7 @@ from holdfast.engine.node import Node, logger
 from holdfast.engine.options import NodeOptions
 from holdfast.engine.sending import FirstSignal, Outgoing, Sender, first_signal, result_of
 from holdfast.engine.serving import asked_to_end
+from holdfast.engine.tasks import Tasks
 from holdfast.engine.telling import place_of, work_of
 from holdfast.engine.turn import start_run
 from holdfast.errors import CallerError, InvalidInput, VersionMismatch
@@ -228,7 +229,7 @@ class App:
 
     def _opened(self) -> port.Store:
         if self._store is None:
-            raise InvalidInput("no node is open: report outcomes inside `async with app.node(...)`")
+            raise InvalidInput("no node is open: work on tasks and report outcomes inside `async with app.node(...)`")
         return self._store
 
     def _known(self, workflow: Any) -> WorkflowDefinition:
@@ -241,6 +242,11 @@ class App:
                 f"workflow {definition.name!r} belongs to another app than {self.name!r}; start it there"
             )
         return definition
+
+    @property
+    def tasks(self) -> Tasks:
+        """What humans are asked by runs, and what they may do with it."""
+        return Tasks(self._opened(), self._workflows.values())
 
     # --- what a node asks
 

@@ -19,15 +19,26 @@ from holdfast.core.commands import PauseRun
 from holdfast.core.decide import Input, wait_for
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
-from holdfast.core.messages import CONTROL_SIGNAL, UPDATE_SIGNAL, Control, ControlName, Message, Signal, Update
+from holdfast.core.messages import (
+    CONTROL_SIGNAL,
+    TASK_SIGNAL,
+    UPDATE_SIGNAL,
+    Control,
+    ControlName,
+    Message,
+    Signal,
+    Update,
+)
 from holdfast.core.pen import Decision, Refusal
 from holdfast.core.state import RUNNING, RunState, state_of
+from holdfast.core.tasks import task_operations
 from holdfast.engine.turn import TurnDraft
 from holdfast.errors import InvalidInput, RunawayWorkflow, RunError
 from holdfast.limits import ROTATIONS_IN_ONE_BREATH
 from holdfast.program.failures import error_info
 from holdfast.program.port import Program
 from holdfast.program.replay import CONCERN_PROGRAM, Replay
+from holdfast.program.tasks import answer_check
 from holdfast.store.port import LoadedRun
 
 
@@ -158,12 +169,15 @@ def pause_turn(
             draft.handle(given)
         if draft.state.status is RUNNING:  # directly after what made it so: that is how replay knows it came to nothing
             draft.enact([pause])
-    for later in (*others, *inputs):
+    for later in (*others, *inputs, *task_operations(loaded.signals, draft.state, None)):
         if is_poisoned and isinstance(later, Message):
             draft.put_aside(later)
         else:
             draft.handle(later)
     return draft
+
+
+_ENGINES_OWN = frozenset({CONTROL_SIGNAL, UPDATE_SIGNAL, TASK_SIGNAL})
 
 
 class _Turn:
@@ -174,14 +188,15 @@ class _Turn:
     def __init__(self, live: LiveRun, draft: TurnDraft, signals: Sequence[Signal]) -> None:
         self._live = live
         self._draft = draft
-        self._mailbox = [signal for signal in signals if signal.name not in (CONTROL_SIGNAL, UPDATE_SIGNAL)]
+        self._mailbox = [signal for signal in signals if signal.name not in _ENGINES_OWN]
 
     def run(self, inputs: Sequence[Input], signals: Sequence[Signal]) -> None:
         """Take the inputs. Operators' commands come first, once the run has started: a pause holds what follows."""
         if signals:
             starts = [given for given in inputs if _is_start(given)]
             others = [given for given in inputs if not _is_start(given)]
-            inputs = [*starts, *_controls(signals), *others, *_updates(signals)]
+            asked = task_operations(signals, self._live.state, answer_check(self._live.replay.program))
+            inputs = [*starts, *_controls(signals), *others, *asked, *_updates(signals)]
         else:
             inputs = sorted(inputs, key=_is_start, reverse=True) if len(inputs) > 1 else inputs
         for given in inputs:

@@ -108,6 +108,7 @@ class WorkflowDefinition:
         self.signature = Signature(function, f"workflow {name!r}")
         self.signals = dict(signals or {})
         self.signal_decoders = {name: _decoder(f"signal {name!r}", kind) for name, kind in self.signals.items()}
+        self.forms: dict[bytes, msgspec.json.Decoder[Any]] = {}
 
 
 def _decoder(what: str, kind: Any) -> msgspec.json.Decoder[Any]:

@@ -7,6 +7,7 @@ from msgspec import Raw
 
 from holdfast.core.commands import Command
 from holdfast.core.events import Event
+from holdfast.program.definitions import WorkflowDefinition
 from holdfast.program.receiving import Received
 
 
@@ -18,6 +19,9 @@ class Program(Protocol):
 
     known_markers: frozenset[str]
     """The steps in which the history has recorded a choice: a patch that was taken, a cut."""
+
+    definition: WorkflowDefinition
+    """What the program is a run of. It knows the types of the forms that were asked for."""
 
     def handle(self, event: Event) -> list[Command]:
         """Take an outcome, go as far as possible, and return what is asked for."""

@@ -54,6 +54,7 @@ from holdfast.core.messages import AcceptedSignalResult, Message, Signal, Signal
 from holdfast.core.records import ActivityRecord, Task, Wait
 from holdfast.core.snapshot import RuntimeSnapshot
 from holdfast.core.state import TERMINAL, RunStatus
+from holdfast.core.tasks import DECISIONS
 from holdfast.errors import CallerError
 from holdfast.store.wakeups import Wakeups
 
@@ -105,7 +106,7 @@ def may_wake_others(turn: Turn) -> bool:
     """Say whether anybody but the run's owner can be waiting for what this turn does."""
     return bool(
         turn.release or turn.messages or turn.starts or turn.sends or turn.jobs or turn.snapshot.status in TERMINAL
-    )
+    ) or (bool(turn.received) and any(isinstance(event.data, DECISIONS) for event in turn.events))
 
 
 class Job(Struct, frozen=True, kw_only=True, gc=False):
@@ -205,13 +206,21 @@ class MailboxQuery(Struct, frozen=True, kw_only=True):
 
 
 class TaskQuery(Struct, frozen=True, kw_only=True):
-    """Which tasks to find. `role` matches tasks that list it. Ordered by task id."""
+    """Which tasks to find. `role` matches tasks that list it; `due_before` those that have an instant before it.
+
+    `actor` matches tasks that concern somebody of this name and with `actor_roles`: that are assigned to them, list
+    one of the roles, or list none and are nobody's. Ordered by task id.
+    """
 
     run_id: str | None = None
     task_id: str | None = None
     status: Literal["OPEN", "COMPLETED", "CANCELLED"] | None = None
     assignee: str | None = None
     role: str | None = None
+    plan_id: str | None = None
+    due_before: Instant | None = None
+    actor: str | None = None
+    actor_roles: tuple[str, ...] = ()
     after: str = ""
     limit: int = 100
 

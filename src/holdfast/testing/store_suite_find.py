@@ -179,6 +179,33 @@ class FindSuite(SuiteBase):
         [found] = await store.find_tasks(TaskQuery(assignee="ann"))
         assert await store.find_tasks(TaskQuery(task_id=found.task_id)) == [found]
 
+    @pytest.mark.contract("TSK-1")
+    async def test_tasks_are_found_by_plan_due_date_and_whom_they_concern(self, store: Store, node: SampleNode) -> None:
+        """A task concerns its assignee, whoever has one of its roles, and everybody if it has none and is nobody's."""
+        await node.start(
+            "run-1", replace(task("a", roles=("boss", "clerk")), due_at=START + 5), task("b", roles=("0",))
+        )
+        await node.start("run-2", replace(task("c", assignee="ann"), due_at=START + 6), task("d"), plan_id="ship")
+        await node.start("run-3", task("e", roles=("boss",), assignee="ann"))
+        await node.step("run-3", complete())
+
+        async def find(**query: Any) -> list[str]:
+            return sorted(found.step_id for found in await store.find_tasks(TaskQuery(**query)))
+
+        assert await find(plan_id="order") == ["a", "b", "e"]
+        assert await find(plan_id="ship", assignee="ann") == ["c"]
+        assert await find(plan_id="shi") == []
+        assert await find(due_before=START + 5) == []
+        assert await find(due_before=START + 6, status="OPEN") == ["a"]
+        assert await find(due_before=START + 7) == ["a", "c"]
+        assert await find(role="") == []
+        assert await find(actor="ann") == ["c", "d", "e"]
+        assert await find(actor="ann", status="OPEN") == ["c", "d"]
+        assert await find(actor="bob", actor_roles=("clerk", "boss")) == ["a", "d", "e"]
+        assert await find(actor="bob", actor_roles=("boss",), status="CANCELLED") == ["e"]
+        assert await find(actor="bob", actor_roles=("",)) == ["d"]
+        assert await find(actor_roles=("boss",)) == ["a", "b", "c", "d", "e"]
+
     async def test_tasks_are_paged_by_their_ids(self, store: Store, node: SampleNode) -> None:
         """Whatever run they belong to; a page is never longer than the store's limit."""
         most = self.limits.page_items

@@ -12,8 +12,9 @@ from msgspec.structs import replace
 
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
-from holdfast.core.messages import Message, Signal, SignalRequest
+from holdfast.core.messages import Actor, Message, Signal, SignalRequest
 from holdfast.core.records import Task, Wait
+from holdfast.core.tasks import is_effective
 from holdfast.errors import StoreUnavailable
 from holdfast.limits import Limits
 from holdfast.ports import Clock, SystemClock
@@ -316,13 +317,21 @@ class MemoryStore:
         guards.check_query(query)
         self._now()
         exact = ("run_id", "task_id", "status", "assignee")
-        tasks = {task_id: task for run in self._runs.values() for task_id, task in run.tasks.items()}
+        tasks = {
+            task_id: task
+            for run in self._runs.values()
+            if query.plan_id in (None, run.head.plan_id)
+            for task_id, task in run.tasks.items()
+        }
+        actor = None if query.actor is None else Actor(query.actor, query.actor_roles)
         found = [
             task
             for task_id, task in sorted(tasks.items())
             if task_id > query.after
             and all(getattr(query, field) in (None, getattr(task, field)) for field in exact)
             and (query.role is None or query.role in task.roles)
+            and (query.due_before is None or (task.due_at is not None and task.due_at < query.due_before))
+            and (actor is None or is_effective(task.assignee, task.roles, actor))
         ]
         return self._page(found, query.limit)
 

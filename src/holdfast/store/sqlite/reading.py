@@ -126,15 +126,29 @@ def find_mailbox(db: sqlite3.Connection, query: port.MailboxQuery, limit: int) -
     return [rows.signal_of(query.run_id, row) for row in found]
 
 
+_CONCERNS = (
+    "task_id IN (SELECT task_id FROM task_roles WHERE role IN (SELECT value FROM json_each(?)){of_status} "
+    "UNION ALL SELECT task_id FROM tasks WHERE assignee = ?{of_status}) "
+    "AND (roles <> '[]' OR assignee IS NULL OR assignee = ?)"
+)
+
+
 def find_tasks(db: sqlite3.Connection, query: port.TaskQuery, limit: int) -> list[Task]:
     """Return the tasks that the query names."""
+    of_status, status = ("", ()) if query.status is None else (" AND status = ?", (query.status,))
     where = _Where()
     where.add("task_id > ?", query.after)
     where.add_given("run_no = (SELECT run_no FROM runs WHERE run_id = ?)", query.run_id)
     where.add_given("task_id = ?", query.task_id)
     where.add_given("status = ?", query.status)
     where.add_given("assignee = ?", query.assignee)
-    where.add_given("EXISTS (SELECT 1 FROM json_each(roles) WHERE value = ?)", query.role)
+    if query.role is not None:
+        where.add(f"task_id IN (SELECT task_id FROM task_roles WHERE role = ?{of_status})", query.role, *status)
+    where.add_given("(SELECT plan_id FROM runs WHERE runs.run_no = tasks.run_no) = ?", query.plan_id)
+    where.add_given("json_extract(task, '$.due_at') < ?", query.due_before)
+    if query.actor is not None:
+        roles = rows.listing([0, *query.actor_roles])
+        where.add(_CONCERNS.format(of_status=of_status), roles, *status, query.actor, *status, query.actor)
     found = db.execute(f"SELECT task FROM tasks {where.text} ORDER BY task_id LIMIT ?", where.values(limit))
     return [rows.task_of(text) for (text,) in found]
 

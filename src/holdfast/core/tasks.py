@@ -1,0 +1,225 @@
+"""What people may do with a task, and what follows: the rules, and nothing about where tasks are kept.
+
+A person is *effective* for a task that is assigned to them, that names one of their roles, or that names no role and
+is nobody's. From that:
+
+* claim, release and complete are for the assignee; of a task that is nobody's, for whoever is effective;
+* assign, reassign and comment are for whoever is effective, and for administrators.
+
+Every decision is recorded: what was done, or `TaskRefused` with the reason. A task that several are to answer is
+nobody's again after each answer, so that the next one can answer.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from msgspec import Raw
+
+from holdfast.core import codec
+from holdfast.core import events as e
+from holdfast.core import messages as m
+from holdfast.core.instants import Instant
+from holdfast.core.pen import NOTHING, Decision, Pen, Refusal
+from holdfast.core.state import APPROVED, PENDING, OpenStep, RunState
+from holdfast.core.task_progress import NO_PROGRESS, GivenAnswer, TaskProgress
+from holdfast.errors import CallerError, Conflict, InvalidInput, NotPermitted
+
+ENGINE = "holdfast"
+"""The actor of what happens to a task by itself."""
+
+DECISIONS = (e.TaskAssigned, e.TaskCommented, e.TaskAnswered, e.TaskCompleted, e.TaskRefused)
+"""What stands in the history for an operation: the first event of the decision about it."""
+
+Check = Callable[[Raw, Raw], None]
+"""Raises `InvalidInput` if an answer (the second) does not fit a form (the first)."""
+
+
+def task_operations(signals: Iterable[m.Signal], state: RunState, check: Check | None) -> Iterator[m.TaskOperation]:
+    """Return what people ask of a run's tasks. Answers that nobody here can check are left for later."""
+    for signal in signals:
+        if signal.name == m.TASK_SIGNAL:
+            request = codec.decode(signal.payload, m.TaskRequest)
+            problem = None
+            if request.action == "complete":
+                if check is None:
+                    continue
+                problem = _misfit(state, request, check)
+            yield m.TaskOperation(id=signal.id, request=request, problem=problem, inbox_seq=signal.inbox_seq)
+
+
+def _misfit(state: RunState, request: m.TaskRequest, check: Check) -> str | None:
+    step = _open_task(state, request)
+    try:
+        if step is not None:
+            check(_created(step).form, request.answer)
+    except InvalidInput as unfit:
+        return unfit.message
+    return None
+
+
+def operate(state: RunState, operation: m.TaskOperation, pen: Pen) -> Decision | Refusal:
+    """Do what somebody asks of a task, or record why not."""
+    if state.status is PENDING or state.status is APPROVED:
+        return NOTHING
+    request = operation.request
+    step = _open_task(state, request)
+    objection = Conflict("the task is not open") if step is None else _objection(step, operation)
+    if step is None or objection is not None:
+        _refuse(request, objection, pen, operation.id)
+    elif request.action == "complete":
+        _answer(step, request.actor.name, request.answer, pen, operation.id)
+    elif request.action == "comment":
+        _write(step, e.TaskCommented(request.actor.name, request.text), pen, operation.id)
+    else:
+        assignee = {"claim": request.actor.name, "release": None}.get(request.action, request.assignee)
+        roles = request.roles if request.action == "reassign" else None
+        _write(step, e.TaskAssigned(request.action, request.actor.name, assignee, roles), pen, operation.id)
+    return pen.decision()
+
+
+def on_answer(step: OpenStep, message: m.Message, pen: Pen) -> Decision | Refusal:
+    """Take an answer that came as a message; a second one of the same person changes nothing."""
+    given = codec.decode(message.payload, m.Answer)
+    if any(earlier.actor == given.actor for earlier in _progress(step).answers):
+        return NOTHING
+    _answer(step, given.actor, given.answer, pen, None)
+    return pen.decision()
+
+
+def _open_task(state: RunState, request: m.TaskRequest) -> OpenStep | None:
+    step = state.open_steps.get(request.step_id)
+    is_it = step is not None and isinstance(step.body, e.TaskCreated) and step.body.task_id == request.task_id
+    return step if is_it else None
+
+
+def _created(step: OpenStep) -> e.TaskCreated:
+    assert isinstance(step.body, e.TaskCreated)
+    return step.body
+
+
+def _progress(step: OpenStep) -> TaskProgress:
+    return step.task or NO_PROGRESS
+
+
+# --- who may do what
+
+
+def is_effective(assignee: str | None, roles: Iterable[str], actor: m.Actor) -> bool:
+    """Say whether a task with this assignee and these roles concerns the actor."""
+    roles = set(roles)
+    return assignee == actor.name or not roles.isdisjoint(actor.roles) or (not roles and assignee is None)
+
+
+def _objection(step: OpenStep, operation: m.TaskOperation) -> CallerError | None:
+    request, task = operation.request, _created(step)
+    actor, action, holder = request.actor, request.action, task.assignee
+    concerns = is_effective(holder, task.roles, actor)
+    if action in ("assign", "reassign", "comment"):
+        if not concerns and not actor.is_admin:
+            return NotPermitted(f"{actor.name!r} has no role of the task, and is no administrator")
+        return Conflict(f"the task is {holder!r}'s; reassign it", by=holder) if action == "assign" and holder else None
+    if holder != actor.name:
+        if not concerns:
+            return NotPermitted(f"{actor.name!r} has no role of the task")
+        if holder is not None and action == "claim":
+            return Conflict(f"the task is {holder!r}'s", by=holder)
+        if holder is not None or action == "release":
+            return NotPermitted(f"the task is {'nobody' if holder is None else repr(holder)}'s")
+    return _objection_to_answer(step, operation) if action == "complete" else None
+
+
+def _objection_to_answer(step: OpenStep, operation: m.TaskOperation) -> CallerError | None:
+    actor = operation.request.actor.name
+    for given in _progress(step).answers:
+        if given.actor == actor:
+            return Conflict(f"{actor!r} has answered already", by=actor, at=given.at)
+    return InvalidInput(operation.problem, field="answer") if operation.problem is not None else None
+
+
+def _refuse(request: m.TaskRequest, error: CallerError | None, pen: Pen, cause: str) -> None:
+    assert error is not None
+    info = e.ErrorInfo(error.code, error.message)
+    by, at = error.details.get("by"), error.details.get("at")
+    pen.write(e.TaskRefused(request.action, request.actor.name, info, by, at), request.step_id, 1, None, cause)
+
+
+# --- answers
+
+
+def takes_several(task: e.TaskCreated) -> bool:
+    """Say whether a task is answered with a list, of so many answers by different people."""
+    return task.approvals > 1 or task.of is not None
+
+
+def _answer(step: OpenStep, actor: str, answer: Raw, pen: Pen, cause: str | None) -> None:
+    task = _created(step)
+    if takes_several(task):
+        _write(step, e.TaskAnswered(actor, answer), pen, cause)
+        answers = (*_progress(step).answers, GivenAnswer(actor, pen.now, answer))
+        if len(answers) < task.approvals:
+            return
+        answer = Raw(b"[" + b",".join(bytes(given.answer) for given in answers) + b"]")
+    pen.close(step, e.TaskCompleted(actor, answer), cause)
+
+
+def _write(step: OpenStep, body: e.Body, pen: Pen, cause: str | None) -> None:
+    pen.write(body, step.step_id, step.logical_attempt_id, None, cause, step.opened_event_id)
+
+
+# --- what happens by itself
+
+
+def schedule(step_id: str, task: e.TaskCreated, pen: Pen) -> None:
+    """Leave the messages that remind of a new task, and escalate it."""
+    if task.remind_ms is not None:
+        _schedule(step_id, _reminder(task, 1), pen.now + task.remind_ms * 1_000, pen)
+    if task.escalation is not None:
+        _schedule(step_id, _escalation(task), pen.now + task.escalation.after_ms * 1_000, pen)
+
+
+def next_instants(step: OpenStep) -> list[Instant]:
+    """Return when an open task is reminded of and escalated next; of any other step, nothing."""
+    if not isinstance(step.body, e.TaskCreated):
+        return []
+    return [due_at for due_at in (_remind_at(step), _escalate_at(step)) if due_at is not None]
+
+
+def on_timer(step: OpenStep, message: m.Message, pen: Pen) -> Decision | Refusal:
+    """Remind or escalate, but never early. The token says which, and an old one says nothing any more."""
+    task, count = _created(step), _progress(step).reminders + 1
+    remind_at, escalate_at = _remind_at(step), _escalate_at(step)
+    if remind_at is not None and message.waiting_token == _reminder(task, count):
+        if remind_at > pen.now:
+            return Decision(messages=(message,))
+        _write(step, e.TaskReminded(count), pen, None)
+        _schedule(step.step_id, _reminder(task, count + 1), pen.now + (task.remind_ms or 0) * 1_000, pen)
+    elif escalate_at is not None and message.waiting_token == _escalation(task):
+        assert task.escalation is not None
+        if escalate_at > pen.now:
+            return Decision(messages=(message,))
+        to = task.escalation
+        _write(step, e.TaskAssigned("escalate", ENGINE, to.assignee, to.roles or None), pen, None)
+    return pen.decision()
+
+
+def _remind_at(step: OpenStep) -> Instant | None:
+    """Return when to remind next: so long after the last time, so that nothing is made up for."""
+    task, reminded_at = _created(step), _progress(step).reminded_at
+    since = step.opened_at if reminded_at is None else reminded_at
+    return None if task.remind_ms is None else since + task.remind_ms * 1_000
+
+
+def _escalate_at(step: OpenStep) -> Instant | None:
+    to = _created(step).escalation
+    return None if to is None or _progress(step).is_escalated else step.opened_at + to.after_ms * 1_000
+
+
+def _reminder(task: e.TaskCreated, count: int) -> str:
+    return f"{task.token}!remind{count}"
+
+
+def _escalation(task: e.TaskCreated) -> str:
+    return f"{task.token}!escalate"
+
+
+def _schedule(step_id: str, token: str, due_at: Instant, pen: Pen) -> None:
+    pen.schedule("TimerDue", step_id, token, due_at)

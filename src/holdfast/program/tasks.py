@@ -1,0 +1,179 @@
+"""Asking humans, from inside a workflow.
+
+The type of the answer becomes a form: its JSON Schema, which is kept with the task for whoever shows it. Answers are
+checked against the type itself, by the program that asked: the definition remembers the types of its forms by their
+schemas, each time it asks.
+"""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import Any, Literal, TypeVar, overload
+
+import msgspec
+from msgspec import Raw, Struct
+
+from holdfast.core import codec
+from holdfast.core import commands as c
+from holdfast.core.events import EscalationRule
+from holdfast.core.instants import Instant
+from holdfast.core.messages import check_name
+from holdfast.core.tasks import Check
+from holdfast.errors import InvalidInput
+from holdfast.limits import ACTIVITY_NAME_BYTES
+from holdfast.program.code import CodeProgram, require_program
+from holdfast.program.definitions import milliseconds
+from holdfast.program.port import Program
+
+T = TypeVar("T")
+
+Due = datetime | timedelta | None
+
+
+class Escalation(Struct, frozen=True, kw_only=True):
+    """To whom a task goes by itself, if it is still open after so long. Without roles it keeps its own."""
+
+    after: timedelta
+    roles: Sequence[str] = ()
+    assignee: str | None = None
+
+
+@overload
+async def task(
+    name: str,
+    form: type[T],
+    *,
+    payload: Any = None,
+    roles: Sequence[str] = (),
+    assignee: str | None = None,
+    due: Due = None,
+    route: str = "",
+    task_type: str = "",
+    remind: timedelta | None = None,
+    escalate: Escalation | None = None,
+    approvals: Literal[1] = 1,
+    of: None = None,
+) -> T: ...
+@overload
+async def task(
+    name: str,
+    form: type[T],
+    *,
+    payload: Any = None,
+    roles: Sequence[str] = (),
+    assignee: str | None = None,
+    due: Due = None,
+    route: str = "",
+    task_type: str = "",
+    remind: timedelta | None = None,
+    escalate: Escalation | None = None,
+    approvals: int = 1,
+    of: int | None = None,
+) -> list[T]: ...
+
+
+async def task(
+    name: str,
+    form: Any,
+    *,
+    payload: Any = None,
+    roles: Sequence[str] = (),
+    assignee: str | None = None,
+    due: Due = None,
+    route: str = "",
+    task_type: str = "",
+    remind: timedelta | None = None,
+    escalate: Escalation | None = None,
+    approvals: int = 1,
+    of: int | None = None,
+) -> Any:
+    """Ask a human and wait for the answer, however long it takes; giving up the wait cancels the task.
+
+    With `approvals` or `of` so many different people are to answer, and the answers come as a list. After `due` the
+    task is overdue and stays open.
+    """
+    program = require_program("task")
+    _check_names(name, roles, assignee)
+    if type(approvals) is not int or approvals < 1 or (of is not None and (type(of) is not int or of < approvals)):
+        raise InvalidInput(f"task {name!r}: {approvals!r} approvals of {of!r} cannot be given", field="approvals")
+    schema, decoder = _form_of(form)
+    program.definition.forms[bytes(schema)] = decoder
+    command = c.AskHuman(
+        step_id=program.name_step(name),
+        name=name,
+        task_type=task_type,
+        route=route,
+        payload=codec.encode(payload),
+        form=schema,
+        roles=tuple(roles),
+        assignee=assignee,
+        due_at=_due_at(program, due),
+        remind_ms=milliseconds(remind),
+        escalation=_escalated(name, escalate),
+        approvals=approvals,
+        of=of,
+    )
+    answer = await program.step(command)
+    if approvals == 1 and of is None:
+        return codec.decode_with(decoder, answer)
+    return [codec.decode_with(decoder, one) for one in codec.decode(answer, list[Raw])]
+
+
+def answer_check(program: Program | None) -> Check | None:
+    """Return what checks answers for a program: None if there is none to ask."""
+    return None if program is None else check_with(program.definition.forms)
+
+
+def check_with(forms: dict[bytes, "msgspec.json.Decoder[Any]"]) -> Callable[[Raw, Raw], None]:
+    """Return what refuses answers that do not fit; a form that is not among these takes anything."""
+
+    def check(form: Raw, answer: Raw) -> None:
+        decoder = forms.get(bytes(form))
+        if decoder is not None:
+            codec.decode_with(decoder, answer)
+
+    return check
+
+
+def _form_of(kind: Any) -> tuple[Raw, "msgspec.json.Decoder[Any]"]:
+    try:
+        return _form(kind)
+    except TypeError as problem:
+        raise InvalidInput(f"{kind!r} cannot be a form: {problem}", field="form") from problem
+
+
+@lru_cache(maxsize=256)
+def _form(kind: Any) -> tuple[Raw, "msgspec.json.Decoder[Any]"]:
+    return codec.encode(msgspec.json.schema(kind)), msgspec.json.Decoder(kind)
+
+
+def _check_names(name: str, roles: Sequence[str], assignee: str | None) -> None:
+    if isinstance(roles, str):
+        raise InvalidInput(f"task {name!r}: roles are a list of names, not {roles!r}", field="roles")
+    given = [("task name", name), *(("role", role) for role in roles)]
+    given += [("assignee", assignee)] if assignee is not None else []
+    for field, value in given:
+        problem = check_name(field, value)
+        if problem is not None:
+            raise problem
+    if len(name.encode()) > ACTIVITY_NAME_BYTES:
+        raise InvalidInput(f"task name has at most {ACTIVITY_NAME_BYTES} UTF-8 bytes: {name!r}", field="task name")
+
+
+def _due_at(program: CodeProgram, due: Due) -> Instant | None:
+    if isinstance(due, datetime):
+        if due.tzinfo is None:
+            raise InvalidInput(f"due: {due!r} has no time zone", field="due")
+        return round(due.timestamp() * 1_000_000)
+    after_ms = milliseconds(due)
+    return None if after_ms is None else program.now() + after_ms * 1_000
+
+
+def _escalated(name: str, escalate: Escalation | None) -> EscalationRule | None:
+    if escalate is None:
+        return None
+    _check_names(name, escalate.roles, escalate.assignee)
+    after_ms = milliseconds(escalate.after)
+    if after_ms is None or (not escalate.roles and escalate.assignee is None):
+        raise InvalidInput(f"task {name!r}: it is escalated after some time, to roles or to somebody", field="escalate")
+    return EscalationRule(after_ms, tuple(escalate.roles), escalate.assignee)
