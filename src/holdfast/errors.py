@@ -8,6 +8,7 @@
     │   ├── NotFound                no such run, step or task
     │   ├── Conflict                the same id was used before with another content, or the state does not allow it
     │   ├── RunTerminal             the run has finished; it takes nothing more
+    │   ├── NotPermitted            the authoriser does not let this actor do that
     │   ├── NotWaiting              `require_waiting` was asked for and nobody waits
     │   ├── PayloadTooLarge         over a size limit
     │   ├── RateLimited             over a rate limit; `retry_after_ms` says when to try again
@@ -82,6 +83,10 @@ class Conflict(CallerError):
 
 class RunTerminal(CallerError):
     """The run has finished; it takes nothing more."""
+
+
+class NotPermitted(CallerError):
+    """The authoriser does not let this actor do that. The refusal is recorded in the run."""
 
 
 class NotWaiting(CallerError):

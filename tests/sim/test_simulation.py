@@ -60,6 +60,6 @@ def test_the_stories_hold_every_kind_of_harm() -> None:
     for seed in range(20):
         counts.update(simulate(seed).counts)
     harm = {"kills", "stops", "lost leases", "outages", "leaves", "conflicts", "signals"}
-    harm |= {"takes", "reports", "late reports", "lost workers"}
+    harm |= {"settled steps", "dead letters", "takes", "reports", "late reports", "lost workers"}
     assert harm <= counts.keys(), counts
     assert counts["commits"] > 1_000

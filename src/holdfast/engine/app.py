@@ -15,10 +15,13 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from holdfast.core import events as e
+from holdfast.core.letters import DeadLetter, DeadLetterQuery, Reason
 from holdfast.core.messages import check_name
 from holdfast.core.state import RunState
 from holdfast.engine.completion import report_error, report_result
+from holdfast.engine.controls import Authoriser, Operators
 from holdfast.engine.handle import RunHandle
+from holdfast.engine.letters import Letter, find_letters
 from holdfast.engine.node import Node, NodeOptions, logger
 from holdfast.engine.serving import asked_to_end
 from holdfast.engine.turn import start_run
@@ -26,7 +29,13 @@ from holdfast.errors import InvalidInput, VersionMismatch
 from holdfast.limits import ACTIVITY_NAME_BYTES, Limits
 from holdfast.ports import Ids, Rng, SystemIds, SystemRng
 from holdfast.program.code import CodeProgram, current_program
-from holdfast.program.definitions import ActivityDefinition, ActivityOptions, WorkflowDefinition, milliseconds
+from holdfast.program.definitions import (
+    ActivityDefinition,
+    ActivityOptions,
+    WorkflowDefinition,
+    failure_policy,
+    milliseconds,
+)
 from holdfast.program.port import Program
 from holdfast.settings import Settings, load_settings
 from holdfast.store import port
@@ -103,13 +112,20 @@ class App:
     """A set of workflows and activities, and the node that runs them."""
 
     def __init__(
-        self, name: str, *, limits: Limits | None = None, ids: Ids | None = None, rng: Rng | None = None
+        self,
+        name: str,
+        *,
+        limits: Limits | None = None,
+        ids: Ids | None = None,
+        rng: Rng | None = None,
+        authoriser: Authoriser | None = None,
     ) -> None:
         self.name = name
         self._given_limits = limits
         self._limits = limits or Limits()
         self._ids = ids or SystemIds()
         self._rng = rng or SystemRng()
+        self._operators = Operators(authoriser=authoriser, ids=self._ids)
         self._workflows: dict[tuple[str, str], WorkflowDefinition] = {}
         self._activities: dict[str, ActivityDefinition] = {}
         self._node: Node | None = None
@@ -160,7 +176,7 @@ class App:
         """Return the handle of a run that is there already."""
         if self._store is None:
             raise InvalidInput("no node is open: look at runs inside `async with app.node(...)`")
-        return RunHandle(run_id, self._store, None, self._node)
+        return RunHandle(run_id, self._store, None, self._node, self._operators)
 
     async def complete_activity(self, token: str, result: Any = None) -> None:
         """Report the result of an activity that ended by `complete_later`. When this returns it is durable.
@@ -178,6 +194,20 @@ class App:
         Answers like `complete_activity`; once the step has come to a later attempt, with `Conflict`.
         """
         await report_error(self._opened(), token, error, self._rng.fraction())
+
+    async def dead_letters(
+        self,
+        *,
+        run_id: str | None = None,
+        reason: Reason | None = None,
+        settled: bool = False,
+        after: DeadLetter | None = None,
+        limit: int = 100,
+    ) -> list[Letter]:
+        """Return messages that nobody could handle, the oldest first, from after one that was returned before."""
+        start = (0, "") if after is None else (after.died_at, after.letter_id)
+        query = DeadLetterQuery(run_id=run_id, reason=reason, settled=settled, after=start, limit=limit)
+        return await find_letters(self._opened(), query)
 
     def _opened(self) -> port.Store:
         if self._store is None:
@@ -229,7 +259,9 @@ class App:
         else:
             self._limits = self._given_limits or Limits()
             opened = store
-        node = Node(name or f"{self.name}-{self._ids.new_id()}", opened, self, self._rng, options)
+        node = Node(
+            name or f"{self.name}-{self._ids.new_id()}", opened, self, self._rng, options, self._limits.poison_retries
+        )
         self._turn_s = options.turn_s
         await node.start()
         self._node, self._store = node, opened
@@ -283,7 +315,7 @@ class App:
         answer = await node.creations.create(new, now)
         if isinstance(answer, port.Refused):
             raise answer.error
-        return RunHandle(answer.run_id, store, definition, node)
+        return RunHandle(answer.run_id, store, definition, node, self._operators)
 
 
 def _definition(workflow: Any) -> WorkflowDefinition:
@@ -306,6 +338,7 @@ def _options(base: ActivityOptions, **changes: Any) -> ActivityOptions:
         "timeout": lambda value: {"timeout_ms": milliseconds(value)},
         "schedule_to_close": lambda value: {"schedule_to_close_ms": milliseconds(value)},
         "heartbeat_timeout": lambda value: {"heartbeat_timeout_ms": milliseconds(value)},
+        "on_failure": lambda value: {"on_failure": failure_policy(value)},
     }
     fields: dict[str, Any] = {}
     for name, value in changes.items():

@@ -12,8 +12,8 @@ from msgspec import Struct
 
 from holdfast.core.events import Event
 from holdfast.core.state import TERMINAL
-from holdfast.errors import EngineError
-from holdfast.store.port import Store
+from holdfast.errors import EngineError, StoreCorrupt
+from holdfast.store.port import LoadedRun, Store
 
 PAGE_RUNS = 500
 REST = 10
@@ -84,6 +84,16 @@ class Finishes:
     async def _look(self) -> None:
         elsewhere = [run_id for run_id in self._waiting if not self._holds(run_id)]
         for start in range(0, len(elsewhere), PAGE_RUNS):
-            for run in await self._store.load(elsewhere[start : start + PAGE_RUNS]):
+            for run in await self._load(elsewhere[start : start + PAGE_RUNS]):
                 if run is not None and run.head.status in TERMINAL:
                     self.tell(run.head.run_id, run.head.version)
+
+    async def _load(self, run_ids: list[str]) -> list[LoadedRun | None]:
+        """Load runs, without those that cannot be read: they keep waiting, and nobody else does because of them."""
+        try:
+            return await self._store.load(run_ids)
+        except StoreCorrupt:
+            if len(run_ids) == 1:
+                return []
+        middle = len(run_ids) // 2
+        return [*await self._load(run_ids[:middle]), *await self._load(run_ids[middle:])]

@@ -7,31 +7,41 @@ from holdfast.core import events as e
 from holdfast.core.decide import update_step_id
 from holdfast.core.events import Event
 from holdfast.core.idempotency import signal_uuid
-from holdfast.core.messages import RESERVED_PREFIX, UPDATE_SIGNAL, AcceptedSignalResult, ControlName, SignalRequest
+from holdfast.core.messages import RESERVED_PREFIX, UPDATE_SIGNAL, AcceptedSignalResult, SignalRequest
 from holdfast.core.snapshot import RunSnapshot, project_run
 from holdfast.core.state import TERMINAL, RunStatus
+from holdfast.engine.controls import Commands, Operators
 from holdfast.engine.finishes import Finish
+from holdfast.engine.recording import head_of, recorded
+from holdfast.engine.letters import Fate, fate_of
 from holdfast.engine.node import Node
-from holdfast.engine.turn import control_request
-from holdfast.errors import InvalidInput, NotFound, RunCancelled, RunFailed, RunTerminal, UpdateFailed
+from holdfast.errors import InvalidInput, RunCancelled, RunFailed, UpdateFailed
 from holdfast.program.definitions import WorkflowDefinition
 from holdfast.store import port
 
 R = TypeVar("R")
 
+EVERYBODY = Operators()
 
-class RunHandle(Generic[R]):
+
+class RunHandle(Commands, Generic[R]):
     """One run: its result, its history, and what can be sent to it."""
 
-    __slots__ = ("_definition", "_node", "_store", "run_id")
+    __slots__ = ("_definition", "_node", "_operators", "_store", "run_id")
 
     def __init__(
-        self, run_id: str, store: port.Store, definition: WorkflowDefinition | None, node: Node | None
+        self,
+        run_id: str,
+        store: port.Store,
+        definition: WorkflowDefinition | None,
+        node: Node | None,
+        operators: Operators | None = None,
     ) -> None:
         self.run_id = run_id
         self._store = store
         self._definition = definition
         self._node = node
+        self._operators = operators or EVERYBODY
 
     async def result(self) -> R:
         """Wait for the run to finish; return what it returned, or raise `RunFailed` or `RunCancelled`."""
@@ -63,22 +73,9 @@ class RunHandle(Generic[R]):
         assert answer.result is not None
         return answer.result
 
-    async def cancel(self, reason: str = "", *, actor: str = "") -> None:
-        """Ask the run to cancel itself; it may clean up first. Asking twice is harmless."""
-        await self._control("CANCEL", actor, reason)
-
-    async def pause(self, reason: str = "", *, actor: str = "") -> None:
-        """Hold the run: results are still recorded, but its program does not go on."""
-        await self._control("PAUSE", actor, reason)
-
-    async def resume(self, reason: str = "", *, actor: str = "") -> None:
-        """Let a paused run go on."""
-        await self._control("RESUME", actor, reason)
-
-    async def _control(self, name: ControlName, actor: str, reason: str) -> None:
-        [answer] = await self._store.deliver([control_request(self.run_id, name, actor, reason)])
-        if isinstance(answer, port.Refused):
-            raise answer.error
+    async def follow(self, receipt: AcceptedSignalResult) -> Fate:
+        """Return what became of a signal: waiting, consumed by which event, expired, or dead-lettered and why."""
+        return await fate_of(self._store, receipt)
 
     async def query(self, name: str, /, **arguments: Any) -> Any:
         """Ask the run about its present state. It is answered by this process, from the run's program."""
@@ -96,26 +93,18 @@ class RunHandle(Generic[R]):
             raise answer.error
         assert answer.result is not None
         after = before.version if isinstance(answer, port.Accepted) else 0
-        body = await self._update_completed(update_step_id(signal_uuid(answer.result.signal_storage_key)), after)
+        step_id = update_step_id(signal_uuid(answer.result.signal_storage_key))
+        completed = await recorded(
+            self._store,
+            self.run_id,
+            after,
+            lambda event: event.step_id == step_id and isinstance(event.data, e.UpdateCompleted),
+        )
+        body = completed.data
+        assert isinstance(body, e.UpdateCompleted)
         if body.error is not None:
             raise UpdateFailed(f"update {name!r}: {body.error.code}: {body.error.message}", body.error)
         return codec.decode(body.result, Any)
-
-    async def _update_completed(self, step_id: str, seen: int) -> e.UpdateCompleted:
-        listener = self._store.wakeups.listen()
-        try:
-            while True:
-                head = await self._head()
-                while page := await self._store.read_events(self.run_id, seen):
-                    seen = page[-1].run_seq
-                    for event in page:
-                        if event.step_id == step_id and isinstance(event.data, e.UpdateCompleted):
-                            return event.data
-                if head.status in TERMINAL:
-                    raise RunTerminal(f"run {self.run_id} ended before it had answered", run_id=self.run_id)
-                await listener.wait(1.0)
-        finally:
-            listener.close()
 
     async def events(self) -> list[Event]:
         """Return the whole history."""
@@ -164,7 +153,4 @@ class RunHandle(Generic[R]):
             listener.close()
 
     async def _head(self) -> port.RunHead:
-        [run] = await self._store.load([self.run_id])
-        if run is None:
-            raise NotFound(f"there is no run {self.run_id!r}", run_id=self.run_id)
-        return run.head
+        return await head_of(self._store, self.run_id)

@@ -28,7 +28,7 @@ from holdfast.engine.live import Definitions, LiveRun, pause_turn, take_turn
 from holdfast.engine.live_runs import LiveRuns
 from holdfast.engine.queues import ActivityDefinitions, Queues
 from holdfast.engine.slots import Slots
-from holdfast.engine.turn import TurnDraft, aside_turn
+from holdfast.engine.turn import POISON_RETRIES, TurnDraft, aside_turn
 from holdfast.errors import (
     HoldfastError,
     LeaseExpired,
@@ -96,8 +96,17 @@ class _Held:
 class Node:
     """Runs workflows of one app on one store."""
 
-    def __init__(self, name: str, store: Store, definitions: NodeDefinitions, rng: Rng, options: NodeOptions) -> None:
+    def __init__(
+        self,
+        name: str,
+        store: Store,
+        definitions: NodeDefinitions,
+        rng: Rng,
+        options: NodeOptions,
+        poison_retries: int = POISON_RETRIES,
+    ) -> None:
         self.name = name
+        self._poison_retries = poison_retries
         self.store = store
         self._definitions = definitions
         self._options = options
@@ -308,6 +317,8 @@ class Node:
                 if isinstance(answer, CommitConflict):
                     self._lose(turn.run_id, answer)
                 else:
+                    if turn.dead:
+                        self._mourn(turn)
                     self._after(held, live, draft, turn.release, now)
 
     def _draft(
@@ -319,11 +330,13 @@ class Node:
         unfit = self._unfit.pop(live.state.run_id, None)
         if unfit is not None:  # some of what came in leads to a turn that cannot be: it is put aside
             problem = unfit
-            draft = pause_turn(live.state, held.loaded, [], problem, now, self.name, is_poisoned=True)
+            draft = pause_turn(
+                live.state, held.loaded, [], problem, now, self.name, self._poison_retries, is_poisoned=True
+            )
         elif problem is None:
-            draft, problem = take_turn(live, held.loaded, inputs, now, self.name)
+            draft, problem = take_turn(live, held.loaded, inputs, now, self.name, self._poison_retries)
         else:
-            draft = pause_turn(live.state, held.loaded, inputs, problem, now, self.name)
+            draft = pause_turn(live.state, held.loaded, inputs, problem, now, self.name, self._poison_retries)
         if problem is not None:
             logger.error("run %s is paused: %s", live.state.run_id, problem)
             self.lives.forget(live.state.run_id)
@@ -364,7 +377,11 @@ class Node:
             await self._put_aside(held, damage, now)
             return None, None
         if any(live.state.open_steps[lost.step_id].due_at is not None for lost in self._lost(held, live.state, now)):
-            [loaded] = await self.store.load([live.state.run_id])
+            try:
+                [loaded] = await self.store.load([live.state.run_id])
+            except StoreCorrupt as damage:  # whoever claims the run next makes a dead letter of what cannot be read
+                await self._put_aside(held, damage, now)
+                return None, None
             if loaded is not None and loaded.head.lease_epoch == held.loaded.head.lease_epoch:
                 held.loaded = loaded
         return live, problem
@@ -373,12 +390,20 @@ class Node:
         """Leave a run whose history makes no sense for a while: others go on, and what it was told is kept."""
         run_id = held.loaded.head.run_id
         logger.error("run %s is put aside: %s", run_id, damage)
-        [answer] = await self._commit([aside_turn(held.loaded, now)])
+        turn = aside_turn(held.loaded, now, self.name, damage, self._poison_retries)
+        self._mourn(turn)
+        [answer] = await self._commit([turn])
         self._workers.cancel(run_id)
         self._held.pop(run_id, None)
         self.lives.forget(run_id)
         if isinstance(answer, CommitConflict):
             logger.warning("run %s: it could not be put aside (%s)", run_id, answer.reason)
+
+    def _mourn(self, turn: Turn) -> None:
+        for letter in turn.dead:
+            logger.error(
+                "run %s: letter %s is dead, %s: %s", *(turn.run_id, letter.letter_id, letter.reason, letter.detail)
+            )
 
     def _lost(self, held: _Held, state: RunState, now: Instant) -> list[NodeLost]:
         """Return word of activities that nobody carries out: their node is gone, and took them along.

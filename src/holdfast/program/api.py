@@ -11,6 +11,7 @@ from typing import Any, NoReturn, Self, TypeVar
 
 from holdfast.core import codec
 from holdfast.core import commands as c
+from holdfast.core.events import NULL
 from holdfast.core.messages import RESERVED_PREFIX, check_name
 from holdfast.errors import InvalidInput
 from holdfast.ports import Random
@@ -55,7 +56,7 @@ async def wait_signal(name: str, kind: type[T], *, timeout: timedelta | float | 
     limit_ms = milliseconds(timeout)
     until = None if limit_ms is None else program.now() + limit_ms * 1_000
     payload = await program.step(c.WaitSignal(step_id=program.name_step(name), name=name, until=until))
-    return codec.decode(payload, kind)
+    return codec.decode(NULL if payload is None else payload, kind)  # None: an operator skipped the wait
 
 
 async def wait_until(condition: Callable[[], bool], *, timeout: timedelta | float | None = None) -> None:

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
 from msgspec import Raw
@@ -85,9 +85,9 @@ class Signature:
         model = codec.decode_with(self._decoder, raw)
         return {name: getattr(model, name) for name in self._names}
 
-    def result_of(self, raw: Raw) -> Any:
-        """Return the result that the JSON holds, as the annotated type."""
-        return codec.decode_with(self._result_decoder, raw)
+    def result_of(self, raw: Raw | None) -> Any:
+        """Return the result that the JSON holds, as the annotated type; None if the step was skipped."""
+        return None if raw is None else codec.decode_with(self._result_decoder, raw)
 
 
 class WorkflowDefinition:
@@ -102,6 +102,9 @@ class WorkflowDefinition:
         self.signature = Signature(function, f"workflow {name!r}")
 
 
+OnFailure = Literal["raise", "pause"]
+
+
 class ActivityOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How an activity is carried out. Each can be set on the definition and for one call."""
 
@@ -110,6 +113,8 @@ class ActivityOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     schedule_to_close_ms: int | None = None
     heartbeat_timeout_ms: int | None = None
     queue: str = ""
+    on_failure: OnFailure = "raise"
+    """What follows when the last attempt has failed: the workflow is told, or the run is paused for an operator."""
 
     @property
     def is_without_limits(self) -> bool:
@@ -150,3 +155,10 @@ def milliseconds(value: timedelta | float | None) -> int | None:
     if not 0 < seconds <= DURATION_MS / 1_000:
         raise InvalidInput(f"a duration is more than 0, and at most a thousand years, not {value!r}")
     return max(1, round(seconds * 1_000))
+
+
+def failure_policy(value: str) -> OnFailure:
+    """Return what follows when an activity has failed for good, or refuse it."""
+    if value not in get_args(OnFailure):
+        raise InvalidInput(f"on_failure is one of {', '.join(get_args(OnFailure))}, not {value!r}", field="on_failure")
+    return value  # type: ignore[return-value]

@@ -50,6 +50,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from holdfast.core.events import NULL, Event
 from holdfast.core.instants import Instant
+from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settled, Settlement
 from holdfast.core.messages import AcceptedSignalResult, Message, Signal, SignalRequest
 from holdfast.core.records import ActivityRecord, Task, Wait
 from holdfast.core.snapshot import RuntimeSnapshot
@@ -77,6 +78,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     `seen_inbox_seq` is the highest inbox number that the turn had before it: a later one makes the run ready again.
     `starts` and `sends` go to other runs: they become durable with the commit and arrive by themselves, as if by
     `create` and `deliver`, each at most once by its id; what is refused there is dropped.
+    `dead` are messages that it gives up, and consumes.
     `jobs` go into queues, after `jobs_closed` names the steps whose jobs, and what was said of their progress, go.
     """
 
@@ -98,6 +100,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     sends: tuple[Message | SignalRequest, ...] = ()
     jobs: tuple["Job", ...] = ()
     jobs_closed: tuple[str, ...] = ()
+    dead: tuple[DeadLetter, ...] = ()
 
 
 def may_wake_others(turn: Turn) -> bool:
@@ -328,6 +331,7 @@ class PurgeReport(Struct, frozen=True, kw_only=True):
     tasks: int = 0
     runtime_states: int = 0
     acceptance_records: int = 0
+    dead_letters: int = 0
     stale_runs: int = 0
     has_more: bool = False
 
@@ -342,6 +346,7 @@ class Stats(Struct, frozen=True, kw_only=True):
     signals: int
     open_tasks: int
     jobs: int
+    dead_letters: int
     nodes: int
     oldest_ready_at: Instant | None
 
@@ -461,6 +466,20 @@ class Store(Protocol):
 
     async def find_tasks(self, query: TaskQuery) -> list[Task]:
         """Return the tasks that the query names."""
+        ...
+
+    async def find_dead_letters(self, query: DeadLetterQuery) -> list[DeadLetter]:
+        """Return the dead letters that the query names."""
+        ...
+
+    async def settle_dead_letters(
+        self, ids: Sequence[str], action: Settlement, actor: str = ""
+    ) -> list[Settled | Refused]:
+        """Put messages back into their runs' inboxes, due now, or drop them for good. Safe to repeat.
+
+        Refused: `NotFound`; `Conflict`, if it was settled otherwise; of a requeue `RunTerminal`, and `InvalidInput` for
+        what cannot be read. A message of the same id that waits by now stays.
+        """
         ...
 
     async def read_events(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:

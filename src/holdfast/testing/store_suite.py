@@ -21,6 +21,7 @@ from holdfast.testing.store_suite_commit import CommitSuite
 from holdfast.testing.store_suite_create import CreateSuite
 from holdfast.testing.store_suite_delivery import DeliverySuite
 from holdfast.testing.store_suite_find import FindSuite
+from holdfast.testing.store_suite_letters import LetterSuite
 from holdfast.testing.store_suite_lifecycle import LifecycleSuite
 from holdfast.testing.store_suite_purge import PurgeSuite
 from holdfast.testing.store_suite_queues import QueueSuite
@@ -37,6 +38,7 @@ class StoreSuite(
     ClaimSuite,
     QueueSuite,
     BeatSuite,
+    LetterSuite,
     FindSuite,
     PurgeSuite,
     LifecycleSuite,
