@@ -22,11 +22,9 @@ IN_PART: dict[str, str] = {
     "WF-1": "code; flows and plans are not there yet",
     "WF-5": "waits; flows are not there yet",
     "ACT-2": "the record's fields",
-    "SIG-12": "accepted, consumed, expired; there are no dead letters yet",
-    "SIG-13": "decision recorded, then applied; the authoriser is not there yet",
     "QUE-4": "creation in one transaction, finding by reference and tag",
-    "MSG-3": "unreadable and refused messages are refused or put aside; there are no dead letters yet",
-    "MSG-4": "wake-ups without polling, bounded activities, drain on SIGTERM; poison retries and dead letters are not there yet",
+    "MSG-3": "a run whose definition is missing is paused and keeps its messages; nothing is dead-lettered for that",
+    "MSG-4": "no setting for a dead-letter policy but how often to retry: letters stay until their run is purged",
     "SEC-2": "artifacts are references",
     "API-2": "typed errors of the core, the stores and the engine",
 }

@@ -33,6 +33,9 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rotation_bytes: int = 1024 * 1024
     """How large the history of a stretch may be, as estimated, before a `cut` begins the next one (CAN-1)."""
 
+    poison_retries: int = 10
+    """How often a message that cannot be handled is put aside before it is a dead letter: some five minutes in all."""
+
     def __post_init__(self) -> None:
         for field in self.__struct_fields__:
             if getattr(self, field) < 1:

@@ -7,15 +7,19 @@ from holdfast.core.events import ArtifactRef, Body, ErrorInfo
 from holdfast.core.state import RunStatus
 from tests.core.driving import START, Driver, activity, child, task, timer, wait
 
+RETRY = e.RetryOf("run-0", "click", "ann", "again")
 ERROR = ErrorInfo("Broken", "it broke", True, "infrastructure", "line 1", ErrorInfo("Cause", "deeper"))
 ARTIFACT = ArtifactRef("s3://bucket/log", "log", "ab" * 32, 12, START)
 
 # Each body with the step it is for. The names of steps are the kinds of the steps that `run_in` leaves open.
 SAMPLES: list[tuple[Body, str | None]] = [
-    (e.RunQueued("order", "1", "acme", "shop", "prod", "req-1", Raw(b"{}"), "parent", "child", "child@4", 2), None),
+    (
+        e.RunQueued("order", "1", "acme", "shop", "prod", "req-1", Raw(b"{}"), "parent", "child", "child@4", 2, RETRY),
+        None,
+    ),
     (e.RunApproved("ann"), None),
     (e.RunStarted(), None),
-    (e.RunPaused("lunch", ERROR), None),
+    (e.RunPaused("lunch", ERROR, "activity"), None),
     (e.RunResumed("back"), None),
     (e.RunCancelRequested("enough"), None),
     (e.RunCompleted(Raw(b"1"), (ARTIFACT,)), None),
@@ -29,7 +33,7 @@ SAMPLES: list[tuple[Body, str | None]] = [
     (e.StepDetached(START + 1), "activity"),
     (e.StepCompleted(Raw(b"3"), (ARTIFACT,)), "activity"),
     (e.StepFailed(ERROR), "activity"),
-    (e.StepSkipped("not needed"), "activity"),
+    (e.StepSkipped("not needed", Raw(b"7")), "activity"),
     (e.StepCancelled("not needed"), "timer"),
     (e.TimerStarted("fresh@9", START + 1), "fresh"),
     (e.TimerFired(), "timer"),

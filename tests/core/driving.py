@@ -227,9 +227,10 @@ def made(state: RunState, body: Body, step_id: str | None = None, attempt: int =
 # --- short words for what tests ask for
 
 
-def activity(step_id: str = "charge") -> commands.RunActivity:
-    """Return the command to run an activity."""
-    return commands.RunActivity(step_id=step_id, name="charge")
+def activity(step_id: str = "charge", *, on_failure: str = "raise") -> commands.RunActivity:
+    """Return the command to run an activity; `on_failure` says what follows when it has failed for good."""
+    options = events.NULL if on_failure == "raise" else codec.encode({"on_failure": on_failure})
+    return commands.RunActivity(step_id=step_id, name="charge", options=options)
 
 
 def timer(step_id: str = "sleep", due_at: int = START + SECOND) -> commands.StartTimer:

@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.core import commands
 from holdfast.core import events as e
 from holdfast.core.messages import ControlName
 from holdfast.core.pen import Decision, Refusal
 from holdfast.core.state import APPROVED, CANCELLED, PAUSED, PENDING, RUNNING, TERMINAL, RunStatus
 from holdfast.errors import RunTerminal
 from tests.core.bodies import run_in
-from tests.core.driving import Driver, activity, done, failed, timer
+from tests.core.driving import BROKEN, FATAL, Driver, activity, done, failed, timer
 
 NAMES: tuple[ControlName, ...] = get_args(ControlName)
 
@@ -177,12 +178,12 @@ def test_an_emergency_stop_ends_the_run_at_once(status: RunStatus) -> None:
 @pytest.mark.contract("ATT-1", "ATT-2", "EVT-4")
 def test_a_step_can_be_retried_past_nine_times_and_every_key_is_its_own() -> None:
     run = Driver().start()
-    run.ask(activity())
+    run.ask(activity(on_failure="pause"))
     for attempt in range(1, 13):
         run.tell(failed(attempt=attempt, engine_attempt=attempt))
         answer = run.control("RETRY_STEP", "charge")
         assert isinstance(answer, Decision)
-        assert types(answer) == f"{A} StepStarted"
+        assert types(answer) == f"{A} StepStarted RunResumed"
         started = answer.events[1]
         assert (started.logical_attempt_id, started.engine_attempt_id) == (attempt + 1, attempt + 1)
         assert started.data == run.events[2].data
@@ -197,27 +198,91 @@ def test_a_step_can_be_retried_past_nine_times_and_every_key_is_its_own() -> Non
 @pytest.mark.contract("ATT-2")
 def test_only_a_failed_step_can_be_retried_and_only_once_for_each_failure() -> None:
     run = Driver().start()
-    run.ask(activity())
+    run.ask(activity(on_failure="pause"))
     assert types(run.control("RETRY_STEP", "charge")) == R
     run.tell(failed())
-    assert types(run.control("RETRY_STEP", "charge")) == f"{A} StepStarted"
+    assert types(run.control("RETRY_STEP", "charge")) == f"{A} StepStarted RunResumed"
     assert types(run.control("RETRY_STEP", "charge")) == R
     run.tell(done(attempt=2))
     assert types(run.control("RETRY_STEP", "charge")) == R
 
 
 @pytest.mark.contract("ATT-2", "SIG-13")
-def test_a_failed_step_of_a_paused_run_can_be_retried() -> None:
+@pytest.mark.parametrize("on_failure", ["raise", "pause"])
+def test_what_failed_while_an_operator_held_the_run_is_retried_and_the_run_stays_paused(on_failure: str) -> None:
     run = Driver().start()
-    run.ask(activity())
-    run.tell(failed())
+    run.ask(activity(on_failure=on_failure))
     run.control("PAUSE")
+    assert types(run.tell(failed())) == "StepFailed"
     assert types(run.control("RETRY_STEP", "charge")) == f"{A} StepStarted"
     assert types(run.tell(done(attempt=2))) == "StepCompleted"
+    assert run.state.status is PAUSED
+
+
+@pytest.mark.contract("ATT-2", "SIG-13")
+@pytest.mark.parametrize("name", ["RETRY_STEP", "SKIP_STEP"])
+def test_a_failure_that_the_program_was_told_of_is_not_taken_back(name: ControlName) -> None:
+    told = Driver().start()
+    told.ask(activity())
+    told.tell(failed())
+    told.control("PAUSE")
+    resumed = Driver().start()
+    resumed.ask(activity(on_failure="pause"))
+    resumed.tell(failed())
+    resumed.control("RESUME")
+    for run in (told, resumed):
+        answer = run.control(name, "charge")
+        assert types(answer) == R
+        assert run.events[-1].data.reason == "the workflow has gone on since step 'charge' failed"  # type: ignore[attr-defined]
+
+
+@pytest.mark.contract("ATT-2", "SIG-13")
+def test_a_resumption_that_came_to_nothing_tells_the_program_nothing() -> None:
+    run = Driver().start()
+    run.ask(activity(on_failure="pause"))
+    run.tell(failed())
+    run.control("RESUME")
+    run.ask(commands.PauseRun(error=FATAL))
+    assert not run.state.failed_steps["charge"].is_told
+    assert (
+        types(run.control("RETRY_STEP", "charge")) == f"{A} StepStarted"
+    )  # what stopped the program is another matter
+
+
+@pytest.mark.contract("ATT-2", "SIG-13")
+@pytest.mark.parametrize("names", [("RETRY_STEP", "SKIP_STEP"), ("SKIP_STEP", "RETRY_STEP"), ("SKIP_STEP",) * 2])
+def test_a_run_goes_on_when_the_last_of_its_failed_steps_is_settled(names: tuple[ControlName, ...]) -> None:
+    run = Driver().start()
+    run.ask(activity("a", on_failure="pause"), activity("b", on_failure="pause"), timer())
+    assert types(run.tell(failed("a"))) == "RunPaused StepFailed"
+    assert types(run.tell(failed("b"))) == "StepFailed"
+    first, last = names
+    assert types(run.control("SKIP_STEP", "sleep")) == f"{A} StepSkipped"
+    assert not types(run.control(first, "b")).endswith("RunResumed")
+    assert types(run.control(last, "a")).endswith("RunResumed")
+    assert run.state.status is RUNNING
 
 
 @pytest.mark.contract("SIG-13")
-@pytest.mark.parametrize("kind", ["activity", "timer", "signal", "task", "child", "update"])
+def test_an_operator_who_pauses_a_run_that_a_failure_has_paused_holds_it() -> None:
+    run = Driver().start()
+    run.ask(activity(on_failure="pause"))
+    run.tell(failed())
+    assert run.state.is_held
+    assert types(run.control("PAUSE")) == A
+    assert types(run.control("RETRY_STEP", "charge")) == f"{A} StepStarted"
+    assert types(run.control("RESUME")) == f"{A} RunResumed"
+    assert types(run.tell(failed(attempt=2, engine_attempt=2))) == "RunPaused StepFailed"
+    assert run.state.last_error == BROKEN
+
+
+@pytest.mark.contract("SIG-13")
+def test_an_update_is_not_skipped_because_somebody_waits_for_its_answer() -> None:
+    assert types(run_in(RUNNING).control("SKIP_STEP", "update")) == R
+
+
+@pytest.mark.contract("SIG-13")
+@pytest.mark.parametrize("kind", ["activity", "timer", "signal", "task", "child"])
 def test_an_open_step_of_any_kind_can_be_skipped(kind: str) -> None:
     run = run_in(RUNNING)
     answer = run.control("SKIP_STEP", kind, reason="not needed")
@@ -231,9 +296,9 @@ def test_an_open_step_of_any_kind_can_be_skipped(kind: str) -> None:
 @pytest.mark.contract("SIG-13")
 def test_a_failed_step_can_be_skipped_and_then_no_longer_retried() -> None:
     run = Driver().start()
-    run.ask(activity())
+    run.ask(activity(on_failure="pause"))
     run.tell(failed())
-    assert types(run.control("SKIP_STEP", "charge")) == f"{A} StepSkipped"
+    assert types(run.control("SKIP_STEP", "charge")) == f"{A} StepSkipped RunResumed"
     assert run.state.failed_steps == {}
     assert types(run.control("RETRY_STEP", "charge")) == R
 

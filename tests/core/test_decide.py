@@ -334,7 +334,7 @@ def test_a_wait_times_out_at_its_instant() -> None:
 @pytest.mark.contract("INV", "ATT-2")
 def test_a_result_of_an_old_logical_attempt_comes_too_late() -> None:
     run = Driver().start()
-    run.ask(activity())
+    run.ask(activity(on_failure="pause"))
     run.tell(failed())
     run.control("RETRY_STEP", "charge")
     assert run.tell(done(attempt=1)) == NOTHING
@@ -420,14 +420,14 @@ def test_jitter_shortens_the_delay_by_the_fraction_that_was_drawn() -> None:
 @pytest.mark.contract("ACT-1", "ATT-2")
 def test_an_operators_retry_has_all_attempts_of_the_policy_again() -> None:
     run = Driver().start()
-    run.ask(activity())
+    run.ask(activity(on_failure="pause"))
     for engine_attempt in (1, 2, 3):
         run.tell(failed(engine_attempt=engine_attempt, retry=THREE))
     run.control("RETRY_STEP", "charge")
     for engine_attempt, delay in ((4, 1), (5, 2)):
         [event] = run.tell(failed(attempt=2, engine_attempt=engine_attempt, retry=THREE)).events
         assert event.data == e.StepRetried("failed", START + delay * SECOND, BROKEN)
-    assert types(run.tell(failed(attempt=2, engine_attempt=6, retry=THREE))) == ["StepFailed"]
+    assert types(run.tell(failed(attempt=2, engine_attempt=6, retry=THREE))) == ["RunPaused", "StepFailed"]
 
 
 @pytest.mark.contract("OWN-3", "ATT-1")

@@ -105,6 +105,7 @@ def test_an_error_of_an_earlier_attempt_is_stale_and_one_of_a_later_moves_the_st
 @pytest.mark.contract("ATT-1", "ATT-2")
 def test_the_attempts_of_a_step_that_failed_elsewhere_are_counted_on_when_an_operator_retries_it() -> None:
     run = begun()
+    run.control("PAUSE")
     assert types(run.tell(outcome(run, attempt=7, error=BROKEN))) == ["StepFailed"]
     assert project_run(run.run_id, run.events).steps[0].engine_attempt_id == 7
     run.control("RETRY_STEP", "charge")

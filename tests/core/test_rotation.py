@@ -22,6 +22,7 @@ NOT_CARRIED = {
     "replay_from",
     "open_steps",
     "failed_steps",
+    "is_held",
     "steps_since_rotation",
     "last_executed_by",
     "last_executed_on",

@@ -277,7 +277,7 @@ def test_a_closed_step_shows_how_and_when_it_ended(kind: str, body: e.Body, stat
 @pytest.mark.contract("PRJ-1", "ATT-1", "ATT-2")
 def test_attempts_are_shown_and_a_retry_begins_afresh() -> None:
     run = Driver().start()
-    run.ask(activity())
+    run.ask(activity(on_failure="pause"))
     run.tell(NodeLost("charge"))
     assert (step(run, "charge").logical_attempt_id, step(run, "charge").engine_attempt_id) == (1, 2)
     run.tell(failed(engine_attempt=2))

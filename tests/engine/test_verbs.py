@@ -13,17 +13,26 @@ from holdfast.core.state import APPROVED, CANCELLED, COMPLETED, FAILED, PAUSED, 
 from holdfast.engine.app import Workflow
 from holdfast.engine.handle import RunHandle
 from holdfast.engine.turn import TurnDraft
-from holdfast.errors import InvalidInput, NotFound, RunCancelled, RunFailed, RunTerminal
+from holdfast.errors import Conflict, InvalidInput, NotFound, RunCancelled, RunFailed, RunTerminal
 from holdfast.testing.samples import SampleNode
 from tests.engine.place import until_event, until_status
 
 WAITS = "waits"
+RECEIPT = AcceptedSignalResult(
+    workflow_id="nowhere", signal_name="go", signal_id="s", accepted_at=0, signal_storage_key="x_y.json"
+)
 STATUSES: tuple[RunStatus, ...] = (PENDING, APPROVED, RUNNING, PAUSED, COMPLETED, FAILED, CANCELLED)
 VERBS: dict[str, Callable[[RunHandle[Any]], Awaitable[Any]]] = {
     "signal": lambda run: run.signal("go", "x"),
     "cancel": lambda run: run.cancel(),
     "pause": lambda run: run.pause(),
     "resume": lambda run: run.resume(),
+    "approve": lambda run: run.approve(),
+    "retry_step": lambda run: run.retry_step("go"),
+    "skip_step": lambda run: run.skip_step("nowhere"),
+    "stop": lambda run: run.stop(),
+    "retry_run": lambda run: run.retry_run(signal_id="again"),
+    "follow": lambda run: run.follow(RECEIPT),
     "query": lambda run: run.query("colour"),
     "update": lambda run: run.update("double", number=2),
     "result": lambda run: run.result(),
@@ -42,6 +51,12 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
     "cancel": (*FINE, *DONE),
     "pause": (*FINE, *DONE),
     "resume": (*FINE, *DONE),
+    "approve": (*FINE, *DONE),
+    "retry_step": (*FINE, *DONE),
+    "skip_step": (*FINE, *DONE),
+    "stop": (*FINE, *DONE),
+    "retry_run": (*(Conflict,) * 4, *(RunHandle,) * 3),
+    "follow": (NotFound,) * 7,
     "query": (InvalidInput, InvalidInput, "blue", "blue", "blue", "blue", "blue"),
     "update": (WAITS, WAITS, 4, WAITS, *DONE),
     "result": (WAITS, WAITS, WAITS, WAITS, "x", RunFailed, RunCancelled),
@@ -145,5 +160,5 @@ def test_the_matrix_has_no_gap() -> None:
     assert set(STATUSES) == set(RunStatus)
     assert set(ANSWERS) == set(VERBS)
     assert all(len(row) == len(STATUSES) for row in ANSWERS.values())
-    public = {name for name, value in vars(RunHandle).items() if not name.startswith("_") and callable(value)}
+    public = {name for name in dir(RunHandle) if not name.startswith("_") and callable(getattr(RunHandle, name))}
     assert public == set(VERBS)

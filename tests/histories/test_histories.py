@@ -21,8 +21,8 @@ DIGESTS = {
     "v2.expected.json": "874a4edc9b40d91d4263dc5a5a67ec6910a5fa089b6643de7de16cac8f688b89",
     "v3.jsonl": "b17cfc79dd637331d22a7e257c38e309617154481c1f7e3099e8da448cbb4121",
     "v3.expected.json": "ef92bdc7c1c19dc2bd555ba3348f9dd0a13c7a6e0699ee0e5d753b01d6d66cb1",
-    "v4.jsonl": "46c5d0e82c219c40f83eba2b3ec4c1dcd32decb1bd4d9257bf4f61f50318f685",
-    "v4.expected.json": "03e0b3a83073aa8597b33ab34bfb0e2ec8cf9789847ea7fbf2a0808595919ee0",
+    "v4.jsonl": "4332858d7ed221f953abfae8d0cfce9c06783f838981417ac846ad010ba57c48",
+    "v4.expected.json": "0bd62cacdaadc6a724a6b583ce181ef4353fbd5bc31ec00fddc729cdac381a38",
 }
 
 

@@ -49,7 +49,8 @@ class Member:
         rng = Random(world.rng.random())
         self.process = SimProcess(world.loop, name)
         self.store = FaultyStore(world.store, weather, Random(rng.random()))
-        limits = Limits(rotation_steps=rng.choice((1, 3, 50)))  # nodes need not agree on when to cut
+        # Nodes need not agree on when to cut, or to give up.
+        limits = Limits(rotation_steps=rng.choice((1, 3, 50)), poison_retries=rng.choice((1, 3)))
         self.app = App("sim", limits=limits, ids=SeededIds(rng), rng=SeededRng(rng))
         self.play = register(self.app, world)
         self._options = NodeOptions(

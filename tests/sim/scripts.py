@@ -32,7 +32,7 @@ def _draw(rng: Random, depth: int) -> list[Any]:
     kind = rng.choice(simple if depth >= 3 else simple + nested)
     match kind:
         case "work":
-            where = [rng.choice(("", "", "far")), rng.random() < 0.2]
+            where = [rng.choice(("", "", "far")), rng.random() < 0.2, rng.choice(("raise", "raise", "pause"))]
             return ["work", _duration(rng), rng.choice((0, 0, 0, 1, 2, 5)), rng.choice((1, 3, 3, 4)), *where]
         case "sleep":
             return ["sleep", rng.choice((0.01, 0.5, 2.0, 7.0))]
@@ -98,9 +98,12 @@ class Player:
     def _inner(self) -> Player:
         return Player(self._activity, self._workflow, [], is_top=False)
 
-    async def _work(self, seconds: float, failures: int, attempts: int, queue: str, is_later: bool) -> Any:
+    async def _work(
+        self, seconds: float, failures: int, attempts: int, queue: str, is_later: bool, on_failure: str
+    ) -> Any:
         policy = hf.Retry(max_attempts=attempts, initial_ms=200, most_ms=2_000)
-        return await self._activity.options(retry=policy, queue=queue)(seconds, failures, is_later)
+        work = self._activity.options(retry=policy, queue=queue, on_failure=on_failure)
+        return await work(seconds, failures, is_later)
 
     async def _sleep(self, seconds: float) -> Any:
         await (hf.sleep(seconds) if self._is_top else asyncio.sleep(seconds))

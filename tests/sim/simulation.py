@@ -8,9 +8,12 @@ from contextlib import suppress
 from random import Random
 from typing import Any, get_args
 
+from msgspec.structs import replace
+
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.invariants import check_drained
+from holdfast.core.letters import DeadLetterQuery
 from holdfast.core.messages import (
     CONTROL_SIGNAL,
     TASK_SIGNAL,
@@ -21,14 +24,14 @@ from holdfast.core.messages import (
     TaskRequest,
 )
 from holdfast.core.records import Task
-from holdfast.core.state import PAUSED, TERMINAL
+from holdfast.core.state import PAUSED, TERMINAL, state_of
 from holdfast.engine.handle import RunHandle
 from holdfast.engine.live import revive
 from holdfast.engine.turn import control_request
 from holdfast.errors import HoldfastError, NotFound, RateLimited, RunError, RunTerminal, StoreError
 from holdfast.store import port
 from holdfast.testing.faults import FaultyStore
-from holdfast.testing.samples import read_mailbox, signal
+from holdfast.testing.samples import message, read_mailbox, signal
 from holdfast.testing.sim_loop import SimLoop
 from holdfast.testing.views import system_view
 from tests.sim.cluster import Cluster, in_process
@@ -126,11 +129,14 @@ class Simulation:
         """Send a run signals and operators' commands, at any time."""
         for _ in range(self._rng.randint(0, 8)):
             await asyncio.sleep(self._rng.expovariate(1.0 / 3.0))
-            match self._rng.choice(("signal", "signal", "control", "control", "update", "query", "task", "task")):
+            kinds = ("signal", "signal", "control", "control", "step", "update", "query", "poison", "task", "task")
+            match self._rng.choice(kinds):
                 case "signal":
                     await self._signal(run_id, self._rng.choice(SIGNALS))
                 case "control":
                     await self._control(run_id, self._rng.choice(CONTROLS))
+                case "step":
+                    await self._settle(run_id, self._rng.choice(("RETRY_STEP", "RETRY_STEP", "SKIP_STEP")))
                 case "update":
                     await self._update(run_id, self._rng.choice((0.0, 1.0)))
                 case "query":
@@ -138,14 +144,28 @@ class Simulation:
                 case "task":
                     for task in await self._world.store.find_tasks(port.TaskQuery(run_id=run_id)):
                         await self._operate(task, self._rng.choice(ACTIONS), self._rng.choice(PEOPLE))
+                case "poison":
+                    await self._poison(run_id)
 
     async def _signal(self, run_id: str, name: str) -> None:
         self._sent += 1
         await self._deliver(signal(run_id, name, f"{name}-{self._sent}", signal_id=f"s{self._sent}"))
 
-    async def _control(self, run_id: str, name: ControlName) -> None:
+    async def _control(self, run_id: str, name: ControlName, step_id: str | None = None) -> None:
         self._sent += 1
-        await self._deliver(control_request(run_id, name, "ann", signal_id=f"c{self._sent}"))
+        await self._deliver(control_request(run_id, name, "ann", step_id=step_id, signal_id=f"c{self._sent}"))
+
+    async def _settle(self, run_id: str, name: ControlName) -> None:
+        """Have a step tried again or skipped: a failed one, if there is one, else any that is open."""
+        try:
+            state = state_of(run_id, self._world.store.events_of(run_id))
+        except KeyError:
+            return  # it has not been started yet
+        steps = list(state.failed_steps) or list(state.open_steps)
+        if steps:
+            step_id = self._rng.choice(steps)
+            self._world.note(f"settle {run_id} {step_id} {name}", "settled steps")
+            await self._control(run_id, name, step_id)
 
     async def _update(self, run_id: str, seconds: float) -> None:
         self._sent += 1
@@ -165,6 +185,13 @@ class Simulation:
             text="soon",
         )
         await self._deliver(signal(task.run_id, TASK_SIGNAL, request, signal_id=f"t{self._sent}"))
+
+    async def _poison(self, run_id: str) -> None:
+        """Send a message that no turn can handle. It may die, and nothing else may come of it."""
+        self._sent += 1
+        unfit = replace(message(run_id, f"poison{self._sent}"), expected_version=10**6)
+        with suppress(StoreError):
+            await self._client.deliver([unfit])
 
     async def _query(self, run_id: str) -> None:
         """Ask a run, on any node, what it has seen. An answer is not needed; that nothing changes by it is."""
@@ -204,7 +231,7 @@ class Simulation:
                 break
             for head in heads:
                 if head.status is PAUSED:
-                    await self._control(head.run_id, "RESUME")
+                    await self._end_pause(head.run_id)
             for wait in await store.find_waits(port.WaitQuery()):
                 if wait.until is None:
                     await self._signal(wait.run_id, wait.name)
@@ -214,6 +241,16 @@ class Simulation:
             await asyncio.sleep(2.0)
         for head in heads:
             self._world.violate(f"{head.run_id} does not finish: {head}")
+
+    async def _end_pause(self, run_id: str) -> None:
+        """Let a paused run go on: most of those that a failed step has paused by settling the step."""
+        state = state_of(run_id, self._world.store.events_of(run_id))
+        failed = [step_id for step_id, step in state.failed_steps.items() if not step.is_told]
+        name: ControlName = self._rng.choice(("RETRY_STEP", "SKIP_STEP", "RESUME"))
+        if state.is_held and failed and name != "RESUME":
+            await self._control(run_id, name, failed[0])
+        else:
+            await self._control(run_id, "RESUME")
 
     async def _wait_for_results(self) -> None:
         """Let those who wait for a run's end hear of it, and let the nodes come to rest."""
@@ -230,6 +267,10 @@ class Simulation:
         left = (await world.store.stats()).jobs
         if left:
             world.violate(f"every run has finished, and {left} jobs are left in queues")
+        for letter in await world.store.find_dead_letters(DeadLetterQuery(limit=1_000)):
+            world.note(f"dead   {letter.run_id}", "dead letters")
+            if b'"poison' not in letter.envelope or letter.reason != "retries exhausted":
+                world.violate(f"{letter.run_id}: this died, and was no poison: {letter}")
         for head in await world.store.find_runs(port.RunQuery()):
             await self._judge_run(head)
         for run_id, waiting in self._waiting.items():

@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from holdfast.core.letters import DeadLetterQuery
 from holdfast.core.snapshot import runtime_snapshot
 from holdfast.core.state import TERMINAL, state_of
 from holdfast.errors import HoldfastError
@@ -230,6 +231,10 @@ class World:
         elif verb == "beat":
             for beat, is_kept in zip(arguments[1], answer, strict=True):
                 self.reached[f"beat: {'job' if beat.queue else 'own'} {'kept' if is_kept else 'lost'}"] += 1
+        elif verb == "settle_dead_letters":
+            for outcome in answer:
+                end = outcome.error.code if isinstance(outcome, Refused) else outcome.action
+                self.reached[f"settle_dead_letters: {end}"] += 1
         elif verb in ("create", "deliver", "commit"):
             for item, outcome in zip(arguments[0], answer, strict=True):
                 self.reached[f"{verb}: {self._item_outcome(item, outcome)}"] += 1
@@ -371,6 +376,15 @@ async def beat(world: World) -> None:
     await world.ask("beat", node, beats, values.pick(VISIBLE_MS))
 
 
+async def settle(world: World) -> None:
+    """Settle dead letters: open ones, settled ones, and some that do not exist."""
+    values = world.values
+    known = [letter.letter_id for letter in world.picture.get("letters", ())]
+    ids = [*values.some(known, 3), *values.some([MISSING], 1)]
+    action = values.pick(("requeue", "requeue", "drop")) if values.happens(0.95) else "burn"
+    await world.ask("settle_dead_letters", ids, action, values.pick(("", "ann")))
+
+
 async def pass_time(world: World) -> None:
     """Let time pass: a moment, longer than leases and records last, or exactly until something happens."""
     values, now = world.values, world.clock.now()
@@ -420,6 +434,7 @@ async def read(world: World) -> None:
         ("find_runs", (values.run_query(run_ids, now),)),
         ("find_waits", (values.wait_query(run_ids),)),
         ("find_mailbox", (values.mailbox_query(run_ids),)),
+        ("find_dead_letters", (values.letter_query(run_ids),)),
         ("find_tasks", (values.task_query(run_ids, world.picture["tasks"]),)),
         ("read_events", (values.pick((*run_ids, MISSING)), values.number(-1, 5), values.pick((None, values.limit())))),
         ("load", ([*values.some(run_ids, 5), MISSING] * values.pick((1, 1, 1, 9)),)),
@@ -441,6 +456,8 @@ NONSENSE: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("find_waits", (WaitQuery(after=("", "\ud800")),)),
     ("find_mailbox", (MailboxQuery(run_id=MISSING, after=2**70),)),
     ("find_tasks", (TaskQuery(role="\ud800"),)),
+    ("find_dead_letters", (DeadLetterQuery(after=(2**70, "")),)),
+    ("settle_dead_letters", (["\ud800"], "drop")),
     ("next_due", ("\ud800",)),
     ("next_due", (MISSING, None, [""])),
     ("take", ("\ud800", ["mail"], ["charge"], 1, 1)),
@@ -463,6 +480,7 @@ OPERATIONS: list[tuple[int, Callable[[World], Awaitable[None]]]] = [
     (3, release),
     (12, take),
     (10, beat),
+    (8, settle),
     (12, pass_time),
     (2, set_clock_back),
     (2, lose_record),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from msgspec import UNSET, Raw
 from msgspec.structs import replace
 
 from holdfast.core.instants import Instant
+from holdfast.core.letters import DeadLetter, DeadLetterQuery, Reason, bury
 from holdfast.core.messages import Message, MessageType, SignalRequest
 from holdfast.core.records import ActivityRecord, Task, Wait
 from holdfast.core.state import RunStatus
@@ -228,6 +229,21 @@ class Values:
         return replace(drawn, payload=Raw(self.pick(PAYLOADS)), occurred_at=now, waiting_token=self.pick((None, "t")))
 
     # --- jobs
+
+    def dead_letter(self, run_id: str, now: Instant) -> DeadLetter:
+        """Return a letter, often of a message that died before; some cannot be read, and a few cannot be kept."""
+        reason: Any = self.pick((*get_args(Reason), "boredom" if self.happens(0.2) else "undecodable"))
+        letter = bury(self.plain_message(run_id, now), reason, "why", self.pick(NODES), now)
+        return replace(letter, envelope=b"\xff{") if self.happens(0.2) else letter
+
+    def letter_query(self, run_ids: Sequence[str]) -> DeadLetterQuery:
+        """Return a question for dead letters."""
+        return DeadLetterQuery(
+            run_id=self.pick((None, None, *run_ids, MISSING)),
+            reason=self.pick((None, None, *get_args(Reason))),
+            settled=self.happens(0.5),
+            limit=self.limit(),
+        )
 
     def job(self, run_id: str, now: Instant) -> Job:
         """Draw an activity for a queue, rarely one that cannot be stored."""

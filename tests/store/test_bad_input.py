@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core.events import ErrorInfo, RunQueued
+from holdfast.core.letters import DeadLetterQuery
 from holdfast.core.messages import ActivityErrored, Message, SignalRequest
 from holdfast.core.retry import NO_RETRY
 from holdfast.engine.turn import start_run
@@ -63,6 +64,8 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         ("find_waits", [port.WaitQuery(after=(SURROGATE, ""))]),
         ("find_mailbox", [port.MailboxQuery(run_id="run-1", after=HUGE)]),
         ("find_tasks", [port.TaskQuery(role=SURROGATE)]),
+        ("find_dead_letters", [DeadLetterQuery(after=(0, SURROGATE))]),
+        ("find_dead_letters", [DeadLetterQuery(reason=SURROGATE)]),  # type: ignore[arg-type]
         ("purge", [port.PurgePolicy(finished_run_ms=HUGE)]),
         ("purge", [port.PurgePolicy(limit=HUGE)]),
     ],
@@ -164,7 +167,7 @@ async def test_a_message_that_is_refused_is_kept_and_not_handed_out_at_once(stor
     await store.deliver([replace(message("run-1", "future"), expected_version=99)])
     run = await node.step("run-1")
     assert run.messages == ()
-    assert run.head.ready_at == await store.now() + 60_000_000
+    assert run.head.ready_at == await store.now() + 1_000_000
 
 
 @pytest.mark.contract("INV")

@@ -98,9 +98,11 @@ MUST_BE_REACHED = {
     "find_waits": "something; nothing; raised InvalidInput",
     "find_mailbox": "something; nothing; raised InvalidInput",
     "find_tasks": "something; nothing; raised InvalidInput",
+    "find_dead_letters": "something; nothing; raised InvalidInput",
+    "settle_dead_letters": "requeue; drop; NotFound; Conflict; RunTerminal; InvalidInput; raised InvalidInput",
     "read_events": "something; nothing; raised InvalidInput",
-    "purge": """runs; events; signals; tasks; runtime_states; acceptance_records; stale_runs; has_more; dry run;
-        raised InvalidInput""",
+    "purge": """runs; events; signals; tasks; runtime_states; acceptance_records; dead_letters; stale_runs;
+        has_more; dry run; raised InvalidInput""",
     "stats": "something; raised StoreUnavailable",
     "now": "something; raised StoreUnavailable",
     "migrate": "something",

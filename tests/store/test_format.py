@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core.events import UnknownBody
+from holdfast.core.letters import DeadLetterQuery, Settled
 from holdfast.core.messages import ActivitySucceeded
 from holdfast.core.snapshot import project_run, runtime_snapshot
 from holdfast.core.state import COMPLETED, RUNNING, state_of
@@ -25,7 +26,19 @@ from holdfast.store.sqlite import SqliteStore
 from holdfast.store.sqlite.database import APPLICATION_ID
 from holdfast.store.sqlite.migrate import latest_version
 from holdfast.testing.clock import START, VirtualClock
-from holdfast.testing.samples import SampleNode, activity, complete, job, new_run, record, signal, task, timer, wait
+from holdfast.testing.samples import (
+    SampleNode,
+    activity,
+    complete,
+    dead_letter,
+    job,
+    new_run,
+    record,
+    signal,
+    task,
+    timer,
+    wait,
+)
 
 FORMATS = sorted((Path(__file__).parent / "formats").glob("*.sql"))
 DAY_MS = 86_400_000
@@ -52,6 +65,8 @@ async def write_sample(path: Path) -> None:
     for run_id, step_id, queue, details in beats:
         one = Beat(run_id=run_id, step_id=step_id, queue=queue, details=codec.encode(details))
         await store.beat("node-b" if queue else "node-a", [one], 60_000)
+    dying = replace(await node.turn(await node.load("waiting")), dead=(dead_letter("waiting"),))
+    await node.commit(dying)
     clock.advance(ms=5)
     await store.create([new_run("queued", now=clock.now(), value={"cents": 4200})])
     await store.close()
@@ -163,6 +178,19 @@ async def test_rows_of_an_old_writer_are_found_by_whom_they_concern(old_file: Pa
     assert len(await store.find_tasks(TaskQuery(role="clerk"))) == 1
     assert await store.find_tasks(TaskQuery(role="manager")) == []
     assert await store.find_tasks(TaskQuery(role="boss", status="OPEN")) == [known]
+    await store.close()
+
+
+@pytest.mark.contract("FMT-1", "MSG-3")
+async def test_letters_of_any_format_since_there_are_letters_are_found_and_requeued(old_file: Path) -> None:
+    store = await SqliteStore.open(old_file, clock=VirtualClock(START + 10_000))
+    await store.migrate()
+    found = await store.find_dead_letters(DeadLetterQuery())
+    assert found == ([] if first_format(old_file) < 4 else [dead_letter("waiting")])
+    for letter in found:
+        assert await store.settle_dead_letters([letter.letter_id], "requeue", "ann") == [
+            Settled(letter.letter_id, "requeue")
+        ]
     await store.close()
 
 

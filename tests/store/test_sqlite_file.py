@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import StoreUnavailable, StoreUnsafe
-from holdfast.store.port import Created, RunQuery
+from holdfast.core.letters import DeadLetterQuery, Settled
+from holdfast.engine.letters import Fate, fate_of
+from holdfast.errors import InvalidInput, StoreUnavailable, StoreUnsafe
+from holdfast.store.port import Accepted, Created, Duplicate, Refused, RunQuery
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing.clock import VirtualClock
 from holdfast.testing.samples import SampleNode, activity, job, message, new_run, signal, wait
@@ -106,15 +108,58 @@ async def test_an_interrupt_in_the_middle_of_work_leaves_the_store_usable(tmp_pa
     await store.close()
 
 
+OOPS = b"{oops \xff"
+
+
 @pytest.mark.contract("MSG-3", "INV")
-async def test_poison_in_one_run_never_stops_another(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["TEXT", "BLOB"])
+async def test_a_message_that_cannot_be_read_becomes_a_dead_letter_with_its_bytes(tmp_path: Path, kind: str) -> None:
     store = await opened(tmp_path / "a.db", clock=VirtualClock())
     await store.create([new_run("bad"), new_run("good")])
     await store.deliver([message("bad", "m-1")])
-    change(tmp_path / "a.db", "UPDATE messages SET message = '{oops' WHERE signal_id = 'm-1'")
+    oops = f"CAST(x'{OOPS.hex()}' AS {kind})"
+    change(tmp_path / "a.db", f"UPDATE messages SET message = {oops} WHERE signal_id = 'm-1'")
+    claimed = await SampleNode(store).claim()
+    assert [run.head.run_id for run in claimed] == ["bad", "good"]
+    assert [waiting.signal_id for waiting in claimed[0].messages] == ["start"]
+    [letter] = await store.find_dead_letters(DeadLetterQuery())
+    assert (letter.run_id, letter.envelope, letter.reason, letter.node) == ("bad", OOPS, "undecodable", "node-a")
+    assert (letter.detail, letter.died_at) == ("message 'm-1' cannot be read", await store.now())
+    [refused] = await store.settle_dead_letters([letter.letter_id], "requeue")
+    assert isinstance(refused, Refused)
+    assert isinstance(refused.error, InvalidInput)
+    assert await store.settle_dead_letters([letter.letter_id], "drop") == [Settled(letter.letter_id, "drop")]
+    await store.close()
+
+
+@pytest.mark.contract("MSG-3", "SIG-12", "INV")
+async def test_a_signal_that_cannot_be_read_becomes_a_dead_letter_and_its_sender_can_find_out(tmp_path: Path) -> None:
+    store = await opened(tmp_path / "a.db", clock=VirtualClock())
+    await store.create([new_run("bad")])
+    request = signal("bad", "go", "payload", signal_id="s-1")
+    [accepted] = await store.deliver([request])
+    assert isinstance(accepted, Accepted)
+    assert accepted.result is not None
+    assert await fate_of(store, accepted.result) == Fate(status="accepted")
+    change(tmp_path / "a.db", "UPDATE signals SET payload = '{oops'")
+    [run] = await SampleNode(store).claim()
+    assert run.signals == ()
+    fate = await fate_of(store, accepted.result)
+    assert (fate.status, fate.run_seq) == ("dead-lettered", None)
+    assert fate.reason == "undecodable: the payload of signal 'go', 's-1' cannot be read"
+    assert isinstance((await store.deliver([request]))[0], Duplicate)  # what was promised stands
+    await store.close()
+
+
+@pytest.mark.contract("MSG-3", "INV")
+async def test_a_run_whose_own_row_makes_no_sense_is_put_aside(tmp_path: Path) -> None:
+    store = await opened(tmp_path / "a.db", clock=VirtualClock())
+    await store.create([new_run("bad"), new_run("good")])
+    change(tmp_path / "a.db", "UPDATE runs SET tags = '{oops' WHERE run_id = 'bad'")
     node = SampleNode(store)
     assert [run.head.run_id for run in await node.claim(1)] == []
     assert [run.head.run_id for run in await node.claim(1)] == ["good"]
+    change(tmp_path / "a.db", "UPDATE runs SET tags = '[]' WHERE run_id = 'bad'")
     [head] = [head for head in await store.find_runs(RunQuery()) if head.run_id == "bad"]
     assert (head.lease_owner, head.ready_at) == (None, await store.now() + 60_000_000)
     await store.close()

@@ -2,6 +2,9 @@
 
 The order is the contract's (SIG-13): the authoriser has spoken before; here the decision is recorded first, as
 SignalAccepted or SignalRejected with actor and reason, and then applied.
+
+A failed step can be tried again, or skipped, for as long as the program has not been told of the failure: while the
+run is paused. If it was the failure that paused the run, the run goes on when the last such step is settled.
 """
 
 from collections.abc import Callable
@@ -14,7 +17,7 @@ from holdfast.core.state import APPROVED, PAUSED, PENDING, RUNNING, RunState
 
 def control(state: RunState, command: m.Control, pen: Pen) -> Decision | Refusal:
     """Record the decision first, then what it changes."""
-    why_not = "not permitted" if not command.is_allowed else _objection(state, command)
+    why_not = _objection(state, command) if command.is_allowed else command.refusal or "not permitted"
     verdict = e.SignalRejected if why_not else e.SignalAccepted
     reason = why_not or command.reason
     pen.write(verdict(command.name, command.signal_id, command.actor, reason, command.step_id), cause=command.id)
@@ -25,19 +28,34 @@ def control(state: RunState, command: m.Control, pen: Pen) -> Decision | Refusal
 
 def _objection(state: RunState, command: m.Control) -> str:
     has_begun = state.status is RUNNING or state.status is PAUSED
-    step_id = command.step_id or ""
     match command.name:
         case "PAUSE" | "RESUME" if not has_begun:
             return "the run has not started"
         case "APPROVE" if has_begun:
             return "the run has started already"
-        case "RETRY_STEP" if step_id not in state.failed_steps:
-            return f"step {step_id!r} has not failed"
-        case "SKIP_STEP" if step_id not in state.failed_steps and step_id not in state.open_steps:
-            return f"step {step_id!r} is neither open nor failed"
+        case "RETRY_STEP":
+            return _objection_to_retry(state, command.step_id or "")
+        case "SKIP_STEP":
+            return _objection_to_skip(state, command.step_id or "")
         case "RETRY_RUN":
             return "the run has not finished"
-    return ""
+    return "" if command.name in _CONTROLS else "the command cannot be read"
+
+
+def _objection_to_retry(state: RunState, step_id: str) -> str:
+    failed = state.failed_steps.get(step_id)
+    if failed is None:
+        return f"step {step_id!r} has not failed"
+    return f"the workflow has gone on since step {step_id!r} failed" if failed.is_told else ""
+
+
+def _objection_to_skip(state: RunState, step_id: str) -> str:
+    step = state.open_steps.get(step_id)
+    if step is not None:
+        return f"step {step_id!r} is an update, and somebody waits for its answer" if step.kind == "update" else ""
+    if step_id in state.failed_steps:
+        return _objection_to_retry(state, step_id)
+    return f"step {step_id!r} is neither open nor failed"
 
 
 def _pause(state: RunState, command: m.Control, pen: Pen) -> None:
@@ -76,12 +94,22 @@ def _retry_step(state: RunState, command: m.Control, pen: Pen) -> None:
         started.opened_event_id,
     )
     pen.dispatch.append(started.step_id)
+    _go_on(state, command, pen)
 
 
 def _skip_step(state: RunState, command: m.Control, pen: Pen) -> None:
     step_id = command.step_id or ""
     failed = state.failed_steps.get(step_id)
-    pen.close(failed.started if failed else state.open_steps[step_id], e.StepSkipped(command.reason), command.id)
+    step = failed.started if failed else state.open_steps[step_id]
+    pen.close(step, e.StepSkipped(command.reason, command.result), command.id)
+    _go_on(state, command, pen)
+
+
+def _go_on(state: RunState, command: m.Control, pen: Pen) -> None:
+    """Resume a run that only failed steps have paused, now that the last of them is settled."""
+    left = [step_id for step_id, failed in state.failed_steps.items() if not failed.is_told]
+    if state.is_held and left == [command.step_id]:
+        _resume(state, command, pen)
 
 
 def _emergency_stop(state: RunState, command: m.Control, pen: Pen) -> None:

@@ -215,6 +215,7 @@ class _StepOptions(Struct, frozen=True):
 
     retry: Retry = Retry()
     schedule_to_close_ms: int | None = None
+    on_failure: str = "raise"
 
 
 def _options(step: OpenStep) -> _StepOptions:
@@ -229,6 +230,9 @@ def _fail(step: OpenStep, error: e.ErrorInfo, retry: Retry, fraction: float, pen
     """Try again by the policy, or record the failure. A job is put again at once, to be seen when it is due."""
     delay_ms = retry_delay_ms(retry, step.attempt, error, fraction)
     if delay_ms is None:
+        if pen.state.status is RUNNING and _options(step).on_failure == "pause":
+            # First, so that the failure is one of the outcomes that the program hears of when the run is resumed.
+            pen.write(e.RunPaused(f"step {step.step_id!r} failed", failed_step_id=step.step_id))
         pen.close(step, e.StepFailed(error))
         return pen.decision()
     due_at = pen.now + delay_ms * 1_000

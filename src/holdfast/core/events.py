@@ -69,6 +69,15 @@ class RunBody(Body, frozen=True):
     KEYED_BY: ClassVar[str] = "run"
 
 
+class RetryOf(Struct, frozen=True, omit_defaults=True, gc=False):
+    """The finished run that an operator had done again: by which command, by whom and why."""
+
+    run_id: str
+    signal_id: str
+    actor: str = ""
+    reason: str = ""
+
+
 class RunQueued(RunBody, frozen=True):
     """The run exists. Everything that was asked for at its start is here."""
 
@@ -83,6 +92,7 @@ class RunQueued(RunBody, frozen=True):
     parent_step_id: str | None = None
     parent_token: str | None = None
     depth: int = 0
+    retry_of: RetryOf | None = None
 
 
 class RunApproved(RunBody, frozen=True):
@@ -100,6 +110,8 @@ class RunPaused(RunBody, frozen=True):
 
     reason: str = ""
     error: ErrorInfo | None = None
+    failed_step_id: str | None = None
+    """The step whose failure, recorded next, pauses the run."""
 
 
 class RunResumed(RunBody, frozen=True):
@@ -210,9 +222,10 @@ class StepFailed(Body, frozen=True):
 
 
 class StepSkipped(Body, frozen=True):
-    """The step is not to be done."""
+    """The step is not to be done. Who waits for it gets `result`, or None."""
 
     reason: str = ""
+    result: Raw = NULL
 
 
 class StepCancelled(Body, frozen=True):

@@ -47,6 +47,8 @@ class Message(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     step_id: str | None = None
     runtime_provider: str = "holdfast"
     payload: Raw = NULL
+    attempts: int = 0
+    """How often it was put aside because it could not be handled."""
 
 
 class Answer(Struct, frozen=True, omit_defaults=True, gc=False):
@@ -182,6 +184,26 @@ class Control(Struct, frozen=True, kw_only=True, gc=False):
     step_id: str | None = None
     is_allowed: bool = True
     inbox_seq: int | None = None
+    refusal: str = ""
+    result: Raw = NULL
+
+
+class ControlPayload(Struct, frozen=True):
+    """What a control signal carries. With a `refusal` the authoriser has said no, and why."""
+
+    name: ControlName
+    actor: str
+    reason: str = ""
+    step_id: str | None = None
+    refusal: str | None = None
+    result: Raw = NULL
+
+
+class UpdatePayload(Struct, frozen=True):
+    """What an update's signal carries."""
+
+    name: str
+    input: Raw
 
 
 class Update(Struct, frozen=True, kw_only=True, gc=False):
@@ -234,6 +256,7 @@ RESERVED_PREFIX = "holdfast."
 """Names of signals that the engine sends to itself. They are not counted against a run's rate limit."""
 
 
+_SIGNAL_PAYLOADS: dict[str, type] = {CONTROL_SIGNAL: ControlPayload, UPDATE_SIGNAL: UpdatePayload}
 _PAYLOADS: dict[str, type] = {
     "TaskCompleted": Answer,
     "SubWorkflowCompleted": ChildOutcome,
@@ -289,6 +312,16 @@ def check_signal(request: SignalRequest, limits: Limits) -> CallerError | None:
             size_bytes=size,
             limit_bytes=limits.signal_payload_bytes,
         )
+    return _check_payload(_SIGNAL_PAYLOADS.get(request.name), request.payload)
+
+
+def _check_payload(kind: type | None, payload: Raw) -> InvalidInput | None:
+    """Return why the payload is not what the engine itself will read, or None."""
+    try:
+        if kind is not None:
+            codec.decode(payload, kind)
+    except InvalidInput as unfit:
+        return unfit
     return None
 
 
@@ -302,13 +335,8 @@ def check_message(message: Message) -> CallerError | None:
     for field in ("waiting_token", "step_id"):
         if problem is None and getattr(message, field) is not None:
             problem = check_name(field, getattr(message, field))
-    problem = problem or codec.check(message.payload, "payload")
-    if problem is None and message.type in _PAYLOADS:
-        try:
-            codec.decode(message.payload, _PAYLOADS[message.type])
-        except InvalidInput as unfit:
-            return unfit
-    return problem
+    problem = problem or check_integer("attempts", message.attempts) or codec.check(message.payload, "payload")
+    return problem or _check_payload(_PAYLOADS.get(message.type), message.payload)
 
 
 def check_integer(field: str, value: Any, *, optional: bool = False) -> InvalidInput | None:

@@ -29,7 +29,9 @@ from msgspec.structs import force_setattr, replace
 from holdfast.core import events as e
 from holdfast.core.events import ErrorInfo, Event
 from holdfast.core.instants import Instant
-from holdfast.core.task_progress import NO_PROGRESS, TaskProgress, progressed
+from holdfast.core.steps import FailedStep as FailedStep
+from holdfast.core.steps import OpenStep as OpenStep
+from holdfast.core.task_progress import NO_PROGRESS, progressed
 from holdfast.errors import CorruptHistory, HistoryGap
 
 
@@ -73,45 +75,6 @@ TRANSITIONS: dict[RunStatus, dict[type[e.Body], RunStatus]] = {
 """From a status, by the type of an event, to the next status. `docs/states.md` is drawn from this table."""
 
 
-class OpenStep(Struct, frozen=True, gc=False):
-    """A step that has been opened and not yet closed: what the run waits for."""
-
-    step_id: str
-    kind: str
-    body: e.Body
-    opened_event_id: str
-    opened_at: Instant
-    logical_attempt_id: int = 1
-    engine_attempt_id: int = 1
-    token: str | None = None
-    due_at: Instant | None = None
-    first_engine_attempt_id: int = 1
-    is_detached: bool = False
-    task: TaskProgress | None = None
-
-    @property
-    def attempt(self) -> int:
-        """How often the step has been dispatched within its logical attempt, counted from 1."""
-        return self.engine_attempt_id - self.first_engine_attempt_id + 1
-
-    @property
-    def queue(self) -> str:
-        """The queue from which the step's activity is taken; empty where the run's owner carries it out."""
-        return getattr(self.body, "queue", "")
-
-    @property
-    def name(self) -> str:
-        """The name of what is done or waited for: of the activity, signal, task, marker or plan."""
-        return getattr(self.body, "name", "") or getattr(self.body, "plan_id", "")
-
-
-class FailedStep(Struct, frozen=True, gc=False):
-    """A step that failed for good. It can be tried again by an operator."""
-
-    started: OpenStep
-    error: ErrorInfo
-
-
 class RunState(Struct, frozen=True, kw_only=True, gc=False):
     """A run as its events tell. `version` is the run_seq of the last event."""
 
@@ -130,6 +93,8 @@ class RunState(Struct, frozen=True, kw_only=True, gc=False):
     cursors: dict[str, str] = {}
     occurrences: dict[str, int] = {}
     is_cancelling: bool = False
+    is_held: bool = False
+    """A failed step has paused the run, and nobody wants it paused for another reason."""
     steps_since_rotation: int = 0
     last_signal_id: str | None = None
     last_error: ErrorInfo | None = None
@@ -300,6 +265,30 @@ def _queued(draft: RunState, event: Event) -> None:
     _set(draft, "depth", body.depth)
 
 
+def _paused(draft: RunState, event: Event) -> None:
+    assert isinstance(event.data, e.RunPaused)
+    _set(draft, "is_held", event.data.failed_step_id is not None)
+    _record_error(draft, event)
+    if event.data.error is not None:  # right after a resumption: the program could not go on, and was told nothing
+        _tell(draft, draft.version, None)
+
+
+def _resumed(draft: RunState, event: Event) -> None:
+    _set(draft, "is_held", False)
+    _tell(draft, None, draft.version + 1)
+
+
+def _tell(draft: RunState, was: int | None, now: int | None) -> None:
+    for step_id, failed in draft.failed_steps.items():
+        if failed.told_by == was:
+            draft.failed_steps[step_id] = replace(failed, told_by=now)
+
+
+def _signal_accepted(draft: RunState, event: Event) -> None:
+    if getattr(event.data, "name", "") == "PAUSE":
+        _set(draft, "is_held", False)  # from now on it is an operator who holds the run
+
+
 def _cancel_requested(draft: RunState, event: Event) -> None:
     _set(draft, "is_cancelling", True)
 
@@ -365,7 +354,8 @@ def _step_failed(draft: RunState, event: Event) -> None:
     step = _close(draft, event, "activity")
     if event.engine_attempt_id is not None:  # an attempt that was made elsewhere may be ahead of the history
         step = replace(step, engine_attempt_id=event.engine_attempt_id)
-    draft.failed_steps[step.step_id] = FailedStep(step, event.data.error)
+    told_by = None if draft.status is PAUSED else 0
+    draft.failed_steps[step.step_id] = FailedStep(step, event.data.error, told_by)
     _record_error(draft, event)
 
 
@@ -444,7 +434,9 @@ _STATUS_EVENTS = frozenset(body for row in TRANSITIONS.values() for body in row)
 _BEFORE_START = frozenset({e.RunCancelRequested, e.SignalAccepted, e.SignalRejected})
 _HANDLERS: dict[type[e.Body], Callable[[RunState, Event], object]] = {
     e.RunQueued: _queued,
-    e.RunPaused: _record_error,
+    e.RunPaused: _paused,
+    e.RunResumed: _resumed,
+    e.SignalAccepted: _signal_accepted,
     e.RunFailed: _record_error,
     e.RunCancelRequested: _cancel_requested,
     e.ContinuedAsNew: _rotated,

@@ -16,13 +16,16 @@ from msgspec.json import schema as json_schema
 from msgspec.structs import replace
 
 from holdfast.core import events as e
+from holdfast.core.letters import DeadLetter, DeadLetterQuery, Reason
 from holdfast.core.messages import AcceptedSignalResult, check_name, check_step_name
 from holdfast.core.records import Wait
 from holdfast.core.retry import Retry
 from holdfast.core.state import RunState
 from holdfast.engine.completion import report_error, report_result
+from holdfast.engine.controls import Authoriser, Operators
 from holdfast.engine.following import open_waits
 from holdfast.engine.handle import RunHandle, run_from_inside
+from holdfast.engine.letters import Letter, find_letters
 from holdfast.engine.node import Node, logger
 from holdfast.engine.options import NodeOptions
 from holdfast.engine.sending import FirstSignal, Outgoing, Sender, first_signal, result_of
@@ -34,7 +37,13 @@ from holdfast.errors import CallerError, InvalidInput, VersionMismatch
 from holdfast.limits import ACTIVITY_NAME_BYTES, Limits
 from holdfast.ports import Ids, Rng, SystemIds, SystemRng
 from holdfast.program.code import CodeProgram, current_program, refuse_inside
-from holdfast.program.definitions import ActivityDefinition, ActivityOptions, WorkflowDefinition, milliseconds
+from holdfast.program.definitions import (
+    ActivityDefinition,
+    ActivityOptions,
+    WorkflowDefinition,
+    failure_policy,
+    milliseconds,
+)
 from holdfast.program.port import Program
 from holdfast.program.signals import check_signal_name
 from holdfast.settings import Settings, load_settings
@@ -112,13 +121,20 @@ class App:
     """A set of workflows and activities, and the node that runs them."""
 
     def __init__(
-        self, name: str, *, limits: Limits | None = None, ids: Ids | None = None, rng: Rng | None = None
+        self,
+        name: str,
+        *,
+        limits: Limits | None = None,
+        ids: Ids | None = None,
+        rng: Rng | None = None,
+        authoriser: Authoriser | None = None,
     ) -> None:
         self.name = name
         self._given_limits = limits
         self._limits = limits or Limits()
         self._ids = ids or SystemIds()
         self._rng = rng or SystemRng()
+        self._operators = Operators(authoriser=authoriser, ids=self._ids)
         self._workflows: dict[tuple[str, str], WorkflowDefinition] = {}
         self._activities: dict[str, ActivityDefinition] = {}
         self._node: Node | None = None
@@ -191,7 +207,7 @@ class App:
             return run_from_inside(run_id or program.run_id)
         if self._store is None or run_id is None:
             raise InvalidInput("no node is open: look at runs inside `async with app.node(...)`, by their id")
-        return RunHandle(run_id, self._store, None, self._node, self._sender)
+        return RunHandle(run_id, self._store, None, self._node, self._sender, self._operators)
 
     async def signal_many(self, signals: Sequence[Outgoing]) -> list[AcceptedSignalResult | CallerError]:
         """Send signals, each a dict of run_id, name and what else `RunHandle.signal` takes.
@@ -226,6 +242,20 @@ class App:
         Answers like `complete_activity`; once the step has come to a later attempt, with `Conflict`.
         """
         await report_error(self._opened(), token, error, self._rng.fraction())
+
+    async def dead_letters(
+        self,
+        *,
+        run_id: str | None = None,
+        reason: Reason | None = None,
+        settled: bool = False,
+        after: DeadLetter | None = None,
+        limit: int = 100,
+    ) -> list[Letter]:
+        """Return messages that nobody could handle, the oldest first, from after one that was returned before."""
+        start = (0, "") if after is None else (after.died_at, after.letter_id)
+        query = DeadLetterQuery(run_id=run_id, reason=reason, settled=settled, after=start, limit=limit)
+        return await find_letters(self._opened(), query)
 
     def _opened(self) -> port.Store:
         if self._store is None:
@@ -287,7 +317,9 @@ class App:
         options = options or NodeOptions()
         before = self._node, self._store, self._sender, self._limits, self._turn_s
         async with self._open(store) as (opened, limits):
-            node = Node(name or f"{self.name}-{self._ids.new_id()}", opened, self, self._rng, options)
+            node = Node(
+                name or f"{self.name}-{self._ids.new_id()}", opened, self, self._rng, options, limits.poison_retries
+            )
             self._limits, self._turn_s = limits, options.turn_s
             await node.start()
             sender = Sender(opened, self._workflows, node.expect)
@@ -382,7 +414,7 @@ class App:
             raise answer.error
         for delivered in answer.signals:
             result_of(delivered)
-        return RunHandle(answer.run_id, store, definition, node, sender)
+        return RunHandle(answer.run_id, store, definition, node, sender, self._operators)
 
 
 def _settings(address: str | None, limits: Limits | None) -> Settings:
@@ -398,6 +430,7 @@ def _options(base: ActivityOptions, **changes: Any) -> ActivityOptions:
         "timeout": lambda value: {"timeout_ms": milliseconds(value)},
         "schedule_to_close": lambda value: {"schedule_to_close_ms": milliseconds(value)},
         "heartbeat_timeout": lambda value: {"heartbeat_timeout_ms": milliseconds(value)},
+        "on_failure": lambda value: {"on_failure": failure_policy(value)},
     }
     fields: dict[str, Any] = {}
     for name, value in changes.items():

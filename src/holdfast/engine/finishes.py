@@ -72,19 +72,29 @@ class Finishes:
         try:
             while self._asked:
                 batch, self._asked = self._asked[:PAGE_RUNS], self._asked[PAGE_RUNS:]
-                try:
-                    runs = await self._store.load([run_id for run_id, _ in batch])
-                except HoldfastError as problem:
-                    _fail(batch, problem)
-                    continue
-                for (_, future), run in zip(batch, runs, strict=True):
-                    if not future.done():
-                        future.set_result(None if run is None else run.head)
+                await self._answer(batch)
         except asyncio.CancelledError:
             _fail(batch, EngineError("the node was stopped"))
             raise
         finally:
             self._task = None
+
+    async def _answer(self, batch: list[Asked]) -> None:
+        try:
+            runs = await self._store.load([run_id for run_id, _ in batch])
+        except StoreCorrupt as problem:  # of one of them: the others are answered all the same
+            if len(batch) == 1:
+                _fail(batch, problem)
+                return
+            middle = len(batch) // 2
+            await self._answer(batch[:middle])
+            await self._answer(batch[middle:])
+        except HoldfastError as problem:
+            _fail(batch, problem)
+        else:
+            for (_, future), run in zip(batch, runs, strict=True):
+                if not future.done():
+                    future.set_result(None if run is None else run.head)
 
     def tell(self, run_id: str, version: int, last: Event | None = None) -> None:
         """Tell everybody who waits for this run that it has finished."""

@@ -7,15 +7,17 @@ from holdfast.core import events as e
 from holdfast.core.decide import update_step_id
 from holdfast.core.events import Event
 from holdfast.core.idempotency import signal_uuid
-from holdfast.core.messages import UPDATE_SIGNAL, AcceptedSignalResult, ControlName, SignalRequest, check_name
+from holdfast.core.messages import UPDATE_SIGNAL, AcceptedSignalResult, SignalRequest, check_name
 from holdfast.core.snapshot import RunSnapshot, project_run
 from holdfast.core.state import TERMINAL, RunStatus
+from holdfast.engine.controls import Commands, Operators
 from holdfast.engine.finishes import Finish
 from holdfast.engine.following import Receipt, Unconsumed, mailbox_of, receipt_of
+from holdfast.engine.letters import Fate, fate_of
 from holdfast.engine.node import Node
+from holdfast.engine.recording import head_of, recorded
 from holdfast.engine.sending import Sender
-from holdfast.engine.turn import control_request
-from holdfast.errors import InvalidInput, NotDurable, RunCancelled, RunFailed, RunTerminal, UpdateFailed
+from holdfast.errors import InvalidInput, NotDurable, RunCancelled, RunFailed, UpdateFailed
 from holdfast.program.code import current_program, refuse_inside
 from holdfast.program.definitions import WorkflowDefinition
 from holdfast.program.signals import check_signal_name, send_signal
@@ -24,11 +26,13 @@ from holdfast.store.guards import no_such_run
 
 R = TypeVar("R")
 
+EVERYBODY = Operators()
 
-class RunHandle(Generic[R]):
+
+class RunHandle(Commands, Generic[R]):
     """One run: its result, its history, and what can be sent to it."""
 
-    __slots__ = ("_definition", "_node", "_sender", "_store", "run_id")
+    __slots__ = ("_definition", "_node", "_operators", "_sender", "_store", "run_id")
 
     def __init__(
         self,
@@ -37,12 +41,14 @@ class RunHandle(Generic[R]):
         definition: WorkflowDefinition | None,
         node: Node | None,
         sender: Sender | None = None,
+        operators: Operators | None = None,
     ) -> None:
         self.run_id = run_id
         self._store = store
         self._definition = definition
         self._node = node
         self._sender = sender or Sender(store, {})
+        self._operators = operators or EVERYBODY
 
     async def result(self) -> R:
         """Wait for the run to finish; return what it returned, or raise `RunFailed` or `RunCancelled`."""
@@ -91,29 +97,13 @@ class RunHandle(Generic[R]):
         """Return what has become of a signal: still there, consumed at an event, or left over when the run ended."""
         return await receipt_of(self._store, self.run_id, name, signal_id)
 
+    async def follow(self, receipt: AcceptedSignalResult) -> Fate:
+        """Return what became of a signal: waiting, consumed by which event, expired, or dead-lettered and why."""
+        return await fate_of(self._store, receipt)
+
     async def mailbox(self) -> list[Unconsumed]:
         """Return the signals that no wait has taken, oldest first, with their age."""
         return await mailbox_of(self._store, self.run_id)
-
-    async def cancel(self, reason: str = "", *, actor: str = "") -> None:
-        """Ask the run to cancel itself; it may clean up first. Asking twice is harmless."""
-        await self._control("CANCEL", actor, reason)
-
-    async def pause(self, reason: str = "", *, actor: str = "") -> None:
-        """Hold the run: results are still recorded, but its program does not go on."""
-        await self._control("PAUSE", actor, reason)
-
-    async def resume(self, reason: str = "", *, actor: str = "") -> None:
-        """Let a paused run go on."""
-        await self._control("RESUME", actor, reason)
-
-    async def _control(self, name: ControlName, actor: str, reason: str) -> None:
-        refuse_inside("a run's handle", "make it an activity")
-        if not all(isinstance(text, str) for text in (reason, actor)):
-            raise InvalidInput("reason and actor are text")
-        [answer] = await self._store.deliver([control_request(self.run_id, name, actor, reason)])
-        if isinstance(answer, port.Refused):
-            raise answer.error
 
     async def query(self, name: str, /, **arguments: Any) -> Any:
         """Ask the run about its present state. It is answered by this process, from the run's program."""
@@ -134,26 +124,18 @@ class RunHandle(Generic[R]):
             raise answer.error
         assert answer.result is not None
         after = before.version if isinstance(answer, port.Accepted) else 0
-        body = await self._update_completed(update_step_id(signal_uuid(answer.result.signal_storage_key)), after)
+        step_id = update_step_id(signal_uuid(answer.result.signal_storage_key))
+        completed = await recorded(
+            self._store,
+            self.run_id,
+            after,
+            lambda event: event.step_id == step_id and isinstance(event.data, e.UpdateCompleted),
+        )
+        body = completed.data
+        assert isinstance(body, e.UpdateCompleted)
         if body.error is not None:
             raise UpdateFailed(f"update {name!r}: {body.error.code}: {body.error.message}", body.error)
         return codec.decode(body.result, Any)
-
-    async def _update_completed(self, step_id: str, seen: int) -> e.UpdateCompleted:
-        listener = self._store.wakeups.listen()
-        try:
-            while True:
-                head = await self._head()
-                while page := await self._store.read_events(self.run_id, seen):
-                    seen = page[-1].run_seq
-                    for event in page:
-                        if event.step_id == step_id and isinstance(event.data, e.UpdateCompleted):
-                            return event.data
-                if head.status in TERMINAL:
-                    raise RunTerminal(f"run {self.run_id} ended before it had answered", run_id=self.run_id)
-                await listener.wait(1.0)
-        finally:
-            listener.close()
 
     async def events(self) -> list[Event]:
         """Return the whole history."""
@@ -206,10 +188,7 @@ class RunHandle(Generic[R]):
 
     async def _head(self) -> port.RunHead:
         refuse_inside("a run's handle", "call a child, wait for a signal, or make it an activity")
-        [run] = await self._store.load([self.run_id])
-        if run is None:
-            raise no_such_run(self.run_id)
-        return run.head
+        return await head_of(self._store, self.run_id)
 
 
 def run_from_inside(run_id: str) -> RunHandle[Any]:

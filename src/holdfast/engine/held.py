@@ -4,8 +4,11 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from holdfast.core import events as e
 from holdfast.core.decide import Input
+from holdfast.core.instants import Instant
 from holdfast.core.messages import ActivityDetached, ActivityErrored
+from holdfast.core.state import OpenStep, RunState
 from holdfast.engine.turn import TurnDraft
 from holdfast.store.port import LoadedRun
 
@@ -19,6 +22,25 @@ class Held:
         self.loaded = loaded
         self.inputs: list[Input] = []
         self.is_fresh = True
+
+    def lost_steps(self, state: RunState, now: Instant) -> list[OpenStep]:
+        """Return local activities that no message is about: their node is gone, and took them along.
+
+        Only a run that was just loaded shows it: then a step whose next attempt is due has its message beside it,
+        unless a node took the message and was lost with it.
+        """
+        if not self.is_fresh:
+            return []
+        reported = {getattr(given, "step_id", None) for given in self.inputs}
+        tokens = {message.waiting_token for message in self.loaded.messages}
+        return [
+            step
+            for step in state.open_steps.values()
+            if is_local(step)
+            and (step.due_at is None or step.due_at <= now)
+            and step.step_id not in reported
+            and (step.token is None or step.token not in tokens)
+        ]
 
     def advance(self, draft: TurnDraft) -> None:
         """Take note of a turn that was committed."""
@@ -36,3 +58,8 @@ def unsuccessful(batch: Sequence[Held]) -> list[tuple[str, str]]:
     """Return the steps whose attempts have ended without a result."""
     ended = [(held.loaded.head.run_id, given) for held in batch for given in held.inputs]
     return [(run_id, o.step_id) for run_id, o in ended if isinstance(o, ActivityErrored | ActivityDetached)]
+
+
+def is_local(step: OpenStep) -> bool:
+    """Say whether a step's activity is carried out by the node that holds the run."""
+    return isinstance(step.body, e.StepStarted) and step.body.queue == "" and not step.is_detached

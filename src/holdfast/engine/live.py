@@ -8,9 +8,9 @@ never guessed at and never fails its run: the turn records what came in and paus
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from msgspec import Raw, Struct
+from msgspec import Raw
 from msgspec.structs import replace
 
 from holdfast.core import codec
@@ -24,15 +24,16 @@ from holdfast.core.messages import (
     TASK_SIGNAL,
     UPDATE_SIGNAL,
     Control,
-    ControlName,
+    ControlPayload,
     Message,
     Signal,
     Update,
+    UpdatePayload,
 )
 from holdfast.core.pen import Decision, Refusal
 from holdfast.core.state import RUNNING, RunState, state_of
 from holdfast.core.tasks import task_operations
-from holdfast.engine.turn import TurnDraft
+from holdfast.engine.turn import POISON_RETRIES, TurnDraft
 from holdfast.errors import InvalidInput, RunawayWorkflow, RunError
 from holdfast.limits import ROTATIONS_IN_ONE_BREATH
 from holdfast.program.failures import error_info
@@ -40,6 +41,8 @@ from holdfast.program.port import Program
 from holdfast.program.replay import CONCERN_PROGRAM, Replay
 from holdfast.program.tasks import answer_check
 from holdfast.store.port import LoadedRun
+
+T = TypeVar("T")
 
 
 class LiveRun:
@@ -115,27 +118,16 @@ def _stuck(problem: BaseException) -> RunError:
     return stuck
 
 
-class ControlPayload(Struct, frozen=True):
-    """What a control signal carries."""
-
-    name: ControlName
-    actor: str
-    reason: str = ""
-    step_id: str | None = None
-
-
-class UpdatePayload(Struct, frozen=True):
-    """What an update's signal carries."""
-
-    name: str
-    input: Raw
-
-
 def take_turn(
-    live: LiveRun, loaded: LoadedRun, inputs: Sequence[Input], now: Instant, node: str
+    live: LiveRun,
+    loaded: LoadedRun,
+    inputs: Sequence[Input],
+    now: Instant,
+    node: str,
+    poison_retries: int = POISON_RETRIES,
 ) -> tuple[TurnDraft, RunError | None]:
     """Let a run take everything that waits for it; if its program cannot go on, pause the run instead."""
-    draft = TurnDraft(live.state, loaded, now, node)
+    draft = TurnDraft(live.state, loaded, now, node, poison_retries)
     try:
         _Turn(live, draft, loaded.signals).run([*loaded.messages, *inputs], loaded.signals)
         return draft, None
@@ -143,7 +135,7 @@ def take_turn(
         raise
     except BaseException as problem:  # user code that raised where no task could take it must not end the node
         stuck = _stuck(problem)
-        return pause_turn(live.state, loaded, inputs, stuck, now, node), stuck
+        return pause_turn(live.state, loaded, inputs, stuck, now, node, poison_retries), stuck
 
 
 def pause_turn(
@@ -153,6 +145,7 @@ def pause_turn(
     problem: RunError,
     now: Instant,
     node: str,
+    poison_retries: int = POISON_RETRIES,
     *,
     is_poisoned: bool = False,
 ) -> TurnDraft:
@@ -160,7 +153,7 @@ def pause_turn(
 
     If what came in cannot be recorded (`is_poisoned`), messages are put aside for a while instead.
     """
-    draft = TurnDraft(state, loaded, now, node)
+    draft = TurnDraft(state, loaded, now, node, poison_retries)
     pause = PauseRun(error=error_info(problem))
     starts = [message for message in loaded.messages if message.type == "InternalContinue"]
     others = [message for message in loaded.messages if message.type != "InternalContinue"]
@@ -171,7 +164,7 @@ def pause_turn(
             draft.enact([pause])
     for later in (*others, *inputs, *task_operations(loaded.signals, draft.state, None)):
         if is_poisoned and isinstance(later, Message):
-            draft.put_aside(later)
+            draft.put_aside(later, problem)
         else:
             draft.handle(later)
     return draft
@@ -255,10 +248,7 @@ def _is_start(given: Input) -> bool:
 def _controls(signals: Iterable[Signal]) -> Iterable[Control]:
     for signal in signals:
         if signal.name == CONTROL_SIGNAL:
-            try:
-                command = codec.decode(signal.payload, ControlPayload)
-            except InvalidInput:
-                continue  # stays in the mailbox, to be looked at
+            command = _payload(signal, ControlPayload, _UNREADABLE_COMMAND)
             yield Control(
                 id=signal.id,
                 name=command.name,
@@ -266,17 +256,17 @@ def _controls(signals: Iterable[Signal]) -> Iterable[Control]:
                 actor=command.actor,
                 reason=command.reason,
                 step_id=command.step_id,
+                is_allowed=command.refusal is None,
                 inbox_seq=signal.inbox_seq,
+                refusal=command.refusal or "",
+                result=command.result,
             )
 
 
 def _updates(signals: Iterable[Signal]) -> Iterable[Update]:
     for signal in signals:
         if signal.name == UPDATE_SIGNAL:
-            try:
-                update = codec.decode(signal.payload, UpdatePayload)
-            except InvalidInput:
-                continue
+            update = _payload(signal, UpdatePayload, _UNREADABLE_UPDATE)
             yield Update(
                 id=signal.id,
                 update_id=signal.signal_id,
@@ -284,3 +274,15 @@ def _updates(signals: Iterable[Signal]) -> Iterable[Update]:
                 input=update.input,
                 inbox_seq=signal.inbox_seq,
             )
+
+
+_UNREADABLE_COMMAND = ControlPayload("", "", refusal="the command cannot be read")  # type: ignore[arg-type]
+_UNREADABLE_UPDATE = UpdatePayload("", e.NULL)
+
+
+def _payload(signal: Signal, kind: type[T], otherwise: T) -> T:
+    """Return what a signal of the engine's own carries. One that was damaged is refused or answered like any other."""
+    try:
+        return codec.decode(signal.payload, kind)
+    except InvalidInput:
+        return otherwise

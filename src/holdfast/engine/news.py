@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from holdfast.core import events as e
 from holdfast.core.events import ErrorInfo, Event
 from holdfast.core.instants import format_instant
+from holdfast.core.letters import DeadLetter
 
 logger = logging.getLogger("holdfast.runs")
 
@@ -16,6 +17,12 @@ def tell(events: Iterable[Event]) -> None:
         teller = _TELLERS.get(type(event.data))
         if teller is not None:
             teller(event)
+
+
+def mourn(letters: Iterable[DeadLetter]) -> None:
+    """Log messages that were given up."""
+    for letter in letters:
+        logger.error("run %s: letter %s is dead, %s: %s", letter.run_id, letter.letter_id, letter.reason, letter.detail)
 
 
 def _retried(event: Event) -> None:

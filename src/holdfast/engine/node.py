@@ -23,14 +23,14 @@ from holdfast.core.state import OpenStep, RunState
 from holdfast.engine.activities import Details, Outcome, Work, Workers, unfit_options
 from holdfast.engine.creations import Creations
 from holdfast.engine.finishes import Finishes
-from holdfast.engine.held import Held, unsuccessful
+from holdfast.engine.held import Held, is_local, unsuccessful
 from holdfast.engine.live import Definitions, LiveRun, pause_turn, take_turn
 from holdfast.engine.live_runs import LiveRuns
-from holdfast.engine.news import tell
+from holdfast.engine.news import mourn, tell
 from holdfast.engine.options import NodeOptions
 from holdfast.engine.queues import ActivityDefinitions, Queues
 from holdfast.engine.slots import Slots
-from holdfast.engine.turn import TurnDraft, aside_turn
+from holdfast.engine.turn import POISON_RETRIES, TurnDraft, aside_turn
 from holdfast.errors import (
     EngineError,
     HoldfastError,
@@ -73,8 +73,17 @@ class NodeDefinitions(Definitions, ActivityDefinitions, Protocol):
 class Node:
     """Runs workflows of one app on one store."""
 
-    def __init__(self, name: str, store: Store, definitions: NodeDefinitions, rng: Rng, options: NodeOptions) -> None:
+    def __init__(
+        self,
+        name: str,
+        store: Store,
+        definitions: NodeDefinitions,
+        rng: Rng,
+        options: NodeOptions,
+        poison_retries: int = POISON_RETRIES,
+    ) -> None:
         self.name = name
+        self._poison_retries = poison_retries
         self.store = store
         self._definitions = definitions
         self._options = options
@@ -320,6 +329,8 @@ class Node:
                 if isinstance(answer, CommitConflict):
                     self._lose(turn.run_id, answer)
                 else:
+                    if turn.dead:
+                        mourn(turn.dead)
                     self._after(held, live, draft, turn.release, now)
 
     def _draft(
@@ -331,11 +342,13 @@ class Node:
         unfit, last_epoch = self._unfit.pop(live.state.run_id, (None, 0))
         if unfit is not None and held.loaded.head.lease_epoch <= last_epoch:  # what came in leads to what cannot be
             problem = unfit
-            draft = pause_turn(live.state, held.loaded, [], problem, now, self.name, is_poisoned=True)
+            draft = pause_turn(
+                live.state, held.loaded, [], problem, now, self.name, self._poison_retries, is_poisoned=True
+            )
         elif problem is None:
-            draft, problem = take_turn(live, held.loaded, inputs, now, self.name)
+            draft, problem = take_turn(live, held.loaded, inputs, now, self.name, self._poison_retries)
         else:
-            draft = pause_turn(live.state, held.loaded, inputs, problem, now, self.name)
+            draft = pause_turn(live.state, held.loaded, inputs, problem, now, self.name, self._poison_retries)
         if problem is not None:
             logger.error("run %s is paused: %s", live.state.run_id, problem)
             self.lives.forget(live.state.run_id)
@@ -363,7 +376,7 @@ class Node:
             return True
         if not self._unknown:
             return False
-        return any(step.name in self._unknown and _is_local(step) for step in draft.state.open_steps.values())
+        return any(step.name in self._unknown and is_local(step) for step in draft.state.open_steps.values())
 
     def _at_hand(self, held: Held) -> tuple[LiveRun | None, RunError | None] | None:
         """Return a run that is in memory and needs nothing from the store, or None."""
@@ -381,7 +394,11 @@ class Node:
             await self._put_aside(held, damage, now)
             return None, None
         if any(live.state.open_steps[lost.step_id].due_at is not None for lost in self._lost(held, live.state, now)):
-            [loaded] = await self.store.load([live.state.run_id])
+            try:
+                [loaded] = await self.store.load([live.state.run_id])
+            except StoreCorrupt as damage:  # whoever claims the run next makes a dead letter of what cannot be read
+                await self._put_aside(held, damage, now)
+                return None, None
             if loaded is not None and loaded.head.lease_epoch == held.loaded.head.lease_epoch:
                 held.loaded = loaded
         return live, problem
@@ -398,7 +415,9 @@ class Node:
         """Leave a run whose history makes no sense for a while: others go on, and what it was told is kept."""
         run_id = held.loaded.head.run_id
         logger.error("run %s is put aside: %s", run_id, damage)
-        [answer] = await self._commit([aside_turn(held.loaded, now)])
+        turn = aside_turn(held.loaded, now, self.name, damage, self._poison_retries)
+        mourn(turn.dead)
+        [answer] = await self._commit([turn])
         self._workers.cancel(run_id)
         self._held.pop(run_id, None)
         self.lives.forget(run_id)
@@ -406,25 +425,9 @@ class Node:
             logger.warning("run %s: it could not be put aside (%s)", run_id, answer.reason)
 
     def _lost(self, held: Held, state: RunState, now: Instant) -> list[NodeLost]:
-        """Return word of activities that nobody carries out: their node is gone, and took them along.
-
-        Only a run that was just loaded shows it: then a step whose next attempt is due has its message beside it,
-        unless a node took the message and was lost with it.
-        """
-        if not held.is_fresh:
-            return []
-        reported = {getattr(given, "step_id", None) for given in held.inputs}
-        tokens = {message.waiting_token for message in held.loaded.messages}
-        return [
-            NodeLost(step.step_id)
-            for step in state.open_steps.values()
-            if _is_local(step)
-            and self._is_known(state.run_id, step)
-            and (step.due_at is None or step.due_at <= now)
-            and step.step_id not in reported
-            and (step.token is None or step.token not in tokens)
-            and not self._workers.is_working_on(state.run_id, step.step_id)
-        ]
+        """Return word of activities that nobody carries out, as far as they are known here."""
+        lost = [step for step in held.lost_steps(state, now) if self._is_known(state.run_id, step)]
+        return [NodeLost(s.step_id) for s in lost if not self._workers.is_working_on(state.run_id, s.step_id)]
 
     def _after(self, held: Held, live: LiveRun, draft: TurnDraft, is_released: bool, now: Instant) -> None:
         """Perform the effects of a turn that is durable."""
@@ -490,8 +493,3 @@ class Node:
     def holds(self, run_id: str) -> bool:
         """Say whether the run belongs to this node."""
         return run_id in self._held
-
-
-def _is_local(step: OpenStep) -> bool:
-    """Say whether a step's activity is carried out by the node that holds the run."""
-    return isinstance(step.body, e.StepStarted) and step.body.queue == "" and not step.is_detached

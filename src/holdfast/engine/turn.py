@@ -6,7 +6,7 @@ current, so each decision sees what the ones before it did.
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from msgspec.structs import replace
+from msgspec import Raw
 
 from holdfast.core import codec
 from holdfast.core import events as e
@@ -16,6 +16,7 @@ from holdfast.core.enact import enact
 from holdfast.core.events import EngineRunRef, Event, RunQueued
 from holdfast.core.idempotency import request_key
 from holdfast.core.instants import Instant
+from holdfast.core.letters import DeadLetter, put_aside
 from holdfast.core.messages import (
     CONTROL_SIGNAL,
     ChildOutcome,
@@ -27,11 +28,11 @@ from holdfast.core.pen import Decision, Refusal
 from holdfast.core.records import ActivityRecord, index_changes
 from holdfast.core.snapshot import RuntimeSnapshot, runtime_snapshot
 from holdfast.core.state import CANCELLED, RunState, fold, fold_onto, own_copy
-from holdfast.limits import NAME_BYTES, SIGNAL_ID_BYTES
+from holdfast.errors import HoldfastError
+from holdfast.limits import NAME_BYTES, SIGNAL_ID_BYTES, Limits
 from holdfast.store.port import Job, LoadedRun, NewRun, Turn
 
-ASIDE = 60_000_000
-"""How long a message that is refused waits before it is handled again."""
+POISON_RETRIES = Limits().poison_retries
 
 
 class TurnDraft:
@@ -41,10 +42,12 @@ class TurnDraft:
         "_before",
         "_by",
         "_consumed",
+        "_dead",
         "_events",
         "_loaded",
         "_messages",
         "_now",
+        "_poison_retries",
         "_queued",
         "_records",
         "_sent",
@@ -54,8 +57,12 @@ class TurnDraft:
         "state",
     )
 
-    def __init__(self, state: RunState, loaded: LoadedRun, now: Instant, node: str) -> None:
+    def __init__(
+        self, state: RunState, loaded: LoadedRun, now: Instant, node: str, poison_retries: int = POISON_RETRIES
+    ) -> None:
         self.state = state
+        self._poison_retries = poison_retries
+        self._dead: list[DeadLetter] = []
         self.dispatch: list[str] = []
         self._queued: list[str] = []
         self._before = state
@@ -74,7 +81,7 @@ class TurnDraft:
         answer = decide(self.state, message, self._now, self._by)
         if isinstance(message, Message):
             if isinstance(answer, Refusal):
-                self.put_aside(message)
+                self.put_aside(message, answer.error)
             else:
                 self._consumed.append(message.signal_id)
         elif isinstance(answer, Decision) and answer.events:
@@ -83,10 +90,14 @@ class TurnDraft:
                 self.received.append((inbox_seq, len(self._events)))
         return self._take(answer)
 
-    def put_aside(self, message: Message) -> None:
-        """Leave a message for later: what was accepted is not dropped."""
+    def put_aside(self, message: Message, problem: HoldfastError) -> None:
+        """Leave a message for later, or after too many times for an operator: what was accepted is not dropped."""
         self._consumed.append(message.signal_id)
-        self._messages.append(replace(message, due_at=self._now + ASIDE))
+        left = put_aside(message, self._poison_retries, "retries exhausted", _detail(problem), self._by.node, self._now)
+        if isinstance(left, DeadLetter):
+            self._dead.append(left)
+        else:
+            self._messages.append(left)
 
     def enact(self, commands: Iterable[Command]) -> Decision | Refusal:
         """Decide what the program asks for."""
@@ -127,6 +138,7 @@ class TurnDraft:
             sends=self._sent + (tuple(self._sends()) if knows_children or self.state.parent_run_id is not None else ()),
             jobs=tuple(self._jobs()) if self._queued else (),
             jobs_closed=self._jobs_closed(),
+            dead=tuple(self._dead),
         )
 
     def _jobs(self) -> Iterator[Job]:
@@ -210,20 +222,29 @@ class TurnDraft:
         return answer
 
 
-def aside_turn(loaded: LoadedRun, now: Instant) -> Turn:
+def aside_turn(loaded: LoadedRun, now: Instant, node: str, damage: HoldfastError, poison_retries: int) -> Turn:
     """Return a turn that changes nothing and leaves everything for later, for a run whose state is not known."""
     head = loaded.head
     snapshot = head.snapshot or RuntimeSnapshot(status=head.status, state_version=head.version)
+    left = [
+        put_aside(message, poison_retries, "history irreparable", _detail(damage), node, now)
+        for message in loaded.messages
+    ]
     return Turn(
         run_id=head.run_id,
         expected_version=head.version,
         epoch=head.lease_epoch,
         snapshot=snapshot,
         consumed=tuple(message.signal_id for message in loaded.messages),
-        messages=tuple(replace(message, due_at=now + ASIDE) for message in loaded.messages),
+        messages=tuple(later for later in left if isinstance(later, Message)),
         seen_inbox_seq=head.inbox_seq,
         release=True,
+        dead=tuple(letter for letter in left if isinstance(letter, DeadLetter)),
     )
+
+
+def _detail(problem: HoldfastError) -> str:
+    return f"{problem.code}: {problem.message}"
 
 
 def cancel_request(run_id: str, actor: str, reason: str, signal_id: str | None = None) -> SignalRequest:
@@ -246,10 +267,16 @@ def control_request(
     *,
     step_id: str | None = None,
     signal_id: str | None = None,
+    refusal: str = "",
+    result: Raw = e.NULL,
 ) -> SignalRequest:
-    """Return the signal that carries an operator's command."""
-    payload = codec.encode({"name": name, "actor": actor, "reason": reason, "step_id": step_id})
-    return SignalRequest(run_id=run_id, name=CONTROL_SIGNAL, payload=payload, signal_id=signal_id)
+    """Return the signal that carries an operator's command, or the authoriser's refusal of it."""
+    payload: dict[str, object] = {"name": name, "actor": actor, "reason": reason, "step_id": step_id}
+    if refusal:
+        payload["refusal"] = refusal
+    if result != e.NULL:
+        payload["result"] = result
+    return SignalRequest(run_id=run_id, name=CONTROL_SIGNAL, payload=codec.encode(payload), signal_id=signal_id)
 
 
 def _to_parent(state: RunState, last: Event, now: Instant) -> Message:
@@ -274,7 +301,7 @@ def _to_parent(state: RunState, last: Event, now: Instant) -> Message:
 
 def _is_given_up(step_id: str, child: e.ChildStarted, state: RunState, events: list[Event]) -> bool:
     """Say whether a child is to be cancelled because its parent gave up waiting, or ended."""
-    if any(event.step_id == step_id and isinstance(event.data, e.StepCancelled) for event in events):
+    if any(event.step_id == step_id and isinstance(event.data, e.StepCancelled | e.StepSkipped) for event in events):
         return child.close_policy != "abandon"
     return (state.is_finished and child.close_policy == "cancel") or (
         state.status is CANCELLED and child.close_policy != "abandon"

@@ -379,7 +379,8 @@ class CodeProgram:
         if timer is not None:
             self.loop.fire(timer)
         else:
-            self._resolve(event, None)
+            given = getattr(event.data, "result", NULL)  # by an operator who skipped the step
+            self._resolve(event, None if given == NULL else given)
 
     def _resolve(self, event: Event, value: Any) -> None:
         if value is not None:
@@ -451,7 +452,7 @@ _OUTCOMES: dict[type[e.Body], Callable[[CodeProgram, Event], None]] = {
     e.RunCancelRequested: CodeProgram._cancel,
     e.StepCompleted: _completed,
     e.StepFailed: _failed,
-    e.StepSkipped: _completed,
+    e.StepSkipped: CodeProgram._fire,
     e.TimerFired: CodeProgram._fire,
     e.SignalReceived: _signalled,
     e.SignalTimedOut: _timed_out,

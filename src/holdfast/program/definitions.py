@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
 from msgspec import Raw
@@ -85,8 +85,10 @@ class Signature:
         model = codec.decode_with(self._decoder, raw)
         return {name: getattr(model, name) for name in self._names}
 
-    def result_of(self, raw: Raw) -> Any:
-        """Return the result that the JSON holds, as the annotated type."""
+    def result_of(self, raw: Raw | None) -> Any:
+        """Return the result that the JSON holds, as the annotated type; None if the step was skipped."""
+        if raw is None:
+            return None
         try:
             return self._result_decoder.decode(raw)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as problem:
@@ -120,6 +122,9 @@ def _decoder(what: str, kind: Any) -> msgspec.json.Decoder[Any]:
         raise InvalidInput(f"{what}: {kind!r} cannot be the type of a payload: {problem}") from problem
 
 
+OnFailure = Literal["raise", "pause"]
+
+
 class ActivityOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How an activity is carried out. Each can be set on the definition and for one call."""
 
@@ -128,6 +133,8 @@ class ActivityOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     schedule_to_close_ms: int | None = None
     heartbeat_timeout_ms: int | None = None
     queue: str = ""
+    on_failure: OnFailure = "raise"
+    """What follows when the last attempt has failed: the workflow is told, or the run is paused for an operator."""
 
     @property
     def is_without_limits(self) -> bool:
@@ -174,3 +181,10 @@ def child_run_id(run_id: str, step_id: str) -> str:
     """Return the id of the run that a step starts: readable while it fits, and always the same."""
     readable = f"{run_id}/{step_id}"
     return readable if len(readable.encode()) <= NAME_BYTES else f"child-{codec.digest(readable.encode())}"
+
+
+def failure_policy(value: str) -> OnFailure:
+    """Return what follows when an activity has failed for good, or refuse it."""
+    if value not in get_args(OnFailure):
+        raise InvalidInput(f"on_failure is one of {', '.join(get_args(OnFailure))}, not {value!r}", field="on_failure")
+    return value  # type: ignore[return-value]

@@ -5,6 +5,9 @@ commands that it then issues must be the ones that follow in the history. They a
 position. While a run is paused its program is not advanced: outcomes that were recorded then are handed to it, in
 order, when it is resumed, at the time of the resumption.
 
+A failure that was recorded during a pause is not handed on if an operator has the step tried again, or skips it; one
+that has itself paused the run, also not if the run is cancelled instead.
+
 A start or a resumption that is directly followed by a pause with an error came to nothing: the program could not go
 on. It is held back, like an outcome, for the next resumption.
 
@@ -42,7 +45,7 @@ _OUTCOMES = frozenset(
         e.UpdateAccepted,
     }
 )
-CONCERN_PROGRAM = _OUTCOMES | {e.RunStarted, e.ContinuedAsNew, e.RunPaused, e.RunResumed}
+CONCERN_PROGRAM = _OUTCOMES | {e.RunStarted, e.ContinuedAsNew, e.RunPaused, e.RunResumed, e.SignalAccepted}
 """The events that `advance` has to be told of; the others change nothing for a program."""
 
 _NO_MARKERS: frozenset[str] = frozenset()
@@ -73,12 +76,23 @@ _PREFIXES = {
 class Replay:
     """Keeps one run's program in step with its history."""
 
-    __slots__ = ("_begin", "_closed", "_held", "_is_paused", "_is_replaying", "_issued", "_markers", "program")
+    __slots__ = (
+        "_begin",
+        "_closed",
+        "_held",
+        "_is_held",
+        "_is_paused",
+        "_is_replaying",
+        "_issued",
+        "_markers",
+        "program",
+    )
 
     def __init__(self, begin: Begin) -> None:
         self._begin = begin
         self._issued: dict[str, c.Command] = {}
         self._is_paused = False
+        self._is_held = False
         self._held: list[Event] | None = None
         self._closed: set[str] | None = None
         self._markers = _NO_MARKERS
@@ -136,16 +150,34 @@ class Replay:
             return self._begin_with(event)
         if kind is e.RunPaused:
             self._is_paused = True
+            self._is_held = getattr(event.data, "failed_step_id", None) is not None
         elif kind is e.RunResumed:
             self._is_paused = False
             held, self._held = self._held, None
             outcomes = [replace(outcome, emitted_at=event.emitted_at) for outcome in held or ()]
             return [command for outcome in outcomes for command in self._hand(outcome)]
+        elif kind is e.SignalAccepted:
+            self._take_back(event)
         elif kind in _OUTCOMES:
             if not self._is_paused:
                 return self._hand(event)
+            if kind is e.RunCancelRequested and self._is_held:
+                self._forget_failures()
             self._hold_back(event)
         return []
+
+    def _take_back(self, event: Event) -> None:
+        """Forget the failure of a step that is settled in another way before the program has heard of it."""
+        assert isinstance(event.data, e.SignalAccepted)
+        if self._held and event.data.name in ("RETRY_STEP", "SKIP_STEP"):
+            self._forget_failures(event.data.target_step_id)
+
+    def _forget_failures(self, of_step: str | None = None) -> None:
+        self._held = [
+            held
+            for held in self._held or ()
+            if type(held.data) is not e.StepFailed or (of_step is not None and held.step_id != of_step)
+        ]
 
     def _begin_with(self, event: Event) -> list[c.Command]:
         self.close()

@@ -9,6 +9,7 @@ from msgspec import Raw
 
 from holdfast.core import codec
 from holdfast.core import commands as c
+from holdfast.core.events import NULL
 from holdfast.core.idempotency import sent_signal_id
 from holdfast.core.instants import Instant
 from holdfast.core.messages import RESERVED_PREFIX, AcceptedSignalResult, SignalRequest, check_signal, check_step_name
@@ -164,7 +165,8 @@ async def _wait(
 ) -> Any:
     command = c.WaitSignal(step_id=step_id, name=name, until=until)
     if function is None:
-        return codec.decode(await program.step(command), kind)
+        payload = await program.step(command)
+        return codec.decode(NULL if payload is None else payload, kind)  # None: an operator skipped the wait
     handler = Handler(function, kind)
     program.handlers = {**program.handlers, step_id: handler}
     try:

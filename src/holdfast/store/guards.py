@@ -3,13 +3,14 @@
 import re
 from collections.abc import Sequence
 from hashlib import sha256
-from typing import Any
+from typing import Any, get_args
 
 from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core.instants import Instant
+from holdfast.core.letters import DeadLetter, Reason, Settlement
 from holdfast.core.messages import (
     INTEGER_LIMIT,
     Message,
@@ -228,6 +229,50 @@ def _opened(wait: Wait) -> tuple[Instant, int, str]:
     """Return when a wait was opened: its token ends with the number of the event that did."""
     number = wait.token.rpartition("@")[2]
     return wait.since, int(number) if number.isdecimal() else 0, wait.step_id
+
+
+def can_be_buried(turn: Turn) -> bool:
+    """Say whether the turn's dead letters are the run's own and can be read again."""
+    return all(_check_letter(letter, turn.run_id) is None for letter in turn.dead)
+
+
+def _check_letter(letter: Any, run_id: str) -> InvalidInput | None:
+    if not isinstance(letter, DeadLetter) or letter.run_id != run_id:
+        return InvalidInput("what a turn gives up is a DeadLetter of its own run", field="dead")
+    if type(letter.envelope) is not bytes or letter.reason not in get_args(Reason):
+        return InvalidInput("a dead letter has bytes and a known reason", field="dead")
+    problem = check_name("letter_id", letter.letter_id) or check_name("node", letter.node)
+    problem = problem or check_integer("died_at", letter.died_at)
+    return problem or _check_unicode("detail", letter.detail)
+
+
+def check_settlement(ids: Sequence[Any], action: Any, actor: Any, limits: Limits) -> None:
+    """Refuse to settle dead letters in a way that is malformed."""
+    check_ids(ids, limits)
+    if action not in get_args(Settlement):
+        raise InvalidInput(f"a dead letter is settled by requeue or drop, not {action!r}", field="action")
+    if not isinstance(actor, str):
+        raise InvalidInput(f"actor is text, not {actor!r}", field="actor")
+    check_values(actor=actor)
+
+
+def settled_message(letter: DeadLetter, action: Settlement, status: RunStatus) -> Message | CallerError | None:
+    """Return the message to put back, None if it is to be dropped, or why it cannot be settled so."""
+    if letter.settled is not None:
+        return Conflict(f"letter {letter.letter_id!r} was settled before: {letter.settled}", letter_id=letter.letter_id)
+    if action == "drop":
+        return None
+    if status in TERMINAL:
+        return run_terminal(letter.run_id, status)
+    try:
+        return replace(codec.decode(letter.envelope, Message), due_at=None, attempts=0)
+    except InvalidInput:
+        return InvalidInput(f"letter {letter.letter_id!r} cannot be read, so it cannot be handled again")
+
+
+def no_such_letter(letter_id: str) -> NotFound:
+    """Make the refusal to settle a dead letter that does not exist."""
+    return NotFound(f"there is no dead letter {letter_id!r}", letter_id=letter_id)
 
 
 def check_new_run(new: Any) -> CallerError | None:

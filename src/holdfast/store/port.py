@@ -50,12 +50,17 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from holdfast.core.events import NULL, Event
 from holdfast.core.instants import Instant
+from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settled, Settlement
 from holdfast.core.messages import AcceptedSignalResult, Message, Signal, SignalRequest
 from holdfast.core.records import ActivityRecord, Task, Wait
 from holdfast.core.snapshot import RuntimeSnapshot
 from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.core.tasks import DECISIONS
 from holdfast.errors import CallerError
+from holdfast.store.queries import MailboxQuery as MailboxQuery
+from holdfast.store.queries import RunQuery as RunQuery
+from holdfast.store.queries import TaskQuery as TaskQuery
+from holdfast.store.queries import WaitQuery as WaitQuery
 from holdfast.store.wakeups import Wakeups
 
 
@@ -79,6 +84,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     `starts` and `sends` go to other runs: they become durable with the commit and arrive by themselves, as if by
     `create` and `deliver`, each at most once by its id; what is refused there is dropped. How many signals a run takes
     in a minute does not matter for them: they were recorded, and nobody is there to be told to try again.
+    `dead` are messages that it gives up, and consumes.
     `jobs` go into queues, after `jobs_closed` names the steps whose jobs, and what was said of their progress, go.
     """
 
@@ -100,6 +106,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     sends: tuple[Message | SignalRequest, ...] = ()
     jobs: tuple["Job", ...] = ()
     jobs_closed: tuple[str, ...] = ()
+    dead: tuple[DeadLetter, ...] = ()
 
 
 def may_wake_others(turn: Turn) -> bool:
@@ -168,61 +175,6 @@ class NewRun(Struct, frozen=True, kw_only=True, gc=False):
     reference_key: str | None = None
     tags: tuple[str, ...] = ()
     signals: tuple[SignalRequest, ...] = ()
-
-
-class RunQuery(Struct, frozen=True, kw_only=True):
-    """Which runs to find; None means any. Answers are ordered by run id, from after `after`."""
-
-    tenant: str | None = None
-    plan_id: str | None = None
-    status: RunStatus | None = None
-    reference_key: str | None = None
-    tag: str | None = None
-    parent_run_id: str | None = None
-    created_from: Instant | None = None
-    created_until: Instant | None = None
-    after: str = ""
-    limit: int = 100
-
-
-class WaitQuery(Struct, frozen=True, kw_only=True):
-    """Which open waits to find: of a run, for a signal's name, or both. Ordered by (run id, step id)."""
-
-    run_id: str | None = None
-    name: str | None = None
-    after: tuple[str, str] = ("", "")
-    limit: int = 100
-
-
-class MailboxQuery(Struct, frozen=True, kw_only=True):
-    """Which signals of a run to find, in order of acceptance. Consumed ones too if `consumed`."""
-
-    run_id: str
-    name: str | None = None
-    signal_id: str | None = None
-    consumed: bool = False
-    after: int = 0
-    limit: int = 100
-
-
-class TaskQuery(Struct, frozen=True, kw_only=True):
-    """Which tasks to find. `role` matches tasks that list it; `due_before` those that have an instant before it.
-
-    `actor` matches tasks that concern somebody of this name and with `actor_roles`: that are assigned to them, list
-    one of the roles, or list none and are nobody's. Ordered by task id.
-    """
-
-    run_id: str | None = None
-    task_id: str | None = None
-    status: Literal["OPEN", "COMPLETED", "CANCELLED"] | None = None
-    assignee: str | None = None
-    role: str | None = None
-    plan_id: str | None = None
-    due_before: Instant | None = None
-    actor: str | None = None
-    actor_roles: tuple[str, ...] = ()
-    after: str = ""
-    limit: int = 100
 
 
 class PurgePolicy(Struct, frozen=True, kw_only=True):
@@ -346,6 +298,7 @@ class PurgeReport(Struct, frozen=True, kw_only=True):
     tasks: int = 0
     runtime_states: int = 0
     acceptance_records: int = 0
+    dead_letters: int = 0
     stale_runs: int = 0
     has_more: bool = False
 
@@ -360,6 +313,7 @@ class Stats(Struct, frozen=True, kw_only=True):
     signals: int
     open_tasks: int
     jobs: int
+    dead_letters: int
     nodes: int
     oldest_ready_at: Instant | None
 
@@ -482,6 +436,20 @@ class Store(Protocol):
 
     async def find_tasks(self, query: TaskQuery) -> list[Task]:
         """Return the tasks that the query names."""
+        ...
+
+    async def find_dead_letters(self, query: DeadLetterQuery) -> list[DeadLetter]:
+        """Return the dead letters that the query names."""
+        ...
+
+    async def settle_dead_letters(
+        self, ids: Sequence[str], action: Settlement, actor: str = ""
+    ) -> list[Settled | Refused]:
+        """Put messages back into their runs' inboxes, due now, or drop them for good. Safe to repeat.
+
+        Refused: `NotFound`; `Conflict`, if it was settled otherwise; of a requeue `RunTerminal`, and `InvalidInput` for
+        what cannot be read. A message of the same id that waits by now stays.
+        """
         ...
 
     async def read_events(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:

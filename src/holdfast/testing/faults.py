@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
+from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settled, Settlement
 from holdfast.core.messages import Message, Signal, SignalRequest
 from holdfast.core.records import Task, Wait
 from holdfast.errors import HoldfastError, StoreUnavailable
@@ -160,6 +161,14 @@ class FaultyStore:
 
     async def find_tasks(self, query: port.TaskQuery) -> list[Task]:
         return await self._reach(lambda: self._store.find_tasks(query))
+
+    async def find_dead_letters(self, query: DeadLetterQuery) -> list[DeadLetter]:
+        return await self._reach(lambda: self._store.find_dead_letters(query))
+
+    async def settle_dead_letters(
+        self, ids: Sequence[str], action: Settlement, actor: str = ""
+    ) -> list[Settled | port.Refused]:
+        return await self._reach(lambda: self._store.settle_dead_letters(ids, action, actor), may_repeat=True)
 
     async def read_events(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
         return await self._reach(lambda: self._store.read_events(run_id, after, limit))

@@ -11,6 +11,7 @@ from holdfast.core import codec, commands
 from holdfast.core.decide import Input
 from holdfast.core.events import ErrorInfo, Event, RunQueued
 from holdfast.core.instants import Instant
+from holdfast.core.letters import DeadLetter, DeadLetterQuery, Reason, bury
 from holdfast.core.messages import Message, MessageType, Signal, SignalRequest
 from holdfast.core.pen import Refusal
 from holdfast.core.records import ActivityRecord
@@ -33,7 +34,7 @@ from holdfast.store.port import (
 from holdfast.testing.clock import START
 
 T = TypeVar("T")
-K = TypeVar("K", str, int, tuple[str, str])
+K = TypeVar("K", str, int, tuple[str, str], tuple[int, str])
 
 PAGE = 100
 """How much is asked for at a time; a store's own limit may be lower."""
@@ -99,6 +100,13 @@ def message(
 ) -> Message:
     """Return a message to deliver."""
     return Message(signal_id=signal_id, run_id=run_id, type=kind, occurred_at=occurred_at, due_at=due_at)
+
+
+def dead_letter(
+    run_id: str = "run-1", signal_id: str = "poison", reason: Reason = "retries exhausted", died_at: Instant = START
+) -> DeadLetter:
+    """Return the letter of a message that nobody could handle."""
+    return bury(message(run_id, signal_id), reason, "Conflict: not now", "node-a", died_at)
 
 
 def record(
@@ -322,6 +330,11 @@ async def read_picture(store: Store, nodes: Iterable[str] = (), queues: Iterable
     tasks = await _read_all(
         lambda after: store.find_tasks(TaskQuery(after=after, limit=PAGE)), "", lambda task: task.task_id
     )
+    letters = await _read_all(
+        lambda after: store.find_dead_letters(DeadLetterQuery(settled=True, after=after, limit=PAGE)),
+        (0, ""),
+        lambda letter: (letter.died_at, letter.letter_id),
+    )
     ids = [head.run_id for head in heads]
     return {
         "runs": heads,
@@ -330,6 +343,7 @@ async def read_picture(store: Store, nodes: Iterable[str] = (), queues: Iterable
         "mailboxes": {head.run_id: await read_mailbox(store, head.run_id, head.inbox_seq) for head in heads},
         "waits": waits,
         "tasks": tasks,
+        "letters": letters,
         "stats": await store.stats(),
         "next_due": {node: await store.next_due(node) for node in ("nobody", *nodes)},
         "next_visible": {queue: await store.next_due("nobody", [], [queue]) for queue in queues},

@@ -17,6 +17,7 @@ from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
 from random import Random
 from typing import Any, TypeVar
+from warnings import catch_warnings
 
 from holdfast.core.instants import Instant
 from holdfast.testing.clock import START
@@ -155,7 +156,7 @@ class SimLoop(asyncio.BaseEventLoop):
         for task in self._tasks:
             if not task.done():
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
-                with suppress(RuntimeError):
+                with catch_warnings(action="ignore", category=RuntimeWarning), suppress(RuntimeError):
                     coro = task.get_coro()
                     assert coro is not None
                     coro.close()

@@ -22,6 +22,7 @@ from holdfast.testing.store_suite_create import CreateSuite
 from holdfast.testing.store_suite_delivery import DeliverySuite
 from holdfast.testing.store_suite_find import FindSuite
 from holdfast.testing.store_suite_first_signals import FirstSignalSuite
+from holdfast.testing.store_suite_letters import LetterSuite
 from holdfast.testing.store_suite_lifecycle import LifecycleSuite
 from holdfast.testing.store_suite_purge import PurgeSuite
 from holdfast.testing.store_suite_queues import QueueSuite
@@ -39,6 +40,7 @@ class StoreSuite(
     ClaimSuite,
     QueueSuite,
     BeatSuite,
+    LetterSuite,
     FindSuite,
     PurgeSuite,
     LifecycleSuite,

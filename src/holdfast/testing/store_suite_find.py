@@ -285,7 +285,16 @@ class FindSuite(SuiteBase):
     async def test_stats_count_what_is_there(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
         """By status, by readiness, by what waits: not what is closed, consumed, or due only later."""
         empty = Stats(
-            runs={}, ready=0, leased=0, messages=0, signals=0, open_tasks=0, jobs=0, nodes=0, oldest_ready_at=None
+            runs={},
+            ready=0,
+            leased=0,
+            messages=0,
+            signals=0,
+            open_tasks=0,
+            jobs=0,
+            dead_letters=0,
+            nodes=0,
+            oldest_ready_at=None,
         )
         assert await store.stats() == empty
         await node.start("run-1", wait("go"), task("approve"), timer(START + 60_000_000))

@@ -31,6 +31,7 @@ def purge(runs: dict[str, Run], policy: PurgePolicy, now: Instant) -> tuple[Purg
         tasks=sum(len(run.tasks) for run in deleted) + len(tasks[: policy.limit]),
         runtime_states=len(states[: policy.limit]),
         acceptance_records=sum(len(run.acceptances) for run in deleted) + len(expired[: policy.limit]),
+        dead_letters=sum(len(run.letters) for run in deleted),
         stale_runs=sum(_is_stale(run, policy.stale_run_ms, now) for run in kept),
         has_more=max(len(gone), len(tasks), len(states), len(expired)) > policy.limit,
     )

@@ -12,6 +12,7 @@ from holdfast.core import codec
 from holdfast.core.events import Event
 from holdfast.core.idempotency import inbox_uuid, signal_storage_key, signal_suffix
 from holdfast.core.instants import Instant
+from holdfast.core.letters import DeadLetter, Settled, Settlement
 from holdfast.core.messages import (
     RESERVED_PREFIX,
     AcceptanceRecord,
@@ -45,6 +46,7 @@ class Run:
         self.tasks: dict[str, Task] = {}
         self.records: dict[tuple[str, str, str], ActivityRecord] = {}
         self.work: dict[str, Work] = {}
+        self.letters: dict[str, DeadLetter] = {}
         self.head = new_head(new, owner, now)
         self._append(new.events, 0, now)
         self._index(new.messages, new.waits_opened, new.tasks, now)
@@ -166,6 +168,21 @@ class Run:
         self.wake(now)
         return result
 
+    # --- dead letters
+
+    def settle(self, letter: DeadLetter, action: Settlement, actor: str, now: Instant) -> Settled | port.Refused:
+        """Settle a letter of this run, or say why not."""
+        if letter.settled == action:
+            return Settled(letter.letter_id, action)
+        message = guards.settled_message(letter, action, self.head.status)
+        if isinstance(message, CallerError):
+            return port.Refused(message)
+        if message is not None:
+            self.messages.setdefault(message.signal_id, (now, message))
+            self.wake(now)
+        self.letters[letter.letter_id] = replace(letter, settled=action, settled_by=actor, settled_at=now)
+        return Settled(letter.letter_id, action)
+
     # --- carrying out
 
     def beat(self, node: str, beat: port.Beat, visible_until: Instant) -> bool:
@@ -193,7 +210,7 @@ class Run:
             return port.CommitConflict("epoch", head.version, head.lease_epoch)
         if self.is_finished and (turn.events or turn.snapshot.status not in TERMINAL):
             return port.CommitConflict("finished", head.version, head.lease_epoch)
-        if not guards.can_be_queued(turn):
+        if not guards.can_be_queued(turn) or not guards.can_be_buried(turn):
             return port.CommitConflict("cannot be stored", head.version, head.lease_epoch)
         existing = self._existing_event(turn)
         if existing is not None:
@@ -205,6 +222,7 @@ class Run:
         self._index(turn.messages, turn.waits_opened, turn.tasks, now)
         for record in turn.records:
             self.records[record.activity_name, record.step_id, record.idempotency_key] = record
+        self.letters.update({letter.letter_id: letter for letter in turn.dead})
         for step_id in turn.jobs_closed:
             self.work.pop(step_id, None)
         for job in turn.jobs:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
+from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settled, Settlement
 from holdfast.core.messages import Actor, Message, Signal, SignalRequest
 from holdfast.core.records import Task, Wait
 from holdfast.core.tasks import is_effective
@@ -338,6 +339,37 @@ class MemoryStore:
     def _page(self, found: list[T], limit: int) -> list[T]:
         return found[: min(guards.check_page(limit), self._limits.page_items)]
 
+    async def find_dead_letters(self, query: DeadLetterQuery) -> list[DeadLetter]:
+        guards.check_query(query)
+        self._now()
+        exact = ("run_id", "letter_id", "reason")
+        found = [
+            letter
+            for letter in sorted(self._letters(), key=lambda letter: (letter.died_at, letter.letter_id))
+            if (letter.died_at, letter.letter_id) > query.after
+            and all(getattr(query, field) in (None, getattr(letter, field)) for field in exact)
+            and (query.settled or letter.settled is None)
+        ]
+        return self._page(found, query.limit)
+
+    def _letters(self) -> list[DeadLetter]:
+        return [letter for run in self._runs.values() for letter in run.letters.values()]
+
+    async def settle_dead_letters(
+        self, ids: Sequence[str], action: Settlement, actor: str = ""
+    ) -> list[Settled | port.Refused]:
+        guards.check_settlement(ids, action, actor, self._limits)
+        now = self._now()
+        answers = [self._settle(letter_id, action, actor, now) for letter_id in ids]
+        self.wakeups.ring()
+        return answers
+
+    def _settle(self, letter_id: str, action: Settlement, actor: str, now: Instant) -> Settled | port.Refused:
+        for run in self._runs.values():
+            if letter_id in run.letters:
+                return run.settle(run.letters[letter_id], action, actor, now)
+        return port.Refused(guards.no_such_letter(letter_id))
+
     async def stats(self) -> port.Stats:
         now = self._now()
         runs = list(self._runs.values())
@@ -353,6 +385,7 @@ class MemoryStore:
             signals=sum(signal.consumed_seq is None for run in runs for signal in run.signals),
             open_tasks=sum(task.status == "OPEN" for run in runs for task in run.tasks.values()),
             jobs=len(self._jobs()),
+            dead_letters=sum(letter.settled is None for letter in self._letters()),
             nodes=sum(lease_end > now for lease_end in self._nodes.values()),
             oldest_ready_at=min(ready, default=None),
         )

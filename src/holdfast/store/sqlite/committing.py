@@ -19,7 +19,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.state import TERMINAL
 from holdfast.limits import Limits
 from holdfast.store import guards, port
-from holdfast.store.sqlite import rows
+from holdfast.store.sqlite import letters, rows
 from holdfast.store.sqlite.creating import create
 from holdfast.store.sqlite.delivering import deliver
 
@@ -111,6 +111,8 @@ def _conflict(db: sqlite3.Connection, turn: port.Turn, head: _Head | None) -> An
     if head.is_finished and (turn.events or turn.snapshot.status not in TERMINAL):
         return port.CommitConflict("finished", head.version, head.lease_epoch)
     if turn.jobs and not guards.can_be_queued(turn):
+        return port.CommitConflict("cannot be stored", head.version, head.lease_epoch)
+    if turn.dead and not guards.can_be_buried(turn):
         return port.CommitConflict("cannot be stored", head.version, head.lease_epoch)
     return None
 
@@ -208,7 +210,7 @@ def _write(db: sqlite3.Connection, winners: list[tuple[_Head, port.Turn]], now: 
         if turn.jobs or turn.jobs_closed:
             jobs_closed += [(run_no, step_id) for step_id in turn.jobs_closed]
             jobs += [rows.job_row(run_no, job, now) for job in turn.jobs]
-        if turn.received or turn.waits_opened or turn.waits_closed or turn.tasks or turn.records:
+        if turn.received or turn.waits_opened or turn.waits_closed or turn.tasks or turn.records or turn.dead:
             others.append((run_no, turn))
         runs.append(
             (
@@ -240,7 +242,7 @@ def _write(db: sqlite3.Connection, winners: list[tuple[_Head, port.Turn]], now: 
 
 
 def _write_others(db: sqlite3.Connection, turns: list[tuple[int, port.Turn]]) -> None:
-    """Write what only some turns have: signals consumed, waits, tasks and records."""
+    """Write what only some turns have: signals consumed, waits, tasks, records and dead letters."""
     received = [
         (turn.expected_version + 1 + index, run_no, inbox_seq)
         for run_no, turn in turns
@@ -257,10 +259,11 @@ def _write_others(db: sqlite3.Connection, turns: list[tuple[int, port.Turn]]) ->
     if opened:
         db.executemany(rows.INSERT_WAIT, opened)
     for run_no, turn in turns:
-        if turn.tasks or turn.records:
+        if turn.tasks or turn.records or turn.dead:
             closed_first = sorted(turn.tasks, key=lambda task: task.status == "OPEN")
             db.executemany(rows.INSERT_TASK, [rows.task_row(run_no, task) for task in closed_first])
             db.executemany(rows.INSERT_RECORD, [rows.record_row(run_no, record) for record in turn.records])
+            db.executemany(letters.INSERT, [letters.letter_row(run_no, letter) for letter in turn.dead])
 
 
 def _owner_after(head: _Head, turn: port.Turn) -> str | None:

@@ -7,6 +7,7 @@ from holdfast.core.instants import Instant
 from holdfast.errors import StoreCorrupt
 from holdfast.store import guards, port
 from holdfast.store.sqlite import rows
+from holdfast.store.sqlite.letters import bury_unreadable
 from holdfast.store.sqlite.reading import load_numbers
 
 # Each of these walks an index in order and, but for runs of other plans, reads no more rows than it takes.
@@ -57,8 +58,9 @@ def claim(
     )
     try:
         loaded = load_numbers(db, chosen, now)
-    except StoreCorrupt:
-        loaded = _load_each(db, chosen, now)
+    except (StoreCorrupt, sqlite3.OperationalError) as problem:
+        _check_unreadable(problem)
+        loaded = _load_each(db, chosen, node, now)
     return [loaded[run_no] for run_no in chosen if run_no in loaded]
 
 
@@ -79,15 +81,34 @@ def _eligible(db: sqlite3.Connection, node: str, limit: int, plan_ids: Sequence[
     return [run_no for _, run_no in sorted(found)[:limit]]
 
 
-def _load_each(db: sqlite3.Connection, chosen: list[int], now: Instant) -> dict[int, port.LoadedRun]:
-    """Load run by run; put those aside whose rows make no sense. Poison in one run never stops another."""
+def _load_each(db: sqlite3.Connection, chosen: list[int], node: str, now: Instant) -> dict[int, port.LoadedRun]:
+    """Load run by run, without what cannot be read. Poison in one run never stops another.
+
+    A message or signal that makes no sense becomes a dead letter; a run of which anything else does is put aside.
+    """
     loaded: dict[int, port.LoadedRun] = {}
     for run_no in chosen:
         try:
-            loaded |= load_numbers(db, [run_no], now)
-        except StoreCorrupt:
+            loaded |= _load_one(db, run_no, node, now)
+        except (StoreCorrupt, sqlite3.OperationalError) as problem:
+            _check_unreadable(problem)
             db.execute("UPDATE runs SET lease_owner = NULL, ready_at = ? WHERE run_no = ?", (now + ASIDE, run_no))
     return loaded
+
+
+def _load_one(db: sqlite3.Connection, run_no: int, node: str, now: Instant) -> dict[int, port.LoadedRun]:
+    try:
+        return load_numbers(db, [run_no], now)
+    except (StoreCorrupt, sqlite3.OperationalError) as problem:
+        _check_unreadable(problem)
+        bury_unreadable(db, run_no, node, now)
+        return load_numbers(db, [run_no], now)
+
+
+def _check_unreadable(problem: Exception) -> None:
+    """Raise what is not about a row: text that is no text has no error class of its own."""
+    if isinstance(problem, sqlite3.OperationalError) and "UTF-8" not in str(problem):
+        raise problem
 
 
 def renew(db: sqlite3.Connection, node: str, lease_ms: int, now: Instant) -> Instant:

@@ -12,6 +12,7 @@ from holdfast.core.messages import Message, Signal
 from holdfast.core.records import ActivityRecord, Task, Wait
 from holdfast.store import port
 from holdfast.store.sqlite import rows
+from holdfast.store.sqlite.where import Where
 
 
 def load(db: sqlite3.Connection, run_ids: Sequence[str], now: Instant) -> list[port.LoadedRun | None]:
@@ -83,7 +84,7 @@ def read_events(db: sqlite3.Connection, run_id: str, after: int, limit: int) -> 
 
 def find_runs(db: sqlite3.Connection, query: port.RunQuery, limit: int) -> list[port.RunHead]:
     """Return the runs that the query names."""
-    where = _Where()
+    where = Where()
     where.add("run_id > ?", query.after)
     where.add_given("tenant = ?", query.tenant)
     where.add_given("plan_id = ?", query.plan_id)
@@ -99,7 +100,7 @@ def find_runs(db: sqlite3.Connection, query: port.RunQuery, limit: int) -> list[
 
 def find_waits(db: sqlite3.Connection, query: port.WaitQuery, limit: int) -> list[Wait]:
     """Return the open waits that the query names."""
-    where = _Where()
+    where = Where()
     where.add("(run_id, step_id) > (?, ?)", *query.after)
     where.add_given("run_id = ?", query.run_id)
     where.add_given("name = ?", query.name)
@@ -113,7 +114,7 @@ def find_waits(db: sqlite3.Connection, query: port.WaitQuery, limit: int) -> lis
 
 def find_mailbox(db: sqlite3.Connection, query: port.MailboxQuery, limit: int) -> list[Signal]:
     """Return the signals that the query names."""
-    where = _Where()
+    where = Where()
     where.add("run_no = (SELECT run_no FROM runs WHERE run_id = ?)", query.run_id)
     where.add("inbox_seq > ?", query.after)
     where.add_given("name = ?", query.name)
@@ -136,7 +137,7 @@ _CONCERNS = (
 def find_tasks(db: sqlite3.Connection, query: port.TaskQuery, limit: int) -> list[Task]:
     """Return the tasks that the query names."""
     of_status, status = ("", ()) if query.status is None else (" AND status = ?", (query.status,))
-    where = _Where()
+    where = Where()
     where.add("task_id > ?", query.after)
     where.add_given("run_no = (SELECT run_no FROM runs WHERE run_id = ?)", query.run_id)
     where.add_given("task_id = ?", query.task_id)
@@ -167,29 +168,7 @@ def stats(db: sqlite3.Connection, now: Instant) -> port.Stats:
         signals=one("SELECT count(*) FROM signals WHERE consumed_seq IS NULL"),
         open_tasks=one("SELECT count(*) FROM tasks WHERE status = 'OPEN'"),
         jobs=one("SELECT count(*) FROM jobs WHERE queue <> ''"),
+        dead_letters=one("SELECT count(*) FROM dead_letters WHERE settled IS NULL"),
         nodes=one("SELECT count(*) FROM nodes WHERE lease_until > :now"),
         oldest_ready_at=one("SELECT min(ready_at) FROM runs WHERE ready_at <= :now"),
     )
-
-
-class _Where:
-    """Gathers the conditions of a query, and their values."""
-
-    def __init__(self) -> None:
-        self._conditions: list[str] = []
-        self._values: list[Any] = []
-
-    def add(self, condition: str, *values: Any) -> None:
-        self._conditions.append(condition)
-        self._values.extend(values)
-
-    def add_given(self, condition: str, value: Any) -> None:
-        if value is not None:
-            self.add(condition, value)
-
-    @property
-    def text(self) -> str:
-        return "WHERE " + " AND ".join(self._conditions)
-
-    def values(self, limit: int) -> list[Any]:
-        return [*self._values, limit]

@@ -26,8 +26,10 @@ _EXPIRED = f"""
 SELECT run_no, name, signal_id FROM acceptance_records JOIN runs USING (run_no) WHERE expires_at <= :until AND {_KEPT}
 ORDER BY run_id, name, signal_id LIMIT :limit + 1
 """
-# Jobs go by a trigger.
+# Jobs and dead letters go by triggers.
 _BELONGING = ("events", "signals", "acceptance_records", "tasks", "waits", "messages", "activity_records", "runs")
+
+_COUNTED = ("events", "signals", "acceptance_records", "tasks", "dead_letters")
 
 
 def purge(db: sqlite3.Connection, policy: PurgePolicy, now: Instant) -> PurgeReport:
@@ -44,7 +46,7 @@ def purge(db: sqlite3.Connection, policy: PurgePolicy, now: Instant) -> PurgeRep
     tasks = select(_TASKS, policy.task_ms, doomed)
     states = select(_STATES, policy.runtime_state_ms, doomed)
     expired = select(_EXPIRED, 0, doomed)
-    belonging = {table: _count(db, table, doomed) for table in ("events", "signals", "acceptance_records", "tasks")}
+    belonging = {table: _count(db, table, doomed) for table in _COUNTED}
     report = PurgeReport(
         runs=len(gone[:limit]),
         events=belonging["events"],
@@ -52,6 +54,7 @@ def purge(db: sqlite3.Connection, policy: PurgePolicy, now: Instant) -> PurgeRep
         tasks=belonging["tasks"] + len(tasks[:limit]),
         runtime_states=len(states[:limit]),
         acceptance_records=belonging["acceptance_records"] + len(expired[:limit]),
+        dead_letters=belonging["dead_letters"],
         stale_runs=_stale(db, policy.stale_run_ms, now),
         has_more=max(len(gone), len(tasks), len(states), len(expired)) > limit,
     )

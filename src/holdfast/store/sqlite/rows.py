@@ -27,6 +27,7 @@ _activity_records = msgspec.json.Decoder(ActivityRecord)
 _acceptances = msgspec.json.Decoder(AcceptanceRecord)
 _jobs = msgspec.json.Decoder(Job)
 _names = msgspec.json.Decoder(tuple[str, ...])
+_raws = msgspec.json.Decoder(Raw)
 
 HEAD = (
     "runs.run_no, run_id, tenant, project, environment, plan_id, plan_version, run_request_id, parent_run_id, "
@@ -240,6 +241,12 @@ def raw_of(text: str) -> Raw:
 
 
 @_reading
+def payload_of(text: str) -> Raw:
+    """Return the JSON text of a signal's payload as raw JSON: it goes into the history as it is, so it is looked at."""
+    return _raws.decode(text.encode())
+
+
+@_reading
 def acceptance_of(text: str) -> AcceptanceRecord:
     """Return the acceptance record that the text holds."""
     return _acceptances.decode(text)
@@ -257,7 +264,7 @@ def signal_of(run_id: str, row: tuple[Any, ...]) -> Signal:
         inbox_seq=row[0],
         suffix=signal_suffix(row[4], uuid),
         accepted_at=row[4],
-        payload=Raw(row[6].encode()),
+        payload=payload_of(row[6]),
         step_id=row[3],
         consumed_seq=row[5],
     )

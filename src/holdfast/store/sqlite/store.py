@@ -12,12 +12,13 @@ from typing import TypeVar
 
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
+from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settled, Settlement
 from holdfast.core.messages import Message, Signal, SignalRequest
 from holdfast.core.records import Task, Wait
 from holdfast.limits import Limits
 from holdfast.ports import Clock, SystemClock
 from holdfast.store import guards, port
-from holdfast.store.sqlite import committing, creating, delivering, owning, queueing, reading, retention
+from holdfast.store.sqlite import committing, creating, delivering, letters, owning, queueing, reading, retention
 from holdfast.store.sqlite.database import Database
 from holdfast.store.sqlite.migrate import latest_version, migrate, not_migrated, schema_version
 from holdfast.store.sqlite.wakeups import SocketWakeups
@@ -174,6 +175,17 @@ class SqliteStore:
         guards.check_query(query)
         most = self._page(query.limit)
         return await self._read(lambda db, _: reading.find_tasks(db, query, most))
+
+    async def find_dead_letters(self, query: DeadLetterQuery) -> list[DeadLetter]:
+        guards.check_query(query)
+        most = self._page(query.limit)
+        return await self._read(lambda db, _: letters.find(db, query, most))
+
+    async def settle_dead_letters(
+        self, ids: Sequence[str], action: Settlement, actor: str = ""
+    ) -> list[Settled | port.Refused]:
+        guards.check_settlement(ids, action, actor, self._limits)
+        return await self._write(lambda db, now: letters.settle(db, ids, action, actor, now), rings=True)
 
     async def stats(self) -> port.Stats:
         return await self._read(reading.stats)

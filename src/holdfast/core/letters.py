@@ -1,0 +1,89 @@
+"""Dead letters: messages that could not be handled, kept with the reason until an operator has looked.
+
+A message that cannot be handled is put aside and comes again: after a second, two, four, and so on, at most a minute.
+What has been put aside too often becomes a dead letter, with the commit that would have put it aside once more. What
+cannot even be read becomes one when the store comes across it.
+"""
+
+from hashlib import sha256
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from holdfast.core import codec
+from holdfast.core.idempotency import event_id
+from holdfast.core.instants import Instant
+from holdfast.core.messages import Message
+
+Reason = Literal["undecodable", "definition missing", "history irreparable", "retries exhausted"]
+Settlement = Literal["requeue", "drop"]
+
+DETAIL_CHARS = 500
+FIRST_ASIDE = 1_000_000
+MOST_ASIDE = 60_000_000
+"""How long, in microseconds, a message is put aside: the first time, and at most."""
+
+
+class DeadLetter(Struct, frozen=True, kw_only=True, gc=False):
+    """A message that nobody could handle. `envelope` is what was stored: its JSON, or whatever was there instead.
+
+    `detail` is the text of an error and never holds a payload. A letter that was settled stays until its run goes.
+    """
+
+    letter_id: str
+    run_id: str
+    envelope: bytes
+    reason: Reason
+    detail: str
+    node: str
+    died_at: Instant
+    settled: Settlement | None = None
+    settled_by: str = ""
+    settled_at: Instant | None = None
+
+
+class DeadLetterQuery(Struct, frozen=True, kw_only=True):
+    """Which dead letters to find: by default those that nobody has settled. Ordered by (died_at, letter_id)."""
+
+    run_id: str | None = None
+    letter_id: str | None = None
+    reason: Reason | None = None
+    settled: bool = False
+    after: tuple[Instant, str] = (0, "")
+    limit: int = 100
+
+
+class Settled(Struct, frozen=True, gc=False):
+    """The letter is settled in this way: by this call, or by an earlier one that asked for the same."""
+
+    letter_id: str
+    action: Settlement
+
+
+def letter_id(run_id: str, *parts: object) -> str:
+    """Return the id of a letter, which follows from what died and, for what can die again, when."""
+    return event_id(sha256("|".join(map(str, (run_id, "letter", *parts))).encode()).hexdigest())
+
+
+def bury(message: Message, reason: Reason, detail: str, node: str, now: Instant) -> DeadLetter:
+    """Return the letter that a message becomes."""
+    return DeadLetter(
+        letter_id=letter_id(message.run_id, message.signal_id, now),
+        run_id=message.run_id,
+        envelope=bytes(codec.encode(replace(message, attempts=0))),
+        reason=reason,
+        detail=detail[:DETAIL_CHARS],
+        node=node,
+        died_at=now,
+    )
+
+
+def put_aside(
+    message: Message, retries: int, reason: Reason, detail: str, node: str, now: Instant
+) -> Message | DeadLetter:
+    """Return what is left of a message that could not be handled: itself, for later, or a dead letter."""
+    if message.attempts >= retries:
+        return bury(message, reason, detail, node, now)
+    wait = min(FIRST_ASIDE << min(message.attempts, 10), MOST_ASIDE)
+    return replace(message, due_at=now + wait, attempts=message.attempts + 1)

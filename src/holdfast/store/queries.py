@@ -1,0 +1,63 @@
+"""What can be looked for in a store. None means any; answers are in a fixed order, from after a place in it."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+from holdfast.core.instants import Instant
+from holdfast.core.state import RunStatus
+
+
+class RunQuery(Struct, frozen=True, kw_only=True):
+    """Which runs to find; None means any. Answers are ordered by run id, from after `after`."""
+
+    tenant: str | None = None
+    plan_id: str | None = None
+    status: RunStatus | None = None
+    reference_key: str | None = None
+    tag: str | None = None
+    parent_run_id: str | None = None
+    created_from: Instant | None = None
+    created_until: Instant | None = None
+    after: str = ""
+    limit: int = 100
+
+
+class WaitQuery(Struct, frozen=True, kw_only=True):
+    """Which open waits to find: of a run, for a signal's name, or both. Ordered by (run id, step id)."""
+
+    run_id: str | None = None
+    name: str | None = None
+    after: tuple[str, str] = ("", "")
+    limit: int = 100
+
+
+class MailboxQuery(Struct, frozen=True, kw_only=True):
+    """Which signals of a run to find, in order of acceptance. Consumed ones too if `consumed`."""
+
+    run_id: str
+    name: str | None = None
+    signal_id: str | None = None
+    consumed: bool = False
+    after: int = 0
+    limit: int = 100
+
+
+class TaskQuery(Struct, frozen=True, kw_only=True):
+    """Which tasks to find. `role` matches tasks that list it; `due_before` those that have an instant before it.
+
+    `actor` matches tasks that concern somebody of this name and with `actor_roles`: that are assigned to them, list
+    one of the roles, or list none and are nobody's. Ordered by task id.
+    """
+
+    run_id: str | None = None
+    task_id: str | None = None
+    status: Literal["OPEN", "COMPLETED", "CANCELLED"] | None = None
+    assignee: str | None = None
+    role: str | None = None
+    plan_id: str | None = None
+    due_before: Instant | None = None
+    actor: str | None = None
+    actor_roles: tuple[str, ...] = ()
+    after: str = ""
+    limit: int = 100

@@ -1,0 +1,146 @@
+"""Dead letters: buried with a turn, or when a row is come across that cannot be read; found, and settled."""
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+from holdfast.core.idempotency import inbox_uuid
+from holdfast.core.instants import Instant
+from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settled, Settlement, letter_id
+from holdfast.core.messages import Message
+from holdfast.core.state import RunStatus
+from holdfast.errors import CallerError, StoreCorrupt
+from holdfast.store import guards, port
+from holdfast.store.sqlite import rows
+from holdfast.store.sqlite.where import Where
+
+_LETTER = "letter_id, run_id, envelope, reason, detail, node, died_at, settled, settled_by, settled_at"
+INSERT = (
+    "INSERT OR REPLACE INTO dead_letters (run_no, letter_id, envelope, reason, detail, node, died_at, settled, "
+    "settled_by, settled_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+
+
+def letter_row(run_no: int, letter: DeadLetter) -> tuple[Any, ...]:
+    """Return the row of a dead letter."""
+    return (
+        run_no,
+        letter.letter_id,
+        letter.envelope,
+        letter.reason,
+        letter.detail,
+        letter.node,
+        letter.died_at,
+        letter.settled,
+        letter.settled_by,
+        letter.settled_at,
+    )
+
+
+def letter_of(row: tuple[Any, ...]) -> DeadLetter:
+    """Return the dead letter that a row describes."""
+    return DeadLetter(
+        letter_id=row[0],
+        run_id=row[1],
+        envelope=row[2],
+        reason=row[3],
+        detail=row[4],
+        node=row[5],
+        died_at=row[6],
+        settled=row[7],
+        settled_by=row[8],
+        settled_at=row[9],
+    )
+
+
+def find(db: sqlite3.Connection, query: DeadLetterQuery, limit: int) -> list[DeadLetter]:
+    """Return the letters that the query names."""
+    where = Where()
+    where.add("(died_at, letter_id) > (?, ?)", *query.after)
+    where.add_given("run_no = (SELECT run_no FROM runs WHERE run_id = ?)", query.run_id)
+    where.add_given("letter_id = ?", query.letter_id)
+    where.add_given("reason = ?", query.reason)
+    if not query.settled:
+        where.add("settled IS NULL")
+    found = db.execute(
+        f"SELECT {_LETTER} FROM dead_letters JOIN runs USING (run_no) {where.text} ORDER BY died_at, letter_id LIMIT ?",
+        where.values(limit),
+    )
+    return [letter_of(row) for row in found]
+
+
+def settle(
+    db: sqlite3.Connection, ids: Sequence[str], action: Settlement, actor: str, now: Instant
+) -> list[Settled | port.Refused]:
+    """Settle each letter, or say why not."""
+    return [_settle(db, id_, action, actor, now) for id_ in ids]
+
+
+def _settle(db: sqlite3.Connection, id_: str, action: Settlement, actor: str, now: Instant) -> Settled | port.Refused:
+    found = db.execute(
+        f"SELECT {_LETTER}, run_no, status FROM dead_letters JOIN runs USING (run_no) WHERE letter_id = ?", (id_,)
+    ).fetchone()
+    if found is None:
+        return port.Refused(guards.no_such_letter(id_))
+    *row, run_no, status = found
+    letter = letter_of(tuple(row))
+    if letter.settled == action:
+        return Settled(id_, action)
+    message = guards.settled_message(letter, action, RunStatus(status))
+    if isinstance(message, CallerError):
+        return port.Refused(message)
+    if message is not None:
+        _requeue(db, run_no, message, now)
+    db.execute(
+        "UPDATE dead_letters SET settled = ?, settled_by = ?, settled_at = ? WHERE letter_id = ?",
+        (action, actor, now, id_),
+    )
+    return Settled(id_, action)
+
+
+def _requeue(db: sqlite3.Connection, run_no: int, message: Message, now: Instant) -> None:
+    """Put a message back, due now, unless there is another of its id by now."""
+    db.execute("INSERT OR IGNORE INTO messages VALUES (?, ?, ?, ?)", rows.message_row(run_no, message, now))
+    db.execute("UPDATE runs SET ready_at = min(?, coalesce(ready_at, ?)) WHERE run_no = ?", (now, now, run_no))
+
+
+def bury_unreadable(db: sqlite3.Connection, run_no: int, node: str, now: Instant) -> None:
+    """Make dead letters of what waits for a run and cannot be read, and keep the bytes that are there."""
+    (run_id,) = db.execute("SELECT run_id FROM runs WHERE run_no = ?", (run_no,)).fetchone()
+    messages = db.execute("SELECT signal_id, CAST(message AS BLOB) FROM messages WHERE run_no = ?", (run_no,))
+    for signal_id, found in messages.fetchall():
+        if not _can_be_read(rows.message_of, found):
+            dead = _unreadable(letter_id(run_id, signal_id, now), run_id, found, f"message {signal_id!r}", node, now)
+            db.execute(INSERT, letter_row(run_no, dead))
+            db.execute("DELETE FROM messages WHERE run_no = ? AND signal_id = ?", (run_no, signal_id))
+    signals = db.execute(
+        "SELECT inbox_seq, name, signal_id, CAST(payload AS BLOB) FROM signals "
+        "WHERE run_no = ? AND consumed_seq IS NULL",
+        (run_no,),
+    )
+    for inbox_seq, name, signal_id, found in signals.fetchall():
+        if not _can_be_read(rows.payload_of, found):
+            id_ = letter_id(run_id, inbox_uuid(run_id, inbox_seq))
+            dead = _unreadable(id_, run_id, found, f"the payload of signal {name!r}, {signal_id!r}", node, now)
+            db.execute(INSERT, letter_row(run_no, dead))
+            db.execute("DELETE FROM signals WHERE run_no = ? AND inbox_seq = ?", (run_no, inbox_seq))
+
+
+def _can_be_read(read: Any, found: bytes) -> bool:
+    try:
+        read(found.decode())
+        return True
+    except (StoreCorrupt, UnicodeDecodeError):
+        return False
+
+
+def _unreadable(id_: str, run_id: str, found: bytes, what: str, node: str, now: Instant) -> DeadLetter:
+    return DeadLetter(
+        letter_id=id_,
+        run_id=run_id,
+        envelope=found,
+        reason="undecodable",
+        detail=f"{what} cannot be read",
+        node=node,
+        died_at=now,
+    )

@@ -1,0 +1,190 @@
+"""Steps whose failure pauses their run: tried again, skipped, or raised after all; and every history replays."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.core import codec
+from holdfast.core.events import ErrorInfo
+from holdfast.core.idempotency import inbox_uuid
+from holdfast.core.messages import ActivityErrored, ActivitySucceeded, Control, ControlName
+from holdfast.core.retry import NO_RETRY
+from holdfast.core.state import PAUSED, RUNNING
+from holdfast.errors import ActivityFailed
+from tests.program.stage import BROKEN, Stage, staged
+
+app = hf.App("held")
+
+
+@app.activity(on_failure="pause")
+async def charge(number: int) -> int:
+    return number
+
+
+@app.activity
+async def ship() -> str:
+    return "shipped"
+
+
+def command(stage: Stage, name: ControlName, step_id: str | None = None, result: Any = None) -> None:
+    """Send an operator's command to a step."""
+    stage._sent += 1
+    id_ = inbox_uuid(stage.state.run_id, stage._sent)
+    given = codec.encode(result)
+    stage.tell(Control(id=id_, name=name, signal_id=id_, actor="ann", step_id=step_id, result=given))
+
+
+def fail(stage: Stage, step_id: str, error: ErrorInfo = BROKEN) -> None:
+    """Let the present attempt of a step fail for good."""
+    step = stage.state.open_steps[step_id]
+    stage.tell(ActivityErrored(step_id, step.logical_attempt_id, step.engine_attempt_id, error, NO_RETRY))
+
+
+def succeed(stage: Stage, step_id: str, value: Any) -> None:
+    """Let the present attempt of a step succeed."""
+    step = stage.state.open_steps[step_id]
+    stage.tell(ActivitySucceeded(step_id, step.logical_attempt_id, codec.encode(value)))
+
+
+async def pay() -> list[Any]:
+    return [await charge(1), await ship()]
+
+
+async def pay_carefully() -> str:
+    try:
+        return f"paid {await charge(1)}"
+    except ActivityFailed as problem:
+        return f"not paid: {problem.info.code}"
+
+
+@pytest.mark.contract("ATT-2", "SIG-13", "WF-2")
+def test_a_step_that_is_tried_again_gives_its_result_to_the_same_await_after_more_than_nine_failures() -> None:
+    stage = staged(pay)
+    for attempt in range(1, 13):
+        fail(stage, "charge")
+        assert (stage.state.status, stage.open) == (PAUSED, [])
+        stage = stage.replayed()
+        command(stage, "RETRY_STEP", "charge")
+        assert (stage.state.status, stage.open) == (RUNNING, ["charge"])
+        stage = stage.replayed()
+        assert stage.state.open_steps["charge"].logical_attempt_id == attempt + 1
+    succeed(stage, "charge", 7)
+    assert stage.replayed().open == stage.open == ["ship"]
+    stage.complete("ship", "shipped")
+    assert stage.result == [7, "shipped"]
+    assert stage.replayed().state == stage.state
+
+
+@pytest.mark.contract("SIG-13", "WF-2")
+@pytest.mark.parametrize("given", [None, 5])
+def test_a_failed_step_that_is_skipped_gives_none_or_what_the_operator_gave(given: int | None) -> None:
+    stage = staged(pay)
+    fail(stage, "charge")
+    command(stage, "SKIP_STEP", "charge", given)
+    assert stage.replayed().open == stage.open == ["ship"]
+    stage.complete("ship", "shipped")
+    assert stage.result == [given, "shipped"]
+    assert stage.replayed().state == stage.state
+
+
+@pytest.mark.contract("SIG-13", "WF-2")
+def test_a_run_that_is_resumed_raises_the_error_after_all() -> None:
+    stage = staged(pay_carefully)
+    fail(stage, "charge")
+    stage = stage.replayed()
+    command(stage, "RESUME")
+    assert stage.result == "not paid: Broken"
+    assert stage.replayed().state == stage.state
+
+
+@pytest.mark.contract("SIG-13", "WF-2", "WF-4")
+def test_a_run_that_is_cancelled_instead_cleans_up() -> None:
+    async def careful() -> None:
+        try:
+            await charge(1)
+        finally:
+            await ship()
+
+    stage = staged(careful)
+    fail(stage, "charge")
+    command(stage, "CANCEL")
+    assert stage.replayed().open == stage.open == ["ship"]
+
+
+@pytest.mark.contract("ATT-2", "WF-2")
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_of_two_failed_steps_each_is_settled_by_itself(order: str) -> None:
+    async def both() -> list[int]:
+        return list(await asyncio.gather(charge(1), charge(2)))
+
+    stage = staged(both)
+    fail(stage, "charge")
+    fail(stage, "charge#2")
+    steps = {"a": "charge", "b": "charge#2"}
+    for place, letter in enumerate(order):
+        assert stage.state.status is PAUSED
+        command(stage, "RETRY_STEP", steps[letter])
+        if place == 0:
+            succeed(stage, steps[letter], 10)
+        stage = stage.replayed()
+    assert stage.state.status is RUNNING
+    succeed(stage, steps[order[1]], 20)
+    assert sorted(stage.result) == [10, 20]
+    assert stage.replayed().state == stage.state
+
+
+@pytest.mark.contract("ATT-2", "WF-2")
+def test_a_step_that_is_tried_again_may_be_given_up_by_what_else_ended_meanwhile() -> None:
+    async def hurried() -> str:
+        try:
+            async with asyncio.timeout(10):
+                return f"paid {await charge(1)}"
+        except TimeoutError:
+            return f"too late, {await ship()}"
+
+    stage = staged(hurried)
+    fail(stage, "charge")
+    stage.fire("timer")
+    command(stage, "RETRY_STEP", "charge")
+    assert [event.event_type for event in stage.events[-3:]] == ["RunResumed", "StepCancelled", "StepStarted"]
+    assert stage.replayed().open == stage.open == ["ship"]
+
+
+@pytest.mark.contract("SIG-13", "WF-2")
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_a_timer_that_is_skipped_has_fired(is_plain: bool) -> None:
+    async def sleepy() -> str:
+        await (asyncio.sleep(10) if is_plain else hf.sleep(10))
+        return "awake"
+
+    stage = staged(sleepy)
+    command(stage, "SKIP_STEP", stage.open[0])
+    assert stage.result == "awake"
+    assert stage.replayed().state == stage.state
+
+
+@pytest.mark.contract("CAN-1", "ATT-2")
+def test_a_run_rotates_after_a_step_was_tried_again() -> None:
+    async def rounds(number: int) -> int:
+        paid = await charge(number)
+        if number < 2:
+            hf.continue_as_new(number + 1)
+        return paid
+
+    stage = staged(rounds, 1)
+    fail(stage, "charge")
+    command(stage, "RETRY_STEP", "charge")
+    succeed(stage, "charge", 1)
+    assert (stage.open, stage.state.failed_steps) == (["1/charge"], {})
+    fail(stage, "1/charge")
+    stage = stage.replayed()
+    command(stage, "RETRY_STEP", "1/charge")
+    succeed(stage, "1/charge", 2)
+    assert stage.result == 2
+
+
+def test_an_activity_either_raises_or_pauses() -> None:
+    with pytest.raises(hf.errors.InvalidInput, match="on_failure is one of raise, pause"):
+        charge.options(on_failure="explode")
