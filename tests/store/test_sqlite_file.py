@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.core.letters import DeadLetterQuery, Settled
 from holdfast.engine.letters import Fate, fate_of
-from holdfast.errors import InvalidInput, StoreUnavailable, StoreUnsafe
+from holdfast.errors import InvalidInput, StoreCorrupt, StoreUnavailable, StoreUnsafe
 from holdfast.store.port import Accepted, Created, Duplicate, Refused, RunQuery
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing.clock import VirtualClock
@@ -207,4 +207,24 @@ async def test_only_sockets_are_removed_from_the_wake_folder(tmp_path: Path) -> 
     await SampleNode(store).start("run-2", activity("charge"))
     await asyncio.sleep(0)
     assert (folder / "note.txt").read_text() == "mine"
+    await store.close()
+
+
+@pytest.mark.contract("STO-3")
+async def test_a_damaged_row_that_was_met_does_not_keep_the_store_from_writing(tmp_path: Path) -> None:
+    """Even while the error is kept, and another process writes: what was being read is let go of."""
+    path = tmp_path / "a.db"
+    store = await SqliteStore.open(path, busy_ms=500)
+    await store.migrate()
+    node = SampleNode(store)
+    for name in ("a", "b", "c"):
+        await node.create(name)
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("UPDATE runs SET snapshot = '{oops' WHERE run_id = 'b'")
+    with pytest.raises(StoreCorrupt) as kept:
+        await store.load(["a", "b", "c"])
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("UPDATE runs SET updated_at = 1 WHERE run_id = 'a'")
+    assert await store.renew("node-2", 1_000) > 0
+    assert kept.value is not None
     await store.close()

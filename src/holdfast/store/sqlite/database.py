@@ -18,6 +18,7 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from traceback import clear_frames
 from typing import Any, TypeVar
 
 from holdfast.collector import held_back
@@ -105,6 +106,9 @@ class Database:
             self.connection.execute("BEGIN")
             try:
                 return work(self.connection)
+            except Exception as problem:
+                _finish_reading(problem)
+                raise
             finally:
                 self._roll_back()
 
@@ -187,6 +191,7 @@ class Database:
         try:
             answer = work(self.connection)
         except Exception as problem:
+            _finish_reading(problem)
             if isinstance(problem, sqlite3.Error) and not isinstance(problem, _FAULTS_OF_ONE):
                 raise
             self.connection.execute("ROLLBACK TO work")
@@ -245,6 +250,17 @@ class _Pause:
             return False
         await asyncio.sleep(SHORT_PAUSE_S if waited_s < 1.0 else LONG_PAUSE_S)
         return True
+
+
+def _finish_reading(problem: BaseException | None) -> None:
+    """Let go of what was being read when this was raised.
+
+    A cursor that was left half-way keeps this connection at the file as it was then, for as long as the exception is
+    kept: and once another process has written, this one could not write any more.
+    """
+    while problem is not None:
+        clear_frames(problem.__traceback__)
+        problem = problem.__context__
 
 
 def translate(problem: sqlite3.Error, path: Path) -> StoreError:
