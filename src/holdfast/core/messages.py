@@ -350,6 +350,8 @@ def check_integer(field: str, value: Any, *, optional: bool = False) -> InvalidI
 
 def check_name(field: str, value: Any) -> InvalidInput | None:
     """Return why `value` cannot be a name or an id, or None. Names are never normalised."""
+    if type(value) is str and value.isascii() and value.isprintable() and 0 < len(value) <= NAME_BYTES:
+        return None  # the usual name, without the detour
     if not isinstance(value, str) or value == "":
         return InvalidInput(f"{field} must be a string that is not empty, not {value!r}", field=field)
     problem = _check_text(field, value, NAME_BYTES)

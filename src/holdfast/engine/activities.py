@@ -212,7 +212,9 @@ class Workers:
     async def carry_out(self, attempt: "_Attempt") -> None:
         """Carry out an attempt, in the place that it was given, and report how it ended."""
         attempt.has_begun = True
-        work, now = attempt.work, attempt.started_at()
+        work = attempt.work
+        is_without_limits = work.options.is_without_limits
+        now = 0 if is_without_limits else attempt.started_at()
         deadline = _deadline(work, now)
         context = ActivityContext(work, self._beat)
         _context.set(context)
@@ -220,7 +222,7 @@ class Workers:
         try:
             assert isinstance(work.step.body, StepStarted)
             arguments = work.definition.signature.unpack(work.step.body.input)
-            if work.definition.is_async and work.options.is_without_limits:
+            if is_without_limits and work.definition.is_async:
                 result = await work.definition.function(**arguments)
             else:
                 result = await self._call_within_limits(attempt, context, arguments, deadline)

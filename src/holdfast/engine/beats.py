@@ -43,6 +43,11 @@ class Beats:
     def _period_s(self) -> float:
         return self._visible_ms / 3_000
 
+    @property
+    def has_news(self) -> bool:
+        """Say whether there is something that the store has not been told."""
+        return bool(self._news)
+
     def keep(self, beat: Beat) -> None:
         """Keep a job that was taken, from now on."""
         if not self._kept:

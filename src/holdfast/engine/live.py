@@ -181,7 +181,7 @@ class _Turn:
     def __init__(self, live: LiveRun, draft: TurnDraft, signals: Sequence[Signal]) -> None:
         self._live = live
         self._draft = draft
-        self._mailbox = [signal for signal in signals if signal.name not in _ENGINES_OWN]
+        self._mailbox = [signal for signal in signals if signal.name not in _ENGINES_OWN] if signals else []
 
     def run(self, inputs: Sequence[Input], signals: Sequence[Signal]) -> None:
         """Take the inputs. Operators' commands come first, once the run has started: a pause holds what follows."""

@@ -43,6 +43,7 @@ from holdfast.errors import (
 )
 from holdfast.ports import Rng
 from holdfast.program.definitions import ActivityOptions, decode_options
+from holdfast.program.loop import apart
 from holdfast.store.beginnings import created_run
 from holdfast.store.port import (
     Beat,
@@ -313,14 +314,16 @@ class Node:
 
     async def _take_turns(self, batch: Sequence[Held]) -> None:
         try:
-            await self._queues.beats.flush(unsuccessful(batch))  # for a next attempt to find, wherever it is made
+            if self._queues.beats.has_news:  # for a next attempt to find, wherever it is made
+                await self._queues.beats.flush(unsuccessful(batch))
             now = await self.store.now()
             prepared = [(held, *(self._at_hand(held) or await self._prepare(held, now))) for held in batch]
-            prepared = [await self._prepared_again(*each, now) for each in prepared]
+            while any(live is not None and problem is None and live.is_closed for _, live, problem in prepared):
+                prepared = [await self._prepared_again(*each, now) for each in prepared]
         except StoreError:
             self._ready |= dict.fromkeys(held.loaded.head.run_id for held in batch)
             raise
-        with held_back():
+        with held_back(), apart():
             drafts = [self._draft(held, live, problem, now) for held, live, problem in prepared if live is not None]
             turns = [draft.finish(release=not self._is_busy(draft)) for _, _, draft in drafts]
         answers = await self._commit(turns)

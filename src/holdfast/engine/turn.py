@@ -62,9 +62,9 @@ class TurnDraft:
     ) -> None:
         self.state = state
         self._poison_retries = poison_retries
-        self._dead: list[DeadLetter] = []
+        self._dead: tuple[DeadLetter, ...] = ()  # what few turns have is not there before it is used
         self.dispatch: list[str] = []
-        self._queued: list[str] = []
+        self._queued: tuple[str, ...] = ()
         self._before = state
         self._loaded = loaded
         self._now = now
@@ -73,7 +73,7 @@ class TurnDraft:
         self._messages: list[Message] = []
         self._consumed: list[str] = []
         self.received: list[tuple[int, int]] = []
-        self._records: list[ActivityRecord] = []
+        self._records: tuple[ActivityRecord, ...] = ()
         self._sent: tuple[SignalRequest, ...] = ()
 
     def handle(self, message: Input) -> Decision | Refusal:
@@ -95,7 +95,7 @@ class TurnDraft:
         self._consumed.append(message.signal_id)
         left = put_aside(message, self._poison_retries, "retries exhausted", _detail(problem), self._by.node, self._now)
         if isinstance(left, DeadLetter):
-            self._dead.append(left)
+            self._dead += (left,)
         else:
             self._messages.append(left)
 
@@ -105,7 +105,7 @@ class TurnDraft:
 
     def record(self, record: ActivityRecord) -> None:
         """Keep what is known about an activity's effect, in the same commit."""
-        self._records.append(record)
+        self._records += (record,)
 
     @property
     def events(self) -> Sequence[Event]:
@@ -131,14 +131,14 @@ class TurnDraft:
             waits_opened=changes.waits_opened,
             waits_closed=changes.waits_closed,
             tasks=changes.tasks,
-            records=tuple(self._records),
+            records=self._records,
             seen_inbox_seq=head.inbox_seq,
             release=release,
             starts=tuple(self._children()) if knows_children else (),
             sends=self._sent + (tuple(self._sends()) if knows_children or self.state.parent_run_id is not None else ()),
             jobs=tuple(self._jobs()) if self._queued else (),
             jobs_closed=self._jobs_closed(),
-            dead=tuple(self._dead),
+            dead=self._dead,
         )
 
     def _jobs(self) -> Iterator[Job]:
@@ -218,7 +218,10 @@ class TurnDraft:
             self._sent += answer.sends
             for step_id in answer.dispatch:
                 step = self.state.open_steps.get(step_id)
-                (self._queued if step is not None and step.queue else self.dispatch).append(step_id)
+                if step is not None and step.queue:
+                    self._queued += (step_id,)
+                else:
+                    self.dispatch.append(step_id)
         return answer
 
 

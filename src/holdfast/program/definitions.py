@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import asdict
 
 from holdfast.core import codec
 from holdfast.core.retry import Retry
@@ -44,7 +45,6 @@ class Signature:
             f"{function.__name__}_arguments", fields, kw_only=True, forbid_unknown_fields=True
         )
         self._decoder = msgspec.json.Decoder(self._model)
-        self._names = [p.name for p in parameters]
         self._positional = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
         self._all_positional = len(parameters) if len(self._positional) == len(parameters) else -1
         self.result_type = hints.get("return", Any)
@@ -83,7 +83,7 @@ class Signature:
     def unpack(self, raw: Raw) -> dict[str, Any]:
         """Return the arguments that the JSON holds, as the annotated types."""
         model = codec.decode_with(self._decoder, raw)
-        return {name: getattr(model, name) for name in self._names}
+        return asdict(model)
 
     def result_of(self, raw: Raw | None) -> Any:
         """Return the result that the JSON holds, as the annotated type; None if the step was skipped."""

@@ -298,6 +298,24 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         """Do nothing: generators end with the run."""
 
 
+class apart:  # noqa: N801 - used like a function
+    """Step out of the loop and the task that run in this thread, once for many programs that run after each other."""
+
+    __slots__ = ("_loop", "_task")
+
+    def __enter__(self) -> None:
+        self._loop = loop = asyncio._get_running_loop()
+        self._task = task = asyncio.current_task(loop) if loop is not None else None
+        if loop is not None and task is not None:
+            asyncio.tasks._leave_task(loop, task)
+        asyncio._set_running_loop(None)
+
+    def __exit__(self, *problem: object) -> None:
+        asyncio._set_running_loop(self._loop)
+        if self._loop is not None and self._task is not None:
+            asyncio.tasks._enter_task(self._loop, self._task)
+
+
 class running:  # noqa: N801 - used like a function
     """Make the loop the running one of this thread, in the middle of whatever runs there."""
 
