@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format bench dev contract diagram clean
+.PHONY: help demo test lint format bench soak dev contract diagram clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -36,6 +36,9 @@ format: $(DEV_STAMP) ## Format the code and fix what can be fixed
 
 bench: $(DEV_STAMP) ## Measure
 	@$(BIN)/python -m bench
+
+soak: $(DEV_STAMP) ## Play simulated crashes until 100,000 signals were sent into races (minutes)
+	@$(BIN)/python -m tests.sim.soak
 
 dev: $(DEV_STAMP) ## Set up for development and say what to do next
 	@echo "Ready. Next:"

@@ -11,6 +11,8 @@ from holdfast.core.state import PAUSED
 from holdfast.errors import RunawayWorkflow
 from tests.engine.place import Place, types, until_event, until_status
 
+pytestmark = pytest.mark.untraced  # a strike may hit a tracer while it holds a lock of its own
+
 TURN_S = 0.2
 
 

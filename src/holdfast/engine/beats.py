@@ -48,6 +48,11 @@ class Beats:
         """Say whether there is something that the store has not been told."""
         return bool(self._news)
 
+    @property
+    def is_in_use(self) -> bool:
+        """Say whether anything is kept, or still to be told."""
+        return bool(self._kept or self._news)
+
     def keep(self, beat: Beat) -> None:
         """Keep a job that was taken, from now on."""
         if not self._kept:

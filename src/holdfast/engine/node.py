@@ -439,7 +439,8 @@ class Node:
         for step_id in before.open_steps:
             if step_id not in draft.state.open_steps:
                 self._workers.cancel(run_id, step_id)
-                self._queues.let_go(run_id, step_id)
+                if self._queues.is_in_use:
+                    self._queues.let_go(run_id, step_id)
         tell(draft.events)
         for step_id in draft.dispatch:
             step = draft.state.open_steps.get(step_id)

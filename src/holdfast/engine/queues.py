@@ -108,6 +108,11 @@ class Queues:
         if self._jobs.pop((run_id, step_id), None) is not None:
             self._workers.cancel(run_id, step_id)
 
+    @property
+    def is_in_use(self) -> bool:
+        """Say whether there is any job, or anything said of an activity, that could be let go of."""
+        return bool(self._jobs) or self.beats.is_in_use
+
     def let_go(self, run_id: str, step_id: str) -> None:
         """Let go of a step that is known here to be closed, without waiting for the store to say so."""
         self.beats.let_go(run_id, step_id)

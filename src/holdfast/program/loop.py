@@ -22,7 +22,7 @@ import asyncio
 import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
-from contextvars import Context
+from contextvars import Context, copy_context
 from types import FrameType
 from typing import Any, Protocol, TypeVar
 
@@ -88,6 +88,23 @@ class NumberedFuture(_Numbered, asyncio.Future[T]):
     """A future of the deterministic loop."""
 
     __slots__ = ("number",)
+
+
+class _Ready(asyncio.Handle):
+    """What is to run in its turn. Made without asking whether the loop is being debugged: it never is."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, callback: Callable[..., Any], args: Any, loop: "DeterministicLoop", context: Context | None
+    ) -> None:
+        self._context = copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
 
 
 class StepFuture(NumberedFuture[Any]):
@@ -177,7 +194,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.Handle:
         """Let the callback run in its turn."""
         self.check_open()
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = _Ready(callback, args, self, context)
         self._ready.append(handle)
         return handle
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
@@ -47,20 +48,15 @@ _UNSTORABLE = (
 Answer = port.Committed | port.CommitConflict
 
 
-class _Head:
+class _Head(Struct, gc=False):
     """What a turn is checked against."""
 
-    __slots__ = ("inbox_seq", "is_finished", "lease_epoch", "lease_owner", "run_no", "version")
-
-    def __init__(
-        self, run_no: int, version: int, lease_owner: str | None, lease_epoch: int, inbox_seq: int, is_finished: int
-    ) -> None:
-        self.run_no = run_no
-        self.version = version
-        self.lease_owner = lease_owner
-        self.lease_epoch = lease_epoch
-        self.inbox_seq = inbox_seq
-        self.is_finished = bool(is_finished)
+    run_no: int
+    version: int
+    lease_owner: str | None
+    lease_epoch: int
+    inbox_seq: int
+    is_finished: int
 
 
 def commit(db: sqlite3.Connection, turns: Sequence[port.Turn], limits: Limits, now: Instant) -> list[Answer]:
@@ -203,8 +199,10 @@ def _write(db: sqlite3.Connection, winners: list[tuple[_Head, port.Turn]], now: 
     for head, turn in winners:
         run_no, is_finished = head.run_no, turn.snapshot.status in TERMINAL
         events += rows.event_rows(run_no, turn.events, turn.expected_version, now)
-        consumed += [(run_no, signal_id) for signal_id in turn.consumed]
-        messages += [rows.message_row(run_no, message, now) for message in turn.messages]
+        if turn.consumed:
+            consumed += [(run_no, signal_id) for signal_id in turn.consumed]
+        if turn.messages:
+            messages += [rows.message_row(run_no, message, now) for message in turn.messages]
         if is_finished:
             finished.append((run_no,))
         if turn.jobs or turn.jobs_closed:
