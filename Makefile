@@ -23,7 +23,8 @@ demo: $(RUN_STAMP) ## Watch a hundred orders survive the SIGKILL of their worker
 	@$(BIN)/python examples/orders.py
 
 test: lint ## Lint, then every test in parallel, with coverage
-	$(BIN)/pytest -n auto --cov --cov-report=term-missing:skip-covered $(PYTEST_ARGS)
+	$(BIN)/pytest -n auto -m 'not untraced' --cov --cov-report=term-missing:skip-covered $(PYTEST_ARGS)
+	$(BIN)/pytest -n auto -m untraced tests/program/test_watchdog.py tests/engine/test_runaway.py
 
 lint: $(DEV_STAMP) ## Check style, format and types
 	$(BIN)/ruff check $(CODE)
