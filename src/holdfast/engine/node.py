@@ -323,8 +323,9 @@ class Node:
         except StoreError:
             self._ready |= dict.fromkeys(held.loaded.head.run_id for held in batch)
             raise
-        with held_back(), apart():
-            drafts = [self._draft(held, live, problem, now) for held, live, problem in prepared if live is not None]
+        with held_back():
+            with apart():
+                drafts = [self._draft(held, live, problem, now) for held, live, problem in prepared if live is not None]
             turns = [draft.finish(release=not self._is_busy(draft)) for _, _, draft in drafts]
         answers = await self._commit(turns)
         with held_back():
