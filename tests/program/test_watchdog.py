@@ -18,7 +18,7 @@ from holdfast.program import watchdog as module
 from holdfast.program.loop import DeterministicLoop, Timer
 from holdfast.program.watchdog import Overdue, Watch, Watchdog
 
-pytestmark = pytest.mark.untraced  # a strike may hit a tracer while it holds a lock of its own
+pytestmark = pytest.mark.untraced  # they hang while coverage is measured; why is not known yet
 
 TICK_S = 0.01
 BOUND_S = 0.03
