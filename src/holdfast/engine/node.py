@@ -29,6 +29,7 @@ from holdfast.engine.live_runs import LiveRuns
 from holdfast.engine.news import mourn, tell
 from holdfast.engine.options import NodeOptions
 from holdfast.engine.queues import ActivityDefinitions, Queues
+from holdfast.engine.ready import Ready
 from holdfast.engine.slots import Slots
 from holdfast.engine.turn import POISON_RETRIES, TurnDraft, aside_turn
 from holdfast.errors import (
@@ -95,7 +96,7 @@ class Node:
         self._held: dict[str, Held] = {}
         self.failure: EngineError | None = None
         self.lives = LiveRuns(store, definitions, options.live_runs)
-        self._ready: dict[str, None] = {}
+        self._ready = Ready()
         self.creations = Creations(store, name if options.takes_runs else None, options.lease_ms, self._begin)
         self.finishes = Finishes(store, self.holds, options.safety_poll_s)
         self._unfit: dict[str, tuple[RunError, int]] = {}
@@ -221,14 +222,13 @@ class Node:
         if self._claiming is not None:
             claiming, self._claiming = self._claiming, None
             await claiming
-        elif self._should_claim and not self._is_stopping:
+        elif self._should_claim and self._ready.wants_more and not self._is_stopping:
             await self._claim()
         seen = 0
-        while seen < len(self._ready):  # what is about to come in shares the commit
-            seen = len(self._ready)
+        while seen < len(self._ready) and not (seen and self._ready.is_full):
+            seen = len(self._ready)  # what is about to come in shares the commit
             await asyncio.sleep(0)
-        ready, self._ready = self._ready, {}
-        return [self._held[run_id] for run_id in ready if run_id in self._held]
+        return [self._held[run_id] for run_id in self._ready.take() if run_id in self._held]
 
     def expect(self) -> None:
         """Claim at once if there is nothing else to do: somebody here is about to make runs ready.
@@ -288,7 +288,7 @@ class Node:
         else:  # it belonged to somebody else in between, who knows nothing of what goes on here
             self._workers.cancel(run_id)
             self._held[run_id] = Held(loaded)
-        self._ready[run_id] = None
+        self._ready.add(run_id, is_new=loaded.head.version == 1)
         self._something.set()
 
     def _begin(self, new: NewRun, now: Instant) -> None:
@@ -300,7 +300,7 @@ class Node:
         held = self._held.get(work.run_id)
         if held is not None:
             held.inputs.append(outcome)
-            self._ready[work.run_id] = None
+            self._ready.add(work.run_id)
         self._something.set()
 
     def _on_beat(self, work: Work, details: Details) -> None:
@@ -321,7 +321,7 @@ class Node:
             while any(live is not None and problem is None and live.is_closed for _, live, problem in prepared):
                 prepared = [await self._prepared_again(*each, now) for each in prepared]
         except StoreError:
-            self._ready |= dict.fromkeys(held.loaded.head.run_id for held in batch)
+            self._ready.add_again(held.loaded.head.run_id for held in batch)
             raise
         with held_back():
             with apart():

@@ -176,11 +176,11 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
                 raise RunawayWorkflow(f"the workflow did not come to rest within {self._most_callbacks} callbacks")
             if not handle._cancelled:
                 try:
-                    handle._run()
-                except (SystemExit, KeyboardInterrupt) as end:
-                    if isinstance(end, Overdue):
-                        raise
-                    continue  # the task has it as its exception: it ends the run, not the process
+                    handle._context.run(handle._callback, *handle._args)  # type: ignore[attr-defined]
+                except Overdue:
+                    raise
+                except BaseException:  # the task has it as its exception: it ends the run, not the process
+                    continue
 
     def fire(self, timer: Timer) -> None:
         """Let a timer that is due run."""
@@ -347,7 +347,7 @@ class running:  # noqa: N801 - used like a function
         if task is not None and outer is not None:
             asyncio.tasks._leave_task(outer, task)
         self._hooks = sys.get_asyncgen_hooks()
-        sys.set_asyncgen_hooks(firstiter=None, finalizer=self._loop.finalize)
+        sys.set_asyncgen_hooks(None, self._loop.finalize)
         asyncio._set_running_loop(self._loop)
 
     def __exit__(self, *problem: object) -> None:

@@ -1,0 +1,59 @@
+"""The runs of a node that have something to do, in waves.
+
+A wave shares one commit. It is bounded: what the turns of a wave touch stays in the processor's cache from the first
+look at it to the commit, and no run waits for the turns of thousands of others. Runs that are under way go before
+those that have not begun, so that a node finishes what it has started, however much more is started meanwhile.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+WAVE = 150
+"""How many turns share a commit at most. Fewer cost more commits, and more cost cache misses; both were measured."""
+
+PATIENCE = 20
+"""After so many full waves the store is asked for other work, although there is enough here."""
+
+
+class Ready:
+    """Which runs are to take a turn."""
+
+    __slots__ = ("_begun", "_full_waves", "_new")
+
+    def __init__(self) -> None:
+        self._begun: OrderedDict[str, None] = OrderedDict()
+        self._new: OrderedDict[str, None] = OrderedDict()
+        self._full_waves = 0
+
+    def __len__(self) -> int:
+        return len(self._begun) + len(self._new)
+
+    def add(self, run_id: str, *, is_new: bool = False) -> None:
+        """Let a run take a turn; if it has not begun, after those that have."""
+        (self._new if is_new else self._begun)[run_id] = None
+
+    def add_again(self, run_ids: Iterable[str]) -> None:
+        """Let runs take the turn that came to nothing."""
+        self._begun.update(dict.fromkeys(run_ids))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is a whole wave."""
+        return len(self) >= WAVE
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether to ask the store for more: there is room in the wave, or nobody has looked for long."""
+        return not self.is_full or self._full_waves >= PATIENCE
+
+    def take(self) -> list[str]:
+        """Return the runs of the next wave."""
+        self._full_waves = self._full_waves + 1 if self.is_full else 0
+        wave: dict[str, None] = {}
+        for runs in (self._begun, self._new):
+            if len(wave) + len(runs) <= WAVE:
+                wave |= runs
+                runs.clear()
+            while runs and len(wave) < WAVE:
+                wave[runs.popitem(last=False)[0]] = None
+        return list(wave)
