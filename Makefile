@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+CHAOS_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format bench soak dev contract diagram clean
+.PHONY: help demo test lint format bench soak chaos dev contract diagram clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -40,6 +41,9 @@ bench: $(DEV_STAMP) ## Measure
 
 soak: $(DEV_STAMP) ## Play simulated crashes until 100,000 signals were sent into races (minutes)
 	@$(BIN)/python -m tests.sim.soak
+
+chaos: $(DEV_STAMP) ## Kill and freeze real nodes at random for five minutes (CHAOS_ARGS='--store postgres --runs 2000')
+	@$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
 
 dev: $(DEV_STAMP) ## Set up for development and say what to do next
 	@echo "Ready. Next:"

@@ -1,12 +1,14 @@
-"""What every test shares: the contract marker, and settings of the test libraries."""
+"""What every test shares: the contract marker, real servers, and settings of the test libraries."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import os
+from collections.abc import Generator, Iterator
 
 import hypothesis
 import pytest
 
+from tests.postgres_server import Databases, Installation
 from tools import contract
 
 # The conformance suites live in the package, so pytest would not explain their failed assertions.
@@ -32,3 +34,27 @@ def pytest_make_collect_report(
         report.longrepr = "\n".join(problems)
         report.result = []
     return report
+
+
+@pytest.fixture(scope="session")
+def databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
+    """Return the PostgreSQL server that all tests of a session share, whichever of its processes they are in."""
+    own = tmp_path_factory.getbasetemp()
+    databases = Databases.shared(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)
+    yield databases
+    databases.leave()
+
+
+@pytest.fixture
+def postgres_url(databases: Databases) -> Iterator[str]:
+    """Return the address of an empty database in a PostgreSQL server."""
+    with databases.database() as url:
+        yield url
+
+
+@pytest.fixture
+def postgres() -> Iterator[Installation]:
+    """Return where a test can make PostgreSQL servers of its own, to stop and to kill."""
+    installation = Installation()
+    yield installation
+    installation.remove()

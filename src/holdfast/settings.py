@@ -33,12 +33,22 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     busy_ms: int = 30_000
     """How long to wait for other processes on the same file before `StoreBusy`."""
 
+    wakeups: str = ""
+    """Where nodes ring each other, such as `nats://localhost:4222/orders`; if empty, in the store's own way.
+
+    For databases that cannot ring. While it is away runs are found a little later, and nothing else happens.
+    """
+
     limits: Limits = Limits()
     """The bounds of this installation."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.store, str):
             raise InvalidInput(f"store is an address such as sqlite:///orders.db, not {self.store!r}", field="store")
+        if not isinstance(self.wakeups, str):
+            raise InvalidInput(
+                f"wakeups is an address such as nats://localhost:4222, not {self.wakeups!r}", field="wakeups"
+            )
         if type(self.busy_ms) is not int or self.busy_ms < 0:
             raise InvalidInput(f"busy_ms is a whole number from 0, not {self.busy_ms!r}", field="busy_ms")
 

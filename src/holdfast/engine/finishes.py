@@ -2,7 +2,7 @@
 
 A run that this node finishes is told at once. Runs that it does not hold (parked, or taken over by another node) are
 looked up together when the store rings and now and then; never one by one, and looking takes at most a tenth of the
-time, however many are waited for.
+time, however many are waited for, unless they would then hear of it later than by looking now and then.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from holdfast.store.port import LoadedRun, RunHead, Store
 
 PAGE_RUNS = 500
 REST = 10
-"""How many times as long as a look took to wait before the next."""
+"""How many times as long as a look took to wait before the next, within the time after which to look anyway."""
 
 
 Asked = tuple[str, "asyncio.Future[RunHead | None]"]
@@ -125,7 +125,8 @@ class Finishes:
                 await listener.wait(self._poll_s)
                 began = loop.time()
                 await self._look()
-                await asyncio.sleep(REST * (loop.time() - began))
+                # A look that took long because the store was away says nothing of the next.
+                await asyncio.sleep(min(REST * (loop.time() - began), self._poll_s))
         finally:
             listener.close()
 

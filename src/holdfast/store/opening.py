@@ -9,6 +9,7 @@ from holdfast.store.guards import check_ownership
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import Store
 from holdfast.store.sqlite import SqliteStore
+from holdfast.store.wakeups import Wakeups
 
 
 async def open_store(settings: Settings) -> Store:
@@ -33,6 +34,17 @@ async def open_existing(settings: Settings) -> Store:
         await store.close()
         raise
     return store
+
+
+def open_wakeups(address: str) -> Wakeups | None:
+    """Return the wake-ups that an address names, or None, if it is empty, for the store's own."""
+    if not address:
+        return None
+    try:
+        from holdfast.store.nats_wakeups import NatsWakeups
+    except ImportError as problem:
+        raise InvalidInput("wakeups need a package: pip install 'holdfast[nats]'", field="wakeups") from problem
+    return NatsWakeups(address)
 
 
 def is_new(address: str) -> bool:
@@ -60,10 +72,13 @@ def _sqlite_path(address: str) -> Path | None:
 async def _open(settings: Settings) -> Store:
     scheme, separator, rest = settings.store.partition("://")
     if separator and scheme == "memory" and rest == "":
+        if settings.wakeups:
+            raise InvalidInput("a store in memory has one process, which needs no wakeups from others", field="wakeups")
         return MemoryStore(limits=settings.limits)
     path = _sqlite_path(settings.store)
     if path is not None:
-        return await SqliteStore.open(path, limits=settings.limits, busy_ms=settings.busy_ms)
+        wakeups = open_wakeups(settings.wakeups)
+        return await SqliteStore.open(path, limits=settings.limits, busy_ms=settings.busy_ms, wakeups=wakeups)
     if scheme in ("postgres", "postgresql", "s3"):
         raise InvalidInput(f"the store {settings.store!r}: {scheme} is not there yet", field="store")
     raise InvalidInput(

@@ -22,6 +22,7 @@ from holdfast.store.sqlite import committing, creating, delivering, letters, own
 from holdfast.store.sqlite.database import Database
 from holdfast.store.sqlite.migrate import latest_version, migrate, not_migrated, schema_version
 from holdfast.store.sqlite.wakeups import SocketWakeups
+from holdfast.store.wakeups import Wakeups
 
 T = TypeVar("T")
 
@@ -29,11 +30,11 @@ T = TypeVar("T")
 class SqliteStore:
     """A store in one SQLite file. Make it with `open`."""
 
-    def __init__(self, database: Database, clock: Clock, limits: Limits) -> None:
+    def __init__(self, database: Database, clock: Clock, limits: Limits, wakeups: Wakeups | None = None) -> None:
         self.capabilities = port.Capabilities(
             conditional_batch=True, atomic_batch=True, read_after_write=True, scan_consistency="snapshot"
         )
-        self.wakeups = SocketWakeups(database.path)
+        self.wakeups: Wakeups = wakeups or SocketWakeups(database.path)
         self._database = database
         self._clock = clock
         self._limits = limits
@@ -48,10 +49,14 @@ class SqliteStore:
         clock: Clock | None = None,
         limits: Limits | None = None,
         busy_ms: int = 30_000,
+        wakeups: Wakeups | None = None,
     ) -> "SqliteStore":
-        """Open the file, or begin a new one. `busy_ms` is how long to wait for other processes before `StoreBusy`."""
+        """Open the file, or begin a new one. `busy_ms` is how long to wait for other processes before `StoreBusy`.
+
+        `wakeups` ring instead of the file's own.
+        """
         database = await Database.open(Path(path), busy_ms)
-        store = cls(database, clock or SystemClock(), limits or Limits())
+        store = cls(database, clock or SystemClock(), limits or Limits(), wakeups)
         try:
             present = await database.read(lambda db: schema_version(db, database.path))
             store._is_migrated = present >= latest_version()

@@ -1,0 +1,138 @@
+"""Wake-ups through a NATS server, for nodes whose database cannot ring: no LISTEN, or a pooler in between.
+
+To ring is to publish an empty message on one subject; everybody who listens is subscribed to it. The server keeps
+nothing, and nothing is kept for it: while it is away a ring reaches only this process, others look now and then, and
+the connection is made again with growing pauses. Whoever comes back looks at once, because it may have missed a ring.
+"""
+
+import asyncio
+import logging
+import re
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from holdfast.errors import InvalidInput
+from holdfast.ports import Rng, SystemRng
+from holdfast.store.wakeups import LocalListener, LocalWakeups
+
+SCHEMES = ("nats", "tls")
+CONNECT_S = 2
+PING_S = 10
+FIRST_PAUSE_S = 0.1
+MOST_PAUSE_S = 5.0
+
+logger = logging.getLogger("holdfast.wakeups")
+
+
+class NatsWakeups:
+    """The bell of all who name the same server and the same subject: `nats://host:4222/orders`.
+
+    Several servers are named with commas between them. The last part is the subject, below `holdfast.`.
+    """
+
+    def __init__(self, address: str, *, rng: Rng | None = None) -> None:
+        self._servers, self._subject = read_address(address)
+        self._rng = rng or SystemRng()
+        self._local = LocalWakeups()
+        self._rung = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._failures = 0
+        self._closing = asyncio.Event()
+
+    def ring(self) -> None:
+        self._local.ring()
+        self._rung.set()
+        self._connect()
+
+    def listen(self) -> LocalListener:
+        self._connect()
+        return self._local.listen()
+
+    def close(self) -> None:
+        self._local.close()
+        self._closing.set()
+        self._rung.set()  # whoever is connected leaves by itself, after a last ring
+
+    def _connect(self) -> None:
+        """Begin to keep a connection, once somebody needs it."""
+        if self._task is None and not self._closing.is_set():
+            self._task = asyncio.create_task(self._keep_connected(), name="nats wake-ups")
+
+    async def _keep_connected(self) -> None:
+        while not self._closing.is_set():
+            try:
+                await self._serve()
+            except Exception as problem:
+                self._failures += 1
+                if self._failures == 1:  # once for each time that it is away
+                    logger.warning("no wake-ups from other nodes for now: NATS does not answer (%r)", problem)
+            pause_s = min(FIRST_PAUSE_S * 2 ** min(self._failures, 10), MOST_PAUSE_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s * (1.0 - self._rng.fraction() / 2)):
+                    await self._closing.wait()
+
+    async def _serve(self) -> None:
+        """Listen and publish until the connection is lost."""
+        connection = Client()
+        try:
+            async with asyncio.timeout(2 * CONNECT_S):
+                await self._open(connection)
+            self._failures = 0
+            self._local.ring()
+            while connection.is_connected and not self._closing.is_set():
+                await self._rung.wait()
+                await self._publish(connection)
+        finally:
+            async with asyncio.timeout(CONNECT_S):
+                await self._publish(connection)
+                await connection.close()
+
+    async def _publish(self, connection: Client) -> None:
+        if self._rung.is_set() and connection.is_connected:
+            self._rung.clear()
+            await connection.publish(self._subject)
+
+    async def _open(self, connection: Client) -> None:
+        async def lost() -> None:
+            self._rung.set()
+
+        async def pass_over(problem: Exception) -> None:
+            logger.debug("NATS: %r", problem)
+
+        await connection.connect(
+            list(self._servers),
+            name="holdfast",
+            no_echo=True,  # who listens here is told without it
+            allow_reconnect=False,
+            max_reconnect_attempts=1,
+            reconnect_time_wait=0,
+            connect_timeout=CONNECT_S,
+            ping_interval=PING_S,
+            closed_cb=lost,
+            error_cb=pass_over,
+        )
+        await connection.subscribe(self._subject, cb=self._heard)
+        for _ in range(2):  # the client may send the first ping before the subscription, which waits to be written
+            await connection.flush(CONNECT_S)
+
+    async def _heard(self, message: Msg) -> None:
+        self._local.ring()
+
+
+def read_address(address: str) -> tuple[tuple[str, ...], str]:
+    """Return the servers and the subject that an address names, or raise `InvalidInput`."""
+    parts = urlsplit(address)
+    name = parts.path.strip("/") or "wake"
+    if parts.scheme not in SCHEMES or not parts.netloc or parts.query or not re.fullmatch(r"[\w-]+", name):
+        raise InvalidInput(
+            f"wakeups is an address such as nats://localhost:4222/orders, not {_hidden(address)!r}", field="wakeups"
+        )
+    return tuple(f"{parts.scheme}://{server}" for server in parts.netloc.split(",")), f"holdfast.{name}"
+
+
+def _hidden(address: str) -> str:
+    """Return an address without what may be a password."""
+    return re.sub(r"//.*@", "//…@", address)

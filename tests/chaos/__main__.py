@@ -1,0 +1,37 @@
+"""`python -m tests.chaos --store sqlite --nodes 4 --runs 20000 --seconds 300`"""
+
+import argparse
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.chaos.harness import Order, play
+
+
+def main() -> int:
+    """Play one chaos, and say what came of it."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description="Many processes, killed at random.")
+    parser.add_argument("--store", default="sqlite", help="sqlite, postgres, failover, or an address (empty!)")
+    parser.add_argument("--nodes", type=int, default=4)
+    parser.add_argument("--runs", type=int, default=20_000)
+    parser.add_argument("--seconds", type=float, default=300.0, help="how long the storm lasts")
+    parser.add_argument("--lease-s", type=float, default=10.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--keep", action="store_true", help="keep the folder, with the nodes' logs, also if all is well"
+    )
+    given = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="chaos-"))
+    order = Order(folder, given.store, given.nodes, given.runs, given.seconds, given.lease_s, given.seed)
+    report = play(order)
+    sys.stdout.write("\n".join(report.lines()) + "\n")
+    if report.wrong or given.keep:
+        sys.stdout.write(f"logs of the nodes: {folder}\n")
+    else:
+        shutil.rmtree(folder)
+    return 1 if report.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

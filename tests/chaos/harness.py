@@ -1,0 +1,146 @@
+"""One chaos: nodes, clients and harm at the same time, then calm, then judgement."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from tests.chaos.clients import Clients
+from tests.chaos.fleet import Chronicle, Fleet, now_us, passed
+from tests.chaos.judge import Judge
+from tests.chaos.places import Place, place_named
+from tests.chaos.programs import app
+
+SLACK_S = 2.0
+"""How long after the end of a lease others have gone on with its runs, at most."""
+
+
+MOST_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to play. `store` is sqlite, postgres, failover, or the address of a store that is empty."""
+
+    folder: Path
+    store: str = "sqlite"
+    nodes: int = 4
+    runs: int = 1_000
+    seconds: float = 60.0
+    lease_s: float = 10.0
+    seed: int = 0
+    plant: str = ""
+    patience_s: float = 30.0
+    """For how long no client may hear anything before the chaos is given up."""
+
+
+@dataclass
+class Report:
+    """What happened, and what was wrong."""
+
+    wrong: list[str]
+    counts: Counter[str]
+    recoveries_s: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def lines(self) -> list[str]:
+        """Return it to be read."""
+        told = [f"{what}: {count:,}" for what, count in sorted(self.counts.items())]
+        slowest = sorted(self.recoveries_s)
+        if slowest:
+            middle, most = slowest[len(slowest) // 2], slowest[-1]
+            told.append(f"recoveries: {len(slowest):,}, median {middle:.1f} s, slowest {most:.1f} s")
+        return [
+            *told,
+            f"took {self.seconds:.0f} s; wrong: {len(self.wrong)}",
+            *(f"WRONG {problem}" for problem in self.wrong[:MOST_SHOWN]),
+        ]
+
+
+def play(order: Order) -> Report:
+    """Play a chaos to its end."""
+    return asyncio.run(play_out(order))
+
+
+async def play_out(order: Order) -> Report:
+    """Play a chaos to its end, and judge it."""
+    with _logged(order.folder / "clients.log"):
+        return await _play(order)
+
+
+@contextmanager
+def _logged(path: Path) -> Iterator[None]:
+    """Keep what the engine says in this process, where outages are no news, beside the logs of the nodes."""
+    logger, handler = logging.getLogger("holdfast"), logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger.addHandler(handler)
+    before, logger.propagate = logger.propagate, False
+    try:
+        yield
+    finally:
+        logger.propagate = before
+        logger.removeHandler(handler)
+        handler.close()
+
+
+async def _play(order: Order) -> Report:
+    rng = Random(order.seed)
+    chronicle = Chronicle()
+    place = await asyncio.to_thread(place_named, order.store, order.folder)
+    fleet = Fleet(place, order.nodes, order.folder, order.lease_s, rng, chronicle)
+    fleet.plant = order.plant
+    clients = Clients(order.runs, order.seconds * 0.9, rng)
+    began = asyncio.get_running_loop().time()
+    delays = asyncio.create_task(chronicle.note_delays())
+    try:
+        async with app.connect(place.url):
+            await fleet.open()
+            storm = asyncio.create_task(_storm(order.seconds, fleet, place, rng, chronicle))
+            await clients.serve_all(order.patience_s)
+            await storm
+        await fleet.close()
+        return await _judged(order, place, clients, fleet, chronicle, asyncio.get_running_loop().time() - began)
+    finally:
+        delays.cancel()
+        await fleet.abandon()
+        await asyncio.to_thread(place.close)
+
+
+async def _storm(seconds: float, fleet: Fleet, place: Place, rng: Random, chronicle: Chronicle) -> None:
+    """Harm nodes and server for so long, and leave everything running."""
+    over = asyncio.Event()
+    asyncio.get_running_loop().call_later(seconds, over.set)
+    await asyncio.gather(fleet.kill_some(over), fleet.freeze_some(over), _harm_server(over, place, rng, chronicle))
+
+
+async def _harm_server(over: asyncio.Event, place: Place, rng: Random, chronicle: Chronicle) -> None:
+    while place.harms and not await passed(over, rng.uniform(10.0, 20.0)):
+        what, harm = rng.choice(place.harms)
+        begin = now_us()
+        chronicle.outages.append((begin, begin + 3_600_000_000))
+        await asyncio.to_thread(harm)
+        chronicle.outages[-1] = (begin, now_us())
+        chronicle.counts[f"server {what}"] += 1
+
+
+async def _judged(
+    order: Order, place: Place, clients: Clients, fleet: Fleet, chronicle: Chronicle, seconds: float
+) -> Report:
+    judge = Judge(chronicle, order.lease_s)
+    async with app.connect(place.url):
+        store = app._opened()
+        await judge.judge(store, clients.promises, order.folder / "ledger")
+    limit_s = order.lease_s + SLACK_S
+    late = [seconds for seconds in judge.recoveries_s if seconds > limit_s]
+    if late:
+        judge.wrong.append(f"{len(late)} recoveries took longer than {limit_s:.1f} s, at most {max(late):.1f} s")
+    counts = chronicle.counts + judge.counts
+    counts["answers"], counts["asked again"] = clients.answered, clients.repeated
+    counts["turns refused"] = fleet.refusals()
+    return Report(chronicle.violations + clients.refused + judge.wrong, counts, judge.recoveries_s, seconds)

@@ -1,0 +1,179 @@
+"""The judgement: what the store has in the end, against what was promised, done and suffered."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from holdfast.core import codec
+from holdfast.core import events as e
+from holdfast.core.events import Event
+from holdfast.core.invariants import RunView, SystemView, check_drained
+from holdfast.core.state import COMPLETED
+from holdfast.store.port import RunQuery, Store
+from holdfast.testing.views import view_of
+from tests.chaos.clients import Promise
+from tests.chaos.fleet import Chronicle
+from tests.chaos.programs import leaves_of, read_effects
+
+PAGE = 500
+CLOSES = (e.StepCompleted, e.StepFailed, e.StepSkipped)
+
+
+@dataclass
+class Judge:
+    """Looks at every run once, and keeps what is wrong and how long recoveries took."""
+
+    chronicle: Chronicle
+    lease_s: float
+    wrong: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    recoveries_s: list[float] = field(default_factory=list)
+
+    async def judge(self, store: Store, promises: Iterable[Promise], ledger: Path) -> None:
+        """Judge all runs of a store in which nothing goes on any more."""
+        effects = _read_ledger(ledger)
+        open_promises = {promise.run_id: promise for promise in promises}
+        async for family in _families(store):
+            promise = open_promises.pop(family[0].run_id, None)
+            if promise is None:
+                self.wrong.append(f"{family[0].run_id}: nobody has started this run")
+            else:
+                self._judge_family(family, promise, effects)
+        for promise in open_promises.values():
+            if promise.is_started:
+                self.wrong.append(f"{promise.run_id}: its start was acknowledged, and it is not there")
+        left = await store.stats()
+        for what, count in (("messages", left.messages), ("jobs", left.jobs), ("dead letters", left.dead_letters)):
+            if count:
+                self.wrong.append(f"{count} {what} are left")
+
+    def _judge_family(self, family: list[RunView], promise: Promise, effects: _Effects) -> None:
+        for violation in check_drained(SystemView(tuple(family))):
+            self.wrong.append(f"{violation.run_id}: {violation.invariant}: {violation.problem}")
+        results: dict[str, Any] = {}
+        for view in reversed(family):  # children come after their parents
+            self.counts["runs"] += 1
+            self.counts["events"] += len(view.events)
+            self._judge_owners(view)
+            self._judge_effects(view, effects)
+            if view.status is not COMPLETED:
+                self.wrong.append(f"{view.run_id} is {view.status}; its last event is {view.events[-1].event_type}")
+            else:
+                results[view.run_id] = self._judge_result(view)
+        self._judge_promise(family[0], promise, results)
+
+    def _judge_promise(self, view: RunView, promise: Promise, results: dict[str, Any]) -> None:
+        """Check that what was acknowledged is there: the start with its input, each signal once, the result."""
+        queued = view.events[0].data
+        if not isinstance(queued, e.RunQueued) or codec.decode(queued.input, dict) != {"script": promise.script}:
+            self.wrong.append(f"{view.run_id}: it was started with something else")
+        received = Counter(
+            (event.data.signal_id, codec.decode(event.data.payload, str))
+            for event in view.events
+            if isinstance(event.data, e.SignalReceived)
+        )
+        for told in promise.signals:
+            if received[told.signal_id, f"signal {told.signal_id}"] != 1 and view.status is COMPLETED:
+                self.wrong.append(f"{view.run_id}: signal {told.signal_id} was acknowledged, and not received once")
+        if promise.result is None:
+            self.wrong.append(f"{view.run_id} is {view.status}, and its client has heard of no end")
+        elif promise.result != results.get(view.run_id):
+            self.wrong.append(f"{view.run_id}: a client was told another result than the history has")
+        self.counts["signals"] += len(promise.signals)
+
+    def _judge_result(self, view: RunView) -> Any:
+        """Check that the run was told exactly what its history says, and return what it returned."""
+        last = view.events[-1].data
+        result = codec.decode(last.result, list) if isinstance(last, e.RunCompleted) else None
+        told = Counter(leaves_of(result))
+        recorded: Counter[str] = Counter()
+        for event in view.events:
+            match event.data:
+                case e.StepCompleted(result=raw) | e.ChildCompleted(result=raw):
+                    recorded.update(leaves_of(codec.decode(raw, Any)))
+                case e.SignalReceived(payload=raw):
+                    recorded.update(leaves_of(codec.decode(raw, Any)))
+        if told != recorded:
+            self.wrong.append(f"{view.run_id}: it returned {told - recorded} too much, {recorded - told} too little")
+        return result
+
+    def _judge_effects(self, view: RunView, effects: _Effects) -> None:
+        """Check that each recorded result is that of an effect, that of each step once, and effects have a step."""
+        begun: set[str] = set()
+        done: set[str] = set()
+        for event in view.events:
+            step_id = event.step_id or ""
+            if isinstance(event.data, e.StepStarted):
+                begun.add(step_id)
+            elif isinstance(event.data, e.StepCompleted):
+                if step_id in done:
+                    self.wrong.append(f"{view.run_id}: the result of {step_id} is recorded twice")
+                done.add(step_id)
+                if codec.decode(event.data.result, str) not in effects.get(view.run_id, {}).get(step_id, ()):
+                    self.wrong.append(f"{view.run_id}: {step_id} has a result, and no effect that gave it")
+        for step_id, values in effects.get(view.run_id, {}).items():
+            self.counts["effects"] += len(values)
+            self.counts["effects repeated"] += len(values) - 1
+            if step_id not in begun:
+                self.wrong.append(f"{view.run_id}: {step_id} has an effect, and was never begun")
+
+    def _judge_owners(self, view: RunView) -> None:
+        """Check that no owner wrote after another one had taken over, and measure how long that took."""
+        epochs: dict[int, str] = {}
+        working: set[str] = set()
+        last: Event | None = None
+        for event in view.events:
+            by = event.engine_run_ref
+            if epochs.setdefault(by.epoch, by.node) != by.node or by.epoch < max(epochs):
+                self.wrong.append(f"{view.run_id}: event {event.run_seq} is by {by.node}, who was fenced off")
+            if last is not None and working and last.engine_run_ref.node != by.node:
+                self._measure(last, event)
+            if isinstance(event.data, e.StepStarted):
+                working.add(event.step_id or "")
+            elif isinstance(event.data, CLOSES):
+                working.discard(event.step_id or "")
+            last = event
+
+    def _measure(self, before: Event, after: Event) -> None:
+        """Take the time of a takeover, unless somebody who was lost as well came in between."""
+        loss = self.chronicle.loss_after(before.engine_run_ref.node.partition("-")[0], before.persisted_at)
+        if loss is None or loss.at > after.persisted_at:
+            return
+        self.counts[f"taken over from {loss.kind}"] += 1
+        if after.engine_run_ref.epoch != before.engine_run_ref.epoch + 1:
+            self.counts["taken over in several steps"] += 1
+            return
+        excused_us = self.chronicle.excused_us(loss.at, after.persisted_at)
+        self.recoveries_s.append((after.persisted_at - loss.at - excused_us) / 1e6)
+
+
+_Effects = dict[str, dict[str, set[str]]]
+
+
+def _read_ledger(path: Path) -> _Effects:
+    effects: _Effects = {}
+    if path.exists():
+        for effect in read_effects(str(path)):
+            effects.setdefault(effect.run_id, {}).setdefault(effect.step_id, set()).add(effect.value)
+    return effects
+
+
+async def _families(store: Store) -> AsyncIterator[list[RunView]]:
+    """Yield each run with its children: they follow it in order, because a slash comes before digits."""
+    family: list[RunView] = []
+    after = ""
+    while heads := await store.find_runs(RunQuery(after=after, limit=PAGE)):
+        for head in heads:
+            view = await view_of(store, head.run_id)
+            assert view is not None
+            if family and head.parent_run_id is None:
+                yield family
+                family = []
+            family.append(view)
+        after = heads[-1].run_id
+    if family:
+        yield family

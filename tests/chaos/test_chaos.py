@@ -1,0 +1,101 @@
+"""Many node processes over one store, killed and frozen: nothing acknowledged is lost, nothing recorded twice.
+
+`python -m tests.chaos` plays the same for longer. Each kind of fault that it is there to find is planted here once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.core.messages import AcceptedSignalResult, Message, SignalRequest
+from holdfast.store import port
+from holdfast.store.sqlite import SqliteStore
+from tests.chaos.harness import Order, Report, play_out
+
+pytestmark = pytest.mark.slow
+
+
+async def played(folder: Path, **changes: Any) -> Report:
+    """Play a short chaos, and show what came of it if the test fails."""
+    report = await play_out(Order(folder, **changes))
+    print(*report.lines(), sep="\n")
+    return report
+
+
+@pytest.mark.contract("OWN-1", "OWN-3", "STO-3", "INV")
+async def test_nothing_is_lost_or_doubled_while_nodes_are_killed_and_frozen(tmp_path: Path) -> None:
+    report = await played(tmp_path, nodes=4, runs=1_200, seconds=45.0, lease_s=3.0)
+    assert not report.wrong
+    assert report.counts["killed"] > 5
+    assert report.counts["frozen"] > 1
+    assert report.counts["taken over from killed"] > 5
+    assert report.counts["taken over from frozen"] > 0, "others went on with runs of a frozen node"
+    assert report.counts["effects repeated"] > 0, "somebody was killed between an effect and its commit"
+
+
+# --- It bites
+
+
+async def findings(folder: Path, plant: str = "") -> str:
+    """Play a chaos with a fault, and return what is found wrong."""
+    report = await played(folder, nodes=3, runs=300, seconds=5.0, lease_s=1.5, patience_s=5.0, plant=plant)
+    return "\n".join(report.wrong)
+
+
+async def test_it_finds_results_without_an_effect(tmp_path: Path) -> None:
+    assert "has a result, and no effect that gave it" in await findings(tmp_path, "effect-free")
+
+
+async def test_it_finds_commits_that_are_dropped(tmp_path: Path) -> None:
+    assert "is RUNNING; its last event is" in await findings(tmp_path, "dropped-commit")
+
+
+async def test_it_finds_activities_that_died_with_their_node(tmp_path: Path) -> None:
+    assert "is RUNNING; its last event is StepStarted" in await findings(tmp_path, "forgotten-activities")
+
+
+async def test_it_finds_signals_that_are_acknowledged_and_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deliver, numbers = SqliteStore.deliver, itertools.count(1)
+
+    async def deliver_most(
+        self: SqliteStore, items: Sequence[Message | SignalRequest]
+    ) -> list[port.Accepted | port.Duplicate | port.Refused]:
+        if next(numbers) % 10:
+            return await deliver(self, items)
+        return [port.Accepted(_acknowledged(item)) for item in items if isinstance(item, SignalRequest)]
+
+    monkeypatch.setattr(SqliteStore, "deliver", deliver_most)
+    assert "is RUNNING; its last event is SignalWaiting" in await findings(tmp_path)
+
+
+def _acknowledged(request: SignalRequest) -> AcceptedSignalResult:
+    return AcceptedSignalResult(
+        workflow_id=request.run_id,
+        signal_name=request.name,
+        signal_id=request.signal_id or "",
+        accepted_at=1,
+        signal_storage_key="nowhere",
+    )
+
+
+async def test_it_finds_starts_that_are_acknowledged_and_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create, numbers = SqliteStore.create, itertools.count(1)
+
+    async def create_most(
+        self: SqliteStore, runs: Sequence[port.NewRun], claim_for: str | None = None
+    ) -> list[port.Created | port.Existing | port.Refused]:
+        if next(numbers) % 10:
+            return await create(self, runs, claim_for)
+        return [port.Created(new.run_id) for new in runs]
+
+    monkeypatch.setattr(SqliteStore, "create", create_most)
+    assert "its start was acknowledged, and it is not there" in await findings(tmp_path)
+
+
+async def test_it_finds_nodes_that_end_by_themselves(tmp_path: Path) -> None:
+    assert "ended by itself with 3" in await findings(tmp_path, "falls-over")

