@@ -1,5 +1,6 @@
 """One scene for each operation: what is there before, what is asked, and what must come back. Any transport will do."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests.service.stage import Caller, Stage
 
 Scene = Callable[[Stage, Caller], Awaitable[None]]
 SCENES: dict[str, Scene] = {}
+ANN: dict[str, Any] = {"actor": "ann", "actor_roles": ["clerk"]}
 
 
 def scene(name: str) -> Callable[[Scene], Scene]:
@@ -73,7 +75,7 @@ async def dead_letter(stage: Stage, clock: VirtualClock) -> str:
     while not (letters := (await stage.rest("letters.list", {"run_id": run_id}))[1]["items"]):
         clock.advance(ms=61_000)
         store.wakeups.ring()
-        await stage.until("system.health", {}, lambda health: True)
+        await asyncio.sleep(0.002)
     return str(letters[0]["letter_id"])
 
 
@@ -185,7 +187,7 @@ async def _update(stage: Stage, call: Caller) -> None:
     assert await fine(call, "runs.update", ask) == {"result": 1}
     assert await fine(call, "runs.update", {**ask, "update_id": "v"}) == {"result": 2}
     await refused(call, "runs.update", {**ask, "input": {"city": "Bonn"}}, "Conflict", 409)
-    await refused(call, "runs.update", {**ask, "name": "nothing", "update_id": "w"}, "UpdateFailed", 422)
+    await refused(call, "runs.update", {**ask, "name": "nothing", "update_id": "w"}, "UpdateFailed", 409)
     done = await finished(stage, "echo")
     await refused(call, "runs.update", {**ask, "run_id": done}, "RunTerminal", 409)
 
@@ -307,8 +309,12 @@ async def _send_many(stage: Stage, call: Caller) -> None:
 @scene("signals.start_with")
 async def _start_with(stage: Stage, call: Caller) -> None:
     ask = {
-        "workflow": "order", "input": {"order_id": "o-1"}, "request_id": "r", "signal_id": "s",
-        "signal_name": "approval", "signal_payload": {"approved": True},
+        "workflow": "order",
+        "input": {"order_id": "o-1"},
+        "request_id": "r",
+        "signal_id": "s",
+        "signal_name": "approval",
+        "signal_payload": {"approved": True},
     }
     first = await fine(call, "signals.start_with", ask, 201)
     assert first == await fine(call, "signals.start_with", ask, 201)
@@ -381,8 +387,8 @@ async def _list_tasks(stage: Stage, call: Caller) -> None:
     page = await fine(call, "tasks.list", {"limit": 2, "status": "OPEN", "role": "clerk"})
     rest = await fine(call, "tasks.list", {"limit": 2, "cursor": page["next"]})
     assert [task["task_id"] for task in page["items"] + rest["items"]] == task_ids
-    await fine(call, "tasks.claim", {"task_id": task_ids[0], "actor": "ann"})
-    [mine] = (await fine(call, "tasks.list", {"mine": True, "actor": "ann", "assignee": "ann"}))["items"]
+    await fine(call, "tasks.claim", {"task_id": task_ids[0], **ANN})
+    [mine] = (await fine(call, "tasks.list", {"mine": True, **ANN, "assignee": "ann"}))["items"]
     assert mine["task_id"] == task_ids[0]
     assert len((await fine(call, "tasks.list", {"text": "CLEO"}))["items"]) == 3
     assert (await fine(call, "tasks.list", {"role": "boss"}))["items"] == []
@@ -400,7 +406,7 @@ async def _get_task(stage: Stage, call: Caller) -> None:
 @scene("tasks.history")
 async def _history(stage: Stage, call: Caller) -> None:
     task_id = await open_task(stage)
-    await fine(call, "tasks.claim", {"task_id": task_id, "actor": "ann"})
+    await fine(call, "tasks.claim", {"task_id": task_id, **ANN})
     types = [event["event_type"] for event in (await fine(call, "tasks.history", {"task_id": task_id}))["items"]]
     assert types == ["TaskCreated", "TaskAssigned"]
     await refused(call, "tasks.history", {"task_id": "nothing"}, "NotFound", 404)
@@ -415,7 +421,7 @@ async def _assign(stage: Stage, call: Caller) -> None:
 
 @scene("tasks.claim")
 async def _claim(stage: Stage, call: Caller) -> None:
-    ask = {"task_id": await open_task(stage), "actor": "ann", "operation_id": "click"}
+    ask = {"task_id": await open_task(stage), **ANN, "operation_id": "click"}
     assert (await fine(call, "tasks.claim", ask))["assignee"] == "ann"
     assert (await fine(call, "tasks.claim", ask))["assignee"] == "ann"
     await refused(call, "tasks.claim", {**ask, "actor": "bob", "operation_id": "other"}, "Conflict", 409)
@@ -424,7 +430,7 @@ async def _claim(stage: Stage, call: Caller) -> None:
 @scene("tasks.release")
 async def _release(stage: Stage, call: Caller) -> None:
     task_id = await open_task(stage)
-    await fine(call, "tasks.claim", {"task_id": task_id, "actor": "ann"})
+    await fine(call, "tasks.claim", {"task_id": task_id, **ANN})
     assert (await fine(call, "tasks.release", {"task_id": task_id, "actor": "ann"}))["assignee"] is None
     await refused(call, "tasks.release", {"task_id": "nothing"}, "NotFound", 404)
 
@@ -439,10 +445,10 @@ async def _reassign(stage: Stage, call: Caller) -> None:
 @scene("tasks.complete")
 async def _complete(stage: Stage, call: Caller) -> None:
     task_id = await open_task(stage)
-    await refused(call, "tasks.complete", {"task_id": task_id, "answer": "perhaps"}, "InvalidInput", 422)
-    task = await fine(call, "tasks.complete", {"task_id": task_id, "answer": True, "actor": "ann"})
+    await refused(call, "tasks.complete", {"task_id": task_id, "answer": "perhaps", **ANN}, "InvalidInput", 422)
+    task = await fine(call, "tasks.complete", {"task_id": task_id, "answer": True, **ANN})
     assert (task["status"], task["completed_by"]) == ("COMPLETED", "ann")
-    problem = await refused(call, "tasks.complete", {"task_id": task_id, "answer": False}, "Conflict", 409)
+    problem = await refused(call, "tasks.complete", {"task_id": task_id, "answer": False, **ANN}, "Conflict", 409)
     assert problem["details"]["completed_by"] == "ann"
     outcome = await fine(call, "runs.result", {"run_id": task["run_id"], "wait_s": 10})
     assert outcome["result"] is True

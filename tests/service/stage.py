@@ -109,9 +109,10 @@ class Stage:
     async def rpc(self, name: str, ask: dict[str, Any]) -> Answer:
         """Ask for an operation over JSON-RPC; return the status that REST would have, and what was answered."""
         self._calls += 1
-        request = {"jsonrpc": "2.0", "id": self._calls, "method": name, "params": ask}
+        number = self._calls
+        request = {"jsonrpc": "2.0", "id": number, "method": name, "params": ask}
         response = (await self.http.post("/rpc", json=request)).json()
-        assert response["id"] == self._calls
+        assert response["id"] == number
         assert response["jsonrpc"] == "2.0"
         if "error" in response:
             return response["error"]["data"]["status"], response["error"]["data"]
@@ -129,13 +130,17 @@ class Stage:
 
     async def until(self, name: str, ask: dict[str, Any], is_it: Callable[[Any], bool]) -> Any:
         """Ask until the answer is as it should be, and return it."""
-        while not is_it(answer := (await self.rest(name, ask))[1]):
+        while not is_it(answer := (await self.rest(name, ask))[1]):  # noqa: ASYNC110
             await asyncio.sleep(0.002)
         return answer
 
 
-def _texts(fields: dict[str, Any]) -> dict[str, str]:
-    return {field: str(value).lower() if isinstance(value, bool) else str(value) for field, value in fields.items()}
+def _texts(fields: dict[str, Any]) -> dict[str, Any]:
+    return {field: value if isinstance(value, list) else _text(value) for field, value in fields.items()}
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @asynccontextmanager
@@ -146,10 +151,11 @@ async def on_stage(
     options: ServiceOptions | None = None,
     authenticate: Authenticate = let_in,
     node: NodeOptions | None = None,
+    most_seconds: float | None = MOST_SECONDS,
 ) -> AsyncIterator[Stage]:
     """Serve an app in this process."""
     app = app or make_app()
-    async with asyncio.timeout(MOST_SECONDS), app.node(store, options=node):
+    async with asyncio.timeout(most_seconds), app.node(store, options=node):
         service = make_service(app, options, authenticate)
         transport = httpx.ASGITransport(Front(service))
         async with httpx.AsyncClient(transport=transport, base_url="http://shop") as http:

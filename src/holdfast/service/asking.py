@@ -21,6 +21,7 @@ class Reader:
         self._kind = operation.ask
         self._decoder = msgspec.json.Decoder(operation.ask)
         hints = get_type_hints(operation.ask, include_extras=True)
+        self._many = {field for field, hint in hints.items() if get_origin(_bare(hint)) in (tuple, list)}
         self._numbers = {field: kind for field, hint in hints.items() if (kind := _number(hint)) is not None}
 
     def from_json(self, text: bytes | msgspec.Raw) -> Any:
@@ -47,6 +48,9 @@ class Reader:
         """Read the fields that the path names from there, and the others from the query string."""
         fields: dict[str, Any] = dict(values)
         for field, text in _parameters(query):
+            if field in self._many:
+                fields.setdefault(field, []).append(text)
+                continue
             if field in fields:
                 raise InvalidInput(f"{field[:FIELD_CHARS]}: this is said more than once", field=field[:FIELD_CHARS])
             fields[field] = self._number(field, text)

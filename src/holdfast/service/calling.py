@@ -101,13 +101,15 @@ def make_service(
 class Call:
     """One operation being asked for."""
 
-    __slots__ = ("correlation_id", "opened", "principal", "service")
+    __slots__ = ("correlation_id", "gone", "opened", "principal", "service")
 
     def __init__(self, service: Service, opened: Opened, principal: Principal, correlation_id: str) -> None:
         self.service = service
         self.opened = opened
         self.principal = principal
         self.correlation_id = correlation_id
+        self.gone: Callable[[], Awaitable[None]] | None = None
+        """Ends when nobody waits for the answer any more, if the transport can tell."""
 
     @property
     def tenant(self) -> str:
@@ -132,31 +134,36 @@ class Call:
 
     def name(self, given: str = "") -> str:
         """Return who does this. Only where access is open, and for admins, may the request say so itself."""
-        principal = self.principal
-        if not given or given == principal.name:
-            return principal.name
-        if not principal.is_open and not principal.is_admin:
-            raise NotPermitted(f"{principal.name!r} cannot act for somebody else", field="actor")
+        if not given or given == self.principal.name:
+            return self.principal.name
+        self._require_trust()
         return given
 
-    def actor(self, given: str = "") -> Actor:
-        """Return who does something to a task."""
+    def actor(self, given: str = "", roles: tuple[str, ...] = ()) -> Actor:
+        """Return who does something to a task, and with which roles: the caller, or whom the request names."""
         name = self.name(given)
-        roles = self.principal.roles if name == self.principal.name else ()
+        if roles:
+            self._require_trust()
+        elif name == self.principal.name:
+            roles = self.principal.roles
         return Actor(name, roles, self.principal.is_admin)
 
+    def _require_trust(self) -> None:
+        if not self.principal.is_open and not self.principal.is_admin:
+            raise NotPermitted(f"{self.principal.name!r} cannot act for somebody else", field="actor")
+
     async def wait_for(self, awaited: Awaitable[T], seconds: float) -> T | None:
-        """Wait for something for so long; None if it does not come, or if the service stops before."""
-        if self.service.stopping.is_set():
-            seconds = 0
+        """Wait for something for so long; None if it does not come, or the service stops, or the caller goes away."""
+        most = 0.0 if self.service.stopping.is_set() else min(seconds, self.service.options.wait_s)
         task = asyncio.ensure_future(awaited)
-        stopping = asyncio.ensure_future(self.service.stopping.wait())
+        others: list[asyncio.Future[Any]] = [asyncio.ensure_future(self.service.stopping.wait())]
+        if self.gone is not None:
+            others.append(asyncio.ensure_future(self.gone()))
         try:
-            most = min(seconds, self.service.options.wait_s)
-            await asyncio.wait([task, stopping], timeout=most, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([task, *others], timeout=most, return_when=asyncio.FIRST_COMPLETED)
             return task.result() if task.done() else None
         finally:
-            stopping.cancel()
-            if not task.done():
-                task.cancel()
-                await asyncio.wait([task])
+            unfinished = [waiter for waiter in (task, *others) if not waiter.done()]
+            for waiter in unfinished:
+                waiter.cancel()
+            await asyncio.gather(*unfinished, return_exceptions=True)

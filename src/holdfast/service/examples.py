@@ -7,7 +7,7 @@ TASK = f"{RUN}/approve"
 LETTER = "7d9f2c54-0000-8000-9000-000000000001"
 
 _OF_RUN: dict[str, Any] = {"run_id": RUN}
-_OF_TASK: dict[str, Any] = {"task_id": TASK, "actor": "ann", "operation_id": "click-7"}
+_OF_TASK: dict[str, Any] = {"task_id": TASK, "actor": "ann", "actor_roles": ["clerk"], "operation_id": "click-7"}
 _COMMAND: dict[str, Any] = {**_OF_RUN, "reason": "the customer called", "actor": "ann", "signal_id": "click-3"}
 _START: dict[str, Any] = {
     "workflow": "order",

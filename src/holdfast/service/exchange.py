@@ -63,7 +63,7 @@ class Exchange:
 
     def __init__(self, service: Service, scope: Scope, receive: Receive, send: Send) -> None:
         self.service = service
-        self.headers: Headers = dict(scope["headers"])
+        self.headers: Headers = scope["holdfast.headers"]
         self.method: str = scope["method"]
         self.path: bytes = scope["raw_path"]
         self.query: bytes = scope["query_string"]
@@ -75,7 +75,7 @@ class Exchange:
         """Return the body, which is JSON as far as its caller says, and neither too large nor too slow nor too deep."""
         options = self.service.options
         said = self.headers.get(b"content-length", b"0")
-        if said.isdigit() and int(said) > options.body_bytes:
+        if said.isdigit() and (len(said) > 18 or int(said) > options.body_bytes):
             raise _too_large(options.body_bytes)
         message = await self._receive()
         body = _part(message)
@@ -90,6 +90,11 @@ class Exchange:
         if body:
             self._check_json(body)
         return body
+
+    async def gone(self) -> None:
+        """Wait until the caller has gone. For after the body was read."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
 
     async def _rest_of(self, body: bytes, most: int) -> bytes:
         parts, size, has_more = [body], len(body), True

@@ -50,7 +50,7 @@ def describe(catalogue: Mapping[str, Operation], title: str = "Holdfast") -> Jso
 
 def _is_used(name: str, asks: set[str], paths: Json) -> bool:
     """Say whether a schema is referred to: what is asked is spread over parameters and bodies instead."""
-    return name not in asks or REF.format(name=name).encode() in msgspec.json.encode(paths)
+    return name not in asks or msgspec.json.encode(REF.format(name=name)) in msgspec.json.encode(paths)
 
 
 def _operation(operation: Operation, asked: Json, answer: Json) -> Json:

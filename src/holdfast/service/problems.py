@@ -35,7 +35,6 @@ STATUS: dict[type[HoldfastError], int] = {
     e.RateLimited: 429,
     # One run is at fault: its state does not allow what is asked, or it has refused it.
     e.RunError: 409,
-    e.UpdateFailed: 422,
     e.HistoryGap: 503,
     e.CorruptHistory: 500,
     # The installation is at fault. Trying again later may help, except where something is damaged or missing.

@@ -120,7 +120,9 @@ class Rest:
             ask = found.reader.from_body(in_path, await exchange.body())
         else:
             ask = found.reader.from_query(in_path, exchange.query)
-        answer = await operation.carry_out(self._service.call(principal, exchange.correlation_id), ask)
+        call = self._service.call(principal, exchange.correlation_id)
+        call.gone = exchange.gone
+        answer = await operation.carry_out(call, ask)
         await exchange.answer(operation.status, answer, _location(answer) if operation.status == 201 else ())
 
 

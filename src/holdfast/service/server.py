@@ -15,6 +15,7 @@ import uvicorn
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from holdfast.engine.app import App
 from holdfast.engine.options import NodeOptions
@@ -48,7 +49,8 @@ class Front:
         if scope["type"] != "http":
             await self._others(scope, receive, send)
             return
-        correlation_id = correlation_of(dict(scope["headers"]), self._service.ids)
+        headers = scope["holdfast.headers"] = dict(scope["headers"])
+        correlation_id = correlation_of(headers, self._service.ids)
         scope["holdfast.correlation_id"] = correlation_id
         common = [*SECURITY_HEADERS, (CORRELATION_HEADER, correlation_id.encode())]
 
@@ -107,6 +109,30 @@ class _Description:
         await Exchange(self._service, scope, receive, send).send(200, self._text, JSON)
 
 
+class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """A connection whose caller has so long for the head of a request, and no longer."""
+
+    HEAD_S = ServiceOptions().body_s
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._patience: asyncio.TimerHandle | None = self.loop.call_later(self.HEAD_S, transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        is_asking = self.cycle is not None and not self.cycle.response_complete
+        if is_asking and self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        elif not is_asking and self._patience is None:
+            self._patience = self.loop.call_later(self.HEAD_S, self.transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+        super().connection_lost(exc)
+
+
 class _Server(uvicorn.Server):
     """Uvicorn without its handling of signals, which the process does itself, and with word of when it has begun."""
 
@@ -139,6 +165,7 @@ async def listening(service: Service, routes: Sequence[BaseRoute] = ()) -> Async
     options = service.options
     config = uvicorn.Config(
         Front(service, routes),
+        http=type("Protocol", (_Protocol,), {"HEAD_S": options.body_s}),
         host=options.host,
         port=options.port,
         lifespan="off",

@@ -21,6 +21,9 @@ SignalId = Annotated[
 ActorName = Annotated[
     str, Meta(max_length=NAME_BYTES, description="Who does this, where access is open; else it is who asks.")
 ]
+ActorRoles = Annotated[
+    tuple[Name, ...], Meta(max_length=100, description="The roles of who does this, where access is open.")
+]
 Reason = Annotated[str, Meta(max_length=1_000, description="Why, for the run's history.")]
 WaitSeconds = Annotated[float, Meta(ge=0, le=60, description="How long to wait for it, in seconds.")]
 

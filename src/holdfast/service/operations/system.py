@@ -13,7 +13,6 @@ from holdfast.service.paging import PageSize
 from holdfast.service.views import moment
 from holdfast.store.port import Stats
 
-
 VERSION = version("holdfast")
 
 

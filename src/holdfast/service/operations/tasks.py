@@ -8,7 +8,7 @@ from holdfast.errors import Conflict, HoldfastError, NotFound, NotPermitted, Pay
 from holdfast.limits import COMMENT_CHARS
 from holdfast.service.calling import Call
 from holdfast.service.catalogue import Ask, operation
-from holdfast.service.operations.fields import ActorName, Name, SignalId, given
+from holdfast.service.operations.fields import ActorName, ActorRoles, Name, SignalId, given
 from holdfast.service.paging import Cursor, PageSize, decode_cursor, encode_cursor
 from holdfast.service.views import EventView, Moment, TaskItem, event_view, instant_of, task_item
 
@@ -20,6 +20,7 @@ class ListTasks(Ask, frozen=True, kw_only=True):
 
     mine: bool = False
     actor: ActorName = ""
+    actor_roles: ActorRoles = ()
     role: str | None = None
     assignee: str | None = None
     due_before: Moment | None = None
@@ -44,7 +45,7 @@ async def list_(call: Call, ask: ListTasks) -> TaskPage:
     is_own = ask.mine or not call.principal.is_admin
     after = decode_cursor("tasks", ask.cursor, str) if ask.cursor else ""
     found = await call.tasks.list(
-        actor=call.actor(ask.actor) if is_own else None,
+        actor=call.actor(ask.actor, ask.actor_roles) if is_own else None,
         role=ask.role,
         assignee=ask.assignee,
         due_before=instant_of(ask.due_before),
@@ -87,6 +88,7 @@ class DoTask(OfTask, frozen=True, kw_only=True):
     """Something done to a task. With an `operation_id` a retry is answered as the first time."""
 
     actor: ActorName = ""
+    actor_roles: ActorRoles = ()
     operation_id: SignalId | UnsetType = UNSET
 
 
@@ -100,7 +102,9 @@ class AssignTask(DoTask, frozen=True, kw_only=True):
 async def assign(call: Call, ask: AssignTask) -> TaskItem:
     """Give a task that is nobody's to somebody."""
     return task_item(
-        await call.tasks.assign(ask.task_id, ask.to, actor=call.actor(ask.actor), operation_id=given(ask.operation_id))
+        await call.tasks.assign(
+            ask.task_id, ask.to, actor=call.actor(ask.actor, ask.actor_roles), operation_id=given(ask.operation_id)
+        )
     )
 
 
@@ -108,7 +112,9 @@ async def assign(call: Call, ask: AssignTask) -> TaskItem:
 async def claim(call: Call, ask: DoTask) -> TaskItem:
     """Take a task that is nobody's."""
     return task_item(
-        await call.tasks.claim(ask.task_id, actor=call.actor(ask.actor), operation_id=given(ask.operation_id))
+        await call.tasks.claim(
+            ask.task_id, actor=call.actor(ask.actor, ask.actor_roles), operation_id=given(ask.operation_id)
+        )
     )
 
 
@@ -116,7 +122,9 @@ async def claim(call: Call, ask: DoTask) -> TaskItem:
 async def release(call: Call, ask: DoTask) -> TaskItem:
     """Give one's task back."""
     return task_item(
-        await call.tasks.release(ask.task_id, actor=call.actor(ask.actor), operation_id=given(ask.operation_id))
+        await call.tasks.release(
+            ask.task_id, actor=call.actor(ask.actor, ask.actor_roles), operation_id=given(ask.operation_id)
+        )
     )
 
 
@@ -135,7 +143,7 @@ async def reassign(call: Call, ask: ReassignTask) -> TaskItem:
             ask.task_id,
             ask.to,
             roles=ask.roles,
-            actor=call.actor(ask.actor),
+            actor=call.actor(ask.actor, ask.actor_roles),
             operation_id=given(ask.operation_id),
         )
     )
@@ -152,7 +160,7 @@ async def complete(call: Call, ask: CompleteTask) -> TaskItem:
     """Answer a task. The first answer stands; later ones get `Conflict` with `completed_by` and `completed_at`."""
     return task_item(
         await call.tasks.complete(
-            ask.task_id, ask.answer, actor=call.actor(ask.actor), operation_id=given(ask.operation_id)
+            ask.task_id, ask.answer, actor=call.actor(ask.actor, ask.actor_roles), operation_id=given(ask.operation_id)
         )
     )
 
@@ -168,6 +176,6 @@ async def comment(call: Call, ask: CommentTask) -> TaskItem:
     """Say something about a task. It is kept in the task's history."""
     return task_item(
         await call.tasks.comment(
-            ask.task_id, ask.text, actor=call.actor(ask.actor), operation_id=given(ask.operation_id)
+            ask.task_id, ask.text, actor=call.actor(ask.actor, ask.actor_roles), operation_id=given(ask.operation_id)
         )
     )
