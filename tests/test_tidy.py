@@ -32,6 +32,9 @@ SWALLOWING_ALLOWED: dict[str, str] = {
     "holdfast/program/loop.py:_let_go": "what a coroutine raises while it is let go is nobody's concern",
     "holdfast/program/loop.py:settle": "raised in the workflow, where the condition is awaited",
     "holdfast/store/nats_wakeups.py:NatsWakeups._keep_connected": "logged; a wake-up that is lost costs latency only",
+    "holdfast/service/jsonrpc.py:JsonRpc.__call__": "logged, and answered as InternalError",
+    "holdfast/service/jsonrpc.py:JsonRpc._call": "logged, and answered as InternalError",
+    "holdfast/service/rest.py:Rest.__call__": "logged, and answered as InternalError",
     "holdfast/program/receiving.py:Handler.apply": "recorded, and raised in the workflow, where the signal is awaited",
 }
 

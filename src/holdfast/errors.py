@@ -12,7 +12,12 @@
     │   ├── NotWaiting              `require_waiting` was asked for and nobody waits
     │   ├── PayloadTooLarge         over a size limit
     │   ├── RateLimited             over a rate limit; `retry_after_ms` says when to try again
-    │   └── SignalAcceptanceIndeterminate   a payload is stored whose acceptance record is missing
+    │   ├── SignalAcceptanceIndeterminate   a payload is stored whose acceptance record is missing
+    │   ├── MalformedRequest        a request that is not even readable: no JSON, or no text
+    │   ├── MethodNotAllowed        the address is right, and the verb is not
+    │   ├── NotAcceptable           the answer cannot be had in the format that was asked for
+    │   ├── SlowRequest             the body of a request did not arrive in time
+    │   └── UnsupportedMediaType    the body of a request is not said to be JSON
     ├── RunError                    one run is at fault; every other run goes on
     │   ├── HistoryGap              events are missing between two that were read
     │   ├── CorruptHistory          an event that cannot follow the ones before it
@@ -30,6 +35,8 @@
     └── EngineError                 the installation is at fault, not the caller
         ├── LeaseExpired            this node may not claim: it did not renew its lease in time
         ├── CheckpointOwnershipCapabilityError   the store cannot guard commits as the settings demand
+        ├── InternalError           nobody expected this; the log has it, under the same correlation id
+        ├── RequestTimedOut         the answer took longer than a service waits; what was asked may still be done
         └── StoreError
             ├── StoreBusy           another process has held the store for longer than the limit
             ├── StoreCorrupt        the file is damaged, cut short, or not a Holdfast store
@@ -110,6 +117,26 @@ class SignalAcceptanceIndeterminate(CallerError):
     """
 
 
+class MalformedRequest(CallerError):
+    """The request cannot even be read: it is no JSON, no text, or nested too deep."""
+
+
+class MethodNotAllowed(CallerError):
+    """The address is right, and the verb is not."""
+
+
+class NotAcceptable(CallerError):
+    """The answer cannot be had in the format that was asked for."""
+
+
+class SlowRequest(CallerError):
+    """The body of the request did not arrive in time."""
+
+
+class UnsupportedMediaType(CallerError):
+    """The body of the request is not said to be JSON."""
+
+
 class RunError(HoldfastError):
     """One run is at fault; every other run goes on."""
 
@@ -184,6 +211,14 @@ class LeaseExpired(EngineError):
 
 class CheckpointOwnershipCapabilityError(EngineError):
     """The store cannot guard commits in the way that the settings, or a feature, demand."""
+
+
+class InternalError(EngineError):
+    """Nobody expected this. The log has it, under the same correlation id."""
+
+
+class RequestTimedOut(EngineError):
+    """The answer took longer than a service waits. What was asked may still be done: ask again with the same id."""
 
 
 class StoreError(EngineError):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import holdfast as hf
+from holdfast.core.events import Event
 from holdfast.core.messages import AcceptedSignalResult, Control
 from holdfast.core.state import APPROVED, CANCELLED, COMPLETED, FAILED, PAUSED, PENDING, RUNNING, RunStatus, state_of
 from holdfast.engine.app import Workflow
@@ -35,7 +36,9 @@ VERBS: dict[str, Callable[[RunHandle[Any]], Awaitable[Any]]] = {
     "follow": lambda run: run.follow(RECEIPT),
     "query": lambda run: run.query("colour"),
     "update": lambda run: run.update("double", number=2),
+    "update_with": lambda run: run.update_with("double", {"number": 2}),
     "result": lambda run: run.result(),
+    "last_event": lambda run: run.last_event(),
     "snapshot": lambda run: run.snapshot(),
     "status": lambda run: run.status(),
     "events": lambda run: run.events(),
@@ -59,7 +62,9 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
     "follow": (NotFound,) * 7,
     "query": (InvalidInput, InvalidInput, "blue", "blue", "blue", "blue", "blue"),
     "update": (WAITS, WAITS, 4, WAITS, *DONE),
+    "update_with": (WAITS, WAITS, 4, WAITS, *DONE),
     "result": (WAITS, WAITS, WAITS, WAITS, "x", RunFailed, RunCancelled),
+    "last_event": (WAITS, WAITS, WAITS, WAITS, Event, Event, Event),
     "snapshot": (object,) * 7,
     "status": tuple(STATUSES),
     "events": (list,) * 7,

@@ -92,6 +92,11 @@ def check(raw: Any, field: str) -> InvalidInput | None:
     return None
 
 
+def is_deeper(text: bytes, most: int) -> bool:
+    """Say whether JSON is nested deeper than this, without decoding it."""
+    return text.count(b"[") + text.count(b"{") > most and _depth(text) > most
+
+
 def _depth(text: bytes) -> int:
     depth = deepest = 0
     for bracket in _BRACKET.findall(_STRING.sub(b"", text)):

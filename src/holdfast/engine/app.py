@@ -15,9 +15,8 @@ from msgspec import Raw
 from msgspec.json import schema as json_schema
 from msgspec.structs import replace
 
-from holdfast.core import events as e
 from holdfast.core.letters import DeadLetter, DeadLetterQuery, Reason
-from holdfast.core.messages import AcceptedSignalResult, check_name, check_step_name
+from holdfast.core.messages import AcceptedSignalResult, check_step_name
 from holdfast.core.records import Wait
 from holdfast.core.retry import Retry
 from holdfast.core.state import RunState
@@ -27,12 +26,12 @@ from holdfast.engine.following import open_waits
 from holdfast.engine.handle import RunHandle, run_from_inside
 from holdfast.engine.letters import Letter, find_letters
 from holdfast.engine.node import Node, logger
+from holdfast.engine.opened import Opened
 from holdfast.engine.options import NodeOptions
-from holdfast.engine.sending import FirstSignal, Outgoing, Sender, first_signal, result_of
+from holdfast.engine.sending import FirstSignal, Outgoing, Sender, result_of
 from holdfast.engine.serving import asked_to_end
 from holdfast.engine.tasks import Tasks
 from holdfast.engine.telling import place_of, work_of
-from holdfast.engine.turn import start_run
 from holdfast.errors import CallerError, InvalidInput, VersionMismatch
 from holdfast.limits import ACTIVITY_NAME_BYTES, Limits
 from holdfast.ports import Ids, Rng, SystemIds, SystemRng
@@ -140,6 +139,7 @@ class App:
         self._node: Node | None = None
         self._store: port.Store | None = None
         self._sender: Sender | None = None
+        self._opened_here: Opened | None = None
         self._turn_s = NodeOptions().turn_s
 
     # --- registering
@@ -315,7 +315,7 @@ class App:
         The signals of the process are left alone: who ends the context decides when the node stops. See `serve`.
         """
         options = options or NodeOptions()
-        before = self._node, self._store, self._sender, self._limits, self._turn_s
+        before = self._node, self._store, self._sender, self._limits, self._turn_s, self._opened_here
         async with self._open(store) as (opened, limits):
             node = Node(
                 name or f"{self.name}-{self._ids.new_id()}", opened, self, self._rng, options, limits.poison_retries
@@ -324,10 +324,11 @@ class App:
             await node.start()
             sender = Sender(opened, self._workflows, node.expect)
             self._node, self._store, self._sender = node, opened, sender
+            self._opened_here = Opened(opened, node, sender, self._operators, self._workflows, self._ids)
             try:
                 yield node
             finally:
-                self._node, self._store, self._sender, self._limits, self._turn_s = before
+                self._node, self._store, self._sender, self._limits, self._turn_s, self._opened_here = before
                 await sender.stop()
                 await node.stop()
         if node.failure is not None:
@@ -387,34 +388,28 @@ class App:
         there already, it is sent to it, in the same transaction, and raises why if it is refused.
         """
         refuse_inside("start", "call the workflow to run it as a child")
-        node, store, sender = self._node, self._store, self._sender  # they may be closed while this waits
-        if node is None or store is None:
+        if self._node is None:
             raise InvalidInput("no node is open: start runs inside `async with app.node(...)` or `app.connect(...)`")
-        if node.failure is not None:
-            raise node.failure
+        opened = self.opened()  # it may be closed while this waits
         definition = self._known(workflow)
-        for field, value in (("run_id", run_id or "-"), ("request_id", request_id or "-")):
-            problem = check_name(field, value)
-            if problem is not None:
-                raise problem
-        if run_id is not None and "/" in run_id:
-            raise InvalidInput("run_id: a slash is for the ids of children", field="run_id")
-        queued = e.RunQueued(
-            definition.name,
-            definition.version,
-            run_request_id=request_id,
-            input=definition.signature.pack(args, kwargs),
+        started = await opened.start(
+            definition,
+            definition.signature.pack(args, kwargs),
+            request_id=request_id,
+            run_id=run_id,
+            reference_key=reference_key,
+            tags=tags,
+            with_signal=with_signal,
         )
-        now = await store.now()
-        new = start_run(run_id or self._ids.new_id(), queued, now, node.name, reference_key=reference_key, tags=tags)
-        if with_signal is not None:
-            new = replace(new, signals=(first_signal(new.run_id, with_signal, definition),))
-        answer = await node.creations.create(new, now)
-        if isinstance(answer, port.Refused):
-            raise answer.error
-        for delivered in answer.signals:
+        for delivered in started.signals:
             result_of(delivered)
-        return RunHandle(answer.run_id, store, definition, node, sender, self._operators)
+        return opened.run(started.run_id, definition)
+
+    def opened(self) -> Opened:
+        """Return what is open here: the store, the node and what goes with them. For services on top of an app."""
+        if self._opened_here is None:
+            raise InvalidInput("no node is open: use `async with app.node(...)` or `app.connect(...)`")
+        return self._opened_here
 
 
 def _settings(address: str | None, limits: Limits | None) -> Settings:

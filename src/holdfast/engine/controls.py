@@ -20,6 +20,7 @@ from holdfast.core.messages import ControlName, SignalRequest, check_name, check
 from holdfast.core.state import TERMINAL
 from holdfast.engine.node import Node
 from holdfast.engine.recording import head_of, recorded
+from holdfast.engine.sending import Sender
 from holdfast.engine.turn import control_request, start_run
 from holdfast.errors import CallerError, Conflict, InvalidInput, NotPermitted, RunTerminal
 from holdfast.limits import NAME_BYTES
@@ -114,6 +115,7 @@ class Commands:
     _store: port.Store
     _node: Node | None
     _operators: Operators
+    _sender: Sender
     _definition: Any
 
     async def cancel(
@@ -179,7 +181,9 @@ class Commands:
             else:
                 raise Conflict(f"run {self.run_id} has not finished", run_id=self.run_id, command=sent.name)
         run_id = await self._start_again(head, sent)
-        return type(self)(run_id, self._store, self._definition, self._node, self._operators)  # type: ignore[call-arg]
+        return type(self)(  # type: ignore[call-arg]
+            run_id, self._store, self._definition, self._node, self._sender, self._operators
+        )
 
     async def _command(
         self,

@@ -52,7 +52,7 @@ class RunHandle(Commands, Generic[R]):
 
     async def result(self) -> R:
         """Wait for the run to finish; return what it returned, or raise `RunFailed` or `RunCancelled`."""
-        body = (await self._last_event()).data
+        body = (await self.last_event()).data
         if isinstance(body, e.RunCompleted):
             kind = self._definition.signature.result_type if self._definition else Any
             value: R = codec.decode(body.result, kind)
@@ -113,6 +113,10 @@ class RunHandle(Commands, Generic[R]):
 
     async def update(self, name: str, /, *, update_id: str | None = None, **arguments: Any) -> Any:
         """Ask the run for something and wait for its answer. With an `update_id` a retry gets the first answer."""
+        return await self.update_with(name, arguments, update_id)
+
+    async def update_with(self, name: str, arguments: dict[str, Any], update_id: str | None = None) -> Any:
+        """Do what `update` does, with arguments of any name."""
         problem = check_name("update name", name)
         if problem is not None:
             raise problem
@@ -154,7 +158,7 @@ class RunHandle(Commands, Generic[R]):
         """Return the run as operators see it."""
         return project_run(self.run_id, await self.events())
 
-    async def _last_event(self) -> Event:
+    async def last_event(self) -> Event:
         """Wait for the run to finish, here or elsewhere, and return its last event."""
         refuse_inside("a run's handle", "call a child, or wait for a signal")
         finish = await self._finished_elsewhere() if self._node is None else await self._finished(self._node)

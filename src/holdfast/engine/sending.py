@@ -182,14 +182,20 @@ def check_payload(definition: WorkflowDefinition | None, name: str, payload: Raw
         decoder.decode(payload)
         return
     except (msgspec.ValidationError, RecursionError) as problem:
-        found = _WHERE.search(str(problem))
-        text = str(problem)[: found.start()] if found else str(problem)
-        field = "payload" + (found[1] if found else "")
-    said = _SAFE.match(text)
-    reason = (
-        text if said else next((mild for start, mild in _MILD.items() if text.startswith(start)), "it does not fit")
-    )
+        where, reason = explain_unfit(problem)
+        field = f"payload{where}"
     raise InvalidInput(f"signal {name!r}: {field}: {reason}", field=field, reason=reason, signal_name=name) from None
+
+
+def explain_unfit(problem: Exception) -> tuple[str, str]:
+    """Return where a value does not fit its type, and why, in words that are made from the type alone."""
+    found = _WHERE.search(str(problem))
+    text = str(problem)[: found.start()] if found else str(problem)
+    if _SAFE.match(text):
+        reason = text
+    else:
+        reason = next((mild for start, mild in _MILD.items() if text.startswith(start)), "it does not fit")
+    return found[1] if found else "", reason
 
 
 _FIELDS = frozenset(SignalRequest.__struct_fields__)

@@ -37,6 +37,7 @@ from holdfast.program.definitions import (
     WorkflowDefinition,
     child_run_id,
     encode_options,
+    note_handler,
 )
 from holdfast.program.endings import answer_of, ending_of
 from holdfast.program.failures import error_bytes
@@ -234,10 +235,12 @@ class CodeProgram:
 
     def on_query(self, name: str, handler: Query) -> None:
         """Answer queries of this name with this function."""
+        note_handler(self.definition.queries, name, handler)
         self.queries = {**self.queries, name: handler}
 
     def on_update(self, name: str, handler: Query, validator: Query | None) -> None:
         """Answer updates of this name with this function."""
+        note_handler(self.definition.updates, name, handler)
         self.updates = {**self.updates, name: (handler, validator)}
 
     def when(self, condition: Callable[[], bool]) -> "asyncio.Future[None]":

@@ -6,6 +6,7 @@ read by people, sent by other languages, and checked against annotations. A valu
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, Literal, get_args, get_type_hints
@@ -85,6 +86,10 @@ class Signature:
         model = codec.decode_with(self._decoder, raw)
         return asdict(model)
 
+    def schemas(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the JSON Schemas of the arguments and of the result; of a type that has none, one that takes all."""
+        return _schema(self._model), _schema(self.result_type)
+
     def result_of(self, raw: Raw | None) -> Any:
         """Return the result that the JSON holds, as the annotated type; None if the step was skipped."""
         if raw is None:
@@ -111,6 +116,23 @@ class WorkflowDefinition:
         self.signals = dict(signals or {})
         self.signal_decoders = {name: _decoder(f"signal {name!r}", kind) for name, kind in self.signals.items()}
         self.forms: dict[bytes, msgspec.json.Decoder[Any]] = {}
+        self.queries: dict[str, Signature] = {}
+        self.updates: dict[str, Signature] = {}
+        """What its runs have said that they answer, as far as they have run in this process."""
+
+
+def note_handler(known: dict[str, Signature], name: str, handler: Callable[..., Any]) -> None:
+    """Remember the types of a handler of queries or updates, for whoever wants to know what can be asked."""
+    if name not in known:
+        with suppress(InvalidInput):  # a handler that can take nothing is told so when it is asked
+            known[name] = Signature(handler)
+
+
+def _schema(kind: Any) -> dict[str, Any]:
+    try:
+        return msgspec.json.schema(kind)
+    except TypeError:
+        return {}
 
 
 def _decoder(what: str, kind: Any) -> msgspec.json.Decoder[Any]:

@@ -316,6 +316,10 @@ class Stats(Struct, frozen=True, kw_only=True):
     dead_letters: int
     nodes: int
     oldest_ready_at: Instant | None
+    queues: dict[str, int] = {}
+    """How many jobs each queue holds."""
+    leases: dict[str, Instant] = {}
+    """Until when each node that is there has its lease."""
 
 
 # --- the verbs ----------------------------------------------------------------------------------------------------

@@ -308,7 +308,7 @@ class FindSuite(SuiteBase):
         await store.deliver([signal("run-1", "other"), message("run-4", "m-1", due_at=START + 60_000_000)])
         await store.renew("node-b", 10)
         clock.advance(ms=10)
-        assert await store.stats() == replace(
+        assert replace(await store.stats(), queues={}, leases={}) == replace(
             empty,
             runs={"RUNNING": 2, "COMPLETED": 1, "PENDING": 1},
             ready=2,
@@ -319,3 +319,17 @@ class FindSuite(SuiteBase):
             nodes=1,
             oldest_ready_at=START + 1_000,
         )
+
+    async def test_stats_name_the_queues_and_the_nodes(
+        self, store: Store, clock: VirtualClock, node: SampleNode
+    ) -> None:
+        """With how many jobs wait in each queue, and until when each node has its lease."""
+        await node.start("run-1")
+        end = await store.renew("node-c", 20)
+        await store.renew("node-b", 10)
+        clock.advance(ms=15)
+        stats = await store.stats()
+        assert stats.leases["node-c"] == end
+        assert "node-b" not in stats.leases
+        assert len(stats.leases) == stats.nodes
+        assert sum(stats.queues.values()) == stats.jobs

@@ -4,6 +4,7 @@ Everything is in dicts, and nothing survives the process. Every other store must
 gives way to another task while it runs, so each item of a batch is atomic.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -388,4 +389,6 @@ class MemoryStore:
             dead_letters=sum(letter.settled is None for letter in self._letters()),
             nodes=sum(lease_end > now for lease_end in self._nodes.values()),
             oldest_ready_at=min(ready, default=None),
+            queues=dict(Counter(job.queue for _, job in self._jobs())),
+            leases={node: lease_end for node, lease_end in self._nodes.items() if lease_end > now},
         )

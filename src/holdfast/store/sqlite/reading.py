@@ -171,4 +171,6 @@ def stats(db: sqlite3.Connection, now: Instant) -> port.Stats:
         dead_letters=one("SELECT count(*) FROM dead_letters WHERE settled IS NULL"),
         nodes=one("SELECT count(*) FROM nodes WHERE lease_until > :now"),
         oldest_ready_at=one("SELECT min(ready_at) FROM runs WHERE ready_at <= :now"),
+        queues=dict(db.execute("SELECT queue, count(*) FROM jobs WHERE queue <> '' GROUP BY queue")),
+        leases=dict(db.execute("SELECT node, lease_until FROM nodes WHERE lease_until > ?", (now,))),
     )

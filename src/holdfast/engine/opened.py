@@ -1,0 +1,92 @@
+"""What an app has open: the store, the node, the sender. Starts runs by definition, as `App.start` and services do."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Raw, Struct
+from msgspec.structs import replace
+
+from holdfast.core import events as e
+from holdfast.core.messages import check_name
+from holdfast.engine.controls import Operators
+from holdfast.engine.handle import RunHandle
+from holdfast.engine.node import Node
+from holdfast.engine.sending import FirstSignal, Sender, first_signal
+from holdfast.engine.turn import start_run
+from holdfast.errors import InvalidInput, NotFound
+from holdfast.ports import Ids
+from holdfast.program.definitions import WorkflowDefinition
+from holdfast.store import port
+
+Workflows = Mapping[tuple[str, str], WorkflowDefinition]
+
+
+class Started(Struct, frozen=True):
+    """A run that is there now, by this request or by an earlier one, and how its first signals were answered."""
+
+    run_id: str
+    signals: tuple[port.Delivered, ...] = ()
+
+
+class Opened(Struct, frozen=True):
+    """What an app has open, for as long as its node is."""
+
+    store: port.Store
+    node: Node
+    sender: Sender
+    operators: Operators
+    workflows: Workflows
+    ids: Ids
+
+    def run(self, run_id: str, definition: WorkflowDefinition | None = None) -> RunHandle[Any]:
+        """Return the handle of a run, whether it is there or not."""
+        return RunHandle(run_id, self.store, definition, self.node, self.sender, self.operators)
+
+    def workflow(self, name: str, version: str | None = None) -> WorkflowDefinition:
+        """Return a definition by its name; without a version, the one that was registered last."""
+        if version is not None and (name, version) in self.workflows:
+            return self.workflows[name, version]
+        known = {version: definition for (of, version), definition in self.workflows.items() if of == name}
+        if not known:
+            raise NotFound(f"there is no workflow {name!r} here", workflow=name)
+        if version is not None:
+            problem = f"there is no version {version!r} of workflow {name!r} here; there are {sorted(known)}"
+            raise NotFound(problem, workflow=name, version=version)
+        return next(reversed(known.values()))
+
+    async def start(
+        self,
+        definition: WorkflowDefinition,
+        input: Raw,
+        *,
+        request_id: str = "",
+        run_id: str | None = None,
+        tenant: str = "default",
+        project: str = "default",
+        environment: str = "default",
+        reference_key: str | None = None,
+        tags: tuple[str, ...] = (),
+        with_signal: FirstSignal | None = None,
+    ) -> Started:
+        """Start a run with this input, which fits the definition. When this returns it is durable."""
+        if self.node.failure is not None:
+            raise self.node.failure
+        for field, value in (("run_id", run_id or "-"), ("request_id", request_id or "-")):
+            problem = check_name(field, value)
+            if problem is not None:
+                raise problem
+        if run_id is not None and "/" in run_id:
+            raise InvalidInput("run_id: a slash is for the ids of children", field="run_id")
+        queued = e.RunQueued(
+            definition.name, definition.version, tenant, project, environment, run_request_id=request_id, input=input
+        )
+        now = await self.store.now()
+        new = start_run(
+            run_id or self.ids.new_id(), queued, now, self.node.name, reference_key=reference_key, tags=tags
+        )
+        if with_signal is not None:
+            new = replace(new, signals=(first_signal(new.run_id, with_signal, definition),))
+        answer = await self.node.creations.create(new, now)
+        if isinstance(answer, port.Refused):
+            raise answer.error
+        return Started(answer.run_id, answer.signals)

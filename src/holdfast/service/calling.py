@@ -1,0 +1,169 @@
+"""A call: who asks, of which app, and what they can see of its store.
+
+An operation gets everything through its call, and sees the store as the caller's tenant does. So there is one place
+where tenants are kept apart, and no operation can forget to.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from holdfast.core.messages import Actor
+from holdfast.engine.app import App
+from holdfast.engine.handle import RunHandle
+from holdfast.engine.opened import Opened
+from holdfast.engine.recording import head_of
+from holdfast.engine.tasks import Tasks
+from holdfast.errors import EngineError, InvalidInput, NotPermitted
+from holdfast.ports import Ids, SystemIds
+from holdfast.service.alerts import Alerts
+from holdfast.service.options import ServiceOptions
+from holdfast.service.projections import Projections
+from holdfast.service.tenancy import seen_by
+from holdfast.store.port import Store
+
+T = TypeVar("T")
+
+DEFAULT_TENANT = "default"
+ANONYMOUS = "anonymous"
+
+
+class Principal(Struct, frozen=True, kw_only=True):
+    """Who asks. Without a tenant they see all of them; `scopes` of None are all scopes.
+
+    With `is_open` nobody has been asked who they are: a request may say it itself.
+    """
+
+    name: str
+    tenant: str | None = None
+    roles: tuple[str, ...] = ()
+    scopes: frozenset[str] | None = None
+    is_admin: bool = False
+    is_open: bool = False
+
+    def require(self, scope: str | None) -> None:
+        """Raise `NotPermitted` unless this scope is granted. None is what everybody may do."""
+        if scope is not None and self.scopes is not None and scope not in self.scopes:
+            raise NotPermitted(f"this needs the scope {scope!r}", scope=scope)
+
+
+OPEN = Principal(name=ANONYMOUS, is_admin=True, is_open=True)
+"""Whoever comes, where access is open."""
+
+Headers = Mapping[bytes, bytes]
+Authenticate = Callable[[Headers], Awaitable[Principal]]
+"""Says who asks, from the headers of a request; raises if it is nobody who may."""
+
+
+async def let_in(headers: Headers) -> Principal:
+    """Let in whoever comes."""
+    return OPEN
+
+
+class Service(Struct, frozen=True, kw_only=True):
+    """What calls share: the app, who may call, and how the service behaves."""
+
+    app: App
+    options: ServiceOptions = ServiceOptions()
+    authenticate: Authenticate = let_in
+    ids: Ids = SystemIds()
+    alerts: Alerts
+    projections: Projections
+    stopping: asyncio.Event
+
+    def call(self, principal: Principal, correlation_id: str) -> "Call":
+        """Return a call of this principal."""
+        try:
+            opened = self.app.opened()
+        except InvalidInput as problem:
+            raise EngineError("the service has no store at the moment") from problem
+        return Call(self, opened, principal, correlation_id)
+
+
+def make_service(
+    app: App, options: ServiceOptions | None = None, authenticate: Authenticate = let_in, ids: Ids | None = None
+) -> Service:
+    """Return a service for an app. It answers while the app has a node or a connection open."""
+    alerts = Alerts()
+    return Service(
+        app=app,
+        options=options or ServiceOptions(),
+        authenticate=authenticate,
+        ids=ids or SystemIds(),
+        alerts=alerts,
+        projections=Projections(alerts),
+        stopping=asyncio.Event(),
+    )
+
+
+class Call:
+    """One operation being asked for."""
+
+    __slots__ = ("correlation_id", "gone", "opened", "principal", "service")
+
+    def __init__(self, service: Service, opened: Opened, principal: Principal, correlation_id: str) -> None:
+        self.service = service
+        self.opened = opened
+        self.principal = principal
+        self.correlation_id = correlation_id
+        self.gone: Callable[[], Awaitable[None]] | None = None
+        """Ends when nobody waits for the answer any more, if the transport can tell."""
+
+    @property
+    def tenant(self) -> str:
+        """The tenant in whose name runs are started."""
+        return self.principal.tenant or DEFAULT_TENANT
+
+    @property
+    def store(self) -> Store:
+        """The store as the caller's tenant sees it."""
+        return seen_by(self.principal.tenant, self.opened.store)
+
+    @property
+    def tasks(self) -> Tasks:
+        """The tasks that the caller's tenant has."""
+        return Tasks(self.store, self.opened.workflows.values())
+
+    async def run(self, run_id: str) -> RunHandle[Any]:
+        """Return the handle of a run; to other tenants than its own it is not there."""
+        if self.principal.tenant is not None:
+            await head_of(self.store, run_id)
+        return self.opened.run(run_id)
+
+    def name(self, given: str = "") -> str:
+        """Return who does this. Only where access is open, and for admins, may the request say so itself."""
+        if not given or given == self.principal.name:
+            return self.principal.name
+        self._require_trust()
+        return given
+
+    def actor(self, given: str = "", roles: tuple[str, ...] = ()) -> Actor:
+        """Return who does something to a task, and with which roles: the caller, or whom the request names."""
+        name = self.name(given)
+        if roles:
+            self._require_trust()
+        elif name == self.principal.name:
+            roles = self.principal.roles
+        return Actor(name, roles, self.principal.is_admin)
+
+    def _require_trust(self) -> None:
+        if not self.principal.is_open and not self.principal.is_admin:
+            raise NotPermitted(f"{self.principal.name!r} cannot act for somebody else", field="actor")
+
+    async def wait_for(self, awaited: Awaitable[T], seconds: float) -> T | None:
+        """Wait for something for so long; None if it does not come, or the service stops, or the caller goes away."""
+        most = 0.0 if self.service.stopping.is_set() else min(seconds, self.service.options.wait_s)
+        task = asyncio.ensure_future(awaited)
+        others: list[asyncio.Future[Any]] = [asyncio.ensure_future(self.service.stopping.wait())]
+        if self.gone is not None:
+            others.append(asyncio.ensure_future(self.gone()))
+        try:
+            await asyncio.wait([task, *others], timeout=most, return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            unfinished = [waiter for waiter in (task, *others) if not waiter.done()]
+            for waiter in unfinished:
+                waiter.cancel()
+            await asyncio.gather(*unfinished, return_exceptions=True)

@@ -1,0 +1,126 @@
+"""What an operation is: declared once, and everything about it follows.
+
+From the function's name and types, and from one line above it, the transports derive theirs: the method of JSON-RPC,
+verb and path of REST (fields that the path names come from it; of a GET the rest comes from the query string,
+otherwise from the body), the JSON Schemas and the description of the whole.
+"""
+
+import asyncio
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from types import ModuleType
+from typing import Any, get_type_hints
+
+from msgspec import Struct
+
+from holdfast.errors import EngineError, HoldfastError, InternalError, InvalidInput, NotPermitted, RequestTimedOut
+from holdfast.service.calling import Call
+
+Handler = Callable[[Call, Any], Awaitable[Any]]
+Errors = tuple[type[HoldfastError], ...]
+
+_FIELD = re.compile(r"\{(\w+)\}")
+_BODILESS = frozenset({"GET", "DELETE"})
+
+
+class Ask(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an operation is asked. A field that it does not have is refused."""
+
+
+class Operation(Struct, frozen=True, kw_only=True):
+    """One operation: what it is called, what it takes and gives, and who may ask for it."""
+
+    name: str
+    verb: str
+    path: str
+    scope: str | None
+    status: int
+    errors: Errors
+    ask: type[Ask]
+    answer: type[Any]
+    doc: str
+    handle: Handler
+
+    @property
+    def noun(self) -> str:
+        """What the operation is about: `runs` for `runs.start`."""
+        return self.name.partition(".")[0]
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of what it does."""
+        return self.doc.split("\n\n", 1)[0].split(". ", 1)[0].rstrip(".")
+
+    @property
+    def path_fields(self) -> tuple[str, ...]:
+        """The fields that come from the path."""
+        return tuple(_FIELD.findall(self.path))
+
+    @property
+    def has_body(self) -> bool:
+        """Whether fields come from the body of a request."""
+        return self.verb not in _BODILESS and len(self.path_fields) < len(self.ask.__struct_fields__)
+
+    @property
+    def all_errors(self) -> Errors:
+        """Every error that it may answer with, whatever the transport: its own, and those of every operation."""
+        common: Errors = (InvalidInput, EngineError, RequestTimedOut, InternalError)
+        return (*self.errors, *common, *(() if self.scope is None else (NotPermitted,)))
+
+    async def carry_out(self, call: Call, ask: Any) -> Any:
+        """Do it for a caller who may, within the time that the service allows. Every transport comes through here."""
+        call.principal.require(self.scope)
+        try:
+            async with asyncio.timeout(call.service.options.request_s + getattr(ask, "wait_s", 0.0)):
+                return await self.handle(call, ask)
+        except TimeoutError as problem:
+            raise RequestTimedOut(f"{self.name} took too long; it may still be done") from problem
+
+
+def operation(
+    name: str, address: str, *, scope: str | None, status: int = 200, errors: Errors = ()
+) -> Callable[[Handler], Operation]:
+    """Declare a function, from a call and what is asked to an answer, as an operation: `POST /v1/runs` is its address.
+
+    `scope` is what a caller needs, None if nothing; `errors` are those that it may answer with beside the usual ones.
+    """
+    verb, path = address.split(" ")
+
+    def declare(function: Handler) -> Operation:
+        hints = get_type_hints(function)
+        declared = Operation(
+            name=name,
+            verb=verb,
+            path=path,
+            scope=scope,
+            status=status,
+            errors=errors,
+            ask=hints["ask"],
+            answer=hints["return"],
+            doc=inspect.getdoc(function) or "",
+            handle=function,
+        )
+        unknown = set(declared.path_fields) - set(declared.ask.__struct_fields__)
+        if unknown or not declared.doc:
+            raise InvalidInput(
+                f"operation {name}: no docstring, or the path names fields that are not asked: {unknown}"
+            )
+        return declared
+
+    return declare
+
+
+def collect(modules: Iterable[ModuleType]) -> dict[str, Operation]:
+    """Return the operations that modules declare, by their names and in the order of declaration."""
+    found: dict[str, Operation] = {}
+    addresses: set[tuple[str, str]] = set()
+    for module in modules:
+        for value in vars(module).values():
+            if isinstance(value, Operation):
+                address = (value.verb, _FIELD.sub("{}", value.path))
+                if value.name in found or address in addresses:
+                    raise InvalidInput(f"operation {value.name}: its name or its address is taken")
+                found[value.name] = value
+                addresses.add(address)
+    return found

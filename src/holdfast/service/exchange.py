@@ -1,0 +1,170 @@
+"""One request of HTTP and its answer, with the bounds that hold for all of them."""
+
+import asyncio
+import gzip
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from starlette.types import Message, Receive, Scope, Send
+
+from holdfast.core import codec
+from holdfast.errors import (
+    HoldfastError,
+    MalformedRequest,
+    NotAcceptable,
+    PayloadTooLarge,
+    SlowRequest,
+    UnsupportedMediaType,
+)
+from holdfast.limits import JSON_DEPTH
+from holdfast.ports import Ids
+from holdfast.service.calling import Headers, Service
+from holdfast.service.problems import CONTENT_TYPE, Problem, problem_of, retry_after
+
+JSON = b"application/json"
+BODY_DEPTH = JSON_DEPTH + 10
+"""How deep a body may be nested: what surrounds a value takes some levels, and the value has its own bound."""
+
+HeaderList = Iterable[tuple[bytes, bytes]]
+
+_CORRELATION = re.compile(rb"[\x21-\x7e]{1,128}")
+_encoder = msgspec.json.Encoder()
+
+CORRELATION_HEADER = b"x-correlation-id"
+SECURITY_HEADERS = (
+    (b"cache-control", b"no-store"),
+    (
+        b"content-security-policy",
+        b"default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    ),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+)
+"""What every answer says to browsers. A page may run scripts that come as files, and no others."""
+
+
+class ClientGone(Exception):
+    """Nobody is there any more to be answered."""
+
+
+def correlation_of(headers: Headers, ids: Ids) -> str:
+    """Return the id under which a request is found in logs: the caller's, if it can be one, or a fresh one."""
+    given = headers.get(CORRELATION_HEADER, b"")
+    return given.decode() if _CORRELATION.fullmatch(given) else ids.new_id()
+
+
+class Exchange:
+    """One request and its answer."""
+
+    __slots__ = ("_receive", "_send", "correlation_id", "headers", "method", "path", "query", "service")
+
+    def __init__(self, service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+        self.service = service
+        self.headers: Headers = scope["holdfast.headers"]
+        self.method: str = scope["method"]
+        self.path: bytes = scope["raw_path"]
+        self.query: bytes = scope["query_string"]
+        self.correlation_id: str = scope["holdfast.correlation_id"]
+        self._receive = receive
+        self._send = send
+
+    async def body(self) -> bytes:
+        """Return the body, which is JSON as far as its caller says, and neither too large nor too slow nor too deep."""
+        options = self.service.options
+        said = self.headers.get(b"content-length", b"0")
+        if said.isdigit() and (len(said) > 18 or int(said) > options.body_bytes):
+            raise _too_large(options.body_bytes)
+        message = await self._receive()
+        body = _part(message)
+        if message.get("more_body", False):
+            try:
+                async with asyncio.timeout(options.body_s):
+                    body = await self._rest_of(body, options.body_bytes)
+            except TimeoutError as problem:
+                raise SlowRequest(f"the body did not arrive within {options.body_s:g} seconds") from problem
+        if len(body) > options.body_bytes:
+            raise _too_large(options.body_bytes)
+        if body:
+            self._check_json(body)
+        return body
+
+    async def gone(self) -> None:
+        """Wait until the caller has gone. For after the body was read."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def _rest_of(self, body: bytes, most: int) -> bytes:
+        parts, size, has_more = [body], len(body), True
+        while has_more:
+            message = await self._receive()
+            parts.append(_part(message))
+            size += len(parts[-1])
+            has_more = message.get("more_body", False)
+            if size > most:
+                raise _too_large(most)
+        return b"".join(parts)
+
+    def _check_json(self, body: bytes) -> None:
+        kind = self.headers.get(b"content-type", b"")
+        if kind.partition(b";")[0].strip().lower() != JSON:
+            raise UnsupportedMediaType("the body of a request is application/json")
+        if codec.is_deeper(body, BODY_DEPTH):
+            raise MalformedRequest(f"the body is nested more than {BODY_DEPTH} deep")
+
+    def check_accept(self) -> None:
+        """Refuse a caller who does not take JSON."""
+        accept = self.headers.get(b"accept", b"*/*").lower()
+        if accept == b"*/*" or JSON in accept or not accept.strip():
+            return
+        for part in accept.split(b","):
+            kind, _, parameters = part.partition(b";")
+            if kind.strip() in (b"*/*", b"application/*") and b"q=0" not in parameters.replace(b" ", b"").split(b";"):
+                return
+        raise NotAcceptable("answers are application/json")
+
+    async def answer(self, status: int, value: Any, headers: HeaderList = ()) -> None:
+        """Answer with a value as JSON."""
+        await self.send(status, _encoder.encode(value), JSON, headers)
+
+    async def refuse(self, error: HoldfastError) -> None:
+        """Answer with a problem."""
+        problem = problem_of(error, self.correlation_id)
+        headers = [(b"allow", error.details["allow"].encode())] if problem.status == 405 else []
+        seconds = retry_after(problem)
+        if seconds is not None:
+            headers.append((b"retry-after", b"%d" % seconds))
+        await self.send(problem.status, encode_problem(problem), CONTENT_TYPE, headers)
+
+    async def send(self, status: int, body: bytes, kind: bytes, headers: HeaderList = ()) -> None:
+        """Answer with bytes, compressed if they are many and the caller takes that."""
+        listed = [(b"content-type", kind), *headers]
+        if len(body) >= self.service.options.compress_bytes and b"gzip" in self.headers.get(b"accept-encoding", b""):
+            body = gzip.compress(body, 1)
+            listed += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
+        listed.append((b"content-length", b"%d" % len(body)))
+        await self._send({"type": "http.response.start", "status": status, "headers": listed})
+        await self._send({"type": "http.response.body", "body": b"" if self.method == "HEAD" else body})
+
+    async def send_nothing(self, status: int, headers: HeaderList = ()) -> None:
+        """Answer without a body."""
+        await self._send({"type": "http.response.start", "status": status, "headers": [*headers]})
+        await self._send({"type": "http.response.body", "body": b""})
+
+
+def encode_problem(problem: Problem) -> bytes:
+    """Return a problem as JSON."""
+    return _encoder.encode(problem)
+
+
+def _part(message: Message) -> bytes:
+    if message["type"] == "http.disconnect":
+        raise ClientGone
+    body: bytes = message.get("body", b"")
+    return body
+
+
+def _too_large(most: int) -> PayloadTooLarge:
+    return PayloadTooLarge(f"the body of a request has at most {most} bytes", limit_bytes=most)

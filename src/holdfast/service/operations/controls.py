@@ -1,0 +1,131 @@
+"""What operators tell runs. Each command is durable when it is answered, and decided by the run's next turn."""
+
+from typing import Any
+
+from msgspec import UNSET, Struct, UnsetType
+
+from holdfast.engine.recording import head_of
+from holdfast.errors import Conflict, NotFound, NotPermitted, PayloadTooLarge
+from holdfast.service.calling import Call
+from holdfast.service.catalogue import Ask, operation
+from holdfast.service.operations.fields import TO_A_RUN, ActorName, Reason, RunId, SignalId, StepId, given
+from holdfast.service.views import RunStarted
+
+
+class Command(Ask, frozen=True, kw_only=True):
+    """A command to a run. With `wait` it is answered when the run has decided: `Conflict` says that it refused."""
+
+    run_id: RunId
+    reason: Reason = ""
+    actor: ActorName = ""
+    signal_id: SignalId | UnsetType = UNSET
+    wait: bool = False
+
+
+class Commanded(Struct, frozen=True):
+    """The command is in the run's inbox; with `wait`, it was carried out."""
+
+    run_id: str
+    command: str
+    is_decided: bool
+
+
+def _how(call: Call, ask: Command) -> dict[str, Any]:
+    return {"actor": call.name(ask.actor), "signal_id": given(ask.signal_id), "wait": ask.wait}
+
+
+@operation("runs.cancel", "POST /v1/runs/{run_id}/cancel", scope="runs:control", status=202, errors=TO_A_RUN)
+async def cancel(call: Call, ask: Command) -> Commanded:
+    """Ask a run to cancel itself; it may clean up first."""
+    await (await call.run(ask.run_id)).cancel(ask.reason, **_how(call, ask))
+    return Commanded(ask.run_id, "CANCEL", ask.wait)
+
+
+@operation("runs.pause", "POST /v1/runs/{run_id}/pause", scope="runs:control", status=202, errors=TO_A_RUN)
+async def pause(call: Call, ask: Command) -> Commanded:
+    """Hold a run: results are still recorded, but its program does not go on."""
+    await (await call.run(ask.run_id)).pause(ask.reason, **_how(call, ask))
+    return Commanded(ask.run_id, "PAUSE", ask.wait)
+
+
+@operation("runs.resume", "POST /v1/runs/{run_id}/resume", scope="runs:control", status=202, errors=TO_A_RUN)
+async def resume(call: Call, ask: Command) -> Commanded:
+    """Let a paused run go on."""
+    await (await call.run(ask.run_id)).resume(ask.reason, **_how(call, ask))
+    return Commanded(ask.run_id, "RESUME", ask.wait)
+
+
+@operation("runs.approve", "POST /v1/runs/{run_id}/approve", scope="runs:control", status=202, errors=TO_A_RUN)
+async def approve(call: Call, ask: Command) -> Commanded:
+    """Let a run that has not started go ahead."""
+    await (await call.run(ask.run_id)).approve(ask.reason, **_how(call, ask))
+    return Commanded(ask.run_id, "APPROVE", ask.wait)
+
+
+@operation("runs.terminate", "POST /v1/runs/{run_id}/terminate", scope="runs:control", status=202, errors=TO_A_RUN)
+async def terminate(call: Call, ask: Command) -> Commanded:
+    """End a run at once, as cancelled, without letting it clean up."""
+    await (await call.run(ask.run_id)).stop(ask.reason, **_how(call, ask))
+    return Commanded(ask.run_id, "EMERGENCY_STOP", ask.wait)
+
+
+class StepCommand(Command, frozen=True, kw_only=True):
+    """A command about one step of a run."""
+
+    step_id: StepId
+
+
+@operation(
+    "runs.retry_step",
+    "POST /v1/runs/{run_id}/steps/{step_id}/retry",
+    scope="runs:control",
+    status=202,
+    errors=TO_A_RUN,
+)
+async def retry_step(call: Call, ask: StepCommand) -> Commanded:
+    """Try a failed step again that the workflow has not been told of."""
+    await (await call.run(ask.run_id)).retry_step(ask.step_id, ask.reason, **_how(call, ask))
+    return Commanded(ask.run_id, "RETRY_STEP", ask.wait)
+
+
+class SkipStep(StepCommand, frozen=True, kw_only=True):
+    """Which step to skip, and what the workflow gets in place of its result."""
+
+    result: Any = None
+
+
+@operation(
+    "runs.skip_step",
+    "POST /v1/runs/{run_id}/steps/{step_id}/skip",
+    scope="runs:control",
+    status=202,
+    errors=(*TO_A_RUN, PayloadTooLarge),
+)
+async def skip_step(call: Call, ask: SkipStep) -> Commanded:
+    """Let a step not be done, whether it is open or has failed."""
+    await (await call.run(ask.run_id)).skip_step(ask.step_id, ask.reason, result=ask.result, **_how(call, ask))
+    return Commanded(ask.run_id, "SKIP_STEP", ask.wait)
+
+
+class RetryRun(Ask, frozen=True, kw_only=True):
+    """Which finished run to do again."""
+
+    run_id: RunId
+    reason: Reason = ""
+    actor: ActorName = ""
+    signal_id: SignalId | UnsetType = UNSET
+
+
+@operation(
+    "runs.retry",
+    "POST /v1/runs/{run_id}/retry",
+    scope="runs:control",
+    status=201,
+    errors=(NotFound, Conflict, NotPermitted),
+)
+async def retry_run(call: Call, ask: RetryRun) -> RunStarted:
+    """Do a finished run again, with the same input, as a new run. With a `signal_id` a retry gives the same one."""
+    handle = await call.run(ask.run_id)
+    again = await handle.retry_run(ask.reason, actor=call.name(ask.actor), signal_id=given(ask.signal_id))
+    head = await head_of(call.store, again.run_id)
+    return RunStarted(run_id=again.run_id, workflow=head.plan_id, workflow_version=head.plan_version)

@@ -1,0 +1,254 @@
+"""Runs: starting them, looking at them, asking them."""
+
+from typing import Annotated, Any
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
+
+from holdfast.core import codec
+from holdfast.core import events as e
+from holdfast.core.events import NULL
+from holdfast.core.state import TERMINAL, RunStatus
+from holdfast.engine.recording import head_of
+from holdfast.engine.sending import FirstSignal
+from holdfast.errors import Conflict, NotFound, PayloadTooLarge, RateLimited, RunError, RunTerminal, UpdateFailed
+from holdfast.service.calling import Call
+from holdfast.service.catalogue import Ask, operation
+from holdfast.service.operations.fields import OF_A_RUN, Name, RunId, SignalId, WaitSeconds, given
+from holdfast.service.paging import Cursor, PageSize, read_page
+from holdfast.service.views import (
+    EventView,
+    Failure,
+    Moment,
+    RunStarted,
+    RunView,
+    SnapshotView,
+    event_view,
+    failure_of,
+    instant_of,
+    run_view,
+    snapshot_view,
+)
+from holdfast.store.port import Delivered, RunQuery
+
+
+class StartRun(Ask, frozen=True, kw_only=True):
+    """What is asked for when a run is started. `input` holds the workflow's arguments by their names."""
+
+    workflow: Annotated[Name, Meta(description="The workflow's name.")]
+    input: dict[str, Any] = field(default_factory=dict)
+    workflow_version: Annotated[Name, Meta(description="Else the version that was registered last.")] | None = None
+    request_id: Annotated[str, Meta(max_length=255, description="The same request again gives the same run.")] = ""
+    run_id: Annotated[RunId, Meta(description="Else a fresh one.")] | None = None
+    project: Name = "default"
+    environment: Name = "default"
+    reference_key: Name | None = None
+    tags: Annotated[tuple[Name, ...], Meta(max_length=50)] = ()
+
+
+async def start_run(
+    call: Call, ask: StartRun, with_signal: FirstSignal | None = None
+) -> tuple[RunStarted, tuple[Delivered, ...]]:
+    """Start a run, and return how its first signals were answered."""
+    definition = call.opened.workflow(ask.workflow, ask.workflow_version)
+    started = await call.opened.start(
+        definition,
+        definition.signature.pack((), ask.input),
+        request_id=ask.request_id,
+        run_id=ask.run_id,
+        tenant=call.tenant,
+        project=ask.project,
+        environment=ask.environment,
+        reference_key=ask.reference_key,
+        tags=ask.tags,
+        with_signal=with_signal,
+    )
+    answer = RunStarted(run_id=started.run_id, workflow=definition.name, workflow_version=definition.version)
+    return answer, started.signals
+
+
+@operation(
+    "runs.start",
+    "POST /v1/runs",
+    scope="runs:write",
+    status=201,
+    errors=(NotFound, Conflict, RateLimited, PayloadTooLarge),
+)
+async def start(call: Call, ask: StartRun) -> RunStarted:
+    """Start a run. When this answers the run is durable.
+
+    With a `request_id` a retry is recognised, by tenant, project, environment, workflow and version: it is answered
+    as the first time, and with `Conflict` if its input differs.
+    """
+    return (await start_run(call, ask))[0]
+
+
+class OfRun(Ask, frozen=True, kw_only=True):
+    """Which run is meant."""
+
+    run_id: RunId
+
+
+@operation("runs.get", "GET /v1/runs/{run_id}", scope="runs:read", errors=OF_A_RUN)
+async def get(call: Call, ask: OfRun) -> RunView:
+    """Return a run without its history."""
+    return run_view(await head_of(call.store, ask.run_id))
+
+
+class ListRuns(Ask, frozen=True, kw_only=True):
+    """Which runs to list; what is left out may be anything."""
+
+    workflow: str | None = None
+    status: RunStatus | None = None
+    reference_key: str | None = None
+    tag: str | None = None
+    parent_run_id: str | None = None
+    created_from: Moment | None = None
+    created_until: Moment | None = None
+    cursor: Cursor = ""
+    limit: PageSize = 100
+
+
+class RunPage(Struct, frozen=True):
+    """Some runs. `next` is the cursor of the page behind it, if there is more."""
+
+    items: list[RunView]
+    next: str | None = None
+
+
+@operation("runs.list", "GET /v1/runs", scope="runs:read")
+async def list_(call: Call, ask: ListRuns) -> RunPage:
+    """Find runs by workflow, status, reference, tag, parent and time of creation, in the order of their ids."""
+    query = RunQuery(
+        plan_id=ask.workflow,
+        status=ask.status,
+        reference_key=ask.reference_key,
+        tag=ask.tag,
+        parent_run_id=ask.parent_run_id,
+        created_from=instant_of(ask.created_from),
+        created_until=instant_of(ask.created_until),
+    )
+    rows, following = await read_page(
+        "runs", call.store.find_runs, query, lambda head: head.run_id, cursor=ask.cursor, limit=ask.limit
+    )
+    return RunPage([run_view(head) for head in rows], following)
+
+
+class ReadEvents(OfRun, frozen=True, kw_only=True):
+    """From where to read a history."""
+
+    after: Annotated[int, Meta(ge=0, lt=2**53, description="The run_seq behind which to begin.")] = 0
+    limit: PageSize = 100
+
+
+class EventPage(Struct, frozen=True, kw_only=True):
+    """A part of a history. `last_event_seq` is the number of the run's last event: there is more until it is here."""
+
+    items: list[EventView]
+    last_event_seq: int
+    status: RunStatus
+
+
+@operation("runs.events", "GET /v1/runs/{run_id}/events", scope="runs:read", errors=OF_A_RUN)
+async def events(call: Call, ask: ReadEvents) -> EventPage:
+    """Return a part of a run's history, in the order of `run_seq`, which has no gaps.
+
+    A reader that sees a gap knows that its view is stale: it fetches the snapshot, and goes on behind it.
+    """
+    head = await head_of(call.store, ask.run_id)
+    page = await call.store.read_events(ask.run_id, ask.after, ask.limit)
+    return EventPage(
+        items=[event_view(event) for event in page],
+        last_event_seq=max(head.version, page[-1].run_seq if page else 0),
+        status=head.status,
+    )
+
+
+@operation("runs.snapshot", "GET /v1/runs/{run_id}/snapshot", scope="runs:read", errors=OF_A_RUN)
+async def snapshot(call: Call, ask: OfRun) -> SnapshotView:
+    """Return a run with its steps, projected from its events."""
+    projection = await call.service.projections.of(call.store, ask.run_id)
+    return snapshot_view(projection.snapshot, projection.is_stale)
+
+
+class AwaitResult(OfRun, frozen=True, kw_only=True):
+    """How long to wait for a run to finish."""
+
+    wait_s: WaitSeconds = 0.0
+
+
+class RunOutcome(Struct, frozen=True, kw_only=True):
+    """How a run stands, and, once it has finished, what it returned or why it did not."""
+
+    run_id: str
+    status: RunStatus
+    is_finished: bool
+    result: Raw
+    error: Failure | None = None
+
+
+@operation("runs.result", "GET /v1/runs/{run_id}/result", scope="runs:read", errors=OF_A_RUN)
+async def result(call: Call, ask: AwaitResult) -> RunOutcome:
+    """Return the result of a run, or its error. With `wait_s` wait for it; if it does not come, ask again."""
+    head = await head_of(call.store, ask.run_id)
+    handle = await call.run(ask.run_id)
+    if head.status in TERMINAL:
+        last = await handle.last_event()
+    elif ask.wait_s > 0:
+        found = await call.wait_for(handle.last_event(), ask.wait_s)
+        if found is None:
+            head = await head_of(call.store, ask.run_id)
+            return RunOutcome(run_id=ask.run_id, status=head.status, is_finished=False, result=NULL)
+        last = found
+    else:
+        return RunOutcome(run_id=ask.run_id, status=head.status, is_finished=False, result=NULL)
+    return _outcome(ask.run_id, last.data)
+
+
+def _outcome(run_id: str, body: e.Body) -> RunOutcome:
+    if isinstance(body, e.RunCompleted):
+        return RunOutcome(run_id=run_id, status=RunStatus.COMPLETED, is_finished=True, result=body.result)
+    if isinstance(body, e.RunFailed):
+        return RunOutcome(
+            run_id=run_id, status=RunStatus.FAILED, is_finished=True, result=NULL, error=failure_of(body.error)
+        )
+    error = Failure("RunCancelled", f"run {run_id} was cancelled")
+    return RunOutcome(run_id=run_id, status=RunStatus.CANCELLED, is_finished=True, result=NULL, error=error)
+
+
+class AskRun(OfRun, frozen=True, kw_only=True):
+    """What to ask a run: the name of a query that it answers, and its arguments by their names."""
+
+    name: Name
+    input: dict[str, Any] = field(default_factory=dict)
+
+
+class Answered(Struct, frozen=True):
+    """What a run has answered."""
+
+    result: Raw
+
+
+@operation("runs.query", "POST /v1/runs/{run_id}/queries/{name}", scope="runs:read", errors=(NotFound, RunError))
+async def query(call: Call, ask: AskRun) -> Answered:
+    """Ask a run about its present state. Nothing is recorded; a run that has finished answers too."""
+    await call.run(ask.run_id)
+    node = call.opened.node
+    return Answered(await node.lives.query(ask.run_id, ask.name, codec.encode(ask.input)))
+
+
+class UpdateRun(AskRun, frozen=True, kw_only=True):
+    """What to ask of a run: the name of an update that it takes, and its arguments by their names."""
+
+    update_id: SignalId | UnsetType = UNSET
+
+
+@operation(
+    "runs.update",
+    "POST /v1/runs/{run_id}/updates/{name}",
+    scope="runs:write",
+    errors=(NotFound, Conflict, RunTerminal, UpdateFailed, RateLimited, PayloadTooLarge),
+)
+async def update(call: Call, ask: UpdateRun) -> Answered:
+    """Ask a run for something and wait for its answer. With an `update_id` a retry gets the first answer."""
+    handle = await call.run(ask.run_id)
+    return Answered(codec.encode(await handle.update_with(ask.name, ask.input, given(ask.update_id))))

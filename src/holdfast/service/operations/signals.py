@@ -1,0 +1,294 @@
+"""Signals: sending them, following them, and finding who waits for them."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from holdfast.core import codec
+from holdfast.core.messages import RESERVED_PREFIX, AcceptedSignalResult, SignalRequest
+from holdfast.engine.following import receipt_of
+from holdfast.engine.letters import fate_of
+from holdfast.engine.recording import head_of
+from holdfast.engine.sending import FirstSignal, Outgoing, result_of
+from holdfast.errors import (
+    CallerError,
+    Conflict,
+    HoldfastError,
+    NotFound,
+    NotWaiting,
+    PayloadTooLarge,
+    RateLimited,
+    RunTerminal,
+    SignalAcceptanceIndeterminate,
+)
+from holdfast.program.signals import check_signal_name
+from holdfast.service.calling import Call
+from holdfast.service.catalogue import Ask, operation
+from holdfast.service.operations.fields import OF_A_RUN, Name, RunId, SignalId, StepId, given
+from holdfast.service.operations.runs import StartRun, start_run
+from holdfast.service.paging import Cursor, PageSize, read_page
+from holdfast.service.problems import Problem, problem_of
+from holdfast.service.views import AcceptedSignal, RunStarted, WaitView, accepted_signal, moment, wait_view
+from holdfast.store.guards import no_such_run
+from holdfast.store.port import MailboxQuery, WaitQuery
+
+REFUSALS: tuple[type[HoldfastError], ...] = (
+    NotFound,
+    Conflict,
+    RunTerminal,
+    NotWaiting,
+    RateLimited,
+    PayloadTooLarge,
+    SignalAcceptanceIndeterminate,
+)
+
+
+class SendSignal(Ask, frozen=True, kw_only=True):
+    """A signal: to the oldest wait of its name, or with `step_id` to exactly that wait.
+
+    With `require_waiting` it is refused unless a wait would take it now.
+    """
+
+    run_id: RunId
+    name: Name
+    payload: Any = None
+    signal_id: SignalId | UnsetType = UNSET
+    step_id: StepId | None = None
+    require_waiting: bool = False
+
+
+@operation("signals.send", "POST /v1/runs/{run_id}/signals/{name}", scope="signals:write", status=202, errors=REFUSALS)
+async def send(call: Call, ask: SendSignal) -> AcceptedSignal:
+    """Send a signal to a run. When this answers the signal is durable.
+
+    With a `signal_id` a retry is recognised and answered as the first time, with another payload by `Conflict`.
+    """
+    check_signal_name(ask.name)
+    await call.run(ask.run_id)
+    request = SignalRequest(
+        run_id=ask.run_id,
+        name=ask.name,
+        payload=codec.encode(ask.payload),
+        signal_id=given(ask.signal_id),
+        step_id=ask.step_id,
+        require_waiting=ask.require_waiting,
+    )
+    return accepted_signal(await call.opened.sender.send(request))
+
+
+class SendSignals(Ask, frozen=True, kw_only=True):
+    """Signals to any runs."""
+
+    signals: Annotated[list[SendSignal], Meta(min_length=1, max_length=500)]
+
+
+class Sent(Struct, frozen=True, kw_only=True):
+    """How one of many signals was answered: accepted, or refused and why."""
+
+    result: AcceptedSignal | None = None
+    problem: Problem | None = None
+
+
+class SentSignals(Struct, frozen=True):
+    """How each signal was answered, in the order of the request."""
+
+    items: list[Sent]
+
+
+@operation("signals.send_many", "POST /v1/signals", scope="signals:write", errors=(PayloadTooLarge,))
+async def send_many(call: Call, ask: SendSignals) -> SentSignals:
+    """Send many signals. Each is accepted or refused by itself."""
+    own = await _own_runs(call, [signal.run_id for signal in ask.signals])
+    sent = iter(
+        await call.opened.sender.send_many([_outgoing(signal) for signal in ask.signals if signal.run_id in own])
+    )
+    answers = [next(sent) if signal.run_id in own else no_such_run(signal.run_id) for signal in ask.signals]
+    return SentSignals([_sent(call, answer) for answer in answers])
+
+
+async def _own_runs(call: Call, run_ids: list[str]) -> set[str]:
+    if call.principal.tenant is None:
+        return set(run_ids)
+    runs = await call.store.load(list(dict.fromkeys(run_ids)))
+    return {run.head.run_id for run in runs if run is not None}
+
+
+def _outgoing(signal: SendSignal) -> Outgoing:
+    return {
+        "run_id": signal.run_id,
+        "name": signal.name,
+        "payload": signal.payload,
+        "signal_id": given(signal.signal_id),
+        "step_id": signal.step_id,
+        "require_waiting": signal.require_waiting,
+    }
+
+
+def _sent(call: Call, answer: AcceptedSignalResult | CallerError) -> Sent:
+    if isinstance(answer, CallerError):
+        return Sent(problem=problem_of(answer, call.correlation_id))
+    return Sent(result=accepted_signal(answer))
+
+
+class StartWithSignal(StartRun, frozen=True, kw_only=True):
+    """A run to start, and the signal that is in its mailbox from its beginning."""
+
+    signal_name: Name
+    signal_payload: Any = None
+    signal_id: SignalId | UnsetType = UNSET
+
+
+class StartedWithSignal(Struct, frozen=True):
+    """The run that is there now, and how its signal was accepted."""
+
+    run: RunStarted
+    signal: AcceptedSignal
+
+
+@operation("signals.start_with", "POST /v1/signals/start", scope="signals:write", status=201, errors=REFUSALS)
+async def start_with(call: Call, ask: StartWithSignal) -> StartedWithSignal:
+    """Start a run and send it a signal, both or neither; if the run is there already, send the signal to it."""
+    call.principal.require("runs:write")
+    signal: FirstSignal = {
+        "name": ask.signal_name,
+        "payload": ask.signal_payload,
+        "signal_id": given(ask.signal_id),
+    }
+    run, (delivered,) = await start_run(call, ask, signal)
+    return StartedWithSignal(run, accepted_signal(result_of(delivered)))
+
+
+class FollowSignal(Ask, frozen=True, kw_only=True):
+    """Which signal to follow. The storage key, from its receipt, tells signals apart that had the same id."""
+
+    run_id: RunId
+    name: Name
+    signal_id: SignalId
+    signal_storage_key: str | None = None
+
+
+class ReceiptView(Struct, frozen=True, kw_only=True):
+    """What has become of a signal. `consumed_at_event` is the number of the event that took it."""
+
+    status: Literal["accepted", "consumed", "expired", "dead-lettered"]
+    consumed_at_event: int | None = None
+    reason: str | None = None
+
+
+@operation(
+    "signals.receipt",
+    "GET /v1/runs/{run_id}/signals/{name}/{signal_id}",
+    scope="signals:read",
+    errors=OF_A_RUN,
+)
+async def receipt(call: Call, ask: FollowSignal) -> ReceiptView:
+    """Return what has become of a signal: waiting, consumed by which event, expired, or dead-lettered and why."""
+    if ask.signal_storage_key is None:
+        found = await receipt_of(call.store, ask.run_id, ask.name, ask.signal_id)
+        return ReceiptView(status=found.status, consumed_at_event=found.consumed_at_event, reason=found.reason)
+    accepted = AcceptedSignalResult(
+        workflow_id=ask.run_id,
+        signal_name=ask.name,
+        signal_id=ask.signal_id,
+        accepted_at=0,
+        signal_storage_key=ask.signal_storage_key,
+    )
+    fate = await fate_of(call.store, accepted)
+    return ReceiptView(status=fate.status, consumed_at_event=fate.run_seq, reason=fate.reason or None)
+
+
+class ListWaits(Ask, frozen=True, kw_only=True):
+    """Which open waits to list: for a signal's name, or all."""
+
+    name: str | None = None
+    cursor: Cursor = ""
+    limit: PageSize = 100
+
+
+class WaitPage(Struct, frozen=True):
+    """Some open waits. `next` is the cursor of the page behind it, if there is more."""
+
+    items: list[WaitView]
+    next: str | None = None
+
+
+@operation("signals.waiting", "GET /v1/waits", scope="signals:read")
+async def waiting(call: Call, ask: ListWaits) -> WaitPage:
+    """Find the runs that wait for a signal, in the order of run and step."""
+    return await _waits(call, WaitQuery(name=ask.name), ask.cursor, ask.limit)
+
+
+class ListWaitsOfRun(ListWaits, frozen=True, kw_only=True):
+    """Which open waits of a run to list."""
+
+    run_id: RunId
+
+
+@operation("signals.waits", "GET /v1/runs/{run_id}/waits", scope="signals:read", errors=OF_A_RUN)
+async def waits(call: Call, ask: ListWaitsOfRun) -> WaitPage:
+    """Return what signals a run waits for."""
+    await head_of(call.store, ask.run_id)
+    return await _waits(call, WaitQuery(run_id=ask.run_id, name=ask.name), ask.cursor, ask.limit)
+
+
+async def _waits(call: Call, query: WaitQuery, cursor: str, limit: int) -> WaitPage:
+    rows, following = await read_page(
+        "waits", call.store.find_waits, query, lambda wait: (wait.run_id, wait.step_id), cursor=cursor, limit=limit
+    )
+    return WaitPage([wait_view(wait) for wait in rows], following)
+
+
+class ReadMailbox(Ask, frozen=True, kw_only=True):
+    """Which part of a run's mailbox to read."""
+
+    run_id: RunId
+    name: str | None = None
+    cursor: Cursor = ""
+    limit: PageSize = 100
+
+
+class MailView(Struct, frozen=True, kw_only=True):
+    """A signal that no wait has taken, and for how long it has been there."""
+
+    name: str
+    signal_id: str
+    accepted_at: datetime
+    age_ms: int
+    payload: Raw
+    step_id: str | None = None
+
+
+class MailPage(Struct, frozen=True):
+    """Some signals of a mailbox. `next` is the cursor of the page behind it, if there is more."""
+
+    items: list[MailView]
+    next: str | None = None
+
+
+@operation("signals.mailbox", "GET /v1/runs/{run_id}/mailbox", scope="signals:read", errors=OF_A_RUN)
+async def mailbox(call: Call, ask: ReadMailbox) -> MailPage:
+    """Return the signals of a run that no wait has taken, oldest first."""
+    await head_of(call.store, ask.run_id)
+    rows, following = await read_page(
+        "mailbox",
+        call.store.find_mailbox,
+        MailboxQuery(run_id=ask.run_id, name=ask.name),
+        lambda signal: signal.inbox_seq,
+        cursor=ask.cursor,
+        limit=ask.limit,
+    )
+    now = await call.store.now()
+    items = [
+        MailView(
+            name=signal.name,
+            signal_id=signal.signal_id,
+            accepted_at=moment(signal.accepted_at),
+            age_ms=max(0, now - signal.accepted_at) // 1_000,
+            payload=signal.payload,
+            step_id=signal.step_id,
+        )
+        for signal in rows
+        if not signal.name.startswith(RESERVED_PREFIX)
+    ]
+    return MailPage(items, following)

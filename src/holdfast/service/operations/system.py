@@ -1,0 +1,169 @@
+"""The installation: its health, its nodes and queues, and what operators should know."""
+
+from datetime import datetime
+from importlib.metadata import version
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from holdfast.core.projector import AlertCode
+from holdfast.service.calling import Call
+from holdfast.service.catalogue import Ask, operation
+from holdfast.service.paging import PageSize
+from holdfast.service.views import moment
+from holdfast.store.port import Stats
+
+VERSION = version("holdfast")
+
+
+class Nothing(Ask, frozen=True, kw_only=True):
+    """Nothing is asked."""
+
+
+class Health(Struct, frozen=True, kw_only=True):
+    """The service answers, and so does its store. `time` is the store's."""
+
+    status: Literal["ok"]
+    app: str
+    version: str
+    node: str
+    time: datetime
+
+
+@operation("system.health", "GET /v1/health", scope=None)
+async def health(call: Call, ask: Nothing) -> Health:
+    """Say that the service and its store work; otherwise this answers 503."""
+    node = call.opened.node
+    if node.failure is not None:
+        raise node.failure
+    return Health(
+        status="ok",
+        app=call.service.app.name,
+        version=VERSION,
+        node=node.name,
+        time=moment(await call.opened.store.now()),
+    )
+
+
+class StatsView(Struct, frozen=True, kw_only=True):
+    """Counts: runs by status, what is ready, leased or waiting, and what nobody could handle."""
+
+    runs: dict[str, int]
+    ready: int
+    leased: int
+    messages: int
+    signals: int
+    open_tasks: int
+    jobs: int
+    dead_letters: int
+    nodes: int
+    alerts: dict[str, int]
+    oldest_ready_at: datetime | None = None
+
+
+async def _stats(call: Call) -> Stats:
+    return await call.store.stats()
+
+
+@operation("system.stats", "GET /v1/stats", scope="system:read")
+async def stats(call: Call, ask: Nothing) -> StatsView:
+    """Count what is there, over all tenants."""
+    counted = await _stats(call)
+    oldest = counted.oldest_ready_at
+    return StatsView(
+        runs=counted.runs,
+        ready=counted.ready,
+        leased=counted.leased,
+        messages=counted.messages,
+        signals=counted.signals,
+        open_tasks=counted.open_tasks,
+        jobs=counted.jobs,
+        dead_letters=counted.dead_letters,
+        nodes=counted.nodes,
+        alerts=dict(call.service.alerts.counts),
+        oldest_ready_at=None if oldest is None else moment(oldest),
+    )
+
+
+class QueueView(Struct, frozen=True):
+    """A queue of activities, and how many wait in it or are being carried out from it."""
+
+    name: str
+    jobs: int
+
+
+class QueueList(Struct, frozen=True):
+    """The queues that hold something."""
+
+    items: list[QueueView]
+
+
+@operation("system.queues", "GET /v1/queues", scope="system:read")
+async def queues(call: Call, ask: Nothing) -> QueueList:
+    """Return the queues that hold something, with how much."""
+    counted = await _stats(call)
+    return QueueList([QueueView(name, jobs) for name, jobs in sorted(counted.queues.items())])
+
+
+class NodeView(Struct, frozen=True):
+    """A node, and until when it has its lease. `is_here` is the one of the process that answers."""
+
+    name: str
+    lease_until: datetime
+    is_here: bool
+
+
+class NodeList(Struct, frozen=True):
+    """The nodes whose leases are current."""
+
+    items: list[NodeView]
+
+
+@operation("system.nodes", "GET /v1/nodes", scope="system:read")
+async def nodes(call: Call, ask: Nothing) -> NodeList:
+    """Return the nodes that are there."""
+    counted, here = await _stats(call), call.opened.node.name
+    return NodeList([NodeView(name, moment(until), name == here) for name, until in sorted(counted.leases.items())])
+
+
+class ListAlerts(Ask, frozen=True, kw_only=True):
+    """From where to list alerts."""
+
+    after: Annotated[int, Meta(ge=0, lt=2**53, description="The number behind which to begin.")] = 0
+    limit: PageSize = 100
+
+
+class AlertView(Struct, frozen=True, kw_only=True):
+    """Something that an operator should know. Priority 1 is the most urgent; `number` counts up in this process."""
+
+    number: int
+    code: AlertCode
+    priority: int
+    run_id: str
+    detail: str
+    raised_at: datetime
+
+
+class AlertList(Struct, frozen=True):
+    """Alerts that were raised in this process, in order."""
+
+    items: list[AlertView]
+
+
+@operation("system.alerts", "GET /v1/alerts", scope="system:read")
+async def alerts(call: Call, ask: ListAlerts) -> AlertList:
+    """Return what operators should know: alerts of this process, such as PROJECTOR_GAP_DETECTED, in order."""
+    found = call.service.alerts.after(ask.after, ask.limit)
+    return AlertList(
+        [
+            AlertView(
+                number=raised.number,
+                code=raised.alert.code,
+                priority=raised.alert.priority,
+                run_id=raised.alert.run_id,
+                detail=raised.alert.detail,
+                raised_at=moment(raised.raised_at),
+            )
+            for raised in found
+        ]
+    )

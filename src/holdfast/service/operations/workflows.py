@@ -1,0 +1,84 @@
+"""Workflows: what can be started here, and what its runs take."""
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from holdfast.errors import NotFound
+from holdfast.program.definitions import Signature, WorkflowDefinition
+from holdfast.service.calling import Call
+from holdfast.service.catalogue import Ask, operation
+from holdfast.service.operations.fields import Name
+
+Schema = dict[str, Any]
+
+
+class Handled(Struct, frozen=True):
+    """What a query or an update takes and gives, as JSON Schemas."""
+
+    input: Schema
+    result: Schema
+
+
+class WorkflowView(Struct, frozen=True, kw_only=True):
+    """A workflow that can be started here, with JSON Schemas.
+
+    `queries` and `updates` are those that its runs have said they answer, as far as they have run in this process.
+    """
+
+    name: str
+    version: str
+    doc: str
+    input: Schema
+    result: Schema
+    signals: dict[str, Schema]
+    queries: dict[str, Handled]
+    updates: dict[str, Handled]
+
+
+def _handled(known: dict[str, Signature]) -> dict[str, Handled]:
+    return {name: Handled(*signature.schemas()) for name, signature in sorted(known.items())}
+
+
+def _view(definition: WorkflowDefinition) -> WorkflowView:
+    input, result = definition.signature.schemas()
+    return WorkflowView(
+        name=definition.name,
+        version=definition.version,
+        doc=(definition.function.__doc__ or "").strip(),
+        input=input,
+        result=result,
+        signals={name: msgspec.json.schema(kind) for name, kind in definition.signals.items()},
+        queries=_handled(definition.queries),
+        updates=_handled(definition.updates),
+    )
+
+
+class ListWorkflows(Ask, frozen=True, kw_only=True):
+    """Nothing: there are few enough to list them all."""
+
+
+class WorkflowList(Struct, frozen=True):
+    """The workflows that can be started here."""
+
+    items: list[WorkflowView]
+
+
+@operation("workflows.list", "GET /v1/workflows", scope="workflows:read")
+async def list_(call: Call, ask: ListWorkflows) -> WorkflowList:
+    """Return the workflows that can be started here, with the JSON Schemas of what they take."""
+    return WorkflowList([_view(definition) for _, definition in sorted(call.opened.workflows.items())])
+
+
+class OfWorkflow(Ask, frozen=True, kw_only=True):
+    """Which workflow is meant; without a version, the one that was registered last."""
+
+    name: Name
+    version: Name | None = None
+
+
+@operation("workflows.get", "GET /v1/workflows/{name}", scope="workflows:read", errors=(NotFound,))
+async def get(call: Call, ask: OfWorkflow) -> WorkflowView:
+    """Return one workflow, with the JSON Schemas of what it takes."""
+    return _view(call.opened.workflow(ask.name, ask.version))

@@ -1,0 +1,55 @@
+"""How a service behaves."""
+
+from msgspec import Struct
+
+from holdfast.errors import InvalidInput
+
+
+class ServiceOptions(Struct, frozen=True, kw_only=True):
+    """How a service behaves. Durations end in `_s`."""
+
+    host: str = "127.0.0.1"
+    """Where to listen. The default is for this machine only."""
+
+    port: int = 8321
+    """Where to listen; 0 takes a port that is free."""
+
+    is_open: bool = False
+    """Let in whoever comes. Without this a service that has no way to tell callers apart does not start (API-4)."""
+
+    body_bytes: int = 2 * 1024 * 1024
+    """The largest body of a request: some batches of the largest signals."""
+
+    body_s: float = 10.0
+    """How long the body of a request may take to arrive, and the head of the first one of a connection."""
+
+    request_s: float = 30.0
+    """How long an operation may take, beside what the caller asks it to wait."""
+
+    wait_s: float = 60.0
+    """The longest that a caller may ask to wait for something."""
+
+    batch_calls: int = 100
+    """The most calls in one batch of JSON-RPC."""
+
+    connections: int = 1_000
+    """How many connections are served at once; more are told to come back."""
+
+    idle_s: float = 30.0
+    """How long a connection is kept that asks nothing."""
+
+    drain_s: float = 10.0
+    """How long requests that are under way may go on once the service is asked to stop."""
+
+    compress_bytes: int = 16 * 1024
+    """From what size on answers are compressed for callers that take it."""
+
+    def __post_init__(self) -> None:
+        for field in ("port", "body_bytes", "batch_calls", "connections", "compress_bytes"):
+            value = getattr(self, field)
+            if type(value) is not int or value < (0 if field == "port" else 1):
+                raise InvalidInput(f"{field} is a whole number from 1, not {value!r}", field=field)
+        for field in ("body_s", "request_s", "wait_s", "idle_s", "drain_s"):
+            value = getattr(self, field)
+            if not isinstance(value, int | float) or not value >= 0:
+                raise InvalidInput(f"{field} is a number of seconds, not {value!r}", field=field)

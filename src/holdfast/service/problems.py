@@ -1,0 +1,128 @@
+"""Refusals as callers see them: problem+json (RFC 9457), and errors of JSON-RPC, from one table.
+
+`code` is the name of the error's class and is what programs should look at. A problem never holds a payload: where a
+value does not fit its type, the words are made from the type alone.
+"""
+
+import logging
+import re
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from holdfast import errors as e
+from holdfast.engine.sending import explain_unfit
+from holdfast.errors import HoldfastError
+
+logger = logging.getLogger("holdfast.service")
+
+STATUS: dict[type[HoldfastError], int] = {
+    e.CallerError: 400,
+    e.MalformedRequest: 400,
+    e.NotPermitted: 403,
+    e.NotFound: 404,
+    e.MethodNotAllowed: 405,
+    e.NotAcceptable: 406,
+    e.SlowRequest: 408,
+    e.Conflict: 409,
+    e.RunTerminal: 409,
+    e.NotWaiting: 409,
+    e.SignalAcceptanceIndeterminate: 409,
+    e.PayloadTooLarge: 413,
+    e.UnsupportedMediaType: 415,
+    e.InvalidInput: 422,
+    e.RateLimited: 429,
+    # One run is at fault: its state does not allow what is asked, or it has refused it.
+    e.RunError: 409,
+    e.HistoryGap: 503,
+    e.CorruptHistory: 500,
+    # The installation is at fault. Trying again later may help, except where something is damaged or missing.
+    e.EngineError: 503,
+    e.InternalError: 500,
+    e.StoreCorrupt: 500,
+    e.CheckpointOwnershipCapabilityError: 501,
+    e.RequestTimedOut: 504,
+    e.StoreFull: 507,
+}
+"""The HTTP status of each error; of one that is not listed, that of its parent."""
+
+PARSE_ERROR = -32_700
+INVALID_REQUEST = -32_600
+METHOD_NOT_FOUND = -32_601
+INVALID_PARAMS = -32_602
+INTERNAL_ERROR = -32_603
+_RPC = {422: INVALID_PARAMS, 500: INTERNAL_ERROR}
+
+CONTENT_TYPE = b"application/problem+json"
+
+
+class Problem(Struct, frozen=True, kw_only=True):
+    """A refusal, as RFC 9457 has it. `details` are for programs, and differ by code."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    correlation_id: str
+    details: dict[str, Any] = {}
+
+
+def status_of(kind: type[HoldfastError]) -> int:
+    """Return the HTTP status of an error."""
+    return next(STATUS[ancestor] for ancestor in kind.__mro__ if ancestor in STATUS)
+
+
+def rpc_code_of(kind: type[HoldfastError]) -> int:
+    """Return the number of an error in JSON-RPC: what the standard has, else -32000 less the status past 400.
+
+    So 409, every conflict, is -32009; those of the installation are counted on from -32050.
+    """
+    status = status_of(kind)
+    return _RPC.get(status) or -32_000 - status % 100 - (50 if status >= 500 else 0)
+
+
+def title_of(kind: type[HoldfastError]) -> str:
+    """Return what all errors of this kind have in common, in a sentence."""
+    first = (kind.__doc__ or kind.__name__).strip().split("\n\n", 1)[0]
+    return re.sub(r"\s+", " ", first).rstrip(".")
+
+
+def problem_of(error: HoldfastError, correlation_id: str) -> Problem:
+    """Return how a caller sees an error."""
+    kind = type(error)
+    return Problem(
+        type=f"urn:holdfast:error:{kind.code}",
+        title=title_of(kind),
+        status=status_of(kind),
+        detail=_detail(error),
+        code=kind.code,
+        correlation_id=correlation_id,
+        details=msgspec.to_builtins(error.details, enc_hook=str),
+    )
+
+
+def unexpected(problem: Exception, correlation_id: str) -> e.InternalError:
+    """Log what nobody expected, and return what the caller is told of it: nothing but where to look."""
+    logger.error("request %s failed", correlation_id, exc_info=problem)
+    return e.InternalError("something went wrong here; the log has it, under this correlation id")
+
+
+def retry_after(problem: Problem) -> int | None:
+    """Return after how many seconds it is worth trying again, or None if that is not known to help."""
+    wait_ms = problem.details.get("retry_after_ms")
+    if isinstance(wait_ms, int):
+        return max(1, -(-wait_ms // 1_000))
+    return 1 if problem.status in (429, 503) else None
+
+
+def _detail(error: HoldfastError) -> str:
+    """Return the error's sentence, without the values that a decoder has quoted in it."""
+    text, cause = error.message, error.__cause__
+    while cause is not None:
+        if isinstance(cause, msgspec.ValidationError):
+            field, reason = explain_unfit(cause)
+            return text.replace(str(cause), f"{field}: {reason}" if field else reason)
+        cause = cause.__cause__
+    return text

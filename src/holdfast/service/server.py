@@ -1,0 +1,230 @@
+"""The service behind a socket: one ASGI application for all transports, and uvicorn to run it.
+
+What comes to `/v1/` and `/rpc` goes straight to its transport; everything else, such as the description and what
+others add, goes through Starlette's routes. Every answer gets the same headers here, whoever makes it.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+
+import msgspec
+import uvicorn
+from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Route, Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from holdfast.engine.app import App
+from holdfast.engine.options import NodeOptions
+from holdfast.engine.serving import asked_to_end
+from holdfast.errors import HoldfastError, InvalidInput, MalformedRequest, MethodNotAllowed, NotFound
+from holdfast.service.calling import Authenticate, Service, let_in, make_service
+from holdfast.service.exchange import CORRELATION_HEADER, JSON, SECURITY_HEADERS, Exchange, correlation_of
+from holdfast.service.jsonrpc import JsonRpc
+from holdfast.service.openapi import describe
+from holdfast.service.operations import CATALOGUE
+from holdfast.service.options import ServiceOptions
+from holdfast.service.problems import unexpected
+from holdfast.service.rest import Rest
+from holdfast.store.port import Store
+
+logger = logging.getLogger("holdfast.service")
+
+
+class Front:
+    """The whole service as one ASGI application. `routes` are what is served beside the catalogue."""
+
+    def __init__(self, service: Service, routes: Sequence[BaseRoute] = ()) -> None:
+        self._service = service
+        self._rest: ASGIApp = Rest(service, CATALOGUE)
+        self._rpc: ASGIApp = JsonRpc(service, CATALOGUE)
+        own = Route("/openapi.json", _Description(service), methods=["GET"])
+        self._others = Router([own, *routes], redirect_slashes=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self._others(scope, receive, send)
+            return
+        headers = scope["holdfast.headers"] = dict(scope["headers"])
+        correlation_id = correlation_of(headers, self._service.ids)
+        scope["holdfast.correlation_id"] = correlation_id
+        common = [*SECURITY_HEADERS, (CORRELATION_HEADER, correlation_id.encode())]
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *common]
+            await send(message)
+
+        await self._application(scope["path"])(scope, receive, send_with_headers)
+
+    def _application(self, path: str) -> ASGIApp:
+        if path.startswith("/v1/"):
+            return self._rest
+        return self._rpc if path == "/rpc" else self._other
+
+    async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer what the routes do, or, if they raise before they have begun to answer, a problem."""
+        has_begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        scope["app"] = self  # so that routes raise what they have no answer to
+        try:
+            await self._others(scope, receive, watched)
+        except Exception as problem:
+            if has_begun:
+                raise
+            exchange = Exchange(self._service, scope, receive, send)
+            await exchange.refuse(_error_of(problem, exchange))
+
+
+def _error_of(problem: Exception, exchange: Exchange) -> HoldfastError:
+    if isinstance(problem, HoldfastError):
+        return problem
+    if not isinstance(problem, HTTPException):
+        return unexpected(problem, exchange.correlation_id)
+    allow = (problem.headers or {}).get("Allow")
+    if allow is not None:
+        return MethodNotAllowed(f"{exchange.method} is not for this address", allow=allow)
+    if problem.status_code == 404:
+        return NotFound("there is nothing at this address")
+    return MalformedRequest(problem.detail)
+
+
+class _Description:
+    """Answers with the description of the catalogue."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._text = msgspec.json.encode(describe(CATALOGUE, service.app.name))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await Exchange(self._service, scope, receive, send).send(200, self._text, JSON)
+
+
+class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """A connection whose caller has so long for the head of a request, and no longer."""
+
+    HEAD_S = ServiceOptions().body_s
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._patience: asyncio.TimerHandle | None = self.loop.call_later(self.HEAD_S, transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        is_asking = self.cycle is not None and not self.cycle.response_complete
+        if is_asking and self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        elif not is_asking and self._patience is None:
+            self._patience = self.loop.call_later(self.HEAD_S, self.transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+        super().connection_lost(exc)
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn without its handling of signals, which the process does itself, and with word of when it has begun."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.has_begun = asyncio.Event()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.has_begun.set()
+
+
+def check_access(options: ServiceOptions, authenticate: Authenticate | None) -> Authenticate:
+    """Return who is let in. Everybody is only where that was chosen, and it is said (API-4)."""
+    if authenticate is not None:
+        return authenticate
+    if not options.is_open:
+        raise InvalidInput("nobody says who may call this service; choose open access to let everybody in")
+    logger.warning("access is open: whoever reaches %s:%d may do everything", options.host, options.port)
+    return let_in
+
+
+@asynccontextmanager
+async def listening(service: Service, routes: Sequence[BaseRoute] = ()) -> AsyncIterator[int]:
+    """Serve while the context is open; gives the port. At its end requests under way may finish for a while."""
+    options = service.options
+    config = uvicorn.Config(
+        Front(service, routes),
+        http=type("Protocol", (_Protocol,), {"HEAD_S": options.body_s}),
+        host=options.host,
+        port=options.port,
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        ws="none",
+        limit_concurrency=options.connections,
+        timeout_keep_alive=int(options.idle_s),
+        timeout_graceful_shutdown=int(options.drain_s),
+        h11_max_incomplete_event_size=64 * 1024,
+    )
+    listener = _bind(options)
+    server = _Server(config)
+    serving = asyncio.create_task(server.serve([listener]), name="http")
+    try:
+        await server.has_begun.wait()
+        yield listener.getsockname()[1]
+    finally:
+        service.stopping.set()
+        server.should_exit = True
+        await serving
+
+
+def _bind(options: ServiceOptions) -> socket.socket:
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    # The protocol is named because asyncio turns Nagle's algorithm off only where it is: 40 ms for each answer.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((options.host, options.port))
+        return listener
+    except (OSError, OverflowError) as problem:
+        listener.close()
+        place = f"{options.host}:{options.port}"
+        raise InvalidInput(f"cannot listen on {place}: {problem}", field="port") from problem
+
+
+async def serve(
+    app: App,
+    store: str | Store | None = None,
+    *,
+    options: ServiceOptions | None = None,
+    node: NodeOptions | None = None,
+    authenticate: Authenticate | None = None,
+    routes: Sequence[BaseRoute] = (),
+) -> None:
+    """Serve an app until SIGTERM or SIGINT. Its node runs workflows too, unless `node` says that it takes no runs.
+
+    First no more connections are taken, then requests under way finish, then the node. A second signal ends the
+    process at once.
+    """
+    options = options or ServiceOptions()
+    let = check_access(options, authenticate)
+    with asked_to_end() as asked:
+        async with app.node(store, options=node) as opened:
+            service = make_service(app, options, let)
+            async with listening(service, routes) as port:
+                logger.info("app %s is served at http://%s:%d", app.name, options.host, port)
+                await opened.run_until(asked)
+                logger.info("the service stops because of %s; once more ends it at once", asked.result())
+    logger.info("the service has stopped")

@@ -1,0 +1,121 @@
+"""A store as one tenant sees it: what belongs to others is not there.
+
+Only what callers may do is here. A verb that is missing is refused, so a new verb of the store port is closed to
+tenants until somebody has thought about it.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeVar, cast
+
+from msgspec.structs import replace
+
+from holdfast.core.events import Event
+from holdfast.core.instants import Instant
+from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settled, Settlement
+from holdfast.core.messages import Message, Signal, SignalRequest
+from holdfast.core.records import Task, Wait
+from holdfast.errors import NotFound, NotPermitted
+from holdfast.store.guards import no_such_run
+from holdfast.store.port import (
+    Accepted,
+    Capabilities,
+    Duplicate,
+    LoadedRun,
+    MailboxQuery,
+    Refused,
+    RunHead,
+    RunQuery,
+    Store,
+    TaskQuery,
+    WaitQuery,
+)
+from holdfast.store.wakeups import Wakeups
+
+
+class _OfRun(Protocol):
+    @property
+    def run_id(self) -> str: ...
+
+
+Row = TypeVar("Row", bound=_OfRun)
+Query = TypeVar("Query", WaitQuery, TaskQuery, DeadLetterQuery)
+
+
+def seen_by(tenant: str | None, store: Store) -> Store:
+    """Return the store as this tenant sees it; without a tenant, as it is."""
+    return store if tenant is None else cast(Store, TenantView(store, tenant))
+
+
+class TenantView:
+    """The part of a store that belongs to one tenant."""
+
+    def __init__(self, store: Store, tenant: str) -> None:
+        self._store = store
+        self._tenant = tenant
+
+    def __getattr__(self, verb: str) -> Any:
+        raise NotPermitted(f"a tenant's view of the store has no {verb}")
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the store can promise."""
+        return self._store.capabilities
+
+    @property
+    def wakeups(self) -> Wakeups:
+        """The store's bell, which says nothing about whose run it rings for."""
+        return self._store.wakeups
+
+    async def now(self) -> Instant:
+        return await self._store.now()
+
+    async def load(self, run_ids: Sequence[str]) -> list[LoadedRun | None]:
+        runs = await self._store.load(run_ids)
+        return [run if run is not None and run.head.tenant == self._tenant else None for run in runs]
+
+    async def read_events(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
+        return await self._store.read_events(run_id, after, limit) if await self._own([run_id]) else []
+
+    async def deliver(self, items: Sequence[SignalRequest | Message]) -> list[Accepted | Duplicate | Refused]:
+        own = await self._own([item.run_id for item in items])
+        answers = iter(await self._store.deliver([item for item in items if item.run_id in own]))
+        return [next(answers) if item.run_id in own else Refused(no_such_run(item.run_id)) for item in items]
+
+    async def find_runs(self, query: RunQuery) -> list[RunHead]:
+        return await self._store.find_runs(replace(query, tenant=self._tenant))
+
+    async def find_mailbox(self, query: MailboxQuery) -> list[Signal]:
+        return await self._store.find_mailbox(query) if await self._own([query.run_id]) else []
+
+    async def find_waits(self, query: WaitQuery) -> list[Wait]:
+        return await self._find(self._store.find_waits, query, lambda wait: (wait.run_id, wait.step_id))
+
+    async def find_tasks(self, query: TaskQuery) -> list[Task]:
+        return await self._find(self._store.find_tasks, query, lambda task: task.task_id)
+
+    async def find_dead_letters(self, query: DeadLetterQuery) -> list[DeadLetter]:
+        return await self._find(self._store.find_dead_letters, query, lambda letter: (letter.died_at, letter.letter_id))
+
+    async def settle_dead_letters(
+        self, ids: Sequence[str], action: Settlement, actor: str = ""
+    ) -> list[Settled | Refused]:
+        own = [id for id in ids if await self.find_dead_letters(DeadLetterQuery(letter_id=id, settled=True))]
+        answers = iter(await self._store.settle_dead_letters(own, action, actor))
+        missing = NotFound("there is no such dead letter")
+        return [next(answers) if id in own else Refused(missing) for id in ids]
+
+    async def _find(
+        self, find: Callable[[Query], Awaitable[list[Row]]], query: Query, place_of: Callable[[Row], Any]
+    ) -> list[Row]:
+        """Return the next rows of the tenant's own runs: none only when there are no more."""
+        while page := await find(query):
+            own = await self._own([row.run_id for row in page])
+            found = [row for row in page if row.run_id in own]
+            if found:
+                return found
+            query = replace(query, after=place_of(page[-1]))
+        return []
+
+    async def _own(self, run_ids: Sequence[str]) -> set[str]:
+        runs = await self.load(list(dict.fromkeys(run_ids)))
+        return {run.head.run_id for run in runs if run is not None}

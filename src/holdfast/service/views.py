@@ -1,0 +1,290 @@
+"""What operations answer with: records of the engine as callers see them, with instants as text of ISO 8601."""
+
+from collections.abc import Callable, Hashable
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+
+from msgspec import Meta, Raw, Struct
+
+from holdfast.core import codec
+from holdfast.core.events import ArtifactRef, ErrorInfo, Event
+from holdfast.core.instants import Instant
+from holdfast.core.letters import DeadLetter
+from holdfast.core.messages import AcceptedSignalResult
+from holdfast.core.records import Wait
+from holdfast.core.snapshot import RunSnapshot, StepError, StepStatus
+from holdfast.core.state import RunStatus
+from holdfast.engine.tasks import TaskView
+from holdfast.store.port import RunHead
+
+T = TypeVar("T", bound=Struct)
+
+Moment = Annotated[datetime, Meta(tz=True)]
+"""A point in time on the wire: ISO 8601 with a zone."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_LAST = (datetime(9999, 12, 31, tzinfo=UTC) - _EPOCH) // _MICROSECOND
+
+
+def moment(instant: Instant) -> datetime:
+    """Return an instant as it goes over the wire."""
+    return _EPOCH + timedelta(microseconds=min(instant, _LAST))
+
+
+def instant_of(given: datetime | None) -> Instant | None:
+    """Return the instant that a caller names."""
+    return None if given is None else (given - _EPOCH) // _MICROSECOND
+
+
+def shown(kind: type[T], record: Any, **more: Any) -> T:
+    """Return a view of a record: the fields that both have, and more."""
+    shared = _shared(kind, record.__class__)
+    fields = {name: convert(getattr(record, name)) for name, convert in shared if name not in more}
+    return kind(**fields, **more)
+
+
+@lru_cache(maxsize=256)
+def _shared(kind: type[Struct], record: Hashable) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
+    hints = get_type_hints(kind)
+    known = set(getattr(record, "__struct_fields__", ()))
+    return tuple(
+        (name, _moment_or_none if hints[name] is datetime or datetime in get_args(hints[name]) else _same)
+        for name in kind.__struct_fields__
+        if name in known
+    )
+
+
+def _moment_or_none(value: Instant | None) -> datetime | None:
+    return None if value is None else moment(value)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+class Failure(Struct, frozen=True):
+    """An error as it was recorded, without its traceback."""
+
+    code: str
+    message: str
+    retryable: bool = False
+    category: str = ""
+
+
+def failure_of(error: ErrorInfo | None) -> Failure | None:
+    """Return a recorded error as callers see it."""
+    return None if error is None else Failure(error.code, error.message, error.retryable, error.category)
+
+
+class RunStarted(Struct, frozen=True, kw_only=True):
+    """A run that is there now, by this request or by an earlier one that was the same."""
+
+    run_id: str
+    workflow: str
+    workflow_version: str
+
+
+class RunView(Struct, frozen=True, kw_only=True):
+    """A run without its history. `last_event_seq` is the number of its last event."""
+
+    run_id: str
+    workflow: str
+    workflow_version: str
+    status: RunStatus
+    tenant: str
+    project: str
+    environment: str
+    request_id: str
+    created_at: datetime
+    updated_at: datetime
+    last_event_seq: int
+    finished_at: datetime | None = None
+    parent_run_id: str | None = None
+    reference_key: str | None = None
+    tags: tuple[str, ...] = ()
+    waiting_kind: str | None = None
+    waiting_until: datetime | None = None
+    active_task_id: str | None = None
+    last_error: Failure | None = None
+    node: str | None = None
+
+
+def run_view(head: RunHead) -> RunView:
+    """Return a run as callers see it."""
+    snapshot = head.snapshot
+    return shown(
+        RunView,
+        head,
+        workflow=head.plan_id,
+        workflow_version=head.plan_version,
+        request_id=head.run_request_id,
+        last_event_seq=head.version,
+        waiting_kind=snapshot.waiting_kind if snapshot else None,
+        waiting_until=_moment_or_none(snapshot.waiting_until) if snapshot else None,
+        active_task_id=snapshot.active_task_id if snapshot else None,
+        last_error=failure_of(snapshot.last_error) if snapshot else None,
+        node=head.lease_owner,
+    )
+
+
+class EngineRef(Struct, frozen=True):
+    """Who appended an event: the node, and the epoch of the lease under which it did."""
+
+    node: str
+    epoch: int
+    provider: str
+
+
+class EventView(Struct, frozen=True, kw_only=True):
+    """One entry of a run's history. `data` differs by `event_type`; what is not known there is kept and skipped."""
+
+    run_id: str
+    run_seq: int
+    event_id: str
+    event_type: str
+    step_id: str | None
+    engine_attempt_id: int | None
+    logical_attempt_id: int | None
+    data: Raw
+    idempotency_key: str
+    emitted_at: datetime
+    persisted_at: datetime
+    adapter_version: str
+    engine_run_ref: EngineRef
+    caused_by_signal_id: str | None
+    parent_event_id: str | None
+    schema_version: int
+
+
+def event_view(event: Event) -> EventView:
+    """Return an event as callers see it."""
+    by = event.engine_run_ref
+    return shown(
+        EventView,
+        event,
+        data=Raw(codec.encode_body(event.data).encode()),
+        engine_run_ref=EngineRef(by.node, by.epoch, by.provider),
+    )
+
+
+class StepView(Struct, frozen=True, kw_only=True):
+    """One step of a run, as operators see it."""
+
+    step_id: str
+    status: StepStatus
+    kind: str
+    logical_attempt_id: int
+    engine_attempt_id: int
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+    artifacts: tuple[ArtifactRef, ...] = ()
+    error: StepError | None = None
+
+
+class SnapshotView(Struct, frozen=True, kw_only=True):
+    """A run as operators see it, projected from its events up to `last_event_seq`.
+
+    With `is_stale` events are missing behind that one: look again when they are there.
+    """
+
+    run_id: str
+    status: RunStatus
+    last_event_seq: int
+    substatus: str | None = None
+    steps: tuple[StepView, ...] = ()
+    artifacts: tuple[ArtifactRef, ...] = ()
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+    total_duration_ms: int | None = None
+    is_cancelling: bool = False
+    is_stale: bool = False
+
+
+def snapshot_view(snapshot: RunSnapshot, is_stale: bool = False) -> SnapshotView:
+    """Return a projection as callers see it."""
+    steps = tuple(shown(StepView, step) for step in snapshot.steps)
+    return shown(SnapshotView, snapshot, steps=steps, is_stale=is_stale)
+
+
+class AcceptedSignal(Struct, frozen=True, kw_only=True):
+    """What every sender of the same signal is told, on every transport. `workflow_id` is the run's id."""
+
+    accepted: bool
+    workflow_id: str
+    signal_name: str
+    signal_id: str
+    accepted_at: datetime
+    signal_storage_key: str
+
+
+def accepted_signal(result: AcceptedSignalResult) -> AcceptedSignal:
+    """Return an acceptance as callers see it."""
+    return shown(AcceptedSignal, result)
+
+
+class WaitView(Struct, frozen=True, kw_only=True):
+    """An open wait for a signal. `step_id` addresses exactly this one."""
+
+    run_id: str
+    step_id: str
+    name: str
+    since: datetime
+    until: datetime | None = None
+
+
+def wait_view(wait: Wait) -> WaitView:
+    """Return a wait as callers see it."""
+    return shown(WaitView, wait)
+
+
+class TaskItem(Struct, frozen=True, kw_only=True):
+    """What a human is asked, and how it stands. `form` is the JSON Schema of the answer."""
+
+    task_id: str
+    run_id: str
+    step_id: str
+    workflow: str
+    name: str
+    status: str
+    created_at: datetime
+    task_type: str = ""
+    route: str = ""
+    payload: Raw
+    form: Raw
+    roles: tuple[str, ...] = ()
+    assignee: str | None = None
+    due_at: datetime | None = None
+    completed_at: datetime | None = None
+    completed_by: str | None = None
+    approvals: int = 1
+    of: int | None = None
+    answered_by: tuple[str, ...] = ()
+    reminders: int = 0
+    is_escalated: bool = False
+    is_overdue: bool = False
+
+
+def task_item(task: TaskView) -> TaskItem:
+    """Return a task as callers see it."""
+    return shown(TaskItem, task, workflow=task.plan_id)
+
+
+class LetterView(Struct, frozen=True, kw_only=True):
+    """A message that nobody could handle, and why. Its envelope is shown only where one letter is asked for."""
+
+    letter_id: str
+    run_id: str
+    reason: str
+    detail: str
+    node: str
+    died_at: datetime
+    settled: str | None = None
+    settled_by: str = ""
+    settled_at: datetime | None = None
+
+
+def letter_view(letter: DeadLetter) -> LetterView:
+    """Return a dead letter as callers see it."""
+    return shown(LetterView, letter)

@@ -1,0 +1,61 @@
+"""The description says what the service does: shown by asking it nonsense, ours and Schemathesis'."""
+
+import asyncio
+import importlib.util
+import sys
+from asyncio.subprocess import PIPE, STDOUT
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.service.openapi import describe
+from holdfast.service.operations import CATALOGUE
+from tests.service.fuzz import play
+from tests.service.test_server import process
+
+CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+
+
+@pytest.mark.contract("API-1", "API-2")
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_nonsense_is_answered_as_described(seed: int) -> None:
+    seen = await play(600, seed)
+    assert len({name for name, _ in seen}) == len(CATALOGUE)
+
+
+@pytest.mark.slow
+@pytest.mark.contract("API-1", "API-2")
+@pytest.mark.skipif(importlib.util.find_spec("schemathesis") is None, reason="Schemathesis is not installed")
+async def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
+    async with process("memory://", "works", seconds=110) as (_, port):
+        place = f"http://127.0.0.1:{port}/openapi.json"
+        command = [sys.executable, "-m", "schemathesis.cli", "run", place, "--checks", CHECKS, "--max-examples", "5"]
+        command += ["--seed", "1", "--phases", "examples,coverage,fuzzing"]
+        asked = await asyncio.create_subprocess_exec(*command, cwd=tmp_path, stdout=PIPE, stderr=STDOUT)
+        said, _ = await asked.communicate()
+        assert asked.returncode == 0, said.decode()
+
+
+def references(value: Any) -> set[str]:
+    """Return everything that is referred to."""
+    if isinstance(value, dict):
+        found = {value["$ref"]} if isinstance(value.get("$ref"), str) else set()
+        return found.union(*(references(part) for part in value.values()))
+    return set().union(*(references(part) for part in value)) if isinstance(value, list) else set()
+
+
+@pytest.mark.contract("API-1")
+def test_the_description_is_whole() -> None:
+    description = describe(CATALOGUE)
+    assert description["openapi"] == "3.1.0"
+    schemas = description["components"]["schemas"]
+    assert {reference.rpartition("/")[2] for reference in references(description)} == set(schemas)
+    for path, verbs in description["paths"].items():
+        for verb, operation in verbs.items():
+            named = {parameter["name"] for parameter in operation.get("parameters", ()) if parameter["in"] == "path"}
+            assert named == set(CATALOGUE[operation["operationId"]].path_fields), (verb, path)
+            assert {"422", "500", "503", "504"} < operation["responses"].keys()
+            for status, response in operation["responses"].items():
+                kind = "application/json" if int(status) < 400 else "application/problem+json"
+                assert set(response["content"]) == {kind}

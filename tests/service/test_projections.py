@@ -1,0 +1,54 @@
+"""Snapshots that are kept: they go on from their watermark, and a gap is said and never skipped."""
+
+from typing import Any
+
+import pytest
+
+from holdfast.core.events import Event
+from tests.service.stage import on_stage
+
+pytestmark = pytest.mark.contract("EVT-6", "PRJ-3")
+
+
+async def test_a_snapshot_goes_on_from_its_watermark() -> None:
+    async with on_stage() as stage:
+        run_id = await stage.start("order", order_id="o-1")
+        await stage.until("signals.waits", {"run_id": run_id}, lambda page: page["items"])
+        first = (await stage.rest("runs.snapshot", {"run_id": run_id}))[1]
+        store: Any = stage.app.opened().store
+        begins: list[int] = []
+        read_events = store.read_events
+
+        async def watched(run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
+            begins.append(after)
+            return list(await read_events(run_id, after, limit))
+
+        store.read_events = watched
+        assert (await stage.rest("runs.snapshot", {"run_id": run_id}))[1] == first
+        assert begins == [first["last_event_seq"]]
+        store.read_events = read_events
+        await stage.rest("runs.terminate", {"run_id": run_id, "wait": True})
+        last = (await stage.rest("runs.snapshot", {"run_id": run_id}))[1]
+        assert (last["status"], last["is_stale"]) == ("CANCELLED", False)
+
+
+async def test_a_gap_is_said_and_closes() -> None:
+    async with on_stage() as stage:
+        run_id = await stage.start("echo")
+        await stage.until("runs.result", {"run_id": run_id, "wait_s": 5}, lambda outcome: outcome["is_finished"])
+        store: Any = stage.app.opened().store
+        read_events = store.read_events
+
+        async def with_a_gap(run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
+            return [event for event in await read_events(run_id, after, limit) if event.run_seq != 2]
+
+        store.read_events = with_a_gap
+        stale = (await stage.rest("runs.snapshot", {"run_id": run_id}))[1]
+        assert (stale["is_stale"], stale["last_event_seq"], stale["status"]) == (True, 1, "PENDING")
+        [alert] = (await stage.rest("system.alerts", {}))[1]["items"]
+        assert (alert["code"], alert["priority"], alert["run_id"]) == ("PROJECTOR_GAP_DETECTED", 1, run_id)
+        assert (await stage.rest("system.alerts", {"after": alert["number"]}))[1]["items"] == []
+        assert (await stage.rest("system.stats", {}))[1]["alerts"] == {"PROJECTOR_GAP_DETECTED": 1}
+        store.read_events = read_events
+        fresh = (await stage.rest("runs.snapshot", {"run_id": run_id}))[1]
+        assert (fresh["is_stale"], fresh["status"]) == (False, "COMPLETED")

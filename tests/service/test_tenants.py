@@ -1,0 +1,148 @@
+"""What belongs to another tenant is not there, whatever is asked; and what a scope does not grant is refused."""
+
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.errors import NotPermitted
+from holdfast.service.calling import Headers, Principal
+from holdfast.service.examples import ASKS
+from holdfast.service.operations import CATALOGUE
+from holdfast.service.tenancy import TenantView
+from holdfast.store.port import RunQuery
+from holdfast.testing.clock import VirtualClock
+from tests.service.scenes import dead_letter
+from tests.service.stage import Stage, on_stage
+
+
+async def by_header(headers: Headers) -> Principal:
+    """Say who asks: the name and the tenant are in headers, which a real service would not believe."""
+    name = headers.get(b"x-name", b"ann").decode()
+    tenant = headers.get(b"x-tenant", b"").decode() or None
+    scopes = headers.get(b"x-scopes")
+    granted = None if scopes is None else frozenset(scopes.decode().split())
+    return Principal(name=name, tenant=tenant, scopes=granted, is_admin=name == "ann", roles=("clerk",))
+
+
+async def start(stage: Stage, tenant: str, workflow: str = "patient", **input: Any) -> str:
+    """Start a run for a tenant."""
+    status, answer = await stage.rest("runs.start", {"workflow": workflow, "input": input}, **{"x-tenant": tenant})
+    assert status == 201, answer
+    return str(answer["run_id"])
+
+
+@pytest.mark.contract("API-4")
+async def test_runs_of_others_are_not_there() -> None:
+    async with on_stage(authenticate=by_header) as stage:
+        mine, theirs = await start(stage, "a"), await start(stage, "b")
+        run = (await stage.rest("runs.get", {"run_id": mine}, **{"x-tenant": "a"}))[1]
+        assert run["tenant"] == "a"
+        for name, operation in CATALOGUE.items():
+            if "run_id" not in operation.path_fields:
+                continue
+            ask = {**ASKS[name], "run_id": theirs, "actor": "ann"} if operation.has_body else {"run_id": theirs}
+            ask |= {field: ASKS[name][field] for field in operation.path_fields if field != "run_id"}
+            if "actor" not in operation.ask.__struct_fields__:
+                ask.pop("actor", None)
+            status, problem = await stage.rest(name, ask, **{"x-tenant": "a"})
+            assert (status, problem.get("code")) == (404, "NotFound"), (name, problem)
+        page = (await stage.rest("runs.list", {}, **{"x-tenant": "a"}))[1]
+        assert [item["run_id"] for item in page["items"]] == [mine]
+        assert len((await stage.rest("runs.list", {}))[1]["items"]) == 2, "without a tenant all are seen"
+        mailbox = (await stage.rest("signals.mailbox", {"run_id": theirs}))[1]
+        assert mailbox["items"] == [], "nothing came through"
+
+
+@pytest.mark.contract("API-4")
+async def test_waits_and_signals_of_others_are_not_there() -> None:
+    async with on_stage(authenticate=by_header) as stage:
+        runs = [await start(stage, tenant) for tenant in "bbbabbbab"]
+        mine = sorted([runs[3], runs[7]])
+        await stage.until("signals.waiting", {}, lambda page: len(page["items"]) == 9)
+        first = (await stage.rest("signals.waiting", {"limit": 1}, **{"x-tenant": "a"}))[1]
+        rest = (await stage.rest("signals.waiting", {"cursor": first["next"]}, **{"x-tenant": "a"}))[1]
+        assert [wait["run_id"] for wait in first["items"] + rest["items"]] == mine
+        assert rest["next"] is None
+        signals = [{"run_id": run_id, "name": "other"} for run_id in runs]
+        sent = (await stage.rest("signals.send_many", {"signals": signals}, **{"x-tenant": "a"}))[1]["items"]
+        assert [index for index, item in enumerate(sent) if item["result"]] == [3, 7]
+        assert {item["problem"]["code"] for item in sent if item["problem"]} == {"NotFound"}
+
+
+@pytest.mark.contract("API-4", "TSK-1")
+async def test_tasks_of_others_are_not_there() -> None:
+    async with on_stage(authenticate=by_header) as stage:
+        for tenant in "ab":
+            await start(stage, tenant, "asking", who=tenant)
+        page = await stage.until("tasks.list", {}, lambda page: len(page["items"]) == 2)
+        theirs = next(task["task_id"] for task in page["items"] if task["payload"]["who"] == "b")
+        mine = (await stage.rest("tasks.list", {}, **{"x-tenant": "a"}))[1]["items"]
+        assert [task["payload"]["who"] for task in mine] == ["a"]
+        for name in ("tasks.get", "tasks.history", "tasks.claim", "tasks.release"):
+            status, problem = await stage.rest(name, {"task_id": theirs}, **{"x-tenant": "a"})
+            assert (status, problem["code"]) == (404, "NotFound"), name
+        ask = {"task_id": theirs, "answer": True}
+        assert (await stage.rest("tasks.complete", ask, **{"x-tenant": "a"}))[0] == 404
+        assert (await stage.rest("tasks.complete", ask, **{"x-tenant": "b"}))[0] == 200
+
+
+@pytest.mark.contract("API-4")
+async def test_dead_letters_of_others_are_not_there() -> None:
+    clock = VirtualClock()
+    async with on_stage(hf.MemoryStore(clock), authenticate=by_header) as stage:
+        letter_id = await dead_letter(stage, clock)  # of the tenant "default"
+        assert (await stage.rest("letters.list", {}, **{"x-tenant": "a"}))[1]["items"] == []
+        for name in ("letters.get", "letters.requeue", "letters.drop"):
+            assert (await stage.rest(name, {"letter_id": letter_id}, **{"x-tenant": "a"}))[0] == 404, name
+        headers = {"x-tenant": "default"}
+        assert (await stage.rest("letters.get", {"letter_id": letter_id}, **headers))[0] == 200
+        assert (await stage.rest("letters.drop", {"letter_id": letter_id}, **headers))[0] == 200
+
+
+@pytest.mark.contract("API-4")
+async def test_a_tenant_does_not_see_the_installation() -> None:
+    async with on_stage(authenticate=by_header) as stage:
+        for name in ("system.stats", "system.queues", "system.nodes"):
+            status, problem = await stage.rest(name, {}, **{"x-tenant": "a"})
+            assert (status, problem["code"]) == (403, "NotPermitted")
+            assert (await stage.rest(name, {}))[0] == 200
+
+
+@pytest.mark.contract("API-4")
+async def test_verbs_that_nobody_thought_about_are_closed() -> None:
+    store: Any = TenantView(hf.MemoryStore(), "a")
+    for verb in ("commit", "claim", "purge", "create", "stats"):
+        with pytest.raises(NotPermitted):
+            getattr(store, verb)
+    assert await store.find_runs(RunQuery(tenant="b")) == []
+
+
+@pytest.mark.contract("API-4")
+@pytest.mark.parametrize("name", CATALOGUE)
+async def test_every_operation_needs_its_scope(name: str) -> None:
+    scope = CATALOGUE[name].scope
+    async with on_stage(authenticate=by_header) as stage:
+        ask = ASKS[name] | ({"actor": "ann"} if "actor" in ASKS[name] else {})
+        status, problem = await stage.rest(name, ask, **{"x-scopes": "nothing:read"})
+        if scope is None:
+            assert status == 200
+            return
+        assert (status, problem["code"], problem["details"]) == (403, "NotPermitted", {"scope": scope})
+        both = f"{scope} runs:write"  # what starts a run needs that too
+        assert (await stage.rest(name, ask, **{"x-scopes": both}))[0] != 403
+
+
+@pytest.mark.contract("TSK-1", "API-4")
+async def test_nobody_acts_for_somebody_else() -> None:
+    async with on_stage(authenticate=by_header) as stage:
+        run_id = await start(stage, "a", "asking", who="x")
+        page = await stage.until("tasks.list", {"run_id": run_id}, lambda page: page["items"])
+        task_id = page["items"][0]["task_id"]
+        for ask in ({"actor": "ann"}, {"actor_roles": ["boss"]}):
+            status, problem = await stage.rest("tasks.claim", {"task_id": task_id, **ask}, **{"x-name": "bob"})
+            assert (status, problem["code"]) == (403, "NotPermitted")
+        status, problem = await stage.rest("runs.cancel", {"run_id": run_id, "actor": "ann"}, **{"x-name": "bob"})
+        assert (status, problem["code"]) == (403, "NotPermitted")
+        task = (await stage.rest("tasks.claim", {"task_id": task_id}, **{"x-name": "bob"}))[1]
+        assert task["assignee"] == "bob", "with the roles of who asks"
