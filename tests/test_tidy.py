@@ -30,6 +30,7 @@ SWALLOWING_ALLOWED: dict[str, str] = {
     "holdfast/program/failures.py:_message": "an exception that cannot even be shown is recorded by its type",
     "holdfast/program/failures.py:_traceback": "an exception that cannot even be shown is recorded by its type",
     "holdfast/program/loop.py:_let_go": "what a coroutine raises while it is let go is nobody's concern",
+    "holdfast/program/loop.py:DeterministicLoop._run_ready": "its task has it as its exception, and ends with it",
     "holdfast/program/loop.py:settle": "raised in the workflow, where the condition is awaited",
     "holdfast/store/nats_wakeups.py:NatsWakeups._keep_connected": "logged; a wake-up that is lost costs latency only",
     "holdfast/service/jsonrpc.py:JsonRpc.__call__": "logged, and answered as InternalError",
