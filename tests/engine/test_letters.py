@@ -16,7 +16,6 @@ from holdfast.core.letters import DeadLetterQuery
 from holdfast.core.messages import Message
 from holdfast.core.state import RunStatus, state_of
 from holdfast.engine.handle import RunHandle
-from holdfast.engine.letters import Fate
 from holdfast.engine.turn import TurnDraft, aside_turn
 from holdfast.errors import Conflict, CorruptHistory, InvalidInput, NotFound, RunTerminal, StoreCorrupt
 from holdfast.limits import ERROR_TEXT_CHARS
@@ -310,13 +309,14 @@ async def test_a_receipt_can_be_followed() -> None:
     async with scene() as here:
         run = await here.start("bad")
         unwanted = await run.signal("other", 1, signal_id="s-0")
-        assert await run.follow(unwanted) == Fate(status="accepted")
+        assert (await run.receipt(unwanted)).status == "accepted"
         wanted = await run.signal("go", "x", signal_id="s-1")
         received = await until_event(run, "SignalReceived")
-        assert await run.follow(wanted) == Fate(status="consumed", run_seq=received.run_seq)
+        consumed = await run.receipt(wanted)
+        assert (consumed.status, consumed.consumed_at_event) == ("consumed", received.run_seq)
         await run.result()
-        fate = await run.follow(unwanted)
-        assert (fate.status, fate.reason) == ("expired", "the run was COMPLETED before anything wanted the signal")
+        expired = await run.receipt(unwanted)
+        assert (expired.status, expired.reason) == ("expired", "the run was COMPLETED before a wait took it")
         with pytest.raises(NotFound):
-            await run.follow(replace(unwanted, signal_storage_key="x_y.json"))
+            await run.receipt(replace(unwanted, signal_storage_key="x_y.json"))
         assert await here.store.find_dead_letters(DeadLetterQuery()) == []

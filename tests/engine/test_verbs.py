@@ -19,9 +19,6 @@ from holdfast.testing.samples import SampleNode
 from tests.engine.place import until_event, until_status
 
 WAITS = "waits"
-RECEIPT = AcceptedSignalResult(
-    workflow_id="nowhere", signal_name="go", signal_id="s", accepted_at=0, signal_storage_key="x_y.json"
-)
 STATUSES: tuple[RunStatus, ...] = (PENDING, APPROVED, RUNNING, PAUSED, COMPLETED, FAILED, CANCELLED)
 VERBS: dict[str, Callable[[RunHandle[Any]], Awaitable[Any]]] = {
     "signal": lambda run: run.signal("go", "x"),
@@ -33,7 +30,6 @@ VERBS: dict[str, Callable[[RunHandle[Any]], Awaitable[Any]]] = {
     "skip_step": lambda run: run.skip_step("nowhere"),
     "stop": lambda run: run.stop(),
     "retry_run": lambda run: run.retry_run(signal_id="again"),
-    "follow": lambda run: run.follow(RECEIPT),
     "query": lambda run: run.query("colour"),
     "update": lambda run: run.update("double", number=2),
     "update_with": lambda run: run.update_with("double", {"number": 2}),
@@ -59,7 +55,6 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
     "skip_step": (*FINE, *DONE),
     "stop": (*FINE, *DONE),
     "retry_run": (*(Conflict,) * 4, *(RunHandle,) * 3),
-    "follow": (NotFound,) * 7,
     "query": (InvalidInput, InvalidInput, "blue", "blue", "blue", "blue", "blue"),
     "update": (WAITS, WAITS, 4, WAITS, *DONE),
     "update_with": (WAITS, WAITS, 4, WAITS, *DONE),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.letters import DeadLetterQuery, Settled
-from holdfast.engine.letters import Fate, fate_of
+from holdfast.engine.following import receipt_of
 from holdfast.errors import InvalidInput, StoreCorrupt, StoreUnavailable, StoreUnsafe
 from holdfast.store.port import Accepted, Created, Duplicate, Refused, RunQuery
 from holdfast.store.sqlite import SqliteStore
@@ -140,13 +140,14 @@ async def test_a_signal_that_cannot_be_read_becomes_a_dead_letter_and_its_sender
     [accepted] = await store.deliver([request])
     assert isinstance(accepted, Accepted)
     assert accepted.result is not None
-    assert await fate_of(store, accepted.result) == Fate(status="accepted")
+    sent = ("bad", "go", "s-1", accepted.result.signal_storage_key)
+    assert (await receipt_of(store, *sent)).status == "accepted"
     change(tmp_path / "a.db", "UPDATE signals SET payload = '{oops'")
     [run] = await SampleNode(store).claim()
     assert run.signals == ()
-    fate = await fate_of(store, accepted.result)
-    assert (fate.status, fate.run_seq) == ("dead-lettered", None)
-    assert fate.reason == "undecodable: the payload of signal 'go', 's-1' cannot be read"
+    receipt = await receipt_of(store, *sent)
+    assert (receipt.status, receipt.consumed_at_event) == ("dead-lettered", None)
+    assert receipt.reason == "undecodable: the payload of signal 'go', 's-1' cannot be read"
     assert isinstance((await store.deliver([request]))[0], Duplicate)  # what was promised stands
     await store.close()
 

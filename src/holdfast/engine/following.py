@@ -6,20 +6,25 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from holdfast.core import codec
+from holdfast.core.idempotency import signal_uuid
 from holdfast.core.instants import Instant
+from holdfast.core.letters import DeadLetterQuery, letter_id
 from holdfast.core.messages import RESERVED_PREFIX, Signal
 from holdfast.core.records import Wait
 from holdfast.core.state import TERMINAL
+from holdfast.engine.recording import head_of
 from holdfast.errors import NotFound
 from holdfast.store import port
-from holdfast.store.guards import no_such_run
 
 
 class Receipt(Struct, frozen=True, kw_only=True):
-    """What has become of a signal that was accepted. `consumed_at_event` is the run_seq of the event that took it."""
+    """What has become of a signal that was accepted. `consumed_at_event` is the run_seq of the event that took it.
+
+    Of a signal that nobody could read, and that was dead-lettered for it, `accepted_at` is not known any more.
+    """
 
     status: Literal["accepted", "consumed", "expired", "dead-lettered"]
-    accepted_at: Instant
+    accepted_at: Instant | None = None
     consumed_at_event: int | None = None
     reason: str | None = None
 
@@ -35,26 +40,39 @@ class Unconsumed(Struct, frozen=True, kw_only=True):
     step_id: str | None = None
 
 
-async def receipt_of(store: port.Store, run_id: str, name: str, signal_id: str) -> Receipt:
-    """Return what has become of the last signal with this name and id."""
-    head = await _head(store, run_id)  # before the mailbox: of a run that has ended, what is left there stays there
-    last = None
+async def receipt_of(
+    store: port.Store, run_id: str, name: str, signal_id: str, storage_key: str | None = None
+) -> Receipt:
+    """Return what has become of a signal: of the one with this storage key, else of the last with this name and id."""
+    head = await head_of(store, run_id)  # before the mailbox: of a run that has ended, what is left there stays there
+    wanted = None if storage_key is None else signal_uuid(storage_key)
+    found = None
     query = port.MailboxQuery(run_id=run_id, name=name, signal_id=signal_id, consumed=True)
     async for signal in _mailbox(store, query):
-        last = signal
-    if last is None:
-        raise NotFound(f"run {run_id!r} has accepted no signal {name!r} with this signal_id", run_id=run_id)
-    if last.consumed_seq is not None:
-        return Receipt(status="consumed", accepted_at=last.accepted_at, consumed_at_event=last.consumed_seq)
+        if wanted is None or signal.id == wanted:
+            found = signal
+    if found is None:
+        return await _dead(store, run_id, name, wanted)
+    if found.consumed_seq is not None:
+        return Receipt(status="consumed", accepted_at=found.accepted_at, consumed_at_event=found.consumed_seq)
     if head.status in TERMINAL:
         reason = f"the run was {head.status} before a wait took it"
-        return Receipt(status="expired", accepted_at=last.accepted_at, reason=reason)
-    return Receipt(status="accepted", accepted_at=last.accepted_at)
+        return Receipt(status="expired", accepted_at=found.accepted_at, reason=reason)
+    return Receipt(status="accepted", accepted_at=found.accepted_at)
+
+
+async def _dead(store: port.Store, run_id: str, name: str, id_: str | None) -> Receipt:
+    """Return the receipt of a signal that is not in the mailbox: nobody could read it, or it was never there."""
+    if id_ is not None:
+        query = DeadLetterQuery(letter_id=letter_id(run_id, id_), settled=True)
+        for letter in await store.find_dead_letters(query):
+            return Receipt(status="dead-lettered", reason=f"{letter.reason}: {letter.detail}")
+    raise NotFound(f"run {run_id!r} has accepted no signal {name!r} with this signal_id", run_id=run_id)
 
 
 async def mailbox_of(store: port.Store, run_id: str) -> list[Unconsumed]:
     """Return the signals that no wait has taken, oldest first."""
-    await _head(store, run_id)
+    await head_of(store, run_id)
     found = [signal async for signal in _mailbox(store, port.MailboxQuery(run_id=run_id))]
     now = await store.now()
     return [
@@ -95,10 +113,3 @@ async def _mailbox(store: port.Store, query: port.MailboxQuery) -> AsyncIterator
             consumed=query.consumed,
             after=page[-1].inbox_seq,
         )
-
-
-async def _head(store: port.Store, run_id: str) -> port.RunHead:
-    [run] = await store.load([run_id])
-    if run is None:
-        raise no_such_run(run_id)
-    return run.head

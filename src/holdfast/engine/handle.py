@@ -13,7 +13,6 @@ from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.engine.controls import Commands, Operators
 from holdfast.engine.finishes import Finish
 from holdfast.engine.following import Receipt, Unconsumed, mailbox_of, receipt_of
-from holdfast.engine.letters import Fate, fate_of
 from holdfast.engine.node import Node
 from holdfast.engine.recording import head_of, recorded
 from holdfast.engine.sending import Sender
@@ -93,13 +92,14 @@ class RunHandle(Commands, Generic[R]):
         )
         return await self._sender.send(request, self._definition)
 
-    async def receipt(self, name: str, signal_id: str) -> Receipt:
-        """Return what has become of a signal: still there, consumed at an event, or left over when the run ended."""
-        return await receipt_of(self._store, self.run_id, name, signal_id)
+    async def receipt(self, sent: AcceptedSignalResult | str, signal_id: str = "") -> Receipt:
+        """Return what became of a signal: waiting, consumed by which event, expired, or dead-lettered and why.
 
-    async def follow(self, receipt: AcceptedSignalResult) -> Fate:
-        """Return what became of a signal: waiting, consumed by which event, expired, or dead-lettered and why."""
-        return await fate_of(self._store, receipt)
+        `sent` is what `signal` returned. Whoever has that no more gives the signal's name and its `signal_id`.
+        """
+        if isinstance(sent, str):
+            return await receipt_of(self._store, self.run_id, sent, signal_id)
+        return await receipt_of(self._store, self.run_id, sent.signal_name, sent.signal_id, sent.signal_storage_key)
 
     async def mailbox(self) -> list[Unconsumed]:
         """Return the signals that no wait has taken, oldest first, with their age."""

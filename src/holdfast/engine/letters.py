@@ -1,17 +1,10 @@
-"""Dead letters as operators see them, and what became of a signal that was accepted."""
-
-from typing import Literal
-
-from msgspec import Struct
+"""Dead letters as operators see them."""
 
 from holdfast.core import codec
-from holdfast.core.idempotency import signal_uuid
-from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settlement, letter_id
-from holdfast.core.messages import AcceptedSignalResult, Message
-from holdfast.core.state import TERMINAL
-from holdfast.engine.recording import head_of
-from holdfast.errors import InvalidInput, NotFound
-from holdfast.store.port import MailboxQuery, Refused, Store
+from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settlement
+from holdfast.core.messages import Message
+from holdfast.errors import InvalidInput
+from holdfast.store.port import Refused, Store
 
 
 class Letter:
@@ -47,28 +40,3 @@ class Letter:
 async def find_letters(store: Store, query: DeadLetterQuery) -> list[Letter]:
     """Return the letters that the query names."""
     return [Letter(store, record) for record in await store.find_dead_letters(query)]
-
-
-class Fate(Struct, frozen=True, kw_only=True):
-    """What became of a signal: it waits, or was consumed by event `run_seq`, or came to nothing, and why."""
-
-    status: Literal["accepted", "consumed", "expired", "dead-lettered"]
-    run_seq: int | None = None
-    reason: str = ""
-
-
-async def fate_of(store: Store, receipt: AcceptedSignalResult) -> Fate:
-    """Follow a receipt. A run that is gone, or never took this signal: `NotFound`."""
-    run_id, id_ = receipt.workflow_id, signal_uuid(receipt.signal_storage_key)
-    head = await head_of(store, run_id)
-    query = MailboxQuery(run_id=run_id, name=receipt.signal_name, signal_id=receipt.signal_id, consumed=True)
-    for signal in await store.find_mailbox(query):
-        if signal.id == id_:
-            if signal.consumed_seq is not None:
-                return Fate(status="consumed", run_seq=signal.consumed_seq)
-            if head.status in TERMINAL:
-                return Fate(status="expired", reason=f"the run was {head.status} before anything wanted the signal")
-            return Fate(status="accepted")
-    for letter in await store.find_dead_letters(DeadLetterQuery(letter_id=letter_id(run_id, id_), settled=True)):
-        return Fate(status="dead-lettered", reason=f"{letter.reason}: {letter.detail}")
-    raise NotFound(f"run {run_id} has not taken this signal", run_id=run_id, signal_id=receipt.signal_id)

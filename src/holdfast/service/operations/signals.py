@@ -8,7 +8,6 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from holdfast.core import codec
 from holdfast.core.messages import RESERVED_PREFIX, AcceptedSignalResult, SignalRequest
 from holdfast.engine.following import receipt_of
-from holdfast.engine.letters import fate_of
 from holdfast.engine.recording import head_of
 from holdfast.engine.sending import FirstSignal, Outgoing, result_of
 from holdfast.errors import (
@@ -184,18 +183,8 @@ class ReceiptView(Struct, frozen=True, kw_only=True):
 )
 async def receipt(call: Call, ask: FollowSignal) -> ReceiptView:
     """Return what has become of a signal: waiting, consumed by which event, expired, or dead-lettered and why."""
-    if ask.signal_storage_key is None:
-        found = await receipt_of(call.store, ask.run_id, ask.name, ask.signal_id)
-        return ReceiptView(status=found.status, consumed_at_event=found.consumed_at_event, reason=found.reason)
-    accepted = AcceptedSignalResult(
-        workflow_id=ask.run_id,
-        signal_name=ask.name,
-        signal_id=ask.signal_id,
-        accepted_at=0,
-        signal_storage_key=ask.signal_storage_key,
-    )
-    fate = await fate_of(call.store, accepted)
-    return ReceiptView(status=fate.status, consumed_at_event=fate.run_seq, reason=fate.reason or None)
+    found = await receipt_of(call.store, ask.run_id, ask.name, ask.signal_id, ask.signal_storage_key)
+    return ReceiptView(status=found.status, consumed_at_event=found.consumed_at_event, reason=found.reason)
 
 
 class ListWaits(Ask, frozen=True, kw_only=True):
