@@ -19,6 +19,8 @@ Ownership = Literal["single-owner", "cas-required"]
 """How commits are guarded: by the deployment's promise of one owner, or by the store's conditional writes."""
 
 PREFIX = "HOLDFAST_"
+FOR_CLIENTS = frozenset({"HOLDFAST_SERVER", "HOLDFAST_TOKEN"})
+"""Variables of the same environment that say whom to ask, and are no settings of a store or a node."""
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,7 +61,7 @@ def load_settings(environ: Mapping[str, str], file: Path | None = None, **argume
     if file is not None:
         _merge(given, _read(file))
     for name, value in environ.items():
-        if name.startswith(PREFIX):
+        if name.startswith(PREFIX) and name not in FOR_CLIENTS:
             _merge(given, _nested(name.removeprefix(PREFIX).lower().split("__"), value))
     _merge(given, arguments)
     try:

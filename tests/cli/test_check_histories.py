@@ -232,9 +232,9 @@ def test_a_store_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     (tmp_path / "same.py").write_text(SHOP)
     (tmp_path / "empty.db").touch()
     for address, code, reason in [
-        ("sqlite:///missing.db", 3, "missing.db: there is no such store"),
-        ("sqlite:///empty.db", 3, "empty.db: the file is empty"),
-        ("sqlite:///same.py", 3, "same.py: the file is"),
+        ("sqlite:///missing.db", 6, "missing.db: there is no such store"),
+        ("sqlite:///empty.db", 6, "empty.db: the file is empty"),
+        ("sqlite:///same.py", 6, "same.py: the file is"),
         ("memory://", 2, "begins empty"),
         ("missing.db", 2, "is not known"),
     ]:
@@ -253,13 +253,13 @@ def test_a_store_of_another_program_or_of_another_version_is_left_as_it_is(folde
         db.execute("DELETE FROM holdfast_schema WHERE version > 1")
         db.commit()
     done = check(folder, "same.py")
-    assert (done.returncode, done.stdout) == (3, "")
+    assert (done.returncode, done.stdout) == (6, "")
     assert "the schema is missing or old" in done.stderr
     with closing(sqlite3.connect(folder / "shop.db")) as db:
         db.execute("PRAGMA application_id = 7")
         db.commit()
     done = check(folder, "same.py")
-    assert (done.returncode, done.stdout) == (3, "")
+    assert (done.returncode, done.stdout) == (6, "")
     assert "belongs to another program" in done.stderr
 
 

@@ -293,7 +293,7 @@ def test_an_address_is_shown_without_passwords(address: str, shown: str) -> None
 def test_a_node_without_a_store_says_so(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(SHOP)
     done = run(tmp_path, "node", "shop.py", "--store", "sqlite:///nowhere/shop.db")
-    assert done.returncode == 3
+    assert done.returncode == 6
     assert "nowhere does not exist" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     done = run(tmp_path, "node", "shop.py", "--drain-s", "-1")

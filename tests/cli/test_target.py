@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import tomllib
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -12,7 +14,7 @@ import pytest
 
 from holdfast.cli.ending import end_of
 from holdfast.cli.main import commands, main
-from holdfast.errors import CorruptHistory, InvalidInput, StoreBusy
+from holdfast.errors import CorruptHistory, InvalidInput, NotFound, NotPermitted, RunTerminal, StoreError
 from tests.cli.console import run
 
 APP = "import holdfast as hf\napp = hf.App('shop')\n"
@@ -36,7 +38,7 @@ def test_an_app_is_named_by_file_or_by_module(tmp_path: Path, target: str) -> No
     (tmp_path / "pkg" / "deep.py").write_text(APP + ("import helper\n" if "/deep" in target else "import pkg.helper\n"))
     done = check(tmp_path, target)
     assert done.stderr == "holdfast: missing.db: there is no such store\n"
-    assert done.returncode == 3
+    assert done.returncode == 6
 
 
 @pytest.mark.parametrize(
@@ -127,12 +129,28 @@ def test_bad_usage_is_told_in_one_line(
 
 def test_each_command_and_each_of_its_options_is_on_the_page() -> None:
     page = (TOP / "docs" / "command-line.md").read_text()
-    told = {heading.split()[1]: heading for heading in re.findall(r"^## `(holdfast .*)`$", page, re.MULTILINE)}
-    names = {name for name in commands if not name.startswith("-")}
-    assert told.keys() == names
-    for name in names:
-        options = {option for each in commands[name].assemble_argument_collection() for option in each.names}
-        assert set(re.findall(r"--[a-z-]+", told[name])) == {option for option in options if option[:2] == "--"}
+    headings = re.findall(r"^## `holdfast (.*)`$", page, re.MULTILINE)
+    rows = re.findall(r"^\| `holdfast (.*)` \| (.*) \| `[\w.]+` \|$", page, re.MULTILINE)
+    told = {_words(heading): set(re.findall(r"--[a-z-]+", heading)) for heading in headings}
+    told |= {_words(head): set(re.findall(r"--[a-z-]+", options)) for head, options in rows}
+    shared = {"--server", "--token", "--store", "--app", "--json"}
+    found = {words: options - shared if "--server" in options else options for words, options in _all_commands()}
+    assert told == found, "python -m tools.commands writes the table"
+
+
+def _words(head: str) -> str:
+    return " ".join(itertools.takewhile(lambda word: word.islower() and word[0].isalpha(), head.split()))
+
+
+def _all_commands() -> Iterator[tuple[str, set[str]]]:
+    for name in (name for name in commands if not name.startswith("-")):
+        verbs = [verb for verb in commands[name] if not verb.startswith("-")]
+        for words in [[name, verb] for verb in verbs] or [[name]]:
+            command = commands
+            for word in words:
+                command = command[word]
+            options = {option for each in command.assemble_argument_collection() for option in each.names}
+            yield " ".join(words), {option for option in options if option[:2] == "--"}
 
 
 def test_the_installed_command_is_the_one_that_is_tested(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -152,7 +170,10 @@ def test_the_installed_command_is_the_one_that_is_tested(capsys: pytest.CaptureF
     [
         (CorruptHistory("it"), 1),
         (InvalidInput("it"), 2),
-        (StoreBusy("it"), 3),
+        (NotFound("it"), 3),
+        (RunTerminal("it"), 4),
+        (NotPermitted("it"), 5),
+        (StoreError("it"), 6),
         (KeyboardInterrupt(), 130),
     ],
 )
@@ -172,5 +193,5 @@ def test_what_nobody_expected_is_told_in_full(capsys: pytest.CaptureFixture[str]
 
     with pytest.raises(SystemExit) as ended:
         end_of(fail)
-    assert ended.value.code == 3
+    assert ended.value.code == 70
     assert "KeyError: 'a mistake of ours'" in capsys.readouterr().err

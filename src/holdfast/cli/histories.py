@@ -1,7 +1,6 @@
 """`holdfast check-histories`: would the runs of a store go on with this code?"""
 
 import asyncio
-import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -14,13 +13,13 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from holdfast.cli.ending import FINE, PROBLEMS
-from holdfast.cli.target import load_app
+from holdfast.cli.ending import FAILED, FINE
+from holdfast.cli.target import load_app, settings_at
 from holdfast.engine.app import App
 from holdfast.engine.checking import Checked, check_runs, count_runs
 from holdfast.engine.telling import without_password
 from holdfast.program.check import Problem
-from holdfast.settings import Settings, load_settings
+from holdfast.settings import Settings
 from holdfast.store.opening import open_existing
 
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
@@ -51,8 +50,7 @@ def check_histories(
         Write one JSON object for each such run, and nothing else, to stdout.
     """
     app = load_app(target)
-    settings = load_settings(os.environ) if store is None else load_settings(os.environ, store=store)
-    return asyncio.run(_check(app, settings, finished, json))
+    return asyncio.run(_check(app, settings_at(store), finished, json))
 
 
 async def _check(app: App, settings: Settings, finished: bool, as_json: bool) -> int:
@@ -76,7 +74,7 @@ async def _check(app: App, settings: Settings, finished: bool, as_json: bool) ->
     print(f"runs checked: {checked.total()}; would be paused: {problems.total()}; store: {place}", file=sys.stderr)
     if is_empty and not checked:
         print(f"holdfast: there is no run at all in {place}; is it the store that you mean?", file=sys.stderr)
-    return PROBLEMS if problems else FINE
+    return FAILED if problems else FINE
 
 
 @contextmanager

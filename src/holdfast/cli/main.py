@@ -1,14 +1,25 @@
 """Puts the commands together."""
 
+import io
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
+from typing import Literal
 
 from cyclopts import App
 
+from holdfast.cli.bench import bench
+from holdfast.cli.call import call
+from holdfast.cli.derive import Extra, command_of
+from holdfast.cli.dev import dev
 from holdfast.cli.ending import end_of
 from holdfast.cli.histories import check_histories
 from holdfast.cli.node import node
+from holdfast.cli.runs import await_started, run_result, run_show, run_tail
+from holdfast.cli.server import server
+from holdfast.cli.stores import backup, info, migrate, restore
+from holdfast.cli.table import HELP, row_of
+from holdfast.service.operations import CATALOGUE
 
 commands = App(
     name="holdfast",
@@ -18,11 +29,50 @@ commands = App(
     print_error=False,
     exit_on_error=False,
 )
-commands.command(check_histories)
-commands.command(node)
+WAIT = Extra(option="--wait", help="Wait for the run to finish, and write its result.", then=await_started)
+OWN = {"runs.result": run_result}
+"""Operations whose commands do more than ask once."""
+
+
+def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
+    """Write the script that completes commands and options in a shell.
+
+    Parameters
+    ----------
+    shell: str
+        Such as bash: `source <(holdfast completion bash)`.
+    """
+    print(commands.generate_completion(shell=shell))
+
+
+def _group(noun: str) -> App:
+    if noun not in commands:
+        commands.command(App(name=noun, help=HELP.get(noun, f"Operations on {noun}.")))
+    return commands[noun]
+
+
+def _assemble() -> None:
+    for command in (dev, server, node, call, check_histories, bench, completion):
+        commands.command(command)
+    for name, operation in CATALOGUE.items():
+        row = row_of(operation)
+        noun, _, verb = row.words.partition(" ")
+        made = OWN.get(name) or command_of(operation, row, WAIT if name == "runs.start" else None)
+        _group(noun).command(made, name=verb)
+    _group("run").command(run_show, name="show")
+    _group("run").command(run_tail, name="tail")
+    stores = App(name="store", help="The store: bring it up to date, copy it, put a copy back.")
+    for of_store in (info, migrate, backup, restore):
+        stores.command(of_store)
+    commands.command(stores)
+
+
+_assemble()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Carry out the command line, and return the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    return end_of(lambda: commands(given))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # what a terminal cannot show is no reason to fail
+    return end_of(lambda: commands(given), as_json="--json" in given)

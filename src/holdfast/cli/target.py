@@ -14,19 +14,36 @@ from types import ModuleType
 
 from holdfast.engine.app import App
 from holdfast.errors import InvalidInput
+from holdfast.settings import Settings, load_settings
 
 OURS = (str(Path(__file__).parents[1]) + os.sep, "<frozen importlib", str(importlib.__file__))
 """How the names of files begin that are of no interest to whoever wrote the app."""
 
 
+def settings_at(store: str | None) -> Settings:
+    """Return the settings from the environment, with this store if one is named."""
+    return load_settings(os.environ) if store is None else load_settings(os.environ, store=store)
+
+
 def load_app(target: str) -> App:
     """Return the app that a target names."""
+    place, name = split_target(target)
+    module = _load_file(Path(place)) if _is_file(place) else _load_module(place)
+    return _app_named(module, place, name) if name else _only_app(module, place)
+
+
+def split_target(target: str) -> tuple[str, str]:
+    """Return the file or module that a target names, and the name of the app in it; refuse a file that is not there."""
     place, _, name = target.partition(":")
     if not place:
         raise InvalidInput(f"the target {target!r} names no file: use shop.py, shop.py:app or pkg.module:app")
-    is_file = place.endswith(".py") or os.sep in place
-    module = _load_file(Path(place)) if is_file else _load_module(place)
-    return _app_named(module, place, name) if name else _only_app(module, place)
+    if _is_file(place) and not Path(place).is_file():
+        raise InvalidInput(f"{place}: there is no such file")
+    return place, name
+
+
+def _is_file(place: str) -> bool:
+    return place.endswith(".py") or os.sep in place
 
 
 def _app_named(module: ModuleType, place: str, name: str) -> App:
@@ -55,8 +72,6 @@ def _listing(apps: dict[str, App]) -> str:
 
 
 def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise InvalidInput(f"{path}: there is no such file")
     path = path.resolve()
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:

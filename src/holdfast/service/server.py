@@ -160,8 +160,13 @@ def check_access(options: ServiceOptions, authenticate: Authenticate | None) -> 
 
 
 @asynccontextmanager
-async def listening(service: Service, routes: Sequence[BaseRoute] = ()) -> AsyncIterator[int]:
-    """Serve while the context is open; gives the port. At its end requests under way may finish for a while."""
+async def listening(
+    service: Service, routes: Sequence[BaseRoute] = (), listener: socket.socket | None = None
+) -> AsyncIterator[int]:
+    """Serve while the context is open; gives the port. At its end requests under way may finish for a while.
+
+    A `listener` is a socket that was bound before; it is closed here, as one of our own would be.
+    """
     options = service.options
     config = uvicorn.Config(
         Front(service, routes),
@@ -178,7 +183,7 @@ async def listening(service: Service, routes: Sequence[BaseRoute] = ()) -> Async
         timeout_graceful_shutdown=int(options.drain_s),
         h11_max_incomplete_event_size=64 * 1024,
     )
-    listener = _bind(options)
+    listener = listener or bind(options)
     server = _Server(config)
     serving = asyncio.create_task(server.serve([listener]), name="http")
     try:
@@ -190,7 +195,8 @@ async def listening(service: Service, routes: Sequence[BaseRoute] = ()) -> Async
         await serving
 
 
-def _bind(options: ServiceOptions) -> socket.socket:
+def bind(options: ServiceOptions) -> socket.socket:
+    """Return a socket at the address where a service is to listen."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     # The protocol is named because asyncio turns Nagle's algorithm off only where it is: 40 ms for each answer.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -212,6 +218,7 @@ async def serve(
     node: NodeOptions | None = None,
     authenticate: Authenticate | None = None,
     routes: Sequence[BaseRoute] = (),
+    listener: socket.socket | None = None,
 ) -> None:
     """Serve an app until SIGTERM or SIGINT. Its node runs workflows too, unless `node` says that it takes no runs.
 
@@ -223,7 +230,7 @@ async def serve(
     with asked_to_end() as asked:
         async with app.node(store, options=node) as opened:
             service = make_service(app, options, let)
-            async with listening(service, routes) as port:
+            async with listening(service, routes, listener) as port:
                 logger.info("app %s is served at http://%s:%d", app.name, options.host, port)
                 await opened.run_until(asked)
                 logger.info("the service stops because of %s; once more ends it at once", asked.result())

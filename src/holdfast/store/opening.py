@@ -49,21 +49,22 @@ def open_wakeups(address: str) -> Wakeups | None:
 
 def is_new(address: str) -> bool:
     """Say whether this is the address of a file that is not there yet, or has nothing in it."""
-    path = _sqlite_path(address)
+    path = sqlite_path(address)
     return path is not None and (not path.exists() or path.stat().st_size == 0)
 
 
 def _refuse_missing(address: str) -> None:
     if address == "memory://":
         raise InvalidInput(f"the store {address!r} begins empty: name one that is kept", field="store")
-    path = _sqlite_path(address)
+    path = sqlite_path(address)
     if path is not None and not path.exists():
         raise StoreUnavailable(f"{path}: there is no such store", path=str(path))
     if path is not None and path.stat().st_size == 0:  # SQLite would write its header
         raise StoreNotMigrated(f"{path}: the file is empty, it is no store yet", path=str(path))
 
 
-def _sqlite_path(address: str) -> Path | None:
+def sqlite_path(address: str) -> Path | None:
+    """Return the file that an address names, or None if it names something else."""
     scheme, separator, rest = address.partition("://")
     is_file = separator and scheme == "sqlite" and rest.startswith("/") and len(rest) > 1 and "?" not in rest
     return Path(unquote(rest[1:])) if is_file else None
@@ -75,7 +76,7 @@ async def _open(settings: Settings) -> Store:
         if settings.wakeups:
             raise InvalidInput("a store in memory has one process, which needs no wakeups from others", field="wakeups")
         return MemoryStore(limits=settings.limits)
-    path = _sqlite_path(settings.store)
+    path = sqlite_path(settings.store)
     if path is not None:
         wakeups = open_wakeups(settings.wakeups)
         return await SqliteStore.open(path, limits=settings.limits, busy_ms=settings.busy_ms, wakeups=wakeups)

@@ -1,0 +1,53 @@
+"""`holdfast call`: any operation by its name, whether it has a command of its own or not."""
+
+import asyncio
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from holdfast.cli import words
+from holdfast.cli.calling import Target, calling
+from holdfast.cli.ending import FINE
+from holdfast.cli.showing import show_items, show_json
+from holdfast.cli.table import row_of
+from holdfast.errors import InvalidInput
+from holdfast.service.operations import CATALOGUE
+
+
+def call(
+    operation: Annotated[str | None, Parameter(show_default=False)] = None,
+    /,
+    *ask: str,
+    target: Target | None = None,
+) -> int:
+    """Ask for any operation by its name, and write the answer as JSON. Without a name, list the operations.
+
+    Parameters
+    ----------
+    operation: str
+        Its name, such as runs.get.
+    ask: str
+        What is asked: name=TEXT and name:=JSON, or one JSON object, or @FILE, or - for stdin.
+    """
+    target = target or Target()
+    if operation is None:
+        listed = [{"operation": name, "command": row_of(each).words, "what": each.summary} for name, each in _named()]
+        if target.json:
+            show_json(listed)
+        else:
+            show_items(listed, ("operation", "command", "what"))
+        return FINE
+    asked = words.value_of(ask, "ask")
+    if not isinstance(asked, dict):
+        raise InvalidInput("what is asked is a JSON object, or name=text and name:=json", field="ask")
+    show_json(asyncio.run(_call(operation, asked, target)))
+    return FINE
+
+
+def _named() -> list[tuple[str, Any]]:
+    return sorted(CATALOGUE.items())
+
+
+async def _call(operation: str, ask: dict[str, Any], target: Target) -> Any:
+    async with calling(target) as caller:
+        return await caller(operation, ask)

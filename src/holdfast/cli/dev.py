@@ -1,0 +1,106 @@
+"""`holdfast dev`: an app, its API and its node, started again whenever its code changes.
+
+Two processes: this one holds the address and starts the other, which does everything and ends when a file that it has
+imported changes. The socket is listened on all the time, so what is asked meanwhile waits for the new code.
+"""
+
+import asyncio
+import os
+import socket
+import sys
+from typing import Annotated, Any
+
+import msgspec
+from cyclopts import Parameter
+
+from holdfast.cli.dev_child import DRAIN_S, RELOAD, Given
+from holdfast.cli.ending import FINE
+from holdfast.cli.server import HOST, PORT, Port, is_loopback
+from holdfast.cli.showing import note
+from holdfast.cli.target import settings_at, split_target
+from holdfast.engine.serving import asked_to_end
+from holdfast.engine.telling import place_of
+from holdfast.errors import InvalidInput
+from holdfast.service.options import ServiceOptions
+
+PATIENCE_S = 2 * DRAIN_S + 3.0
+"""How long the other process may take to end."""
+
+
+def dev(
+    target: str,
+    /,
+    *,
+    store: Annotated[str | None, Parameter(show_default=False)] = None,
+    host: str = HOST,
+    port: Port = PORT,
+) -> int:
+    """Run an app for development: its API, its workflows and all its queues; again, when its code changes.
+
+    Access is open, so only this machine is listened to.
+
+    Parameters
+    ----------
+    target: str
+        The app: shop.py, shop.py:app or pkg.module:app.
+    store: str
+        The address of the store; otherwise HOLDFAST_STORE, then sqlite:///holdfast.db. It is made if it is not there.
+    host: str
+        Where to listen: an address of this machine that others cannot reach.
+    port: int
+        Where to listen; 0 takes one that is free.
+    """
+    split_target(target)  # a name that is wrong from the start is told, and not waited with
+    if not is_loopback(host):
+        raise InvalidInput(f"access is open here, and others can reach {host}: use `holdfast server`", field="host")
+    from holdfast.service.server import bind  # here, so that commands which do not serve do not wait for it
+
+    address = settings_at(store).store
+    with bind(ServiceOptions(host=host, port=port)) as listener:
+        listener.listen(128)
+        place = f"[{host}]" if ":" in host else host
+        note(f"{target} is at http://{place}:{listener.getsockname()[1]}, and starts again when its code changes")
+        note(f"the store is {place_of(address)}")
+        note("ACCESS IS OPEN: whoever is on this machine may do everything. Elsewhere use `holdfast server`.")
+        return asyncio.run(_supervise(target, address, host, listener))
+
+
+async def _supervise(target: str, store: str, host: str, listener: socket.socket) -> int:
+    """Run the other process, again and again, until this one is asked to end or the other has ended by itself."""
+    ours, theirs = os.pipe()  # nothing is ever written: the other process sees when this one is gone
+    given = Given(
+        target=target, store=store, host=host, port=listener.getsockname()[1], listener=listener.fileno(), life=ours
+    )
+    try:
+        with asked_to_end() as asked:
+            while not asked.done():
+                process = await _start(given)
+                ended = asyncio.ensure_future(process.wait())
+                awaited: set[asyncio.Future[Any]] = {asked, ended}
+                await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+                if not ended.done():
+                    await _end(process, ended)
+                elif ended.result() != RELOAD:
+                    return ended.result()
+            return FINE
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+async def _start(given: Given) -> asyncio.subprocess.Process:
+    arguments = [sys.executable, "-m", "holdfast.cli.dev_child", msgspec.json.encode(given).decode()]
+    return await asyncio.create_subprocess_exec(
+        *arguments,
+        stdin=asyncio.subprocess.DEVNULL,
+        pass_fds=(given.listener, given.life),
+        process_group=0,  # Ctrl-C is for this process, which passes it on once
+    )
+
+
+async def _end(process: asyncio.subprocess.Process, ended: "asyncio.Future[int]") -> None:
+    process.terminate()
+    await asyncio.wait([ended], timeout=PATIENCE_S)
+    if not ended.done():
+        process.kill()
+        await ended

@@ -1,0 +1,147 @@
+"""The process that `holdfast dev` starts: it serves an app, and ends when a file changes that the app is made of.
+
+Code that cannot be imported is told of, and waited with until it changes.
+"""
+
+import asyncio
+import os
+import select
+import signal
+import socket
+import sys
+import sysconfig
+from collections.abc import Iterator
+from types import TracebackType
+
+import msgspec
+from msgspec import Struct
+
+from holdfast.cli.ending import end_of
+from holdfast.cli.server import set_up_logging
+from holdfast.cli.showing import note
+from holdfast.cli.target import OURS, load_app
+from holdfast.engine.app import App
+from holdfast.engine.options import NodeOptions
+from holdfast.errors import InvalidInput
+from holdfast.service.options import ServiceOptions
+
+RELOAD = 75
+"""The exit code that asks to be started again."""
+
+DRAIN_S = 2.0
+LOOK_S = 0.5
+"""How often to look whether a file has changed."""
+
+Look = dict[str, tuple[int, int] | None]
+_INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+class Given(Struct, frozen=True, kw_only=True):
+    """What the process is told by the one that starts it. `life` ends when that one does."""
+
+    target: str
+    store: str
+    host: str
+    port: int
+    listener: int
+    life: int
+
+
+def run(given: Given) -> int:
+    """Serve until something changes, or until asked to end."""
+    set_up_logging()
+    place = os.path.abspath(given.target.partition(":")[0])
+    first = look_at({place})  # as it is before it is read
+    try:
+        app = load_app(given.target)
+    except InvalidInput as problem:
+        before = look_at({*imported(), *_files_of(problem), os.path.dirname(place)}) | first
+        note(problem.message)
+        note("waiting for the code to change")
+        return _wait_for_change(given, before)
+    return asyncio.run(_serve(app, given, look_at(imported()) | first))
+
+
+async def _serve(app: App, given: Given, before: Look) -> int:
+    from holdfast.service.server import serve  # here, so that commands which do not serve do not wait for it
+
+    loop = asyncio.get_running_loop()
+    loop.add_reader(given.life, _end, loop, given.life)
+    watching = asyncio.create_task(_watch(before))
+    service = ServiceOptions(host=given.host, port=given.port, is_open=True, drain_s=DRAIN_S)
+    queues = {activity.options.queue for name in app.activity_names() if (activity := app.activity_named(name))}
+    node = NodeOptions(drain_s=DRAIN_S, queues=tuple(sorted(queue for queue in queues if queue)))
+    with socket.socket(fileno=given.listener) as listener:
+        await serve(app, given.store, options=service, node=node, listener=listener)
+    if not watching.done():
+        watching.cancel()
+        return 0
+    note(f"{watching.result()} has changed: starting again")
+    return RELOAD
+
+
+async def _watch(before: Look) -> str:
+    """Wait until a file changes, then have this process end; return which file it was."""
+    while True:
+        await asyncio.sleep(LOOK_S)
+        for file in imported() - before.keys():  # imported later, by an activity
+            before |= look_at({file})
+        changed = changed_since(before)
+        if changed is not None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return changed
+
+
+def _end(loop: asyncio.AbstractEventLoop, life: int) -> None:
+    loop.remove_reader(life)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _wait_for_change(given: Given, before: Look) -> int:
+    """Wait until what could not be imported has changed, or the file that was missing may have come."""
+    while True:
+        gone, _, _ = select.select([given.life], [], [], LOOK_S)
+        if gone:
+            return 0
+        if changed_since(before) is not None:
+            return RELOAD
+
+
+def imported() -> set[str]:
+    """Return the files of the modules that are neither installed nor ours."""
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    return {file for file in files if file and not file.startswith((*_INSTALLED, *OURS))}
+
+
+def look_at(files: set[str]) -> Look:
+    """Return how files are: when they were written and how large they are; None is not there."""
+    look: Look = {}
+    for file in files:
+        try:
+            found = os.stat(file)
+            look[file] = (found.st_mtime_ns, found.st_size)
+        except OSError:
+            look[file] = None
+    return look
+
+
+def changed_since(before: Look) -> str | None:
+    """Return a file that is not as it was."""
+    now = look_at(set(before))
+    return next((file for file, found in now.items() if found != before[file]), None)
+
+
+def _files_of(problem: BaseException | None) -> Iterator[str]:
+    """Go through the files that an error has to do with, and what led to it."""
+    while problem is not None:
+        trace: TracebackType | None = problem.__traceback__
+        while trace is not None:
+            yield trace.tb_frame.f_code.co_filename
+            trace = trace.tb_next
+        if isinstance(problem, SyntaxError) and problem.filename:
+            yield problem.filename
+        problem = problem.__cause__ or problem.__context__
+
+
+if __name__ == "__main__":
+    sys.exit(end_of(lambda: run(msgspec.json.decode(sys.argv[1], type=Given))))

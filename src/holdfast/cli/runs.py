@@ -1,0 +1,155 @@
+"""What the command line can do with runs beyond the operations: show one as a whole, wait for it, follow it."""
+
+import asyncio
+from contextlib import aclosing
+from typing import Annotated, Any
+
+from cyclopts import Parameter, validators
+
+from holdfast.cli.calling import Caller, Target, calling
+from holdfast.cli.ending import FAILED, FINE, UNFINISHED
+from holdfast.cli.showing import moment, note, show_fields, show_items, show_json, show_line
+
+WAIT_S = 30.0
+"""How long one question waits for a result; then it is asked again."""
+
+PAGE = 500
+FINISHED = ("COMPLETED", "FAILED", "CANCELLED")
+STEPS = ("step_id", "status", "kind", "engine_attempt_id", "started_at", "completed_at", "error")
+EVENT_STYLES = {"RunCompleted": "green", "RunFailed": "red", "RunCancelled": "yellow", "StepFailed": "red"}
+
+
+def run_show(run_id: str, /, *, target: Target | None = None) -> int:
+    """Show a run: how it stands, its steps, and what it waits for.
+
+    Parameters
+    ----------
+    run_id: str
+        The run's id.
+    """
+    return asyncio.run(_show(run_id, target or Target()))
+
+
+async def _show(run_id: str, target: Target) -> int:
+    async with calling(target) as caller:
+        run = await caller("runs.get", {"run_id": run_id})
+        snapshot = await caller("runs.snapshot", {"run_id": run_id})
+        waits = (await caller("signals.waits", {"run_id": run_id}))["items"]
+    if target.json:
+        show_json({"run": run, "snapshot": snapshot, "waits": waits})
+        return FINE
+    show_fields(run)
+    if snapshot["steps"]:
+        print()
+        show_items(snapshot["steps"], STEPS)
+    if waits:
+        print()
+        show_items(waits, ("step_id", "name", "since", "until"))
+    if snapshot["is_stale"]:
+        note("events are missing; look again later")
+    return FINE
+
+
+def run_result(
+    run_id: str,
+    /,
+    *,
+    wait_s: Annotated[float | None, Parameter(validator=validators.Number(gte=0), show_default=False)] = None,
+    target: Target | None = None,
+) -> int:
+    """Wait for a run to finish, and write what it returned. Ends with 1 if it failed or was cancelled.
+
+    Parameters
+    ----------
+    run_id: str
+        The run's id.
+    wait_s: float
+        The longest to wait, in seconds; 0 does not wait. If it has not finished by then this ends with 7.
+    """
+    return asyncio.run(_result(run_id, wait_s, target or Target()))
+
+
+async def _result(run_id: str, wait_s: float | None, target: Target) -> int:
+    async with calling(target) as caller:
+        return await _await_result(caller, run_id, wait_s, target)
+
+
+async def await_started(caller: Caller, started: Any, target: Target) -> int:
+    """Wait for the result of a run that was just started, and write it."""
+    if not target.json:
+        note(f"run {started['run_id']} is started")
+    return await _await_result(caller, started["run_id"], None, target)
+
+
+async def _await_result(caller: Caller, run_id: str, wait_s: float | None, target: Target) -> int:
+    loop = asyncio.get_running_loop()
+    until = None if wait_s is None else loop.time() + wait_s
+    while True:
+        left = WAIT_S if until is None else max(0.0, until - loop.time())
+        outcome = await caller("runs.result", {"run_id": run_id, "wait_s": min(left, WAIT_S)})
+        if outcome["is_finished"] or (until is not None and loop.time() >= until):
+            return _tell_outcome(outcome, target)
+
+
+def _tell_outcome(outcome: dict[str, Any], target: Target) -> int:
+    if target.json:
+        show_json(outcome)
+    elif outcome["status"] == "COMPLETED":
+        show_json(outcome["result"])
+    elif outcome["is_finished"]:
+        error = outcome["error"]
+        note(f"run {outcome['run_id']} has {_ended(outcome['status'])}: {error['code']}: {error['message']}")
+    else:
+        note(f"run {outcome['run_id']} has not finished, it is {outcome['status']}")
+    if not outcome["is_finished"]:
+        return UNFINISHED
+    return FINE if outcome["status"] == "COMPLETED" else FAILED
+
+
+def _ended(status: str) -> str:
+    return "been cancelled" if status == "CANCELLED" else status.lower()
+
+
+def run_tail(
+    run_id: str,
+    /,
+    *,
+    after: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 0,
+    target: Target | None = None,
+) -> int:
+    """Follow a run's history as it grows, until it finishes. Ends with 1 if it failed or was cancelled.
+
+    With --json each event is one line.
+
+    Parameters
+    ----------
+    run_id: str
+        The run's id.
+    after: int
+        The number of the event behind which to begin.
+    """
+    return asyncio.run(_tail(run_id, after, target or Target()))
+
+
+async def _tail(run_id: str, after: int, target: Target) -> int:
+    async with calling(target) as caller, aclosing(caller.bell(run_id)) as bell:
+        async for _ in bell:
+            is_more = True
+            while is_more:
+                page = await caller("runs.events", {"run_id": run_id, "after": after, "limit": PAGE})
+                for event in page["items"]:
+                    _tell_event(event, target)
+                    after = event["run_seq"]
+                is_more = bool(page["items"]) and after < page["last_event_seq"]
+            if page["status"] in FINISHED and after >= page["last_event_seq"]:
+                return FINE if page["status"] == "COMPLETED" else FAILED
+    return UNFINISHED
+
+
+def _tell_event(event: dict[str, Any], target: Target) -> None:
+    if target.json:
+        show_json(event)
+        return
+    step = event["step_id"] or ""
+    line = f"{event['run_seq']:5}  {moment(event['persisted_at'])[11:19]}  {event['event_type']:18} {step}".rstrip()
+    show_line(line, EVENT_STYLES.get(event["event_type"], ""))

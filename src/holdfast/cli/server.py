@@ -1,0 +1,69 @@
+"""`holdfast server`: the API of an app, with or without a node beside it."""
+
+import asyncio
+import ipaddress
+import logging
+from typing import Annotated
+
+from cyclopts import Parameter, validators
+
+from holdfast.cli.ending import FINE
+from holdfast.cli.target import load_app
+from holdfast.engine.options import NodeOptions
+from holdfast.service.options import ServiceOptions
+
+HOST, PORT = ServiceOptions().host, ServiceOptions().port
+Port = Annotated[int, Parameter(validator=validators.Number(gte=0, lte=65_535))]
+
+
+def server(
+    target: str,
+    /,
+    *,
+    store: str | None = None,
+    host: str = HOST,
+    port: Port = PORT,
+    node: bool = True,
+    queue: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = (),
+    open_access: Annotated[bool, Parameter(name="--open", negative="", show_default=False)] = False,
+) -> int:
+    """Serve the API of an app until SIGTERM or Ctrl-C, and run its workflows too unless told not to.
+
+    Parameters
+    ----------
+    target: str
+        The app: shop.py, shop.py:app or pkg.module:app.
+    store: str
+        The address of the store, such as sqlite:///orders.db; otherwise HOLDFAST_STORE, then sqlite:///holdfast.db.
+        It is made if it is not there.
+    host: str
+        Where to listen; the default is for this machine only.
+    port: int
+        Where to listen; 0 takes one that is free.
+    node: bool
+        Whether to run workflows; --no-node leaves them to other nodes.
+    queue: str
+        A queue whose activities are carried out here; for several queues, give it several times.
+    open_access: bool
+        Let in whoever comes, without a token.
+    """
+    from holdfast.service.server import serve  # here, so that commands which do not serve do not wait for it
+
+    app = load_app(target)
+    set_up_logging()
+    options = ServiceOptions(host=host, port=port, is_open=open_access)
+    asyncio.run(serve(app, store, options=options, node=NodeOptions(takes_runs=node, queues=queue)))
+    return FINE
+
+
+def set_up_logging() -> None:
+    """Log to stderr, with times, as a process does that serves."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether only this machine can reach this address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,116 @@
+"""`holdfast store`: what is done to a store as a whole."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from cyclopts import Parameter
+from rich.console import Console
+from rich.progress import Progress
+
+from holdfast.cli.ending import FINE
+from holdfast.cli.showing import show_fields, show_json
+from holdfast.cli.target import settings_at
+from holdfast.engine.telling import without_password
+from holdfast.errors import InvalidInput
+from holdfast.settings import Settings
+from holdfast.store.opening import open_store, sqlite_path
+from holdfast.store.sqlite import backup as files
+
+Address = Annotated[
+    str | None,
+    Parameter(
+        help="The address of the store, such as sqlite:///orders.db; otherwise HOLDFAST_STORE, then "
+        "sqlite:///holdfast.db.",
+        show_default=False,
+    ),
+]
+AsJson = Annotated[bool, Parameter(name="--json", negative="", show_default=False, help="Answer with JSON.")]
+
+
+def info(*, store: Address = None, as_json: AsJson = False) -> int:
+    """Say what a store is: where, how large, and of which version. Nothing is changed."""
+    settings = settings_at(store)
+    found = msgspec.to_builtins(files.file_info(file_of(settings, "look at it with psql")))
+    _show({"store": without_password(settings.store), **found}, as_json)
+    return FINE
+
+
+def migrate(*, store: Address = None, as_json: AsJson = False) -> int:
+    """Make a store, or bring an old one up to date. Nodes may go on working if the release notes do not say no."""
+    settings = settings_at(store)
+    if settings.store == "memory://":
+        raise InvalidInput("the store 'memory://' ends with this command: name one that is kept", field="store")
+    version = asyncio.run(_migrate(settings))
+    _show({"store": without_password(settings.store), "schema_version": version}, as_json)
+    return FINE
+
+
+def backup(to: Path, /, *, store: Address = None, as_json: AsJson = False) -> int:
+    """Copy a store while nodes work, and check the copy. Nothing is overwritten.
+
+    Parameters
+    ----------
+    to: Path
+        The file to make.
+    """
+    settings = settings_at(store)
+    source = file_of(settings, "use pg_dump")
+    with _progress("copying") as progress:
+        copied = files.copy_store(source, to, progress)
+    _show(msgspec.to_builtins(copied), as_json)
+    return FINE
+
+
+def restore(copy: Path, /, *, store: Address = None, as_json: AsJson = False) -> int:
+    """Put a copy where a store is to be. The copy is checked, and a store that is there is never overwritten.
+
+    Parameters
+    ----------
+    copy: Path
+        The file that `holdfast store backup` made.
+    """
+    settings = settings_at(store)
+    place = file_of(settings, "use pg_restore")
+    with _progress("restoring") as progress:
+        copied = files.copy_store(copy, place, progress)
+    _show(msgspec.to_builtins(copied), as_json)
+    return FINE
+
+
+async def _migrate(settings: Settings) -> int:
+    opened = await open_store(settings)
+    try:
+        return await opened.migrate()
+    finally:
+        await opened.close()
+
+
+def file_of(settings: Settings, otherwise: str) -> Path:
+    """Return the file of a store. Other stores have tools of their own, which know better."""
+    path = sqlite_path(settings.store)
+    if path is not None:
+        return path
+    address = without_password(settings.store)
+    if settings.store.startswith("postgres"):
+        raise InvalidInput(f"the store {address} is no file: {otherwise}", field="store")
+    raise InvalidInput(f"the store {address} is no SQLite file, such as sqlite:///orders.db", field="store")
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[files.Progress]:
+    """Show how far it is, on a terminal."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, of: bar.update(task, completed=done, total=of)
+
+
+def _show(answer: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        show_json(answer)
+    else:
+        show_fields(answer)

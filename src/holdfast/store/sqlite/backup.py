@@ -1,0 +1,143 @@
+"""Copies of a store: taken while nodes work, checked before they count, and never put over something that is there.
+
+A copy is one file, without a log beside it. It holds the store as it was at one instant: the source is read within
+one transaction, which in a write-ahead log neither waits for writers nor makes them wait.
+"""
+
+import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+
+from msgspec import Struct
+
+from holdfast.errors import Conflict, StoreCorrupt, StoreUnavailable
+from holdfast.store.sqlite.database import APPLICATION_ID, translate
+from holdfast.store.sqlite.migrate import latest_version, schema_version
+
+STEP_PAGES = 2_000
+"""How much is copied before progress is told: about 8 MB."""
+
+Progress = Callable[[int, int], None]
+"""Is told how many pages are done, of how many."""
+
+
+class Copied(Struct, frozen=True, kw_only=True):
+    """A copy that was checked."""
+
+    path: str
+    size_bytes: int
+    schema_version: int
+    runs: int
+
+
+class FileInfo(Struct, frozen=True, kw_only=True):
+    """What can be said of a store's file, whatever its version is."""
+
+    path: str
+    size_bytes: int
+    log_bytes: int
+    schema_version: int
+    latest_version: int
+    runs: int
+    sqlite_version: str
+
+
+def copy_store(source: Path, to: Path, progress: Progress = lambda done, of: None) -> Copied:
+    """Copy a store to a file that is not there yet. It appears there when it is complete, checked and durable."""
+    _refuse_taken(to)
+    part = to.with_name(f"{to.name}.part-{os.getpid()}")
+    try:
+        with closing(_open(source)) as db, closing(sqlite3.connect(part)) as copy:
+            _check_ours(db, source)
+            db.execute("BEGIN")
+            db.execute("SELECT count(*) FROM sqlite_master").fetchone()  # from here on it is as it is now
+            db.backup(copy, pages=STEP_PAGES, progress=lambda _, left, of: progress(of - left, of))
+            copy.execute("PRAGMA journal_mode = DELETE").fetchone()
+        copied = _checked(part)
+        _keep(part, to)
+    except sqlite3.Error as problem:
+        raise translate(problem, source) from problem
+    except OSError as problem:
+        raise StoreUnavailable(f"{to}: the copy cannot be written: {problem}", path=str(to)) from problem
+    finally:
+        for left_over in (part, Path(f"{part}-journal")):
+            with suppress(OSError):
+                left_over.unlink(missing_ok=True)
+    return Copied(path=str(to), size_bytes=to.stat().st_size, schema_version=copied[0], runs=copied[1])
+
+
+def file_info(path: Path) -> FileInfo:
+    """Return what can be said of a store's file."""
+    try:
+        with closing(_open(path)) as db:
+            _check_ours(db, path)
+            log = Path(f"{path}-wal")
+            return FileInfo(
+                path=str(path),
+                size_bytes=path.stat().st_size,
+                log_bytes=log.stat().st_size if log.exists() else 0,
+                schema_version=schema_version(db, path),
+                latest_version=latest_version(),
+                runs=_count_runs(db),
+                sqlite_version=sqlite3.sqlite_version,
+            )
+    except sqlite3.Error as problem:
+        raise translate(problem, path) from problem
+
+
+def _refuse_taken(path: Path) -> None:
+    for taken in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
+        if taken.exists():
+            raise Conflict(f"{taken}: this is there already, and nothing is overwritten; name another file")
+    if not path.parent.is_dir():
+        raise StoreUnavailable(f"{path}: the folder {path.parent} does not exist", path=str(path))
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    if not path.is_file():
+        raise StoreUnavailable(f"{path}: there is no such store", path=str(path))
+    mode = "rw" if os.access(path, os.W_OK) else "ro"
+    db = sqlite3.connect(f"{path.resolve().as_uri()}?mode={mode}", uri=True, isolation_level=None, timeout=30.0)
+    db.execute("PRAGMA query_only = ON")
+    return db
+
+
+def _check_ours(db: sqlite3.Connection, path: Path) -> None:
+    (application_id,) = db.execute("PRAGMA application_id").fetchone()
+    if application_id != APPLICATION_ID:
+        raise StoreCorrupt(f"{path}: this is no Holdfast store", path=str(path))
+
+
+def _checked(path: Path) -> tuple[int, int]:
+    """Read all of a copy, and return its schema's version and how many runs are in it."""
+    with closing(_open(path)) as db:
+        _check_ours(db, path)
+        (found,) = db.execute("PRAGMA integrity_check(1)").fetchone()
+        if found != "ok" or db.execute("PRAGMA foreign_key_check").fetchone() is not None:
+            raise StoreCorrupt(f"{path}: the copy is damaged, and so perhaps is the store", path=str(path))
+        return schema_version(db, path), _count_runs(db)
+
+
+def _count_runs(db: sqlite3.Connection) -> int:
+    if db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'runs'").fetchone() is None:
+        return 0
+    (runs,) = db.execute("SELECT count(*) FROM runs").fetchone()
+    return int(runs)
+
+
+def _keep(part: Path, to: Path) -> None:
+    """Make a file durable and give it its name, unless somebody else has taken that meanwhile."""
+    with part.open("rb") as file:
+        os.fsync(file.fileno())
+    try:
+        os.link(part, to)
+    except FileExistsError as problem:
+        raise Conflict(f"{to}: this is there already, and nothing is overwritten; name another file") from problem
+    part.unlink()
+    folder = os.open(to.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,58 @@
+"""An app for the commands: what waits, answers, asks humans and fails. Written to a file, and served from there."""
+
+SHOP = '''
+from dataclasses import dataclass
+
+import holdfast as hf
+
+app = hf.App("shop")
+
+
+@dataclass
+class Approval:
+    approved: bool
+
+
+@app.activity(on_failure="pause", retry=hf.Retry(max_attempts=1))
+async def charge(order_id: str) -> str:
+    raise ValueError("the card was refused")
+
+
+@app.activity(queue="gpu")
+async def render() -> str:
+    return "rendered"
+
+
+@app.workflow(signals={"approval": Approval})
+async def order(order_id: str, cents: int = 0) -> str:
+    """Wait for an approval."""
+    hf.on_query("progress", lambda: {"order_id": order_id})
+    hf.on_update("double", lambda number: 2 * number)
+    approval = await hf.wait_signal("approval", Approval)
+    return f"{order_id}: {approval.approved}"
+
+
+@app.workflow
+async def echo(value: str = "") -> str:
+    return value
+
+
+@app.workflow
+async def failing() -> None:
+    raise ValueError("by design")
+
+
+@app.workflow
+async def paying(order_id: str) -> str:
+    return await charge(order_id)
+
+
+@app.workflow
+async def asking(who: str) -> bool:
+    return await hf.task("approve", bool, payload={"who": who})
+
+
+@app.workflow
+async def far() -> str:
+    return await render()
+'''

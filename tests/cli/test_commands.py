@@ -1,0 +1,289 @@
+"""Every command as a user runs it: a process of its own, that asks a real server, or a real store."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.cli.main import commands
+from holdfast.cli.table import row_of
+from holdfast.service.operations import CATALOGUE
+from tests.cli.console import MOST_SECONDS, command, environment
+from tests.cli.forks import Forks, forking
+from tests.cli.shop import SHOP
+
+Done = subprocess.CompletedProcess[str]
+
+
+class Place:
+    """A folder with an app, a store, and a server that runs it."""
+
+    def __init__(self, folder: Path, url: str, forks: Forks) -> None:
+        self.folder = folder
+        self.url = url
+        self._forks = forks
+
+    def hf(self, *words: str, code: int = 0) -> Done:
+        """Run a command that asks the server; it must end with this code."""
+        done = self.run(*words, HOLDFAST_SERVER=self.url)
+        assert done.returncode == code, (words, done.stdout, done.stderr)
+        return done
+
+    def run(self, *words: str, **more: str) -> Done:
+        """Run a command."""
+        return self._forks.run(self.folder, environment(**more), *words)
+
+    def json(self, *words: str, code: int = 0) -> Any:
+        """Run a command, and return what it writes for programs."""
+        return json.loads(self.hf(*words, "--json", code=code).stdout)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """Return a place whose server is running: all tests of this module share it."""
+    folder = tmp_path_factory.mktemp("place")
+    (folder / "shop.py").write_text(SHOP)
+    words = command("server", "shop.py", "--store", "sqlite:///shop.db", "--port", "0", "--open")
+    process = subprocess.Popen(words, cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    said = ""
+    while not (found := re.search(r"is served at (http://\S+)", said)):
+        line = process.stderr.readline()
+        assert line, said
+        said += line
+    assert "access is open" in said
+    with forking(environment()) as forks:
+        yield Place(folder, found[1], forks)
+    process.send_signal(signal.SIGTERM)
+    _, rest = process.communicate(timeout=MOST_SECONDS)
+    assert process.returncode == 0
+    assert "the service has stopped" in rest
+
+
+def start(place: Place, *words: str, run_id: str) -> str:
+    assert place.json("run", "start", *words, "--run-id", run_id)["run_id"] == run_id
+    return run_id
+
+
+def until(ask: Callable[[], Any], is_it: Callable[[Any], bool]) -> Any:
+    """Ask until the answer is as it should be. Each question is a process, which is pause enough."""
+    for _ in range(20):
+        answer = ask()
+        if is_it(answer):
+            return answer
+    raise AssertionError(answer)
+
+
+@pytest.mark.contract("API-1", "SIG-12")
+def test_a_run_from_its_start_to_its_end(place: Place) -> None:
+    run_id = start(place, "order", "order_id=o-1", "cents:=4200", "--tag", "web", "--tag", "new", run_id="run-1")
+    until(lambda: place.json("run", "waits", run_id), lambda page: page["items"])
+    shown = place.hf("run", "show", run_id).stdout
+    assert re.search(r"^status +RUNNING$", shown, re.MULTILINE)
+    assert re.search(r"^tags +web, new$", shown, re.MULTILINE)
+    assert re.search(r"^created at +\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \(\d+ s ago\)$", shown, re.MULTILINE)
+    assert re.search(r"^approval +RUNNING +signal", shown, re.MULTILINE)
+    assert place.hf("run", "query", run_id, "progress").stdout == '{"order_id":"o-1"}\n'
+    assert place.hf("run", "update", run_id, "double", "number:=21", "--update-id", "u-1").stdout == "42\n"
+    assert run_id in place.hf("signal", "waiting", "--name", "approval").stdout
+    assert "run-1" in place.hf("run", "list", "--tag", "web", "--created-from", "1h").stdout
+    accepted = place.json("run", "signal", run_id, "approval", "approved:=true", "--signal-id", "click-1")
+    assert (accepted["accepted"], accepted["signal_id"]) == (True, "click-1")
+    assert place.hf("run", "result", run_id).stdout == '"o-1: true"\n'.replace("true", "True")
+    tail = place.hf("run", "tail", run_id).stdout.splitlines()
+    assert (tail[0].split()[2], tail[-1].split()[2]) == ("RunQueued", "RunCompleted")
+    lines = [json.loads(line) for line in place.hf("run", "tail", run_id, "--json", "--after", "2").stdout.splitlines()]
+    assert [event["run_seq"] for event in lines] == list(range(3, len(tail) + 1))
+    assert place.json("signal", "receipt", run_id, "approval", "click-1")["status"] == "consumed"
+    assert place.json("signal", "mailbox", run_id) == {"items": [], "next": None}
+    assert [event["run_seq"] for event in place.json("run", "events", run_id, "--limit", "2")["items"]] == [1, 2]
+    assert place.json("run", "get", run_id)["status"] == place.json("run", "snapshot", run_id)["status"] == "COMPLETED"
+    again = place.json("run", "retry", run_id, "--signal-id", "again-1")
+    assert again["run_id"] != run_id
+    assert place.hf("run", "start", "echo", "value=x", "--wait").stdout == '"x"\n'
+    assert place.hf("run", "start", "failing", "--wait", code=1).stderr.endswith(": ValueError: by design\n")
+
+
+@pytest.mark.contract("API-1", "SIG-13")
+def test_commands_to_runs(place: Place) -> None:
+    run_id = start(place, "order", "order_id=o-2", run_id="run-2")
+    assert place.json("run", "pause", run_id, "--reason", "lunch", "--wait")["is_decided"]
+    assert place.json("run", "get", run_id)["status"] == "PAUSED"
+    assert place.json("run", "resume", run_id, "--wait")["command"] == "RESUME"
+    assert "has started already" in place.hf("run", "approve", run_id, "--wait", code=4).stderr
+    assert place.json("run", "cancel", run_id, "--wait")["is_decided"]
+    assert "run-2 has been cancelled" in place.hf("run", "result", run_id, code=1).stderr
+    ended = start(place, "order", "order_id=o-3", run_id="run-3")
+    assert place.json("run", "terminate", ended, "--wait")["command"] == "EMERGENCY_STOP"
+    paying = start(place, "paying", "order_id=o-4", run_id="run-4")
+    until(lambda: place.json("run", "get", paying), lambda run: run["status"] == "PAUSED")
+    assert place.json("run", "retry-step", paying, "charge", "--wait")["is_decided"]
+    until(lambda: place.json("run", "get", paying), lambda run: run["status"] == "PAUSED")
+    assert place.json("run", "skip", paying, "charge", '"paid in cash"', "--wait")["is_decided"]
+    assert place.hf("run", "result", paying).stdout == '"paid in cash"\n'
+
+
+@pytest.mark.contract("API-1", "TSK-1")
+def test_tasks(place: Place) -> None:
+    run_id = start(place, "asking", "who=cleo", run_id="run-5")
+    page = until(lambda: place.json("task", "list", "--run-id", run_id), lambda page: page["items"])
+    task_id = page["items"][0]["task_id"]
+    assert place.json("task", "claim", task_id, "--actor", "ann")["assignee"] == "ann"
+    assert place.json("task", "release", task_id, "--actor", "ann")["assignee"] is None
+    assert place.json("task", "assign", task_id, "bob")["assignee"] == "bob"
+    assert place.json("task", "reassign", task_id, "cleo", "--role", "boss")["roles"] == ["boss"]
+    place.hf("task", "comment", task_id, "I have asked.", "--actor", "cleo")
+    assert re.search(r"^assignee +cleo$", place.hf("task", "show", task_id).stdout, re.MULTILINE)
+    assert place.json("task", "complete", task_id, "true", "--actor", "cleo")["status"] == "COMPLETED"
+    assert "cleo" in place.hf("task", "complete", task_id, "true", "--actor", "ann", code=4).stderr
+    assert len(place.json("task", "history", task_id)["items"]) >= 6
+    assert place.hf("run", "result", run_id).stdout == "true\n"
+
+
+@pytest.mark.contract("API-1", "MSG-3")
+def test_the_installation_and_what_else_there_is(place: Place) -> None:
+    assert place.json("system", "health")["status"] == "ok"
+    start(place, "far", run_id="run-6")
+    queues = until(lambda: place.json("queue", "list"), lambda page: page["items"])
+    assert queues["items"] == [{"name": "gpu", "jobs": 1}]
+    assert place.json("system", "stats")["jobs"] == 1
+    assert [node["is_here"] for node in place.json("system", "nodes")["items"]] == [True]
+    assert place.json("system", "alerts") == {"items": []}
+    assert "echo" in place.hf("workflow", "list").stdout
+    assert place.json("workflow", "show", "order", "--version", "1")["name"] == "order"
+    many = json.dumps([{"run_id": "run-6", "name": "a"}, {"run_id": "nowhere", "name": "a"}])
+    sent = place.json("signal", "send-many", many)["items"]
+    assert (sent[0]["result"]["accepted"], sent[1]["problem"]["code"]) == (True, "NotFound")
+    payload = ("--signal-payload", '{"approved": true}')
+    started = place.json("signal", "start-with", "order", "approval", "order_id=o-7", *payload)
+    assert started["signal"]["accepted"]
+    assert place.json("dead-letter", "list") == {"items": [], "next": None}
+    for words in (("dead-letter", "show"), ("dead-letter", "requeue"), ("dead-letter", "drop")):
+        assert "there is no dead letter 'none'" in place.hf(*words, "none", code=3).stderr
+    assert place.json("call", "runs.get", "run_id=run-6")["workflow"] == "far"
+    assert re.search(r"^runs.start +run start ", place.hf("call").stdout, re.MULTILINE)
+
+
+def test_what_is_wrong_is_told_in_one_line_with_its_exit_code(place: Place) -> None:
+    for words, code, said in [
+        (["run", "show", "nowhere"], 3, "there is no run 'nowhere'"),
+        (["run", "start", "nothing"], 3, "there is no workflow 'nothing' here"),
+        (["run", "start", "order", "order_id:=7"], 2, "order_id"),
+        (["run", "start", "order", "hello"], 2, "input: this is no JSON"),
+        (["run", "list", "--status", "ASLEEP"], 2, "--status"),
+        (["run", "list", "--limit", "501"], 2, "limit"),
+        (["run", "list", "--created-from", "soon"], 2, "--created-from: 'soon' is no time"),
+        (["call", "runs.dance"], 3, "there is no operation 'runs.dance'"),
+        (["call", "runs.get", "7"], 2, "a JSON object"),
+        (["run", "list", "--server", "nonsense"], 2, "is no address such as http://127.0.0.1:8321"),
+        (["run", "list", "--server", "http://127.0.0.1:1"], 6, "no server answers at http://127.0.0.1:1"),
+        (["run", "list", "--server", "http://x", "--store", "sqlite:///shop.db"], 2, "give one or the other"),
+    ]:
+        done = place.hf(*words, code=code)
+        assert done.stdout == ""
+        assert done.stderr.startswith("holdfast: ")
+        assert said in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.contract("API-2")
+def test_errors_are_objects_for_programs(place: Place) -> None:
+    done = place.hf("run", "get", "nowhere", "--json", code=3)
+    assert json.loads(done.stderr)["code"] == "NotFound"
+    assert done.stdout == ""
+
+
+@pytest.mark.contract("API-1")
+def test_a_store_answers_as_its_server_does(place: Place) -> None:
+    start(place, "echo", "value=same", run_id="run-8")
+    place.hf("run", "result", "run-8")
+    direct = {"HOLDFAST_STORE": "sqlite:///shop.db"}
+    for words in (
+        ["run", "get", "run-8"],
+        ["run", "events", "run-8"],
+        ["run", "show", "run-8"],
+        ["run", "result", "run-8"],
+    ):
+        done = place.run(*words, "--json", **direct)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert json.loads(done.stdout) == place.json(*words)
+    done = place.run("run", "start", "echo", "value=x", **direct)
+    assert (done.returncode, done.stderr) == (3, "holdfast: there is no workflow 'echo' here\n")
+    done = place.run("run", "start", "echo", "value=x", "--app", "shop.py", "--wait", **direct)
+    assert (done.returncode, done.stdout) == (0, '"x"\n'), "the server's node has done it"
+    done = place.run("run", "tail", "run-8", **direct)
+    assert done.stdout.splitlines()[-1].split()[2] == "RunCompleted"
+    done = place.run("run", "get", "nowhere", **direct)
+    assert (done.returncode, done.stderr) == (3, "holdfast: there is no run 'nowhere'\n")
+
+
+def test_who_has_seen_enough_is_no_error(place: Place) -> None:
+    words = " ".join(command("run", "events", "run-1"))
+    done = subprocess.run(
+        f"{words} | head -1",
+        shell=True,
+        cwd=place.folder,
+        env=environment(HOLDFAST_SERVER=place.url),
+        capture_output=True,
+        text=True,
+        timeout=MOST_SECONDS,
+        check=False,
+    )
+    assert done.stdout.startswith("run seq")
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(("more", "is_coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_a_terminal_is_kept_within_its_width(place: Place, more: dict[str, str], is_coloured: bool) -> None:
+    screen, terminal = pty.openpty()
+    env = environment(HOLDFAST_SERVER=place.url, COLUMNS="60", TERM="xterm-256color", **more)
+    process = subprocess.Popen(command("run", "list"), cwd=place.folder, env=env, stdout=terminal)
+    os.close(terminal)
+    shown = _read_all(screen)
+    assert process.wait(MOST_SECONDS) == 0
+    assert ("\x1b[3" in shown) == is_coloured
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    assert max(map(len, plain.splitlines())) <= 60
+    assert "COMPLETED" in plain
+
+
+def _read_all(screen: int) -> str:
+    shown = b""
+    while True:
+        try:
+            part = os.read(screen, 65_536)
+        except OSError:  # whoever wrote has gone
+            part = b""
+        if not part:
+            os.close(screen)
+            return shown.decode()
+        shown += part
+
+
+def test_interrupting_is_clean(place: Place) -> None:
+    start(place, "order", "order_id=o-9", run_id="run-9")
+    env = environment(HOLDFAST_SERVER=place.url)
+    words = command("run", "tail", "run-9")
+    process = subprocess.Popen(
+        words, cwd=place.folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().split()[2] == "RunQueued"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=MOST_SECONDS)
+    assert (process.returncode, err) == (130, "")
+
+
+def test_every_derived_command_is_run_in_this_file() -> None:
+    nouns = {row_of(operation).words.split()[0] for operation in CATALOGUE.values()}
+    known = {(noun, verb) for noun in nouns for verb in commands[noun] if not verb.startswith("-")}
+    assert known - set(re.findall(r'"([a-z-]+)", "([a-z-]+)"', Path(__file__).read_text())) == set()

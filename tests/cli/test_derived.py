@@ -1,0 +1,233 @@
+"""Commands are derived from the catalogue: none is missing, and what they are given is what is asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast import errors
+from holdfast.cli import call as call_module
+from holdfast.cli import derive, runs
+from holdfast.cli.calling import Caller, Target
+from holdfast.cli.derive import arguments_of, fields_of
+from holdfast.cli.ending import CODES, code_of
+from holdfast.cli.main import OWN, commands, main
+from holdfast.cli.table import ROWS, row_of
+from holdfast.errors import HoldfastError
+from holdfast.service.catalogue import Ask, Operation, operation
+from holdfast.service.examples import ASKS
+from holdfast.service.operations import CATALOGUE
+from holdfast.service.problems import status_of
+from tools.commands import PAGE, page_with, table
+
+Asked = list[tuple[str, dict[str, Any]]]
+Script = Callable[[str, dict[str, Any]], Any]
+
+
+def words_of(operation: Operation, ask: dict[str, Any]) -> list[str]:
+    """Return the words that stand for what is asked."""
+    row, fields = row_of(operation), fields_of(operation)
+    first = arguments_of(row, fields)
+    given = row.words.split() + [str(ask[name]) for name in first]
+    for name, value in ask.items():
+        if name in first or name == row.rest:
+            continue
+        if isinstance(value, bool):
+            given += [fields[name].option] if value else []
+        else:
+            for each in value if isinstance(value, list) else [value]:
+                given += [fields[name].option, each if isinstance(each, str) else json.dumps(each)]
+    return [*given, json.dumps(ask[row.rest])] if row.rest in ask else given
+
+
+@pytest.fixture
+def ask_nobody(monkeypatch: pytest.MonkeyPatch) -> Callable[[Script], Asked]:
+    """Return a way to answer commands from a script, and to see what was asked."""
+
+    def answer_with(script: Script) -> Asked:
+        asked: Asked = []
+
+        class Scripted:
+            async def __call__(self, name: str, ask: dict[str, Any]) -> Any:
+                asked.append((name, ask))
+                return script(name, ask)
+
+            async def bell(self, run_id: str) -> AsyncGenerator[None, None]:
+                while True:
+                    yield
+
+        @asynccontextmanager
+        async def calling(target: Target) -> AsyncIterator[Caller]:
+            yield Scripted()
+
+        for module in (derive, runs, call_module):
+            monkeypatch.setattr(module, "calling", calling)
+        return asked
+
+    return answer_with
+
+
+@pytest.mark.contract("API-1")
+@pytest.mark.parametrize("name", sorted(set(CATALOGUE) - set(OWN)))
+def test_what_a_command_is_given_is_what_is_asked(ask_nobody: Callable[[Script], Asked], name: str) -> None:
+    asked = ask_nobody(lambda name, ask: {"result": 1})
+    assert main(words_of(CATALOGUE[name], ASKS[name])) == 0
+    [(found, ask)] = asked
+    assert found == name
+    read = msgspec.convert(ask, CATALOGUE[name].ask)
+    assert read == msgspec.convert(ASKS[name], CATALOGUE[name].ask)
+
+
+@pytest.mark.contract("API-1")
+@pytest.mark.parametrize("name", sorted(CATALOGUE))
+def test_every_operation_can_be_called_by_its_name(
+    ask_nobody: Callable[[Script], Asked], capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    asked = ask_nobody(lambda name, ask: {"echo": ask})
+    assert main(["call", name, json.dumps(ASKS[name])]) == 0
+    assert asked == [(name, ASKS[name])]
+    assert json.loads(capsys.readouterr().out) == {"echo": ASKS[name]}
+
+
+@pytest.mark.contract("API-1")
+def test_every_operation_has_a_command() -> None:
+    for each in CATALOGUE.values():
+        noun, verb = row_of(each).words.split()
+        assert verb in commands[noun]
+    words = [row_of(each).words for each in CATALOGUE.values()]
+    assert len(set(words)) == len(words)
+    assert set(ROWS) - {"tokens.create", "tokens.list"} <= set(CATALOGUE)
+
+
+def test_the_table_on_the_page_is_up_to_date() -> None:
+    assert page_with(PAGE.read_text(), table()) == PAGE.read_text(), "run python -m tools.commands"
+
+
+class Novel(Ask, frozen=True, kw_only=True):
+    """Something that no table knows."""
+
+    thing_id: str
+    role: str = ""
+    roles: tuple[str, ...] = ()
+    many: bool = False
+
+
+def test_an_operation_that_no_table_knows_has_a_command_all_the_same() -> None:
+    @operation("things.make_new", "POST /v1/things", scope=None)
+    async def make_new(call: Any, ask: Novel) -> Novel:
+        """Make a thing."""
+        return ask
+
+    row = row_of(make_new)
+    assert row.words == "things make-new"
+    assert [given.option for given in fields_of(make_new).values()] == ["--thing-id", "--role", "--roles", "--many"]
+    made = derive.command_of(make_new, row)
+    assert list(made.__annotations__) == ["thing_id", "role", "roles", "many", "target"]
+    assert made.__doc__ == "Make a thing."
+
+
+def test_no_field_takes_the_name_of_a_shared_option() -> None:
+    shared = {f"--{name}" for name in Target.__dataclass_fields__} | {"--all"}
+    for each in CATALOGUE.values():
+        row = row_of(each)
+        options = {given.option for given in fields_of(each).values() if given.field not in (*row.arguments, row.rest)}
+        assert not options & shared
+
+
+def test_all_pages_are_read_on_demand(
+    ask_nobody: Callable[[Script], Asked], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def pages(name: str, ask: dict[str, Any]) -> Any:
+        number = int(ask.get("cursor", "1"))
+        return {"items": [{"run_id": f"r-{number}"}], "next": str(number + 1) if number < 3 else None}
+
+    asked = ask_nobody(pages)
+    assert main(["run", "list", "--all", "--limit", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"items": [{"run_id": f"r-{n}"} for n in (1, 2, 3)], "next": None}
+    assert [ask for _, ask in asked] == [{"limit": 1}, {"limit": 1, "cursor": "2"}, {"limit": 1, "cursor": "3"}]
+    assert main(["run", "list"]) == 0
+    said = capsys.readouterr()
+    assert said.out.splitlines()[1] == "r-1"
+    assert said.err == "holdfast: there is more: use --all, or --cursor 2\n"
+
+
+def outcome(status: str, **more: Any) -> dict[str, Any]:
+    is_finished = status != "RUNNING"
+    return {"run_id": "r", "status": status, "is_finished": is_finished, "result": None, "error": None, **more}
+
+
+def test_a_result_is_asked_for_until_it_is_there(
+    ask_nobody: Callable[[Script], Asked], capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = iter([outcome("RUNNING"), outcome("COMPLETED", result={"a": 1})])
+    asked = ask_nobody(lambda name, ask: next(answers))
+    assert main(["run", "result", "r"]) == 0
+    assert capsys.readouterr().out == '{"a":1}\n'
+    assert asked == [("runs.result", {"run_id": "r", "wait_s": runs.WAIT_S})] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer", "code", "said"),
+    [
+        (["--wait-s", "0"], outcome("RUNNING"), 7, "holdfast: run r has not finished, it is RUNNING\n"),
+        ([], outcome("FAILED", error={"code": "E", "message": "no"}), 1, "holdfast: run r has failed: E: no\n"),
+        ([], outcome("CANCELLED", error={"code": "E", "message": "no"}), 1, "holdfast: run r has been cancelled: E:"),
+    ],
+)
+def test_a_result_that_is_none_has_its_exit_code(
+    ask_nobody: Callable[[Script], Asked],
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    answer: dict[str, Any],
+    code: int,
+    said: str,
+) -> None:
+    ask_nobody(lambda name, ask: answer)
+    assert main(["run", "result", "r", *arguments]) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(said)
+    assert main(["run", "result", "r", "--json", *arguments]) == code
+    assert json.loads(capsys.readouterr().out) == answer
+
+
+def test_a_run_that_is_followed_is_looked_at_until_it_ends(
+    ask_nobody: Callable[[Script], Asked], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def event(number: int, kind: str) -> dict[str, Any]:
+        return {"run_seq": number, "event_type": kind, "step_id": None, "persisted_at": "2026-01-28T12:00:00Z"}
+
+    first = {"items": [event(1, "RunQueued")], "last_event_seq": 1, "status": "RUNNING"}
+    none = {"items": [], "last_event_seq": 1, "status": "RUNNING"}
+    late = {"items": [event(2, "RunStarted")], "last_event_seq": 3, "status": "FAILED"}
+    last = {"items": [event(3, "RunFailed")], "last_event_seq": 3, "status": "FAILED"}
+    answers = iter([first, none, late, last])
+    asked = ask_nobody(lambda name, ask: next(answers))
+    assert main(["run", "tail", "r", "--json"]) == 1
+    shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert shown == [event(1, "RunQueued"), event(2, "RunStarted"), event(3, "RunFailed")]
+    assert [ask["after"] for _, ask in asked] == [0, 1, 1, 2]
+
+
+def kinds(kind: type[HoldfastError] = HoldfastError) -> list[type[HoldfastError]]:
+    return [kind, *(each for child in kind.__subclasses__() for each in kinds(child))]
+
+
+BY_STATUS = {401: 5, 403: 5, 404: 3, 409: 4, 413: 5, 429: 5, 500: 70, 501: 6, 503: 6, 504: 6, 507: 6}
+
+
+@pytest.mark.contract("API-2")
+@pytest.mark.parametrize("kind", [each for each in kinds(errors.CallerError) if each.__module__ == errors.__name__])
+def test_exit_codes_say_what_http_says(kind: type[HoldfastError]) -> None:
+    assert code_of(kind) == BY_STATUS.get(status_of(kind), 2)
+
+
+def test_exit_codes_are_those_in_the_table_on_the_page() -> None:
+    told = [line.split("|")[1].strip() for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    known = {str(code) for code in CODES.values()} | {"0", "7", "130"}
+    assert known == {cell for cell in told if cell.isdigit()}

@@ -1,0 +1,87 @@
+"""Values and times as words on the command line."""
+
+from __future__ import annotations
+
+import io
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.cli import showing
+from holdfast.cli.words import moment_of, value_of
+from holdfast.errors import InvalidInput
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        ([], {}),
+        (["name=ann", "city="], {"name": "ann", "city": ""}),
+        (["cents:=4200", "note=a=b:=c", "paid:=true"], {"cents": 4200, "note": "a=b:=c", "paid": True}),
+        (['{"a": "b=c"}'], {"a": "b=c"}),
+        (["true"], True),
+        (['"x=1"'], "x=1"),
+        (["-5"], -5),
+        (["text=line\nbreak"], {"text": "line\nbreak"}),
+    ],
+)
+def test_words_stand_for_a_value(words: list[str], value: Any) -> None:
+    assert value_of(words, "payload") == value
+
+
+def test_a_value_may_come_from_a_file_or_from_stdin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.json").write_text('{"a": 1}')
+    assert value_of([f"@{tmp_path}/a.json"], "input") == {"a": 1}
+    monkeypatch.setattr("sys.stdin", io.StringIO("[2]"))
+    assert value_of(["-"], "input") == [2]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["hello"], """input: this is no JSON (a text is written as '"text"')"""),
+        (["a:=one"], "input: a: this is no JSON"),
+        (["a=1", "2"], "input: '2' is neither name=text nor name:=json"),
+        (["a=1", "a=2"], "input: a is given twice"),
+        (["@nowhere.json"], "input: @nowhere.json cannot be read"),
+        (["[" * 2_000], "input: this is no JSON"),
+    ],
+)
+def test_words_that_stand_for_nothing_are_refused(words: list[str], said: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        value_of(words, "input")
+    assert refused.value.message.startswith(said)
+
+
+def test_times_are_absolute_or_ago() -> None:
+    assert moment_of("2026-01-28T12:00:00+02:00", "--from") == "2026-01-28T10:00:00+00:00"
+    here = datetime(2026, 1, 28, 12).astimezone(UTC).isoformat()
+    assert moment_of("2026-01-28T12:00", "--from") == here
+    then = datetime.fromisoformat(moment_of("2h", "--from"))
+    assert timedelta(hours=2) <= datetime.now(UTC) - then < timedelta(hours=2, minutes=1)
+    for wrong in ("yesterday", "2026-13-01", "99999999999999d"):
+        with pytest.raises(InvalidInput, match="--from"):
+            moment_of(wrong, "--from")
+
+
+def test_times_are_shown_with_their_distance(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Clock:
+        def now(self) -> int:
+            return int(datetime(2026, 1, 28, 12, tzinfo=UTC).timestamp() * 1_000_000)
+
+    monkeypatch.setattr(showing, "SystemClock", Clock)
+    for text, distance in [
+        ("2026-01-28T11:59:30Z", "30 s ago"),
+        ("2026-01-28T12:05:00Z", "in 5 min"),
+        ("2026-01-27T12:00:00.5Z", "24 h ago"),
+        ("2026-02-07T12:00:00Z", "in 10 days"),
+        ("9999-12-31T00:00:00Z", "days"),
+    ]:
+        assert distance in showing.moment(text)
+
+
+def test_what_somebody_else_wrote_does_nothing_to_a_terminal() -> None:
+    assert showing.clean("a\x1b[2J\x07b\x9b") == "a\\x1b[2J\\x07b\\x9b"
+    assert showing.clean("tab\tand line\n stay, ü too") == "tab\tand line\n stay, ü too"
