@@ -9,6 +9,7 @@
     │   ├── Conflict                the same id was used before with another content, or the state does not allow it
     │   ├── RunTerminal             the run has finished; it takes nothing more
     │   ├── NotPermitted            the actor may not do this
+    │   ├── NotAuthenticated        nobody knows who asks: no token, or one that is not valid
     │   ├── NotWaiting              `require_waiting` was asked for and nobody waits
     │   ├── PayloadTooLarge         over a size limit
     │   ├── RateLimited             over a rate limit; `retry_after_ms` says when to try again
@@ -95,6 +96,10 @@ class RunTerminal(CallerError):
 
 class NotPermitted(CallerError):
     """The actor may not do this."""
+
+
+class NotAuthenticated(CallerError):
+    """Nobody knows who asks: there is no token, or it is not valid, or not any more."""
 
 
 class NotWaiting(CallerError):

@@ -5,6 +5,7 @@ Nothing else in Holdfast reads a clock or draws a random number, so that a simul
 """
 
 import random
+import secrets
 import time
 import uuid
 from random import Random as Random
@@ -32,6 +33,14 @@ class Rng(Protocol):
 
     def fraction(self) -> float:
         """Return a number from 0 (included) to 1 (excluded)."""
+        ...
+
+
+class Secrets(Protocol):
+    """Makes what nobody can guess."""
+
+    def new_secret(self) -> str:
+        """Return 256 random bits as 64 hex digits."""
         ...
 
 
@@ -63,6 +72,14 @@ class SystemRng:
     def fraction(self) -> float:
         """Return a number from 0 (included) to 1 (excluded)."""
         return random.random()
+
+
+class SystemSecrets:
+    """The operating system's generator, which is fit for secrets."""
+
+    def new_secret(self) -> str:
+        """Return 256 random bits as 64 hex digits."""
+        return secrets.token_hex(32)
 
 
 def seeded(seed: str) -> Random:

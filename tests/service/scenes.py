@@ -528,6 +528,49 @@ async def _workflow(stage: Stage, call: Caller) -> None:
     await refused(call, "workflows.get", {"name": "nothing"}, "NotFound", 404)
 
 
+@scene("tokens.create")
+async def _make_token(stage: Stage, call: Caller) -> None:
+    ask = {"name": "ann", "role": "operator", "roles": ["clerk"], "tenant": "acme", "expires_in_s": 60}
+    made = await fine(call, "tokens.create", ask, 201)
+    item = made["item"]
+    assert made["token"].startswith(item["prefix"] + "_")
+    assert (item["name"], item["role"], item["roles"], item["tenant"]) == ("ann", "operator", ["clerk"], "acme")
+    assert (item["is_valid"], item["revoked_at"], item["last_used_at"]) == (True, None, None)
+    assert made["token"] != (await fine(call, "tokens.create", ask, 201))["token"]
+    wrong: list[dict[str, Any]] = [
+        {"role": None},
+        {"role": "king"},
+        {"scopes": ["everything"]},
+        {"name": ""},
+        {"tenant": "a:b"},
+        {"expires_in_s": 0},
+        {"tenant": None, "project": "p"},
+    ]
+    for bad in wrong:
+        await refused(call, "tokens.create", {**ask, **bad}, "InvalidInput", 422)
+
+
+@scene("tokens.list")
+async def _tokens(stage: Stage, call: Caller) -> None:
+    made = [await fine(call, "tokens.create", {"name": f"n{n}", "scopes": ["runs:read"]}, 201) for n in range(3)]
+    page = await fine(call, "tokens.list", {"limit": 2})
+    rest = await fine(call, "tokens.list", {"cursor": page["next"]})
+    found = page["items"] + rest["items"]
+    assert found == sorted([one["item"] for one in made], key=lambda item: str(item["token_id"]))
+    assert (await fine(call, "tokens.list", {"tenant": "acme"}))["items"] == []
+    secrets = [one["token"].rpartition("_")[2] for one in made]
+    assert not any(secret in str(found) for secret in secrets)
+
+
+@scene("tokens.revoke")
+async def _revoke(stage: Stage, call: Caller) -> None:
+    made = (await fine(call, "tokens.create", {"name": "ann", "role": "viewer"}, 201))["item"]
+    revoked = await fine(call, "tokens.revoke", {"token_id": made["token_id"]})
+    assert (revoked["is_valid"], revoked["revoked_by"]) == (False, "anonymous")
+    assert await fine(call, "tokens.revoke", {"token_id": made["prefix"]}) == revoked
+    await refused(call, "tokens.revoke", {"token_id": "nothing"}, "NotFound", 404)
+
+
 @scene("system.health")
 async def _health(stage: Stage, call: Caller) -> None:
     health = await fine(call, "system.health", {})

@@ -15,6 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.core import codec
+from holdfast.core.access import TokenQuery
 from holdfast.core.events import UnknownBody
 from holdfast.core.letters import DeadLetterQuery, Settled
 from holdfast.core.messages import ActivitySucceeded
@@ -28,6 +29,7 @@ from holdfast.store.sqlite.migrate import latest_version
 from holdfast.testing.clock import START, VirtualClock
 from holdfast.testing.samples import (
     SampleNode,
+    access_token,
     activity,
     complete,
     dead_letter,
@@ -67,6 +69,9 @@ async def write_sample(path: Path) -> None:
         await store.beat("node-b" if queue else "node-a", [one], 60_000)
     dying = replace(await node.turn(await node.load("waiting")), dead=(dead_letter("waiting"),))
     await node.commit(dying)
+    await store.keep_tokens(
+        [access_token("a" * 16), replace(access_token("b" * 16), revoked_at=START, revoked_by="ann")]
+    )
     clock.advance(ms=5)
     await store.create([new_run("queued", now=clock.now(), value={"cents": 4200})])
     await store.close()
@@ -191,6 +196,19 @@ async def test_letters_of_any_format_since_there_are_letters_are_found_and_reque
         assert await store.settle_dead_letters([letter.letter_id], "requeue", "ann") == [
             Settled(letter.letter_id, "requeue")
         ]
+    await store.close()
+
+
+@pytest.mark.contract("FMT-1", "API-4")
+async def test_access_tokens_of_any_format_since_there_are_tokens_are_found(old_file: Path) -> None:
+    store = await SqliteStore.open(old_file, clock=VirtualClock(START + 10_000))
+    await store.migrate()
+    found = await store.find_tokens(TokenQuery())
+    if first_format(old_file) < 5:
+        assert found == []
+    else:
+        assert found[0] == access_token("a" * 16)
+        assert (found[1].revoked_at, found[1].revoked_by) == (START, "ann")
     await store.close()
 
 

@@ -46,6 +46,7 @@ CODES: dict[type[HoldfastError], int] = {
     e.RunTerminal: CONFLICT,
     e.NotWaiting: CONFLICT,
     e.SignalAcceptanceIndeterminate: CONFLICT,
+    e.NotAuthenticated: REFUSED,
     e.NotPermitted: REFUSED,
     e.PayloadTooLarge: REFUSED,
     e.RateLimited: REFUSED,

@@ -30,8 +30,24 @@ from holdfast.store import port
 OF_A_STEP = frozenset({"RETRY_STEP", "SKIP_STEP"})
 
 
+class Caller(Struct, frozen=True, kw_only=True):
+    """Who asks through a service, as the service knows them. Without a tenant they see all of them.
+
+    `scopes` of None are all scopes.
+    """
+
+    name: str
+    tenant: str | None = None
+    roles: tuple[str, ...] = ()
+    scopes: frozenset[str] | None = None
+    is_admin: bool = False
+
+
 class ControlRequest(Struct, frozen=True, kw_only=True):
-    """A command as the authoriser sees it."""
+    """A command as the authoriser sees it. `caller` is who brings it, None if it comes from code in this process.
+
+    `actor` is who gives it: the caller, or whom an administrator acts for.
+    """
 
     run_id: str
     plan_id: str
@@ -40,6 +56,7 @@ class ControlRequest(Struct, frozen=True, kw_only=True):
     step_id: str | None
     actor: str
     reason: str
+    caller: Caller | None = None
 
 
 Verdict = bool | str
@@ -52,6 +69,7 @@ class Operators(Struct, frozen=True, kw_only=True):
 
     authoriser: Authoriser | None = None
     ids: Ids = SystemIds()
+    caller: Caller | None = None
 
     async def refusal(self, store: port.Store, run_id: str, sent: "_Sent") -> str:
         """Return why the command is not permitted, or nothing. Without an authoriser everything is."""
@@ -67,6 +85,7 @@ class Operators(Struct, frozen=True, kw_only=True):
                 step_id=sent.step_id,
                 actor=sent.actor,
                 reason=sent.reason,
+                caller=self.caller,
             )
         )
         verdict = await answer if isawaitable(answer) else answer

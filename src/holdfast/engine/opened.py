@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from holdfast.core import events as e
 from holdfast.core.messages import check_name
-from holdfast.engine.controls import Operators
+from holdfast.engine.controls import Caller, Operators
 from holdfast.engine.handle import RunHandle
 from holdfast.engine.node import Node
 from holdfast.engine.sending import FirstSignal, Sender, first_signal
@@ -38,9 +38,14 @@ class Opened(Struct, frozen=True):
     workflows: Workflows
     ids: Ids
 
-    def run(self, run_id: str, definition: WorkflowDefinition | None = None) -> RunHandle[Any]:
-        """Return the handle of a run, whether it is there or not."""
-        return RunHandle(run_id, self.store, definition, self.node, self.sender, self.operators)
+    def run(
+        self, run_id: str, definition: WorkflowDefinition | None = None, caller: Caller | None = None
+    ) -> RunHandle[Any]:
+        """Return the handle of a run, whether it is there or not, for somebody who asks through a service."""
+        operators = self.operators
+        if caller is not None and operators.authoriser is not None:
+            operators = replace(operators, caller=caller)
+        return RunHandle(run_id, self.store, definition, self.node, self.sender, operators)
 
     def workflow(self, name: str, version: str | None = None) -> WorkflowDefinition:
         """Return a definition by its name; without a version, the one that was registered last."""

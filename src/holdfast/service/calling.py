@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from holdfast.core.messages import Actor
 from holdfast.engine.app import App
+from holdfast.engine.controls import Caller
 from holdfast.engine.handle import RunHandle
 from holdfast.engine.opened import Opened
 from holdfast.engine.recording import head_of
@@ -21,6 +22,8 @@ from holdfast.ports import Ids, SystemIds
 from holdfast.service.alerts import Alerts
 from holdfast.service.options import ServiceOptions
 from holdfast.service.projections import Projections
+from holdfast.service.refusals import Refusals
+from holdfast.service.roles import OF_ALL_TENANTS
 from holdfast.service.tenancy import seen_by
 from holdfast.store.port import Store
 
@@ -30,24 +33,31 @@ DEFAULT_TENANT = "default"
 ANONYMOUS = "anonymous"
 
 
-class Principal(Struct, frozen=True, kw_only=True):
-    """Who asks. Without a tenant they see all of them; `scopes` of None are all scopes.
+class Principal(Caller, frozen=True, kw_only=True):
+    """Who asks, and within what: a tenant, or only a project or an environment of it.
 
-    With `is_open` nobody has been asked who they are: a request may say it itself.
+    With `is_open` nobody has been asked who they are: a request may say it itself. With `is_session` a browser has
+    said it, by a cookie, and whoever acts on that looks at where the request comes from.
     """
 
-    name: str
-    tenant: str | None = None
-    roles: tuple[str, ...] = ()
-    scopes: frozenset[str] | None = None
-    is_admin: bool = False
+    project: str | None = None
+    environment: str | None = None
+    token_id: str = ""
     is_open: bool = False
+    is_session: bool = False
 
     def require(self, scope: str | None) -> None:
         """Raise `NotPermitted` unless this scope is granted. None is what everybody may do."""
-        if scope is not None and self.scopes is not None and scope not in self.scopes:
+        if scope is None:
+            return
+        if self.scopes is not None and scope not in self.scopes:
             raise NotPermitted(f"this needs the scope {scope!r}", scope=scope)
+        if self.tenant is not None and scope in OF_ALL_TENANTS:
+            raise NotPermitted("this is about all tenants together; it needs a token without a tenant", scope=scope)
 
+
+NOBODY = Principal(name="", scopes=frozenset())
+"""Whoever asks for what everybody may."""
 
 OPEN = Principal(name=ANONYMOUS, is_admin=True, is_open=True)
 """Whoever comes, where access is open."""
@@ -71,6 +81,7 @@ class Service(Struct, frozen=True, kw_only=True):
     ids: Ids = SystemIds()
     alerts: Alerts
     projections: Projections
+    refusals: Refusals
     stopping: asyncio.Event
 
     def call(self, principal: Principal, correlation_id: str) -> "Call":
@@ -87,15 +98,23 @@ def make_service(
 ) -> Service:
     """Return a service for an app. It answers while the app has a node or a connection open."""
     alerts = Alerts()
+    options = options or ServiceOptions()
     return Service(
         app=app,
-        options=options or ServiceOptions(),
+        options=options,
         authenticate=authenticate,
         ids=ids or SystemIds(),
         alerts=alerts,
         projections=Projections(alerts),
+        refusals=Refusals(options.refusals_per_minute),
         stopping=asyncio.Event(),
     )
+
+
+def _bound(field: str, bound: str | None, asked: str) -> str:
+    if bound is not None and asked not in (bound, DEFAULT_TENANT):
+        raise NotPermitted(f"{field}: this token is for {bound!r}", field=field)
+    return asked if bound is None else bound
 
 
 class Call:
@@ -119,7 +138,8 @@ class Call:
     @property
     def store(self) -> Store:
         """The store as the caller's tenant sees it."""
-        return seen_by(self.principal.tenant, self.opened.store)
+        principal = self.principal
+        return seen_by(principal.tenant, self.opened.store, principal.project, principal.environment)
 
     @property
     def tasks(self) -> Tasks:
@@ -130,7 +150,12 @@ class Call:
         """Return the handle of a run; to other tenants than its own it is not there."""
         if self.principal.tenant is not None:
             await head_of(self.store, run_id)
-        return self.opened.run(run_id)
+        return self.opened.run(run_id, caller=self.principal)
+
+    def within(self, project: str, environment: str) -> tuple[str, str]:
+        """Return project and environment of what the caller makes: what is asked for, or what they are bound to."""
+        principal = self.principal
+        return _bound("project", principal.project, project), _bound("environment", principal.environment, environment)
 
     def name(self, given: str = "") -> str:
         """Return who does this. Only where access is open, and for admins, may the request say so itself."""

@@ -14,7 +14,15 @@ from typing import Any, get_type_hints
 
 from msgspec import Struct
 
-from holdfast.errors import EngineError, HoldfastError, InternalError, InvalidInput, NotPermitted, RequestTimedOut
+from holdfast.errors import (
+    EngineError,
+    HoldfastError,
+    InternalError,
+    InvalidInput,
+    NotAuthenticated,
+    NotPermitted,
+    RequestTimedOut,
+)
 from holdfast.service.calling import Call
 
 Handler = Callable[[Call, Any], Awaitable[Any]]
@@ -66,14 +74,19 @@ class Operation(Struct, frozen=True, kw_only=True):
     def all_errors(self) -> Errors:
         """Every error that it may answer with, whatever the transport: its own, and those of every operation."""
         common: Errors = (InvalidInput, EngineError, RequestTimedOut, InternalError)
-        return (*self.errors, *common, *(() if self.scope is None else (NotPermitted,)))
+        return (*self.errors, *common, *(() if self.scope is None else (NotPermitted, NotAuthenticated)))
 
     async def carry_out(self, call: Call, ask: Any) -> Any:
         """Do it for a caller who may, within the time that the service allows. Every transport comes through here."""
-        call.principal.require(self.scope)
+        refusals, principal = call.service.refusals, call.principal
+        refusals.check(principal.token_id or principal.name, self.scope)
         try:
+            principal.require(self.scope)
             async with asyncio.timeout(call.service.options.request_s + getattr(ask, "wait_s", 0.0)):
                 return await self.handle(call, ask)
+        except NotPermitted as refusal:
+            refusals.note(principal.token_id or principal.name, principal.name, self.name, refusal, call.correlation_id)
+            raise
         except TimeoutError as problem:
             raise RequestTimedOut(f"{self.name} took too long; it may still be done") from problem
 

@@ -4,6 +4,7 @@ from typing import Any
 
 RUN = "018f7f5e-0000-7000-8000-000000000001"
 TASK = f"{RUN}/approve"
+TOKEN = "4f0c2a9e51b7d836"
 LETTER = "7d9f2c54-0000-8000-9000-000000000001"
 
 _OF_RUN: dict[str, Any] = {"run_id": RUN}
@@ -57,6 +58,9 @@ ASKS: dict[str, dict[str, Any]] = {
     "letters.drop": {"letter_id": LETTER, "actor": "ann"},
     "workflows.list": {},
     "workflows.get": {"name": "order", "version": "1"},
+    "tokens.create": {"name": "ann", "role": "operator", "roles": ["clerk"], "expires_in_s": 7_776_000},
+    "tokens.list": {"limit": 50},
+    "tokens.revoke": {"token_id": TOKEN},
     "system.health": {},
     "system.stats": {},
     "system.queues": {},

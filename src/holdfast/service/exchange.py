@@ -14,13 +14,16 @@ from holdfast.errors import (
     HoldfastError,
     MalformedRequest,
     NotAcceptable,
+    NotAuthenticated,
+    NotPermitted,
     PayloadTooLarge,
     SlowRequest,
     UnsupportedMediaType,
 )
 from holdfast.limits import JSON_DEPTH
 from holdfast.ports import Ids
-from holdfast.service.calling import Headers, Service
+from holdfast.service.calling import Headers, Principal, Service
+from holdfast.service.origin import check_head, check_origin, shown
 from holdfast.service.problems import CONTENT_TYPE, Problem, problem_of, retry_after
 
 JSON = b"application/json"
@@ -59,7 +62,7 @@ def correlation_of(headers: Headers, ids: Ids) -> str:
 class Exchange:
     """One request and its answer."""
 
-    __slots__ = ("_receive", "_send", "correlation_id", "headers", "method", "path", "query", "service")
+    __slots__ = ("_receive", "_scope", "_send", "correlation_id", "headers", "method", "path", "query", "service")
 
     def __init__(self, service: Service, scope: Scope, receive: Receive, send: Send) -> None:
         self.service = service
@@ -68,8 +71,22 @@ class Exchange:
         self.path: bytes = scope["raw_path"]
         self.query: bytes = scope["query_string"]
         self.correlation_id: str = scope["holdfast.correlation_id"]
+        self._scope = scope
         self._receive = receive
         self._send = send
+
+    async def principal(self) -> Principal:
+        """Say who asks. Whoever answers requests comes through here, or sees to it what a session may do."""
+        try:
+            check_head(self._scope["headers"], self.query)
+            principal = await self.service.authenticate(self.headers)
+            if principal.is_session and self.method not in ("GET", "HEAD"):
+                check_origin(self.headers)
+            return principal
+        except (NotAuthenticated, NotPermitted) as refusal:
+            who = f"{shown(self.headers)} at {(self._scope.get('client') or '?')[0]}"
+            self.service.refusals.log(who, f"{self.method} {self.path[:200]!r}", refusal.message, self.correlation_id)
+            raise
 
     async def body(self) -> bytes:
         """Return the body, which is JSON as far as its caller says, and neither too large nor too slow nor too deep."""
@@ -133,6 +150,8 @@ class Exchange:
         """Answer with a problem."""
         problem = problem_of(error, self.correlation_id)
         headers = [(b"allow", error.details["allow"].encode())] if problem.status == 405 else []
+        if problem.status == 401:
+            headers.append((b"www-authenticate", b'Bearer realm="holdfast"'))
         seconds = retry_after(problem)
         if seconds is not None:
             headers.append((b"retry-after", b"%d" % seconds))

@@ -85,7 +85,7 @@ class JsonRpc:
             return
         if exchange.method != "POST":
             raise MethodNotAllowed(f"{exchange.method} is not for this address", allow="OPTIONS, POST")
-        principal = await self._service.authenticate(exchange.headers)
+        principal = await exchange.principal()
         exchange.check_accept()
         answer = await self._answer_text(principal, exchange.correlation_id, await exchange.body())
         if answer is None:

@@ -44,7 +44,10 @@ def describe(catalogue: Mapping[str, Operation], title: str = "Holdfast") -> Jso
         "servers": [{"url": "/"}],
         "tags": [{"name": noun} for noun in dict.fromkeys(operation.noun for operation in catalogue.values())],
         "paths": paths,
-        "components": {"schemas": {name: schema for name, schema in components.items() if _is_used(name, asks, paths)}},
+        "components": {
+            "schemas": {name: schema for name, schema in components.items() if _is_used(name, asks, paths)},
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
     }
 
 
@@ -64,6 +67,7 @@ def _operation(operation: Operation, asked: Json, answer: Json) -> Json:
     }
     if operation.scope is not None:
         described["x-scope"] = operation.scope
+        described["security"] = [{"token": [operation.scope]}]
     in_body = {} if not operation.has_body else _without(asked, operation.path_fields)
     parameters = _parameters(operation, asked, example)
     if parameters:

@@ -17,6 +17,18 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
     is_open: bool = False
     """Let in whoever comes. Without this a service that has no way to tell callers apart does not start (API-4)."""
 
+    tokens_s: float = 2.0
+    """For how long a token that another process has revoked may still be taken. In this process it ends at once."""
+
+    session_s: float = 12 * 3_600.0
+    """How long somebody who has signed in with a browser stays so: a working day."""
+
+    refusals_per_minute: int = 30
+    """How many commands and operations on tasks somebody may be refused before they are told to come back later.
+
+    The engine records each of its refusals in the run's history, and a history must not be filled by nobody's right.
+    """
+
     body_bytes: int = 2 * 1024 * 1024
     """The largest body of a request: some batches of the largest signals."""
 
@@ -45,11 +57,11 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
     """From what size on answers are compressed for callers that take it."""
 
     def __post_init__(self) -> None:
-        for field in ("port", "body_bytes", "batch_calls", "connections", "compress_bytes"):
+        for field in ("port", "refusals_per_minute", "body_bytes", "batch_calls", "connections", "compress_bytes"):
             value = getattr(self, field)
             if type(value) is not int or value < (0 if field == "port" else 1):
                 raise InvalidInput(f"{field} is a whole number from 1, not {value!r}", field=field)
-        for field in ("body_s", "request_s", "wait_s", "idle_s", "drain_s"):
+        for field in ("tokens_s", "session_s", "body_s", "request_s", "wait_s", "idle_s", "drain_s"):
             value = getattr(self, field)
             if not isinstance(value, int | float) or not value >= 0:
                 raise InvalidInput(f"{field} is a number of seconds, not {value!r}", field=field)

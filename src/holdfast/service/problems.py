@@ -20,6 +20,7 @@ logger = logging.getLogger("holdfast.service")
 STATUS: dict[type[HoldfastError], int] = {
     e.CallerError: 400,
     e.MalformedRequest: 400,
+    e.NotAuthenticated: 401,
     e.NotPermitted: 403,
     e.NotFound: 404,
     e.MethodNotAllowed: 405,

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from holdfast.errors import HoldfastError, MalformedRequest, MethodNotAllowed, NotFound
 from holdfast.service.asking import Reader
-from holdfast.service.calling import Service
+from holdfast.service.calling import NOBODY, Service
 from holdfast.service.catalogue import Operation
 from holdfast.service.exchange import ClientGone, Exchange, HeaderList
 from holdfast.service.problems import unexpected
@@ -113,7 +113,7 @@ class Rest:
         if found is None:
             raise MethodNotAllowed(f"{exchange.method} is not for this address", allow=_allowed(endpoints))
         operation = found.operation
-        principal = await self._service.authenticate(exchange.headers)
+        principal = NOBODY if operation.scope is None else await exchange.principal()
         exchange.check_accept()
         in_path = dict(zip(found.fields, values, strict=True))
         if found.has_body:
@@ -132,5 +132,5 @@ def _allowed(endpoints: Mapping[str, Endpoint]) -> str:
 
 
 def _location(answer: Any) -> HeaderList:
-    run = getattr(answer, "run", answer)
-    return [(b"location", f"/v1/runs/{quote(run.run_id, safe='')}".encode())]
+    run_id = getattr(getattr(answer, "run", answer), "run_id", None)
+    return [] if run_id is None else [(b"location", f"/v1/runs/{quote(run_id, safe='')}".encode())]

@@ -21,6 +21,7 @@ from holdfast.engine.app import App
 from holdfast.engine.options import NodeOptions
 from holdfast.engine.serving import asked_to_end
 from holdfast.errors import HoldfastError, InvalidInput, MalformedRequest, MethodNotAllowed, NotFound
+from holdfast.service.access import HOW_TO_BEGIN, TokenAccess
 from holdfast.service.calling import Authenticate, Service, let_in, make_service
 from holdfast.service.exchange import CORRELATION_HEADER, JSON, SECURITY_HEADERS, Exchange, correlation_of
 from holdfast.service.jsonrpc import JsonRpc
@@ -29,6 +30,7 @@ from holdfast.service.operations import CATALOGUE
 from holdfast.service.options import ServiceOptions
 from holdfast.service.problems import unexpected
 from holdfast.service.rest import Rest
+from holdfast.service.sessions import Sessions
 from holdfast.store.port import Store
 
 logger = logging.getLogger("holdfast.service")
@@ -42,7 +44,8 @@ class Front:
         self._rest: ASGIApp = Rest(service, CATALOGUE)
         self._rpc: ASGIApp = JsonRpc(service, CATALOGUE)
         own = Route("/openapi.json", _Description(service), methods=["GET"])
-        self._others = Router([own, *routes], redirect_slashes=False)
+        session = Route("/session", Sessions(service), methods=["GET", "POST", "DELETE"])
+        self._others = Router([own, session, *routes], redirect_slashes=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -106,7 +109,9 @@ class _Description:
         self._text = msgspec.json.encode(describe(CATALOGUE, service.app.name))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await Exchange(self._service, scope, receive, send).send(200, self._text, JSON)
+        exchange = Exchange(self._service, scope, receive, send)
+        await exchange.principal()
+        await exchange.send(200, self._text, JSON)
 
 
 class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
@@ -151,6 +156,8 @@ class _Server(uvicorn.Server):
 
 def check_access(options: ServiceOptions, authenticate: Authenticate | None) -> Authenticate:
     """Return who is let in. Everybody is only where that was chosen, and it is said (API-4)."""
+    if authenticate is not None and options.is_open:
+        raise InvalidInput("access is either open, or somebody says who may call this service", field="is_open")
     if authenticate is not None:
         return authenticate
     if not options.is_open:
@@ -222,14 +229,20 @@ async def serve(
 ) -> None:
     """Serve an app until SIGTERM or SIGINT. Its node runs workflows too, unless `node` says that it takes no runs.
 
+    Callers need a token that is kept in the store, unless `authenticate` knows them, or access is open.
+
     First no more connections are taken, then requests under way finish, then the node. A second signal ends the
     process at once.
     """
     options = options or ServiceOptions()
+    if authenticate is None and not options.is_open:
+        authenticate = TokenAccess(app, options.tokens_s)
     let = check_access(options, authenticate)
     with asked_to_end() as asked:
         async with app.node(store, options=node) as opened:
             service = make_service(app, options, let)
+            if isinstance(let, TokenAccess) and not await let.has_any():
+                raise InvalidInput(f"nobody has a token yet: {HOW_TO_BEGIN}; or choose open access")
             async with listening(service, routes, listener) as port:
                 logger.info("app %s is served at http://%s:%d", app.name, options.host, port)
                 await opened.run_until(asked)

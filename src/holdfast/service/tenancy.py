@@ -9,13 +9,14 @@ from typing import Any, Protocol, TypeVar, cast
 
 from msgspec.structs import replace
 
+from holdfast.core.access import AccessToken, TokenQuery
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
 from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settled, Settlement
 from holdfast.core.messages import Message, Signal, SignalRequest
 from holdfast.core.records import Task, Wait
-from holdfast.errors import NotFound, NotPermitted
-from holdfast.store.guards import no_such_run
+from holdfast.errors import InvalidInput, NotPermitted
+from holdfast.store.guards import no_such_letter, no_such_run
 from holdfast.store.port import (
     Accepted,
     Capabilities,
@@ -41,17 +42,37 @@ Row = TypeVar("Row", bound=_OfRun)
 Query = TypeVar("Query", WaitQuery, TaskQuery, DeadLetterQuery)
 
 
-def seen_by(tenant: str | None, store: Store) -> Store:
-    """Return the store as this tenant sees it; without a tenant, as it is."""
-    return store if tenant is None else cast(Store, TenantView(store, tenant))
+class _OfTenant(Protocol):
+    @property
+    def tenant(self) -> str | None: ...
+    @property
+    def project(self) -> str | None: ...
+    @property
+    def environment(self) -> str | None: ...
+
+
+def seen_by(tenant: str | None, store: Store, project: str | None = None, environment: str | None = None) -> Store:
+    """Return the store as this tenant sees it, or who has only a part of it; without a tenant, as it is."""
+    return store if tenant is None else cast(Store, TenantView(store, tenant, project, environment))
+
+
+def check_chosen_id(tenant: str | None, run_id: str | None) -> None:
+    """Refuse an id that a tenant chooses for a run and that another one might.
+
+    Ids of runs are unique over all tenants: who could choose any would take those of others, or learn that they exist.
+    """
+    if tenant is not None and run_id is not None and not run_id.startswith(f"{tenant}:"):
+        raise InvalidInput(f"run_id: a run's id that tenant {tenant!r} chooses begins with '{tenant}:'", field="run_id")
 
 
 class TenantView:
-    """The part of a store that belongs to one tenant."""
+    """The part of a store that belongs to one tenant, or to a project or an environment of it."""
 
-    def __init__(self, store: Store, tenant: str) -> None:
+    def __init__(self, store: Store, tenant: str, project: str | None = None, environment: str | None = None) -> None:
         self._store = store
         self._tenant = tenant
+        self._project = project
+        self._environment = environment
 
     def __getattr__(self, verb: str) -> Any:
         raise NotPermitted(f"a tenant's view of the store has no {verb}")
@@ -71,7 +92,14 @@ class TenantView:
 
     async def load(self, run_ids: Sequence[str]) -> list[LoadedRun | None]:
         runs = await self._store.load(run_ids)
-        return [run if run is not None and run.head.tenant == self._tenant else None for run in runs]
+        return [run if run is not None and self._has(run.head) else None for run in runs]
+
+    def _has(self, thing: _OfTenant) -> bool:
+        return (
+            thing.tenant == self._tenant
+            and self._project in (None, thing.project)
+            and self._environment in (None, thing.environment)
+        )
 
     async def read_events(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
         return await self._store.read_events(run_id, after, limit) if await self._own([run_id]) else []
@@ -82,7 +110,27 @@ class TenantView:
         return [next(answers) if item.run_id in own else Refused(no_such_run(item.run_id)) for item in items]
 
     async def find_runs(self, query: RunQuery) -> list[RunHead]:
-        return await self._store.find_runs(replace(query, tenant=self._tenant))
+        query = replace(query, tenant=self._tenant)
+        while page := await self._store.find_runs(query):
+            if own := [head for head in page if self._has(head)]:
+                return own
+            query = replace(query, after=page[-1].run_id)
+        return []
+
+    async def find_tokens(self, query: TokenQuery) -> list[AccessToken]:
+        query = replace(query, tenant=self._tenant)
+        while page := await self._store.find_tokens(query):
+            if own := [token for token in page if self._has(token)]:
+                return own
+            query = replace(query, after=page[-1].token_id)
+        return []
+
+    async def keep_tokens(self, tokens: Sequence[AccessToken]) -> list[AccessToken]:
+        ids = tuple(token.token_id for token in tokens)
+        known = await self._store.find_tokens(TokenQuery(token_ids=ids, sessions=True, limit=len(ids) or 1))
+        if not all(self._has(token) for token in [*tokens, *known]):
+            raise NotPermitted("a tenant keeps tokens of its own")
+        return await self._store.keep_tokens(tokens)
 
     async def find_mailbox(self, query: MailboxQuery) -> list[Signal]:
         return await self._store.find_mailbox(query) if await self._own([query.run_id]) else []
@@ -101,8 +149,7 @@ class TenantView:
     ) -> list[Settled | Refused]:
         own = [id for id in ids if await self.find_dead_letters(DeadLetterQuery(letter_id=id, settled=True))]
         answers = iter(await self._store.settle_dead_letters(own, action, actor))
-        missing = NotFound("there is no such dead letter")
-        return [next(answers) if id in own else Refused(missing) for id in ids]
+        return [next(answers) if id in own else Refused(no_such_letter(id)) for id in ids]
 
     async def _find(
         self, find: Callable[[Query], Awaitable[list[Row]]], query: Query, place_of: Callable[[Row], Any]

@@ -9,6 +9,7 @@ from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from holdfast.core import codec
+from holdfast.core.access import AccessToken
 from holdfast.core.instants import Instant
 from holdfast.core.letters import DeadLetter, Reason, Settlement
 from holdfast.core.messages import (
@@ -273,6 +274,20 @@ def settled_message(letter: DeadLetter, action: Settlement, status: RunStatus) -
 def no_such_letter(letter_id: str) -> NotFound:
     """Make the refusal to settle a dead letter that does not exist."""
     return NotFound(f"there is no dead letter {letter_id!r}", letter_id=letter_id)
+
+
+def check_tokens(tokens: Sequence[Any], limits: Limits) -> None:
+    """Refuse tokens that could not be kept, or not be found again."""
+    check_batch(tokens, limits)
+    for token in tokens:
+        if not isinstance(token, AccessToken):
+            raise InvalidInput(f"a token to keep is an AccessToken, not {type(token).__qualname__}")
+        digest: Any = token.digest
+        if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
+            raise InvalidInput("the digest of a token is 64 hex digits", field="digest")
+        places = [place for place in (token.tenant, token.project, token.environment) if place is not None]
+        check_names("token", [token.token_id, token.name, *token.scopes, *token.roles, *places])
+        check_query(token)
 
 
 def check_new_run(new: Any) -> CallerError | None:

@@ -48,6 +48,7 @@ from typing import Literal, Protocol
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from holdfast.core.access import AccessToken, TokenQuery
 from holdfast.core.events import NULL, Event
 from holdfast.core.instants import Instant
 from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settled, Settlement
@@ -454,6 +455,17 @@ class Store(Protocol):
         Refused: `NotFound`; `Conflict`, if it was settled otherwise; of a requeue `RunTerminal`, and `InvalidInput` for
         what cannot be read. A message of the same id that waits by now stays.
         """
+        ...
+
+    async def keep_tokens(self, tokens: Sequence[AccessToken]) -> list[AccessToken]:
+        """Keep tokens, and return them as they are kept now. Of one that is known only what `joined` says changes.
+
+        So nothing makes a token valid again that was revoked. Sessions that have run out are forgotten meanwhile.
+        """
+        ...
+
+    async def find_tokens(self, query: TokenQuery) -> list[AccessToken]:
+        """Return the tokens that the query names."""
         ...
 
     async def read_events(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from msgspec import Struct
 
+from holdfast.core.access import AccessToken, TokenQuery
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
 from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settled, Settlement
@@ -169,6 +170,12 @@ class FaultyStore:
         self, ids: Sequence[str], action: Settlement, actor: str = ""
     ) -> list[Settled | port.Refused]:
         return await self._reach(lambda: self._store.settle_dead_letters(ids, action, actor), may_repeat=True)
+
+    async def keep_tokens(self, tokens: Sequence[AccessToken]) -> list[AccessToken]:
+        return await self._reach(lambda: self._store.keep_tokens(tokens), may_repeat=True)
+
+    async def find_tokens(self, query: TokenQuery) -> list[AccessToken]:
+        return await self._reach(lambda: self._store.find_tokens(query))
 
     async def read_events(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
         return await self._reach(lambda: self._store.read_events(run_id, after, limit))

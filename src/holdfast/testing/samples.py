@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from holdfast.core import codec, commands
+from holdfast.core.access import AccessToken, TokenQuery, digest_of
 from holdfast.core.decide import Input
 from holdfast.core.events import ErrorInfo, Event, RunQueued
 from holdfast.core.instants import Instant
@@ -317,6 +318,12 @@ async def read_mailbox(store: Store, run_id: str, inbox_seq: int | None = None) 
     )
 
 
+def access_token(token_id: str = "0123456789abcdef", secret: str = "f" * 64, **fields: Any) -> AccessToken:
+    """Return what is kept of a token with this secret."""
+    given = {"name": "ann", "role": "admin", "created_at": START, **fields}
+    return AccessToken(token_id=token_id, digest=digest_of(secret), **given)
+
+
 async def read_picture(store: Store, nodes: Iterable[str] = (), queues: Iterable[str] = ("mail",)) -> dict[str, Any]:
     """Return everything that can be read from a store, for comparison with another time or another store."""
     heads = await _read_all(
@@ -335,8 +342,14 @@ async def read_picture(store: Store, nodes: Iterable[str] = (), queues: Iterable
         (0, ""),
         lambda letter: (letter.died_at, letter.letter_id),
     )
+    tokens = await _read_all(
+        lambda after: store.find_tokens(TokenQuery(sessions=True, after=after, limit=PAGE)),
+        "",
+        lambda token: token.token_id,
+    )
     ids = [head.run_id for head in heads]
     return {
+        "tokens": tokens,
         "runs": heads,
         "loaded": [run for first in range(0, len(ids), FEW) for run in await store.load(ids[first : first + FEW])],
         "events": {head.run_id: await read_history(store, head.run_id, head.version) for head in heads},

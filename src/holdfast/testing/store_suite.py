@@ -15,6 +15,7 @@ marker in its pytest settings. The suite says what the port says and no more: wh
 not look.
 """
 
+from holdfast.testing.store_suite_access import AccessSuite
 from holdfast.testing.store_suite_beats import BeatSuite
 from holdfast.testing.store_suite_claim import ClaimSuite
 from holdfast.testing.store_suite_commit import CommitSuite
@@ -42,6 +43,7 @@ class StoreSuite(
     BeatSuite,
     LetterSuite,
     FindSuite,
+    AccessSuite,
     PurgeSuite,
     LifecycleSuite,
 ):

@@ -5,7 +5,7 @@ from typing import Any
 from msgspec import UNSET, Struct, UnsetType
 
 from holdfast.engine.recording import head_of
-from holdfast.errors import Conflict, NotFound, NotPermitted, PayloadTooLarge
+from holdfast.errors import Conflict, NotFound, NotPermitted, PayloadTooLarge, RateLimited
 from holdfast.service.calling import Call
 from holdfast.service.catalogue import Ask, operation
 from holdfast.service.operations.fields import TO_A_RUN, ActorName, Reason, RunId, SignalId, StepId, given
@@ -121,7 +121,7 @@ class RetryRun(Ask, frozen=True, kw_only=True):
     "POST /v1/runs/{run_id}/retry",
     scope="runs:control",
     status=201,
-    errors=(NotFound, Conflict, NotPermitted),
+    errors=(NotFound, Conflict, NotPermitted, RateLimited),
 )
 async def retry_run(call: Call, ask: RetryRun) -> RunStarted:
     """Do a finished run again, with the same input, as a new run. With a `signal_id` a retry gives the same one."""

@@ -15,6 +15,7 @@ from holdfast.service.calling import Call
 from holdfast.service.catalogue import Ask, operation
 from holdfast.service.operations.fields import OF_A_RUN, Name, RunId, SignalId, WaitSeconds, given
 from holdfast.service.paging import Cursor, PageSize, read_page
+from holdfast.service.tenancy import check_chosen_id
 from holdfast.service.views import (
     EventView,
     Failure,
@@ -49,6 +50,8 @@ async def start_run(
     call: Call, ask: StartRun, with_signal: FirstSignal | None = None
 ) -> tuple[RunStarted, tuple[Delivered, ...]]:
     """Start a run, and return how its first signals were answered."""
+    check_chosen_id(call.principal.tenant, ask.run_id)
+    project, environment = call.within(ask.project, ask.environment)
     definition = call.opened.workflow(ask.workflow, ask.workflow_version)
     started = await call.opened.start(
         definition,
@@ -56,8 +59,8 @@ async def start_run(
         request_id=ask.request_id,
         run_id=ask.run_id,
         tenant=call.tenant,
-        project=ask.project,
-        environment=ask.environment,
+        project=project,
+        environment=environment,
         reference_key=ask.reference_key,
         tags=ask.tags,
         with_signal=with_signal,

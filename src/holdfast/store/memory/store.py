@@ -11,6 +11,7 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
+from holdfast.core.access import AccessToken, TokenQuery, has_run_out, joined
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
 from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settled, Settlement
@@ -47,6 +48,7 @@ class MemoryStore:
         self._runs: dict[str, Run] = {}
         self._requests: dict[str, str] = {}
         self._nodes: dict[str, Instant] = {}
+        self._tokens: dict[str, AccessToken] = {}
         self._is_closed = False
 
     async def migrate(self) -> int:
@@ -370,6 +372,29 @@ class MemoryStore:
             if letter_id in run.letters:
                 return run.settle(run.letters[letter_id], action, actor, now)
         return port.Refused(guards.no_such_letter(letter_id))
+
+    # --- access
+
+    async def keep_tokens(self, tokens: Sequence[AccessToken]) -> list[AccessToken]:
+        guards.check_tokens(tokens, self._limits)
+        now = self._now()
+        self._tokens = {id_: token for id_, token in self._tokens.items() if not has_run_out(token, now)}
+        for token in tokens:
+            self._tokens[token.token_id] = joined(self._tokens.get(token.token_id, token), token)
+        return [self._tokens[token.token_id] for token in tokens]
+
+    async def find_tokens(self, query: TokenQuery) -> list[AccessToken]:
+        guards.check_query(query)
+        self._now()
+        found = [
+            token
+            for token_id, token in sorted(self._tokens.items())
+            if token_id > query.after
+            and (query.token_ids is None or token_id in query.token_ids)
+            and query.tenant in (None, token.tenant)
+            and (query.sessions or token.session_of is None)
+        ]
+        return self._page(found, query.limit)
 
     async def stats(self) -> port.Stats:
         now = self._now()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from holdfast.core.access import AccessToken, TokenQuery
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
 from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settled, Settlement
@@ -18,7 +19,17 @@ from holdfast.core.records import Task, Wait
 from holdfast.limits import Limits
 from holdfast.ports import Clock, SystemClock
 from holdfast.store import guards, port
-from holdfast.store.sqlite import committing, creating, delivering, letters, owning, queueing, reading, retention
+from holdfast.store.sqlite import (
+    access,
+    committing,
+    creating,
+    delivering,
+    letters,
+    owning,
+    queueing,
+    reading,
+    retention,
+)
 from holdfast.store.sqlite.database import Database
 from holdfast.store.sqlite.migrate import latest_version, migrate, not_migrated, schema_version
 from holdfast.store.sqlite.wakeups import SocketWakeups
@@ -191,6 +202,15 @@ class SqliteStore:
     ) -> list[Settled | port.Refused]:
         guards.check_settlement(ids, action, actor, self._limits)
         return await self._write(lambda db, now: letters.settle(db, ids, action, actor, now), rings=True)
+
+    async def keep_tokens(self, tokens: Sequence[AccessToken]) -> list[AccessToken]:
+        guards.check_tokens(tokens, self._limits)
+        return await self._write(lambda db, now: access.keep(db, tokens, now))
+
+    async def find_tokens(self, query: TokenQuery) -> list[AccessToken]:
+        guards.check_query(query)
+        most = self._page(query.limit)
+        return await self._read(lambda db, _: access.find(db, query, most))
 
     async def stats(self) -> port.Stats:
         return await self._read(reading.stats)

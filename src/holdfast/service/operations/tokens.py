@@ -1,0 +1,146 @@
+"""Tokens: who may call this service. The secret of a token is shown once, to who makes it."""
+
+from datetime import datetime
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from holdfast.core.access import PREFIX, AccessToken, TokenQuery
+from holdfast.errors import InvalidInput, NotFound, NotPermitted
+from holdfast.service.access import TokenAccess, make_token, revoke_token
+from holdfast.service.calling import Call
+from holdfast.service.catalogue import Ask, operation
+from holdfast.service.operations.fields import Name
+from holdfast.service.paging import Cursor, PageSize, read_page
+from holdfast.service.roles import ADMIN, Role, Scope
+from holdfast.service.views import shown
+
+Place = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
+class TokenView(Struct, frozen=True, kw_only=True):
+    """What is known of a token. It begins with `prefix`; `last_used_at` is right within some minutes."""
+
+    token_id: str
+    prefix: str
+    name: str
+    role: str
+    scopes: tuple[str, ...]
+    roles: tuple[str, ...]
+    tenant: str | None
+    project: str | None
+    environment: str | None
+    created_at: datetime
+    created_by: str
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    revoked_by: str
+    last_used_at: datetime | None
+    session_of: str | None
+    is_valid: bool
+
+
+async def _view(call: Call, token: AccessToken) -> TokenView:
+    now = await call.opened.store.now()
+    return shown(TokenView, token, prefix=f"{PREFIX}{token.token_id}", is_valid=token.is_valid(now))
+
+
+class CreateToken(Ask, frozen=True, kw_only=True):
+    """Who gets a token, and what it is good for: a role, or scopes, or both. `roles` are the bearer's for tasks.
+
+    Without a tenant it is for the tenant of who asks; if they see all tenants, so does it.
+    """
+
+    name: Name
+    role: Role | None = None
+    scopes: Annotated[tuple[Scope, ...], Meta(max_length=50)] = ()
+    roles: Annotated[tuple[Name, ...], Meta(max_length=100)] = ()
+    tenant: Place | None = None
+    project: Place | None = None
+    environment: Place | None = None
+    expires_in_s: Annotated[int, Meta(ge=1, lt=2**36, description="Else it is good until it is revoked.")] | None = None
+
+
+class MadeToken(Struct, frozen=True):
+    """The token, which is shown this once, and what is kept of it."""
+
+    token: str
+    item: TokenView
+
+
+@operation("tokens.create", "POST /v1/tokens", scope=ADMIN, status=201)
+async def create(call: Call, ask: CreateToken) -> MadeToken:
+    """Make a token. Only its hash is kept: who loses it needs another one."""
+    if ask.role is None and not ask.scopes:
+        raise InvalidInput("role: a token needs a role, or scopes", field="role")
+    principal = call.principal
+    text, token = await make_token(
+        call.store,
+        ask.name,
+        role=ask.role or "",
+        scopes=ask.scopes,
+        roles=ask.roles,
+        tenant=_within("tenant", principal.tenant, ask.tenant),
+        project=_within("project", principal.project, ask.project),
+        environment=_within("environment", principal.environment, ask.environment),
+        expires_in_s=ask.expires_in_s,
+        created_by=principal.name,
+    )
+    return MadeToken(text, await _view(call, token))
+
+
+def _within(field: str, bound: str | None, asked: str | None) -> str | None:
+    if bound is not None and asked not in (None, bound):
+        raise NotPermitted(f"{field}: tokens that you make are for {bound!r}", field=field)
+    return asked if bound is None else bound
+
+
+class ListTokens(Ask, frozen=True, kw_only=True):
+    """Which tokens to list: those of a tenant, and with `sessions` also the sessions of browsers."""
+
+    tenant: str | None = None
+    sessions: bool = False
+    cursor: Cursor = ""
+    limit: PageSize = 100
+
+
+class TokenPage(Struct, frozen=True):
+    """Some tokens. `next` is the cursor of the page behind it, if there is more."""
+
+    items: list[TokenView]
+    next: str | None = None
+
+
+@operation("tokens.list", "GET /v1/tokens", scope=ADMIN)
+async def list_(call: Call, ask: ListTokens) -> TokenPage:
+    """Return tokens, also those that were revoked, in the order of their ids. Secrets are not kept, so not shown."""
+    _within("tenant", call.principal.tenant, ask.tenant)
+    rows, following = await read_page(
+        "tokens",
+        call.store.find_tokens,
+        TokenQuery(tenant=ask.tenant, sessions=ask.sessions),
+        lambda token: token.token_id,
+        cursor=ask.cursor,
+        limit=ask.limit,
+    )
+    return TokenPage([await _view(call, token) for token in rows], following)
+
+
+class OfToken(Ask, frozen=True, kw_only=True):
+    """Which token is meant: the digits behind `hf_`, or both."""
+
+    token_id: Name
+
+
+@operation("tokens.revoke", "POST /v1/tokens/{token_id}/revoke", scope=ADMIN, errors=(NotFound,))
+async def revoke(call: Call, ask: OfToken) -> TokenView:
+    """Revoke a token for good, with the sessions that were made from it. In other processes this takes two seconds."""
+    token_id = ask.token_id.removeprefix(PREFIX)
+    found = await call.store.find_tokens(TokenQuery(token_ids=(token_id,), sessions=True))
+    if not found:
+        raise NotFound(f"there is no token {token_id!r}", token_id=token_id)
+    token = await revoke_token(call.store, found[0], call.principal.name)
+    access = call.service.authenticate
+    if isinstance(access, TokenAccess):
+        access.forget(token_id)
+    return await _view(call, token)

@@ -1,0 +1,75 @@
+"""Refusals: logged, and counted, so that nobody fills logs or histories by asking for what they may not.
+
+Who has been refused too many commands and operations on tasks within a minute is told to come back later, before a run
+hears of it. Lines of the log are bounded too; how many were left out is said.
+"""
+
+import asyncio
+import logging
+
+from holdfast.errors import HoldfastError, RateLimited
+
+logger = logging.getLogger("holdfast.service.access")
+
+MINUTE_S = 60.0
+LINES_PER_MINUTE = 60
+KEYS = 10_000
+"""Of how many callers it is remembered how often they were counted within the minute."""
+
+COUNTED = frozenset({"runs:control", "tasks:write"})
+"""Scopes of operations whose refusals the engine records."""
+
+
+class Meter:
+    """Counts by key, in windows of a minute."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, tuple[float, int]] = {}
+
+    def count(self, key: str) -> int:
+        """Count one more, and return how many there were in the window."""
+        now = asyncio.get_running_loop().time()
+        if len(self._counts) >= KEYS:
+            self._counts = {key: count for key, count in self._counts.items() if now - count[0] < MINUTE_S}
+        since, so_far = self._counts.get(key, (now, 0))
+        if now - since >= MINUTE_S:
+            since, so_far = now, 0
+        self._counts[key] = since, so_far + 1
+        return so_far + 1
+
+    def left_ms(self, key: str, most: int) -> int:
+        """Return how long somebody has to wait who has been counted this often, or 0."""
+        since, count = self._counts.get(key, (0.0, 0))
+        if count < most:
+            return 0
+        return max(0, int((since + MINUTE_S - asyncio.get_running_loop().time()) * 1_000))
+
+
+class Refusals:
+    """What was refused in this process."""
+
+    def __init__(self, per_minute: int) -> None:
+        self._per_minute = per_minute
+        self._refused = Meter()
+        self._lines = Meter()
+        self._left_out = 0
+
+    def check(self, key: str, scope: str | None) -> None:
+        """Raise `RateLimited` if this caller has been refused too often to be heard."""
+        if scope in COUNTED and (left_ms := self._refused.left_ms(key, self._per_minute)):
+            raise RateLimited("you have been refused too often; come back later", retry_after_ms=left_ms)
+
+    def note(self, key: str, who: str, what: str, refusal: HoldfastError, correlation_id: str) -> None:
+        """Log that somebody may not do this, and count it."""
+        self._refused.count(key)
+        self.log(f"{who} ({key})" if key != who else who, what, refusal.message, correlation_id)
+
+    def log(self, who: str, what: str, why: str, correlation_id: str) -> None:
+        """Say in the log who was refused what, and why; or that there were more than it is good for."""
+        if self._lines.count("lines") > LINES_PER_MINUTE:
+            self._left_out += 1
+            return
+        if self._left_out:
+            logger.warning("%d more refusals were not logged", self._left_out)
+            self._left_out = 0
+        logger.warning("refused: who=%r what=%r why=%r correlation_id=%s", who, what, why, correlation_id)

@@ -1,0 +1,133 @@
+"""Signing in with a browser: a token is given once, and from then on a cookie says who asks.
+
+A session is a token of its own that only works as a cookie, ends after a while, and is good for no longer than the
+token that it was made from. The page never sees it: scripts cannot read the cookie, and other sites cannot send it.
+"""
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from starlette.types import Receive, Scope, Send
+
+from holdfast.core.access import TokenQuery, read_token
+from holdfast.errors import NotAuthenticated, NotFound, RateLimited
+from holdfast.service.access import TokenAccess, make_token, revoke_token
+from holdfast.service.asking import refusal
+from holdfast.service.calling import Principal, Service
+from holdfast.service.exchange import Exchange
+from holdfast.service.origin import SESSION_COOKIE, check_head, check_origin, given_token
+from holdfast.service.refusals import Meter
+
+SIGN_INS_PER_MINUTE = 30
+"""How often a token may be signed in with. Each time is a record in the store."""
+
+_COOKIE = "; Path=/; HttpOnly; SameSite=Strict"
+
+
+class SignIn(Struct, frozen=True, forbid_unknown_fields=True):
+    """The token to sign in with."""
+
+    token: str
+
+
+class SessionView(Struct, frozen=True, kw_only=True):
+    """Who is signed in, and what they may do. `is_open` says that everybody may do everything."""
+
+    name: str
+    scopes: list[str] | None
+    roles: tuple[str, ...]
+    tenant: str | None = None
+    project: str | None = None
+    environment: str | None = None
+    is_admin: bool = False
+    is_open: bool = False
+
+
+class Sessions:
+    """Signs in (POST), says who is (GET), and signs out (DELETE)."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._meter = Meter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        exchange = Exchange(self._service, scope, receive, send)
+        if exchange.method == "POST":
+            await self._sign_in(exchange, scope)
+        elif exchange.method == "DELETE":
+            await self._sign_out(exchange, scope)
+        else:
+            await exchange.answer(200, _view(await exchange.principal()))
+
+    def _access(self) -> TokenAccess:
+        if not isinstance(self._service.authenticate, TokenAccess):
+            raise NotFound("there is nothing to sign in to: this service does not ask for tokens of its own")
+        return self._service.authenticate
+
+    async def _sign_in(self, exchange: Exchange, scope: Scope) -> None:
+        access = self._access()
+        check_head(scope["headers"], exchange.query)
+        check_origin(exchange.headers)
+        try:
+            given = msgspec.json.decode(await exchange.body(), type=SignIn)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as problem:
+            raise refusal(problem) from problem
+        try:
+            principal = await access.bearer(given.token)
+        except NotAuthenticated as problem:
+            found = read_token(given.token)
+            who = "somebody with what is no token" if found is None else f"hf_{found[0]}"
+            self._service.refusals.log(who, "sign in", problem.message, exchange.correlation_id)
+            raise
+        text = await self._begin(access, principal)
+        await exchange.answer(
+            200, _view(principal), [_cookie(scope, text, f"; Max-Age={int(self._service.options.session_s)}")]
+        )
+
+    async def _begin(self, access: TokenAccess, principal: Principal) -> str:
+        left_ms = self._meter.left_ms(principal.token_id, SIGN_INS_PER_MINUTE)
+        if left_ms:
+            raise RateLimited("this token is being signed in with too often", retry_after_ms=left_ms)
+        self._meter.count(principal.token_id)
+        text, _ = await make_token(
+            access.store,
+            principal.name,
+            scopes=sorted(principal.scopes or ()),
+            tenant=principal.tenant,
+            project=principal.project,
+            environment=principal.environment,
+            expires_in_s=self._service.options.session_s,
+            created_by=principal.name,
+            session_of=principal.token_id,
+        )
+        return text
+
+    async def _sign_out(self, exchange: Exchange, scope: Scope) -> None:
+        access = self._access()
+        principal = await exchange.principal()
+        given = given_token(exchange.headers)
+        found = read_token(given[0]) if given is not None and given[1] else None
+        if found is not None:
+            for token in await access.store.find_tokens(TokenQuery(token_ids=(found[0],), sessions=True)):
+                await revoke_token(access.store, token, principal.name)
+            access.forget(found[0])
+        await exchange.send_nothing(204, [_cookie(scope, "", "; Max-Age=0")])
+
+
+def _cookie(scope: Scope, value: str, age: str) -> tuple[bytes, bytes]:
+    secure = "; Secure" if scope.get("scheme") == "https" else ""
+    return b"set-cookie", f"{SESSION_COOKIE.decode()}={value}{_COOKIE}{secure}{age}".encode()
+
+
+def _view(principal: Principal) -> SessionView:
+    shown: dict[str, Any] = {field: getattr(principal, field) for field in ("tenant", "project", "environment")}
+    return SessionView(
+        name=principal.name,
+        scopes=None if principal.scopes is None else sorted(principal.scopes),
+        roles=principal.roles,
+        is_admin=principal.is_admin,
+        is_open=principal.is_open,
+        **shown,
+    )

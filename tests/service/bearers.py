@@ -1,0 +1,92 @@
+"""Callers with tokens, on a stage that asks for them."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+from msgspec.structs import replace
+
+from holdfast.engine.app import App
+from holdfast.service.access import TokenAccess, make_token, revoke_token
+from holdfast.service.operations import CATALOGUE
+from holdfast.service.options import ServiceOptions
+from holdfast.store.port import Store
+from tests.service.stage import Stage, make_app, on_stage
+
+TRANSPORTS = ("rest", "rpc")
+
+
+def bearing(token: str) -> dict[str, str]:
+    """Return the headers of somebody with a token."""
+    return {"authorization": f"Bearer {token}"}
+
+
+@asynccontextmanager
+async def guarded(
+    store: str | Store = "memory://", *, app: App | None = None, options: ServiceOptions | None = None
+) -> AsyncIterator[Stage]:
+    """Serve an app to those who have tokens."""
+    app = app or make_app()
+    options = options or ServiceOptions()
+    async with on_stage(store, app=app, options=options, authenticate=TokenAccess(app, options.tokens_s)) as stage:
+        yield stage
+
+
+def store_of(stage: Stage) -> Store:
+    """Return the store behind a stage."""
+    return stage.app.opened().store
+
+
+async def token_for(stage: Stage, role: str = "admin", **fields: Any) -> str:
+    """Make a token on the store, as the command line does."""
+    return (await make_token(store_of(stage), fields.pop("name", "ann"), role=role, **fields))[0]
+
+
+async def useless_tokens(stage: Stage) -> dict[str, str]:
+    """Return tokens that were good, look good, or are not good enough."""
+    store = store_of(stage)
+    revoked, record = await make_token(store, "rita", role="admin")
+    await revoke_token(store, record, "ann")
+    expired, record = await make_token(store, "ed", role="admin", expires_in_s=1)
+    ended = replace(record, token_id="e" * 16, expires_at=record.created_at)
+    await store.keep_tokens([ended])
+    good = await token_for(stage)
+    return {
+        "revoked": revoked,
+        "expired": expired.replace(record.token_id, ended.token_id),
+        "unknown": f"hf_{'0' * 16}_{'f' * 64}",
+        "another's secret": f"{good[:20]}{revoked[20:]}",
+        "cut short": good[:-1],
+    }
+
+
+async def ask(
+    stage: Stage, transport: str, name: str, fields: dict[str, Any], headers: dict[str, str] | None = None
+) -> httpx.Response:
+    """Ask for an operation on a transport."""
+    if transport == "rpc":
+        call = {"jsonrpc": "2.0", "id": 1, "method": name, "params": fields}
+        return await stage.http.post("/rpc", json=call, headers=headers)
+    operation, left = CATALOGUE[name], dict(fields)
+    path = operation.path
+    for field in operation.path_fields:
+        path = path.replace(f"{{{field}}}", quote(str(left.pop(field)), safe=""))
+    if operation.has_body:
+        return await stage.http.request(operation.verb, path, headers=headers, json=left)
+    return await stage.http.request(operation.verb, path, headers=headers, params=left)
+
+
+def problem_in(response: httpx.Response) -> dict[str, Any] | None:
+    """Return the problem that an answer holds, if it is a refusal."""
+    body = response.json()
+    if response.status_code >= 400:
+        return dict(body)
+    return dict(body["error"]["data"]) if "jsonrpc" in body and "error" in body else None
+
+
+def code_in(response: httpx.Response) -> str:
+    """Return the code of the problem in an answer, or nothing."""
+    problem = problem_in(response)
+    return "" if problem is None else str(problem["code"])

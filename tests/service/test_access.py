@@ -1,0 +1,289 @@
+"""Every operation for everybody: each role and scope, no token and useless ones, and another tenant's things.
+
+`LEAST` says what is documented. An operation that nobody has classified there fails these tests.
+"""
+
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.core.letters import DeadLetterQuery
+from holdfast.service.access import make_token
+from holdfast.service.examples import ASKS
+from holdfast.service.operations import CATALOGUE
+from holdfast.service.roles import OF_ALL_TENANTS, ROLES, SCOPES
+from holdfast.store.port import RunQuery
+from holdfast.testing.clock import VirtualClock
+from tests.service.bearers import (
+    TRANSPORTS,
+    ask,
+    bearing,
+    code_in,
+    guarded,
+    problem_in,
+    store_of,
+    token_for,
+    useless_tokens,
+)
+from tests.service.scenes import dead_letter
+from tests.service.stage import Stage
+
+EVERYBODY, VIEWER, OPERATOR, ENGINEER, ADMIN = "everybody", *ROLES
+
+LEAST = {
+    **dict.fromkeys(["system.health"], EVERYBODY),
+    **dict.fromkeys(
+        "runs.get runs.list runs.events runs.snapshot runs.result runs.query signals.receipt signals.waiting "
+        "signals.waits signals.mailbox tasks.list tasks.get tasks.history letters.list letters.get workflows.list "
+        "workflows.get system.stats system.queues system.nodes system.alerts".split(),
+        VIEWER,
+    ),
+    **dict.fromkeys(
+        "runs.cancel runs.pause runs.resume runs.approve runs.terminate runs.retry_step runs.skip_step runs.retry "
+        "tasks.assign tasks.claim tasks.release tasks.reassign tasks.complete tasks.comment letters.requeue "
+        "letters.drop".split(),
+        OPERATOR,
+    ),
+    **dict.fromkeys("runs.start runs.update signals.send signals.send_many signals.start_with".split(), ENGINEER),
+    **dict.fromkeys("tokens.create tokens.list tokens.revoke".split(), ADMIN),
+}
+"""The least role that may ask for each operation."""
+
+ALSO_NEEDS = {"signals.start_with": {"runs:write"}}
+"""What an operation needs beside its scope."""
+
+DOCS = Path(__file__).parents[2] / "docs" / "access.md"
+
+
+def asked(name: str, **changes: Any) -> dict[str, Any]:
+    """Return what an operation may be asked, by somebody who speaks for themselves."""
+    fields = {field: value for field, value in ASKS[name].items() if not field.startswith("actor")}
+    return {**fields, **changes}
+
+
+@pytest.mark.contract("API-4")
+def test_every_operation_is_classified() -> None:
+    assert set(LEAST) == set(CATALOGUE)
+    for name, least in LEAST.items():
+        scope = CATALOGUE[name].scope
+        if least == EVERYBODY:
+            assert scope is None
+            continue
+        needed = {scope, *ALSO_NEEDS.get(name, ())}
+        assert needed <= SCOPES, name
+        assert next(role for role, granted in ROLES.items() if needed <= granted) == least, name
+    used = {operation.scope for operation in CATALOGUE.values()} - {None}
+    assert used == SCOPES, "a scope that opens nothing"
+
+
+@pytest.mark.contract("API-4")
+def test_the_page_says_the_same_as_the_code() -> None:
+    rows = [line.split("|")[1:-1] for line in DOCS.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    table = {row[0].strip(" `"): [cell.strip() for cell in row[1:]] for row in rows if len(row) == len(ROLES) + 2}
+    assert set(table) == SCOPES
+    for scope, (*granted, operations) in table.items():
+        assert granted == ["yes" if scope in scopes else "" for scopes in ROLES.values()], scope
+        named = {name for name, operation in CATALOGUE.items() if operation.scope == scope}
+        assert set(operations.replace("`", "").split(", ")) == named, scope
+
+
+@pytest.mark.contract("API-4")
+@pytest.mark.parametrize("name", sorted(CATALOGUE))
+async def test_every_operation_for_every_role_and_scope(name: str) -> None:
+    scope = CATALOGUE[name].scope
+    order = list(ROLES)
+    async with guarded() as stage:
+        for role in order:
+            is_allowed = LEAST[name] == EVERYBODY or order.index(role) >= order.index(LEAST[name])
+            await check(stage, name, await token_for(stage, role), is_allowed)
+        for granted in sorted(SCOPES):
+            token, _ = await make_token(store_of(stage), "sam", scopes=[granted])
+            await check(stage, name, token, scope is None or (granted == scope and name not in ALSO_NEEDS))
+
+
+async def check(stage: Stage, name: str, token: str, is_allowed: bool) -> None:
+    """Ask with a token, and see that it gets as far as it should."""
+    for transport in TRANSPORTS:
+        response = await ask(stage, transport, name, asked(name), bearing(token))
+        code = code_in(response)
+        assert (code == "NotPermitted") == (not is_allowed), (transport, name, response.text)
+        assert code not in ("NotAuthenticated", "InternalError", "MalformedRequest", "RateLimited"), response.text
+
+
+@pytest.mark.contract("API-4")
+@pytest.mark.parametrize("name", sorted(CATALOGUE))
+async def test_every_operation_without_a_token_or_with_a_useless_one(name: str) -> None:
+    async with guarded() as stage:
+        before = await store_of(stage).stats()
+        useless = {kind: bearing(token) for kind, token in (await useless_tokens(stage)).items()}
+        told: set[str] = set()
+        for transport in TRANSPORTS:
+            for kind, headers in {"none": {}, **useless}.items():
+                response = await ask(stage, transport, name, asked(name), headers)
+                if LEAST[name] == EVERYBODY and transport == "rest":
+                    assert response.status_code == 200
+                    continue
+                problem = problem_in(response)
+                assert (response.status_code, code_in(response)) == (401, "NotAuthenticated"), (kind, response.text)
+                assert response.headers["www-authenticate"].startswith("Bearer")
+                assert problem is not None
+                if kind == "none":
+                    assert "holdfast token create" in problem["detail"]
+                else:
+                    told.add(problem["detail"] + str(problem["details"]))
+        assert len(told) <= 1, "useless tokens are told apart"
+        assert (await store_of(stage).stats()).runs == before.runs
+
+
+# --- another tenant
+
+OF_THINGS = {"run_id": "run", "task_id": "task", "letter_id": "letter", "token_id": "token"}
+LISTS = {"runs.list", "signals.waiting", "tasks.list", "letters.list", "tokens.list"}
+MAKES = {"runs.start", "signals.start_with", "tokens.create"}
+SHARED = {"workflows.list", "workflows.get", "system.health"}
+MANY = {"signals.send_many"}
+
+
+def clocked() -> AbstractAsyncContextManager[Stage]:
+    """Return a stage with a clock that tests move."""
+    return guarded(hf.MemoryStore(VirtualClock()))
+
+
+async def things_of_globex(stage: Stage) -> dict[str, str]:
+    """Return the ids of what another tenant has: a run, a task, a dead letter, a token."""
+    token = await token_for(stage, tenant="globex", name="gus", roles=["clerk"])
+    stage.http.headers.update(bearing(token))
+    store: Any = store_of(stage)
+    things = {"letter": await dead_letter(stage, store._clock), "token": token[3:19]}
+    await stage.start("asking", who="secret-of-globex")
+    page = await stage.until("tasks.list", {}, lambda page: page["items"])
+    things["task"] = page["items"][0]["task_id"]
+    [letter] = await store.find_dead_letters(DeadLetterQuery())
+    things["run"] = letter.run_id
+    del stage.http.headers["authorization"]
+    return things
+
+
+def thing_of(name: str) -> str | None:
+    """Return the field by which an operation names a thing, if it does."""
+    return next((field for field in CATALOGUE[name].path_fields if field in OF_THINGS), None)
+
+
+@pytest.mark.contract("API-4")
+def test_every_operation_is_classified_by_what_it_is_about() -> None:
+    about_all = {name for name, operation in CATALOGUE.items() if operation.scope in OF_ALL_TENANTS}
+    by_id = {name for name in CATALOGUE if thing_of(name) is not None}
+    kinds = (LISTS, MAKES, SHARED, MANY, about_all, by_id)
+    assert set().union(*kinds) == set(CATALOGUE)
+    assert sum(map(len, kinds)) == len(CATALOGUE)
+
+
+@pytest.mark.contract("API-4")
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_what_another_tenant_has_is_answered_as_what_is_not_there(transport: str) -> None:
+    async with clocked() as stage:
+        things = await things_of_globex(stage)
+        headers = bearing(await token_for(stage, tenant="acme", roles=["clerk"]))
+        store = store_of(stage)
+        before = (await store.load([things["run"]]), await store.find_dead_letters(DeadLetterQuery(settled=True)))
+        for name in CATALOGUE:
+            field = thing_of(name)
+            if field is None:
+                continue
+            foreign = things[OF_THINGS[field]]
+            texts = []
+            for id_ in (foreign, "0" * len(foreign)):
+                response = await ask(stage, transport, name, asked(name, **{field: id_}), headers)
+                assert code_in(response) == "NotFound", (name, response.text)
+                problem = problem_in(response) or {}
+                texts.append(str({**problem, "correlation_id": ""}).replace(id_, "…"))
+            assert texts[0] == texts[1], name
+        assert before == (
+            await store.load([things["run"]]),
+            await store.find_dead_letters(DeadLetterQuery(settled=True)),
+        )
+
+
+@pytest.mark.contract("API-4")
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_lists_and_batches_hold_nothing_of_another_tenant(transport: str) -> None:
+    async with clocked() as stage:
+        things = await things_of_globex(stage)
+        headers, globex = [
+            bearing(await token_for(stage, tenant=tenant, roles=["clerk"])) for tenant in ("acme", "globex")
+        ]
+        for name in LISTS:
+            response = await ask(stage, transport, name, {}, headers)
+            assert code_in(response) == "", response.text
+            assert not [id_ for id_ in things.values() if id_ in response.text], name
+            theirs = await ask(stage, transport, name, {}, globex)
+            assert any(id_ in theirs.text for id_ in things.values()), name
+        items = [{"run_id": run_id, "name": "approval"} for run_id in (things["run"], "nowhere")]
+        response = await ask(stage, transport, "signals.send_many", {"signals": items}, headers)
+        assert response.text.count('"NotFound"') == 2
+        for name in (name for name, operation in CATALOGUE.items() if operation.scope in OF_ALL_TENANTS):
+            response = await ask(stage, transport, name, {}, headers)
+            assert code_in(response) == "NotPermitted", response.text
+            assert code_in(await ask(stage, transport, name, {}, bearing(await token_for(stage, "viewer")))) == ""
+
+
+@pytest.mark.contract("API-4", "QUE-1")
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_what_a_tenant_makes_is_its_own(transport: str) -> None:
+    async with clocked() as stage:
+        globex = bearing(await token_for(stage, tenant="globex"))
+        headers = bearing(await token_for(stage, tenant="acme", project="shop"))
+        for name in ("runs.start", "signals.start_with"):
+            fields = asked(name, request_id=f"the same {name}")
+            assert code_in(await ask(stage, transport, name, fields, globex)) == ""
+            response = await ask(stage, transport, name, fields, headers)
+            assert code_in(response) == "", response.text
+            await ask(stage, transport, name, asked(name, project="other"), headers)
+        runs = await store_of(stage).find_runs(RunQuery())
+        assert sorted((run.tenant, run.project) for run in runs) == [("acme", "shop")] * 2 + [("globex", "default")] * 2
+        made = await ask(stage, transport, "tokens.create", {"name": "bob", "role": "viewer"}, headers)
+        assert '"tenant":"acme","project":"shop"' in made.text
+        for place in ({"tenant": "globex"}, {"project": "other"}):
+            response = await ask(stage, transport, "tokens.create", {"name": "b", "role": "viewer", **place}, headers)
+            assert code_in(response) == "NotPermitted"
+
+
+@pytest.mark.contract("API-4")
+async def test_the_ids_that_tenants_choose_cannot_be_anothers() -> None:
+    async with clocked() as stage:
+        globex, acme = [bearing(await token_for(stage, tenant=tenant)) for tenant in ("globex", "acme")]
+        for transport in TRANSPORTS:
+            for name in ("runs.start", "signals.start_with"):
+                response = await ask(stage, transport, name, asked(name, run_id="globex:o-1", request_id=name), globex)
+                assert code_in(response) in ("", "Conflict")
+                texts = set()
+                for run_id in ("globex:o-1", "globex:o-2", "o-1"):
+                    response = await ask(stage, transport, name, asked(name, run_id=run_id, request_id=run_id), acme)
+                    assert code_in(response) == "InvalidInput"
+                    texts.add((problem_in(response) or {})["detail"])
+                assert len(texts) == 1, "a taken id is told from a free one"
+
+
+@pytest.mark.contract("API-4")
+async def test_a_token_for_a_part_of_a_tenant_sees_that_part() -> None:
+    async with clocked() as stage:
+        whole = bearing(await token_for(stage, tenant="acme"))
+        for project, environment in (("shop", "test"), ("shop", "live"), ("bank", "test")):
+            fields = {"workflow": "asking", "input": {"who": "x"}, "project": project, "environment": environment}
+            assert (await ask(stage, "rest", "runs.start", fields, whole)).status_code == 201
+        stage.http.headers.update(whole)
+        await stage.until("tasks.list", {}, lambda page: len(page["items"]) == 3)
+        for places, count in (
+            ({}, 3),
+            ({"project": "shop"}, 2),
+            ({"environment": "test"}, 2),
+            ({"project": "shop", "environment": "test"}, 1),
+            ({"project": "none"}, 0),
+        ):
+            headers = bearing(await token_for(stage, tenant="acme", **places))
+            for name in ("runs.list", "tasks.list"):
+                items = (await ask(stage, "rest", name, {}, headers)).json()["items"]
+                assert len(items) == count, (name, places)

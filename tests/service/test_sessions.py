@@ -1,0 +1,169 @@
+"""Signing in with a browser, and what pages of other origins can do with that: nothing."""
+
+from http.cookies import SimpleCookie
+from typing import Any
+
+import httpx
+import pytest
+
+from holdfast.core.access import TokenQuery
+from holdfast.service.options import ServiceOptions
+from holdfast.service.sessions import SIGN_INS_PER_MINUTE
+from tests.service.bearers import bearing, code_in, guarded, store_of, token_for
+from tests.service.stage import Stage, on_stage
+
+OWN = {"x-holdfast-request": "1"}
+
+
+async def sign_in(stage: Stage, token: str, headers: dict[str, str] | None = None) -> httpx.Response:
+    """Sign in as a page of the service does."""
+    stage.http.cookies.clear()
+    return await stage.http.post("/session", json={"token": token}, headers=OWN if headers is None else headers)
+
+
+def cookie_in(response: httpx.Response) -> Any:
+    """Return the cookie that an answer sets."""
+    return SimpleCookie(response.headers["set-cookie"])["holdfast_session"]
+
+
+@pytest.mark.contract("API-4")
+async def test_signing_in_and_out() -> None:
+    async with guarded() as stage:
+        token = await token_for(stage, "engineer", name="eve", tenant="acme", roles=["clerk"])
+        response = await sign_in(stage, token)
+        assert response.status_code == 200
+        cookie = cookie_in(response)
+        assert (cookie["httponly"], cookie["samesite"], cookie["path"]) == (True, "Strict", "/")
+        assert (cookie["max-age"], cookie["secure"], cookie["domain"]) == ("43200", "", "")
+        assert token not in response.headers["set-cookie"]
+        who = (await stage.http.get("/session")).json()
+        assert who == response.json()
+        assert (who["name"], who["tenant"], who["roles"], who["is_admin"]) == ("eve", "acme", ["clerk"], False)
+        started = await stage.http.post("/v1/runs", json={"workflow": "echo"}, headers=OWN)
+        assert started.status_code == 201
+        run = (await stage.http.get(f"/v1/runs/{started.json()['run_id']}")).json()
+        assert run["tenant"] == "acme"
+        kept = stage.http.cookies["holdfast_session"]
+        assert (await stage.http.get("/v1/runs", headers=bearing(kept))).status_code == 401, "it is no bearer's token"
+        out = await stage.http.delete("/session", headers=OWN)
+        assert (out.status_code, cookie_in(out)["max-age"]) == (204, "0")
+        stage.http.cookies.clear()
+        assert (await stage.http.get("/v1/runs", headers={"cookie": f"holdfast_session={kept}"})).status_code == 401
+        assert (await stage.http.get("/v1/runs", headers=bearing(token))).status_code == 200, "the token is still good"
+
+
+@pytest.mark.contract("API-4")
+async def test_a_session_ends_with_the_token_it_was_made_from() -> None:
+    async with guarded(options=ServiceOptions(tokens_s=3_600)) as stage:
+        admin, token = await token_for(stage), await token_for(stage, "viewer")
+        await sign_in(stage, token)
+        assert (await stage.http.get("/v1/runs")).status_code == 200
+        revoked = await stage.http.post(f"/v1/tokens/{token[3:19]}/revoke", headers=bearing(admin))
+        assert revoked.status_code == 200
+        assert (await stage.http.get("/v1/runs")).status_code == 401
+        assert (await sign_in(stage, token)).status_code == 401
+
+
+@pytest.mark.contract("API-4")
+@pytest.mark.parametrize(
+    ("headers", "is_own"),
+    [
+        ({"origin": "http://shop"}, True),
+        ({"origin": "https://SHOP"}, True),
+        (OWN, True),
+        ({**OWN, "origin": "http://evil"}, True),
+        ({}, False),
+        ({"origin": "null"}, False),
+        ({"origin": ""}, False),
+        ({"origin": "shop"}, False),
+        ({"origin": "http://evil"}, False),
+        ({"origin": "http://shop.evil"}, False),
+        ({"origin": "http://evil/shop"}, False),
+        ({"origin": "http://shop:8080"}, False),
+        ({"referer": "http://shop/"}, False),
+        ({"sec-fetch-site": "cross-site"}, False),
+    ],
+)
+async def test_a_session_changes_something_only_from_a_page_of_the_service(
+    headers: dict[str, str], is_own: bool
+) -> None:
+    """The header cannot come from elsewhere: a browser would have to be told so first, and it never is."""
+    async with guarded() as stage:
+        token = await token_for(stage)
+        await sign_in(stage, token)
+        session = {"cookie": f"holdfast_session={stage.http.cookies['holdfast_session']}"}
+        call = {"jsonrpc": "2.0", "id": 1, "method": "runs.list"}
+        for verb, path, body in (("POST", "/v1/runs", {"workflow": "echo"}), ("POST", "/rpc", call)):
+            stage.http.cookies.clear()
+            response = await stage.http.request(verb, path, json=body, headers={**headers, **session})
+            assert (response.status_code < 300) == is_own, response.text
+            assert is_own or code_in(response) == "NotPermitted"
+        assert (await stage.http.get("/v1/runs", headers={**headers, **session})).status_code == 200
+        assert ((await sign_in(stage, token, headers)).status_code == 200) == is_own
+        bearer = {**headers, **bearing(token)}
+        stage.http.cookies.clear()
+        assert (await stage.http.post("/v1/runs", json={"workflow": "echo"}, headers=bearer)).status_code == 201
+
+
+@pytest.mark.contract("API-4", "API-2")
+async def test_signing_in_with_nonsense() -> None:
+    async with guarded() as stage:
+        token = await token_for(stage)
+        session = cookie_in(await sign_in(stage, token)).value
+        for wrong in ("", "x" * 100_000, token[:-1], token + " ", session, "hf_é"):
+            response = await sign_in(stage, wrong)
+            assert (response.status_code, code_in(response)) == (401, "NotAuthenticated"), wrong[:80]
+            assert "set-cookie" not in response.headers
+        stage.http.cookies.clear()
+        for body in (b"", b"{", b"[]", b'{"token":7}', b'{"token":"a","b":1}', b'"\xff"'):
+            headers = {**OWN, "content-type": "application/json"}
+            response = await stage.http.post("/session", content=body, headers=headers)
+            assert response.status_code in (400, 422), body
+        headers = {**OWN, "content-type": "text/plain"}
+        assert (await stage.http.post("/session", content=b'{"token":"a"}', headers=headers)).status_code == 415
+        assert (await stage.http.put("/session", headers=OWN)).status_code == 405
+        assert (await stage.http.get("/session")).status_code == 401
+        assert (await stage.http.delete("/session", headers=OWN)).status_code == 401
+        cookies = [("cookie", f"holdfast_session={session}")] * 2
+        assert (await stage.http.get("/session", headers=cookies)).status_code == 400
+        assert len(await store_of(stage).find_tokens(TokenQuery(sessions=True))) == 2
+
+
+@pytest.mark.contract("API-4")
+async def test_a_token_is_not_signed_in_with_without_end() -> None:
+    async with guarded() as stage:
+        token = await token_for(stage, "viewer")
+        codes = [(await sign_in(stage, token)).status_code for _ in range(SIGN_INS_PER_MINUTE + 2)]
+        assert codes == [200] * SIGN_INS_PER_MINUTE + [429] * 2
+
+
+@pytest.mark.contract("API-4")
+async def test_where_access_is_open_there_is_nothing_to_sign_in_to() -> None:
+    async with on_stage() as stage:
+        assert (await sign_in(stage, "hf_x")).status_code == 404
+        assert (await stage.http.get("/session")).json()["is_open"]
+
+
+@pytest.mark.contract("API-4")
+async def test_browsers_are_told_to_be_careful_and_other_origins_nothing() -> None:
+    async with guarded() as stage:
+        token = await token_for(stage)
+        asked = {"origin": "http://evil", "access-control-request-method": "POST"}
+        for response in (
+            await stage.http.get("/v1/runs", headers={**bearing(token), "origin": "http://evil"}),
+            await stage.http.get("/v1/runs"),
+            await stage.http.get("/nowhere"),
+            await stage.http.options("/v1/runs", headers=asked),
+            await stage.http.options("/rpc", headers=asked),
+            await stage.http.options("/session", headers=asked),
+            await sign_in(stage, token),
+        ):
+            headers = response.headers
+            policy = {part.split()[0]: part.split()[1:] for part in headers["content-security-policy"].split("; ")}
+            assert policy["default-src"] == ["'self'"]
+            assert policy["frame-ancestors"] == ["'none'"]
+            assert "unsafe-inline" not in str(policy)
+            assert headers["x-content-type-options"] == "nosniff"
+            assert headers["referrer-policy"] == "no-referrer"
+            assert headers["cache-control"] == "no-store"
+            assert not [name for name in headers if name.startswith("access-control-")]
