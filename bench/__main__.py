@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from bench import claim, commit, core, deliver, disk, engine, growth, history, signals
+from bench import claim, commit, core, deliver, disk, engine, growth, history, postgres, signals
 from bench.effort import FULL, QUICK, Effort
 from bench.report import Rows, progress, table
 
@@ -31,6 +31,7 @@ ON_DISK: dict[str, tuple[str, Callable[[Effort, Path], Awaitable[Rows]]]] = {
         "Runs that wait: what they cost in memory, and what a node does with nothing to do",
         engine.measure_parked,
     ),
+    "postgres": ("The whole engine on a PostgreSQL server, named by HOLDFAST_BENCH_POSTGRES", postgres.measure),
     "long": ("A turn of a run with a long history, in memory and after a restart", engine.measure_long),
 }
 CORE_TITLE = "The core alone"
@@ -45,7 +46,8 @@ def main() -> int:
         print(f"{options.folder} is in memory ({filesystem}); name a folder on a disk with --dir", file=sys.stderr)
         return 2
     effort = QUICK if options.quick else FULL
-    names = [name for name in NAMES if not options.only or name in options.only]
+    usual = [name for name in NAMES if name != "postgres" or "HOLDFAST_BENCH_POSTGRES" in os.environ]
+    names = [name for name in NAMES if name in (options.only or usual)]
     results: dict[str, Rows] = {}
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=options.folder) as folder:
         environment = _environment(Path(folder), filesystem, options.quick)

@@ -22,6 +22,7 @@ class Effort(Struct, frozen=True, kw_only=True):
     engine_long_steps: int
     idle_s: float
     signalled_runs: int
+    postgres_finished: int
 
 
 FULL = Effort(
@@ -41,6 +42,7 @@ FULL = Effort(
     engine_long_steps=50_000,
     idle_s=10.0,
     signalled_runs=2_000,
+    postgres_finished=1_000_000,
 )
 
 QUICK = Effort(
@@ -60,4 +62,5 @@ QUICK = Effort(
     engine_long_steps=1_000,
     idle_s=1.0,
     signalled_runs=300,
+    postgres_finished=2_000,
 )

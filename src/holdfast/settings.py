@@ -27,13 +27,13 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that can be set. Make it with `load_settings`, or directly in code."""
 
     store: str = "sqlite:///holdfast.db"
-    """Where histories are kept: `sqlite:///relative.db`, `sqlite:////absolute.db`, or `memory://`."""
+    """Where histories are kept: `sqlite:///relative.db`, `sqlite:////absolute.db`, `postgresql://…` or `memory://`."""
 
     checkpoint_ownership: Ownership = "cas-required"
     """Refuse a store that cannot guard commits against a second owner."""
 
     busy_ms: int = 30_000
-    """How long to wait for other processes on the same file before `StoreBusy`."""
+    """How long to wait for other processes on the same file, or for a server, before there is an error."""
 
     wakeups: str = ""
     """Where nodes ring each other, such as `nats://localhost:4222/orders`; if empty, in the store's own way.

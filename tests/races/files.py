@@ -1,4 +1,4 @@
-"""The file that everybody plays on."""
+"""What everybody plays on: a file, or a schema on a server, which is named by its address."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from holdfast.limits import Limits
-from holdfast.store.port import Created, NewRun
+from holdfast.store.port import Created, NewRun, Store
+from holdfast.store.postgres import PostgresStore
 from holdfast.store.sqlite import SqliteStore
 
 HOUR_MS = 3_600_000
@@ -25,9 +26,26 @@ async def opened(path: Path, busy_ms: int = 30_000) -> AsyncIterator[SqliteStore
         await store.close()
 
 
-async def prepare(path: Path, *runs: NewRun, claim_for: str | None = None) -> None:
-    """Make a file with these runs."""
-    async with opened(path) as store:
+async def open_anywhere(place: Path | str) -> Store:
+    """Open a store on a file, or at an address."""
+    if isinstance(place, str):
+        return await PostgresStore.open(place, limits=GENEROUS)
+    return await SqliteStore.open(place, limits=GENEROUS)
+
+
+@asynccontextmanager
+async def opened_anywhere(place: Path | str) -> AsyncIterator[Store]:
+    """Open a store on a file or at an address, and close it at the end."""
+    store = await open_anywhere(place)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def prepare(path: Path | str, *runs: NewRun, claim_for: str | None = None) -> None:
+    """Make a store with these runs."""
+    async with opened_anywhere(path) as store:
         await store.migrate()
         if claim_for is not None:
             await store.renew(claim_for, HOUR_MS)

@@ -55,7 +55,7 @@ MOST_RUNS = 8
 STEPS_BACK = 12
 """How many operations are shown when a sequence fails."""
 
-LoseRecord = Callable[[str, str, str], None]
+LoseRecord = Callable[[str, str, str], Awaitable[None] | None]
 
 
 class Difference(AssertionError):
@@ -411,7 +411,9 @@ async def lose_record(world: World) -> None:
         scope = (request.run_id, request.name, request.signal_id or "")
         world.trace.append(("lose record", scope))
         for subject in world.subjects:
-            subject.lose_record(*scope)
+            losing = subject.lose_record(*scope)
+            if losing is not None:
+                await losing
         if values.happens(0.5):
             await world.ask("deliver", [request])
 

@@ -57,7 +57,7 @@ async def make_shared_sqlite(folder: Path, clock: VirtualClock, limits: Limits) 
 class TakingTurns:
     """Several ways to one store, as several processes have them: each call takes the next one."""
 
-    def __init__(self, ways: Sequence[SqliteStore]) -> None:
+    def __init__(self, ways: Sequence[Store]) -> None:
         self._ways = ways
         self._next = cycle(ways)
 

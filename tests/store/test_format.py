@@ -22,7 +22,18 @@ from holdfast.core.messages import ActivitySucceeded
 from holdfast.core.snapshot import project_run, runtime_snapshot
 from holdfast.core.state import COMPLETED, RUNNING, state_of
 from holdfast.errors import SignalAcceptanceIndeterminate, StoreTooNew
-from holdfast.store.port import Accepted, Beat, Created, Duplicate, Existing, PurgePolicy, Refused, RunQuery, TaskQuery
+from holdfast.store.port import (
+    Accepted,
+    Beat,
+    Created,
+    Duplicate,
+    Existing,
+    PurgePolicy,
+    Refused,
+    RunQuery,
+    Store,
+    TaskQuery,
+)
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.sqlite.database import APPLICATION_ID
 from holdfast.store.sqlite.migrate import latest_version
@@ -51,6 +62,12 @@ async def write_sample(path: Path) -> None:
     clock = VirtualClock()
     store = await SqliteStore.open(path, clock=clock)
     await store.migrate()
+    await fill_with_sample(store, clock)
+    await store.close()
+
+
+async def fill_with_sample(store: Store, clock: VirtualClock) -> None:
+    """Let an empty store hold everything that a format holds."""
     node = SampleNode(store)
     await node.start("waiting", wait("approval", until=START + 48 * 3_600_000_000), request_id="request-1")
     await store.deliver([signal("waiting", "early", {"kept": True}, signal_id="click-1")])
@@ -74,7 +91,6 @@ async def write_sample(path: Path) -> None:
     )
     clock.advance(ms=5)
     await store.create([new_run("queued", now=clock.now(), value={"cents": 4200})])
-    await store.close()
 
 
 def restore(dump: Path, path: Path) -> None:

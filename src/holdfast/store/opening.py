@@ -80,9 +80,24 @@ async def _open(settings: Settings) -> Store:
     if path is not None:
         wakeups = open_wakeups(settings.wakeups)
         return await SqliteStore.open(path, limits=settings.limits, busy_ms=settings.busy_ms, wakeups=wakeups)
-    if scheme in ("postgres", "postgresql", "s3"):
+    if separator and scheme in ("postgres", "postgresql"):
+        return await _open_postgres(settings)
+    if scheme == "s3":
         raise InvalidInput(f"the store {settings.store!r}: {scheme} is not there yet", field="store")
     raise InvalidInput(
-        f"the store {settings.store!r} is not known: use sqlite:///relative.db, sqlite:////absolute.db or memory://",
+        f"the store {settings.store!r} is not known: use sqlite:///relative.db, sqlite:////absolute.db, "
+        "postgresql://host/database or memory://",
         field="store",
     )
+
+
+async def _open_postgres(settings: Settings) -> Store:
+    try:
+        from holdfast.store.postgres import PostgresStore  # the driver is an extra
+    except ModuleNotFoundError as problem:
+        if problem.name != "asyncpg":
+            raise
+        text = "a store on PostgreSQL needs a driver: pip install 'holdfast[postgres]'"
+        raise StoreUnavailable(text, missing="asyncpg") from problem
+    wakeups = open_wakeups(settings.wakeups)
+    return await PostgresStore.open(settings.store, limits=settings.limits, busy_ms=settings.busy_ms, wakeups=wakeups)

@@ -12,7 +12,7 @@ from holdfast.core.state import RunStatus
 from holdfast.errors import CallerError, StoreCorrupt
 from holdfast.store import guards, port
 from holdfast.store.sqlite import rows
-from holdfast.store.sqlite.where import Where
+from holdfast.store.where import Where
 
 _LETTER = "letter_id, run_id, envelope, reason, detail, node, died_at, settled, settled_by, settled_at"
 INSERT = (

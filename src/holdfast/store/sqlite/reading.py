@@ -12,7 +12,7 @@ from holdfast.core.messages import Message, Signal
 from holdfast.core.records import ActivityRecord, Task, Wait
 from holdfast.store import port
 from holdfast.store.sqlite import rows
-from holdfast.store.sqlite.where import Where
+from holdfast.store.where import Where
 
 
 def load(db: sqlite3.Connection, run_ids: Sequence[str], now: Instant) -> list[port.LoadedRun | None]:

@@ -25,6 +25,17 @@ class Where:
         """The clause."""
         return "WHERE " + " AND ".join(self._conditions)
 
+    @property
+    def numbered(self) -> str:
+        """The clause with its places numbered from $1, as PostgreSQL wants them. No condition holds another `?`."""
+        first, *rest = self.text.split("?")
+        return first + "".join(f"${number}{part}" for number, part in enumerate(rest, 1))
+
+    @property
+    def next_place(self) -> str:
+        """The place after those of the conditions: where a limit goes."""
+        return f"${len(self._values) + 1}"
+
     def values(self, limit: int) -> list[Any]:
         """Return the values of the conditions, and a limit."""
         return [*self._values, limit]

@@ -1,0 +1,131 @@
+"""The whole engine on a PostgreSQL server: short runs, one run step by step, signals, and the same when much is stored.
+
+`HOLDFAST_BENCH_POSTGRES` names the server, such as `postgresql://postgres@127.0.0.1/postgres`. A schema is made there
+for the measurement, and dropped at the end.
+"""
+
+import asyncio
+import gc
+import os
+import statistics
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+import holdfast as hf
+from bench.effort import Effort
+from bench.engine import STARTS_AT_ONCE, app, steps
+from bench.report import Row, Rows, percentile, progress
+from bench.workload import LIMITS
+from holdfast.store.port import WaitQuery
+from holdfast.store.postgres import PostgresStore
+
+SCHEMA = "holdfast_bench"
+WARM_RUNS = 500
+
+# Finished runs with nine events each, as the engine leaves them, but made by the server itself.
+FILL = """
+INSERT INTO holdfast_bench.runs (run_no, run_id, tenant, project, environment, plan_id, plan_version, run_request_id,
+    request_key, input_sha256, tags, status, version, snapshot, created_at, updated_at, finished_at, lease_epoch)
+SELECT -n, 'filled-' || n, 'default', 'default', 'default', 'steps', '1', 'filled-' || n,
+    sha256(('key ' || n)::bytea), sha256('null'::bytea), '[]', 'COMPLETED', 9,
+    '{"status":"COMPLETED","state_version":9,"last_executed_by":"bench"}', n, n, n, 1
+FROM generate_series($1::bigint, $2::bigint) n
+"""
+FILL_EVENTS = """
+INSERT INTO holdfast_bench.events
+SELECT -n, seq, gen_random_uuid()::text, 'StepCompleted', 'nothing#' || seq, 1, 1, '{"result":' || n || '}',
+    sha256((n || '|' || seq)::bytea), n, n, 'holdfast/1', '{"node":"bench","epoch":1}', NULL, NULL, 1
+FROM generate_series($1::bigint, $2::bigint) n, generate_series(1, 9) seq
+"""
+CHUNK = 20_000
+
+
+@app.workflow
+async def signalled() -> bool:
+    """Wait for a signal, and complete."""
+    return await hf.wait_signal("go", bool)
+
+
+async def measure(effort: Effort, folder: Path) -> Rows:
+    """Measure on an empty schema, and on one that is full of finished runs."""
+    del folder  # the server keeps its files elsewhere
+    count = effort.engine_runs[-1]
+    rows: Rows = {}
+    async with _opened() as (store, connection):
+        filled = 0
+        for finished in (0, effort.postgres_finished):
+            progress(f"postgres: filling up to {finished:,} finished runs")
+            await _fill(connection, filled, finished)
+            filled = finished
+            progress(f"postgres: {finished:,} finished runs")
+            rows[f"{finished:,} finished runs"] = await _all(store, count, effort)
+    return rows
+
+
+@asynccontextmanager
+async def _opened() -> AsyncIterator[tuple[PostgresStore, Any]]:
+    dsn = os.environ.get("HOLDFAST_BENCH_POSTGRES")
+    if not dsn:
+        raise SystemExit("HOLDFAST_BENCH_POSTGRES must name a PostgreSQL server to measure on")
+    connection = await asyncpg.connect(dsn)
+    await connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
+    store = await PostgresStore.open(f"{dsn}{'&' if '?' in dsn else '?'}schema={SCHEMA}", limits=LIMITS)
+    try:
+        await store.migrate()
+        yield store, connection
+    finally:
+        await store.close()
+        await connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
+        await connection.close()
+
+
+async def _fill(connection: Any, first: int, last: int) -> None:
+    for start in range(first + 1, last + 1, CHUNK):
+        for statement in (FILL, FILL_EVENTS):
+            await connection.execute(statement, start, min(start + CHUNK - 1, last), timeout=600)
+    await connection.execute("CHECKPOINT", timeout=600)
+
+
+async def _all(store: Any, count: int, effort: Effort) -> Row:
+    rates, step_ms, signal_ms = [], [], []
+    async with app.node(store):
+        await _short_runs(WARM_RUNS)
+        for _ in range(effort.engine_rounds):
+            gc.collect()
+            rates.append(count / await _short_runs(count))
+        for _ in range(effort.engine_sequential):
+            began = time.perf_counter()
+            await (await app.start(steps, 10)).result()
+            step_ms.append((time.perf_counter() - began) * 100)
+        signal_ms = [await _signal_ms(store) for _ in range(effort.engine_sequential)]
+    return {
+        "runs/s": statistics.median(rates),
+        "median ms/step": statistics.median(step_ms),
+        "signal to completion, median ms": statistics.median(signal_ms),
+        "p99 ms": percentile(signal_ms, 99),
+    }
+
+
+async def _short_runs(count: int) -> float:
+    began = time.perf_counter()
+    for first in range(0, count, STARTS_AT_ONCE):
+        runs = await asyncio.gather(*(app.start(steps, 3) for _ in range(min(STARTS_AT_ONCE, count - first))))
+        await asyncio.gather(*(run.result() for run in runs))
+    return time.perf_counter() - began
+
+
+async def _signal_ms(store: Any) -> float:
+    run = await app.start(signalled)
+    listener = store.wakeups.listen()
+    while not await store.find_waits(WaitQuery(run_id=run.run_id)):
+        await listener.wait(1.0)
+    listener.close()
+    began = time.perf_counter()
+    await run.signal("go", True)
+    await run.result()
+    return (time.perf_counter() - began) * 1e3

@@ -1,0 +1,157 @@
+"""Batches as columns: a statement takes each column as one array, however many rows there are."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from holdfast.core.codec import encode_body, encode_ref
+from holdfast.core.events import NULL, Event
+from holdfast.core.letters import DeadLetter
+from holdfast.core.messages import Message
+from holdfast.core.records import ActivityRecord, Task, Wait
+from holdfast.store.port import Job
+from holdfast.store.rows import encode, text_of
+
+EVENT_COLUMNS = 15
+MESSAGE_COLUMNS = 4
+
+
+def columns(rows: Sequence[tuple[Any, ...]], width: int) -> list[Any]:
+    """Return rows as columns."""
+    return list(zip(*rows, strict=True)) if rows else [()] * width
+
+
+def askable(value: Any) -> Any:
+    """Return a value as it can be asked for: text in PostgreSQL never holds a NUL.
+
+    No name does either, so a question with one is asked with another character that no name can hold.
+    """
+    return value.replace("\x00", "\x01") if isinstance(value, str) else value
+
+
+def event_rows(number: int, version: int, events: Iterable[Event]) -> list[tuple[Any, ...]]:
+    """Return the events of item `number` of a batch, counted on from its version."""
+    rows = []
+    ref, ref_text = None, ""
+    for run_seq, event in enumerate(events, version + 1):
+        if event.engine_run_ref is not ref:
+            ref, ref_text = event.engine_run_ref, encode_ref(event.engine_run_ref)
+        rows.append(
+            (
+                number,
+                run_seq,
+                event.event_id,
+                event.event_type,
+                event.step_id,
+                event.engine_attempt_id,
+                event.logical_attempt_id,
+                encode_body(event.data),
+                bytes.fromhex(event.idempotency_key),
+                event.emitted_at,
+                event.adapter_version,
+                ref_text,
+                event.caused_by_signal_id,
+                event.parent_event_id,
+                event.schema_version,
+            )
+        )
+    return rows
+
+
+def message_rows(number: int, messages: Iterable[Message]) -> list[tuple[Any, ...]]:
+    """Return the messages of item `number`; of two with one id the later one counts."""
+    latest = {message.signal_id: message for message in messages}
+    return [(number, signal_id, message.due_at, encode(message)) for signal_id, message in latest.items()]
+
+
+class More:
+    """What only some items of a batch have, gathered under the names that `commit_more_1` knows."""
+
+    def __init__(self) -> None:
+        self._lists: dict[str, list[dict[str, Any]]] = {}
+
+    def text(self) -> str | None:
+        """Return it as JSON, or None if there is nothing."""
+        return encode(self._lists) if self._lists else None
+
+    def add(self, name: str, number: int, rows: Iterable[dict[str, Any]]) -> None:
+        """Add rows of item `number`."""
+        found = [{"turn": number, **row} for row in rows]
+        if found:
+            self._lists.setdefault(name, []).extend(found)
+
+    def add_waits(self, number: int, opened: Iterable[Wait], closed: Iterable[str] = ()) -> None:
+        """Add waits."""
+        self.add("closed", number, ({"step_id": step_id} for step_id in closed))
+        latest = {wait.step_id: wait for wait in opened}
+        fields = ("step_id", "name", "token", "since", "until")
+        self.add("opened", number, ({field: getattr(wait, field) for field in fields} for wait in latest.values()))
+
+    def add_tasks(self, number: int, tasks: Iterable[Task]) -> None:
+        """Add tasks; of two with one id the later one counts."""
+        latest = {task.task_id: task for task in tasks}
+        fields = ("task_id", "step_id", "status", "assignee", "roles", "due_at")
+        self.add(
+            "tasks",
+            number,
+            ({**{field: getattr(task, field) for field in fields}, "task": encode(task)} for task in latest.values()),
+        )
+
+    def add_records(self, number: int, records: Iterable[ActivityRecord]) -> None:
+        """Add activity records."""
+        latest = {(one.activity_name, one.step_id, one.idempotency_key): one for one in records}
+        fields = ("activity_name", "step_id", "idempotency_key")
+        self.add(
+            "records",
+            number,
+            (
+                {
+                    **{field: getattr(one, field) for field in fields},
+                    "is_completed": one.status == "completed",
+                    "record": encode(one),
+                }
+                for one in latest.values()
+            ),
+        )
+
+    def add_jobs(self, number: int, jobs: Iterable[Job], closed: Iterable[str]) -> None:
+        """Add jobs; a later one of the same step replaces an earlier one, and keeps its details."""
+        self.add("jobs_closed", number, ({"step_id": step_id} for step_id in closed))
+        latest: dict[str, Job] = {}
+        for job in jobs:
+            earlier = latest.get(job.step_id)
+            kept = job if earlier is None or earlier.details == NULL else replace(job, details=earlier.details)
+            latest[job.step_id] = kept
+        self.add("jobs", number, map(_job, latest.values()))
+
+    def add_dead(self, number: int, letters: Iterable[DeadLetter]) -> None:
+        """Add dead letters."""
+        latest = {letter.letter_id: letter for letter in letters}
+        self.add("dead", number, map(_letter, latest.values()))
+
+
+def _job(job: Job) -> dict[str, Any]:
+    return {
+        "step_id": job.step_id,
+        "queue": job.queue,
+        "activity": job.activity,
+        "due_at": job.due_at,
+        "next_attempt": job.engine_attempt_id,
+        "details": None if job.details == NULL else text_of(job.details),
+        "job": encode(replace(job, details=NULL)),
+    }
+
+
+def _letter(letter: DeadLetter) -> dict[str, Any]:
+    return {
+        "letter_id": letter.letter_id,
+        "reason": letter.reason,
+        "detail": letter.detail.encode().hex(),
+        "node": letter.node,
+        "died_at": letter.died_at,
+        "settled": letter.settled,
+        "settled_by": letter.settled_by.encode().hex(),
+        "settled_at": letter.settled_at,
+        "envelope": letter.envelope.hex(),
+    }

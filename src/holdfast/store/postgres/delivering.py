@@ -1,0 +1,158 @@
+"""`deliver`: signals and messages put into inboxes, each at most once by its id, many at a time in one round trip."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from holdfast.core import codec
+from holdfast.core.idempotency import inbox_uuid, signal_storage_key, signal_suffix
+from holdfast.core.instants import Instant
+from holdfast.core.messages import RESERVED_PREFIX, AcceptedSignalResult, Message, SignalRequest
+from holdfast.core.state import RunStatus
+from holdfast.errors import CallerError, InvalidInput
+from holdfast.limits import Limits
+from holdfast.store import guards, port, rows
+from holdfast.store.postgres.columns import columns
+from holdfast.store.postgres.faults import UNSTORABLE
+from holdfast.store.postgres.server import Db, Session
+
+Answer = port.Accepted | port.Duplicate | port.Refused
+
+PLACES = ", ".join(f"${number}" for number in range(1, 18))
+DELIVER = f"SELECT o_now, o_ord, o_code, o_status, o_seq, o_at FROM holdfast.deliver_1({PLACES})"
+
+
+async def deliver(
+    db: Db, items: Sequence[SignalRequest | Message], limits: Limits, now: Instant | None
+) -> list[Answer]:
+    """Deliver the items; those of one run in order."""
+    answers: dict[int, Answer] = {}
+    waiting: list[int] = []
+    for index, item in enumerate(items):
+        problem = guards.check_item(item, limits)
+        if problem is None:
+            waiting.append(index)
+        else:
+            answers[index] = port.Refused(problem)
+    while waiting:
+        wave, later = _wave(items, waiting)
+        again = await _deliver(db, items, wave, answers, limits, now)
+        waiting = sorted(again + later)
+    return [answers[index] for index in range(len(items))]
+
+
+def _wave(items: Sequence[SignalRequest | Message], waiting: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return what can be delivered by one call, and what comes after it.
+
+    What has the id of something before it comes later, and so does a signal that must find a wait if its run is sent
+    other signals before it, and everything for the run after it: whether it finds one depends on them.
+    """
+    wave, later = [], []
+    scopes: set[tuple[str, ...]] = set()
+    busy: set[str] = set()
+    closed: set[str] = set()
+    for index in waiting:
+        item = items[index]
+        if isinstance(item, Message):
+            scope: tuple[str, ...] = (item.run_id, item.signal_id)
+        else:
+            scope = (item.run_id, item.name, item.signal_id if item.signal_id is not None else f"\x00{index}")
+        is_alone = isinstance(item, SignalRequest) and item.require_waiting
+        if item.run_id in closed or scope in scopes or (is_alone and item.run_id in busy):
+            later.append(index)
+            closed.add(item.run_id)
+            continue
+        wave.append(index)
+        scopes.add(scope)
+        busy.add(item.run_id)
+        if is_alone:
+            closed.add(item.run_id)
+    return wave, later
+
+
+async def _deliver(
+    db: Db,
+    items: Sequence[SignalRequest | Message],
+    wave: Sequence[int],
+    answers: dict[int, Answer],
+    limits: Limits,
+    now: Instant | None,
+) -> list[int]:
+    """Deliver a wave and answer it; return what must be delivered again after the rest."""
+    signals: list[tuple[Any, ...]] = []
+    messages: list[tuple[Any, ...]] = []
+    is_repeatable = True
+    for index in wave:
+        item = items[index]
+        if isinstance(item, Message):
+            messages.append((index, item.run_id, item.signal_id, item.due_at, rows.encode(item)))
+        else:
+            signals.append(_signal_row(index, item))
+            is_repeatable = is_repeatable and item.signal_id is not None
+    retention = limits.acceptance_retention_ms * 1_000
+    arguments = [now, retention, limits.signals_per_run_per_minute, *columns(signals, 9), *columns(messages, 5)]
+    try:
+        found = await db.fetch(DELIVER, *arguments, is_repeatable=is_repeatable)
+    except UNSTORABLE as problem:
+        if isinstance(db, Session):  # the transaction is spoilt; whoever began it finds out whose fault it was
+            raise
+        if len(wave) > 1:
+            return [again for index in wave for again in await _deliver(db, items, [index], answers, limits, now)]
+        answers[wave[0]] = port.Refused(InvalidInput(f"it cannot be stored: {type(problem).__name__}"))
+        return []
+    again = []
+    for heard, index, code, status, seq, at in found:
+        if code == "N":
+            again.append(index)
+        else:
+            answers[index] = _answer(items[index], code, status, seq, at, limits, heard)
+    return again
+
+
+def _signal_row(index: int, request: SignalRequest) -> tuple[Any, ...]:
+    return (
+        index,
+        request.run_id,
+        request.name,
+        request.signal_id,
+        request.step_id,
+        rows.text_of(request.payload),
+        bytes.fromhex(codec.value_digest(request.payload)),
+        request.require_waiting,
+        request.name.startswith(RESERVED_PREFIX),
+    )
+
+
+def _answer(
+    item: SignalRequest | Message, code: str, status: str, seq: int, at: Instant, limits: Limits, now: Instant
+) -> Answer:
+    if code == "F":
+        return port.Refused(guards.no_such_run(item.run_id))
+    if code == "T":
+        return port.Refused(guards.run_terminal(item.run_id, RunStatus(status)))
+    if isinstance(item, Message):
+        return port.Accepted() if code == "A" else port.Duplicate()
+    if code in ("A", "D"):
+        result = _result(item, seq, at)
+        return port.Accepted(result) if code == "A" else port.Duplicate(result)
+    return port.Refused(_refusal(item, code, at, limits, now))
+
+
+def _refusal(item: SignalRequest, code: str, at: Instant, limits: Limits, now: Instant) -> CallerError:
+    if code == "P":
+        return guards.payload_conflict(item)
+    if code == "I":
+        return guards.indeterminate(item, now)
+    if code == "W":
+        return guards.not_waiting(item)
+    return guards.rate_limited(item, limits, at + guards.MINUTE, now)
+
+
+def _result(request: SignalRequest, inbox_seq: int, accepted_at: Instant) -> AcceptedSignalResult:
+    uuid = inbox_uuid(request.run_id, inbox_seq)
+    return AcceptedSignalResult(
+        workflow_id=request.run_id,
+        signal_name=request.name,
+        signal_id=uuid if request.signal_id is None else request.signal_id,
+        accepted_at=accepted_at,
+        signal_storage_key=signal_storage_key(request.run_id, request.name, signal_suffix(accepted_at, uuid)),
+    )

@@ -1,0 +1,203 @@
+-- oldest reader: 1
+-- The tables. `holdfast.` is replaced by the schema that was asked for. Instants are microseconds since 1970; JSON is
+-- kept as text. A run is known inside the schema by run_no, and text is compared byte by byte, as everywhere else.
+--
+-- Whoever changes anything of a run holds the lock of its row in `runs`, taken in the order of run ids; every other
+-- table is written under it. The two exceptions take no lock of a run: `take` skips jobs that are locked, and a node
+-- writes its own lease.
+
+CREATE SEQUENCE holdfast.run_numbers;
+
+-- No index holds what a turn changes, so that a turn writes a new version of the row and nothing else; there is room
+-- for it on the page.
+CREATE TABLE holdfast.runs (
+    run_no           bigint PRIMARY KEY,                  -- in order of creation
+    run_id           text COLLATE "C" NOT NULL,
+    tenant           text COLLATE "C" NOT NULL,
+    project          text COLLATE "C" NOT NULL,
+    environment      text COLLATE "C" NOT NULL,
+    plan_id          text COLLATE "C" NOT NULL,
+    plan_version     text COLLATE "C" NOT NULL,
+    run_request_id   text COLLATE "C" NOT NULL,
+    request_key      bytea NOT NULL,                      -- SHA256: a request creates one run (QUE-1)
+    input_sha256     bytea NOT NULL,
+    parent_run_id    text COLLATE "C",
+    reference_key    text COLLATE "C",
+    tags             text NOT NULL,                       -- JSON array
+    status           text COLLATE "C" NOT NULL,
+    version          bigint NOT NULL,                     -- run_seq of the last event
+    snapshot         text,                                -- JSON RuntimeSnapshot: a cache of the fold
+    created_at       bigint NOT NULL,
+    updated_at       bigint NOT NULL,
+    finished_at      bigint,
+    inbox_seq        bigint NOT NULL DEFAULT 0,           -- number of the last signal accepted
+    last_accepted_at bigint NOT NULL DEFAULT 0,
+    ready_at         bigint,                              -- when a turn is due; NULL: nothing is in sight
+    lease_owner      text COLLATE "C",
+    lease_epoch      bigint NOT NULL DEFAULT 0
+) WITH (fillfactor = 60, autovacuum_vacuum_scale_factor = 0.02);
+CREATE UNIQUE INDEX runs_run_id ON holdfast.runs (run_id);
+CREATE UNIQUE INDEX runs_request_key ON holdfast.runs (request_key);
+CREATE INDEX runs_finished ON holdfast.runs (finished_at) WHERE finished_at IS NOT NULL;
+CREATE INDEX runs_parent ON holdfast.runs (parent_run_id) WHERE parent_run_id IS NOT NULL;
+CREATE INDEX runs_reference ON holdfast.runs (reference_key) WHERE reference_key IS NOT NULL;
+
+-- The ready set: the runs that are ready, will be, or belong to somebody. What `claim` walks through is this and not
+-- the runs. While some long transaction keeps dead rows from being removed, they pile up at places where something
+-- was once ready; a claim starts at the oldest place that can be alive, so places must never be entered behind it:
+--   lane 0: ready in order; the place is ready_at, which is not before the row was entered, but for a moment.
+--   lane 1: ready for longer than that when it was entered; the place is the instant at which it was.
+--   lane 2: not ready, but somebody's; the place is the instant at which it was entered.
+CREATE TABLE holdfast.agenda (
+    run_no       bigint PRIMARY KEY,
+    owner        text COLLATE "C" NOT NULL,               -- '': nobody
+    lane         smallint NOT NULL,
+    place        bigint NOT NULL,
+    ready_at     bigint,
+    plan_id      text COLLATE "C" NOT NULL,
+    plan_version text COLLATE "C" NOT NULL
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000,
+        autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0.5);
+CREATE INDEX agenda_places ON holdfast.agenda (owner, lane, place, run_no);
+
+CREATE TABLE holdfast.events (
+    run_no              bigint NOT NULL,
+    run_seq             bigint NOT NULL,
+    event_id            text NOT NULL,
+    event_type          text NOT NULL,
+    step_id             text,
+    engine_attempt_id   bigint,
+    logical_attempt_id  bigint,
+    data                text NOT NULL,                    -- JSON
+    idempotency_key     bytea NOT NULL,                   -- SHA256 (EVT-4)
+    emitted_at          bigint NOT NULL,
+    persisted_at        bigint NOT NULL,
+    adapter_version     text NOT NULL,
+    engine_run_ref      text NOT NULL,                    -- JSON
+    caused_by_signal_id text,
+    parent_event_id     text,
+    schema_version      bigint NOT NULL,
+    PRIMARY KEY (run_no, run_seq),
+    UNIQUE (run_no, idempotency_key)
+) PARTITION BY HASH (run_no);
+DO $do$
+BEGIN
+    FOR part IN 0..7 LOOP
+        EXECUTE format('CREATE TABLE holdfast.events_%s PARTITION OF holdfast.events '
+                       'FOR VALUES WITH (MODULUS 8, REMAINDER %s)', part, part);
+    END LOOP;
+END
+$do$;
+
+CREATE TABLE holdfast.messages (
+    run_no    bigint NOT NULL,
+    signal_id text COLLATE "C" NOT NULL,
+    due_at    bigint NOT NULL,
+    message   text NOT NULL,                              -- JSON Message
+    PRIMARY KEY (run_no, signal_id)
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX messages_due ON holdfast.messages (run_no, due_at);
+
+CREATE TABLE holdfast.signals (
+    run_no       bigint NOT NULL,
+    inbox_seq    bigint NOT NULL,
+    name         text COLLATE "C" NOT NULL,
+    signal_id    text COLLATE "C" NOT NULL,
+    step_id      text COLLATE "C",
+    accepted_at  bigint NOT NULL,                         -- strictly grows with inbox_seq
+    received_at  bigint NOT NULL,                         -- what the clock said; the rate limit counts by it
+    consumed_seq bigint,                                  -- run_seq of the event that consumed it
+    payload      text NOT NULL,                           -- JSON
+    PRIMARY KEY (run_no, inbox_seq)
+);
+CREATE INDEX signals_unconsumed ON holdfast.signals (run_no, inbox_seq) WHERE consumed_seq IS NULL;
+CREATE INDEX signals_by_id ON holdfast.signals (run_no, name, signal_id, accepted_at);
+
+-- What is told to a sender again is made of these and of the run's id.
+CREATE TABLE holdfast.acceptance_records (
+    run_no         bigint NOT NULL,
+    name           text COLLATE "C" NOT NULL,
+    signal_id      text COLLATE "C" NOT NULL,
+    inbox_seq      bigint NOT NULL,
+    payload_sha256 bytea NOT NULL,
+    accepted_at    bigint NOT NULL,
+    expires_at     bigint NOT NULL,
+    version        bigint NOT NULL DEFAULT 1,
+    PRIMARY KEY (run_no, name, signal_id)
+);
+CREATE INDEX acceptance_records_expiry ON holdfast.acceptance_records (expires_at);
+
+CREATE TABLE holdfast.waits (
+    run_no  bigint NOT NULL,
+    step_id text COLLATE "C" NOT NULL,
+    name    text COLLATE "C" NOT NULL,
+    token   text NOT NULL,
+    since   bigint NOT NULL,
+    until   bigint,
+    PRIMARY KEY (run_no, step_id)
+);
+CREATE INDEX waits_by_name ON holdfast.waits (name, run_no);
+
+CREATE TABLE holdfast.tasks (
+    task_id  text COLLATE "C" PRIMARY KEY,
+    run_no   bigint NOT NULL,
+    step_id  text COLLATE "C" NOT NULL,
+    status   text COLLATE "C" NOT NULL,
+    assignee text COLLATE "C",
+    roles    text[] NOT NULL,
+    due_at   bigint,
+    task     text NOT NULL                                -- JSON Task
+);
+CREATE UNIQUE INDEX tasks_open ON holdfast.tasks (run_no, step_id) WHERE status = 'OPEN';
+CREATE INDEX tasks_by_run ON holdfast.tasks (run_no);
+CREATE INDEX tasks_by_assignee ON holdfast.tasks (assignee, status, task_id) WHERE assignee IS NOT NULL;
+CREATE INDEX tasks_by_due ON holdfast.tasks (status, due_at);
+CREATE INDEX tasks_by_role ON holdfast.tasks USING gin (roles);
+CREATE INDEX tasks_for_anybody ON holdfast.tasks (status, task_id) WHERE roles = '{}' AND assignee IS NULL;
+
+CREATE TABLE holdfast.activity_records (
+    run_no          bigint NOT NULL,
+    activity_name   text COLLATE "C" NOT NULL,
+    step_id         text COLLATE "C" NOT NULL,
+    idempotency_key text COLLATE "C" NOT NULL,
+    is_completed    boolean NOT NULL,
+    record          text NOT NULL,                        -- JSON ActivityRecord
+    PRIMARY KEY (run_no, activity_name, step_id, idempotency_key)
+);
+CREATE INDEX activity_records_open ON holdfast.activity_records (run_no) WHERE NOT is_completed;
+
+-- Activities in queues, and what activities have said of their progress.
+CREATE TABLE holdfast.jobs (
+    run_no       bigint NOT NULL,
+    step_id      text COLLATE "C" NOT NULL,
+    queue        text COLLATE "C" NOT NULL,               -- '': carried out by the run's owner; there are only details
+    activity     text COLLATE "C" NOT NULL,
+    visible_at   bigint,                                  -- when it may be taken; NULL: never
+    taken_by     text COLLATE "C",                        -- node of the last take
+    next_attempt bigint NOT NULL,                         -- engine_attempt_id of the next take
+    details      text,                                    -- JSON
+    job          text,                                    -- JSON Job
+    PRIMARY KEY (run_no, step_id)
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX jobs_visible ON holdfast.jobs (queue, visible_at, run_no, step_id) WHERE visible_at IS NOT NULL;
+
+-- Messages that nobody could handle. What people wrote may hold a NUL, which text may not.
+CREATE TABLE holdfast.dead_letters (
+    letter_id  text COLLATE "C" PRIMARY KEY,
+    run_no     bigint NOT NULL,
+    reason     text COLLATE "C" NOT NULL,
+    detail     bytea NOT NULL,
+    node       text NOT NULL,
+    died_at    bigint NOT NULL,
+    settled    text,                                      -- NULL: nobody has looked yet
+    settled_by bytea NOT NULL DEFAULT '',
+    settled_at bigint,
+    envelope   bytea NOT NULL                             -- JSON Message, or the bytes that were found instead
+);
+CREATE INDEX dead_letters_open ON holdfast.dead_letters (died_at, letter_id) WHERE settled IS NULL;
+CREATE INDEX dead_letters_by_run ON holdfast.dead_letters (run_no, died_at, letter_id);
+
+CREATE TABLE holdfast.nodes (
+    node        text COLLATE "C" PRIMARY KEY,
+    lease_until bigint NOT NULL
+) WITH (fillfactor = 50);

@@ -1,0 +1,223 @@
+"""`claim`, `renew`, `release`, `next_due`, `take`, `beat`: who may do what, and when there is something to do.
+
+**Where a claim starts.** The agenda is walked in the order of its places. While a long transaction keeps dead rows
+from being removed, they pile up at the places of what has long been done; so every claim says where the next one of
+its kind may start: at the oldest place that was alive, but never later than what may still be about to be committed.
+Now and then one starts at the very beginning, so that what was committed later than anybody thought is found too.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import UNSET, Raw, Struct
+
+from holdfast.core.instants import Instant
+from holdfast.core.messages import Message
+from holdfast.core.records import ActivityRecord
+from holdfast.errors import StoreCorrupt
+from holdfast.store import guards, port, rows
+from holdfast.store.postgres.columns import askable
+from holdfast.store.postgres.letters import bury_unreadable
+from holdfast.store.postgres.server import Db, Server, Session
+
+HEAD = ", ".join(f"l.{name.strip().rpartition('.')[2]}" for name in rows.HEAD.split(","))
+LOADED = (
+    f"{HEAD}, l.messages, l.s_seq, l.s_name, l.s_signal, l.s_step, l.s_at, l.s_payload, l.records, "
+    "l.d_step, l.d_details"
+)
+CLAIM = f"""
+SELECT c.o_now, c.o_from, {LOADED} FROM holdfast.claim_1($1, $2, $3, $4, $5) c
+LEFT JOIN LATERAL holdfast.loaded_1(c.o_runs, c.o_now) l ON true
+"""
+LOAD = f"""
+SELECT {LOADED} FROM holdfast.loaded_1(holdfast.numbers_1($2), holdfast.time_1($1)) l
+"""
+NEXT_DUE = "SELECT o_now, o_due FROM holdfast.next_due_1($1, $2, $3, $4, $5)"
+RENEW = "SELECT o_now, o_until FROM holdfast.renew_1($1, $2, $3)"
+RELEASE = "SELECT o_now, o_freed FROM holdfast.release_1($1, $2, $3)"
+TAKE = "SELECT o_attempt, o_details, o_job FROM holdfast.take_1($1, $2, $3, $4, $5, $6)"
+BEAT = "SELECT o_now, o_kept FROM holdfast.beat_1($1, $2, $3, $4, $5, $6, $7, $8)"
+
+FIRST = -(2**62)
+"""Before every place."""
+
+EVERYWHERE = (FIRST,) * 4
+AGAIN_AFTER = 30_000_000
+"""How long claims start where something was alive, before one looks at everything again."""
+
+ASIDE = 60_000_000
+"""How long a run whose rows make no sense is left alone, so that it does not stand in the way of the others."""
+
+Kind = tuple[str, tuple[str, ...] | None]
+
+
+class Start(Struct, frozen=True):
+    """Where claims of one kind start, and since when none has looked at everything."""
+
+    places: Sequence[int]
+    since: Instant
+
+
+class Starts:
+    """Where claims start: by the node that claims, and the plans that it knows."""
+
+    def __init__(self) -> None:
+        self._starts: dict[Kind, Start] = {}
+        self._latest = 0
+
+    def heard(self, now: Instant) -> None:
+        """Take note of the time. If it was set back, places were entered behind every start: all are forgotten."""
+        if now < self._latest:
+            self._starts.clear()
+        self._latest = now
+
+    def of(self, kind: Kind) -> Sequence[int]:
+        """Return the places to start at."""
+        start = self._starts.get(kind)
+        return EVERYWHERE if start is None else start.places
+
+    def note(self, kind: Kind, places: Sequence[int], now: Instant) -> None:
+        """Take note of where the next claim may start."""
+        start = self._starts.get(kind)
+        since = now if start is None or start.places is EVERYWHERE else start.since
+        is_due = now - since >= AGAIN_AFTER
+        self._starts[kind] = Start(EVERYWHERE if is_due else places, now if is_due else since)
+
+
+def kind_of(node: str, plan_ids: Sequence[str] | None) -> Kind:
+    """Return what kind of claim this is."""
+    return askable(node), None if plan_ids is None else tuple(map(askable, plan_ids))
+
+
+async def claim(
+    server: Server, starts: Starts, node: str, limit: int, plan_ids: Sequence[str] | None, now: Instant | None
+) -> list[port.LoadedRun]:
+    """Take up to `limit` eligible runs and load them."""
+    kind = kind_of(node, plan_ids)
+    found = await server.fetch(CLAIM, now, kind[0], limit, kind[1], starts.of(kind))
+    heard, places = found[0][0], found[0][1]
+    if places is None:
+        raise guards.lease_expired(node)
+    starts.heard(heard)
+    starts.note(kind, places, heard)
+    loaded = [await _readable(server, tuple(row)[2:], node, heard) for row in found if row[2] is not None]
+    return [run for run in loaded if run is not None]
+
+
+async def load(server: Server, run_ids: Sequence[str], now: Instant | None) -> list[port.LoadedRun | None]:
+    """Return the runs in the order asked for; None where missing."""
+    found = await server.fetch(LOAD, now, [run_id for run_id in set(run_ids) if "\x00" not in run_id])
+    loaded = {row[1]: loaded_of(row) for row in found}
+    return [loaded.get(run_id) for run_id in run_ids]
+
+
+def loaded_of(row: Any) -> port.LoadedRun:
+    """Return the run that a row of LOADED describes."""
+    head = rows.head_of(row)
+    messages, seqs, names, signals, steps, ats, payloads, records, d_steps, details = tuple(row)[21:]
+    return port.LoadedRun(
+        head=head,
+        messages=tuple(map(_message, messages)) if messages else (),
+        signals=tuple(
+            rows.signal_of(head.run_id, (seq, name, signal_id, step_id, at, None, payload))
+            for seq, name, signal_id, step_id, at, payload in zip(
+                seqs, names, signals, steps, ats, payloads, strict=True
+            )
+        )
+        if seqs
+        else (),
+        records=tuple(map(_record, records)) if records else (),
+        details=_details(d_steps, details) if d_steps else {},
+    )
+
+
+def _message(text: str) -> Message:
+    return rows.message_of(text)
+
+
+def _record(text: str) -> ActivityRecord:
+    return rows.record_of(text)
+
+
+def _details(steps: Sequence[str], details: Sequence[str]) -> dict[str, Raw]:
+    return {step_id: rows.raw_of(text) for step_id, text in zip(steps, details, strict=True)}
+
+
+async def _readable(server: Server, row: tuple[Any, ...], node: str, now: Instant) -> port.LoadedRun | None:
+    """Return a run that was claimed, without what cannot be read. Poison in one run never stops another.
+
+    A message or signal that makes no sense becomes a dead letter; a run of which anything else does is put aside.
+    """
+    try:
+        return loaded_of(row)
+    except StoreCorrupt:
+        run_no = row[0]
+        return await server.transact(lambda session: _repaired(session, run_no, node, now))
+
+
+async def _repaired(session: Session, run_no: int, node: str, now: Instant) -> port.LoadedRun | None:
+    await session.fetch("SELECT 1 FROM holdfast.runs WHERE run_no = $1 FOR UPDATE", run_no)
+    await bury_unreadable(session, run_no, node, now)
+    try:
+        [row] = await session.fetch(f"SELECT {LOADED} FROM holdfast.loaded_1(ARRAY[$1::bigint], $2) l", run_no, now)
+        return loaded_of(row)
+    except StoreCorrupt:
+        await session.fetch(
+            "UPDATE holdfast.runs SET lease_owner = NULL, ready_at = $2 WHERE run_no = $1", run_no, now + ASIDE
+        )
+        await session.fetch("SELECT holdfast.enter_1(ARRAY[$1::bigint], $2)", run_no, now)
+        return None
+
+
+async def next_due(
+    server: Server,
+    starts: Starts,
+    node: str,
+    plan_ids: Sequence[str] | None,
+    queues: Sequence[str],
+    now: Instant | None,
+) -> Instant | None:
+    """Return the next instant at which a claim by this node, or a take from these queues, may find something."""
+    kind = kind_of(node, plan_ids)
+    [row] = await server.fetch(NEXT_DUE, now, kind[0], kind[1], list(queues), starts.of(kind))
+    starts.heard(row[0])
+    due_at: Instant | None = row[1]
+    return due_at
+
+
+async def take(
+    server: Server,
+    node: str,
+    queues: Sequence[str],
+    activities: Sequence[str],
+    limit: int,
+    visible_ms: int,
+    now: Instant | None,
+) -> list[port.Job]:
+    """Take up to `limit` jobs: longest visible first, then in order of their runs' creation and of step ids."""
+    found = await server.fetch(TAKE, now, node, list(queues), list(activities), limit, visible_ms * 1_000)
+    taken = []
+    for row in found:
+        try:
+            taken.append(rows.job_of(row))
+        except StoreCorrupt:  # it stays invisible for as long as any: poison in one run never stops another
+            continue
+    return taken
+
+
+async def beat(
+    db: Db, node: str, beats: Sequence[port.Beat], visible_ms: int, now: Instant | None
+) -> tuple[Instant, list[bool]]:
+    """Keep with the node what is still its to carry out."""
+    [row] = await db.fetch(
+        BEAT,
+        now,
+        node,
+        visible_ms * 1_000,
+        [one.run_id for one in beats],
+        [one.step_id for one in beats],
+        [one.queue for one in beats],
+        [one.engine_attempt_id for one in beats],
+        [None if one.details is UNSET else rows.text_of(one.details) for one in beats],
+    )
+    return row[0], list(row[1])

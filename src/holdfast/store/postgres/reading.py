@@ -1,0 +1,121 @@
+"""`read_events`, the `find_` verbs and `stats`."""
+
+from typing import Any
+
+from holdfast.core.events import Event
+from holdfast.core.instants import Instant
+from holdfast.core.messages import Signal
+from holdfast.core.records import Task, Wait
+from holdfast.store import port, rows
+from holdfast.store.postgres.columns import askable
+from holdfast.store.postgres.server import Db
+from holdfast.store.where import Where
+
+EVENTS = f"""
+SELECT {rows.EVENT} FROM holdfast.events
+WHERE run_no = (SELECT run_no FROM holdfast.runs WHERE run_id = $1) AND run_seq > $2 ORDER BY run_seq LIMIT $3
+"""
+STATS = """
+SELECT (SELECT count(*) FROM holdfast.agenda WHERE ready_at <= t.now),
+    (SELECT count(*) FROM holdfast.agenda WHERE owner <> ''),
+    (SELECT count(*) FROM holdfast.messages),
+    (SELECT count(*) FROM holdfast.signals WHERE consumed_seq IS NULL),
+    (SELECT count(*) FROM holdfast.tasks WHERE status = 'OPEN'),
+    (SELECT count(*) FROM holdfast.jobs WHERE queue <> ''),
+    (SELECT count(*) FROM holdfast.dead_letters WHERE settled IS NULL),
+    (SELECT count(*) FROM holdfast.nodes WHERE lease_until > t.now),
+    (SELECT min(ready_at) FROM holdfast.agenda WHERE ready_at <= t.now),
+    (SELECT array_agg(x.status) FROM (SELECT status FROM holdfast.runs GROUP BY status ORDER BY status) x),
+    (SELECT array_agg(x.count) FROM (SELECT count(*) FROM holdfast.runs GROUP BY status ORDER BY status) x)
+FROM (SELECT holdfast.time_1($1) AS now OFFSET 0) t
+"""
+
+
+async def read_events(db: Db, run_id: str, after: int, limit: int) -> list[Event]:
+    """Return a page of the run's history."""
+    return rows.events_of(run_id, await db.fetch(EVENTS, askable(run_id), after, limit))
+
+
+async def find_runs(db: Db, query: port.RunQuery, limit: int) -> list[port.RunHead]:
+    """Return the runs that the query names."""
+    where = Where()
+    where.add("run_id > ?", query.after)
+    where.add_given("tenant = ?", query.tenant)
+    where.add_given("plan_id = ?", query.plan_id)
+    where.add_given("status = ?", None if query.status is None else str(query.status))
+    where.add_given("reference_key = ?", query.reference_key)
+    where.add_given("parent_run_id = ?", query.parent_run_id)
+    where.add_given("tags <> '[]' AND tags::jsonb @> to_jsonb(ARRAY[?::text])", query.tag)
+    where.add_given("created_at >= ?", query.created_from)
+    where.add_given("created_at < ?", query.created_until)
+    found = await _page(db, f"SELECT {rows.HEAD} FROM holdfast.runs", where, "run_id", limit)
+    return [rows.head_of(row) for row in found]
+
+
+async def find_waits(db: Db, query: port.WaitQuery, limit: int) -> list[Wait]:
+    """Return the open waits that the query names."""
+    where = Where()
+    where.add("(run_id, step_id) > (?, ?)", *query.after)
+    where.add_given("run_id = ?", query.run_id)
+    where.add_given("name = ?", query.name)
+    select = "SELECT run_id, step_id, name, token, since, until FROM holdfast.waits JOIN holdfast.runs USING (run_no)"
+    found = await _page(db, select, where, "run_id, step_id", limit)
+    return [Wait(run_id=r[0], step_id=r[1], name=r[2], token=r[3], since=r[4], until=r[5]) for r in found]
+
+
+async def find_mailbox(db: Db, query: port.MailboxQuery, limit: int) -> list[Signal]:
+    """Return the signals that the query names."""
+    if query.signal_id is not None and "\x00" in query.signal_id:
+        return []
+    where = Where()
+    where.add("run_no = (SELECT run_no FROM holdfast.runs WHERE run_id = ?)", query.run_id)
+    where.add("inbox_seq > ?", query.after)
+    where.add_given("name = ?", query.name)
+    where.add_given("signal_id = ?", query.signal_id)
+    if not query.consumed:
+        where.add("consumed_seq IS NULL")
+    found = await _page(db, f"SELECT {rows.SIGNAL} FROM holdfast.signals", where, "inbox_seq", limit)
+    return [rows.signal_of(query.run_id, row) for row in found]
+
+
+async def find_tasks(db: Db, query: port.TaskQuery, limit: int) -> list[Task]:
+    """Return the tasks that the query names."""
+    where = Where()
+    where.add("task_id > ?", query.after)
+    where.add_given("run_no = (SELECT run_no FROM holdfast.runs WHERE run_id = ?)", query.run_id)
+    where.add_given("task_id = ?", query.task_id)
+    where.add_given("status = ?", query.status)
+    where.add_given("assignee = ?", query.assignee)
+    where.add_given("roles @> ARRAY[?::text]", query.role)
+    where.add_given("(SELECT plan_id FROM holdfast.runs WHERE runs.run_no = tasks.run_no) = ?", query.plan_id)
+    where.add_given("due_at < ?", query.due_before)
+    if query.actor is not None:
+        where.add(
+            "(assignee = ? OR roles && ?::text[] OR (roles = '{}' AND assignee IS NULL))",
+            query.actor,
+            [askable(role) for role in query.actor_roles],
+        )
+    found = await _page(db, "SELECT task FROM holdfast.tasks", where, "task_id", limit)
+    return [rows.task_of(text) for (text,) in found]
+
+
+async def stats(db: Db, now: Instant | None) -> port.Stats:
+    """Count."""
+    [row] = await db.fetch(STATS, now)
+    return port.Stats(
+        runs=dict(zip(row[9] or (), row[10] or (), strict=True)),
+        ready=row[0],
+        leased=row[1],
+        messages=row[2],
+        signals=row[3],
+        open_tasks=row[4],
+        jobs=row[5],
+        dead_letters=row[6],
+        nodes=row[7],
+        oldest_ready_at=row[8],
+    )
+
+
+async def _page(db: Db, select: str, where: Where, order: str, limit: int) -> list[Any]:
+    sql = f"{select} {where.numbered} ORDER BY {order} LIMIT {where.next_place}"
+    return await db.fetch(sql, *(askable(value) for value in where.values(limit)))

@@ -1,0 +1,95 @@
+"""`purge`: what retention deletes, and what it must not touch."""
+
+from typing import Any
+
+from holdfast.core.instants import Instant
+from holdfast.store.port import PurgePolicy, PurgeReport
+from holdfast.store.postgres.server import Db, Session
+
+_GONE = """
+SELECT run_no FROM holdfast.runs AS run WHERE finished_at <= $1
+    AND NOT EXISTS (SELECT 1 FROM holdfast.runs p WHERE p.run_id = run.parent_run_id AND p.finished_at IS NULL)
+    AND NOT EXISTS (SELECT 1 FROM holdfast.runs c WHERE c.parent_run_id = run.run_id AND c.finished_at IS NULL)
+ORDER BY run_id LIMIT $2 FOR UPDATE OF run
+"""
+_TASKS = """
+SELECT task_id FROM holdfast.tasks JOIN holdfast.runs USING (run_no) WHERE finished_at <= $1 AND run_no <> ALL ($3)
+ORDER BY run_id, task_id LIMIT $2
+"""
+_STATES = """
+SELECT run_no FROM holdfast.runs WHERE finished_at <= $1 AND snapshot IS NOT NULL AND run_no <> ALL ($3)
+ORDER BY run_id LIMIT $2 FOR UPDATE
+"""
+_EXPIRED = """
+SELECT run_no, name, signal_id FROM holdfast.acceptance_records JOIN holdfast.runs USING (run_no)
+WHERE expires_at <= $1 AND run_no <> ALL ($3) ORDER BY run_id, name, signal_id LIMIT $2
+"""
+_BELONGING = (
+    *("events", "signals", "acceptance_records", "tasks", "waits", "messages", "activity_records", "jobs"),
+    *("dead_letters", "agenda", "runs"),
+)
+_COUNTED = ("events", "signals", "acceptance_records", "tasks", "dead_letters")
+
+
+async def purge(session: Session, policy: PurgePolicy, given: Instant | None) -> PurgeReport:
+    """Delete, or with `dry_run` only count, what the policy allows."""
+    limit = policy.limit
+    [[now]] = await session.fetch("SELECT holdfast.time_1($1)", given)
+
+    async def select(sql: str, window_ms: int | None, *doomed: list[int]) -> list[Any]:
+        if window_ms is None:
+            return []
+        return await session.fetch(sql, now - window_ms * 1_000, limit + 1, *doomed)
+
+    gone = await select(_GONE, policy.finished_run_ms)
+    doomed = [run_no for (run_no,) in gone[:limit]]
+    tasks = await select(_TASKS, policy.task_ms, doomed)
+    states = await select(_STATES, policy.runtime_state_ms, doomed)
+    expired = await select(_EXPIRED, 0, doomed)
+    belonging = {table: await _count(session, table, doomed) for table in _COUNTED}
+    report = PurgeReport(
+        runs=len(doomed),
+        events=belonging["events"],
+        signals=belonging["signals"],
+        tasks=belonging["tasks"] + len(tasks[:limit]),
+        runtime_states=len(states[:limit]),
+        acceptance_records=belonging["acceptance_records"] + len(expired[:limit]),
+        dead_letters=belonging["dead_letters"],
+        stale_runs=await _stale(session, policy.stale_run_ms, now),
+        has_more=max(len(gone), len(tasks), len(states), len(expired)) > limit,
+    )
+    if not policy.dry_run:
+        for table in _BELONGING:
+            await session.fetch(f"DELETE FROM holdfast.{table} WHERE run_no = ANY ($1)", doomed)
+        await session.fetch("DELETE FROM holdfast.tasks WHERE task_id = ANY ($1)", [row[0] for row in tasks[:limit]])
+        await session.fetch(
+            "UPDATE holdfast.runs SET snapshot = NULL WHERE run_no = ANY ($1)", [row[0] for row in states[:limit]]
+        )
+        await _forget(session, expired[:limit], now)
+    return report
+
+
+async def _forget(session: Session, expired: list[Any], now: Instant) -> None:
+    """Delete acceptance records, unless one has been renewed meanwhile."""
+    await session.fetch(
+        "DELETE FROM holdfast.acceptance_records a USING unnest($1::bigint[], $2::text[], $3::text[]) "
+        "AS x (run_no, name, signal_id) WHERE a.run_no = x.run_no AND a.name = x.name AND a.signal_id = x.signal_id "
+        "AND a.expires_at <= $4",
+        [row[0] for row in expired],
+        [row[1] for row in expired],
+        [row[2] for row in expired],
+        now,
+    )
+
+
+async def _count(db: Db, table: str, doomed: list[int]) -> int:
+    [[count]] = await db.fetch(f"SELECT count(*) FROM holdfast.{table} WHERE run_no = ANY ($1)", doomed)
+    return int(count)
+
+
+async def _stale(db: Db, window_ms: int | None, now: Instant) -> int:
+    if window_ms is None:
+        return 0
+    sql = "SELECT count(*) FROM holdfast.runs WHERE finished_at IS NULL AND updated_at <= $1"
+    [[count]] = await db.fetch(sql, now - window_ms * 1_000)
+    return int(count)

@@ -1,0 +1,283 @@
+"""PostgreSQL: for many nodes on many machines, and for more than one of them may hold.
+
+Each verb is one round trip and one transaction for a whole batch, whatever is in it, but for a few rare cases. The
+time is the server's. Nothing depends on the session that a statement runs in, so a pooler in transaction mode may
+stand between. See `docs/adr/0016-postgresql.md`.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import TypeVar
+
+from holdfast.core.events import Event
+from holdfast.core.instants import Instant
+from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settled, Settlement
+from holdfast.core.messages import Message, Signal, SignalRequest
+from holdfast.core.records import Task, Wait
+from holdfast.limits import Limits
+from holdfast.ports import Clock
+from holdfast.store import guards, port
+from holdfast.store.postgres import letters, owning, reading, retention
+from holdfast.store.postgres.address import parse_address
+from holdfast.store.postgres.columns import askable
+from holdfast.store.postgres.committing import Committing
+from holdfast.store.postgres.creating import create_on
+from holdfast.store.postgres.delivering import deliver
+from holdfast.store.postgres.migrate import latest_version, migrate, not_migrated, schema_version
+from holdfast.store.postgres.server import Server
+from holdfast.store.postgres.wakeups import NotifyWakeups
+from holdfast.store.wakeups import Wakeups
+
+T = TypeVar("T")
+
+FRESH_S = 1.0
+"""How long the server's time, once heard, is counted on from here before it is asked for again."""
+
+FLUSH_S = 1.0
+"""How long closing waits for a wake-up to be sent."""
+
+
+class PostgresStore:
+    """A store in one schema of a PostgreSQL database. Make it with `open`."""
+
+    def __init__(self, server: Server, clock: Clock | None, limits: Limits, wakeups: Wakeups) -> None:
+        self.capabilities = port.Capabilities(
+            conditional_batch=True, atomic_batch=True, read_after_write=True, scan_consistency="snapshot"
+        )
+        self.wakeups = wakeups
+        self._server = server
+        self._clock = clock
+        self._limits = limits
+        self._starts = owning.Starts()
+        self._is_migrated = False
+        self._will_ring = False
+        self._latest: Instant = 0
+        self._heard: tuple[Instant, float] | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        address: str,
+        *,
+        clock: Clock | None = None,
+        limits: Limits | None = None,
+        busy_ms: int = 30_000,
+        wakeups: Wakeups | None = None,
+    ) -> "PostgresStore":
+        """Open the store at `postgresql://user@host/database?schema=holdfast`.
+
+        `busy_ms` is how long what fails in passing is tried again. `clock` takes the place of the server's time.
+        """
+        place = parse_address(address)
+        server = Server(place, busy_ms)
+        await server.check()
+        store = cls(server, clock, limits or Limits(), wakeups or NotifyWakeups(place))
+        try:
+            store._is_migrated = await schema_version(server, place.schema, place.shown) >= latest_version()
+        except BaseException:
+            await store.close()
+            raise
+        return store
+
+    async def migrate(self) -> int:
+        self._server.check_open()
+        place = self._server.address
+        work = self._server.transact(lambda session: migrate(session, place.schema, place.shown))
+        version = await self._server.finished(work)
+        self._is_migrated = True
+        return version
+
+    async def close(self) -> None:
+        await self._server.close()
+        self._ring()
+        if isinstance(self.wakeups, NotifyWakeups):
+            await self.wakeups.flush(FLUSH_S)
+        self.wakeups.close()
+
+    async def now(self) -> Instant:
+        """Return the server's time: as it was heard last, counted on from here, if that was a moment ago.
+
+        It takes time to hear of it, so this is never ahead of the server, and never goes back.
+        """
+        self._check_migrated()
+        if self._clock is not None:
+            return self._clock.now()
+        loop_time = asyncio.get_running_loop().time()
+        if self._heard is None or loop_time - self._heard[1] > FRESH_S:
+            [[now]] = await self._server.finished(self._server.fetch("SELECT holdfast.time_1(NULL)"))
+            self._hear(now)
+        else:
+            now = self._heard[0] + int((loop_time - self._heard[1]) * 1_000_000)
+        self._latest = max(self._latest, now)
+        return self._latest
+
+    # --- writing
+
+    async def create(
+        self, runs: Sequence[port.NewRun], claim_for: str | None = None
+    ) -> list[port.Created | port.Existing | port.Refused]:
+        guards.check_batch(runs, self._limits)
+        work = create_on(self._ready(), runs, claim_for, self._limits, self._asked())
+        return await self._server.finished(self._then_ring(work))
+
+    async def deliver(
+        self, items: Sequence[SignalRequest | Message]
+    ) -> list[port.Accepted | port.Duplicate | port.Refused]:
+        guards.check_batch(items, self._limits)
+        work = deliver(self._ready(), items, self._limits, self._asked())
+        return await self._server.finished(self._then_ring(work))
+
+    async def commit(self, turns: Sequence[port.Turn]) -> list[port.Committed | port.CommitConflict]:
+        guards.check_batch(turns, self._limits)
+        if not turns:
+            self._check_migrated()
+            return []
+        work = Committing(self._ready(), turns, self._limits, self._asked())
+        rings = any(port.may_wake_others(turn) for turn in turns)
+        answers = await self._server.finished(self._then_ring(work.run()) if rings else work.run())
+        if work.heard is not None:
+            self._hear(work.heard)
+        return answers
+
+    async def purge(self, policy: port.PurgePolicy) -> port.PurgeReport:
+        guards.check_query(policy)
+        guards.check_page(policy.limit)
+        now = self._asked()
+        return await self._server.finished(
+            self._ready().transact(lambda session: retention.purge(session, policy, now))
+        )
+
+    # --- owning
+
+    async def claim(self, node: str, limit: int, plan_ids: Sequence[str] | None = None) -> list[port.LoadedRun]:
+        guards.check_values(node=node)
+        guards.check_ids(plan_ids or ())
+        guards.check_page(limit)
+        return await self._server.finished(
+            owning.claim(self._ready(), self._starts, node, limit, plan_ids, self._asked())
+        )
+
+    async def renew(self, node: str, lease_ms: int) -> Instant:
+        guards.check_lease(node, lease_ms)
+        work = self._ready().fetch(owning.RENEW, self._asked(), node, lease_ms * 1_000)
+        [[now, until]] = await self._server.finished(work)
+        self._hear(now)
+        lease_until: Instant = until
+        return lease_until
+
+    async def release(self, node: str, run_ids: Sequence[str] | None = None) -> int:
+        guards.check_values(node=node)
+        guards.check_ids(run_ids or ())
+        named = None if run_ids is None else list(map(askable, run_ids))
+        work = self._ready().fetch(owning.RELEASE, self._asked(), askable(node), named)
+        [[_, freed]] = await self._server.finished(self._then_ring(work))
+        return int(freed)
+
+    async def next_due(
+        self, node: str, plan_ids: Sequence[str] | None = None, queues: Sequence[str] = ()
+    ) -> Instant | None:
+        guards.check_values(node=node)
+        guards.check_ids(plan_ids or ())
+        guards.check_names("queues", queues, self._limits)
+        return await self._server.finished(
+            owning.next_due(self._ready(), self._starts, node, plan_ids, queues, self._asked())
+        )
+
+    # --- carrying out activities
+
+    async def take(
+        self, node: str, queues: Sequence[str], activities: Sequence[str], limit: int, visible_ms: int
+    ) -> list[port.Job]:
+        guards.check_take(node, queues, activities, limit, visible_ms, self._limits)
+        if not queues or not activities:
+            self._check_migrated()
+            return []
+        return await self._server.finished(
+            owning.take(self._ready(), node, queues, activities, limit, visible_ms, self._asked())
+        )
+
+    async def beat(self, node: str, beats: Sequence[port.Beat], visible_ms: int) -> list[bool]:
+        guards.check_beats(node, beats, visible_ms, self._limits)
+        now, kept = await self._server.finished(owning.beat(self._ready(), node, beats, visible_ms, self._asked()))
+        self._hear(now)
+        return kept
+
+    # --- reading
+
+    async def load(self, run_ids: Sequence[str]) -> list[port.LoadedRun | None]:
+        guards.check_ids(run_ids, self._limits)
+        return await self._server.finished(owning.load(self._ready(), run_ids, self._asked()))
+
+    async def read_events(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
+        guards.check_values(run_id=run_id, after=after)
+        most = self._limits.page_items if limit is None else guards.check_page(limit)
+        return await self._server.finished(reading.read_events(self._ready(), run_id, after, most))
+
+    async def find_runs(self, query: port.RunQuery) -> list[port.RunHead]:
+        guards.check_query(query)
+        return await self._server.finished(reading.find_runs(self._ready(), query, self._page(query.limit)))
+
+    async def find_waits(self, query: port.WaitQuery) -> list[Wait]:
+        guards.check_query(query)
+        return await self._server.finished(reading.find_waits(self._ready(), query, self._page(query.limit)))
+
+    async def find_mailbox(self, query: port.MailboxQuery) -> list[Signal]:
+        guards.check_query(query)
+        return await self._server.finished(reading.find_mailbox(self._ready(), query, self._page(query.limit)))
+
+    async def find_tasks(self, query: port.TaskQuery) -> list[Task]:
+        guards.check_query(query)
+        return await self._server.finished(reading.find_tasks(self._ready(), query, self._page(query.limit)))
+
+    async def find_dead_letters(self, query: DeadLetterQuery) -> list[DeadLetter]:
+        guards.check_query(query)
+        return await self._server.finished(letters.find(self._ready(), query, self._page(query.limit)))
+
+    async def settle_dead_letters(
+        self, ids: Sequence[str], action: Settlement, actor: str = ""
+    ) -> list[Settled | port.Refused]:
+        guards.check_settlement(ids, action, actor, self._limits)
+        now = self._asked()
+        work = self._ready().transact(lambda session: letters.settle(session, ids, action, actor, now))
+        return await self._server.finished(self._then_ring(work))
+
+    async def stats(self) -> port.Stats:
+        return await self._server.finished(reading.stats(self._ready(), self._asked()))
+
+    # --- what all of them need
+
+    def _page(self, limit: int) -> int:
+        return min(guards.check_page(limit), self._limits.page_items)
+
+    def _asked(self) -> Instant | None:
+        """Return the time of a clock that takes the place of the server's, or None."""
+        return None if self._clock is None else self._clock.now()
+
+    def _ready(self) -> Server:
+        self._check_migrated()
+        return self._server
+
+    def _check_migrated(self) -> None:
+        self._server.check_open()
+        if not self._is_migrated:
+            raise not_migrated(self._server.address.shown)
+
+    def _hear(self, now: Instant) -> None:
+        self._heard = (now, asyncio.get_running_loop().time())
+        self._starts.heard(now)
+
+    async def _then_ring(self, work: Awaitable[T]) -> T:
+        answer = await work
+        self._ring_soon()
+        return answer
+
+    def _ring_soon(self) -> None:
+        """Ring once for all the work of this round of the event loop."""
+        if not self._will_ring:
+            self._will_ring = True
+            asyncio.get_running_loop().call_soon(self._ring)
+
+    def _ring(self) -> None:
+        if self._will_ring:
+            self._will_ring = False
+            self.wakeups.ring()

@@ -1,0 +1,109 @@
+"""Wake-ups by LISTEN and NOTIFY, on a connection of their own.
+
+NOTIFY takes a lock of the whole server when its transaction commits, so it is never part of anybody's work: to ring is
+to leave word, and a task sends one NOTIFY for all that has been left since the last one. A bell that cannot be heard
+(the server restarts, a pooler stands between) costs latency only: while it is so, those who listen are woken once a
+second to look for themselves, and once more when it is heard again.
+"""
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+from holdfast.store.postgres.address import Address
+from holdfast.store.postgres.faults import fault_of
+from holdfast.store.postgres.server import connect
+from holdfast.store.wakeups import LocalListener, LocalWakeups
+
+DEAF_S = 1.0
+"""How often those who listen look for themselves while the bell cannot be heard, and how often it is tried again."""
+
+PAUSE_S = 0.002
+"""The least between two NOTIFYs: what rings in between is one."""
+
+
+class NotifyWakeups:
+    """The bell of one schema."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._channel = f"holdfast_{address.schema}"
+        self._local = LocalWakeups()
+        self._connection: Any = None
+        self._task: asyncio.Task[None] | None = None
+        self._rung = asyncio.Event()
+        self._sent = asyncio.Event()
+        self._sent.set()
+        self._is_closed = False
+
+    def ring(self) -> None:
+        self._local.ring()
+        if not self._is_closed:
+            self._sent.clear()
+            self._rung.set()
+            self._begin()
+
+    def listen(self) -> LocalListener:
+        self._begin()
+        return self._local.listen()
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._local.close()
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        if self._connection is not None:
+            self._connection.terminate()
+            self._connection = None
+
+    async def flush(self, timeout_s: float) -> None:
+        """Wait until what was rung has been sent, but not for long: it is only a hint."""
+        if self._task is not None and not self._address.has_pooler:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._sent.wait(), timeout_s)
+
+    def _begin(self) -> None:
+        if self._task is None and not self._is_closed:
+            with suppress(RuntimeError):  # no loop is running any more: there is nobody left to be woken here
+                self._task = asyncio.get_running_loop().create_task(self._work())
+
+    async def _work(self) -> None:
+        while not self._is_closed:
+            try:
+                if not self._address.has_pooler:
+                    await self._connect()
+                    self._local.ring()  # something may have rung before it could be heard
+                    await self._send_and_hear()
+            except Exception as problem:
+                if fault_of(problem, self._address.shown) is None:
+                    raise
+            self._drop()
+            await asyncio.sleep(DEAF_S)
+            self._local.ring()
+
+    async def _connect(self) -> None:
+        self._connection = await connect(self._address, synchronous_commit="off")
+        self._connection.add_termination_listener(lambda _: self._rung.set())
+        await self._connection.add_listener(self._channel, self._heard)
+
+    async def _send_and_hear(self) -> None:
+        """Send what is rung here, until the connection breaks; what is rung elsewhere is heard meanwhile."""
+        while True:
+            await self._rung.wait()
+            if self._connection.is_closed():
+                return
+            self._rung.clear()
+            await self._connection.execute(f"NOTIFY {self._channel}")
+            if not self._rung.is_set():
+                self._sent.set()
+            await asyncio.sleep(PAUSE_S)
+
+    def _heard(self, connection: Any, pid: int, channel: str, payload: str) -> None:
+        if pid != connection.get_server_pid():
+            self._local.ring()
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None and not connection.is_closed():
+            connection.terminate()

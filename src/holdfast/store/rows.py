@@ -1,0 +1,195 @@
+"""Rows of SQL tables as our structs: what the stores that speak SQL have in common."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import msgspec
+from msgspec import Raw
+from msgspec.structs import replace
+
+from holdfast.core.codec import decode_body, decode_ref
+from holdfast.core.events import NULL, EngineRunRef, Event
+from holdfast.core.idempotency import inbox_uuid, signal_suffix
+from holdfast.core.messages import AcceptanceRecord, Message, Signal
+from holdfast.core.records import ActivityRecord, Task
+from holdfast.core.snapshot import RuntimeSnapshot
+from holdfast.core.state import RunStatus
+from holdfast.errors import StoreCorrupt
+from holdfast.store.port import Job, RunHead
+
+_encoder = msgspec.json.Encoder()
+_snapshots = msgspec.json.Decoder(RuntimeSnapshot)
+_messages = msgspec.json.Decoder(Message)
+_tasks = msgspec.json.Decoder(Task)
+_activity_records = msgspec.json.Decoder(ActivityRecord)
+_acceptances = msgspec.json.Decoder(AcceptanceRecord)
+_jobs = msgspec.json.Decoder(Job)
+_names = msgspec.json.Decoder(tuple[str, ...])
+_raws = msgspec.json.Decoder(Raw)
+
+HEAD = (
+    "runs.run_no, run_id, tenant, project, environment, plan_id, plan_version, run_request_id, parent_run_id, "
+    "reference_key, tags, status, version, snapshot, created_at, updated_at, finished_at, inbox_seq, ready_at, "
+    "lease_owner, lease_epoch"
+)
+EVENT = (
+    "run_seq, event_id, event_type, step_id, engine_attempt_id, logical_attempt_id, data, idempotency_key, emitted_at, "
+    "persisted_at, adapter_version, engine_run_ref, caused_by_signal_id, parent_event_id, schema_version"
+)
+JOB = "next_attempt, details, job"
+SIGNAL = "inbox_seq, name, signal_id, step_id, accepted_at, consumed_seq, payload"
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _reading(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a reader of rows say that the file is damaged when a row makes no sense, without quoting the row."""
+
+    @wraps(function)
+    def read(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except (msgspec.MsgspecError, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+            raise StoreCorrupt("a row of the store makes no sense; restore the store from a backup") from None
+
+    return read
+
+
+def encode(value: Any) -> str:
+    """Return the value as JSON text."""
+    return _encoder.encode(value).decode()
+
+
+def head_of(row: tuple[Any, ...]) -> RunHead:
+    """Return the run that a row of HEAD describes. The error of one that makes no sense names its run."""
+    try:
+        return _head_of(row)
+    except StoreCorrupt as damage:
+        raise StoreCorrupt(damage.message, run_id=row[1]) from None
+
+
+@_reading
+def _head_of(row: tuple[Any, ...]) -> RunHead:
+    return RunHead(
+        run_id=row[1],
+        tenant=row[2],
+        project=row[3],
+        environment=row[4],
+        plan_id=row[5],
+        plan_version=row[6],
+        run_request_id=row[7],
+        parent_run_id=row[8],
+        reference_key=row[9],
+        tags=_names.decode(row[10]),
+        status=RunStatus(row[11]),
+        version=row[12],
+        snapshot=_snapshots.decode(row[13]) if row[13] is not None else None,
+        created_at=row[14],
+        updated_at=row[15],
+        finished_at=row[16],
+        inbox_seq=row[17],
+        ready_at=row[18],
+        lease_owner=row[19],
+        lease_epoch=row[20],
+    )
+
+
+@_reading
+def events_of(run_id: str, rows: Iterable[tuple[Any, ...]]) -> list[Event]:
+    """Return the events that rows of EVENT describe."""
+    refs: dict[str, EngineRunRef] = {}
+    events = []
+    for row in rows:
+        ref = refs.get(row[11])
+        if ref is None:
+            ref = refs[row[11]] = decode_ref(row[11])
+        events.append(
+            Event(
+                run_id,
+                row[0],
+                row[1],
+                row[2],
+                row[3],
+                row[4],
+                row[5],
+                decode_body(row[2], row[14], row[6]),
+                row[7].hex(),
+                row[8],
+                row[9],
+                row[10],
+                ref,
+                row[12],
+                row[13],
+                row[14],
+            )
+        )
+    return events
+
+
+@_reading
+def message_of(text: str) -> Message:
+    """Return the message that the text holds."""
+    return _messages.decode(text)
+
+
+@_reading
+def task_of(text: str) -> Task:
+    """Return the task that the text holds."""
+    return _tasks.decode(text)
+
+
+@_reading
+def record_of(text: str) -> ActivityRecord:
+    """Return the activity record that the text holds."""
+    return _activity_records.decode(text)
+
+
+@_reading
+def job_of(row: Sequence[Any]) -> Job:
+    """Return the job that a row of JOB describes, as its next taker is given it."""
+    details = NULL if row[1] is None else raw_of(row[1])
+    return replace(_jobs.decode(row[2]), engine_attempt_id=row[0], details=details)
+
+
+def text_of(raw: Raw) -> str:
+    """Return raw JSON as text."""
+    return bytes(raw).decode()
+
+
+@_reading
+def raw_of(text: str) -> Raw:
+    """Return JSON text as raw JSON."""
+    return Raw(text.encode())
+
+
+@_reading
+def payload_of(text: str) -> Raw:
+    """Return the JSON text of a signal's payload as raw JSON: it goes into the history as it is, so it is looked at."""
+    return _raws.decode(text.encode())
+
+
+@_reading
+def acceptance_of(text: str) -> AcceptanceRecord:
+    """Return the acceptance record that the text holds."""
+    return _acceptances.decode(text)
+
+
+@_reading
+def signal_of(run_id: str, row: tuple[Any, ...]) -> Signal:
+    """Return the signal that a row of SIGNAL describes."""
+    uuid = inbox_uuid(run_id, row[0])
+    return Signal(
+        id=uuid,
+        run_id=run_id,
+        name=row[1],
+        signal_id=row[2],
+        inbox_seq=row[0],
+        suffix=signal_suffix(row[4], uuid),
+        accepted_at=row[4],
+        payload=payload_of(row[6]),
+        step_id=row[3],
+        consumed_seq=row[5],
+    )

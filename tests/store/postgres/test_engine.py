@@ -1,0 +1,117 @@
+"""The engine on PostgreSQL: orders are carried out, signals and timers arrive, and a node that dies is taken over."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+import holdfast as hf
+from holdfast import Settings, open_store
+from holdfast.core.invariants import check_drained
+from holdfast.store.port import Store
+from holdfast.testing.views import system_view
+from tests.store.postgres import worker
+from tests.store.postgres.proxy import Proxy
+
+ROOT = Path(__file__).parents[3]
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+async def store(address: str) -> AsyncIterator[Store]:
+    store = await open_store(Settings(store=address))
+    yield store
+    await store.close()
+
+
+def shop() -> hf.App:
+    """An app with all that runs can do to each other."""
+    app = hf.App("shop")
+
+    @app.activity
+    async def charge(order_id: str, cents: int) -> str:
+        return f"{order_id}: {cents}"
+
+    @app.workflow
+    async def parcel(number: int) -> int:
+        await hf.sleep(0.01)
+        return number
+
+    @app.workflow
+    async def order(order_id: str, cents: int) -> list[object]:
+        approved = await hf.wait_signal("approval", bool, timeout=60)
+        receipt, first, second = await asyncio.gather(charge(order_id, cents), parcel(1), parcel(2))
+        return [approved, receipt, first, second]
+
+    app.order = order  # type: ignore[attr-defined]
+    return app
+
+
+@pytest.mark.contract("STO-1", "SIG-4", "TMR-1", "INV")
+async def test_orders_with_signals_timers_and_children_are_carried_out(store: Store) -> None:
+    app = shop()
+    order = app.order  # type: ignore[attr-defined]
+    async with asyncio.timeout(PATIENCE_S), app.node(store):
+        runs = [await app.start(order, f"o-{number}", number) for number in range(20)]
+        for run in runs:
+            await run.signal("approval", True, signal_id="click")
+        results = await asyncio.gather(*(run.result() for run in runs))
+    assert results == [[True, f"o-{number}: {number}", 1, 2] for number in range(20)]
+    assert check_drained(await system_view(store)) == []
+
+
+@pytest.mark.contract("OWN-3", "MSG-4")
+async def test_a_signal_that_is_sent_on_one_node_is_taken_at_once_by_the_node_that_runs_the_workflow(
+    address: str, store: Store
+) -> None:
+    async with asyncio.timeout(PATIENCE_S), worker.app.node(store, options=hf.NodeOptions(safety_poll_s=1_000)):
+        run = await worker.app.start(worker.order, "o-1")
+        other = await open_store(Settings(store=address))
+        elsewhere = hf.App("elsewhere")
+        async with elsewhere.node(other, options=hf.NodeOptions(takes_runs=False)):
+            await elsewhere.run(run.run_id).signal("approval", False)
+        assert await run.result() == "rejected"
+        await other.close()
+
+
+@pytest.mark.slow
+@pytest.mark.contract("OWN-3", "ACT-1", "INV")
+async def test_a_node_that_was_killed_in_the_middle_of_an_activity_is_taken_over(address: str, store: Store) -> None:
+    command = [sys.executable, "-m", "tests.store.postgres.worker", address, "stall"]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    with subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert await asyncio.to_thread(child.stdout.readline) == "charging\n"
+        child.kill()
+    async with asyncio.timeout(PATIENCE_S), worker.app.node(store, options=worker.OPTIONS):
+        run = await worker.app.start(worker.order, "o-1", run_id="o-1", request_id="o-1")
+        assert await run.result() == "receipt of o-1"
+        types = [event.event_type for event in await run.events()]
+    assert types.count("SignalReceived") == types.count("StepCompleted") == 1
+    assert check_drained(await system_view(store)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.contract("OWN-3", "INV")
+async def test_a_node_goes_on_when_its_server_was_away(address: str, store: Store) -> None:
+    app = shop()
+    order = app.order  # type: ignore[attr-defined]
+    async with Proxy(address) as proxy:
+        far = await open_store(Settings(store=proxy.address))
+        async with asyncio.timeout(PATIENCE_S), app.node(far):
+            runs = [await app.start(order, f"o-{number}", number) for number in range(10)]
+            for number, run in enumerate(runs):
+                if number % 3 == 0:
+                    await proxy.cut()
+                    asyncio.get_running_loop().call_later(0.05, lambda: asyncio.ensure_future(proxy.listen()))
+                await run.signal("approval", True, signal_id="click")
+            results = await asyncio.gather(*(run.result() for run in runs))
+        await far.close()
+    assert results == [[True, f"o-{number}: {number}", 1, 2] for number in range(10)]
+    assert check_drained(await system_view(store)) == []

@@ -1,0 +1,184 @@
+"""Persisted formats on PostgreSQL: what released versions wrote, and the rolling-upgrade matrix.
+
+`formats/N.sql` holds the rows of a store as format N wrote them, for a schema made by the migrations up to N. It is
+never changed: a new format adds a file. To make the one of the present format:
+`python -m tests.store.postgres.test_format ADDRESS formats/N.sql`, on a schema that is not there yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.core import codec
+from holdfast.core.events import UnknownBody
+from holdfast.core.letters import DeadLetterQuery, Settled
+from holdfast.core.messages import ActivitySucceeded
+from holdfast.core.snapshot import project_run, runtime_snapshot
+from holdfast.core.state import COMPLETED, RUNNING, state_of
+from holdfast.store.port import Accepted, Created, Duplicate, Existing, PurgePolicy, RunQuery, TaskQuery
+from holdfast.store.postgres import PostgresStore
+from holdfast.store.postgres.address import parse_address
+from holdfast.store.postgres.migrate import latest_version, migrations
+from holdfast.store.postgres.server import in_schema
+from holdfast.testing.clock import START, VirtualClock
+from holdfast.testing.samples import SampleNode, complete, dead_letter, new_run, signal
+from tests.store.postgres.servers import behind, execute
+from tests.store.test_format import DAY_MS, fill_with_sample
+
+FORMATS = sorted((Path(__file__).parent / "formats").glob("*.sql"))
+TABLES = (
+    *("runs", "agenda", "events", "messages", "signals", "acceptance_records", "waits", "tasks", "activity_records"),
+    *("jobs", "dead_letters", "nodes"),
+)
+
+
+async def dump(address: str) -> str:
+    """Return the rows of a store as statements."""
+    lines = []
+    async with behind(address) as connection:
+        await connection.execute(f"SET search_path = {parse_address(address).schema}")
+        for table in TABLES:
+            names = await connection.fetch(
+                "SELECT attname FROM pg_attribute WHERE attrelid = $1::text::regclass AND attnum > 0 ORDER BY attnum",
+                table,
+            )
+            columns = [name for (name,) in names]
+            values = " || ', ' || ".join(f"quote_nullable({column})" for column in columns)
+            for (row,) in await connection.fetch(f"SELECT {values} FROM {table} ORDER BY 1"):
+                lines.append(f"INSERT INTO holdfast.{table} ({', '.join(columns)}) VALUES ({row});")
+        [[last]] = await connection.fetch("SELECT last_value FROM run_numbers")
+    return "\n".join([*lines, f"SELECT setval('holdfast.run_numbers', {last});", ""])
+
+
+async def restore(file: Path, address: str) -> None:
+    """Make a schema as a format had it."""
+    schema = parse_address(address).schema
+    async with behind(address) as connection, connection.transaction():
+        await connection.execute(f"CREATE SCHEMA {schema}")
+        await connection.execute(
+            f"CREATE TABLE {schema}.holdfast_schema (version bigint PRIMARY KEY, oldest_reader bigint NOT NULL, "
+            "applied_at timestamptz NOT NULL DEFAULT now())"
+        )
+        for migration in migrations()[: int(file.stem)]:
+            await connection.execute(in_schema(migration.script, schema))
+            await connection.execute(
+                f"INSERT INTO {schema}.holdfast_schema VALUES ($1, $2)", migration.version, migration.oldest_reader
+            )
+        await connection.execute(in_schema(file.read_text(), schema))
+
+
+@pytest.fixture(params=FORMATS, ids=lambda file: file.stem)
+async def old_address(request: pytest.FixtureRequest, address: str) -> str:
+    await restore(request.param, address)
+    return address
+
+
+async def opened(address: str, us: int = 10_000) -> PostgresStore:
+    store = await PostgresStore.open(address, clock=VirtualClock(START + us))
+    await store.migrate()
+    return store
+
+
+@pytest.mark.contract("FMT-1")
+def test_there_is_a_fixture_for_the_present_format() -> None:
+    assert FORMATS[-1].stem == str(latest_version())
+
+
+@pytest.mark.contract("FMT-1", "PRJ-4", "EVT-5")
+async def test_old_writer_new_reader_sees_everything_and_goes_on(old_address: str) -> None:
+    store = await opened(old_address)
+    heads = {head.run_id: head for head in await store.find_runs(RunQuery())}
+    assert sorted(heads) == ["asking", "charging", "done", "queued", "sleeping", "waiting"]
+    for run_id, head in heads.items():
+        events = await store.read_events(run_id)
+        assert runtime_snapshot(state_of(run_id, events)) == head.snapshot
+        assert project_run(run_id, events).status == head.status
+    [again] = await store.deliver([signal("waiting", "early", {"kept": True}, signal_id="click-1")])
+    assert isinstance(again, Duplicate)
+    assert await store.create([new_run("other", request_id="request-1")]) == [Existing("waiting")]
+    assert [found.step_id for found in await store.find_tasks(TaskQuery(role="manager"))] == ["approve"]
+    asking, charging = await store.load(["asking", "charging"])
+    assert asking is not None
+    assert charging is not None
+    assert asking.details == {"print": codec.encode("page 7")}
+    assert [kept.idempotency_key for kept in charging.records] == ["order-1"]
+    taken = await store.take("node-c", ["mail"], ["charge"], 10, 1_000)
+    assert [(one.step_id, one.engine_attempt_id) for one in taken] == [("send", 1)]
+    node = SampleNode(store)
+    await node.renew()
+    await node.commit(await node.turn(charging, complete(), inputs=[ActivitySucceeded("charge", 1)]))
+    assert (await node.load("charging")).head.status is COMPLETED
+    assert [run.head.run_id for run in await SampleNode(store, "node-z").claim()] == ["queued"]
+    await store.close()
+
+
+@pytest.mark.contract("FMT-1", "MSG-3")
+async def test_letters_are_found_and_requeued(old_address: str) -> None:
+    store = await opened(old_address)
+    [letter] = await store.find_dead_letters(DeadLetterQuery())
+    assert letter == dead_letter("waiting")
+    settled = await store.settle_dead_letters([letter.letter_id], "requeue", "ann\x00")
+    assert settled == [Settled(letter.letter_id, "requeue")]
+    [letter] = await store.find_dead_letters(DeadLetterQuery(settled=True))
+    assert letter.settled_by == "ann\x00"
+    await store.close()
+
+
+@pytest.mark.contract("FMT-1", "EVT-3")
+async def test_new_writer_old_reader_ignores_what_it_does_not_know_and_keeps_it(old_address: str) -> None:
+    """This code stands for the old one: a newer schema, table, column, event type and field were added."""
+    await (await opened(old_address)).close()
+    for statement in (
+        "CREATE TABLE holdfast.wonders AS SELECT run_no, 'kept' AS wonder FROM holdfast.runs",
+        "ALTER TABLE holdfast.runs ADD COLUMN mood text DEFAULT 'good'",
+        "UPDATE holdfast.events SET data = '{\"deep\":[1,2]}' WHERE event_type = 'SignalWaiting'",
+        "UPDATE holdfast.events SET event_type = 'WonderHappened' WHERE event_type = 'SignalWaiting'",
+        'UPDATE holdfast.messages SET message = message::jsonb || \'{"colour":"red"}\'',
+        "INSERT INTO holdfast.holdfast_schema VALUES (1000, 1)",
+    ):
+        await execute(old_address, statement)
+    store = await PostgresStore.open(old_address, clock=VirtualClock(START + 10_000))
+    assert await store.migrate() == 1000
+    events = await store.read_events("waiting")
+    [unknown] = [event.data for event in events if isinstance(event.data, UnknownBody)]
+    assert bytes(unknown.raw) == b'{"deep":[1,2]}'
+    assert state_of("waiting", events).status is RUNNING
+    node = SampleNode(store)
+    await node.renew()
+    for run in await node.claim():
+        await node.commit(await node.turn(run, complete()))
+    assert isinstance((await store.create([new_run("new")]))[0], Created)
+    await store.purge(PurgePolicy(finished_run_ms=0))
+    await store.close()
+    async with behind(old_address) as connection:
+        schema = parse_address(old_address).schema
+        assert await connection.fetchval(f"SELECT count(*) FROM {schema}.wonders") == 6
+        kept = await connection.fetchval(f"SELECT count(*) FROM {schema}.events WHERE event_type = 'WonderHappened'")
+        assert kept == 1
+
+
+@pytest.mark.contract("FMT-1", "FMT-2")
+async def test_retention_removes_only_records_that_are_safe_to_remove(old_address: str) -> None:
+    store = await opened(old_address, 8 * DAY_MS * 1_000)
+    report = await store.purge(PurgePolicy(finished_run_ms=DAY_MS, task_ms=DAY_MS, runtime_state_ms=DAY_MS))
+    assert (report.runs, report.acceptance_records, report.tasks) == (1, 1, 0)
+    [again] = await store.deliver([signal("waiting", "early", {"kept": True}, signal_id="click-1")])
+    assert isinstance(again, Accepted)
+    await store.close()
+
+
+async def _write(address: str, file: Path) -> None:
+    clock = VirtualClock()
+    store = await PostgresStore.open(address, clock=clock)
+    await store.migrate()
+    await fill_with_sample(store, clock)
+    await store.close()
+    file.write_text(await dump(address))
+
+
+if __name__ == "__main__":
+    asyncio.run(_write(sys.argv[1], Path(sys.argv[2])))

@@ -1,0 +1,199 @@
+"""Every statement on the way of a turn, a signal or a claim finds its rows by an index, and says so itself.
+
+The server writes down the plan of each statement, those within functions too, while the store does its work: on a
+schema that was empty when the plans were made, and on one that is filled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.core.events import NULL
+from holdfast.store.port import Beat, TaskQuery
+from holdfast.store.postgres import PostgresStore
+from holdfast.store.postgres.address import parse_address
+from holdfast.testing import VirtualClock
+from holdfast.testing.samples import (
+    SampleNode,
+    activity,
+    complete,
+    job,
+    message,
+    new_run,
+    record,
+    signal,
+    task,
+    timer,
+    wait,
+)
+from holdfast.testing.store_suite_queues import queue_turn
+from tests.store.postgres.servers import execute
+
+HOUR_MS = 3_600_000
+MAY_BE_WALKED = frozenset({"nodes"})
+"""What is small by nature: there are as many rows as nodes."""
+
+FILL = (
+    """INSERT INTO holdfast.runs (run_no, run_id, tenant, project, environment, plan_id, plan_version, run_request_id,
+        request_key, input_sha256, tags, status, version, snapshot, created_at, updated_at, finished_at, ready_at)
+    SELECT -n, 'filled-' || n, 't', 'p', 'e', 'plan', '1', 'r-' || n, sha256(('k' || n)::bytea), sha256(''), '[]',
+        CASE WHEN n % 3 = 0 THEN 'RUNNING' ELSE 'COMPLETED' END, 1, '{"status":"COMPLETED","state_version":1}', n, n,
+        CASE WHEN n % 3 = 0 THEN NULL ELSE n END, CASE WHEN n % 3 = 0 THEN 4000000000000000 + n END
+    FROM generate_series(1, 30000) n""",
+    """INSERT INTO holdfast.agenda SELECT run_no, '', 0, ready_at, ready_at, plan_id, plan_version
+    FROM holdfast.runs WHERE run_no < 0 AND ready_at IS NOT NULL""",
+    """INSERT INTO holdfast.events SELECT -n, 1, 'id', 'RunQueued', NULL, NULL, NULL, '{}', sha256(('e' || n)::bytea),
+        n, n, 'a', '{}', NULL, NULL, 1 FROM generate_series(1, 30000) n""",
+    """INSERT INTO holdfast.messages SELECT -n, 'm', 4000000000000000 + n, '{}' FROM generate_series(3, 30000, 3) n""",
+    """INSERT INTO holdfast.signals SELECT -n, 1, 'go', 's', NULL, n, n, 2, 'null' FROM generate_series(1, 30000) n""",
+    """INSERT INTO holdfast.acceptance_records SELECT -n, 'go', 's', 1, sha256(''), n, n, 1
+    FROM generate_series(1, 30000) n""",
+    """INSERT INTO holdfast.waits SELECT -n, 'w', 'go', 't', n, NULL FROM generate_series(3, 30000, 3) n""",
+    """INSERT INTO holdfast.jobs SELECT -n, 's', 'mail', 'charge', 4000000000000000 + n, NULL, 1, NULL, '{}'
+    FROM generate_series(3, 30000, 3) n""",
+    """INSERT INTO holdfast.tasks SELECT 'task-' || n, -n, 's', CASE WHEN n % 3 = 0 THEN 'OPEN' ELSE 'COMPLETED' END,
+        'person-' || n, ARRAY['role-' || n], n, '{}' FROM generate_series(1, 30000) n""",
+    """INSERT INTO holdfast.activity_records SELECT -n, 'charge', 's', 'k', true, '{}'
+    FROM generate_series(1, 30000) n""",
+)
+
+
+class Recorder:
+    """Remembers the plans that the server tells of."""
+
+    def __init__(self, schema: str) -> None:
+        self._schema = schema
+        self.plans: list[dict[str, Any]] = []
+
+    def __call__(self, _: Any, notice: Any) -> None:
+        text = str(notice.message)
+        if "plan:" in text and self._schema in text:  # not what the driver asks of the server's catalogue
+            self.plans.append(json.loads(text.partition("plan:")[2]))
+
+    def nodes(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Every node of every plan, with the statement."""
+        for plan in self.plans:
+            pending = [plan["Plan"]]
+            while pending:
+                node = pending.pop()
+                yield plan["Query Text"], node
+                pending += node.get("Plans", [])
+
+    def walked(self) -> list[str]:
+        """What reads a whole table, or a whole index."""
+        return [
+            f"{node['Node Type']} of {node['Relation Name']}: {statement}"
+            for statement, node in self.nodes()
+            if node.get("Relation Name", "") not in {"", *MAY_BE_WALKED} and not _is_looked_up(node)
+        ]
+
+    def indexes(self) -> set[str]:
+        """The names of all indexes that are used."""
+        return {node["Index Name"] for _, node in self.nodes() if "Index Name" in node}
+
+
+def _is_looked_up(node: dict[str, Any]) -> bool:
+    kind = node["Node Type"]
+    if kind in ("Index Scan", "Index Only Scan", "Bitmap Index Scan"):
+        return "Index Cond" in node
+    return not kind.endswith("Seq Scan")
+
+
+async def recorded(address: str, clock: VirtualClock | None = None) -> tuple[PostgresStore, Recorder]:
+    """Open a store whose only connection tells of the plans of what it executes."""
+    store = await PostgresStore.open(f"{address}&connections=1", clock=clock)
+    await store.migrate()
+    recorder = Recorder(parse_address(address).schema)
+    [connection] = store._server._free
+    connection.add_log_listener(recorder)
+    for setting in (
+        "LOAD 'auto_explain'",
+        "SET auto_explain.log_min_duration = 0",
+        "SET auto_explain.log_nested_statements = on",
+        "SET auto_explain.log_format = json",
+        "SET auto_explain.log_level = notice",
+    ):
+        await connection.execute(setting)
+    return store, recorder
+
+
+async def work(store: PostgresStore, number: int) -> None:
+    """Do everything that is done often."""
+    first, second, third, fourth = (f"run-{number}-{each}" for each in range(4))
+    node = SampleNode(store, f"node-{number}", HOUR_MS)
+    for run_id in (first, second, third, fourth):
+        await node.start(run_id, wait("go"), timer(2**61), activity("charge"))
+    await store.create([new_run(f"new-{number}", request_id=f"new-{number}")])
+    await store.deliver([signal(first, signal_id="s", require_waiting=True), message(first)])
+    await node.step(first, records=[record(first)])
+    await node.step(second, complete())
+    await node.commit(await queue_turn(node, [job(fourth), job(fourth, "other")], run=fourth))
+    await node.commit(await queue_turn(node, closed=["other"], run=fourth))
+    assert await store.next_due(node.name, None, ["mail"]) is not None
+    assert len(await store.take("taker", ["mail", "post"], ["charge"], 10, 1_000)) == 1
+    beats = [Beat(run_id=fourth, step_id="charge", queue=queue, details=NULL) for queue in ("mail", "")]
+    assert await store.beat("taker", beats, 1_000) == [True, False]
+    assert await store.beat(node.name, [replace(beats[1], step_id="mine")], 1_000) == [True]
+    await node.step(fourth, complete())
+    await SampleNode(store, f"other-{number}", HOUR_MS).claim()
+    await store.release(node.name, [third])
+    assert await store.read_events(first, 2)
+    await store.release(node.name)
+
+
+@pytest.mark.slow
+@pytest.mark.contract("STO-1")
+@pytest.mark.parametrize("is_filled_first", [True, False], ids=["filled", "plans made while empty"])
+async def test_hot_statements_use_their_indexes(address: str, is_filled_first: bool) -> None:
+    store, recorder = await recorded(address)
+    if is_filled_first:
+        await fill(address)
+    await work(store, 1)
+    await work(store, 2)
+    if not is_filled_first:
+        # Plans outside functions are made anew each time, and may well walk what is empty.
+        recorder.plans = [plan for plan in recorder.plans if "$" not in plan["Query Text"]]
+    await store.close()
+    assert len(recorder.plans) > 40
+    assert recorder.walked() == []
+    expected = {"agenda_places", "agenda_pkey", "runs_pkey", "runs_run_id", "messages_due"}
+    expected |= {"signals_unconsumed", "signals_by_id", "acceptance_records_pkey", "jobs_visible", "jobs_pkey"}
+    assert expected <= recorder.indexes()
+
+
+async def fill(address: str) -> None:
+    """Fill every table behind the store's back, as if much had happened, and let the server look at it."""
+    for statement in FILL:
+        await execute(address, statement)
+    tables = ("runs", "agenda", "events", "messages", "signals", "acceptance_records", "waits", "jobs", "tasks")
+    for table in (*tables, "activity_records"):
+        await execute(address, f"ANALYZE {parse_address(address).schema}.{table}")
+
+
+@pytest.mark.slow
+@pytest.mark.contract("STO-1", "TSK-1")
+@pytest.mark.parametrize(
+    ("query", "index"),
+    [
+        (TaskQuery(task_id="a"), "tasks_pkey"),
+        (TaskQuery(run_id="run-1"), "tasks_by_run"),
+        (TaskQuery(assignee="ann", status="OPEN"), "tasks_by_assignee"),
+        (TaskQuery(role="boss", status="OPEN"), "tasks_by_role"),
+        (TaskQuery(due_before=1, status="OPEN"), "tasks_by_due"),
+        (TaskQuery(actor="ann", actor_roles=("boss",), status="OPEN"), "tasks_by_role"),
+    ],
+)
+async def test_tasks_are_found_without_walking_through_all(address: str, query: TaskQuery, index: str) -> None:
+    store, recorder = await recorded(address)
+    await fill(address)
+    await SampleNode(store).start("run-1", task("a", roles=("boss",), assignee="ann"))
+    recorder.plans.clear()
+    await store.find_tasks(query)
+    await store.close()
+    assert recorder.walked() == []
+    assert index in recorder.indexes()

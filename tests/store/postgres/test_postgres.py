@@ -1,0 +1,43 @@
+"""PostgreSQL passes the conformance suite, on a real server."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.limits import Limits
+from holdfast.store.port import Store
+from holdfast.store.postgres import PostgresStore
+from holdfast.testing import VirtualClock
+from holdfast.testing.samples import SampleNode, read_picture
+from holdfast.testing.store_suite import StoreSuite
+from holdfast.testing.store_suite_commit import rich_turn
+from tests.store.postgres.servers import lose_record
+
+
+class TestPostgresStore(StoreSuite):
+    address: str
+
+    @pytest.fixture(autouse=True)
+    def _in_a_schema(self, address: str) -> None:
+        self.address = address
+
+    async def make_store(self, clock: VirtualClock, limits: Limits) -> Store:
+        return await PostgresStore.open(self.address, clock=clock, limits=limits)
+
+    async def make_peer(self, store: Store, clock: VirtualClock, limits: Limits) -> Store:
+        return await PostgresStore.open(self.address, clock=clock, limits=limits)
+
+    async def lose_acceptance_record(self, store: Store, run_id: str, name: str, signal_id: str) -> None:
+        await lose_record(self.address, run_id, name, signal_id)
+
+    @pytest.mark.contract("STO-1")
+    async def test_everything_is_there_after_closing_and_opening(self, store: Store, clock: VirtualClock) -> None:
+        node = SampleNode(store)
+        await node.commit(await rich_turn(node))
+        before = await read_picture(store, ["node-a"])
+        await store.close()
+        again = await self.make_store(clock, self.limits)
+        try:
+            assert await read_picture(again, ["node-a"]) == before
+        finally:
+            await again.close()
