@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from bench import claim, commit, core, deliver, disk, engine, growth, history, signals
+from bench import claim, commit, core, deliver, disk, engine, growth, history, signals, streams
 from bench.effort import FULL, QUICK, Effort
 from bench.report import Rows, progress, table
 
@@ -31,6 +31,7 @@ ON_DISK: dict[str, tuple[str, Callable[[Effort, Path], Awaitable[Rows]]]] = {
         "Runs that wait: what they cost in memory, and what a node does with nothing to do",
         engine.measure_parked,
     ),
+    "streams": ("Short runs while event streams are open, beside the same without", streams.measure),
     "long": ("A turn of a run with a long history, in memory and after a restart", engine.measure_long),
 }
 CORE_TITLE = "The core alone"

@@ -22,6 +22,8 @@ class Effort(Struct, frozen=True, kw_only=True):
     engine_long_steps: int
     idle_s: float
     signalled_runs: int
+    streams: int
+    stream_rounds: int
 
 
 FULL = Effort(
@@ -41,6 +43,8 @@ FULL = Effort(
     engine_long_steps=50_000,
     idle_s=10.0,
     signalled_runs=2_000,
+    streams=1_000,
+    stream_rounds=5,
 )
 
 QUICK = Effort(
@@ -60,4 +64,6 @@ QUICK = Effort(
     engine_long_steps=1_000,
     idle_s=1.0,
     signalled_runs=300,
+    streams=50,
+    stream_rounds=1,
 )

@@ -32,6 +32,7 @@ SWALLOWING_ALLOWED: dict[str, str] = {
     "holdfast/program/loop.py:_let_go": "what a coroutine raises while it is let go is nobody's concern",
     "holdfast/program/loop.py:settle": "raised in the workflow, where the condition is awaited",
     "holdfast/program/receiving.py:Handler.apply": "recorded, and raised in the workflow, where the signal is awaited",
+    "holdfast/service/stream.py:Streams.__call__": "logged; the caller is told where to look",
 }
 
 # "path" -> why the test must wait for real time.

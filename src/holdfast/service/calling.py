@@ -5,6 +5,7 @@ where tenants are kept apart, and no operation can forget to.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from holdfast.service.alerts import Alerts
 from holdfast.service.options import ServiceOptions
 from holdfast.service.projections import Projections
 from holdfast.service.tenancy import seen_by
+from holdfast.service.watching import Watchers
 from holdfast.store.port import Store
 
 T = TypeVar("T")
@@ -72,6 +74,8 @@ class Service(Struct, frozen=True, kw_only=True):
     alerts: Alerts
     projections: Projections
     stopping: asyncio.Event
+    watchers: Watchers
+    requests: Counter[tuple[str, int]]
 
     def call(self, principal: Principal, correlation_id: str) -> "Call":
         """Return a call of this principal."""
@@ -86,15 +90,17 @@ def make_service(
     app: App, options: ServiceOptions | None = None, authenticate: Authenticate = let_in, ids: Ids | None = None
 ) -> Service:
     """Return a service for an app. It answers while the app has a node or a connection open."""
-    alerts = Alerts()
+    alerts, stopping, options = Alerts(), asyncio.Event(), options or ServiceOptions()
     return Service(
         app=app,
-        options=options or ServiceOptions(),
+        options=options,
         authenticate=authenticate,
         ids=ids or SystemIds(),
         alerts=alerts,
         projections=Projections(alerts),
-        stopping=asyncio.Event(),
+        stopping=stopping,
+        watchers=Watchers(app, alerts, options, stopping),
+        requests=Counter(),
     )
 
 

@@ -46,6 +46,11 @@ def seen_by(tenant: str | None, store: Store) -> Store:
     return store if tenant is None else cast(Store, TenantView(store, tenant))
 
 
+def belongs_to(tenant: str | None, head: RunHead) -> bool:
+    """Say whether this tenant sees a run; without a tenant, whoever asks sees all of them."""
+    return tenant is None or head.tenant == tenant
+
+
 class TenantView:
     """The part of a store that belongs to one tenant."""
 
@@ -71,7 +76,7 @@ class TenantView:
 
     async def load(self, run_ids: Sequence[str]) -> list[LoadedRun | None]:
         runs = await self._store.load(run_ids)
-        return [run if run is not None and run.head.tenant == self._tenant else None for run in runs]
+        return [run if run is not None and belongs_to(self._tenant, run.head) else None for run in runs]
 
     async def read_events(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
         return await self._store.read_events(run_id, after, limit) if await self._own([run_id]) else []

@@ -16,6 +16,7 @@ not look.
 """
 
 from holdfast.testing.store_suite_beats import BeatSuite
+from holdfast.testing.store_suite_changes import ChangeSuite
 from holdfast.testing.store_suite_claim import ClaimSuite
 from holdfast.testing.store_suite_commit import CommitSuite
 from holdfast.testing.store_suite_create import CreateSuite
@@ -42,6 +43,7 @@ class StoreSuite(
     BeatSuite,
     LetterSuite,
     FindSuite,
+    ChangeSuite,
     PurgeSuite,
     LifecycleSuite,
 ):

@@ -18,7 +18,17 @@ from holdfast.core.records import Task, Wait
 from holdfast.limits import Limits
 from holdfast.ports import Clock, SystemClock
 from holdfast.store import guards, port
-from holdfast.store.sqlite import committing, creating, delivering, letters, owning, queueing, reading, retention
+from holdfast.store.sqlite import (
+    changing,
+    committing,
+    creating,
+    delivering,
+    letters,
+    owning,
+    queueing,
+    reading,
+    retention,
+)
 from holdfast.store.sqlite.database import Database
 from holdfast.store.sqlite.migrate import latest_version, migrate, not_migrated, schema_version
 from holdfast.store.sqlite.wakeups import SocketWakeups
@@ -186,6 +196,10 @@ class SqliteStore:
     ) -> list[Settled | port.Refused]:
         guards.check_settlement(ids, action, actor, self._limits)
         return await self._write(lambda db, now: letters.settle(db, ids, action, actor, now), rings=True)
+
+    async def changes(self, place: str = "", limit: int = 1_000) -> port.Changes:
+        most = self._page(limit)
+        return await self._read(lambda db, _: changing.changes(db, place, most))
 
     async def stats(self) -> port.Stats:
         return await self._read(reading.stats)
