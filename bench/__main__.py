@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from bench import claim, commit, core, deliver, disk, engine, growth, history, postgres, signals
+from bench import claim, commit, core, deliver, disk, engine, growth, history, postgres, signals, streams
 from bench.effort import FULL, QUICK, Effort
 from bench.report import Rows, progress, table
 
@@ -32,6 +32,7 @@ ON_DISK: dict[str, tuple[str, Callable[[Effort, Path], Awaitable[Rows]]]] = {
         engine.measure_parked,
     ),
     "postgres": ("The whole engine on a PostgreSQL server, named by HOLDFAST_BENCH_POSTGRES", postgres.measure),
+    "streams": ("Short runs while event streams are open, beside the same without", streams.measure),
     "long": ("A turn of a run with a long history, in memory and after a restart", engine.measure_long),
 }
 CORE_TITLE = "The core alone"

@@ -23,6 +23,8 @@ class Effort(Struct, frozen=True, kw_only=True):
     idle_s: float
     signalled_runs: int
     postgres_finished: int
+    streams: int
+    stream_rounds: int
 
 
 FULL = Effort(
@@ -43,6 +45,8 @@ FULL = Effort(
     idle_s=10.0,
     signalled_runs=2_000,
     postgres_finished=1_000_000,
+    streams=1_000,
+    stream_rounds=5,
 )
 
 QUICK = Effort(
@@ -63,4 +67,6 @@ QUICK = Effort(
     idle_s=1.0,
     signalled_runs=300,
     postgres_finished=2_000,
+    streams=50,
+    stream_rounds=1,
 )

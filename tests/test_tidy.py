@@ -37,6 +37,7 @@ SWALLOWING_ALLOWED: dict[str, str] = {
     "holdfast/service/jsonrpc.py:JsonRpc._call": "logged, and answered as InternalError",
     "holdfast/service/rest.py:Rest.__call__": "logged, and answered as InternalError",
     "holdfast/program/receiving.py:Handler.apply": "recorded, and raised in the workflow, where the signal is awaited",
+    "holdfast/service/stream.py:Streams.__call__": "logged; the caller is told where to look",
 }
 
 # "path" -> why the test must wait for real time.

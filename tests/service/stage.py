@@ -29,9 +29,9 @@ class Approval(Struct, frozen=True):
     by: str = ""
 
 
-def make_app() -> App:
+def make_app(limits: hf.Limits | None = None) -> App:
     """Return an app whose workflows wait, answer, ask humans and fail."""
-    app = App("shop")
+    app = App("shop", limits=limits)
 
     @app.activity(on_failure="pause", retry=hf.Retry(max_attempts=1))
     async def charge(order_id: str) -> str:

@@ -10,6 +10,7 @@ from holdfast.service.asking import Reader
 from holdfast.service.examples import ASKS
 from holdfast.service.operations import CATALOGUE
 from holdfast.service.rest import Addresses
+from holdfast.service.stream import STREAMS
 from holdfast.testing.clock import VirtualClock
 from tests.service.scenes import SCENES
 from tests.service.stage import on_stage
@@ -41,7 +42,8 @@ async def test_no_transport_has_an_operation_that_another_lacks() -> None:
             for path, verbs in description["paths"].items()
             for verb, operation in verbs.items()
         }
-        assert described == {(operation.verb, operation.path): name for name, operation in CATALOGUE.items()}
+        everything = {**CATALOGUE, **STREAMS}
+        assert described == {(operation.verb, operation.path): name for name, operation in everything.items()}
         addresses = Addresses(CATALOGUE)
         for name, operation in CATALOGUE.items():
             endpoints, _ = addresses.find(operation.path.encode())

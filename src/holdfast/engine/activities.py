@@ -157,6 +157,11 @@ def activity_context() -> ActivityContext:
         raise NotDurable("activity_context can only be used inside an activity that a workflow called") from None
 
 
+def current_activity() -> ActivityContext | None:
+    """Return the context of the activity that is running, or None outside of one."""
+    return _context.get(None)
+
+
 class Workers:
     """Carries out activities in a node's slots, and reports how they ended."""
 

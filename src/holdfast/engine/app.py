@@ -25,7 +25,9 @@ from holdfast.engine.controls import Authoriser, Operators
 from holdfast.engine.following import open_waits
 from holdfast.engine.handle import RunHandle, run_from_inside
 from holdfast.engine.letters import Letter, find_letters
+from holdfast.engine.logs import logger_of
 from holdfast.engine.node import Node, logger
+from holdfast.engine.observing import observed
 from holdfast.engine.opened import Opened
 from holdfast.engine.options import NodeOptions
 from holdfast.engine.sending import FirstSignal, Outgoing, Sender, result_of
@@ -129,6 +131,8 @@ class App:
         authoriser: Authoriser | None = None,
     ) -> None:
         self.name = name
+        self.logger = logger_of(name)
+        """The app's log. Inside a workflow it says nothing while a history is replayed, and knows run and step."""
         self._given_limits = limits
         self._limits = limits or Limits()
         self._ids = ids or SystemIds()
@@ -316,7 +320,8 @@ class App:
         """
         options = options or NodeOptions()
         before = self._node, self._store, self._sender, self._limits, self._turn_s, self._opened_here
-        async with self._open(store) as (opened, limits):
+        async with self._open(store) as (unobserved, limits):
+            opened = observed(unobserved)
             node = Node(
                 name or f"{self.name}-{self._ids.new_id()}", opened, self, self._rng, options, limits.poison_retries
             )
@@ -404,6 +409,10 @@ class App:
         for delivered in started.signals:
             result_of(delivered)
         return opened.run(started.run_id, definition)
+
+    def is_open_with(self, opened: Opened) -> bool:
+        """Say whether this is still what is open here."""
+        return self._opened_here is opened
 
     def opened(self) -> Opened:
         """Return what is open here: the store, the node and what goes with them. For services on top of an app."""

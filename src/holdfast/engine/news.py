@@ -22,7 +22,14 @@ def tell(events: Iterable[Event]) -> None:
 def mourn(letters: Iterable[DeadLetter]) -> None:
     """Log messages that were given up."""
     for letter in letters:
-        logger.error("run %s: letter %s is dead, %s: %s", letter.run_id, letter.letter_id, letter.reason, letter.detail)
+        logger.error(
+            "run %s: letter %s is dead, %s: %s",
+            letter.run_id,
+            letter.letter_id,
+            letter.reason,
+            letter.detail,
+            extra={"run_id": letter.run_id},
+        )
 
 
 def _retried(event: Event) -> None:
@@ -30,7 +37,8 @@ def _retried(event: Event) -> None:
     assert isinstance(body, e.StepRetried)
     when = f"again at {format_instant(body.due_at)}" if body.due_at is not None else "again now"
     attempt = (event.engine_attempt_id or 1) - 1
-    logger.info("run %s: attempt %d of step %s: %s; %s", event.run_id, attempt, event.step_id, _why(body), when)
+    text = "run %s: attempt %d of step %s: %s; %s"
+    logger.info(text, event.run_id, attempt, event.step_id, _why(body), when, extra=_place(event))
 
 
 def _why(body: e.StepRetried) -> str:
@@ -39,12 +47,18 @@ def _why(body: e.StepRetried) -> str:
 
 def _step_failed(event: Event) -> None:
     assert isinstance(event.data, e.StepFailed)
-    logger.info("run %s: step %s has failed: %s", event.run_id, event.step_id, _brief(event.data.error))
+    brief = _brief(event.data.error)
+    logger.info("run %s: step %s has failed: %s", event.run_id, event.step_id, brief, extra=_place(event))
 
 
 def _run_failed(event: Event) -> None:
     assert isinstance(event.data, e.RunFailed)
-    logger.info("run %s has failed: %s", event.run_id, _brief(event.data.error))
+    logger.info("run %s has failed: %s", event.run_id, _brief(event.data.error), extra=_place(event))
+
+
+def _place(event: Event) -> dict[str, str]:
+    """Return what a log that is read by programs says of where this happened."""
+    return {"run_id": event.run_id} | ({} if event.step_id is None else {"step_id": event.step_id})
 
 
 def _brief(error: ErrorInfo) -> str:

@@ -5,6 +5,7 @@ where tenants are kept apart, and no operation can forget to.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ from holdfast.service.projections import Projections
 from holdfast.service.refusals import Refusals
 from holdfast.service.roles import OF_ALL_TENANTS
 from holdfast.service.tenancy import seen_by
+from holdfast.service.watching import Watchers
 from holdfast.store.port import Store
 
 T = TypeVar("T")
@@ -83,6 +85,8 @@ class Service(Struct, frozen=True, kw_only=True):
     projections: Projections
     refusals: Refusals
     stopping: asyncio.Event
+    watchers: Watchers
+    requests: Counter[tuple[str, int]]
 
     def call(self, principal: Principal, correlation_id: str) -> "Call":
         """Return a call of this principal."""
@@ -97,8 +101,7 @@ def make_service(
     app: App, options: ServiceOptions | None = None, authenticate: Authenticate = let_in, ids: Ids | None = None
 ) -> Service:
     """Return a service for an app. It answers while the app has a node or a connection open."""
-    alerts = Alerts()
-    options = options or ServiceOptions()
+    alerts, stopping, options = Alerts(), asyncio.Event(), options or ServiceOptions()
     return Service(
         app=app,
         options=options,
@@ -107,7 +110,9 @@ def make_service(
         alerts=alerts,
         projections=Projections(alerts),
         refusals=Refusals(options.refusals_per_minute),
-        stopping=asyncio.Event(),
+        stopping=stopping,
+        watchers=Watchers(app, alerts, options, stopping),
+        requests=Counter(),
     )
 
 

@@ -49,6 +49,8 @@ class Operation(Struct, frozen=True, kw_only=True):
     answer: type[Any]
     doc: str
     handle: Handler
+    media: str = "application/json"
+    """How it answers."""
 
     @property
     def noun(self) -> str:
@@ -92,7 +94,13 @@ class Operation(Struct, frozen=True, kw_only=True):
 
 
 def operation(
-    name: str, address: str, *, scope: str | None, status: int = 200, errors: Errors = ()
+    name: str,
+    address: str,
+    *,
+    scope: str | None,
+    status: int = 200,
+    errors: Errors = (),
+    media: str = "application/json",
 ) -> Callable[[Handler], Operation]:
     """Declare a function, from a call and what is asked to an answer, as an operation: `POST /v1/runs` is its address.
 
@@ -113,6 +121,7 @@ def operation(
             answer=hints["return"],
             doc=inspect.getdoc(function) or "",
             handle=function,
+            media=media,
         )
         unknown = set(declared.path_fields) - set(declared.ask.__struct_fields__)
         if unknown or not declared.doc:

@@ -62,7 +62,18 @@ def correlation_of(headers: Headers, ids: Ids) -> str:
 class Exchange:
     """One request and its answer."""
 
-    __slots__ = ("_receive", "_scope", "_send", "correlation_id", "headers", "method", "path", "query", "service")
+    __slots__ = (
+        "_receive",
+        "_scope",
+        "_send",
+        "correlation_id",
+        "headers",
+        "method",
+        "operation",
+        "path",
+        "query",
+        "service",
+    )
 
     def __init__(self, service: Service, scope: Scope, receive: Receive, send: Send) -> None:
         self.service = service
@@ -72,6 +83,7 @@ class Exchange:
         self.query: bytes = scope["query_string"]
         self.correlation_id: str = scope["holdfast.correlation_id"]
         self._scope = scope
+        self.operation = ""
         self._receive = receive
         self._send = send
 
@@ -164,11 +176,13 @@ class Exchange:
             body = gzip.compress(body, 1)
             listed += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
         listed.append((b"content-length", b"%d" % len(body)))
+        self.service.requests[self.operation, status] += 1
         await self._send({"type": "http.response.start", "status": status, "headers": listed})
         await self._send({"type": "http.response.body", "body": b"" if self.method == "HEAD" else body})
 
     async def send_nothing(self, status: int, headers: HeaderList = ()) -> None:
         """Answer without a body."""
+        self.service.requests[self.operation, status] += 1
         await self._send({"type": "http.response.start", "status": status, "headers": [*headers]})
         await self._send({"type": "http.response.body", "body": b""})
 

@@ -70,6 +70,7 @@ class JsonRpc:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request of HTTP: a call, or a batch of them."""
         exchange = Exchange(self._service, scope, receive, send)
+        exchange.operation = "rpc"
         try:
             await self._answer(exchange)
         except ClientGone:

@@ -114,7 +114,7 @@ def _of_text(schema: Json) -> Json:
 
 
 def _responses(operation: Operation, answer: Json) -> Json:
-    answers: Json = {str(operation.status): _response(operation.summary, "application/json", answer)}
+    answers: Json = {str(operation.status): _response(operation.summary, operation.media, answer)}
     by_status: dict[int, list[type[HoldfastError]]] = {}
     for error in _expanded((*operation.all_errors, *_of_rest(operation))):
         by_status.setdefault(status_of(error), []).append(error)

@@ -44,7 +44,7 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
     batch_calls: int = 100
     """The most calls in one batch of JSON-RPC."""
 
-    connections: int = 1_000
+    connections: int = 2_000
     """How many connections are served at once; more are told to come back."""
 
     idle_s: float = 30.0
@@ -56,12 +56,38 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
     compress_bytes: int = 16 * 1024
     """From what size on answers are compressed for callers that take it."""
 
+    streams: int = 1_000
+    """How many event streams are open at once; more are told to come back."""
+
+    heartbeat_s: float = 15.0
+    """How long an event stream is silent at most. As often it is asked again whether its reader may read on."""
+
+    stall_s: float = 30.0
+    """How long a reader of an event stream may take nothing before it is dropped."""
+
+    watch_poll_s: float = 0.5
+    """How often changes are looked for without anybody having rung, while somebody watches."""
+
+    watch_rest_s: float = 0.02
+    """How long to wait at least between two looks for changes: what comes in between is looked at together."""
+
+    list_rest_s: float = 0.1
+    """How long to wait at least between two answers to one who watches lists."""
+
     def __post_init__(self) -> None:
-        for field in ("port", "refusals_per_minute", "body_bytes", "batch_calls", "connections", "compress_bytes"):
+        for field in (
+            "port",
+            "refusals_per_minute",
+            "body_bytes",
+            "batch_calls",
+            "connections",
+            "compress_bytes",
+            "streams",
+        ):
             value = getattr(self, field)
             if type(value) is not int or value < (0 if field == "port" else 1):
                 raise InvalidInput(f"{field} is a whole number from 1, not {value!r}", field=field)
-        for field in ("tokens_s", "session_s", "body_s", "request_s", "wait_s", "idle_s", "drain_s"):
+        for field in (name for name in self.__struct_fields__ if name.endswith("_s")):
             value = getattr(self, field)
             if not isinstance(value, int | float) or not value >= 0:
                 raise InvalidInput(f"{field} is a number of seconds, not {value!r}", field=field)

@@ -113,6 +113,7 @@ class Rest:
         if found is None:
             raise MethodNotAllowed(f"{exchange.method} is not for this address", allow=_allowed(endpoints))
         operation = found.operation
+        exchange.operation = operation.name
         principal = NOBODY if operation.scope is None else await exchange.principal()
         exchange.check_accept()
         in_path = dict(zip(found.fields, values, strict=True))

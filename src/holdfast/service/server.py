@@ -25,12 +25,14 @@ from holdfast.service.access import HOW_TO_BEGIN, TokenAccess
 from holdfast.service.calling import Authenticate, Service, let_in, make_service
 from holdfast.service.exchange import CORRELATION_HEADER, JSON, SECURITY_HEADERS, Exchange, correlation_of
 from holdfast.service.jsonrpc import JsonRpc
+from holdfast.service.metrics import Metrics
 from holdfast.service.openapi import describe
 from holdfast.service.operations import CATALOGUE
 from holdfast.service.options import ServiceOptions
 from holdfast.service.problems import unexpected
 from holdfast.service.rest import Rest
 from holdfast.service.sessions import Sessions
+from holdfast.service.stream import STREAMS, Streams, is_stream
 from holdfast.store.port import Store
 
 logger = logging.getLogger("holdfast.service")
@@ -43,9 +45,13 @@ class Front:
         self._service = service
         self._rest: ASGIApp = Rest(service, CATALOGUE)
         self._rpc: ASGIApp = JsonRpc(service, CATALOGUE)
-        own = Route("/openapi.json", _Description(service), methods=["GET"])
-        session = Route("/session", Sessions(service), methods=["GET", "POST", "DELETE"])
-        self._others = Router([own, session, *routes], redirect_slashes=False)
+        self._streams: ASGIApp = Streams(service)
+        own = [
+            Route("/openapi.json", _Description(service), methods=["GET"]),
+            Route("/session", Sessions(service), methods=["GET", "POST", "DELETE"]),
+            Route("/metrics", Metrics(service), methods=["GET"]),
+        ]
+        self._others = Router([*own, *routes], redirect_slashes=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -66,7 +72,7 @@ class Front:
 
     def _application(self, path: str) -> ASGIApp:
         if path.startswith("/v1/"):
-            return self._rest
+            return self._streams if is_stream(path) else self._rest
         return self._rpc if path == "/rpc" else self._other
 
     async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -106,7 +112,7 @@ class _Description:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._text = msgspec.json.encode(describe(CATALOGUE, service.app.name))
+        self._text = msgspec.json.encode(describe({**CATALOGUE, **STREAMS}, service.app.name))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(self._service, scope, receive, send)
@@ -209,6 +215,8 @@ def bind(options: ServiceOptions) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # else what a reader does not take is kept for as long as it likes
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(options.stall_s * 1_000))
         listener.bind((options.host, options.port))
         return listener
     except (OSError, OverflowError) as problem:

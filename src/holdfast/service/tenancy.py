@@ -65,14 +65,23 @@ def check_chosen_id(tenant: str | None, run_id: str | None) -> None:
         raise InvalidInput(f"run_id: a run's id that tenant {tenant!r} chooses begins with '{tenant}:'", field="run_id")
 
 
+def belongs_to(owner: _OfTenant, thing: _OfTenant) -> bool:
+    """Say whether a tenant, or who has only a part of it, sees a thing; who has no tenant sees everything."""
+    return (
+        owner.tenant in (None, thing.tenant)
+        and owner.project in (None, thing.project)
+        and owner.environment in (None, thing.environment)
+    )
+
+
 class TenantView:
     """The part of a store that belongs to one tenant, or to a project or an environment of it."""
 
     def __init__(self, store: Store, tenant: str, project: str | None = None, environment: str | None = None) -> None:
         self._store = store
-        self._tenant = tenant
-        self._project = project
-        self._environment = environment
+        self.tenant: str | None = tenant
+        self.project = project
+        self.environment = environment
 
     def __getattr__(self, verb: str) -> Any:
         raise NotPermitted(f"a tenant's view of the store has no {verb}")
@@ -92,14 +101,7 @@ class TenantView:
 
     async def load(self, run_ids: Sequence[str]) -> list[LoadedRun | None]:
         runs = await self._store.load(run_ids)
-        return [run if run is not None and self._has(run.head) else None for run in runs]
-
-    def _has(self, thing: _OfTenant) -> bool:
-        return (
-            thing.tenant == self._tenant
-            and self._project in (None, thing.project)
-            and self._environment in (None, thing.environment)
-        )
+        return [run if run is not None and belongs_to(self, run.head) else None for run in runs]
 
     async def read_events(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
         return await self._store.read_events(run_id, after, limit) if await self._own([run_id]) else []
@@ -110,17 +112,17 @@ class TenantView:
         return [next(answers) if item.run_id in own else Refused(no_such_run(item.run_id)) for item in items]
 
     async def find_runs(self, query: RunQuery) -> list[RunHead]:
-        query = replace(query, tenant=self._tenant)
+        query = replace(query, tenant=self.tenant)
         while page := await self._store.find_runs(query):
-            if own := [head for head in page if self._has(head)]:
+            if own := [head for head in page if belongs_to(self, head)]:
                 return own
             query = replace(query, after=page[-1].run_id)
         return []
 
     async def find_tokens(self, query: TokenQuery) -> list[AccessToken]:
-        query = replace(query, tenant=self._tenant)
+        query = replace(query, tenant=self.tenant)
         while page := await self._store.find_tokens(query):
-            if own := [token for token in page if self._has(token)]:
+            if own := [token for token in page if belongs_to(self, token)]:
                 return own
             query = replace(query, after=page[-1].token_id)
         return []
@@ -128,7 +130,7 @@ class TenantView:
     async def keep_tokens(self, tokens: Sequence[AccessToken]) -> list[AccessToken]:
         ids = tuple(token.token_id for token in tokens)
         known = await self._store.find_tokens(TokenQuery(token_ids=ids, sessions=True, limit=len(ids) or 1))
-        if not all(self._has(token) for token in [*tokens, *known]):
+        if not all(belongs_to(self, token) for token in [*tokens, *known]):
             raise NotPermitted("a tenant keeps tokens of its own")
         return await self._store.keep_tokens(tokens)
 

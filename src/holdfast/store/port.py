@@ -323,6 +323,26 @@ class Stats(Struct, frozen=True, kw_only=True):
     """Until when each node that is there has its lease."""
 
 
+class Change(Struct, frozen=True, gc=False):
+    """A run whose history has grown to this version. `has_tasks`: some of what is new may be about a task."""
+
+    run_id: str
+    version: int
+    has_tasks: bool = True
+
+
+class Changes(Struct, frozen=True):
+    """Runs whose histories have grown behind a place, and the place behind them. `has_more` is behind that one.
+
+    `is_lost`: the place is not known here, or no longer; what has changed since cannot be said.
+    """
+
+    place: str
+    runs: tuple[Change, ...] = ()
+    has_more: bool = False
+    is_lost: bool = False
+
+
 # --- the verbs ----------------------------------------------------------------------------------------------------
 
 
@@ -470,6 +490,14 @@ class Store(Protocol):
 
     async def read_events(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
         """Return the run's events with a run_seq above `after`, in order; none for an unknown run."""
+        ...
+
+    async def changes(self, place: str = "", limit: int = 1_000) -> Changes:
+        """Return which runs' histories have grown behind a place; without one, the place where everything is now.
+
+        A place is the store's own text, and good for every process. At most `limit` events are looked at. A run may be
+        named twice, but none is left out: whoever goes from place to place misses nothing, or is told `is_lost`.
+        """
         ...
 
     async def purge(self, policy: PurgePolicy) -> PurgeReport:

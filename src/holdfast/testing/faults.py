@@ -151,6 +151,9 @@ class FaultyStore:
     async def beat(self, node: str, beats: Sequence[port.Beat], visible_ms: int) -> list[bool]:
         return await self._reach(lambda: self._store.beat(node, beats, visible_ms))
 
+    async def changes(self, place: str = "", limit: int = 1_000) -> port.Changes:
+        return await self._reach(lambda: self._store.changes(place, limit))
+
     async def find_runs(self, query: port.RunQuery) -> list[port.RunHead]:
         return await self._reach(lambda: self._store.find_runs(query))
 

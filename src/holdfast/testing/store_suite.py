@@ -17,6 +17,7 @@ not look.
 
 from holdfast.testing.store_suite_access import AccessSuite
 from holdfast.testing.store_suite_beats import BeatSuite
+from holdfast.testing.store_suite_changes import ChangeSuite
 from holdfast.testing.store_suite_claim import ClaimSuite
 from holdfast.testing.store_suite_commit import CommitSuite
 from holdfast.testing.store_suite_create import CreateSuite
@@ -44,6 +45,7 @@ class StoreSuite(
     LetterSuite,
     FindSuite,
     AccessSuite,
+    ChangeSuite,
     PurgeSuite,
     LifecycleSuite,
 ):

@@ -1,5 +1,7 @@
 """Dead letters: messages that nobody could handle, for operators to settle."""
 
+from typing import Any
+
 import msgspec
 from msgspec import Raw, Struct
 
@@ -54,7 +56,7 @@ class OpenedLetter(Struct, frozen=True):
     """A dead letter with what is in it: `message` if it can be read, else `text`, as far as it is text."""
 
     letter: LetterView
-    message: Raw | None = None
+    message: Any = None
     text: str | None = None
 
 

@@ -49,6 +49,7 @@ class MemoryStore:
         self._requests: dict[str, str] = {}
         self._nodes: dict[str, Instant] = {}
         self._tokens: dict[str, AccessToken] = {}
+        self._grown: list[port.Change] = []  # in the order of their commits
         self._is_closed = False
 
     async def migrate(self) -> int:
@@ -100,6 +101,7 @@ class MemoryStore:
             return port.Refused(problem)
         run = self._runs[new.run_id] = Run(new, owner, now)
         self._requests[new.request_key] = new.run_id
+        self._note(new.run_id, 0)
         return port.Created(new.run_id, run.head.lease_epoch, self._deliver_first(new, new.run_id, now))
 
     def _deliver_first(self, new: port.NewRun, run_id: str, now: Instant) -> tuple[port.Delivered, ...]:
@@ -140,13 +142,37 @@ class MemoryStore:
         run = self._runs.get(turn.run_id)
         if run is None:
             return port.CommitConflict("no such run")
+        before = run.head.version
         answer = run.commit(turn, now)
         if isinstance(answer, port.Committed):
+            self._note(turn.run_id, before)
             for new in turn.starts:
                 self._create(new, None, now)
             for item in turn.sends:
                 self._deliver(item, guards.without_rate(self._limits), now)
         return answer
+
+    def _note(self, run_id: str, before: int) -> None:
+        """Note that a run's history has grown from this version on, if it has."""
+        new = self._runs[run_id].events[before:]
+        if new:
+            has_tasks = any(event.event_type.startswith("Task") for event in new)
+            self._grown.append(port.Change(run_id, new[-1].run_seq, has_tasks))
+
+    async def changes(self, place: str = "", limit: int = 1_000) -> port.Changes:
+        self._now()
+        most = min(guards.check_page(limit), self._limits.page_items)
+        here = len(self._grown)
+        if not place:
+            return port.Changes(str(here))
+        if not (place.isascii() and place.isdecimal() and int(place) <= here):
+            return port.Changes(str(here), is_lost=True)
+        end = min(here, int(place) + most)
+        grown = [change for change in self._grown[int(place) : end] if change.run_id in self._runs]
+        last = {change.run_id: change for change in grown}
+        tasks = {change.run_id for change in grown if change.has_tasks}
+        runs = tuple(replace(change, has_tasks=run_id in tasks) for run_id, change in sorted(last.items()))
+        return port.Changes(str(end), runs, has_more=end < here)
 
     async def purge(self, policy: port.PurgePolicy) -> port.PurgeReport:
         guards.check_query(policy)

@@ -10,7 +10,7 @@ from holdfast.core import codec
 from holdfast.core.access import AccessToken, TokenQuery, joined
 from holdfast.core.instants import Instant
 from holdfast.errors import InvalidInput, StoreCorrupt
-from holdfast.store.sqlite.where import Where
+from holdfast.store.where import Where
 
 _COLUMNS = "token, revoked_at, revoked_by, last_used_at"
 

@@ -21,6 +21,7 @@ from holdfast.ports import Clock, SystemClock
 from holdfast.store import guards, port
 from holdfast.store.sqlite import (
     access,
+    changing,
     committing,
     creating,
     delivering,
@@ -211,6 +212,10 @@ class SqliteStore:
         guards.check_query(query)
         most = self._page(query.limit)
         return await self._read(lambda db, _: access.find(db, query, most))
+
+    async def changes(self, place: str = "", limit: int = 1_000) -> port.Changes:
+        most = self._page(limit)
+        return await self._read(lambda db, _: changing.changes(db, place, most))
 
     async def stats(self) -> port.Stats:
         return await self._read(reading.stats)

@@ -1,0 +1,139 @@
+"""The client: every operation of the catalogue as a method, in process or over HTTP, with the same answers and errors.
+
+::
+
+    async with Client("http://localhost:8321", token="…") as client:
+        run = await client.runs.start("order", input={"order_id": "o-1"})
+        await client.signals.send(run.run_id, "approval", payload={"approved": True})
+        async for event in client.runs.stream(run.run_id):
+            print(event.event_type)
+        print(await client.result(run.run_id))
+
+`Client(app)` does the same without a service, for an app whose node or connection is open. `SyncClient` is for scripts.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import msgspec
+
+from holdfast.client import nouns
+from holdfast.client.calls import Calls
+from holdfast.client.transports import Http, InProcess, Transport
+from holdfast.core.retry import Retry
+from holdfast.engine.app import App
+from holdfast.errors import InvalidInput, RunCancelled, RunFailed
+from holdfast.ports import Ids, Rng, SystemIds, SystemRng
+from holdfast.service.calling import OPEN, Principal
+from holdfast.service.operations.runs import RunOutcome
+
+T = TypeVar("T")
+
+RETRY = Retry(max_attempts=5, initial_ms=100, most_ms=5_000, jitter=0.5)
+"""How often what failed on its way is tried again. Everything can be: whatever changes something carries an id."""
+
+WAIT_S = 20.0
+"""How long one request waits for a run to finish; then the next one does."""
+
+
+class Client:
+    """Asks a service, by its address, or an app in this process.
+
+    Requests that fail on their way are sent again: those that change something carry an id, yours or a fresh one, by
+    which a repetition is recognised. Errors are those of `holdfast.errors`, rebuilt from their codes.
+    """
+
+    def __init__(
+        self,
+        to: str | App,
+        *,
+        token: str | None = None,
+        principal: Principal = OPEN,
+        retry: Retry = RETRY,
+        timeout_s: float = 60.0,
+        transport: Any = None,
+        ids: Ids | None = None,
+        rng: Rng | None = None,
+    ) -> None:
+        """`token` is sent to a service; `principal` is who asks, in process. `transport` is one of httpx, for tests."""
+        over: Transport = InProcess(to, principal) if isinstance(to, App) else Http(to, token, timeout_s, transport)
+        self._calls = Calls(over, retry, ids or SystemIds(), rng or SystemRng())
+        self.runs = nouns.Runs(self._calls)
+        self.signals = nouns.Signals(self._calls)
+        self.tasks = nouns.Tasks(self._calls)
+        self.letters = nouns.Letters(self._calls)
+        self.workflows = nouns.Workflows(self._calls)
+        self.system = nouns.System(self._calls)
+        self.lists = nouns.Lists(self._calls)
+
+    async def result(self, run_id: str, kind: Any = Any) -> Any:
+        """Wait for a run to finish; return what it returned, as this type, or raise `RunFailed` or `RunCancelled`."""
+        while not (outcome := await self.runs.result(run_id, wait_s=WAIT_S)).is_finished:
+            pass
+        return value_of(outcome, kind)
+
+    async def close(self) -> None:
+        """Close connections."""
+        await self._calls.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+def value_of(outcome: RunOutcome, kind: Any = Any) -> Any:
+    """Return what a finished run returned, as this type, or raise why it did not."""
+    if outcome.error is None:
+        return msgspec.json.decode(outcome.result, type=kind)
+    if outcome.error.code == RunCancelled.code:
+        raise RunCancelled(outcome.error.message, run_id=outcome.run_id)
+    told = f"run {outcome.run_id} failed: {outcome.error.code}: {outcome.error.message}"
+    raise RunFailed(told, outcome.error, run_id=outcome.run_id)
+
+
+class SyncClient:
+    """A client for scripts: the same methods, which return when the answer is there."""
+
+    def __init__(self, to: str, **options: Any) -> None:
+        if not isinstance(to, str):
+            raise InvalidInput("a SyncClient asks a service by its address; in process, use Client")
+        self._runner = asyncio.Runner()
+        self._client = self._runner.run(_made(to, options))
+        self.runs = nouns.SyncRuns(self._client.runs, self._runner.run)
+        self.signals = nouns.SyncSignals(self._client.signals, self._runner.run)
+        self.tasks = nouns.SyncTasks(self._client.tasks, self._runner.run)
+        self.letters = nouns.SyncLetters(self._client.letters, self._runner.run)
+        self.workflows = nouns.SyncWorkflows(self._client.workflows, self._runner.run)
+        self.system = nouns.SyncSystem(self._client.system, self._runner.run)
+        self.lists = nouns.SyncLists(self._client.lists, self._runner.run)
+
+    def result(self, run_id: str, kind: Any = Any) -> Any:
+        """Wait for a run to finish, as `Client.result` does."""
+        waiting: Coroutine[Any, Any, Any] = self._client.result(run_id, kind)
+        return self._runner.run(waiting)
+
+    def close(self) -> None:
+        """Close connections."""
+        self._runner.run(self._client.close())
+        self._runner.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+async def _made(to: str, options: dict[str, Any]) -> Client:
+    return Client(to, **options)
+
+
+__all__ = ["Client", "SyncClient"]

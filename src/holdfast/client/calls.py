@@ -1,0 +1,107 @@
+"""One call after the other: ids for what changes something, and another try for what failed on its way."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+
+from holdfast.client.transports import Transport, Unreachable
+from holdfast.core.retry import Retry, full_delay_ms
+from holdfast.errors import EngineError, HoldfastError, InternalError, RateLimited, StoreCorrupt
+from holdfast.ports import Ids, Rng
+from holdfast.service.catalogue import Operation
+from holdfast.service.frames import Parser, Piece
+
+IDS = ("request_id", "signal_id", "update_id", "operation_id")
+"""By which a service recognises that something was asked before."""
+
+REFUSED = (InternalError, StoreCorrupt)
+"""Errors of a service that trying again does not mend."""
+
+LONGEST_WAIT_S = 60.0
+
+
+class Calls:
+    """Asks for operations over a transport."""
+
+    def __init__(self, transport: Transport, retry: Retry, ids: Ids, rng: Rng) -> None:
+        self._transport = transport
+        self._retry = retry
+        self._ids = ids
+        self._rng = rng
+
+    async def ask(self, operation: Operation, fields: dict[str, Any]) -> Any:
+        """Return the answer; raise what the service refuses it with, or what keeps it from being asked."""
+        asked = self._with_ids(operation, fields)
+        attempt = 1
+        while True:
+            try:
+                return msgspec.json.decode(await self._transport.ask(operation, asked), type=operation.answer)
+            except HoldfastError as error:
+                seconds = self._pause_s(error, attempt)
+                if seconds is None:
+                    raise
+            await asyncio.sleep(seconds)
+            attempt += 1
+
+    async def stream(self, operation: Operation, fields: dict[str, Any]) -> AsyncIterator[Any]:
+        """Return what an event stream tells, typed; when it breaks, go on where it broke.
+
+        Of a run, its events, to its end. Of lists, pairs: what it is about, and how it is now.
+        """
+        is_of_run = "after" in operation.ask.__struct_fields__
+        asked, attempt = dict(fields), 1
+        while True:
+            try:
+                parser = Parser()
+                async for chunk in self._transport.stream(operation, asked):
+                    attempt = 1
+                    for piece in parser.feed(chunk):
+                        if piece.event == "end":
+                            return
+                        if is_of_run and piece.data and not piece.event:
+                            asked["after"] = int(piece.id)
+                            yield msgspec.json.decode(piece.data, type=operation.answer)
+                        elif not is_of_run and piece.data and piece.event != "stopped":
+                            yield piece.event, _typed(operation, piece)
+                problem: HoldfastError = Unreachable("the event stream was ended")
+            except HoldfastError as error:
+                problem = error
+            seconds = self._pause_s(problem, attempt)
+            if seconds is None:
+                raise problem
+            await asyncio.sleep(seconds)
+            attempt += 1
+
+    async def close(self) -> None:
+        """Close connections."""
+        await self._transport.close()
+
+    def _with_ids(self, operation: Operation, fields: dict[str, Any]) -> dict[str, Any]:
+        known = operation.ask.__struct_fields__
+        fresh = {name: self._ids.new_id() for name in IDS if name in known and operation.verb == "POST"}
+        asked = {**fresh, **fields}
+        if operation.name == "signals.send_many":
+            asked["signals"] = [_with_id(signal, self._ids) for signal in asked.get("signals", ())]
+        return asked
+
+    def _pause_s(self, error: HoldfastError, attempt: int) -> float | None:
+        """Return how long to wait before the next try, or None if there is none."""
+        if not isinstance(error, EngineError | RateLimited) or isinstance(error, REFUSED):
+            return None
+        if self._retry.max_attempts and attempt >= self._retry.max_attempts:
+            return None
+        seconds = full_delay_ms(self._retry, attempt) / 1_000 * (1 - self._retry.jitter * self._rng.fraction())
+        if isinstance(error, RateLimited):
+            seconds = max(seconds, error.details.get("retry_after_ms", 0) / 1_000)
+            return seconds if seconds <= LONGEST_WAIT_S else None
+        return seconds
+
+
+def _with_id(signal: Any, ids: Ids) -> Any:
+    return {"signal_id": ids.new_id(), **signal} if isinstance(signal, dict) else signal
+
+
+def _typed(operation: Operation, piece: Piece) -> Any:
+    return msgspec.json.decode(piece.data, type=operation.answer if piece.event == "run" else Any)

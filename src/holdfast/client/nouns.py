@@ -1,0 +1,96 @@
+"""The methods of a client, derived from the catalogue. `nouns.pyi` shows them to people and to type checkers.
+
+What an operation needs may be given by place, in the order of the fields; everything else by name.
+"""
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any
+
+import msgspec
+
+from holdfast.client.calls import Calls
+from holdfast.errors import InvalidInput
+from holdfast.service.catalogue import Operation
+from holdfast.service.operations import CATALOGUE
+from holdfast.service.operations.streams import follow_run, watch_lists
+
+STREAMED: dict[str, Operation] = {operation.name: operation for operation in (follow_run, watch_lists)}
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+def needed(operation: Operation) -> tuple[str, ...]:
+    """Return the fields that an operation cannot do without."""
+    fields = msgspec.structs.fields(operation.ask)
+    return tuple(field.name for field in fields if field.required)
+
+
+def _fields(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    names = needed(operation)
+    if len(args) > len(names) or any(name in kwargs for name in names[: len(args)]):
+        raise InvalidInput(
+            f"{operation.name} takes {', '.join(names) or 'nothing'} by place, the rest by name, once each"
+        )
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def method_of(operation: Operation) -> Callable[..., Any]:
+    """Return the method that asks for an operation."""
+    names = frozenset(operation.ask.__struct_fields__)
+
+    def ask(self: Any, *args: Any, **kwargs: Any) -> Any:
+        fields = _fields(operation, args, kwargs)
+        unknown = sorted(fields.keys() - names)
+        if unknown:
+            raise InvalidInput(f"{operation.name} has no {', '.join(unknown)}", field=unknown[0])
+        calls: Calls = self._calls
+        return calls.stream(operation, fields) if operation.name in STREAMED else calls.ask(operation, fields)
+
+    ask.__name__ = ask.__qualname__ = operation.name.partition(".")[2]
+    ask.__doc__ = operation.doc
+    return ask
+
+
+def sync_method_of(operation: Operation) -> Callable[..., Any]:
+    """Return the method that asks for an operation and waits."""
+    name = operation.name.partition(".")[2]
+
+    def ask(self: Any, *args: Any, **kwargs: Any) -> Any:
+        asked = getattr(self._noun, name)(*args, **kwargs)
+        return _iterate(asked, self._run) if operation.name in STREAMED else self._run(asked)
+
+    ask.__name__ = ask.__qualname__ = name
+    ask.__doc__ = operation.doc
+    return ask
+
+
+def _iterate(asked: AsyncIterator[Any], run: Run) -> Iterator[Any]:
+    while True:
+        try:
+            yield run(anext(asked))  # type: ignore[arg-type]
+        except StopAsyncIteration:
+            return
+
+
+class _Noun:
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+
+class _SyncNoun:
+    def __init__(self, noun: Any, run: Run) -> None:
+        self._noun = noun
+        self._run = run
+
+
+def _methods(noun: str, make: Callable[[Operation], Callable[..., Any]]) -> dict[str, Any]:
+    operations = {**CATALOGUE, **STREAMED}
+    return {name.partition(".")[2]: make(each) for name, each in operations.items() if each.noun == noun}
+
+
+NOUNS = tuple(dict.fromkeys(operation.noun for operation in (*CATALOGUE.values(), *STREAMED.values())))
+"""What operations are about, in the order of the catalogue."""
+
+for _noun in NOUNS:
+    globals()[_noun.title()] = type(_noun.title(), (_Noun,), _methods(_noun, method_of))
+    globals()[f"Sync{_noun.title()}"] = type(f"Sync{_noun.title()}", (_SyncNoun,), _methods(_noun, sync_method_of))

@@ -1,0 +1,156 @@
+"""How a client reaches a service: over HTTP, or in its own process. Both take and give the same."""
+
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+from urllib.parse import quote
+
+import msgspec
+
+from holdfast import errors
+from holdfast.engine.app import App
+from holdfast.errors import CallerError, EngineError, HoldfastError, InvalidInput
+from holdfast.service.asking import Reader
+from holdfast.service.calling import Principal, make_service
+from holdfast.service.catalogue import Operation
+from holdfast.service.operations.streams import Stream
+from holdfast.service.problems import Problem, unexpected
+
+_reader = msgspec.json.Decoder(Problem)
+
+
+class Unreachable(EngineError):
+    """The service did not answer: it is away, or the way to it is."""
+
+
+class Transport(Protocol):
+    """Carries what is asked to where it is answered."""
+
+    async def ask(self, operation: Operation, fields: dict[str, Any]) -> bytes:
+        """Return the answer as JSON, or raise the error that was answered."""
+        ...
+
+    def stream(self, operation: Operation, fields: dict[str, Any]) -> AsyncIterator[bytes]:
+        """Return an event stream in chunks."""
+        ...
+
+    async def close(self) -> None:
+        """Give back every resource."""
+        ...
+
+
+class InProcess:
+    """Asks an app that has a node or a connection open in this event loop."""
+
+    def __init__(self, app: App, principal: Principal) -> None:
+        self._service = make_service(app)
+        self._principal = principal
+        self._readers: dict[str, Reader] = {}
+
+    async def ask(self, operation: Operation, fields: dict[str, Any]) -> bytes:
+        ask = self._read(operation, fields)
+        correlation_id = self._service.ids.new_id()
+        try:
+            answer = await operation.carry_out(self._service.call(self._principal, correlation_id), ask)
+        except HoldfastError:
+            raise
+        except Exception as problem:
+            raise unexpected(problem, correlation_id) from problem
+        return msgspec.json.encode(answer)
+
+    async def stream(self, operation: Operation, fields: dict[str, Any]) -> AsyncIterator[bytes]:
+        self._principal.require(operation.scope)
+        call = self._service.call(self._principal, self._service.ids.new_id())
+        stream: Stream = await operation.handle(call, self._read(operation, fields))
+        pieces = stream.pieces()
+        try:
+            async for piece in pieces:
+                yield piece
+        finally:
+            await pieces.aclose()  # type: ignore[attr-defined]
+
+    async def close(self) -> None:
+        self._service.stopping.set()
+
+    def _read(self, operation: Operation, fields: dict[str, Any]) -> Any:
+        reader = self._readers.get(operation.name)
+        if reader is None:
+            reader = self._readers[operation.name] = Reader(operation)
+        return reader.from_json(encoded(fields))
+
+
+class Http:
+    """Asks a service by its address."""
+
+    def __init__(self, address: str, token: str | None, timeout_s: float, transport: Any) -> None:
+        import httpx  # here: who asks in process does not wait for it
+
+        self._failure = httpx.HTTPError
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        self._http = httpx.AsyncClient(base_url=address, headers=headers, timeout=timeout_s, transport=transport)
+
+    async def ask(self, operation: Operation, fields: dict[str, Any]) -> bytes:
+        try:
+            response = await self._http.request(**_request(operation, fields))
+        except self._failure as problem:
+            raise Unreachable(f"{operation.name}: {type(problem).__name__}: {problem}") from problem
+        if not response.is_success:
+            raise error_of(response.status_code, response.content)
+        return bytes(response.content)
+
+    async def stream(self, operation: Operation, fields: dict[str, Any]) -> AsyncIterator[bytes]:
+        try:
+            async with self._http.stream(**_request(operation, fields)) as response:
+                if not response.is_success:
+                    raise error_of(response.status_code, await response.aread())
+                async for chunk in response.aiter_raw():
+                    yield chunk
+        except self._failure as problem:
+            raise Unreachable(f"{operation.name}: {type(problem).__name__}: {problem}") from problem
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+
+def _request(operation: Operation, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return what is asked as REST has it."""
+    rest, path = dict(fields), operation.path
+    for field in operation.path_fields:
+        given = rest.pop(field, "")
+        if not isinstance(given, str) or not given:
+            raise InvalidInput(f"{field}: Expected `str` of length >= 1", field=field)
+        path = path.replace(f"{{{field}}}", quote(given, safe=""))
+    asked: dict[str, Any] = {"method": operation.verb, "url": path}
+    if operation.has_body:
+        return {**asked, "content": encoded(rest), "headers": {"content-type": "application/json"}}
+    return {**asked, "params": {field: _text(value) for field, value in rest.items() if value is not None}}
+
+
+def encoded(fields: dict[str, Any]) -> bytes:
+    """Return what is asked as JSON."""
+    try:
+        return msgspec.json.encode(fields)
+    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as problem:
+        raise InvalidInput(f"this cannot be sent as JSON: {problem}") from problem
+
+
+def _text(value: Any) -> str:
+    plain = msgspec.to_builtins(value)
+    return plain if isinstance(plain, str) else msgspec.json.encode(plain).decode()
+
+
+def error_of(status: int, body: bytes) -> HoldfastError:
+    """Return the error that a service has answered with, of its own type; one that is not known by its status."""
+    try:
+        problem = _reader.decode(body)
+    except msgspec.MsgspecError:
+        return Unreachable(f"something on the way answered with {status}") if status >= 500 else _unknown(status)
+    kind: Any = getattr(errors, problem.code, None)
+    if not (isinstance(kind, type) and issubclass(kind, HoldfastError)):
+        kind = CallerError if status < 500 else EngineError
+    error: HoldfastError = kind(problem.detail)
+    error.details = {**problem.details, "correlation_id": problem.correlation_id}
+    return error
+
+
+def _unknown(status: int) -> HoldfastError:
+    return CallerError(f"something on the way answered with {status}")

@@ -1,0 +1,70 @@
+"""Logs: one that knows in which run and step it is written, and says nothing while a history is replayed.
+
+`App.logger` is such a log. Whatever is logged during a turn is said when the turn is taken and not again when the run
+is replayed, on this node or on another. A turn that is lost may have said something all the same: logs are no history.
+"""
+
+import json
+import logging
+from datetime import UTC, datetime
+from typing import Any
+
+from holdfast.engine.activities import current_activity
+from holdfast.program.code import current_program
+
+_OWN = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime", "taskName"}
+
+
+def place() -> dict[str, Any]:
+    """Return where in which run the caller is, as far as it is in one."""
+    program = current_program()
+    if program is not None:
+        return {"run_id": program.run_id, "workflow": program.definition.name}
+    activity = current_activity()
+    if activity is None:
+        return {}
+    return {"run_id": activity.run_id, "step_id": activity.step_id, "attempt": activity.attempt}
+
+
+class _InPlace(logging.Filter):
+    """Adds to each record where it was made, and drops those that are made while a history is replayed."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        program = current_program()
+        if program is not None and program.is_replaying:
+            return False
+        for name, value in place().items():
+            setattr(record, name, value)
+        return True
+
+
+_IN_PLACE = _InPlace()
+
+
+def logger_of(app: str) -> logging.Logger:
+    """Return the log of an app: `holdfast.app.` and its name."""
+    logger = logging.getLogger(f"holdfast.app.{app}")
+    if _IN_PLACE not in logger.filters:
+        logger.addFilter(_IN_PLACE)
+    return logger
+
+
+class JsonFormatter(logging.Formatter):
+    """Writes each record as one line of JSON: time, level, logger, message, run, step, and what was given as `extra`.
+
+    Run and step are known wherever a record is made inside a workflow or an activity, by whatever logger.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a record as one line of JSON."""
+        fields: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **place(),
+        }
+        fields |= {name: value for name, value in vars(record).items() if name not in _OWN}
+        if record.exc_info:
+            fields["error"] = self.formatException(record.exc_info)
+        return json.dumps(fields, default=str, ensure_ascii=False)

@@ -1,0 +1,212 @@
+"""Event streams: what happens in a run, and what changes in lists, as it happens."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal, Protocol
+
+from msgspec import Meta
+
+from holdfast.core.letters import Reason
+from holdfast.core.messages import Actor
+from holdfast.core.state import TERMINAL, RunStatus
+from holdfast.core.tasks import is_effective
+from holdfast.engine.recording import head_of
+from holdfast.errors import InvalidInput, NotPermitted, RateLimited
+from holdfast.service.calling import Call
+from holdfast.service.catalogue import Ask, operation
+from holdfast.service.frames import HEARTBEAT, OPENING, frame
+from holdfast.service.listing import Listing, Told
+from holdfast.service.operations.fields import OF_A_RUN, ActorName, RunId
+from holdfast.service.tenancy import belongs_to
+from holdfast.service.views import EventView, RunView
+from holdfast.service.watching import Followed, Watcher
+from holdfast.store.port import RunHead
+
+STOPPED = frame({}, event="stopped")
+"""The service stops: go on elsewhere, or here when it is back."""
+
+CHUNK_BYTES = 64 * 1024
+MEDIA = "text/event-stream"
+OF_A_STREAM = (*OF_A_RUN, RateLimited)
+KINDS = {"runs": "runs:read", "tasks": "tasks:read", "letters": "letters:read"}
+"""What can be watched, and what it takes to be allowed to."""
+
+
+class Stream(Protocol):
+    """What is read by one reader, who may go away at any time."""
+
+    wake: asyncio.Event
+    is_closed: bool
+
+    def pieces(self) -> AsyncIterator[bytes]:
+        """Return what to send, without end or until its end."""
+        ...
+
+
+class FollowRun(Ask, frozen=True, kw_only=True):
+    """Which run to follow, and from where. A `Last-Event-ID` stands above `after`."""
+
+    run_id: RunId
+    after: Annotated[int, Meta(ge=0, lt=2**53, description="The run_seq behind which to begin.")] = 0
+
+
+class RunStream:
+    """One run's history, from a number on and as it grows, to its end."""
+
+    def __init__(self, call: Call, watcher: Watcher, head: RunHead, after: int) -> None:
+        self.wake = asyncio.Event()
+        self.is_closed = False
+        self._watcher = watcher
+        self._heartbeat_s = call.service.options.heartbeat_s
+        self._status = head.status
+        self._seq = after
+        self._followed = watcher.follow(head, self.wake)
+        self._is_finished = head.status in TERMINAL and after >= head.version
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        followed = self._followed
+        try:
+            yield OPENING
+            await self._watcher.begun()
+            is_told = False
+            while not self._is_finished and not self.is_closed and not self._watcher.is_over:
+                self.wake.clear()
+                chunk = await self._next(followed)
+                if chunk:
+                    is_told = False
+                    yield chunk
+                elif followed.is_stale and not is_told:
+                    is_told = True
+                    yield frame({"last_event_seq": self._seq}, event="stale")
+                elif not await woken(self.wake, self._heartbeat_s):
+                    yield HEARTBEAT
+            yield self._ending() if self._is_finished else STOPPED
+        finally:
+            self._watcher.unfollow(followed, self.wake)
+
+    async def _next(self, followed: Followed) -> bytes:
+        size, texts = 0, []
+        for each in await followed.after(self._seq):
+            self._seq, self._is_finished = each.seq, each.is_last
+            texts.append(each.text)
+            size += len(each.text)
+            if size >= CHUNK_BYTES:
+                break
+        return b"".join(texts)
+
+    def _ending(self) -> bytes:
+        return frame({"last_event_seq": self._seq}, event="end", id=f"{self._seq}-end")
+
+
+async def woken(wake: asyncio.Event, seconds: float) -> bool:
+    """Wait to be woken; False if that takes too long."""
+    try:
+        async with asyncio.timeout(seconds):
+            await wake.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+@operation("runs.stream", "GET /v1/runs/{run_id}/stream", scope="runs:read", errors=OF_A_STREAM, media=MEDIA)
+async def follow_run(call: Call, ask: FollowRun) -> EventView:
+    """Follow a run: its events as server-sent events, in the order of `run_seq`, each once, to the end of the run.
+
+    The id of an event is its `run_seq`; a reader that comes back with it as `Last-Event-ID` misses nothing. `end` comes
+    last, when the run has finished. At `stale` events are missing: fetch the snapshot, and wait for them. At `stopped`
+    the service stops: come back.
+    """
+    head = await head_of(call.store, ask.run_id)
+    return RunStream(call, call.service.watchers.of(call.opened), head, ask.after)  # type: ignore[return-value]
+
+
+class WatchLists(Ask, frozen=True, kw_only=True):
+    """What to watch; what is left out may be anything. What is said of runs holds for their tasks and letters too."""
+
+    kinds: Annotated[str, Meta(description="Of `runs`, `tasks` and `letters`, with commas between.")] = "runs"
+    workflow: str | None = None
+    reference_key: str | None = None
+    tag: str | None = None
+    parent_run_id: str | None = None
+    run_id: str | None = None
+    status: RunStatus | None = None
+    task_status: Literal["OPEN", "COMPLETED", "CANCELLED"] | None = None
+    role: str | None = None
+    assignee: str | None = None
+    mine: bool = False
+    actor: ActorName = ""
+    reason: Reason | None = None
+
+    def names(self, head: RunHead) -> bool:
+        """Say whether a run is among those that are watched, whatever its status."""
+        return (
+            self.workflow in (None, head.plan_id)
+            and self.reference_key in (None, head.reference_key)
+            and (self.tag is None or self.tag in head.tags)
+            and self.parent_run_id in (None, head.parent_run_id)
+            and self.run_id in (None, head.run_id)
+        )
+
+    def lists(self, told: Told, actor: Actor | None) -> bool:
+        """Say whether something is in the lists that are watched, as it is now."""
+        record: Any = told.record
+        if told.kind == "runs":
+            return self.status in (None, record.status)
+        if told.kind == "letters":
+            return self.reason in (None, record.reason)
+        return (
+            self.task_status in (None, record.status)
+            and self.assignee in (None, record.assignee)
+            and (self.role is None or self.role in record.roles)
+            and (actor is None or is_effective(record.assignee, record.roles, actor))
+        )
+
+
+class ListStream:
+    """What changes in lists."""
+
+    def __init__(self, call: Call, watcher: Watcher, listing: Listing) -> None:
+        self.is_closed = False
+        self.wake = listing.wake
+        self._watcher = watcher
+        self._options = call.service.options
+        self._listing = listing
+        watcher.watch(listing)
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        try:
+            yield OPENING
+            await self._watcher.begun()
+            while not self.is_closed and not self._watcher.is_over:
+                self.wake.clear()
+                chunk = self._listing.take()
+                if chunk:
+                    yield chunk
+                    await asyncio.sleep(self._options.list_rest_s)
+                elif not await woken(self.wake, self._options.heartbeat_s):
+                    yield HEARTBEAT
+            yield STOPPED
+        finally:
+            self._watcher.unwatch(self._listing)
+
+
+@operation("lists.stream", "GET /v1/stream", scope=None, errors=(NotPermitted, RateLimited), media=MEDIA)
+async def watch_lists(call: Call, ask: WatchLists) -> RunView:
+    """Watch what changes in lists of runs, tasks and dead letters: `run`, `task` and `letter`, as the lists show them.
+
+    At `reset`, which comes first, read the lists: what changes from then on is told. It comes again if too much has
+    changed at once. `run_left` and `task_left` say that something is not in the list any more. Whoever has something
+    newer, by its `last_event_seq`, keeps that. Each kind needs the scope of its list.
+    """
+    kinds = frozenset(kind.strip() for kind in ask.kinds.split(","))
+    if not kinds <= KINDS.keys():
+        raise InvalidInput(f"kinds: there are {', '.join(KINDS)}", field="kinds")
+    for kind in kinds:
+        call.principal.require(KINDS[kind])
+    actor = call.actor(ask.actor) if ask.mine or not call.principal.is_admin else None
+    listing = Listing(
+        kinds,
+        lambda head: belongs_to(call.principal, head) and ask.names(head),
+        lambda told: ask.lists(told, actor),
+    )
+    return ListStream(call, call.service.watchers.of(call.opened), listing)  # type: ignore[return-value]

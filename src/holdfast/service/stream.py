@@ -1,0 +1,114 @@
+"""Event streams over HTTP: server-sent events, with `Last-Event-ID`.
+
+A reader that does not read is dropped after a while, and costs nothing until then: what it has not taken is in the
+store. A reader that comes back with the last id that it got misses nothing, whoever answers.
+"""
+
+import asyncio
+import re
+
+from msgspec.structs import replace
+from starlette.types import Receive, Scope, Send
+
+from holdfast.errors import HoldfastError, InvalidInput, MethodNotAllowed
+from holdfast.service.calling import Service
+from holdfast.service.catalogue import Operation, collect
+from holdfast.service.exchange import Exchange
+from holdfast.service.frames import HEARTBEAT
+from holdfast.service.operations import streams
+from holdfast.service.operations.streams import Stream
+from holdfast.service.problems import unexpected
+from holdfast.service.rest import Addresses
+
+STREAMS: dict[str, Operation] = collect((streams,))
+"""What can be streamed, by name. It is in no other transport: JSON-RPC has nothing like it."""
+
+CONTENT_TYPE = b"text/event-stream"
+LAST_ID = b"last-event-id"
+
+_IS_STREAM = re.compile(r"/v1/(runs/[^/]+/)?stream")
+_ID = re.compile(rb"(\d{1,16})(-end)?")
+
+
+def is_stream(path: str) -> bool:
+    """Say whether an event stream is at this address."""
+    return _IS_STREAM.fullmatch(path) is not None
+
+
+class Streams:
+    """An ASGI application that answers with event streams."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._addresses = Addresses(STREAMS)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, for as long as its reader reads."""
+        exchange = Exchange(self._service, scope, receive, send)
+        try:
+            stream = await self._open(exchange)
+        except HoldfastError as error:
+            await exchange.refuse(error)
+        except Exception as problem:
+            await exchange.refuse(unexpected(problem, exchange.correlation_id))
+        else:
+            if stream is not None:
+                await self._send_all(stream, exchange, receive, send)
+
+    async def _open(self, exchange: Exchange) -> Stream | None:
+        """Return the stream that is asked for, or None if the answer is given."""
+        endpoints, values = self._addresses.find(exchange.path)
+        if exchange.method == "OPTIONS":
+            await exchange.send_nothing(204, [(b"allow", b"GET, OPTIONS")])
+            return None
+        found = endpoints.get(exchange.method)
+        if found is None:
+            raise MethodNotAllowed(f"{exchange.method} is not for this address", allow="GET, OPTIONS")
+        exchange.operation = found.operation.name
+        principal = await exchange.principal()
+        principal.require(found.operation.scope)
+        ask = found.reader.from_query(dict(zip(found.fields, values, strict=True)), exchange.query)
+        if "after" in ask.__struct_fields__ and LAST_ID in exchange.headers:
+            number, is_over = _last_id(exchange.headers[LAST_ID])
+            if is_over:  # how browsers are told not to come back again
+                await exchange.send_nothing(204)
+                return None
+            ask = replace(ask, after=number)
+        stream: Stream = await found.operation.handle(self._service.call(principal, exchange.correlation_id), ask)
+        return stream
+
+    async def _send_all(self, stream: Stream, exchange: Exchange, receive: Receive, send: Send) -> None:
+        self._service.requests[exchange.operation, 200] += 1
+        gone = asyncio.create_task(_close_when_gone(stream, receive), name="reader")
+        pieces = stream.pieces()
+        opening = await anext(pieces)  # from here on it is let go when it is closed
+        try:
+            headers = [(b"content-type", CONTENT_TYPE), (b"x-accel-buffering", b"no")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": opening, "more_body": True})
+            async for piece in pieces:
+                if piece is HEARTBEAT:
+                    await exchange.principal()
+                async with asyncio.timeout(self._service.options.stall_s):
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await asyncio.sleep(0)  # neither sending nor reading need have given way to others
+            await send({"type": "http.response.body", "body": b""})
+        except (TimeoutError, HoldfastError):
+            return  # it reads too slowly, or may not read on: the connection is cut, and it may come back
+        finally:
+            gone.cancel()
+            await pieces.aclose()  # type: ignore[attr-defined]
+
+
+async def _close_when_gone(stream: Stream, receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    stream.is_closed = True
+    stream.wake.set()
+
+
+def _last_id(given: bytes) -> tuple[int, bool]:
+    found = _ID.fullmatch(given)
+    if found is None:
+        raise InvalidInput("Last-Event-ID: this was not given out by this service", field="Last-Event-ID")
+    return int(found[1]), found[2] is not None

@@ -1,0 +1,243 @@
+"""The client: the same scenes as every transport, in process and over HTTP; and what happens when the way is bad."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+import holdfast as hf
+from holdfast.client import Client, SyncClient, nouns
+from holdfast.client.transports import Unreachable, error_of
+from holdfast.errors import Conflict, EngineError, HoldfastError, InvalidInput, NotFound, RateLimited
+from holdfast.service.operations import CATALOGUE
+from holdfast.service.problems import problem_of, status_of
+from holdfast.service.stream import STREAMS
+from holdfast.testing.clock import VirtualClock
+from tests.service.reading import served, settled
+from tests.service.scenes import SCENES
+from tests.service.stage import Answer, Stage, make_app, on_stage
+from tests.service.test_catalogue import NEED_A_CLOCK
+from tools.client_stubs import STUBS, flat, stubs
+
+ONCE = hf.Retry(max_attempts=1)
+QUICKLY = hf.Retry(max_attempts=4, initial_ms=1)
+
+
+def client_of(stage: Stage, how: str, retry: hf.Retry = ONCE) -> Client:
+    """Return a client of a stage, in process or over HTTP."""
+    if how == "in process":
+        return Client(stage.app, retry=retry)
+    return Client("http://shop", transport=stage.http._transport, retry=retry)
+
+
+@pytest.mark.contract("API-1", "API-2", "SIG-7")
+@pytest.mark.parametrize("how", ["in process", "http"])
+@pytest.mark.parametrize("name", sorted(SCENES))
+async def test_every_operation_through_the_client(name: str, how: str, tmp_path: Path) -> None:
+    store = hf.MemoryStore(VirtualClock()) if name in NEED_A_CLOCK else f"sqlite:///{tmp_path}/service.db"
+    async with on_stage(store) as stage:
+        client = client_of(stage, how)
+
+        async def call(name: str, ask: dict[str, Any]) -> Answer:
+            noun, _, verb = name.partition(".")
+            try:
+                answer = await getattr(getattr(client, noun), verb)(**ask)
+            except HoldfastError as error:
+                return status_of(type(error)), msgspec.to_builtins(problem_of(error, ""))
+            assert isinstance(answer, CATALOGUE[name].answer)
+            return CATALOGUE[name].status, msgspec.json.decode(msgspec.json.encode(answer))
+
+        await SCENES[name](stage, call)
+
+
+@pytest.mark.contract("API-1")
+def test_no_operation_is_missing_in_the_client() -> None:
+    for name, operation in {**CATALOGUE, **STREAMS}.items():
+        noun, _, verb = name.partition(".")
+        for prefix in ("", "Sync"):
+            method = getattr(getattr(nouns, prefix + noun.title()), verb)
+            assert method.__doc__ == operation.doc
+    assert nouns.STREAMED == STREAMS
+    for kind in (Client, SyncClient):
+        source = kind.__init__.__code__.co_names
+        assert set(nouns.NOUNS) <= set(source), f"{kind.__name__} lacks one of {nouns.NOUNS}"
+
+
+@pytest.mark.contract("API-1")
+def test_the_stubs_are_those_of_the_catalogue() -> None:
+    assert flat(stubs()) == flat(STUBS.read_text(encoding="utf-8")), "run `python -m tools.client_stubs`"
+
+
+@pytest.mark.parametrize("how", ["in process", "http"])
+async def test_answers_are_equal_and_typed_whatever_the_way(how: str) -> None:
+    async with on_stage() as stage:
+        client, other = client_of(stage, how), client_of(stage, "in process")
+        run = await client.runs.start("order", input={"order_id": "o-1"}, request_id="r")
+        assert run == await other.runs.start("order", input={"order_id": "o-1"}, request_id="r")
+        receipt = await client.signals.send(run.run_id, "approval", payload={"approved": True}, signal_id="s")
+        assert receipt == await other.signals.send(run.run_id, "approval", payload={"approved": True}, signal_id="s")
+        assert await client.result(run.run_id, str) == "o-1: True"
+        assert await client.runs.snapshot(run.run_id) == await other.runs.snapshot(run.run_id)
+        with pytest.raises(Conflict):
+            await client.runs.start("order", input={"order_id": "o-2"}, request_id="r")
+        failing = await client.runs.start("failing")
+        with pytest.raises(hf.errors.RunFailed, match="by design"):
+            await client.result(failing.run_id)
+        stopped = await client.runs.start("patient")
+        await client.runs.terminate(stopped.run_id, wait=True)
+        with pytest.raises(hf.errors.RunCancelled):
+            await client.result(stopped.run_id)
+        for bad in ({"colour": "red"}, {"workflow": "order", "colour": "red"}):
+            with pytest.raises(InvalidInput):
+                await client.runs.start("order", **bad)  # type: ignore[arg-type]
+
+
+class BadWay(httpx.AsyncBaseTransport):
+    """A way on which answers get lost, or somebody answers who should not."""
+
+    def __init__(self, way: httpx.AsyncBaseTransport, *mishaps: str) -> None:
+        self._way = way
+        self._mishaps = list(mishaps)
+        self.bodies: list[bytes] = []
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.bodies.append(await request.aread())
+        mishap = self._mishaps.pop(0) if self._mishaps else ""
+        if mishap == "refused":
+            raise httpx.ConnectError("nobody listens")
+        if mishap == "proxy":
+            return httpx.Response(502, content=b"<html>")
+        response = await self._way.handle_async_request(request)
+        if mishap == "lost":
+            raise httpx.ReadError("the answer was lost")
+        return response
+
+
+@pytest.mark.contract("QUE-1", "SIG-5")
+async def test_what_failed_on_its_way_is_asked_again_under_the_same_id_and_done_once() -> None:
+    async with on_stage() as stage:
+        way = BadWay(stage.http._transport, "refused", "lost", "proxy")
+        client = Client("http://shop", transport=way, retry=QUICKLY)
+        run = await client.runs.start("patient")
+        assert len(way.bodies) == 4
+        assert len(set(way.bodies)) == 1
+        assert [each.run_id for each in (await client.runs.list()).items] == [run.run_id]
+        way._mishaps = ["lost", "lost"]
+        await client.signals.send(run.run_id, "other")
+        way._mishaps = ["lost"]
+        sent = await client.signals.send_many([{"run_id": run.run_id, "name": "other"}])
+        assert sent.items[0].problem is None
+        assert len((await client.signals.mailbox(run.run_id)).items) == 2
+        way._mishaps = ["refused"] * 4
+        with pytest.raises(Unreachable, match="nobody listens"):
+            await client.runs.get(run.run_id)
+
+
+async def test_what_was_refused_is_not_asked_again() -> None:
+    async with on_stage() as stage:
+        way = BadWay(stage.http._transport)
+        client = Client("http://shop", transport=way, retry=QUICKLY)
+        with pytest.raises(NotFound) as caught:
+            await client.runs.get("nowhere")
+        assert caught.value.details["correlation_id"]
+        assert len(way.bodies) == 1
+
+
+@pytest.mark.contract("API-2")
+def test_errors_are_rebuilt_by_their_codes() -> None:
+    def kinds(of: type[HoldfastError]) -> list[type[HoldfastError]]:
+        return [of, *(kind for child in of.__subclasses__() for kind in kinds(child))]
+
+    for kind in kinds(HoldfastError):
+        if kind.__module__ == "holdfast.errors" and kind is not HoldfastError and not kind.__name__.startswith("_"):
+            problem = problem_of(kind("because", field="x"), "c-1")
+            error = error_of(problem.status, msgspec.json.encode(problem))
+            assert (type(error), error.message, error.details["field"]) == (kind, "because", "x")
+    unknown = msgspec.structs.replace(problem_of(RateLimited("later"), "c"), code="Newfangled")
+    assert type(error_of(503, msgspec.json.encode(unknown))) is EngineError
+    assert isinstance(error_of(418, b"tea"), hf.errors.CallerError)
+
+
+@asynccontextmanager
+async def over(how: str, tmp_path: Path) -> AsyncIterator[tuple[Client, Callable[[], int]]]:
+    """Give a client whose streams are real ones, and how many of them are open."""
+    async with served(f"sqlite:///{tmp_path}/s.db") as shop:
+        made = Client(shop.app) if how == "in process" else Client(f"http://127.0.0.1:{shop.port}", retry=QUICKLY)
+        async with made as client:
+            service = getattr(client._calls._transport, "_service", shop.service)
+            yield client, lambda: service.watchers.watching
+
+
+@pytest.mark.contract("API-1", "API-3")
+@pytest.mark.parametrize("how", ["in process", "http"])
+async def test_streams_are_read_to_their_end_or_left(how: str, tmp_path: Path) -> None:
+    async with over(how, tmp_path) as (client, watching):
+        run = await client.runs.start("order", input={"order_id": "o-1"})
+        seen = []
+        async for event in client.runs.stream(run.run_id):
+            seen.append(event)
+            if event.event_type == "SignalWaiting":
+                await client.signals.send(run.run_id, "approval", payload={"approved": True})
+        assert seen == (await client.runs.events(run.run_id)).items
+        assert [event.run_seq async for event in client.runs.stream(run.run_id, after=2)] == list(
+            range(3, len(seen) + 1)
+        )
+        with pytest.raises(NotFound):
+            await anext(aiter(client.runs.stream("nowhere")))
+        lists: Any = client.lists.stream(kinds="runs,tasks", workflow="asking")
+        assert await anext(lists) == ("reset", {})
+        asking = await client.runs.start("asking", input={"who": "bob"})
+        told: dict[str, Any] = {}
+        while not {"run", "task"} <= told.keys():
+            kind, record = await anext(lists)
+            told[kind] = record
+        assert told["run"].run_id == told["task"]["run_id"] == asking.run_id
+        await lists.aclose()
+        await settled(lambda: watching() == 0)
+
+
+@pytest.mark.contract("API-3")
+async def test_a_stream_that_breaks_goes_on_where_it_broke(tmp_path: Path) -> None:
+    app = make_app()
+    address = f"sqlite:///{tmp_path}/s.db"
+    seen: list[int] = []
+    async with served(address, app=app) as first:
+        run_id = await first.start("patient")
+        port = first.port
+    reading = asyncio.create_task(_follow(f"http://127.0.0.1:{port}", run_id, seen))
+    for number in range(3):
+        options = msgspec.structs.replace(first.service.options, port=port)
+        async with served(address, app=make_app(), options=options) as shop:
+            await settled(lambda number=number: len(seen) >= 3 + 2 * number)  # type: ignore[misc]
+            await shop.send(run_id, "go")
+            await settled(lambda number=number: len(seen) >= 5 + 2 * number)  # type: ignore[misc]
+            if number == 2:
+                await shop.http.post(f"/v1/runs/{run_id}/terminate", json={})
+                await reading
+    assert seen == list(range(1, len(seen) + 1))
+
+
+async def _follow(address: str, run_id: str, seen: list[int]) -> None:
+    async with Client(address, retry=hf.Retry(max_attempts=0, initial_ms=10, factor=1.0)) as client:
+        async for event in client.runs.stream(run_id):
+            seen.append(event.run_seq)  # noqa: PERF401 - each as it comes
+
+
+async def test_scripts_have_the_same_without_waiting(tmp_path: Path) -> None:
+    def script(address: str) -> tuple[Any, list[str]]:
+        with SyncClient(address) as client:
+            run = client.runs.start("echo", input={"value": 7})
+            with pytest.raises(NotFound):
+                client.runs.get("nowhere")
+            return client.result(run.run_id, int), [event.event_type for event in client.runs.stream(run.run_id)]
+
+    async with served() as shop:
+        result, types = await asyncio.to_thread(script, f"http://127.0.0.1:{shop.port}")
+        assert (result, types) == (7, ["RunQueued", "RunStarted", "RunCompleted"])
+        with pytest.raises(InvalidInput):
+            SyncClient(shop.app)  # type: ignore[arg-type]

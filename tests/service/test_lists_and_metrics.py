@@ -1,0 +1,146 @@
+"""What changes in lists is told as it happens, and what happens is counted."""
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+import holdfast as hf
+from holdfast.service.calling import Headers, Principal
+from holdfast.service.listing import MOST_PENDING, Listing, Told
+from holdfast.store.beginnings import new_head
+from holdfast.testing.clock import VirtualClock
+from holdfast.testing.samples import message, new_run
+from tests.service.reading import QUICK, served, settled
+from tests.service.scenes import finished, open_task, refused, waiting_order
+from tests.service.stage import on_stage
+
+SAMPLE = re.compile(r"(?P<name>[a-z_]+)(?:\{(?P<labels>[^}]*)\})? (?P<value>[0-9.e+-]+)")
+
+
+@pytest.mark.contract("API-3")
+async def test_lists_tell_what_changes_and_what_leaves_them(tmp_path: Path) -> None:
+    async with served(f"sqlite:///{tmp_path}/s.db") as shop:
+        before = await shop.start("asking", who="bob")
+        path = "/v1/stream?kinds=runs,tasks&workflow=asking&status=RUNNING&assignee=ann"
+        async with shop.reading(path) as lists, shop.reading("/v1/stream?workflow=echo") as others:
+            assert await lists.next() == await others.next() == ("reset", {})
+            await shop.start("echo")
+            run_id = await shop.start("asking", who="eve")
+            read = await lists.until(lambda event, _: event == "task_left")
+            task_id = read[-1][1]["task_id"]
+            assert {data.get("run_id", run_id) for _, data in read} == {run_id}, "not of other workflows"
+            await shop.http.post("/v1/tasks/" + task_id + "/reassign", json={"to": "ann"})
+            assert (await lists.until(lambda event, _: event == "task"))[-1][1]["assignee"] == "ann"
+            await shop.http.post(f"/v1/runs/{run_id}/terminate", json={})
+            left = await lists.until(lambda event, _: event == "run_left")
+            assert left[-1] == ("run_left", {"run_id": run_id})
+            told = await others.until(lambda _, run: run["status"] == "COMPLETED")
+            assert {run["workflow"] for _, run in told} == {"echo"}
+        assert before not in str(read), "what does not change is not told"
+
+
+async def test_dead_letters_are_told_once() -> None:
+    clock = VirtualClock()
+    store = hf.MemoryStore(clock)
+    async with served(store) as shop:
+        run_id = await shop.start("order", order_id="o-1")
+        async with shop.reading("/v1/stream?kinds=letters&reason=retries%20exhausted") as lists:
+            assert await lists.next() == ("reset", {})
+            await store.deliver([replace(message(run_id, "poison"), expected_version=99)])
+            heard = asyncio.create_task(lists.next())
+            while not heard.done():
+                clock.advance(ms=61_000)
+                store.wakeups.ring()
+                await asyncio.sleep(0.01)
+            assert heard.result()[1]["run_id"] == run_id
+            await shop.http.post(f"/v1/runs/{run_id}/terminate", json={})
+            again = asyncio.create_task(lists.next())
+            await settled(lambda: shop.service.watchers._watcher.looks > 5)  # type: ignore[union-attr]
+            assert not again.done()
+            again.cancel()
+
+
+@pytest.mark.contract("API-4")
+async def test_each_kind_needs_the_scope_of_its_list() -> None:
+    async def ask(headers: Headers) -> Principal:
+        return Principal(name="ann", scopes=frozenset({"runs:read", "tasks:read"}))
+
+    async with served(authenticate=ask) as shop:
+        assert (await shop.http.get("/v1/stream?kinds=letters")).status_code == 403
+        assert (await shop.http.get("/metrics")).status_code == 403
+        async with shop.reading("/v1/stream?kinds=runs,tasks") as lists:
+            assert await lists.next() == ("reset", {})
+
+
+def test_who_falls_behind_is_told_to_read_again() -> None:
+    head = new_head(new_run(), None, 0)
+    listing = Listing(frozenset({"runs"}), lambda head: True, lambda told: True)
+    assert b"reset" in listing.take()
+    for number in range(MOST_PENDING):
+        listing.offer(Told("runs", head, replace(head, run_id=f"run-{number % 7}")))
+    assert listing.take().count(b"event: run\n") == 7, "what changes again is told once"
+    for number in range(MOST_PENDING + 1):
+        listing.offer(Told("runs", head, replace(head, run_id=f"run-{number}")))
+    assert listing.take() == b"event: reset\ndata: {}\n\n"
+    assert listing.take() == b""
+
+
+async def test_nobody_looks_when_nobody_watches() -> None:
+    async with served() as shop:
+        run_id = await shop.start("patient")
+        async with shop.reading(f"/v1/runs/{run_id}/stream") as reading:
+            await reading.next()
+            watcher: Any = shop.service.watchers._watcher
+        await settled(lambda: watcher.is_over)
+        looks = watcher.looks
+        await shop.send(run_id, "go")
+        await shop.send(run_id, "go")
+        assert watcher.looks == looks
+        assert shop.app.opened().store.told == ()  # type: ignore[attr-defined]
+
+
+def samples(text: str) -> dict[tuple[str, str], float]:
+    """Return what a scraper reads."""
+    found = {}
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            sample = SAMPLE.fullmatch(line)
+            assert sample, line
+            found[sample["name"], sample["labels"] or ""] = float(sample["value"])
+    return found
+
+
+@pytest.mark.contract("PRJ-3")
+async def test_metrics_tell_what_was_done_and_what_is_there(tmp_path: Path) -> None:
+    async with on_stage(f"sqlite:///{tmp_path}/s.db") as stage:
+        await finished(stage, "echo")
+        run_id = await waiting_order(stage)
+        await open_task(stage)
+        await stage.start("far")
+        await stage.until("system.queues", {}, lambda queues: queues["items"])
+        await stage.rest("signals.send", {"run_id": run_id, "name": "other"})
+        await refused(stage.rest, "signals.send", {"run_id": "nowhere", "name": "x"}, "NotFound", 404)
+        response = await stage.http.get("/metrics")
+        assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+        found = samples(response.text)
+    assert found["holdfast_runs", 'status="COMPLETED"'] == 1
+    assert found["holdfast_runs", 'status="RUNNING"'] == 3
+    assert found["holdfast_runs_created_total", ""] == 4
+    assert found["holdfast_runs_finished_total", 'status="COMPLETED"'] == 1
+    assert found["holdfast_events_total", 'type="TaskCreated"'] == 1
+    assert found["holdfast_queue_jobs", 'queue="gpu"'] == 1
+    assert found["holdfast_tasks_open", ""] == 1
+    assert found["holdfast_nodes", ""] == 1
+    assert found["holdfast_signals_total", 'answer="accepted"'] == 1
+    assert found["holdfast_http_requests_total", 'operation="runs.start",status="201"'] == 4
+    assert found["holdfast_http_requests_total", 'operation="signals.send",status="404"'] == 1
+    assert found["holdfast_commit_seconds_bucket", 'le="+Inf"'] == found["holdfast_commit_seconds_count", ""]
+    assert found["holdfast_commit_turns_sum", ""] >= 4
+    assert found["holdfast_claims_total", ""] >= 1
+    for name in ("ready_lag_seconds", "dead_letters_open", "activities_running", "event_streams"):
+        assert ("holdfast_" + name, "") in found
+    assert QUICK.streams == 1_000
