@@ -40,15 +40,19 @@ as nobody else has claimed the run.
 invisible for a while, and is handed out again if its taker goes silent: at least once. It goes with the commit that
 closes its step, so its outcome is recorded once. Like what goes to other runs, a job becomes durable with its turn.
 
+**Gates** (`core/gates.py`). A run with a ticket comes to the gate of its plan. Until it is let in it waits: it has no
+owner and its messages are held back. It leaves, inside or waiting, with the commit that finishes it.
+
 **Wake-ups** (`wakeups.py`) are only hints that something may have become ready. Losing all of them costs latency.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from holdfast.core.events import NULL, Event
+from holdfast.core.gates import RunLimit, Ticket
 from holdfast.core.instants import Instant
 from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settled, Settlement
 from holdfast.core.messages import AcceptedSignalResult, Message, Signal, SignalRequest
@@ -83,7 +87,8 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     `seen_inbox_seq` is the highest inbox number that the turn had before it: a later one makes the run ready again.
     `starts` and `sends` go to other runs: they become durable with the commit and arrive by themselves, as if by
     `create` and `deliver`, each at most once by its id; what is refused there is dropped. How many signals a run takes
-    in a minute does not matter for them: they were recorded, and nobody is there to be told to try again.
+    in a minute does not matter for them: they were recorded, and nobody is there to be told to try again. Nor is a run
+    in `starts` refused because of its ticket: it queues.
     `dead` are messages that it gives up, and consumes.
     `jobs` go into queues, after `jobs_closed` names the steps whose jobs, and what was said of their progress, go.
     """
@@ -155,6 +160,7 @@ class NewRun(Struct, frozen=True, kw_only=True, gc=False):
 
     `request_key` recognises a retry of the same request (QUE-1); `input_sha256` tells a retry from a misuse.
     `signals` are for the run, whatever run they name: they are in its mailbox when it is there, or nothing is.
+    With a `ticket` it comes to the gate of its plan.
     """
 
     run_id: str
@@ -175,6 +181,7 @@ class NewRun(Struct, frozen=True, kw_only=True, gc=False):
     reference_key: str | None = None
     tags: tuple[str, ...] = ()
     signals: tuple[SignalRequest, ...] = ()
+    ticket: Ticket | None = None
 
 
 class PurgePolicy(Struct, frozen=True, kw_only=True):
@@ -196,7 +203,7 @@ class PurgePolicy(Struct, frozen=True, kw_only=True):
 
 
 class Created(Struct, frozen=True, gc=False):
-    """The run is there, by this call. `epoch` is 1 if it was claimed as it was written."""
+    """The run is there, by this call. `epoch` is 1 if it was claimed as it was written; one that waits is not."""
 
     run_id: str
     epoch: int = 0
@@ -274,6 +281,8 @@ class RunHead(Struct, frozen=True, kw_only=True, gc=False):
     ready_at: Instant | None
     lease_owner: str | None
     lease_epoch: int
+    queued_at: Instant | None = None
+    """Since when it waits at its gate; None: it does not."""
 
 
 class LoadedRun(Struct, frozen=True, kw_only=True, gc=False):
@@ -287,6 +296,17 @@ class LoadedRun(Struct, frozen=True, kw_only=True, gc=False):
     signals: tuple[Signal, ...] = ()
     records: tuple[ActivityRecord, ...] = ()
     details: dict[str, Raw] = {}
+
+
+class Admitted(Struct, frozen=True, gc=False):
+    """A run that was let in. STARTED: with the run if it was claimed, else it is ready for whoever claims.
+
+    SKIPPED: somebody has it in hand, and finds that it was let in. FAILED: it makes no sense, and is left for a while.
+    """
+
+    run_id: str
+    status: Literal["STARTED", "FAILED", "SKIPPED"]
+    run: LoadedRun | None = None
 
 
 class PurgeReport(Struct, frozen=True, kw_only=True):
@@ -316,6 +336,7 @@ class Stats(Struct, frozen=True, kw_only=True):
     dead_letters: int
     nodes: int
     oldest_ready_at: Instant | None
+    queued: int = 0
 
 
 # --- the verbs ----------------------------------------------------------------------------------------------------
@@ -380,6 +401,17 @@ class Store(Protocol):
 
         With `plan_ids` only runs of these plans: what a node does not know it leaves to others. The node's lease must
         be current, or `LeaseExpired` is raised.
+        """
+        ...
+
+    async def admit(
+        self, limits: Mapping[str, RunLimit], limit: int, claim_for: str | None = None
+    ) -> tuple[list[Admitted], Instant | None]:
+        """Let in up to `limit` of the runs that wait at the gates of these plans, in order of the plans' names.
+
+        With `claim_for` those that are free belong to that node as they are let in; its lease must be current, or
+        `LeaseExpired` is raised. Also return when to ask again although nobody leaves: at the next instant of a rate
+        that somebody waits for, or now if the limit cut it short.
         """
         ...
 
