@@ -13,6 +13,7 @@
     │   ├── NotWaiting              `require_waiting` was asked for and nobody waits
     │   ├── PayloadTooLarge         over a size limit
     │   ├── RateLimited             over a rate limit; `retry_after_ms` says when to try again
+    │   ├── Overloaded              a workflow has as many runs as it allows; `retry_after_ms` says when to try again
     │   ├── SignalAcceptanceIndeterminate   a payload is stored whose acceptance record is missing
     │   ├── MalformedRequest        a request that is not even readable: no JSON, or no text
     │   ├── MethodNotAllowed        the address is right, and the verb is not
@@ -112,6 +113,10 @@ class PayloadTooLarge(CallerError):
 
 class RateLimited(CallerError):
     """Too many in too short a time; `details["retry_after_ms"]` says when to try again."""
+
+
+class Overloaded(CallerError):
+    """The workflow has as many runs as it allows; `details["retry_after_ms"]` says when to try again."""
 
 
 class SignalAcceptanceIndeterminate(CallerError):

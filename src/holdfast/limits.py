@@ -78,5 +78,14 @@ NESTED_RUNS = 20
 JSON_DEPTH = 100
 """How deep a value may be nested. Readers recurse, from stacks of any depth, and must never be the first to fail."""
 
+PRIORITY = 100
+"""The highest priority of a run that waits to be let in; its negative is the lowest."""
+
+PRIORITY_AGE_MS = 60_000
+"""For how much waiting one step of priority counts. So the lowest overtakes the highest after some three hours."""
+
+OVERLOAD_RETRY_MS = 1_000
+"""When to ask again for a start that was refused, where nobody knows how long the runs inside will take."""
+
 LOST_ATTEMPTS = 20
 """How often an activity may take its node along before its step fails. It may be what kills the nodes."""

@@ -8,6 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
+from holdfast.core.gates import RunLimit, Ticket
 from holdfast.errors import LeaseExpired, RunTerminal
 from holdfast.store import port
 from holdfast.testing.samples import SampleNode, complete, marker, new_run, signal, timer, wait
@@ -127,6 +130,31 @@ async def _claim_when_due(node: SampleNode) -> port.LoadedRun:
         return claimed[0]
     finally:
         listener.close()
+
+
+# --- gates
+
+
+async def pass_gates(seat: Seat, path: Path, runs: int, limit: RunLimit) -> list[int]:
+    """Start runs, let in and finish whoever can be, until nobody is left; return how many were found inside.
+
+    A run is inside from its first turn to its last. They are counted by an index of runs, not by the gates.
+    """
+    counts: list[int] = []
+    async with opened_anywhere(path) as store:
+        node = SampleNode(store, f"node-{seat.number}", HOUR_MS)
+        await node.renew()
+        seat.meet()
+        ticket = Ticket(limit=limit, key=str(seat.number))
+        for number in range(runs):
+            await store.create([replace(new_run(f"run-{seat.number}-{number}"), ticket=ticket)])
+        while (await store.stats()).runs.keys() - {"COMPLETED"}:
+            await store.admit({"order": limit}, 2, node.name)
+            claimed = await store.claim(node.name, 2)
+            await store.commit([await node.turn(run, wait()) for run in claimed])
+            counts.append((await store.stats()).runs.get("RUNNING", 0))
+            await store.commit([await node.turn(await node.load(run.head.run_id), complete()) for run in claimed])
+    return counts
 
 
 # --- many at work

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.core.gates import RunLimit
 from holdfast.core.invariants import check
 from holdfast.store.port import Created, RunQuery
 from holdfast.testing.samples import SampleNode, new_run, timer
@@ -35,6 +36,22 @@ async def test_processes_that_write_hard_never_see_a_lock_and_everything_adds_up
     assert sum(len(run.signals) for run in view.runs) == total["signals"]
     assert sum(len(run.events) for run in view.runs) == total["events"]
     assert check(view) == []
+
+
+@pytest.mark.contract("QUE-2", "QUE-3", "STO-3")
+@pytest.mark.parametrize("limit", [RunLimit(at_once=3), RunLimit(at_once=5, per_key=1)])
+async def test_no_more_runs_are_inside_than_allowed_and_nobody_waits_for_ever(tmp_path: Path, limit: RunLimit) -> None:
+    path = tmp_path / "store.db"
+    await prepare(path)
+
+    played = play(players.pass_gates, processes=4, path=path, runs=25, limit=limit)
+
+    most = max(count for counts in played for count in counts)
+    assert 1 <= most <= (limit.at_once or 0)
+    async with opened(path) as store:
+        stats = await store.stats()
+        assert (stats.runs, stats.queued) == ({"COMPLETED": 100}, 0)
+        assert await store.admit({"order": limit}, 9) == ([], None)
 
 
 @pytest.mark.contract("STO-1", "MSG-2")

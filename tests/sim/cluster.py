@@ -17,7 +17,7 @@ from tests.sim.scripts import register
 from tests.sim.world import World
 
 LEASE_MS = 3_000
-NODE_TASKS = frozenset({"pump", "lease", "wake-ups", "beats", "queues", "outcomes"})
+NODE_TASKS = frozenset({"pump", "lease", "wake-ups", "beats", "queues", "outcomes", "run queue"})
 
 
 class SeededIds:
@@ -52,7 +52,7 @@ class Member:
         # Nodes need not agree on when to cut, or to give up.
         limits = Limits(rotation_steps=rng.choice((1, 3, 50)), poison_retries=rng.choice((1, 3)))
         self.app = App("sim", limits=limits, ids=SeededIds(rng), rng=SeededRng(rng))
-        self.play = register(self.app, world)
+        self.workflows = register(self.app, world)
         self._options = NodeOptions(
             lease_ms=LEASE_MS,
             safety_poll_s=4.0,

@@ -14,7 +14,7 @@ from typing import Any
 import holdfast as hf
 from holdfast.engine.app import App
 from holdfast.program.tasks import Escalation
-from tests.sim.world import World
+from tests.sim.world import AT_ONCE, PER_KEY, World, key_of
 
 Script = list[Any]
 
@@ -28,7 +28,7 @@ def draw_script(rng: Random, depth: int = 0, length: int | None = None) -> Scrip
 
 def _draw(rng: Random, depth: int) -> list[Any]:
     simple = ["work", "work", "work", "sleep", "wait", "wait", "ask"]
-    nested = ["all", "race", "child", "limit", "cleanup", "attempt", "again", "saga"]
+    nested = ["all", "race", "child", "narrow", "limit", "cleanup", "attempt", "again", "saga"]
     kind = rng.choice(simple if depth >= 3 else simple + nested)
     match kind:
         case "work":
@@ -54,8 +54,11 @@ def _duration(rng: Random) -> float:
     return rng.choice((0.0, 0.0, 0.0, 0.01, 0.3, 0.3, 2.0, 9.0))
 
 
-def register(app: App, world: World) -> Any:
-    """Register the workflow that plays scripts, and its activity, with an app. Return the workflow."""
+def register(app: App, world: World) -> dict[str, Any]:
+    """Register the workflows that play scripts, and their activity, with an app. Return the workflows.
+
+    Only few runs of `narrow` are let in at once. It starts no children: they could wait for the place of their parent.
+    """
 
     @app.activity(retry=hf.Retry(max_attempts=3, initial_ms=200, most_ms=2_000))
     async def work(seconds: float, failures: int, is_later: bool = False) -> str:
@@ -68,17 +71,22 @@ def register(app: App, world: World) -> Any:
 
         hf.on_query("seen", lambda: seen)
         hf.on_update("poke", poke)
-        return await Player(work, play, seen, is_top=True).run(script)
+        return await Player(work, {"play": play, "narrow": narrow}, seen, is_top=True).run(script)
 
-    return play
+    @app.workflow(at_once=AT_ONCE, per_key=PER_KEY, key=key_of, rate=(2, 0.5))
+    async def narrow(script: list[Any], seen: list[Any]) -> list[Any]:
+        hf.on_query("seen", lambda: seen)
+        return await Player(work, {}, seen, is_top=True).run(script)
+
+    return {"play": play, "narrow": narrow}
 
 
 class Player:
     """Plays one script inside a workflow."""
 
-    def __init__(self, activity: Any, workflow: Any, seen: list[Any], *, is_top: bool) -> None:
+    def __init__(self, activity: Any, workflows: dict[str, Any], seen: list[Any], *, is_top: bool) -> None:
         self._activity = activity
-        self._workflow = workflow
+        self._workflows = workflows
         self._seen = seen
         self._is_top = is_top
 
@@ -96,7 +104,7 @@ class Player:
         return self._seen
 
     def _inner(self) -> Player:
-        return Player(self._activity, self._workflow, [], is_top=False)
+        return Player(self._activity, self._workflows, [], is_top=False)
 
     async def _work(
         self, seconds: float, failures: int, attempts: int, queue: str, is_later: bool, on_failure: str
@@ -132,7 +140,12 @@ class Player:
         return [tasks.index(task) for task in tasks if task in done]
 
     async def _child(self, script: Script, policy: str) -> Any:
-        return await self._workflow.options(close_policy=policy)(script, [])
+        if not self._workflows:
+            return await self._inner().run(script)
+        return await self._workflows["play"].options(close_policy=policy)(script, [])
+
+    async def _narrow(self, script: Script) -> Any:
+        return await (self._workflows["narrow"](script, []) if self._workflows else self._inner().run(script))
 
     async def _limit(self, seconds: float, script: Script) -> Any:
         try:

@@ -88,6 +88,8 @@ class Simulation:
         self._client = FaultyStore(world.store, self.cluster.weather, Random(f"client {seed}"))
         world.client = self._client
         self._plans: dict[str, Script] = {f"r{number}": draw_script(self._rng) for number in range(runs)}
+        gates = Random(f"gates {seed}")
+        self._gates = {run_id: gates.choice(("play", "play", "narrow")) for run_id in self._plans}
         self._sent = 0
         self._waiting: dict[str, list[tuple[Any, asyncio.Task[Any]]]] = {}
 
@@ -113,8 +115,14 @@ class Simulation:
             try:
                 if member is None:
                     raise TimeoutError
+                workflow = member.workflows[self._gates[run_id]]
                 starting = member.app.start(
-                    member.play, self._plans[run_id], [], request_id=f"q-{run_id}", run_id=run_id
+                    workflow,
+                    self._plans[run_id],
+                    [],
+                    request_id=f"q-{run_id}",
+                    run_id=run_id,
+                    priority=len(self._plans[run_id]),
                 )
                 handle: RunHandle[Any] = await in_process(member, starting, 5.0)
             except (TimeoutError, HoldfastError):

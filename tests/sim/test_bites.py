@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,11 +11,14 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.core import decide
+from holdfast.core.gates import RunLimit
 from holdfast.core.pen import NOTHING, Decision, Pen
 from holdfast.core.state import OpenStep
 from holdfast.engine.node import Node
+from holdfast.engine.run_queue import RunQueue
 from holdfast.engine.turn import TurnDraft
 from holdfast.store import port
+from holdfast.store.memory.gates import Gate
 from holdfast.store.memory.run import Run
 from tests.sim.simulation import simulate
 
@@ -131,3 +135,29 @@ def test_it_finds_a_detached_activity_that_is_given_up_with_its_node(monkeypatch
 
     monkeypatch.setattr(decide, "_detach", forget)
     assert "is open and no node has the run" in first_finding()
+
+
+@pytest.mark.contract("QUE-2")
+def test_it_finds_a_gate_that_lets_in_one_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_room = Gate.has_room
+
+    def has_more_room(self: Gate, limit: RunLimit, tenant: str, key: str) -> bool:
+        return has_room(self, replace(limit, at_once=3, per_key=2), tenant, key)
+
+    monkeypatch.setattr(Gate, "has_room", has_more_room)
+    assert "more runs are under way than there is room for" in first_finding()
+
+
+@pytest.mark.contract("QUE-2")
+def test_it_finds_a_run_that_does_not_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Gate, "leave", lambda self, run_id: None)
+    assert "does not finish" in first_finding()
+
+
+@pytest.mark.contract("QUE-3")
+def test_it_finds_runs_that_nobody_lets_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def rest(self: RunQueue) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(RunQueue, "work", rest)
+    assert "does not finish" in first_finding()

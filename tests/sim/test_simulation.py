@@ -38,6 +38,7 @@ def _silence() -> Iterator[None]:
     logger.setLevel(level)
 
 
+@pytest.mark.contract("QUE-2", "QUE-3")
 @pytest.mark.contract("INV", "OWN-1", "OWN-3", "MSG-2", "SIG-3", "SIG-4", "TMR-1", "CAN-1", "EVT-1", "PRJ-4", "TSK-2")
 @pytest.mark.parametrize("seed", chosen_seeds())
 def test_whatever_goes_wrong_nothing_acknowledged_is_lost_or_doubled(seed: int) -> None:
@@ -62,6 +63,6 @@ def test_the_stories_hold_every_kind_of_harm() -> None:
     harm = {"kills", "stops", "lost leases", "outages", "leaves", "conflicts", "signals"}
     harm |= {"takes", "reports", "late reports", "lost workers"}
     harm |= {"TaskCompleted", "TaskReminded", "TaskAssigned", "TaskRefused", "escalations"}
-    harm |= {"settled steps", "dead letters"}
+    harm |= {"settled steps", "dead letters", "let in", "let in later: STARTED"}
     assert harm <= counts.keys(), counts
     assert counts["commits"] > 1_000

@@ -6,8 +6,8 @@ Whatever must not be is noted in `violations`, and the simulation ends there. `t
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from contextvars import Context
 from hashlib import sha256
 from random import Random
@@ -17,6 +17,7 @@ from msgspec import Raw, Struct
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.events import Event
+from holdfast.core.gates import RunLimit
 from holdfast.core.invariants import check
 from holdfast.core.messages import AcceptedSignalResult, Message
 from holdfast.core.state import retry_token, state_of
@@ -31,6 +32,13 @@ from holdfast.testing.sim_loop import LoopClock, SimLoop, current_process
 from holdfast.testing.views import view_of
 
 TRACE_LINES = 4_000
+AT_ONCE, PER_KEY = 2, 1
+"""How many runs of the narrow workflow may be under way, and of one key."""
+
+
+def key_of(script: list[object]) -> str:
+    """Return the key of a run that plays a script in the narrow workflow."""
+    return str(len(script) % 2)
 
 
 class Effect(Struct, frozen=True):
@@ -159,10 +167,22 @@ class World:
             self.violate(f"{run_id}: {process.name} committed a turn of a run that belongs to {before.lease_owner}")
         for event in new:
             self._check_event(event, history)
+        if before.plan_id == "narrow" and any(isinstance(event.data, e.RunStarted) for event in new):
+            self._check_room()
         view = await view_of(self.store, run_id, self.acknowledged)
         assert view is not None
         for violation in check(view):
             self.violate(f"{run_id}: {violation.invariant}: {violation.problem}")
+
+    def _check_room(self) -> None:
+        """No more runs are under way than the workflow allows, nor of one key."""
+        inside = self.store.under_way("narrow")
+        self.note(f"inside {' '.join(sorted(inside))}", "let in")
+        keys = Counter(
+            key_of(codec.decode(queued.input, dict[str, list[object]])["script"]) for queued in inside.values()
+        )
+        if len(inside) > AT_ONCE or any(count > PER_KEY for count in keys.values()):
+            self.violate(f"more runs are under way than there is room for: {sorted(inside)}, {keys}")
 
     def _check_event(self, event: Event, history: Sequence[Event]) -> None:
         body, where = event.data, f"{event.run_id} {event.step_id}"
@@ -231,6 +251,15 @@ class WatchedStore(MemoryStore):
         """Return a run's history."""
         return self._runs[run_id].events
 
+    def under_way(self, plan_id: str) -> dict[str, e.RunQueued]:
+        """Return how the runs of a plan began that have started and not finished."""
+        runs = {run_id: run for run_id, run in self._runs.items() if run.head.plan_id == plan_id}
+        return {
+            run_id: run.events[0].data  # type: ignore[misc]
+            for run_id, run in runs.items()
+            if not run.is_finished and any(isinstance(event.data, e.RunStarted) for event in run.events)
+        }
+
     def messages_of(self, run_id: str) -> list[Message]:
         """Return what waits for a run, due or not."""
         return [message for _, message in self._runs[run_id].messages.values()]
@@ -245,6 +274,15 @@ class WatchedStore(MemoryStore):
             else:
                 await self._world.check_commit(turn, head, answer)
         return answers
+
+    async def admit(
+        self, limits: Mapping[str, RunLimit], limit: int, claim_for: str | None = None
+    ) -> tuple[list[port.Admitted], int | None]:
+        """Let in who waits, and note it."""
+        admitted, next_at = await super().admit(limits, limit, claim_for)
+        for each in admitted:
+            self._world.note(f"let in {each.run_id} {each.status}", f"let in later: {each.status}")
+        return admitted, next_at
 
     async def take(
         self, node: str, queues: Sequence[str], activities: Sequence[str], limit: int, visible_ms: int

@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from holdfast.core.gates import RunLimit
 from holdfast.core.letters import DeadLetterQuery
 from holdfast.core.snapshot import runtime_snapshot
 from holdfast.core.state import TERMINAL, state_of
@@ -41,7 +42,7 @@ from holdfast.testing.samples import read_history, read_picture
 from holdfast.testing.store_suite_base import BAD_NAMES
 from tests.store.comparing import answer_of, narrowed, plain, show
 from tests.store.random_turns import Held, open_task_answers, random_turn, spoiled
-from tests.store.random_values import ACTIVITIES, MISSING, NODES, QUEUES, VISIBLE_MS, Values
+from tests.store.random_values import ACTIVITIES, MISSING, NODES, PLANS, QUEUES, VISIBLE_MS, Values
 
 LIMITS = Limits(
     signal_payload_bytes=100,
@@ -231,6 +232,10 @@ class World:
         elif verb == "beat":
             for beat, is_kept in zip(arguments[1], answer, strict=True):
                 self.reached[f"beat: {'job' if beat.queue else 'own'} {'kept' if is_kept else 'lost'}"] += 1
+        elif verb == "admit":
+            for each in answer[0]:
+                self.reached[f"admit: {each.status}{' and claimed' * (each.run is not None)}"] += 1
+            self.reached["admit: nobody yet"] += answer[1] is not None and not answer[0]
         elif verb == "settle_dead_letters":
             for outcome in answer:
                 end = outcome.error.code if isinstance(outcome, Refused) else outcome.action
@@ -255,6 +260,8 @@ class World:
         if isinstance(outcome, Committed):
             return "committed again" if any(item is turn for turn in self.won) else "committed"
         if isinstance(outcome, Created):
+            if item.ticket is not None:
+                return f"created at a gate{' and claimed' * outcome.epoch}"
             return "created and claimed" if outcome.epoch else "created"
         finished = {head.run_id for head in self.heads if head.status in TERMINAL}
         is_late = isinstance(outcome, Duplicate) and item.run_id in finished
@@ -290,6 +297,19 @@ async def deliver(world: World) -> None:
         else:
             items.append(values.message(world.run_ids, now))
     await world.ask("deliver", items)
+
+
+async def admit(world: World) -> None:
+    """Let in who waits, for a node or for nobody, by limits that are not always the same."""
+    values = world.values
+    limits = {plan: values.run_limit() for plan in values.some((*PLANS, MISSING), 3)}
+    if values.happens(0.03):
+        limits["order"] = RunLimit(at_once=0)
+    node = values.pick((None, *NODES))
+    admitted, _ = await world.ask("admit", limits, values.limit(), node) or ((), None)
+    for each in admitted:
+        if each.run is not None and node is not None:
+            await world.hold(node, each.run)
 
 
 async def claim(world: World) -> None:
@@ -467,6 +487,7 @@ NONSENSE: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("beat", ("\ud800", [], 1)),
     ("beat", (MISSING, [None], 1)),
     ("claim", ("\ud800", 1)),
+    ("admit", ({}, 1, "\ud800")),
     ("release", ("\ud800",)),
     ("renew", (MISSING, 2**70)),
 )
@@ -476,6 +497,7 @@ OPERATIONS: list[tuple[int, Callable[[World], Awaitable[None]]]] = [
     (12, create),
     (20, deliver),
     (12, claim),
+    (8, admit),
     (6, look_again),
     (26, commit),
     (12, renew),

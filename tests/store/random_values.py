@@ -9,6 +9,7 @@ from typing import Any, TypeVar, get_args
 from msgspec import UNSET, Raw
 from msgspec.structs import replace
 
+from holdfast.core.gates import Overload, RunLimit, Ticket
 from holdfast.core.instants import Instant
 from holdfast.core.letters import DeadLetter, DeadLetterQuery, Reason, bury
 from holdfast.core.messages import Message, MessageType, SignalRequest
@@ -88,10 +89,22 @@ class Values:
             spec = self._spec()
             self.made.append(spec)
         new = new_run(now=now, **spec)
+        if self.happens(0.5):
+            ticket = Ticket(limit=self.run_limit(), key=self.pick(("", "k", "l")), priority=self.number(-1, 2))
+            new = replace(new, ticket=ticket)
         if self.happens(0.2):
             signals = [self.signal([spec["run_id"]], ()) for _ in range(self.number(1, 2))]
             new = replace(new, signals=tuple(signals))
         return self._adorned(new, now) if self.happens(0.2) else new
+
+    def run_limit(self) -> RunLimit:
+        """Draw the limit of a workflow."""
+        rate = RunLimit(starts=self.pick((1, 2)), period_ms=self.pick((1, 30_000)), overload="delay")
+        if self.happens(0.2):
+            return rate
+        limit = rate if self.happens(0.4) else RunLimit()
+        overload: Overload = self.pick(("queue", "queue", "queue", "reject"))
+        return replace(limit, at_once=self.pick((None, 1, 1, 2)), per_key=self.pick((None, 1, 2)), overload=overload)
 
     def _spec(self) -> Spec:
         return {

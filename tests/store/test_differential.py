@@ -76,7 +76,8 @@ SUBJECTS: tuple[MakeSubject, ...] = (make_memory, make_sqlite, make_shared_sqlit
 """The reference first, then everybody who must answer as it does."""
 
 MUST_BE_REACHED = {
-    "create": """created; created and claimed; NewRun Existing; NewRun InvalidInput; NewRun Conflict;
+    "create": """created; created and claimed; created at a gate; created at a gate and claimed;
+        NewRun Overloaded; NewRun Existing; NewRun InvalidInput; NewRun Conflict;
         NewRun Conflict of run ids; raised LeaseExpired; raised InvalidInput""",
     "deliver": """SignalRequest Accepted; SignalRequest Accepted again; SignalRequest Duplicate;
         SignalRequest Duplicate after the end; SignalRequest InvalidInput; SignalRequest PayloadTooLarge;
@@ -87,6 +88,7 @@ MUST_BE_REACHED = {
     "commit": """committed; committed again; conflict no such run; conflict version; conflict epoch;
         conflict finished; conflict event exists; conflict task is open;
         conflict cannot be stored; raised InvalidInput""",
+    "admit": "STARTED; STARTED and claimed; raised LeaseExpired; raised InvalidInput",
     "claim": "free; own; orphan; raised LeaseExpired; raised InvalidInput",
     "renew": "something; raised InvalidInput",
     "release": "something; nothing",

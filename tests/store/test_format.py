@@ -17,10 +17,11 @@ from msgspec.structs import replace
 from holdfast.core import codec
 from holdfast.core.access import TokenQuery
 from holdfast.core.events import UnknownBody
+from holdfast.core.gates import RunLimit, Ticket
 from holdfast.core.letters import DeadLetterQuery, Settled
 from holdfast.core.messages import ActivitySucceeded
 from holdfast.core.snapshot import project_run, runtime_snapshot
-from holdfast.core.state import COMPLETED, RUNNING, state_of
+from holdfast.core.state import CANCELLED, COMPLETED, RUNNING, state_of
 from holdfast.errors import SignalAcceptanceIndeterminate, StoreTooNew
 from holdfast.store.port import (
     Accepted,
@@ -55,6 +56,7 @@ from holdfast.testing.samples import (
 
 FORMATS = sorted((Path(__file__).parent / "formats").glob("*.sql"))
 DAY_MS = 86_400_000
+ONE = RunLimit(at_once=1)
 
 
 async def write_sample(path: Path) -> None:
@@ -91,6 +93,8 @@ async def fill_with_sample(store: Store, clock: VirtualClock) -> None:
     )
     clock.advance(ms=5)
     await store.create([new_run("queued", now=clock.now(), value={"cents": 4200})])
+    limited = [new_run(run_id, now=clock.now(), plan_id="limited", tenant="acme") for run_id in ("inside", "in line")]
+    await store.create([replace(new, ticket=Ticket(limit=ONE, key="k", priority=1)) for new in limited])
 
 
 def restore(dump: Path, path: Path) -> None:
@@ -130,7 +134,8 @@ async def test_old_writer_new_reader_sees_everything_and_goes_on(old_file: Path)
     store = await SqliteStore.open(old_file, clock=clock)
     assert await store.migrate() == latest_version()
     heads = {head.run_id: head for head in await store.find_runs(RunQuery())}
-    assert sorted(heads) == ["asking", "charging", "done", "queued", "sleeping", "waiting"]
+    gated = [] if first_format(old_file) < 6 else ["in line", "inside"]
+    assert sorted(heads) == sorted(["asking", "charging", "done", "queued", "sleeping", "waiting", *gated])
     for run_id, head in heads.items():
         events = await store.read_events(run_id)
         assert runtime_snapshot(state_of(run_id, events)) == head.snapshot
@@ -228,6 +233,40 @@ async def test_access_tokens_of_any_format_since_there_are_tokens_are_found(old_
     await store.close()
 
 
+@pytest.mark.contract("FMT-1", "QUE-2")
+async def test_runs_in_line_of_any_format_since_there_are_gates_are_let_in(old_file: Path) -> None:
+    """Also when the run inside was finished by an older node, which knows of no gates and leaves its place behind."""
+    has_gates = first_format(old_file) >= 6
+    store = await SqliteStore.open(old_file, clock=VirtualClock(START + 10_000))
+    await store.migrate()
+    assert await store.admit({"limited": ONE}, 9) == ([], None)
+    change(old_file, "UPDATE runs SET status = 'COMPLETED', ready_at = NULL, finished_at = 1 WHERE run_id = 'inside'")
+    admitted, _ = await store.admit({"limited": ONE}, 9)
+    assert [each.run_id for each in admitted] == (["in line"] if has_gates else [])
+    await store.close()
+
+
+@pytest.mark.contract("FMT-1", "QUE-2", "WF-7")
+async def test_run_that_an_old_node_has_cancelled_in_line_is_passed_over(old_file: Path) -> None:
+    store = await SqliteStore.open(old_file, clock=VirtualClock(START + 10_000))
+    await store.migrate()
+    change(old_file, "UPDATE runs SET status = 'CANCELLED', finished_at = 1 WHERE run_id = 'in line'")
+    assert await store.admit({"limited": RunLimit(at_once=2)}, 9) == ([], None)
+    assert (await store.stats()).queued == 0
+    assert [head.ready_at for head in await store.find_runs(RunQuery(status=CANCELLED))] in ([None], [])
+    await store.close()
+
+
+@pytest.mark.contract("FMT-1", "QUE-2")
+async def test_place_of_a_run_that_an_old_node_has_purged_is_free_again(old_file: Path) -> None:
+    store = await SqliteStore.open(old_file, clock=VirtualClock(START + 10_000))
+    await store.migrate()
+    change(old_file, "DELETE FROM runs WHERE run_id = 'inside'")
+    admitted, _ = await store.admit({"limited": ONE}, 9)
+    assert [each.run_id for each in admitted] == ([] if first_format(old_file) < 6 else ["in line"])
+    await store.close()
+
+
 @pytest.mark.contract("FMT-1", "SIG-6")
 async def test_missing_records_mean_what_they_meant_before_there_were_records(old_file: Path) -> None:
     change(old_file, "DELETE FROM activity_records; DELETE FROM acceptance_records;")
@@ -248,6 +287,7 @@ async def test_missing_records_mean_what_they_meant_before_there_were_records(ol
 @pytest.mark.contract("FMT-1", "EVT-3")
 async def test_new_writer_old_reader_ignores_what_it_does_not_know_and_keeps_it(old_file: Path) -> None:
     """This code stands for the old one: a newer schema, table, event type and field were added under its feet."""
+    runs = 6 if first_format(old_file) < 6 else 8
     store = await SqliteStore.open(old_file, clock=VirtualClock())
     await store.migrate()
     await store.close()
@@ -276,7 +316,7 @@ async def test_new_writer_old_reader_ignores_what_it_does_not_know_and_keeps_it(
     await store.purge(PurgePolicy(finished_run_ms=0))
     await store.close()
     db = sqlite3.connect(old_file)
-    assert db.execute("SELECT count(*) FROM wonders WHERE wonder = 'kept'").fetchone() == (6,)
+    assert db.execute("SELECT count(*) FROM wonders WHERE wonder = 'kept'").fetchone() == (runs,)
     assert db.execute("SELECT count(*) FROM events WHERE event_type = 'WonderHappened'").fetchone() == (1,)
     assert db.execute("SELECT DISTINCT mood FROM runs").fetchall() == [("good",)]
     db.close()

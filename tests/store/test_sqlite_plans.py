@@ -7,8 +7,10 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.core.events import NULL
+from holdfast.core.gates import Overload, RunLimit
 from holdfast.store.port import Beat, TaskQuery
 from holdfast.store.sqlite import SqliteStore
+from holdfast.store.sqlite.gates import FIRST
 from holdfast.store.sqlite.owning import NEXT_VISIBLE
 from holdfast.testing.samples import (
     SampleNode,
@@ -23,9 +25,17 @@ from holdfast.testing.samples import (
     timer,
     wait,
 )
+from holdfast.testing.store_suite_gates import admit, come
 from holdfast.testing.store_suite_queues import queue_turn
 
-MAY_BE_WALKED = ("SCAN json_each", "SCAN CONSTANT ROW", "SCAN nodes", "SCAN holdfast_schema", "SCAN sqlite_master")
+MAY_BE_WALKED = (
+    "SCAN json_each",
+    "SCAN CONSTANT ROW",
+    "SCAN nodes",
+    "SCAN gates",
+    "SCAN holdfast_schema",
+    "SCAN sqlite_master",
+)
 
 
 class Recorder:
@@ -64,6 +74,12 @@ async def test_hot_statements_use_their_indexes(tmp_path: Path) -> None:
     await SampleNode(store, "other").claim()
     await store.release(node.name, ["run-3"])
     await store.read_events("run-1", 2)
+    policies: tuple[Overload, ...] = ("queue", "reject")
+    for policy in policies:
+        limit = RunLimit(at_once=1, per_key=1, starts=9, overload=policy)
+        await come(store, f"{policy}-1", f"{policy}-2", limit=limit, key="k")
+    await admit(store, RunLimit(at_once=3, per_key=3, starts=5), claim_for="other")
+    await SampleNode(store, "other").step("queue-1", complete())
     store._database.connection.set_trace_callback(None)
     await store.close()
     db = sqlite3.connect(path)
@@ -137,6 +153,7 @@ async def test_tasks_are_found_without_walking_through_all(tmp_path: Path, query
             "COVERING INDEX jobs_visible",
         ),
         (NEXT_VISIBLE.replace("?", "'q'"), "COVERING INDEX jobs_visible"),
+        (FIRST.replace("?", "'p'"), "INDEX gate_lines_open (plan_id=? AND tenant>?)"),
     ],
 )
 async def test_each_index_serves_its_question_without_sorting(tmp_path: Path, statement: str, index: str) -> None:

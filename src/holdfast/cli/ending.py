@@ -50,6 +50,7 @@ CODES: dict[type[HoldfastError], int] = {
     e.NotPermitted: REFUSED,
     e.PayloadTooLarge: REFUSED,
     e.RateLimited: REFUSED,
+    e.Overloaded: REFUSED,
     e.RunError: FAILED,
     e.EngineError: UNAVAILABLE,
     e.InternalError: OUR_MISTAKE,

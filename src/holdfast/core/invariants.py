@@ -49,6 +49,7 @@ class RunView(Struct, frozen=True, kw_only=True):
     parent_run_id: str | None = None
     lease_owner: str | None = None
     ready_at: Instant | None = None
+    queued_at: Instant | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -354,7 +355,7 @@ _WAITS_FOR_THE_WORLD = frozenset({"signal", "task", "child"})
 def unfinished_runs_can_go_on(view: RunView) -> list[str]:
     """Find runs that nothing will ever wake, and activities that no node runs.
 
-    Whoever is to come back by itself is named: a signal, a human, a child, an instant, or the operator who paused.
+    Whoever is to come back by itself is named: a signal, a human, a child, an instant, a gate, the operator who paused.
     An activity that is not elsewhere is not: it needs a node that owns the run, or an instant at which it is retried.
     """
     state = _fold(view)
@@ -366,12 +367,8 @@ def unfinished_runs_can_go_on(view: RunView) -> list[str]:
         for step in steps
         if step.kind == "activity" and not _is_elsewhere(step) and not _is_timed(step, view)
     ]
-    is_awaited = (
-        view.ready_at is not None
-        or state.status is PAUSED
-        or any(s.kind in _WAITS_FOR_THE_WORLD or _is_elsewhere(s) for s in steps)
-    )
-    if not is_awaited and not found:
+    is_named = view.ready_at is not None or view.queued_at is not None or state.status is PAUSED
+    if not is_named and not found and not any(s.kind in _WAITS_FOR_THE_WORLD or _is_elsewhere(s) for s in steps):
         found.append(f"the run is {view.status}, and neither leased nor ready nor waiting for anything")
     return found
 
@@ -401,6 +398,7 @@ def finished_runs_leave_nothing(view: RunView) -> list[str]:
         "open tasks": sum(task.status == "OPEN" for task in view.tasks),
         "owner": int(view.lease_owner is not None),
         "instant at which it is ready": int(view.ready_at is not None),
+        "place at its gate": int(view.queued_at is not None),
     }
     return [f"the run is {view.status} and has {count} {what}" for what, count in left.items() if count]
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import update_wrapper
-from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from msgspec import Raw
 from msgspec.json import schema as json_schema
@@ -30,6 +30,7 @@ from holdfast.engine.node import Node, logger
 from holdfast.engine.observing import observed
 from holdfast.engine.opened import Opened
 from holdfast.engine.options import NodeOptions
+from holdfast.engine.run_queue import Dequeued
 from holdfast.engine.sending import FirstSignal, Outgoing, Sender, result_of
 from holdfast.engine.serving import asked_to_end
 from holdfast.engine.tasks import Tasks
@@ -45,6 +46,7 @@ from holdfast.program.definitions import (
     failure_policy,
     milliseconds,
 )
+from holdfast.program.limiting import LimitOptions, WorkflowLimit
 from holdfast.program.port import Program
 from holdfast.program.signals import check_signal_name
 from holdfast.settings import Settings, load_settings
@@ -139,6 +141,7 @@ class App:
         self._rng = rng or SystemRng()
         self._operators = Operators(authoriser=authoriser, ids=self._ids)
         self._workflows: dict[tuple[str, str], WorkflowDefinition] = {}
+        self._limited: dict[str, WorkflowLimit] = {}
         self._activities: dict[str, ActivityDefinition] = {}
         self._node: Node | None = None
         self._store: port.Store | None = None
@@ -152,7 +155,12 @@ class App:
     def workflow(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Workflow[P, R]: ...
     @overload
     def workflow(
-        self, *, name: str | None = None, version: str = "1", signals: Mapping[str, Any] | None = None
+        self,
+        *,
+        name: str | None = None,
+        version: str = "1",
+        signals: Mapping[str, Any] | None = None,
+        **limits: Unpack[LimitOptions],
     ) -> RegistersWorkflow: ...
 
     def workflow(
@@ -162,10 +170,12 @@ class App:
         name: str | None = None,
         version: str = "1",
         signals: Mapping[str, Any] | None = None,
+        **limits: Unpack[LimitOptions],
     ) -> Any:
         """Register an async function as a workflow. Use as `@app.workflow` or `@app.workflow(version="2")`.
 
         `signals` declares the types of signals by their names: what does not fit is refused before it is stored.
+        `limits` (at_once, per_key, key, rate, overload) bound its runs, of all versions: the last one's hold.
         """
         for signal in signals or ():
             check_signal_name(signal)
@@ -176,7 +186,11 @@ class App:
             key = (definition.name, version)
             if key in self._workflows:
                 raise InvalidInput(f"workflow {definition.name!r} is registered twice with version {version!r}")
+            limit = WorkflowLimit(limits, definition.signature) if limits else None
             self._workflows[key] = definition
+            self._limited.pop(definition.name, None)
+            if limit is not None:
+                self._limited[definition.name] = limit
             return Workflow(definition)
 
         return register if function is None else register(function)
@@ -261,6 +275,15 @@ class App:
         query = DeadLetterQuery(run_id=run_id, reason=reason, settled=settled, after=start, limit=limit)
         return await find_letters(self._opened(), query)
 
+    async def dequeue_and_start(self) -> list[Dequeued]:
+        """Let in runs that wait for room, and start them here if the node takes runs; return what became of each.
+
+        Nodes do it by themselves, when a run has finished and now and then. Anybody may, at any time (QUE-3).
+        """
+        if self._node is None:
+            raise InvalidInput("no node is open: start what is queued inside `async with app.node(...)`")
+        return await self._node.run_queue.dequeue_and_start()
+
     def _opened(self) -> port.Store:
         if self._store is None:
             raise InvalidInput("no node is open: work on tasks and report outcomes inside `async with app.node(...)`")
@@ -287,6 +310,10 @@ class App:
     def plan_ids(self) -> list[str]:
         """Return the names of the workflows that are registered."""
         return sorted({name for name, _ in self._workflows})
+
+    def limited(self) -> Mapping[str, WorkflowLimit]:
+        """Return the limits of the workflows that have some, by their names."""
+        return self._limited
 
     def begin(self, state: RunState, input: Raw, rotation: int) -> Program:
         """Make the program of a run."""
@@ -384,11 +411,13 @@ class App:
         run_id: str | None = None,
         reference_key: str | None = None,
         tags: tuple[str, ...] = (),
+        priority: int = 0,
         with_signal: FirstSignal | None = None,
         **kwargs: Any,
     ) -> RunHandle[R]:
         """Start a run with these arguments. The same request again gives the run that is there.
 
+        If the workflow has limits, the run may wait its turn, by `priority` (higher first), or be `Overloaded`.
         `with_signal`, a dict of name, payload and signal_id, is in the run's mailbox from its beginning; if the run is
         there already, it is sent to it, in the same transaction, and raises why if it is refused.
         """
@@ -404,6 +433,7 @@ class App:
             run_id=run_id,
             reference_key=reference_key,
             tags=tags,
+            priority=priority,
             with_signal=with_signal,
         )
         for delivered in started.signals:

@@ -278,7 +278,9 @@ class Commands:
         )
         answer: Any
         if self._node is not None:
+            new = self._node.run_queue.ticketed(new)
             answer = await self._node.creations.create(new, now)
+            self._node.run_queue.notice_start(new)
         else:
             [answer] = await self._store.create([new])
         if isinstance(answer, port.Refused):

@@ -72,7 +72,7 @@ class Creations:
             mine = run_ids & self._under_way
             self._under_way -= mine
         for (new, now, future), answer in zip(batch, answers, strict=True):
-            if self._owner and isinstance(answer, Created) and new.run_id in mine:  # else the node has found it before
+            if isinstance(answer, Created) and answer.epoch and new.run_id in mine:  # else the node has found it before
                 self._begin(new, now)
             if not future.done():
                 future.set_result(answer)

@@ -30,6 +30,7 @@ from holdfast.engine.news import mourn, tell
 from holdfast.engine.options import NodeOptions
 from holdfast.engine.queues import ActivityDefinitions, Queues
 from holdfast.engine.ready import Ready
+from holdfast.engine.run_queue import LimitedDefinitions, RunQueue
 from holdfast.engine.slots import Slots
 from holdfast.engine.turn import POISON_RETRIES, TurnDraft, aside_turn
 from holdfast.errors import (
@@ -46,15 +47,7 @@ from holdfast.ports import Rng
 from holdfast.program.definitions import ActivityOptions, decode_options
 from holdfast.program.loop import apart
 from holdfast.store.beginnings import created_run
-from holdfast.store.port import (
-    Beat,
-    CommitConflict,
-    Committed,
-    LoadedRun,
-    NewRun,
-    Store,
-    Turn,
-)
+from holdfast.store.port import Beat, CommitConflict, Committed, LoadedRun, NewRun, Store, Turn
 
 RETRY_S = 0.2
 
@@ -64,12 +57,8 @@ UNFIT = frozenset({"event exists", "task is open", "cannot be stored"})
 logger = logging.getLogger("holdfast.node")
 
 
-class NodeDefinitions(Definitions, ActivityDefinitions, Protocol):
+class NodeDefinitions(Definitions, ActivityDefinitions, LimitedDefinitions, Protocol):
     """What a node can run."""
-
-    def plan_ids(self) -> list[str]:
-        """Return the names of the workflows that are known."""
-        ...
 
 
 class Node:
@@ -99,6 +88,7 @@ class Node:
         self._ready = Ready()
         self.creations = Creations(store, name if options.takes_runs else None, options.lease_ms, self._begin)
         self.finishes = Finishes(store, self.holds, options.safety_poll_s)
+        self.run_queue = RunQueue(store, definitions, self._owner_of_queued, self.hold, options)
         self._unfit: dict[str, tuple[RunError, int]] = {}
         self._to_release: list[str] = []
         self._should_claim = True
@@ -119,6 +109,7 @@ class Node:
             asyncio.create_task(self._keep_lease(), name="lease"),
             asyncio.create_task(self._hear(), name="wake-ups"),
             asyncio.create_task(self._watch(), name="finishes"),
+            asyncio.create_task(self.run_queue.work(), name="run queue"),
             *self._queues.start(),
             *self._pumping,
         ]
@@ -327,7 +318,9 @@ class Node:
             with apart():
                 drafts = [self._draft(held, live, problem, now) for held, live, problem in prepared if live is not None]
             turns = [draft.finish(release=not self._is_busy(draft)) for _, _, draft in drafts]
+            turns = self.run_queue.with_tickets(turns)
         answers = await self._commit(turns)
+        self.run_queue.notice_starts(turns)
         with held_back():
             for (held, live, draft), turn, answer in zip(drafts, turns, answers, strict=True):
                 if isinstance(answer, CommitConflict):
@@ -450,9 +443,10 @@ class Node:
         if draft.state.is_finished:
             self.lives.forget(run_id)
             self.finishes.tell(run_id, draft.state.version, draft.events[-1] if draft.events else None)
+            self.run_queue.notice_end(draft.state.plan_id)
         if is_released or draft.state.is_finished:
-            if not held.inputs:
-                self._held.pop(run_id, None)
+            if not held.inputs and self._held.get(run_id) is held:
+                del self._held[run_id]
         else:
             held.advance(draft)
         self.lives.trim()
@@ -494,6 +488,11 @@ class Node:
         self._held.pop(run_id, None)
         self.lives.forget(run_id)
         self._should_claim = True
+
+    def _owner_of_queued(self) -> str | None:
+        """Return for whom runs are claimed that are let in: this node, unless it takes none, or none any more."""
+        takes_runs = self._options.takes_runs and not self._is_stopping and self.failure is None
+        return self.name if takes_runs else None
 
     def holds(self, run_id: str) -> bool:
         """Say whether the run belongs to this node."""

@@ -71,6 +71,7 @@ class Opened(Struct, frozen=True):
         environment: str = "default",
         reference_key: str | None = None,
         tags: tuple[str, ...] = (),
+        priority: int = 0,
         with_signal: FirstSignal | None = None,
     ) -> Started:
         """Start a run with this input, which fits the definition. When this returns it is durable."""
@@ -91,7 +92,9 @@ class Opened(Struct, frozen=True):
         )
         if with_signal is not None:
             new = replace(new, signals=(first_signal(new.run_id, with_signal, definition),))
+        new = self.node.run_queue.ticketed(new, priority)
         answer = await self.node.creations.create(new, now)
         if isinstance(answer, port.Refused):
             raise answer.error
+        self.node.run_queue.notice_start(new)
         return Started(answer.run_id, answer.signals)

@@ -41,6 +41,7 @@ class Signature:
             for p in parameters
         ]
         self._name = what or function.__qualname__
+        self.names = [p.name for p in parameters]
         self._signature = signature.replace(parameters=parameters)
         self._model = msgspec.defstruct(
             f"{function.__name__}_arguments", fields, kw_only=True, forbid_unknown_fields=True

@@ -34,6 +34,7 @@ STATUS: dict[type[HoldfastError], int] = {
     e.UnsupportedMediaType: 415,
     e.InvalidInput: 422,
     e.RateLimited: 429,
+    e.Overloaded: 429,
     # One run is at fault: its state does not allow what is asked, or it has refused it.
     e.RunError: 409,
     e.HistoryGap: 503,

@@ -1,7 +1,7 @@
 """Checks and refusals that are the same words in every store."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, get_args
 
@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core.access import AccessToken
+from holdfast.core.gates import RunLimit, check_limit, check_ticket
 from holdfast.core.instants import Instant
 from holdfast.core.letters import DeadLetter, Reason, Settlement
 from holdfast.core.messages import (
@@ -193,6 +194,27 @@ def without_rate(limits: Limits) -> Limits:
     return replace(limits, signals_per_run_per_minute=INTEGER_LIMIT)
 
 
+def never_rejected(starts: Iterable[NewRun]) -> list[NewRun]:
+    """Return the runs that a turn starts so that they queue where others would be refused."""
+    return [
+        replace(new, ticket=replace(new.ticket, limit=replace(new.ticket.limit, overload="queue")))
+        if new.ticket is not None and new.ticket.limit.overload == "reject"
+        else new
+        for new in starts
+    ]
+
+
+def check_admit(run_limits: Mapping[str, RunLimit], limit: int, node: str | None, limits: Limits) -> None:
+    """Refuse to let runs in in a way that is malformed."""
+    check_names("limits", list(run_limits), limits)
+    check_page(limit)
+    check_values(node=node)
+    for run_limit in run_limits.values():
+        problem = check_limit(run_limit)
+        if problem is not None:
+            raise problem
+
+
 def first_signals(new: NewRun, run_id: str) -> list[SignalRequest]:
     """Return the signals that come with a request, addressed to the run that the request has led to."""
     return [replace(request, run_id=run_id) for request in new.signals]
@@ -331,7 +353,7 @@ def check_new_run(new: Any) -> CallerError | None:
         return InvalidInput("the signals that come with a run are a tuple of SignalRequests", field="signals")
     if new.snapshot.status in TERMINAL:
         return InvalidInput("a run cannot begin finished", field="snapshot")
-    return None
+    return None if new.ticket is None else check_ticket(new.ticket)
 
 
 def check_item(item: Any, limits: Limits) -> CallerError | None:

@@ -40,24 +40,42 @@ as nobody else has claimed the run.
 invisible for a while, and is handed out again if its taker goes silent: at least once. It goes with the commit that
 closes its step, so its outcome is recorded once. Like what goes to other runs, a job becomes durable with its turn.
 
+**Gates** (`core/gates.py`). A run with a ticket comes to the gate of its plan. Until it is let in it waits: it has no
+owner and its messages are held back. It leaves, inside or waiting, with the commit that finishes it.
+
 **Wake-ups** (`wakeups.py`) are only hints that something may have become ready. Losing all of them costs latency.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from holdfast.core.access import AccessToken, TokenQuery
 from holdfast.core.events import NULL, Event
+from holdfast.core.gates import RunLimit, Ticket
 from holdfast.core.instants import Instant
 from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settled, Settlement
-from holdfast.core.messages import AcceptedSignalResult, Message, Signal, SignalRequest
+from holdfast.core.messages import Message, Signal, SignalRequest
 from holdfast.core.records import ActivityRecord, Task, Wait
 from holdfast.core.snapshot import RuntimeSnapshot
-from holdfast.core.state import TERMINAL, RunStatus
+from holdfast.core.state import TERMINAL
 from holdfast.core.tasks import DECISIONS
-from holdfast.errors import CallerError
+from holdfast.store.answers import Accepted as Accepted
+from holdfast.store.answers import Admitted as Admitted
+from holdfast.store.answers import Change as Change
+from holdfast.store.answers import Changes as Changes
+from holdfast.store.answers import CommitConflict as CommitConflict
+from holdfast.store.answers import Committed as Committed
+from holdfast.store.answers import Created as Created
+from holdfast.store.answers import Delivered as Delivered
+from holdfast.store.answers import Duplicate as Duplicate
+from holdfast.store.answers import Existing as Existing
+from holdfast.store.answers import LoadedRun as LoadedRun
+from holdfast.store.answers import PurgeReport as PurgeReport
+from holdfast.store.answers import Refused as Refused
+from holdfast.store.answers import RunHead as RunHead
+from holdfast.store.answers import Stats as Stats
 from holdfast.store.queries import MailboxQuery as MailboxQuery
 from holdfast.store.queries import RunQuery as RunQuery
 from holdfast.store.queries import TaskQuery as TaskQuery
@@ -84,7 +102,8 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     `seen_inbox_seq` is the highest inbox number that the turn had before it: a later one makes the run ready again.
     `starts` and `sends` go to other runs: they become durable with the commit and arrive by themselves, as if by
     `create` and `deliver`, each at most once by its id; what is refused there is dropped. How many signals a run takes
-    in a minute does not matter for them: they were recorded, and nobody is there to be told to try again.
+    in a minute does not matter for them: they were recorded, and nobody is there to be told to try again. Nor is a run
+    in `starts` refused because of its ticket: it queues.
     `dead` are messages that it gives up, and consumes.
     `jobs` go into queues, after `jobs_closed` names the steps whose jobs, and what was said of their progress, go.
     """
@@ -156,6 +175,7 @@ class NewRun(Struct, frozen=True, kw_only=True, gc=False):
 
     `request_key` recognises a retry of the same request (QUE-1); `input_sha256` tells a retry from a misuse.
     `signals` are for the run, whatever run they name: they are in its mailbox when it is there, or nothing is.
+    With a `ticket` it comes to the gate of its plan.
     """
 
     run_id: str
@@ -176,6 +196,7 @@ class NewRun(Struct, frozen=True, kw_only=True, gc=False):
     reference_key: str | None = None
     tags: tuple[str, ...] = ()
     signals: tuple[SignalRequest, ...] = ()
+    ticket: Ticket | None = None
 
 
 class PurgePolicy(Struct, frozen=True, kw_only=True):
@@ -191,156 +212,6 @@ class PurgePolicy(Struct, frozen=True, kw_only=True):
     stale_run_ms: int | None = None
     limit: int = 1_000
     dry_run: bool = False
-
-
-# --- what comes out -----------------------------------------------------------------------------------------------
-
-
-class Created(Struct, frozen=True, gc=False):
-    """The run is there, by this call. `epoch` is 1 if it was claimed as it was written."""
-
-    run_id: str
-    epoch: int = 0
-    signals: "tuple[Delivered, ...]" = ()
-
-
-class Existing(Struct, frozen=True, gc=False):
-    """The same request was made before; this is its run. Signals that came with the request were delivered to it."""
-
-    run_id: str
-    signals: "tuple[Delivered, ...]" = ()
-
-
-class Refused(Struct, frozen=True):
-    """Nothing was stored. The error says why, and whose fault it is."""
-
-    error: CallerError
-
-
-class Accepted(Struct, frozen=True, gc=False):
-    """The message or signal is in the run's inbox. `result` is None for messages."""
-
-    result: AcceptedSignalResult | None = None
-
-
-class Duplicate(Struct, frozen=True, gc=False):
-    """The same id was accepted before; for a signal, `result` is what its first sender was told."""
-
-    result: AcceptedSignalResult | None = None
-
-
-Delivered = Accepted | Duplicate | Refused
-"""How one signal or message was answered."""
-
-
-class Committed(Struct, frozen=True, gc=False):
-    """The turn is part of the history. `version` is the run's version after it."""
-
-    version: int
-    persisted_at: Instant
-
-
-class CommitConflict(Struct, frozen=True):
-    """The deterministic conflict: the turn lost and left no trace.
-
-    `existing` is the event that is already there, when the reason is that the turn would append it again.
-    """
-
-    reason: Literal["no such run", "version", "epoch", "finished", "event exists", "task is open", "cannot be stored"]
-    version: int = 0
-    epoch: int = 0
-    existing: Event | None = None
-
-
-class RunHead(Struct, frozen=True, kw_only=True, gc=False):
-    """A run without its history."""
-
-    run_id: str
-    tenant: str
-    project: str
-    environment: str
-    plan_id: str
-    plan_version: str
-    run_request_id: str
-    parent_run_id: str | None
-    reference_key: str | None
-    tags: tuple[str, ...]
-    status: RunStatus
-    version: int
-    snapshot: RuntimeSnapshot | None
-    created_at: Instant
-    updated_at: Instant
-    finished_at: Instant | None
-    inbox_seq: int
-    ready_at: Instant | None
-    lease_owner: str | None
-    lease_epoch: int
-
-
-class LoadedRun(Struct, frozen=True, kw_only=True, gc=False):
-    """A run with what waits for it: due messages, unconsumed signals in order, activity records not completed.
-
-    `details` holds, by step, what activities have last said of their progress.
-    """
-
-    head: RunHead
-    messages: tuple[Message, ...] = ()
-    signals: tuple[Signal, ...] = ()
-    records: tuple[ActivityRecord, ...] = ()
-    details: dict[str, Raw] = {}
-
-
-class PurgeReport(Struct, frozen=True, kw_only=True):
-    """What a purge deleted, or would delete. `has_more` says that the limit cut it short."""
-
-    runs: int = 0
-    events: int = 0
-    signals: int = 0
-    tasks: int = 0
-    runtime_states: int = 0
-    acceptance_records: int = 0
-    dead_letters: int = 0
-    stale_runs: int = 0
-    has_more: bool = False
-
-
-class Stats(Struct, frozen=True, kw_only=True):
-    """Counts for operators."""
-
-    runs: dict[str, int]
-    ready: int
-    leased: int
-    messages: int
-    signals: int
-    open_tasks: int
-    jobs: int
-    dead_letters: int
-    nodes: int
-    oldest_ready_at: Instant | None
-    queues: dict[str, int] = {}
-    """How many jobs each queue holds."""
-    leases: dict[str, Instant] = {}
-    """Until when each node that is there has its lease."""
-
-
-class Change(Struct, frozen=True, gc=False):
-    """A run whose history has grown to this version. `has_tasks`: some of what is new may be about a task."""
-
-    run_id: str
-    version: int
-    has_tasks: bool = True
-
-
-class Changes(Struct, frozen=True):
-    """Runs whose histories have grown behind a place, and the place behind them. `has_more` is behind that one.
-
-    `is_lost`: the place is not known here, or no longer; what has changed since cannot be said.
-    """
-
-    place: str
-    runs: tuple[Change, ...] = ()
-    has_more: bool = False
-    is_lost: bool = False
 
 
 # --- the verbs ----------------------------------------------------------------------------------------------------
@@ -405,6 +276,17 @@ class Store(Protocol):
 
         With `plan_ids` only runs of these plans: what a node does not know it leaves to others. The node's lease must
         be current, or `LeaseExpired` is raised.
+        """
+        ...
+
+    async def admit(
+        self, limits: Mapping[str, RunLimit], limit: int, claim_for: str | None = None
+    ) -> tuple[list[Admitted], Instant | None]:
+        """Let in up to `limit` of the runs that wait at the gates of these plans, in order of the plans' names.
+
+        With `claim_for` those that are free belong to that node as they are let in; its lease must be current, or
+        `LeaseExpired` is raised. Also return when to ask again although nobody leaves: at the next instant of a rate
+        that somebody waits for, or now if the limit cut it short.
         """
         ...
 

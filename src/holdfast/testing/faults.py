@@ -8,7 +8,7 @@ have been carried out or not.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import Context
 from random import Random
 from typing import TypeVar
@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from holdfast.core.access import AccessToken, TokenQuery
 from holdfast.core.events import Event
+from holdfast.core.gates import RunLimit
 from holdfast.core.instants import Instant
 from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settled, Settlement
 from holdfast.core.messages import Message, Signal, SignalRequest
@@ -131,6 +132,11 @@ class FaultyStore:
 
     async def claim(self, node: str, limit: int, plan_ids: Sequence[str] | None = None) -> list[port.LoadedRun]:
         return await self._reach(lambda: self._store.claim(node, limit, plan_ids))
+
+    async def admit(
+        self, limits: Mapping[str, RunLimit], limit: int, claim_for: str | None = None
+    ) -> tuple[list[port.Admitted], Instant | None]:
+        return await self._reach(lambda: self._store.admit(limits, limit, claim_for))
 
     async def renew(self, node: str, lease_ms: int) -> Instant:
         return await self._reach(lambda: self._store.renew(node, lease_ms))

@@ -24,6 +24,7 @@ from holdfast.testing.store_suite_create import CreateSuite
 from holdfast.testing.store_suite_delivery import DeliverySuite
 from holdfast.testing.store_suite_find import FindSuite
 from holdfast.testing.store_suite_first_signals import FirstSignalSuite
+from holdfast.testing.store_suite_gates import GateSuite
 from holdfast.testing.store_suite_letters import LetterSuite
 from holdfast.testing.store_suite_lifecycle import LifecycleSuite
 from holdfast.testing.store_suite_purge import PurgeSuite
@@ -41,6 +42,7 @@ class StoreSuite(
     TurnSuite,
     ClaimSuite,
     QueueSuite,
+    GateSuite,
     BeatSuite,
     LetterSuite,
     FindSuite,

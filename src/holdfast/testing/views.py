@@ -59,6 +59,7 @@ async def _read(store: Store, run: LoadedRun, acknowledged: tuple[AcceptedSignal
         parent_run_id=head.parent_run_id,
         lease_owner=head.lease_owner,
         ready_at=head.ready_at,
+        queued_at=head.queued_at,
     )
 
 

@@ -10,7 +10,16 @@ from holdfast.core.events import NULL
 from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.engine.recording import head_of
 from holdfast.engine.sending import FirstSignal
-from holdfast.errors import Conflict, NotFound, PayloadTooLarge, RateLimited, RunError, RunTerminal, UpdateFailed
+from holdfast.errors import (
+    Conflict,
+    NotFound,
+    Overloaded,
+    PayloadTooLarge,
+    RateLimited,
+    RunError,
+    RunTerminal,
+    UpdateFailed,
+)
 from holdfast.service.calling import Call
 from holdfast.service.catalogue import Ask, operation
 from holdfast.service.operations.fields import OF_A_RUN, Name, RunId, SignalId, WaitSeconds, given
@@ -44,6 +53,7 @@ class StartRun(Ask, frozen=True, kw_only=True):
     environment: Name = "default"
     reference_key: Name | None = None
     tags: Annotated[tuple[Name, ...], Meta(max_length=50)] = ()
+    priority: Annotated[int, Meta(ge=-100, le=100, description="Higher goes first where runs wait for room.")] = 0
 
 
 async def start_run(
@@ -63,6 +73,7 @@ async def start_run(
         environment=environment,
         reference_key=ask.reference_key,
         tags=ask.tags,
+        priority=ask.priority,
         with_signal=with_signal,
     )
     answer = RunStarted(run_id=started.run_id, workflow=definition.name, workflow_version=definition.version)
@@ -74,7 +85,7 @@ async def start_run(
     "POST /v1/runs",
     scope="runs:write",
     status=201,
-    errors=(NotFound, Conflict, RateLimited, PayloadTooLarge),
+    errors=(NotFound, Conflict, Overloaded, RateLimited, PayloadTooLarge),
 )
 async def start(call: Call, ask: StartRun) -> RunStarted:
     """Start a run. When this answers the run is durable.

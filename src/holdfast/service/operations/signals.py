@@ -16,6 +16,7 @@ from holdfast.errors import (
     HoldfastError,
     NotFound,
     NotWaiting,
+    Overloaded,
     PayloadTooLarge,
     RateLimited,
     RunTerminal,
@@ -145,7 +146,13 @@ class StartedWithSignal(Struct, frozen=True):
     signal: AcceptedSignal
 
 
-@operation("signals.start_with", "POST /v1/signals/start", scope="signals:write", status=201, errors=REFUSALS)
+@operation(
+    "signals.start_with",
+    "POST /v1/signals/start",
+    scope="signals:write",
+    status=201,
+    errors=(*REFUSALS, Overloaded),
+)
 async def start_with(call: Call, ask: StartWithSignal) -> StartedWithSignal:
     """Start a run and send it a signal, both or neither; if the run is there already, send the signal to it."""
     call.principal.require("runs:write")

@@ -14,6 +14,7 @@ from holdfast.core.idempotency import inbox_uuid, signal_storage_key, signal_suf
 from holdfast.core.instants import Instant
 from holdfast.core.letters import DeadLetter, Settled, Settlement
 from holdfast.core.messages import (
+    INTEGER_LIMIT,
     RESERVED_PREFIX,
     AcceptanceRecord,
     AcceptedSignalResult,
@@ -29,11 +30,14 @@ from holdfast.store import guards, port
 from holdfast.store.beginnings import new_head
 from holdfast.store.memory.work import Work, put
 
+NEVER = INTEGER_LIMIT
+"""When a message is due that is held back: later than every instant."""
+
 
 class Run:
     """One run and everything that belongs to it."""
 
-    def __init__(self, new: port.NewRun, owner: str | None, now: Instant) -> None:
+    def __init__(self, new: port.NewRun, owner: str | None, now: Instant, starts_at: Instant | None = None) -> None:
         self.request_key = new.request_key
         self.input_sha256 = new.input_sha256
         self.events: list[Event] = []
@@ -50,7 +54,9 @@ class Run:
         self.head = new_head(new, owner, now)
         self._append(new.events, 0, now)
         self._index(new.messages, new.waits_opened, new.tasks, now)
-        self.head = replace(self.head, ready_at=self._ready_at(0, now))
+        if starts_at is not None:
+            self.messages = {signal_id: (starts_at, message) for signal_id, (_, message) in self.messages.items()}
+        self.head = replace(self.head, ready_at=self._ready_at(0, now), queued_at=now if starts_at == NEVER else None)
 
     @property
     def is_finished(self) -> bool:
@@ -72,6 +78,14 @@ class Run:
         """Make the run ready at this instant, unless it is so earlier."""
         ready_at = at if self.head.ready_at is None else min(at, self.head.ready_at)
         self.head = replace(self.head, ready_at=ready_at)
+
+    def let_in(self, now: Instant) -> None:
+        """Let the messages come that were held back while the run waited at its gate."""
+        for signal_id, (due_at, message) in self.messages.items():
+            if due_at == NEVER:
+                self.messages[signal_id] = (now, message)
+        self.head = replace(self.head, queued_at=None)
+        self.wake(now)
 
     # --- delivering
 
@@ -288,10 +302,11 @@ class Run:
             finished_at=self.head.finished_at or now if is_finished else None,
             lease_owner=None if is_finished or turn.release else self.head.lease_owner,
             ready_at=None if is_finished else self._ready_at(turn.seen_inbox_seq, now),
+            queued_at=None if is_finished else self.head.queued_at,
         )
 
     def _ready_at(self, seen_inbox_seq: int, now: Instant) -> Instant | None:
-        due = [due_at for due_at, _ in self.messages.values()]
+        due = [due_at for due_at, _ in self.messages.values() if due_at != NEVER]
         if self.head.inbox_seq > seen_inbox_seq:
             due.append(now)
         return min(due, default=None)

@@ -5,14 +5,15 @@ gives way to another task while it runs, so each item of a batch is atomic.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from holdfast.core.access import AccessToken, TokenQuery, has_run_out, joined
+from holdfast.core.access import AccessToken, TokenQuery
 from holdfast.core.events import Event
+from holdfast.core.gates import RunLimit, overloaded, place_in_line
 from holdfast.core.instants import Instant
 from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settled, Settlement
 from holdfast.core.messages import Actor, Message, Signal, SignalRequest
@@ -22,8 +23,11 @@ from holdfast.errors import StoreUnavailable
 from holdfast.limits import Limits
 from holdfast.ports import Clock, SystemClock
 from holdfast.store import guards, port
+from holdfast.store.memory.access import Tokens
+from holdfast.store.memory.changing import Grown
+from holdfast.store.memory.gates import Gate, Waiting
 from holdfast.store.memory.retention import purge
-from holdfast.store.memory.run import Run
+from holdfast.store.memory.run import NEVER, Run
 from holdfast.store.memory.work import take
 from holdfast.store.wakeups import LocalWakeups
 
@@ -48,8 +52,9 @@ class MemoryStore:
         self._runs: dict[str, Run] = {}
         self._requests: dict[str, str] = {}
         self._nodes: dict[str, Instant] = {}
-        self._tokens: dict[str, AccessToken] = {}
-        self._grown: list[port.Change] = []  # in the order of their commits
+        self._tokens = Tokens()
+        self._grown = Grown()
+        self._gates: dict[str, Gate] = {}
         self._is_closed = False
 
     async def migrate(self) -> int:
@@ -99,10 +104,51 @@ class MemoryStore:
         problem = guards.check_first_signals(new, self._limits)
         if problem is not None:
             return port.Refused(problem)
-        run = self._runs[new.run_id] = Run(new, owner, now)
+        entry = self._enter(new, owner, now) if new.ticket is not None else Run(new, owner, now)
+        if isinstance(entry, port.Refused):
+            return entry
+        run = self._runs[new.run_id] = entry
         self._requests[new.request_key] = new.run_id
-        self._note(new.run_id, 0)
+        self._grown.note(new.run_id, run.events)
+        if run.head.queued_at is not None:
+            self._let_in(new, owner, now)
         return port.Created(new.run_id, run.head.lease_epoch, self._deliver_first(new, new.run_id, now))
+
+    def _enter(self, new: port.NewRun, owner: str | None, now: Instant) -> Run | port.Refused:
+        """Bring a new run to its gate: in line, or with the instant at which it starts."""
+        ticket = new.ticket
+        assert ticket is not None
+        gate, limit = self._gates.setdefault(new.plan_id, Gate()), ticket.limit
+        free_at = gate.free_at(limit, now)
+        if limit.overload == "delay":
+            gate.note_start(free_at, limit)
+            return Run(new, owner if free_at <= now else None, now, free_at)
+        has_room = gate.has_room(limit, new.tenant, ticket.key) and gate.next_in(limit) is None
+        if limit.overload == "reject" and not (has_room and free_at <= now):
+            return port.Refused(overloaded(new.plan_id, free_at, now))
+        gate.waiting[new.run_id] = Waiting(new.tenant, ticket.key, place_in_line(ticket.priority, now))
+        return Run(new, None, now, NEVER)
+
+    def _let_in(self, new: port.NewRun, owner: str | None, now: Instant) -> None:
+        """Let in who is next at the gate of a new run; if it is the run itself, for `owner`."""
+        assert new.ticket is not None
+        run_ids, _ = self._admit(new.plan_id, new.ticket.limit, 1, now)
+        if new.run_id in run_ids and owner is not None:
+            run = self._runs[new.run_id]
+            run.head = replace(run.head, lease_owner=owner, lease_epoch=1)
+
+    def _admit(self, plan_id: str, limit: RunLimit, most: int, now: Instant) -> tuple[list[str], Instant | None]:
+        """Let in up to so many at one gate; and when to ask again although nobody leaves."""
+        admitted: list[str] = []
+        gate = self._gates.get(plan_id)
+        while gate is not None and (run_id := gate.next_in(limit)) is not None:
+            free_at = gate.free_at(limit, now)
+            if free_at > now or len(admitted) == most:
+                return admitted, free_at
+            gate.let_in(run_id, limit, now)
+            self._runs[run_id].let_in(now)
+            admitted.append(run_id)
+        return admitted, None
 
     def _deliver_first(self, new: port.NewRun, run_id: str, now: Instant) -> tuple[port.Delivered, ...]:
         return tuple(self._deliver(request, self._limits, now) for request in guards.first_signals(new, run_id))
@@ -145,34 +191,18 @@ class MemoryStore:
         before = run.head.version
         answer = run.commit(turn, now)
         if isinstance(answer, port.Committed):
-            self._note(turn.run_id, before)
-            for new in turn.starts:
+            self._grown.note(turn.run_id, run.events[before:])
+            if run.is_finished and run.head.plan_id in self._gates:
+                self._gates[run.head.plan_id].leave(turn.run_id)
+            for new in guards.never_rejected(turn.starts):
                 self._create(new, None, now)
             for item in turn.sends:
                 self._deliver(item, guards.without_rate(self._limits), now)
         return answer
 
-    def _note(self, run_id: str, before: int) -> None:
-        """Note that a run's history has grown from this version on, if it has."""
-        new = self._runs[run_id].events[before:]
-        if new:
-            has_tasks = any(event.event_type.startswith("Task") for event in new)
-            self._grown.append(port.Change(run_id, new[-1].run_seq, has_tasks))
-
     async def changes(self, place: str = "", limit: int = 1_000) -> port.Changes:
         self._now()
-        most = min(guards.check_page(limit), self._limits.page_items)
-        here = len(self._grown)
-        if not place:
-            return port.Changes(str(here))
-        if not (place.isascii() and place.isdecimal() and int(place) <= here):
-            return port.Changes(str(here), is_lost=True)
-        end = min(here, int(place) + most)
-        grown = [change for change in self._grown[int(place) : end] if change.run_id in self._runs]
-        last = {change.run_id: change for change in grown}
-        tasks = {change.run_id for change in grown if change.has_tasks}
-        runs = tuple(replace(change, has_tasks=run_id in tasks) for run_id, change in sorted(last.items()))
-        return port.Changes(str(end), runs, has_more=end < here)
+        return self._grown.behind(place, min(guards.check_page(limit), self._limits.page_items), self._runs)
 
     async def purge(self, policy: port.PurgePolicy) -> port.PurgeReport:
         guards.check_query(policy)
@@ -215,6 +245,32 @@ class MemoryStore:
         owner = run.head.lease_owner
         since = run.head.ready_at if owner is None or owner == node else self._nodes[owner]
         return since if since is not None and since <= now else None
+
+    async def admit(
+        self, limits: Mapping[str, RunLimit], limit: int, claim_for: str | None = None
+    ) -> tuple[list[port.Admitted], Instant | None]:
+        guards.check_admit(limits, limit, claim_for, self._limits)
+        now = self._now()
+        if claim_for is not None:
+            self._check_node(claim_for, now)
+        admitted: list[port.Admitted] = []
+        instants: list[Instant] = []
+        for plan_id, run_limit in sorted(limits.items()):
+            run_ids, next_at = self._admit(plan_id, run_limit, limit - len(admitted), now)
+            admitted += [self._admitted(run_id, claim_for, now) for run_id in run_ids]
+            instants += [] if next_at is None else [next_at]
+        if admitted:
+            self.wakeups.ring()
+        return admitted, min(instants, default=None)
+
+    def _admitted(self, run_id: str, node: str | None, now: Instant) -> port.Admitted:
+        run = self._runs[run_id]
+        if run.head.lease_owner is not None:
+            return port.Admitted(run_id, "SKIPPED")
+        if node is None:
+            return port.Admitted(run_id, "STARTED")
+        run.head = replace(run.head, lease_owner=node, lease_epoch=run.head.lease_epoch + 1)
+        return port.Admitted(run_id, "STARTED", run.loaded(now))
 
     async def renew(self, node: str, lease_ms: int) -> Instant:
         now = self._now()
@@ -403,24 +459,12 @@ class MemoryStore:
 
     async def keep_tokens(self, tokens: Sequence[AccessToken]) -> list[AccessToken]:
         guards.check_tokens(tokens, self._limits)
-        now = self._now()
-        self._tokens = {id_: token for id_, token in self._tokens.items() if not has_run_out(token, now)}
-        for token in tokens:
-            self._tokens[token.token_id] = joined(self._tokens.get(token.token_id, token), token)
-        return [self._tokens[token.token_id] for token in tokens]
+        return self._tokens.keep(tokens, self._now())
 
     async def find_tokens(self, query: TokenQuery) -> list[AccessToken]:
         guards.check_query(query)
         self._now()
-        found = [
-            token
-            for token_id, token in sorted(self._tokens.items())
-            if token_id > query.after
-            and (query.token_ids is None or token_id in query.token_ids)
-            and query.tenant in (None, token.tenant)
-            and (query.sessions or token.session_of is None)
-        ]
-        return self._page(found, query.limit)
+        return self._page(self._tokens.find(query), query.limit)
 
     async def stats(self) -> port.Stats:
         now = self._now()
@@ -437,6 +481,7 @@ class MemoryStore:
             signals=sum(signal.consumed_seq is None for run in runs for signal in run.signals),
             open_tasks=sum(task.status == "OPEN" for run in runs for task in run.tasks.values()),
             jobs=len(self._jobs()),
+            queued=sum(run.head.queued_at is not None for run in runs),
             dead_letters=sum(letter.settled is None for letter in self._letters()),
             nodes=sum(lease_end > now for lease_end in self._nodes.values()),
             oldest_ready_at=min(ready, default=None),

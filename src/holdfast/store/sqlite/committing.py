@@ -23,6 +23,7 @@ from holdfast.store import guards, port
 from holdfast.store.sqlite import letters, rows
 from holdfast.store.sqlite.creating import create
 from holdfast.store.sqlite.delivering import deliver
+from holdfast.store.sqlite.gates import LEAVE
 
 NEVER = 2**62
 """Later than every due instant. Stands for "nothing in sight" while the earliest of several is looked for."""
@@ -83,7 +84,7 @@ def _tell_others(db: sqlite3.Connection, turns: list[port.Turn], limits: Limits,
     starts = [new for turn in turns for new in turn.starts]
     sends = [item for turn in turns for item in turn.sends]
     if starts:
-        create(db, starts, None, limits, now)
+        create(db, guards.never_rejected(starts), None, limits, now)
     if sends:
         deliver(db, sends, guards.without_rate(limits), now)
 
@@ -236,6 +237,7 @@ def _write(db: sqlite3.Connection, winners: list[tuple[_Head, port.Turn]], now: 
         db.executemany("DELETE FROM waits WHERE run_no = ?", finished)
         numbers = rows.listing(run_no for (run_no,) in finished)
         db.execute("DELETE FROM jobs WHERE run_no IN (SELECT value FROM json_each(?))", (numbers,))
+        db.execute(LEAVE, (numbers,))
     db.executemany(_UPDATE_RUN, runs)
 
 

@@ -6,10 +6,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from holdfast.core.gates import Ticket
 from holdfast.core.instants import Instant
+from holdfast.errors import Overloaded
 from holdfast.limits import Limits
 from holdfast.store import guards, port
-from holdfast.store.sqlite import rows
+from holdfast.store.sqlite import gates, rows
 from holdfast.store.sqlite.delivering import deliver
 
 _INSERT_RUN = """
@@ -36,17 +38,40 @@ def create(
         unfit = guards.check_first_signals(new, limits) if answer is None and new.signals else None
         if unfit is not None:
             answer = port.Refused(unfit)
-        if answer is None:
+        if answer is None and new.ticket is not None:
+            answer = _create_at_gate(db, run_no + 1, new, new.ticket, owner, now)
+        elif answer is None:
+            created.append((run_no + 1, new))
+            answer = port.Created(new.run_id, 1 if owner else 0)
+        if isinstance(answer, port.Created):
             run_no += 1
-            created.append((run_no, new))
             requests[new.request_key] = (new.run_id, new.input_sha256)
             run_ids.add(new.run_id)
-            answer = port.Created(new.run_id, 1 if owner else 0)
         answers.append(answer)
     _insert(db, created, owner, now)
     if any(getattr(new, "signals", ()) for new in new_runs):
         return [_with_signals(db, new, answer, limits, now) for new, answer in zip(new_runs, answers, strict=True)]
     return answers
+
+
+def _create_at_gate(
+    db: sqlite3.Connection, run_no: int, new: port.NewRun, ticket: Ticket, owner: str | None, now: Instant
+) -> Answer:
+    """Create a run by itself: whether it may start depends on those before it."""
+    entry = gates.come(db, new, ticket, now)
+    if isinstance(entry, Overloaded):
+        return port.Refused(entry)
+    starts_at, is_in_line = entry
+    is_owned = owner is not None and starts_at <= now
+    _insert(db, [(run_no, new)], owner if is_owned else None, now)
+    db.execute("UPDATE messages SET due_at = ? WHERE run_no = ?", (starts_at, run_no))
+    db.execute(
+        "UPDATE runs SET ready_at = (SELECT nullif(min(due_at), ?1) FROM messages WHERE run_no = ?2) WHERE run_no = ?2",
+        (gates.NEVER, run_no),
+    )
+    if is_in_line:
+        is_owned = gates.stand_in_line(db, run_no, new, ticket, owner, now) and owner is not None
+    return port.Created(new.run_id, 1 if is_owned else 0)
 
 
 def _with_signals(db: sqlite3.Connection, new: port.NewRun, answer: Answer, limits: Limits, now: Instant) -> Answer:

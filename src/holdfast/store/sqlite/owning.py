@@ -51,17 +51,22 @@ def claim(
     """Take up to `limit` eligible runs and load them."""
     check_node(db, node, now)
     chosen = _eligible(db, node, limit, plan_ids, now)
+    loaded = take_over(db, chosen, node, now)
+    return [loaded[run_no] for run_no in chosen if run_no in loaded]
+
+
+def take_over(db: sqlite3.Connection, chosen: list[int], node: str, now: Instant) -> dict[int, port.LoadedRun]:
+    """Let these runs belong to the node, and load them. What makes no sense is left for a while."""
     db.executemany(
         "UPDATE runs SET lease_epoch = lease_epoch + (lease_owner IS NOT ?1), lease_owner = ?1, "
         "ready_at = min(?2, coalesce(ready_at, ?2)) WHERE run_no = ?3",
         [(node, now, run_no) for run_no in chosen],
     )
     try:
-        loaded = load_numbers(db, chosen, now)
+        return load_numbers(db, chosen, now)
     except (StoreCorrupt, sqlite3.OperationalError) as problem:
         _check_unreadable(problem)
-        loaded = _load_each(db, chosen, node, now)
-    return [loaded[run_no] for run_no in chosen if run_no in loaded]
+        return _load_each(db, chosen, node, now)
 
 
 def _eligible(db: sqlite3.Connection, node: str, limit: int, plan_ids: Sequence[str] | None, now: Instant) -> list[int]:

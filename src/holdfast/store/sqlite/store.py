@@ -6,12 +6,13 @@ number of processes on one machine may share the file; a network file system may
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from holdfast.core.access import AccessToken, TokenQuery
 from holdfast.core.events import Event
+from holdfast.core.gates import RunLimit
 from holdfast.core.instants import Instant
 from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settled, Settlement
 from holdfast.core.messages import Message, Signal, SignalRequest
@@ -25,6 +26,7 @@ from holdfast.store.sqlite import (
     committing,
     creating,
     delivering,
+    gates,
     letters,
     owning,
     queueing,
@@ -129,6 +131,18 @@ class SqliteStore:
         guards.check_ids(plan_ids or ())
         guards.check_page(limit)
         return await self._write(lambda db, now: owning.claim(db, node, limit, plan_ids, now))
+
+    async def admit(
+        self, limits: Mapping[str, RunLimit], limit: int, claim_for: str | None = None
+    ) -> tuple[list[port.Admitted], Instant | None]:
+        guards.check_admit(limits, limit, claim_for, self._limits)
+
+        if not await self._read(lambda db, now: gates.is_awaited(db, claim_for, now)):
+            return [], None
+        admitted, next_at = await self._write(lambda db, now: gates.admit(db, limits, limit, claim_for, now))
+        if admitted:
+            self._ring_soon()
+        return admitted, next_at
 
     async def renew(self, node: str, lease_ms: int) -> Instant:
         guards.check_lease(node, lease_ms)

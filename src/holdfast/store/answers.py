@@ -1,0 +1,175 @@
+"""What the store's verbs answer. They are used as `port.…`, where the verbs are."""
+
+from typing import Literal
+
+from msgspec import Raw, Struct
+
+from holdfast.core.events import Event
+from holdfast.core.instants import Instant
+from holdfast.core.messages import AcceptedSignalResult, Message, Signal
+from holdfast.core.records import ActivityRecord
+from holdfast.core.snapshot import RuntimeSnapshot
+from holdfast.core.state import RunStatus
+from holdfast.errors import CallerError
+
+
+class Created(Struct, frozen=True, gc=False):
+    """The run is there, by this call. `epoch` is 1 if it was claimed as it was written; one that waits is not."""
+
+    run_id: str
+    epoch: int = 0
+    signals: "tuple[Delivered, ...]" = ()
+
+
+class Existing(Struct, frozen=True, gc=False):
+    """The same request was made before; this is its run. Signals that came with the request were delivered to it."""
+
+    run_id: str
+    signals: "tuple[Delivered, ...]" = ()
+
+
+class Refused(Struct, frozen=True):
+    """Nothing was stored. The error says why, and whose fault it is."""
+
+    error: CallerError
+
+
+class Accepted(Struct, frozen=True, gc=False):
+    """The message or signal is in the run's inbox. `result` is None for messages."""
+
+    result: AcceptedSignalResult | None = None
+
+
+class Duplicate(Struct, frozen=True, gc=False):
+    """The same id was accepted before; for a signal, `result` is what its first sender was told."""
+
+    result: AcceptedSignalResult | None = None
+
+
+Delivered = Accepted | Duplicate | Refused
+"""How one signal or message was answered."""
+
+
+class Committed(Struct, frozen=True, gc=False):
+    """The turn is part of the history. `version` is the run's version after it."""
+
+    version: int
+    persisted_at: Instant
+
+
+class CommitConflict(Struct, frozen=True):
+    """The deterministic conflict: the turn lost and left no trace.
+
+    `existing` is the event that is already there, when the reason is that the turn would append it again.
+    """
+
+    reason: Literal["no such run", "version", "epoch", "finished", "event exists", "task is open", "cannot be stored"]
+    version: int = 0
+    epoch: int = 0
+    existing: Event | None = None
+
+
+class RunHead(Struct, frozen=True, kw_only=True, gc=False):
+    """A run without its history."""
+
+    run_id: str
+    tenant: str
+    project: str
+    environment: str
+    plan_id: str
+    plan_version: str
+    run_request_id: str
+    parent_run_id: str | None
+    reference_key: str | None
+    tags: tuple[str, ...]
+    status: RunStatus
+    version: int
+    snapshot: RuntimeSnapshot | None
+    created_at: Instant
+    updated_at: Instant
+    finished_at: Instant | None
+    inbox_seq: int
+    ready_at: Instant | None
+    lease_owner: str | None
+    lease_epoch: int
+    queued_at: Instant | None = None
+    """Since when it waits at its gate; None: it does not."""
+
+
+class LoadedRun(Struct, frozen=True, kw_only=True, gc=False):
+    """A run with what waits for it: due messages, unconsumed signals in order, activity records not completed.
+
+    `details` holds, by step, what activities have last said of their progress.
+    """
+
+    head: RunHead
+    messages: tuple[Message, ...] = ()
+    signals: tuple[Signal, ...] = ()
+    records: tuple[ActivityRecord, ...] = ()
+    details: dict[str, Raw] = {}
+
+
+class Admitted(Struct, frozen=True, gc=False):
+    """A run that was let in. STARTED: with the run if it was claimed, else it is ready for whoever claims.
+
+    SKIPPED: somebody has it in hand, and finds that it was let in. FAILED: it makes no sense, and is left for a while.
+    """
+
+    run_id: str
+    status: Literal["STARTED", "FAILED", "SKIPPED"]
+    run: LoadedRun | None = None
+
+
+class PurgeReport(Struct, frozen=True, kw_only=True):
+    """What a purge deleted, or would delete. `has_more` says that the limit cut it short."""
+
+    runs: int = 0
+    events: int = 0
+    signals: int = 0
+    tasks: int = 0
+    runtime_states: int = 0
+    acceptance_records: int = 0
+    dead_letters: int = 0
+    stale_runs: int = 0
+    has_more: bool = False
+
+
+class Stats(Struct, frozen=True, kw_only=True):
+    """Counts for operators."""
+
+    runs: dict[str, int]
+    ready: int
+    leased: int
+    messages: int
+    signals: int
+    open_tasks: int
+    jobs: int
+    dead_letters: int
+    nodes: int
+    oldest_ready_at: Instant | None
+    queued: int = 0
+    """How many runs wait for a place."""
+    queues: dict[str, int] = {}
+    """How many jobs each queue holds."""
+    leases: dict[str, Instant] = {}
+    """Until when each node that is there has its lease."""
+
+
+class Change(Struct, frozen=True, gc=False):
+    """A run whose history has grown to this version. `has_tasks`: some of what is new may be about a task."""
+
+    run_id: str
+    version: int
+    has_tasks: bool = True
+
+
+class Changes(Struct, frozen=True):
+    """Runs whose histories have grown behind a place, and the place behind them. `has_more` is behind that one.
+
+    `is_lost`: the place is not known here, or no longer; what has changed since cannot be said.
+    """
+
+    place: str
+    runs: tuple[Change, ...] = ()
+    has_more: bool = False
+    is_lost: bool = False

@@ -1,0 +1,31 @@
+"""Access tokens in the reference model."""
+
+from collections.abc import Sequence
+
+from holdfast.core.access import AccessToken, TokenQuery, has_run_out, joined
+from holdfast.core.instants import Instant
+
+
+class Tokens:
+    """What is known of tokens, by their ids."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[str, AccessToken] = {}
+
+    def keep(self, tokens: Sequence[AccessToken], now: Instant) -> list[AccessToken]:
+        """Take note of tokens, and forget sessions that have run out."""
+        self._tokens = {id_: token for id_, token in self._tokens.items() if not has_run_out(token, now)}
+        for token in tokens:
+            self._tokens[token.token_id] = joined(self._tokens.get(token.token_id, token), token)
+        return [self._tokens[token.token_id] for token in tokens]
+
+    def find(self, query: TokenQuery) -> list[AccessToken]:
+        """Return the tokens that the query names."""
+        return [
+            token
+            for token_id, token in sorted(self._tokens.items())
+            if token_id > query.after
+            and (query.token_ids is None or token_id in query.token_ids)
+            and query.tenant in (None, token.tenant)
+            and (query.sessions or token.session_of is None)
+        ]
