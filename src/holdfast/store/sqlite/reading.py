@@ -169,6 +169,6 @@ def stats(db: sqlite3.Connection, now: Instant) -> port.Stats:
         open_tasks=one("SELECT count(*) FROM tasks WHERE status = 'OPEN'"),
         jobs=one("SELECT count(*) FROM jobs WHERE queue <> ''"),
         dead_letters=one("SELECT count(*) FROM dead_letters WHERE settled IS NULL"),
-        nodes=one("SELECT count(*) FROM nodes WHERE lease_until > :now"),
+        nodes=one(f"SELECT count(*) FROM nodes WHERE {rows.IS_CURRENT}"),
         oldest_ready_at=one("SELECT min(ready_at) FROM runs WHERE ready_at <= :now"),
     )

@@ -17,6 +17,7 @@ from holdfast.core.records import ActivityRecord, Task, Wait
 from holdfast.core.snapshot import RuntimeSnapshot
 from holdfast.core.state import RunStatus
 from holdfast.errors import StoreCorrupt
+from holdfast.store import guards
 from holdfast.store.port import Job, RunHead
 
 _encoder = msgspec.json.Encoder()
@@ -42,6 +43,9 @@ JOB = "next_attempt, details, job"
 SIGNAL = "inbox_seq, name, signal_id, step_id, accepted_at, consumed_seq, payload"
 
 INSERT_EVENT = f"INSERT INTO events (run_no, {EVENT}) VALUES ({', '.join('?' * 16)})"
+IS_CURRENT = f"lease_until > :now AND lease_until <= :now + {guards.LEASE_BELIEVED}"
+"""What ends later was given by a clock that was ahead, and is not believed (`guards.lease_end`)."""
+
 INSERT_MESSAGE = "INSERT OR REPLACE INTO messages VALUES (?, ?, ?, ?)"
 INSERT_WAIT = "INSERT OR REPLACE INTO waits VALUES (?, ?, ?, ?, ?, ?)"
 INSERT_TASK = (
