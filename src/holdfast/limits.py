@@ -51,6 +51,9 @@ NAME_BYTES = 255
 ACTIVITY_NAME_BYTES = 200
 """The longest name of an activity or a queue. Steps, attempts and messages are named after it, within `NAME_BYTES`."""
 
+LEASE_MS = 3_600_000
+"""The longest lease of a node. One that ends much later than that from now was given by a clock that was ahead."""
+
 COMMENT_CHARS = 4_000
 """The longest comment on a task. It stands in the run's history; longer texts are kept elsewhere."""
 

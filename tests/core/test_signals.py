@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from holdfast.core import commands
 from holdfast.core import events as e
-from holdfast.core.decide import decide, wait_for
+from holdfast.core.decide import decide, is_taken, wait_for
 from holdfast.core.messages import Signal
 from holdfast.core.pen import NOTHING, Decision
 from holdfast.core.snapshot import runtime_snapshot
@@ -54,7 +54,7 @@ def test_the_wait_that_takes_a_signal_can_be_told_beforehand() -> None:
     run = Driver().start()
     run.ask(wait("first", "go"), wait("second", "go"))
     for step_id, taker in ((None, "first"), ("second", "second"), ("nowhere", None)):
-        step = wait_for(run.state, run.sent("go", step_id=step_id))
+        step = wait_for(run.state, run.sent("go", step_id=step_id), run.now)
         assert (step.step_id if step is not None else None) == taker
 
 
@@ -153,6 +153,50 @@ def test_a_paused_run_keeps_its_signals_until_it_goes_on() -> None:
     assert run.tell(signal).events
 
 
+@pytest.mark.contract("SIG-8")
+def test_a_wait_whose_time_is_over_takes_nothing_that_came_later() -> None:
+    run = Driver().start()
+    run.ask(wait("timed", "go", until=START + SECOND), wait("patient", "go"))
+    in_time = run.sent("go")
+    run.now = START + SECOND
+    late = run.sent("go")
+    assert late.accepted_at > run.now
+    takers = [wait_for(run.state, signal, now) for signal in (in_time, late) for now in (START, run.now)]
+    # By a clock that says it is not over yet, it is not: the store's times of acceptance may run ahead.
+    assert [step.step_id for step in takers if step is not None] == ["timed", "timed", "timed", "patient"]
+
+
+@pytest.mark.contract("SIG-8")
+def test_each_wait_is_kept_by_a_signal_of_its_own() -> None:
+    run = Driver().start()
+    run.ask(wait("patient", "go"), wait("timed", "go", until=START + SECOND), wait("other", "stop", until=START))
+    timed = run.state.open_steps["timed"]
+    first, second, third = run.sent("go"), run.sent("go"), run.sent("go", step_id="timed")
+    run.now += 2 * SECOND
+    late = run.sent("go")
+    assert not is_taken(run.state, timed, [first])
+    assert is_taken(run.state, timed, [first, second])
+    assert is_taken(run.state, timed, [third])
+    assert not is_taken(run.state, timed, [first, late])
+    assert not is_taken(run.state, run.state.open_steps["other"], [first, second, third, late])
+
+
+@pytest.mark.contract("SIG-8", "TMR-1")
+def test_a_run_that_goes_on_is_told_again_of_the_time_of_its_waits() -> None:
+    run = Driver().start()
+    run.ask(wait("timed", "go", until=START + SECOND), wait("patient", "go"))
+    message = run.message("timed")
+    run.control("PAUSE")
+    run.inbox.clear()
+    answer = run.control("RESUME")
+    assert isinstance(answer, Decision)
+    assert [(again.signal_id, again.waiting_token, again.due_at) for again in answer.messages] == [
+        (message.signal_id, message.waiting_token, START + SECOND)
+    ]
+    run.control("RESUME")
+    assert len(run.inbox) == 1
+
+
 @pytest.mark.contract("SIG-3")
 def test_a_run_that_has_not_started_keeps_its_signals() -> None:
     run = Driver()
@@ -167,8 +211,8 @@ def test_a_run_that_has_not_started_keeps_its_signals() -> None:
 def test_signal_and_timeout_race_and_the_loser_changes_nothing(winner: str) -> None:
     run = Driver().start()
     run.ask(wait("w", "go", until=START + SECOND))
-    run.now = START + SECOND
     signal, timeout = run.sent("go"), run.message("w")
+    run.now = START + SECOND
     inputs: tuple[Signal, object] = (signal, timeout)
     first, second = inputs if winner == "signal" else reversed(inputs)
     one, two = run.tell(first), run.tell(second)  # type: ignore[arg-type]

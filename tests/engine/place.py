@@ -15,11 +15,24 @@ from holdfast.engine.node import Node
 from holdfast.engine.options import NodeOptions
 from holdfast.errors import NotFound
 from holdfast.settings import load_settings
+from holdfast.store.memory import MemoryStore
 from holdfast.store.opening import open_store
 from holdfast.store.port import Store
+from holdfast.store.sqlite import SqliteStore
+from holdfast.testing.clock import VirtualClock
 
 MOST_SECONDS = 8.0
 """A test that takes longer hangs."""
+
+
+class Around:
+    """A store around another one: whatever a test does not do itself is passed on."""
+
+    def __init__(self, inner: Store) -> None:
+        self.inner: Any = inner
+
+    def __getattr__(self, verb: str) -> Any:
+        return getattr(self.inner, verb)
 
 
 class Place(Struct, frozen=True):
@@ -43,6 +56,19 @@ class Place(Struct, frozen=True):
             yield store
         finally:
             await store.close()
+
+
+@asynccontextmanager
+async def stopped_time(place: Place) -> AsyncIterator[tuple[Store, VirtualClock]]:
+    """Give a store whose time stands still."""
+    clock = VirtualClock()
+    path = place.store.removeprefix("sqlite:///")
+    store: Store = MemoryStore(clock=clock) if path == place.store else await SqliteStore.open(path, clock=clock)
+    await store.migrate()
+    try:
+        yield store, clock
+    finally:
+        await store.close()
 
 
 async def until(run: RunHandle[Any], condition: Callable[[list[Event]], bool]) -> list[Event]:

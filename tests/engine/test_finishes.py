@@ -1,46 +1,130 @@
-"""Who waits for runs to finish elsewhere is told soon, also after the store was away."""
-
-from __future__ import annotations
+"""Who waits for runs to finish: told wherever they finish, looked up together, and never left alone."""
 
 import asyncio
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
-from holdfast.engine.finishes import Finishes
-from holdfast.store.memory import MemoryStore
-from holdfast.store.port import LoadedRun
-from holdfast.testing.sim_loop import SimLoop
+import pytest
 
-AWAY_S = 30.0
-POLL_S = 5.0
-
-
-class AwayStore(MemoryStore):
-    """A store that answers the first look only when it is back."""
-
-    looks = 0
-
-    async def load(self, run_ids: Sequence[str]) -> list[LoadedRun | None]:
-        """Count a look."""
-        self.looks += 1
-        if self.looks == 1:
-            await asyncio.sleep(AWAY_S)
-        return [None for _ in run_ids]
+from holdfast.core.state import COMPLETED, RUNNING
+from holdfast.engine.finishes import PAGE_RUNS, Finish, Finishes
+from holdfast.errors import EngineError, StoreCorrupt, StoreUnavailable
+from holdfast.store.wakeups import LocalWakeups
 
 
-def test_a_look_that_took_long_does_not_put_off_the_next() -> None:
-    loop = SimLoop(0)
-    store: AwayStore | None = None
+class Library:
+    """A store that only loads heads of runs."""
 
-    async def main() -> None:
-        nonlocal store
-        store = AwayStore()
-        finishes = Finishes(store, lambda run_id: False, POLL_S)
-        waiting = finishes.wait("r")
-        watching = asyncio.ensure_future(finishes.watch())
-        await asyncio.sleep(POLL_S + AWAY_S + 2 * POLL_S + 1.0)
-        watching.cancel()
-        waiting.cancel()
+    def __init__(self) -> None:
+        self.wakeups = LocalWakeups()
+        self.asked: list[list[str]] = []
+        self.finished: dict[str, int] = {}
+        self.damaged: set[str] = set()
+        self.missing: set[str] = set()
+        self.problem: Exception | None = None
 
-    loop.simulate(main())
-    assert store is not None
-    assert store.looks == 2
+    async def load(self, run_ids: Sequence[str]) -> list[Any]:
+        """Load, if nothing is wrong with any of them."""
+        self.asked.append(list(run_ids))
+        await asyncio.sleep(0)
+        if self.problem is not None:
+            raise self.problem
+        if self.damaged & set(run_ids):
+            raise StoreCorrupt("a row makes no sense")
+        return [None if run_id in self.missing else self._head(run_id) for run_id in run_ids]
+
+    def _head(self, run_id: str) -> Any:
+        status = COMPLETED if run_id in self.finished else RUNNING
+        return SimpleNamespace(head=SimpleNamespace(run_id=run_id, status=status, version=self.finished.get(run_id, 1)))
+
+
+class Scene:
+    """Finishes of a node that holds some runs, and looks when the store rings."""
+
+    def __init__(self, *held: str) -> None:
+        store: Any = Library()
+        self.store: Library = store
+        self.finishes = Finishes(store, lambda run_id: run_id in held, 60.0)
+
+    async def __aenter__(self) -> "Scene":
+        self._watching = asyncio.create_task(self.finishes.watch())
+        await asyncio.sleep(0)
+        return self
+
+    async def __aexit__(self, *problem: object) -> None:
+        self._watching.cancel()
+        await asyncio.wait([self._watching])
+
+
+async def soon(future: "asyncio.Future[Any]") -> Any:
+    async with asyncio.timeout(5):
+        return await future
+
+
+@pytest.mark.contract("OWN-3")
+async def test_a_run_that_finishes_elsewhere_is_looked_up_when_the_store_rings() -> None:
+    async with Scene("held") as scene:
+        waiting = [scene.finishes.wait(run_id) for run_id in ("far", "far", "damaged", "held", "missing")]
+        scene.store.finished = {"far": 7, "held": 9}
+        scene.store.damaged, scene.store.missing = {"damaged"}, {"missing"}
+        await asyncio.sleep(0)
+        scene.store.wakeups.ring()
+        assert await soon(waiting[0]) == await soon(waiting[1]) == Finish(7)
+        assert [future.done() for future in waiting[2:]] == [False, False, False]
+        assert all("held" not in asked for asked in scene.store.asked), "of those the node knows by itself"
+        scene.finishes.tell("held", 9)
+        assert await soon(waiting[3]) == Finish(9)
+
+
+async def test_nothing_is_looked_up_while_nobody_waits() -> None:
+    async with Scene() as scene:
+        scene.store.wakeups.ring()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert scene.store.asked == []
+        gone = scene.finishes.wait("far")
+        scene.finishes.let_go("far", gone)
+        scene.finishes.let_go("far", gone)
+        assert scene.finishes._waiting == {}
+
+
+@pytest.mark.contract("API-2")
+async def test_heads_that_are_asked_for_together_are_looked_up_together_and_answered_each() -> None:
+    scene = Scene()
+    scene.store.damaged, scene.store.missing = {"run-3"}, {"run-5"}
+    asking = [asyncio.create_task(scene.finishes.head(f"run-{number}")) for number in range(8)]
+    answers = await asyncio.gather(*asking, return_exceptions=True)
+    assert scene.store.asked[0] == [f"run-{number}" for number in range(8)]
+    assert isinstance(answers[3], StoreCorrupt)
+    assert answers[5] is None
+    ids = [getattr(answer, "run_id", "") for answer in answers]
+    assert ids == ["run-0", "run-1", "run-2", "", "run-4", "", "run-6", "run-7"]
+    scene.store.problem = StoreUnavailable("down")
+    with pytest.raises(StoreUnavailable):
+        await scene.finishes.head("run-1")
+
+
+async def test_no_call_asks_for_too_many() -> None:
+    scene = Scene()
+    asking = [asyncio.create_task(scene.finishes.head(f"run-{number}")) for number in range(PAGE_RUNS + 1)]
+    await asyncio.gather(*asking)
+    assert [len(asked) for asked in scene.store.asked] == [PAGE_RUNS, 1]
+
+
+@pytest.mark.contract("OWN-3", "API-2")
+async def test_everybody_is_told_that_nobody_looks_any_more_also_who_asks_later() -> None:
+    scene = Scene()
+    waiting, done = scene.finishes.wait("far"), scene.finishes.wait("near")
+    scene.finishes.tell("near", 3)
+    asking = asyncio.create_task(scene.finishes.head("far"))
+    await asyncio.sleep(0)
+    problem = EngineError("it has failed")
+    scene.finishes.close(problem)
+    scene.finishes.close()
+    for told in (waiting, asking):
+        with pytest.raises(EngineError):
+            await soon(told)
+    with pytest.raises(EngineError, match="it has failed"):
+        scene.finishes.wait("later")
+    assert await soon(done) == Finish(3)

@@ -58,3 +58,22 @@ def test_a_full_node_still_asks_for_other_work_from_time_to_time() -> None:
         ready.take()
     ready.add_again(str(number) for number in range(WAVE))
     assert ready.wants_more
+
+
+def test_patience_begins_again_after_a_wave_that_was_not_full() -> None:
+    ready = Ready()
+    for full_waves in (PATIENCE - 1, PATIENCE):
+        for _ in range(full_waves):
+            ready.add_again(str(number) for number in range(WAVE))
+            assert not ready.wants_more
+            ready.take()
+        if full_waves < PATIENCE:
+            ready.take()
+
+
+def test_a_wave_that_is_just_full_leaves_nothing() -> None:
+    ready = Ready()
+    names = [f"run {number}" for number in range(WAVE)]
+    ready.add_again(names)
+
+    assert [ready.take(), ready.take()] == [names, []]

@@ -11,7 +11,7 @@ from holdfast.core.state import PAUSED
 from holdfast.errors import RunawayWorkflow
 from tests.engine.place import Place, types, until_event, until_status
 
-pytestmark = pytest.mark.untraced  # they hang while coverage is measured; why is not known yet
+pytestmark = pytest.mark.untraced  # a strike may leave a lock of coverage held: see the watchdog
 
 TURN_S = 0.2
 

@@ -1,8 +1,7 @@
 """Waiting for signals, through a real node: time-outs, conditions, handlers, many at once, and sending from inside."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +14,7 @@ from holdfast.core import events as e
 from holdfast.core.state import COMPLETED, PAUSED
 from holdfast.engine.app import App
 from holdfast.errors import InvalidInput, NotDurable, RunFailed, SignalHandlerFailed
-from holdfast.store.port import Store
-from holdfast.testing.clock import VirtualClock
-from tests.engine.place import Place, types, until_event, until_status
+from tests.engine.place import Place, stopped_time, types, until_event, until_status
 
 
 @dataclass
@@ -49,19 +46,6 @@ async def test_on_timeout_says_what_a_wait_returns_when_nobody_came(place: Place
         await until_event(run, "SignalTimedOut")
         await run.signal("end", "bye")
         assert await run.result() == "too late, bye"
-
-
-@asynccontextmanager
-async def stopped_time(place: Place) -> AsyncIterator[tuple[Store, VirtualClock]]:
-    """Give a store whose time stands still."""
-    clock = VirtualClock()
-    path = place.store.removeprefix("sqlite:///")
-    store: Store = hf.MemoryStore(clock=clock) if path == place.store else await hf.SqliteStore.open(path, clock=clock)
-    await store.migrate()
-    try:
-        yield store, clock
-    finally:
-        await store.close()
 
 
 @pytest.mark.contract("SIG-8", "SIG-3")

@@ -11,15 +11,21 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.core import decide
+from holdfast.core.events import ErrorInfo
 from holdfast.core.gates import RunLimit
+from holdfast.core.messages import ActivityErrored
 from holdfast.core.pen import NOTHING, Decision, Pen
 from holdfast.core.state import OpenStep
+from holdfast.engine import held
 from holdfast.engine.node import Node
+from holdfast.engine.queues import Queues
 from holdfast.engine.run_queue import RunQueue
 from holdfast.engine.turn import TurnDraft
 from holdfast.store import port
+from holdfast.store.memory import run
 from holdfast.store.memory.gates import Gate
 from holdfast.store.memory.run import Run
+from holdfast.store.memory.work import put
 from tests.sim.simulation import simulate
 
 SEEDS = 40
@@ -75,8 +81,7 @@ def test_it_finds_a_store_that_does_not_look_at_the_epoch(monkeypatch: pytest.Mo
         return commit(self, replace(turn, epoch=self.head.lease_epoch), now)
 
     monkeypatch.setattr(Run, "commit", commit_anyway)
-    found = first_finding()
-    assert "committed a turn of a run that belongs to" in found or "no node has the run" in found
+    assert "committed a turn of a run that belongs to" in first_finding()
 
 
 @pytest.mark.contract("SIG-4")
@@ -161,3 +166,44 @@ def test_it_finds_runs_that_nobody_lets_in(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(RunQueue, "work", rest)
     assert "does not finish" in first_finding()
+
+
+@pytest.mark.contract("ACT-1")
+def test_it_finds_jobs_that_are_taken_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "put", lambda job, there, now: replace(put(job, there, now), visible_at=now))
+    assert "us early" in first_finding()
+
+
+@pytest.mark.contract("ACT-1")
+def test_it_finds_jobs_that_are_begun_without_being_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = Queues._report
+
+    def try_again(self: Queues, job: port.Job, outcome: Any) -> None:
+        if isinstance(outcome, ActivityErrored):
+            self._start(replace(job, engine_attempt_id=job.engine_attempt_id + 1), job.scheduled_at)
+        else:
+            report(self, job, outcome)
+
+    monkeypatch.setattr(Queues, "_report", try_again)
+    assert "which has not taken it" in first_finding()
+
+
+@pytest.mark.contract("ACT-1", "OWN-3")
+def test_it_finds_jobs_that_are_given_up_with_the_node_of_their_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held, "is_local", lambda step: step.kind == "activity" and not step.is_detached)
+    assert "is a job, and was given up" in first_finding()
+
+
+@pytest.mark.contract("ACT-1")
+def test_it_finds_jobs_that_are_given_up_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = Queues._start
+
+    def give_up(self: Queues, job: port.Job, now: int) -> None:
+        if job.engine_attempt_id > job.first_engine_attempt_id:
+            self._jobs[job.run_id, job.step_id] = job
+            self._report(job, ErrorInfo("WorkerLost", "nobody has patience", retryable=False))
+        else:
+            start(self, job, now)
+
+    monkeypatch.setattr(Queues, "_start", give_up)
+    assert "given up at attempt" in first_finding()

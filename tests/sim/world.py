@@ -25,6 +25,7 @@ from holdfast.core.tokens import read_token
 from holdfast.engine.activities import ActivityContext, activity_context
 from holdfast.engine.completion import report_result
 from holdfast.errors import CallerError, NotDurable, StoreError
+from holdfast.program.definitions import decode_options
 from holdfast.store import port
 from holdfast.store.memory import MemoryStore
 from holdfast.testing.faults import OrderedWakeups
@@ -64,6 +65,7 @@ class World:
         self.store = WatchedStore(self)
         self.client: port.Store = self.store
         self.said: dict[tuple[str, str], list[object]] = {}
+        self.taken: dict[tuple[str, str], dict[int, set[str]]] = {}
 
     def note(self, line: str, count: str | None = None) -> None:
         """Add a line to the trace, and count what it tells of."""
@@ -95,7 +97,7 @@ class World:
         process = current_process()
         by = process.name if process else ""
         run_id, step_id = context.run_id, context.step_id
-        self._check_dispatch(context)
+        self._check_dispatch(context, by)
         self.note(f"work   {run_id} {step_id} attempt {context.attempt}", "effects")
         said = self.said.setdefault((run_id, step_id), [None])
         if context.details not in said:
@@ -130,10 +132,11 @@ class World:
                 self.note(f"later  {run_id} {step_id} refused: {refusal.code}", "late reports")
             return
 
-    def _check_dispatch(self, context: ActivityContext) -> None:
+    def _check_dispatch(self, context: ActivityContext, by: str) -> None:
         """Work is begun only after the commit that scheduled it, and never before its time.
 
-        A job that is taken again counts on by itself; that it is not taken early is checked when it is.
+        A job that is taken again counts on by itself. It is begun by who has taken it, which was not too early then;
+        by now it may have failed elsewhere, and be due later under the same number.
         """
         run_id, step_id, attempt = context.run_id, context.step_id, read_token(context.token).engine_attempt_id
         dispatches = [
@@ -148,8 +151,12 @@ class World:
         if not dispatches or (not is_queued and dispatches[-1].engine_attempt_id != attempt):
             self.violate(f"{run_id} {step_id}: attempt {attempt} began before it was committed")
             return
+        if is_queued:
+            if by not in self.taken.get((run_id, step_id), {}).get(attempt, ()):
+                self.violate(f"{run_id} {step_id}: attempt {attempt} began at {by}, which has not taken it")
+            return
         last = dispatches[-1].data
-        due_at = last.due_at if isinstance(last, e.StepRetried) and not is_queued else None
+        due_at = last.due_at if isinstance(last, e.StepRetried) else None
         if due_at is not None and due_at > self.store.time():
             self.violate(f"{run_id} {step_id}: attempt {attempt} began {due_at - self.store.time()} us early")
 
@@ -162,7 +169,8 @@ class World:
         new = history[turn.expected_version : answer.version]
         self.note(f"commit {run_id} v{turn.expected_version} e{turn.epoch} {_names(new)}", "commits")
         process = current_process()
-        is_retry = before.version != turn.expected_version or (turn.release and not turn.events)
+        is_free_again = turn.release and not turn.events and before.lease_owner is None  # by the first of two calls
+        is_retry = before.version != turn.expected_version or is_free_again
         if process is not None and not is_retry and before.lease_owner != process.name:
             self.violate(f"{run_id}: {process.name} committed a turn of a run that belongs to {before.lease_owner}")
         for event in new:
@@ -193,10 +201,11 @@ class World:
                 self.violate(f"{where}: the result {bytes(body.result)!r} was recorded and is none of {results}")
         elif isinstance(body, e.StepFailed) and body.error.code == "WorkerLost":
             self.note(f"given up {where}", "lost workers")
+            self._check_given_up(event, history)
         elif isinstance(body, e.StepFailed) and not any(effect.result is None for effect in effects):
             self.violate(f"{where}: a failure was recorded and nothing has failed")
         elif isinstance(body, e.StepRetried) and body.reason == "node lost":
-            self._check_lost(event)
+            self._check_lost(event, history)
         elif isinstance(body, e.RunPaused) and body.error is not None:
             self.violate(f"{event.run_id}: its program could not go on: {body.error.code}: {body.error.message}")
         elif isinstance(body, e.TaskCompleted | e.TaskReminded | e.TaskAssigned | e.TaskRefused):
@@ -225,13 +234,31 @@ class World:
         elif isinstance(body, e.TaskAssigned) and body.action == "escalate":
             self.note(f"escalated {event.run_id} {event.step_id}", "escalations")
 
-    def _check_lost(self, event: Event) -> None:
-        """An attempt is lost only if it may have been made: its message, if it had one, was taken."""
-        attempt = (event.engine_attempt_id or 0) - 1
+    def _check_lost(self, event: Event, history: Sequence[Event]) -> None:
+        """An attempt is lost with its run's node only if it may have been made there.
+
+        Then its message, if it had one, was taken; only an outcome may come just now, of an attempt that did not die. A
+        job is not lost with its run's node, and neither is what somebody is to report later.
+        """
+        where, attempt = f"{event.run_id} {event.step_id}", (event.engine_attempt_id or 0) - 1
         token = retry_token(event.step_id or "", attempt)
-        waiting = [message for message in self.store.messages_of(event.run_id) if message.type == "RetryDue"]
+        waiting = [message for message in self.store.messages_of(event.run_id) if message.type != "ActivityCompleted"]
         if any(message.waiting_token == token for message in waiting):
-            self.violate(f"{event.run_id} {event.step_id}: attempt {attempt} was given up and never made")
+            self.violate(f"{where}: attempt {attempt} was given up and never made")
+        if _started(event, history).queue:
+            self.violate(f"{where}: attempt {attempt} is a job, and was given up with the node of its run")
+
+    def _check_given_up(self, event: Event, history: Sequence[Event]) -> None:
+        """Who took a job is lost as often as its policy allows, and then the job is found once more."""
+        started = _started(event, history)
+        most = decode_options(bytes(started.options)).retry.max_attempts
+        first = max(other.engine_attempt_id or 1 for other in history if other.data is started)
+        taken = self.taken.get((event.run_id, event.step_id or ""), {})
+        last = event.engine_attempt_id or 0
+        if last not in taken or sum(first <= attempt < last for attempt in taken) < most:
+            self.violate(
+                f"{event.run_id} {event.step_id}: given up at attempt {last} of {most}, taken: {sorted(taken)}"
+            )
 
 
 class WatchedStore(MemoryStore):
@@ -290,13 +317,23 @@ class WatchedStore(MemoryStore):
         """Take jobs, and check that each is due, and to be done."""
         jobs = await super().take(node, queues, activities, limit, visible_ms)
         for job in jobs:
-            self._world.note(f"take   {job.run_id} {job.step_id} attempt {job.engine_attempt_id}", "takes")
-            if job.due_at is not None and job.due_at > self.time():
-                self._world.violate(f"{job.run_id} {job.step_id}: taken {job.due_at - self.time()} us early")
+            where, attempt = f"{job.run_id} {job.step_id}", job.engine_attempt_id
+            self._world.note(f"take   {where} attempt {attempt}", "takes")
+            self._world.taken.setdefault((job.run_id, job.step_id), {}).setdefault(attempt, set()).add(node)
             step = state_of(job.run_id, self.events_of(job.run_id)).open_steps.get(job.step_id)
             if step is None or step.is_detached:
-                self._world.violate(f"{job.run_id} {job.step_id}: taken, and nobody waits for it to be carried out")
+                self._world.violate(f"{where}: taken, and nobody waits for it to be carried out")
+            elif step.due_at is not None and step.due_at > self.time():
+                self._world.violate(f"{where}: attempt {attempt} taken {step.due_at - self.time()} us early")
+            elif attempt < step.engine_attempt_id:
+                self._world.violate(f"{where}: attempt {attempt} taken, which is over")
         return jobs
+
+
+def _started(event: Event, history: Sequence[Event]) -> e.StepStarted:
+    """Return how the activity was started that an event is of, in its present logical attempt."""
+    bodies = [other.data for other in history if other.step_id == event.step_id and other.run_seq < event.run_seq]
+    return [body for body in bodies if isinstance(body, e.StepStarted)][-1]
 
 
 def _names(events: Sequence[Event]) -> str:

@@ -18,7 +18,7 @@ from holdfast.core.letters import DeadLetterQuery
 from holdfast.core.snapshot import runtime_snapshot
 from holdfast.core.state import TERMINAL, state_of
 from holdfast.errors import HoldfastError
-from holdfast.limits import Limits
+from holdfast.limits import LEASE_MS, Limits
 from holdfast.store.port import (
     Accepted,
     CommitConflict,
@@ -418,7 +418,7 @@ async def pass_time(world: World) -> None:
 
 async def set_clock_back(world: World) -> None:
     """Set the clock back."""
-    ms = world.values.pick((1, 1_000, 61_000))
+    ms = world.values.pick((1, 1_000, 61_000, 2 * LEASE_MS))
     world.trace.append(("the clock is set back", ms))
     world.clock.set_back(ms=ms)
 

@@ -64,8 +64,12 @@ def _pause(state: RunState, command: m.Control, pen: Pen) -> None:
 
 
 def _resume(state: RunState, command: m.Control, pen: Pen) -> None:
-    if state.status is PAUSED:
-        pen.write(e.RunResumed(command.reason), cause=command.id)
+    if state.status is not PAUSED:
+        return
+    pen.write(e.RunResumed(command.reason), cause=command.id)
+    for step in state.open_steps.values():
+        if step.kind == "signal" and step.due_at is not None:  # its message may have been held by a signal
+            pen.schedule("TimerDue", step.step_id, step.token or "", step.due_at)
 
 
 def _cancel(state: RunState, command: m.Control, pen: Pen) -> None:

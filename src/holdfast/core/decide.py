@@ -9,7 +9,7 @@ A message that is stale (its step is closed, its token old) is decided with an e
 and nothing follows. Duplicates are harmless for the same reason.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, get_args
 
 from msgspec import Struct
@@ -119,7 +119,7 @@ def _on_signal(state: RunState, signal: m.Signal, pen: Pen) -> Decision | Refusa
     """Give the signal to the oldest wait that it fits; if there is none it stays in the mailbox."""
     if state.status is not RUNNING:
         return NOTHING
-    step = wait_for(state, signal)
+    step = wait_for(state, signal, pen.now)
     if step is None:
         return NOTHING
     received = e.SignalReceived(
@@ -135,14 +135,37 @@ def _on_signal(state: RunState, signal: m.Signal, pen: Pen) -> Decision | Refusa
     return pen.decision()
 
 
-def wait_for(state: RunState, signal: m.Signal) -> OpenStep | None:
-    """Return the open wait that would take the signal: the one that it is addressed to, or the oldest of its name."""
-    if signal.step_id is not None:
-        step = state.open_steps.get(signal.step_id)
-        return step if step is not None and step.kind == "signal" and step.name == signal.name else None
-    if signal.suffix <= state.cursors.get(signal.name, ""):
-        return None
-    return next((s for s in state.open_steps.values() if s.kind == "signal" and s.name == signal.name), None)
+def wait_for(state: RunState, signal: m.Signal, now: Instant) -> OpenStep | None:
+    """Return the open wait that would take the signal: the one that it is addressed to, or the oldest of its name.
+
+    A wait whose time is over takes nothing that came later: it is about to time out.
+    """
+    came_at = min(signal.accepted_at, now + 1)
+    return next((step for step in _waits_for(state, signal) if not _ends_before(step, came_at)), None)
+
+
+def is_taken(state: RunState, step: OpenStep, signals: Iterable[m.Signal]) -> bool:
+    """Say whether one of the signals, which the run has yet to take, came in time for this wait."""
+    taken: set[str] = set()
+    for signal in signals:
+        waits = (step for step in _waits_for(state, signal) if step.step_id not in taken)
+        taker = next((wait for wait in waits if not _ends_before(wait, signal.accepted_at)), None)
+        if taker is not None:
+            taken.add(taker.step_id)
+    return step.step_id in taken
+
+
+def _waits_for(state: RunState, signal: m.Signal) -> Iterator[OpenStep]:
+    """Return the open waits that the signal fits, oldest first."""
+    if signal.step_id is None and signal.suffix <= state.cursors.get(signal.name, ""):
+        return
+    for step in state.open_steps.values():
+        if step.kind == "signal" and step.name == signal.name and signal.step_id in (None, step.step_id):
+            yield step
+
+
+def _ends_before(step: OpenStep, came_at: Instant) -> bool:
+    return step.due_at is not None and step.due_at < came_at
 
 
 def _on_update(state: RunState, update: m.Update, pen: Pen) -> Decision | Refusal:

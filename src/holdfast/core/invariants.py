@@ -16,7 +16,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from holdfast.core import events as e
-from holdfast.core.decide import RECORDED_AS
+from holdfast.core.decide import RECORDED_AS, is_taken
 from holdfast.core.events import BODIES, Event
 from holdfast.core.idempotency import event_id, event_key, signal_storage_key
 from holdfast.core.instants import Instant
@@ -375,15 +375,16 @@ def unfinished_runs_can_go_on(view: RunView) -> list[str]:
 
 @_invariant(RunView, "TMR-1", "Whatever is due at an instant has a message that will come then.")
 def timers_are_scheduled(view: RunView) -> list[str]:
-    """Find open steps with an instant for which the run will not be ready."""
+    """Find open steps with an instant for which the run will not be ready. A signal may hold it, during a pause."""
     state = _fold(view)
     if state is None or view.is_finished:
         return []
+    held_by = [signal for signal in view.signals if signal.consumed_seq is None] if state.status is PAUSED else []
     return [
         f"step {step.step_id!r} is due at {due_at} and the run will not be ready then"
         for step in state.open_steps.values()
         for due_at in ((step.due_at or 0,) if _is_timed(step, view) else next_instants(step))
-        if view.ready_at is None or view.ready_at > due_at
+        if (view.ready_at is None or view.ready_at > due_at) and not is_taken(state, step, held_by)
     ]
 
 
@@ -472,10 +473,8 @@ def _is_of(event: Event, signal: Signal) -> bool:
 
 
 def _is_timed(step: OpenStep, view: RunView) -> bool:
-    """Say whether an instant will bring the step on. That of a task is only shown to people.
-
-    The message for an activity's next attempt is gone once the attempt is made, and no event says when; a job has none.
-    """
+    """Say whether an instant will bring the step on. That of a task is only shown to people."""
+    # The message for an activity's next attempt is gone once it is made, and no event says when; a job has none.
     if step.due_at is None or step.kind == "task" or (step.queue and not step.is_detached):
         return False
     return step.kind != "activity" or step.is_detached or step.due_at > view.now

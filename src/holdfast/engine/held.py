@@ -10,18 +10,20 @@ from holdfast.core.instants import Instant
 from holdfast.core.messages import ActivityDetached, ActivityErrored
 from holdfast.core.state import OpenStep, RunState
 from holdfast.engine.turn import TurnDraft
+from holdfast.errors import TurnRefused
 from holdfast.store.port import LoadedRun
 
 
 class Held:
     """A run that belongs to this node. It is fresh until it has taken a turn as it was loaded."""
 
-    __slots__ = ("inputs", "is_fresh", "loaded")
+    __slots__ = ("inputs", "is_fresh", "loaded", "refused")
 
     def __init__(self, loaded: LoadedRun) -> None:
         self.loaded = loaded
         self.inputs: list[Input] = []
         self.is_fresh = True
+        self.refused: TurnRefused | None = None  # why its present turn is no more than a pause
 
     def lost_steps(self, state: RunState, now: Instant) -> list[OpenStep]:
         """Return local activities that no message is about: their node is gone, and took them along.

@@ -129,7 +129,7 @@ def take_turn(
     """Let a run take everything that waits for it; if its program cannot go on, pause the run instead."""
     draft = TurnDraft(live.state, loaded, now, node, poison_retries)
     try:
-        _Turn(live, draft, loaded.signals).run([*loaded.messages, *inputs], loaded.signals)
+        _Turn(live, draft, loaded.signals, now).run([*loaded.messages, *inputs], loaded.signals)
         return draft, None
     except KeyboardInterrupt:
         raise
@@ -176,10 +176,11 @@ _ENGINES_OWN = frozenset({CONTROL_SIGNAL, UPDATE_SIGNAL, TASK_SIGNAL})
 class _Turn:
     """Hands inputs to the core and outcomes to the program, until nothing moves any more."""
 
-    __slots__ = ("_draft", "_live", "_mailbox")
+    __slots__ = ("_draft", "_live", "_mailbox", "_now")
 
-    def __init__(self, live: LiveRun, draft: TurnDraft, signals: Sequence[Signal]) -> None:
+    def __init__(self, live: LiveRun, draft: TurnDraft, signals: Sequence[Signal], now: Instant) -> None:
         self._live = live
+        self._now = now
         self._draft = draft
         self._mailbox = [signal for signal in signals if signal.name not in _ENGINES_OWN] if signals else []
 
@@ -204,7 +205,7 @@ class _Turn:
     def _heard(self, signal: Signal) -> Signal:
         """Let the handler of the wait that takes the signal, if it has one, make something of it."""
         program = self._live.replay.program
-        step = wait_for(self._draft.state, signal) if program is not None and program.handlers else None
+        step = wait_for(self._draft.state, signal, self._now) if program is not None and program.handlers else None
         received = program.receive(step.step_id, signal.payload) if program is not None and step is not None else None
         return signal if received is None else replace(signal, state_after=received.state_after, error=received.error)
 

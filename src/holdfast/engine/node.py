@@ -30,9 +30,10 @@ from holdfast.engine.news import mourn, tell
 from holdfast.engine.options import NodeOptions
 from holdfast.engine.queues import ActivityDefinitions, Queues
 from holdfast.engine.ready import Ready
+from holdfast.engine.refusals import Refusals, left_turn
 from holdfast.engine.run_queue import LimitedDefinitions, RunQueue
 from holdfast.engine.slots import Slots
-from holdfast.engine.turn import POISON_RETRIES, TurnDraft, aside_turn
+from holdfast.engine.turn import POISON_RETRIES, TurnDraft
 from holdfast.errors import (
     EngineError,
     HoldfastError,
@@ -41,7 +42,6 @@ from holdfast.errors import (
     RunError,
     StoreCorrupt,
     StoreError,
-    TurnRefused,
 )
 from holdfast.ports import Rng
 from holdfast.program.definitions import ActivityOptions, decode_options
@@ -50,9 +50,6 @@ from holdfast.store.beginnings import created_run
 from holdfast.store.port import Beat, CommitConflict, Committed, LoadedRun, NewRun, Store, Turn
 
 RETRY_S = 0.2
-
-UNFIT = frozenset({"event exists", "task is open", "cannot be stored"})
-"""Conflicts that are not about who came first: the same turn would be refused again, for ever."""
 
 logger = logging.getLogger("holdfast.node")
 
@@ -89,7 +86,7 @@ class Node:
         self.creations = Creations(store, name if options.takes_runs else None, options.lease_ms, self._begin)
         self.finishes = Finishes(store, self.holds, options.safety_poll_s)
         self.run_queue = RunQueue(store, definitions, self._owner_of_queued, self.hold, options)
-        self._unfit: dict[str, tuple[RunError, int]] = {}
+        self._refusals = Refusals()
         self._to_release: list[str] = []
         self._should_claim = True
         self._is_stopping = False
@@ -321,14 +318,19 @@ class Node:
             turns = self.run_queue.with_tickets(turns)
         answers = await self._commit(turns)
         self.run_queue.notice_starts(turns)
+        refused: list[tuple[Held, RunError]] = []
         with held_back():
             for (held, live, draft), turn, answer in zip(drafts, turns, answers, strict=True):
                 if isinstance(answer, CommitConflict):
-                    self._lose(turn.run_id, answer)
+                    self._lose(turn.run_id, answer, held)
+                    if held.refused is not None:  # not even a pause can be recorded
+                        refused.append((held, held.refused))
                 else:
                     if turn.dead:
                         mourn(turn.dead)
                     self._after(held, live, draft, turn.release, now)
+        for held, damage in refused:
+            await self._put_aside(held, damage, now)
 
     def _draft(
         self, held: Held, live: LiveRun, problem: RunError | None, now: Instant
@@ -336,9 +338,9 @@ class Node:
         """Let a run take its turn. Until the commit nothing is awaited: what came in between would be of no turn."""
         inputs = [*self._lost(held, live.state, now), *held.inputs] if held.is_fresh else held.inputs
         held.inputs, held.is_fresh = [], False
-        unfit, last_epoch = self._unfit.pop(live.state.run_id, (None, 0))
-        if unfit is not None and held.loaded.head.lease_epoch <= last_epoch:  # what came in leads to what cannot be
-            problem = unfit
+        held.refused = self._refusals.take(held.loaded)
+        if held.refused is not None:  # what came in leads to what cannot be
+            problem = held.refused
             draft = pause_turn(
                 live.state, held.loaded, [], problem, now, self.name, self._poison_retries, is_poisoned=True
             )
@@ -412,7 +414,7 @@ class Node:
         """Leave a run whose history makes no sense for a while: others go on, and what it was told is kept."""
         run_id = held.loaded.head.run_id
         logger.error("run %s is put aside: %s", run_id, damage)
-        turn = aside_turn(held.loaded, now, self.name, damage, self._poison_retries)
+        turn = left_turn(held.loaded, now, self.name, damage, self._poison_retries)
         mourn(turn.dead)
         [answer] = await self._commit([turn])
         self._workers.cancel(run_id)
@@ -476,13 +478,10 @@ class Node:
             logger.error("run %s: no activity %r is known here; its steps wait", run_id, step.name)
         return False
 
-    def _lose(self, run_id: str, conflict: CommitConflict) -> None:
+    def _lose(self, run_id: str, conflict: CommitConflict, held: Held) -> None:
         """Let go of a run that somebody else has taken, or whose turn cannot be: its next turn pauses it."""
         logger.warning("run %s: a turn was not committed (%s)", run_id, conflict.reason)
-        if conflict.reason in UNFIT:
-            problem = TurnRefused(f"the run's turn was refused by the store: {conflict.reason}")
-            epoch = self._held[run_id].loaded.head.lease_epoch if run_id in self._held else 0
-            self._unfit[run_id] = problem, epoch + 2  # one for its release, one for its claim by this node
+        if self._refusals.note(held, conflict):
             self._to_release.append(run_id)
         self._workers.cancel(run_id)
         self._held.pop(run_id, None)

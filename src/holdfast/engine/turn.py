@@ -11,12 +11,12 @@ from msgspec import Raw
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.commands import Command
-from holdfast.core.decide import Input, decide, queue_run
+from holdfast.core.decide import Input, decide, is_taken, queue_run
 from holdfast.core.enact import enact
 from holdfast.core.events import EngineRunRef, Event, RunQueued
 from holdfast.core.idempotency import request_key
 from holdfast.core.instants import Instant
-from holdfast.core.letters import DeadLetter, put_aside
+from holdfast.core.letters import DeadLetter, Reason, put_aside
 from holdfast.core.messages import (
     CONTROL_SIGNAL,
     ChildOutcome,
@@ -24,10 +24,10 @@ from holdfast.core.messages import (
     Message,
     SignalRequest,
 )
-from holdfast.core.pen import Decision, Refusal
+from holdfast.core.pen import NOTHING, Decision, Refusal
 from holdfast.core.records import ActivityRecord, index_changes
 from holdfast.core.snapshot import RuntimeSnapshot, runtime_snapshot
-from holdfast.core.state import CANCELLED, RunState, fold, fold_onto, own_copy
+from holdfast.core.state import CANCELLED, PAUSED, RunState, fold, fold_onto, own_copy
 from holdfast.errors import HoldfastError
 from holdfast.limits import NAME_BYTES, SIGNAL_ID_BYTES, Limits
 from holdfast.store.port import Job, LoadedRun, NewRun, Turn
@@ -78,7 +78,7 @@ class TurnDraft:
 
     def handle(self, message: Input) -> Decision | Refusal:
         """Decide what the world tells the run, and note that it has been handled."""
-        answer = decide(self.state, message, self._now, self._by)
+        answer = NOTHING if self._is_held(message) else decide(self.state, message, self._now, self._by)
         if isinstance(message, Message):
             if isinstance(answer, Refusal):
                 self.put_aside(message, answer.error)
@@ -89,6 +89,16 @@ class TurnDraft:
             if inbox_seq is not None:
                 self.received.append((inbox_seq, len(self._events)))
         return self._take(answer)
+
+    def _is_held(self, message: Input) -> bool:
+        """Say whether a wait does not time out because of a signal that came in time, and that a pause holds up.
+
+        When the run is resumed the wait takes the signal; if it does not, it is told of its time again.
+        """
+        if self.state.status is not PAUSED or not self._loaded.signals or not isinstance(message, Message):
+            return False
+        step = self.state.open_steps.get(message.step_id or "") if message.type == "TimerDue" else None
+        return step is not None and step.kind == "signal" and is_taken(self.state, step, self._loaded.signals)
 
     def put_aside(self, message: Message, problem: HoldfastError) -> None:
         """Leave a message for later, or after too many times for an operator: what was accepted is not dropped."""
@@ -225,14 +235,18 @@ class TurnDraft:
         return answer
 
 
-def aside_turn(loaded: LoadedRun, now: Instant, node: str, damage: HoldfastError, poison_retries: int) -> Turn:
+def aside_turn(
+    loaded: LoadedRun,
+    now: Instant,
+    node: str,
+    damage: HoldfastError,
+    poison_retries: int,
+    reason: Reason = "history irreparable",
+) -> Turn:
     """Return a turn that changes nothing and leaves everything for later, for a run whose state is not known."""
     head = loaded.head
     snapshot = head.snapshot or RuntimeSnapshot(status=head.status, state_version=head.version)
-    left = [
-        put_aside(message, poison_retries, "history irreparable", _detail(damage), node, now)
-        for message in loaded.messages
-    ]
+    left = [put_aside(message, poison_retries, reason, _detail(damage), node, now) for message in loaded.messages]
     return Turn(
         run_id=head.run_id,
         expected_version=head.version,

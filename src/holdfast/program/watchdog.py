@@ -10,6 +10,12 @@ What is inside one call of C code (`time.sleep`) cannot be interrupted before th
 and stopped then. A call that keeps the whole interpreter to itself (a regular expression gone wild) holds up the
 watchdog as well, and is not noticed. Code that catches everything, for ever, is logged but cannot be stopped.
 
+A strike may come between the moment at which Python code takes a lock and the one from which it would give it back,
+and then the lock is never given back: one in the middle of a logging handler can silence the log for ever, one in the
+middle of the tracer of `coverage` stops every thread. Code that uses `with` on a lock of the interpreter is safe. So a
+thread is left alone for some ticks while its innermost code is that of a module which takes locks in other ways
+(`DELICATE`). That makes it rare and not impossible, because the thread may go on between the look and the strike.
+
 The interpreter lets one thread raise in another, but not at a certain place. So what counts here is that nothing is
 raised outside the piece:
 
@@ -37,6 +43,12 @@ T = TypeVar("T")
 
 TICK_S = 0.1
 """How often the watchdog looks, while something runs. A bound is kept to within two ticks."""
+
+DELICATE = frozenset({"coverage", "logging", "threading"})
+"""Packages whose Python code takes locks outside of a `with`, or implements them."""
+
+MOST_DELICATE_TICKS = 20
+"""For how many ticks such code is left alone once its time is over. A handler of the log may be what blocks."""
 
 logger = logging.getLogger("holdfast.watchdog")
 
@@ -96,9 +108,13 @@ class Watchdog:
         with self._lock:
             for thread_id, watch in list(self.watched.items()):
                 watch.ticks += 1
-                if watch.ticks > watch.most_ticks and self.watched.get(thread_id) is watch:
+                if watch.ticks <= watch.most_ticks:
+                    continue
+                where, stack = (watch.where, "") if watch.where else _locate(thread_id)  # which may read files
+                if self.watched.get(thread_id) is watch and not _is_delicate(thread_id, watch):
                     if not watch.where:
-                        struck.append((watch, _locate(thread_id, watch)))
+                        watch.where = where
+                        struck.append((watch, stack))
                     _set_async_exc(thread_id, _OVERDUE)
         for watch, stack in struck:  # only now: what was struck may be holding up the log
             logger.error("run %s: %s blocks its node%s\n%s", watch.run_id, watch.workflow, watch.where, stack)
@@ -144,14 +160,20 @@ class Watch:
         return result
 
 
-def _locate(thread_id: int, watch: Watch) -> str:
-    """Note in the watch where its thread is, and return the stack, for people."""
+def _is_delicate(thread_id: int, watch: Watch) -> bool:
+    """Say whether the thread is to be struck later, because of what it is in the middle of."""
+    if watch.ticks > watch.most_ticks + MOST_DELICATE_TICKS:
+        return False
+    frame = sys._current_frames().get(thread_id)
+    return frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in DELICATE
+
+
+def _locate(thread_id: int) -> tuple[str, str]:
+    """Return where a thread is, and its stack, for people."""
     frame: FrameType | None = sys._current_frames().get(thread_id)
     if frame is None:
-        watch.where = " in a thread that has ended"
-        return ""
-    watch.where = f" at {frame.f_code.co_filename}:{frame.f_lineno}"
-    return "".join(format_stack(frame))
+        return " in a thread that has ended", ""
+    return f" at {frame.f_code.co_filename}:{frame.f_lineno}", "".join(format_stack(frame))
 
 
 _set_async_exc = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.py_object)(

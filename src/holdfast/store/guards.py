@@ -36,11 +36,14 @@ from holdfast.errors import (
     RunTerminal,
     SignalAcceptanceIndeterminate,
 )
-from holdfast.limits import Limits
+from holdfast.limits import LEASE_MS, Limits
 from holdfast.settings import Ownership
 from holdfast.store.port import Beat, Job, NewRun, Store, Turn
 
 MINUTE = 60_000_000
+LEASE_BELIEVED = 2 * LEASE_MS * 1_000
+"""How far ahead, in microseconds, a lease may end: the longest one, given by a clock that is a little ahead."""
+
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 
@@ -117,8 +120,13 @@ def _check_unicode(field: str, value: str) -> InvalidInput | None:
 def check_lease(node: str, lease_ms: int) -> None:
     """Refuse a lease that is malformed."""
     check_names("node", [node])
-    if type(lease_ms) is not int or not 1 <= lease_ms < 2**40:
-        raise InvalidInput(f"a lease lasts from 1 ms to some years, not {lease_ms!r}", field="lease_ms")
+    if type(lease_ms) is not int or not 1 <= lease_ms <= LEASE_MS:
+        raise InvalidInput(f"a lease lasts from 1 to {LEASE_MS} ms, not {lease_ms!r}", field="lease_ms")
+
+
+def lease_end(lease_until: Instant, now: Instant) -> Instant:
+    """Return when a lease ends: at once, if it was given by a clock that was so far ahead that nobody can mean it."""
+    return lease_until if lease_until <= now + LEASE_BELIEVED else now
 
 
 def check_names(field: str, names: Sequence[Any], limits: Limits | None = None) -> None:

@@ -34,7 +34,8 @@ has finished is never ready and has no messages. Eligible for `claim` are:
 
 **Leases** belong to nodes: a node renews one lease, whatever number of runs it holds. A run's owner and epoch stand
 in the run itself, and the epoch is what fences. A commit by the owner whose lease has run out still counts as long
-as nobody else has claimed the run.
+as nobody else has claimed the run. A lease that ends much later than the longest one (`guards.LEASE_BELIEVED`) was
+given by a clock that was ahead; it is not believed, so that a clock which is set right again holds up no run.
 
 **Queues.** A turn may put a *job* into a queue: an activity that any node may carry out. A job that was taken is
 invisible for a while, and is handed out again if its taker goes silent: at least once. It goes with the commit that

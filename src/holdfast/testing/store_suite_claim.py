@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.errors import InvalidInput, LeaseExpired
+from holdfast.limits import LEASE_MS
 from holdfast.store.port import CommitConflict, Committed, Store
 from holdfast.testing.clock import START, VirtualClock
 from holdfast.testing.samples import (
@@ -21,6 +22,8 @@ from holdfast.testing.samples import (
     wait,
 )
 from holdfast.testing.store_suite_base import SuiteBase, accept, unchanged
+
+DAY_MS = 24 * 3_600_000
 
 
 class ClaimSuite(SuiteBase):
@@ -288,12 +291,45 @@ class ClaimSuite(SuiteBase):
         assert len(await SampleNode(store, "node-b").claim()) == 1
 
     async def test_malformed_lease_is_refused(self, store: Store) -> None:
-        """A lease has a node with a name, and lasts at least a millisecond."""
-        for name, lease_ms, field in (("", 1_000, "node"), ("a\nb", 1_000, "node"), ("a", 0, "lease_ms")):
+        """A lease has a node with a name, and lasts from a millisecond to the longest one."""
+        bad = (("", 1_000, "node"), ("a\nb", 1_000, "node"), ("a", 0, "lease_ms"), ("a", LEASE_MS + 1, "lease_ms"))
+        for name, lease_ms, field in bad:
             async with unchanged(store):
                 with pytest.raises(InvalidInput) as raised:
                     await store.renew(name, lease_ms)
             assert raised.value.details == {"field": field}
+
+    @pytest.mark.contract("OWN-3")
+    async def test_lease_of_a_clock_that_was_ahead_is_not_believed_once_it_is_set_right(
+        self, store: Store, clock: VirtualClock, node: SampleNode, other: SampleNode
+    ) -> None:
+        """Nobody waits for a day because a clock was wrong for a moment; the owner has to renew, too."""
+        await store.create([new_run("run-1")])
+        clock.advance(ms=DAY_MS)
+        await node.start("run-2", wait("go"))
+        clock.set_back(ms=DAY_MS)
+        assert await store.next_due("node-b") == clock.now()
+        assert (await store.stats()).nodes == 0
+        with pytest.raises(LeaseExpired):
+            await store.claim("node-a", 10)
+        assert [run.head.run_id for run in await other.claim()] == ["run-1", "run-2"]
+        await store.renew("node-a", 1_000)
+        assert await store.claim("node-a", 10) == []
+
+    @pytest.mark.contract("OWN-1")
+    async def test_longest_lease_is_believed_to_the_end(
+        self, store: Store, clock: VirtualClock, other: SampleNode
+    ) -> None:
+        """Also by clocks that are up to as much behind the one that gave it."""
+        owner = SampleNode(store, "node-a", lease_ms=LEASE_MS)
+        await owner.start("run-1", wait("go"))
+        assert await other.claim() == []
+        clock.set_back(ms=LEASE_MS)
+        assert await other.claim() == []
+        assert await store.next_due("node-b") == START + LEASE_MS * 1_000
+        clock.set_back(ms=1)
+        assert await store.next_due("node-b") == clock.now()
+        assert len(await other.claim()) == 1
 
     # --- releasing
 

@@ -4,7 +4,7 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
-from holdfast.core.messages import Message
+from holdfast.core.messages import CONTROL_SIGNAL, UPDATE_SIGNAL, Message
 from holdfast.errors import InvalidInput, NotFound, NotWaiting, PayloadTooLarge, RateLimited, RunTerminal
 from holdfast.limits import Limits
 from holdfast.store.port import Accepted, Duplicate, Store
@@ -199,6 +199,21 @@ class DeliverySuite(SuiteBase):
         await store.deliver([same, same, refused, same, refused])
         answers = await store.deliver([signal("run-1", "go") for _ in range(most)])
         assert kinds(answers) == ["Accepted"] * (most - 1) + ["RateLimited"]
+
+    @pytest.mark.contract("SIG-11", "WF-6", "SIG-13")
+    async def test_rate_counts_nothing_of_the_engines_own(self, store: Store) -> None:
+        """Updates and operators' commands are no signals of a sender: they are not refused, and take nobody's place."""
+        await store.create([new_run("run-1")])
+        most = self.limits.signals_per_run_per_minute
+        update, command = {"name": "poke", "input": None}, {"name": "PAUSE", "actor": "ann"}
+        own = [signal("run-1", *each) for each in ((UPDATE_SIGNAL, update), (CONTROL_SIGNAL, command))] * most
+        plain = [signal("run-1", "go") for _ in range(most)]
+        assert kinds(await store.deliver([*own, *plain[1:], *own])) == ["Accepted"] * (len(own) * 2 + most - 1)
+        assert kinds(await store.deliver([plain[0], *own, plain[0], own[0]])) == [
+            *["Accepted"] * (len(own) + 1),
+            "RateLimited",
+            "Accepted",
+        ]
 
     @pytest.mark.contract("SIG-11")
     async def test_rate_holds_when_the_clock_is_set_back(self, store: Store, clock: VirtualClock) -> None:

@@ -167,7 +167,8 @@ class Run:
             signal_storage_key=signal_storage_key(signal.run_id, signal.name, signal.suffix),
         )
         self.signals.append(signal)
-        self.received.append(now)
+        if not signal.name.startswith(RESERVED_PREFIX):
+            self.received.append(now)
         self.acceptances[signal.name, signal.signal_id] = AcceptanceRecord(
             workflow_id=signal.run_id,
             signal_name=signal.name,

@@ -216,7 +216,7 @@ class MemoryStore:
     # --- owning
 
     def _check_node(self, node: str, now: Instant) -> None:
-        if self._nodes.get(node, 0) <= now:
+        if guards.lease_end(self._nodes.get(node, 0), now) <= now:
             raise guards.lease_expired(node)
 
     async def claim(self, node: str, limit: int, plan_ids: Sequence[str] | None = None) -> list[port.LoadedRun]:
@@ -243,8 +243,11 @@ class MemoryStore:
     def _eligible_since(self, run: Run, node: str, now: Instant) -> Instant | None:
         """Return since when the node may claim the run, or None if it may not."""
         owner = run.head.lease_owner
-        since = run.head.ready_at if owner is None or owner == node else self._nodes[owner]
+        since = run.head.ready_at if owner is None or owner == node else self._lease_end(owner, now)
         return since if since is not None and since <= now else None
+
+    def _lease_end(self, node: str, now: Instant) -> Instant:
+        return guards.lease_end(self._nodes[node], now)
 
     async def admit(
         self, limits: Mapping[str, RunLimit], limit: int, claim_for: str | None = None
@@ -277,7 +280,9 @@ class MemoryStore:
         guards.check_lease(node, lease_ms)
         self._nodes[node] = now + lease_ms * 1_000
         owners = {run.head.lease_owner for run in self._runs.values()}
-        self._nodes = {name: end for name, end in self._nodes.items() if end > now or name in owners}
+        self._nodes = {
+            name: end for name, end in self._nodes.items() if self._lease_end(name, now) > now or name in owners
+        }
         return self._nodes[node]
 
     async def release(self, node: str, run_ids: Sequence[str] | None = None) -> int:
@@ -300,14 +305,14 @@ class MemoryStore:
         guards.check_values(node=node)
         guards.check_ids(plan_ids or ())
         guards.check_names("queues", queues, self._limits)
-        self._now()
+        now = self._now()
         instants = [run.work[job.step_id].visible_at for run, job in self._jobs() if job.queue in queues]
         for run in self._runs.values():
             if plan_ids is not None and run.head.plan_id not in plan_ids:
                 continue
             owner, ready_at = run.head.lease_owner, run.head.ready_at
             if owner is not None and owner != node:
-                instants.append(self._nodes[owner])
+                instants.append(self._lease_end(owner, now))
             elif ready_at is not None:
                 instants.append(ready_at)
         return min(instants, default=None)
@@ -483,7 +488,7 @@ class MemoryStore:
             jobs=len(self._jobs()),
             queued=sum(run.head.queued_at is not None for run in runs),
             dead_letters=sum(letter.settled is None for letter in self._letters()),
-            nodes=sum(lease_end > now for lease_end in self._nodes.values()),
+            nodes=sum(self._lease_end(node, now) > now for node in self._nodes),
             oldest_ready_at=min(ready, default=None),
             queues=dict(Counter(job.queue for _, job in self._jobs())),
             leases={node: lease_end for node, lease_end in self._nodes.items() if lease_end > now},

@@ -27,6 +27,10 @@ _INSERT_SIGNAL = (
     "INSERT INTO signals (run_no, inbox_seq, name, signal_id, step_id, accepted_at, received_at, payload) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 )
+# When the so many-th last signal came that counts toward the rate of its run.
+_COUNTED = """
+SELECT received_at FROM signals WHERE run_no = ? AND name NOT GLOB ? || '*' ORDER BY inbox_seq DESC LIMIT 1 OFFSET ?
+"""
 # The record of an acceptance, and a row without one for each signal of that id: if there is no other, it is missing.
 _KNOWN_SIGNAL = """
 SELECT record FROM acceptance_records WHERE run_no = ? AND name = ? AND signal_id = ?
@@ -164,9 +168,7 @@ def _signal_problem(
     most = limits.signals_per_run_per_minute
     if inbox.inbox_seq < most or request.name.startswith(RESERVED_PREFIX):
         return None
-    found = db.execute(
-        "SELECT received_at FROM signals WHERE run_no = ? AND inbox_seq = ?", (inbox.run_no, inbox.inbox_seq - most + 1)
-    ).fetchone()
+    found = db.execute(_COUNTED, (inbox.run_no, RESERVED_PREFIX, most - 1)).fetchone()
     if found and now - guards.MINUTE < found[0] <= now:
         return guards.rate_limited(request, limits, found[0] + guards.MINUTE, now)
     return None

@@ -19,7 +19,10 @@ OWN = """
 SELECT ready_at, run_no FROM runs WHERE lease_owner = :node AND ready_at <= :now {known}
 ORDER BY ready_at, run_no LIMIT :limit
 """
-EXPIRED = "SELECT lease_until, node FROM nodes WHERE lease_until <= :now AND node <> :node ORDER BY lease_until"
+EXPIRED = f"""
+SELECT min(lease_until, :now) AS ended_at, node FROM nodes WHERE NOT ({rows.IS_CURRENT}) AND node <> :node
+ORDER BY ended_at
+"""
 ORPHANED = "SELECT run_no FROM runs WHERE lease_owner = :owner {known} ORDER BY run_no LIMIT :limit"
 KNOWN = "AND plan_id IN (SELECT value FROM json_each(:plan_ids))"
 
@@ -32,7 +35,7 @@ SELECT min(due_at) FROM (
     UNION ALL
     SELECT min(ready_at) FROM runs WHERE lease_owner = :node AND ready_at IS NOT NULL {known}
     UNION ALL
-    SELECT min(lease_until) FROM nodes
+    SELECT min(iif({is_current}, lease_until, min(lease_until, :now))) FROM nodes
     WHERE node <> :node AND EXISTS (SELECT 1 FROM runs WHERE lease_owner = node {known})
 )
 """
@@ -41,7 +44,8 @@ NEXT_VISIBLE = "SELECT min(visible_at) FROM jobs WHERE queue = ? AND visible_at 
 
 def check_node(db: sqlite3.Connection, node: str, now: Instant) -> None:
     """Refuse a node without a current lease."""
-    if not db.execute("SELECT 1 FROM nodes WHERE node = ? AND lease_until > ?", (node, now)).fetchone():
+    current = f"SELECT 1 FROM nodes WHERE node = :node AND {rows.IS_CURRENT}"
+    if not db.execute(current, {"node": node, "now": now}).fetchone():
         raise guards.lease_expired(node)
 
 
@@ -121,7 +125,8 @@ def renew(db: sqlite3.Connection, node: str, lease_ms: int, now: Instant) -> Ins
     lease_until = now + lease_ms * 1_000
     db.execute("INSERT OR REPLACE INTO nodes VALUES (?, ?)", (node, lease_until))
     db.execute(
-        "DELETE FROM nodes WHERE lease_until <= ? AND NOT EXISTS (SELECT 1 FROM runs WHERE lease_owner = node)", (now,)
+        f"DELETE FROM nodes WHERE NOT ({rows.IS_CURRENT}) AND NOT EXISTS (SELECT 1 FROM runs WHERE lease_owner = node)",
+        {"now": now},
     )
     return lease_until
 
@@ -140,11 +145,11 @@ def release(db: sqlite3.Connection, node: str, run_ids: Sequence[str] | None, no
 
 
 def next_due(
-    db: sqlite3.Connection, node: str, plan_ids: Sequence[str] | None, queues: Sequence[str]
+    db: sqlite3.Connection, node: str, plan_ids: Sequence[str] | None, queues: Sequence[str], now: Instant
 ) -> Instant | None:
     """Return the next instant at which a claim by this node, or a take from these queues, may find something."""
     known = "" if plan_ids is None else KNOWN
-    asked = {"node": node, "plan_ids": rows.listing(plan_ids or ())}
-    found = [db.execute(NEXT_DUE.format(known=known), asked).fetchone()[0]]
+    asked = {"node": node, "plan_ids": rows.listing(plan_ids or ()), "now": now}
+    found = [db.execute(NEXT_DUE.format(known=known, is_current=rows.IS_CURRENT), asked).fetchone()[0]]
     found += [db.execute(NEXT_VISIBLE, (queue,)).fetchone()[0] for queue in queues]
     return min((due_at for due_at in found if due_at is not None), default=None)

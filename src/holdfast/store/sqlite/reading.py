@@ -170,7 +170,7 @@ def stats(db: sqlite3.Connection, now: Instant) -> port.Stats:
         jobs=one("SELECT count(*) FROM jobs WHERE queue <> ''"),
         dead_letters=one("SELECT count(*) FROM dead_letters WHERE settled IS NULL"),
         queued=one("SELECT count(*) FROM gate_runs WHERE NOT is_inside"),
-        nodes=one("SELECT count(*) FROM nodes WHERE lease_until > :now"),
+        nodes=one(f"SELECT count(*) FROM nodes WHERE {rows.IS_CURRENT}"),
         oldest_ready_at=one("SELECT min(ready_at) FROM runs WHERE ready_at <= :now"),
         queues=dict(db.execute("SELECT queue, count(*) FROM jobs WHERE queue <> '' GROUP BY queue")),
         leases=dict(db.execute("SELECT node, lease_until FROM nodes WHERE lease_until > ?", (now,))),

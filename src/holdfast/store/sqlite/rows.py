@@ -10,6 +10,7 @@ from holdfast.core.events import NULL, Event
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message
 from holdfast.core.records import ActivityRecord, Task, Wait
+from holdfast.store import guards
 from holdfast.store.port import Job
 from holdfast.store.rows import EVENT as EVENT
 from holdfast.store.rows import HEAD as HEAD
@@ -29,6 +30,9 @@ from holdfast.store.rows import task_of as task_of
 from holdfast.store.rows import text_of as text_of
 
 INSERT_EVENT = f"INSERT INTO events (run_no, {EVENT}) VALUES ({', '.join('?' * 16)})"
+IS_CURRENT = f"lease_until > :now AND lease_until <= :now + {guards.LEASE_BELIEVED}"
+"""What ends later was given by a clock that was ahead, and is not believed (`guards.lease_end`)."""
+
 INSERT_MESSAGE = "INSERT OR REPLACE INTO messages VALUES (?, ?, ?, ?)"
 INSERT_WAIT = "INSERT OR REPLACE INTO waits VALUES (?, ?, ?, ?, ?, ?)"
 INSERT_TASK = (

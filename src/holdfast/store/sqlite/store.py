@@ -159,7 +159,7 @@ class SqliteStore:
         guards.check_values(node=node)
         guards.check_ids(plan_ids or ())
         guards.check_names("queues", queues, self._limits)
-        return await self._read(lambda db, _: owning.next_due(db, node, plan_ids, queues))
+        return await self._read(lambda db, now: owning.next_due(db, node, plan_ids, queues, now))
 
     # --- carrying out activities
 

@@ -1,0 +1,111 @@
+"""Children and parents whose ids are as long as ids can be, or hold any letters; and children whose parent is gone."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.core import codec
+from holdfast.core.events import ChildStarted, RunQueued
+from holdfast.core.state import CANCELLED
+from holdfast.engine.turn import start_run
+from holdfast.errors import RunCancelled
+from holdfast.limits import NAME_BYTES
+from tests.engine.place import Place, types, until_event, until_status
+
+LONGEST = ["p" * NAME_BYTES, "p" * (NAME_BYTES - len("/child")), "ü" * (NAME_BYTES // 2), "日" * 80]
+"""The second leaves just enough room for the id of its child."""
+
+
+def family() -> tuple[hf.App, Any]:
+    app = hf.App("family")
+
+    @app.workflow
+    async def child() -> str:
+        return await hf.wait_signal("go", str)
+
+    @app.workflow
+    async def parent() -> str:
+        return f"{await child()} of the child"
+
+    return app, parent
+
+
+async def child_of(app: hf.App, run: Any) -> Any:
+    """Return the child, once it waits."""
+    started = await until_event(run, "ChildStarted")
+    assert isinstance(started.data, ChildStarted)
+    child = app.run(started.data.child_run_id)
+    await until_event(child, "SignalWaiting")
+    return child
+
+
+@pytest.mark.contract("WF-4")
+@pytest.mark.parametrize("run_id", LONGEST, ids=["longest", "child fits", "two bytes", "three bytes"])
+async def test_a_result_goes_up_and_a_cancellation_goes_down_whatever_the_ids(place: Place, run_id: str) -> None:
+    app, parent = family()
+    async with place.node(app):
+        run = await app.start(parent, run_id=run_id)
+        child = await child_of(app, run)
+        await child.signal("go", "word")
+        assert await run.result() == "word of the child"
+
+        given_up = await app.start(parent, run_id=run_id[:-1])
+        child = await child_of(app, given_up)
+        await given_up.cancel()
+        with pytest.raises(RunCancelled):
+            await given_up.result()
+        await until_status(child, CANCELLED)
+
+
+@pytest.mark.contract("WF-4", "INV")
+@pytest.mark.parametrize("parent_id", ["gone", LONGEST[0], LONGEST[2]], ids=["short", "longest", "not ASCII"])
+async def test_a_child_whose_parent_is_gone_ends_and_harms_nobody(place: Place, parent_id: str) -> None:
+    app, parent = family()
+    child = next(definition for (name, _), definition in app._workflows.items() if name == "child")
+    async with place.node(app) as node:
+        queued = RunQueued(
+            child.name,
+            child.version,
+            input=codec.encode({}),
+            parent_run_id=parent_id,
+            parent_step_id="child",
+            parent_token="child@3",
+            depth=1,
+        )
+        await node.store.create([start_run("orphan-ö", queued, await node.store.now(), "somebody")])
+        orphan: Any = app.run("orphan-ö")
+        await until_event(orphan, "SignalWaiting")
+        await orphan.signal("go", "word")
+        assert await orphan.result() == "word"
+        run = await app.start(parent)
+        await (await child_of(app, run)).signal("go", "more")
+        assert await run.result() == "more of the child"
+        assert node.failure is None
+        assert (await node.store.stats()).messages == 0
+
+
+@pytest.mark.contract("WF-4", "WF-7")
+async def test_a_child_that_ends_after_its_parent_tells_nobody(place: Place) -> None:
+    app = hf.App("family")
+
+    @app.workflow
+    async def child() -> str:
+        return await hf.wait_signal("go", str)
+
+    @app.workflow
+    async def parent() -> str:
+        task = asyncio.create_task(child.options(close_policy="abandon")())
+        await asyncio.sleep(0)
+        assert not task.done()
+        return "done"
+
+    async with place.node(app):
+        run = await app.start(parent, run_id=LONGEST[0])
+        assert await run.result() == "done"
+        before = await types(run)
+        orphan = await child_of(app, run)
+        await orphan.signal("go", "word")
+        assert await orphan.result() == "word"
+        assert await types(run) == before

@@ -1,0 +1,90 @@
+"""Runs that a node holds: which activities died with another node, and what is left after a turn."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from msgspec import Raw
+from msgspec.structs import replace
+
+from holdfast.core.messages import ActivityDetached, ActivityErrored, ActivitySucceeded
+from holdfast.core.retry import Retry
+from holdfast.engine.held import Held, is_local, unsuccessful
+from holdfast.store.memory import MemoryStore
+from holdfast.testing.clock import START, VirtualClock
+from holdfast.testing.samples import SampleNode, activity, signal, wait
+from tests.core.driving import SECOND, Driver, failed, timer
+from tests.core.driving import activity as step
+
+THREE = Retry(max_attempts=3, initial_ms=1_000, jitter=0.0)
+
+
+def held(**loaded: Any) -> Held:
+    given: Any = SimpleNamespace(**{"messages": (), "signals": (), "details": {}, **loaded})
+    return Held(given)
+
+
+def lost(run: Driver, given: Held, now: int = START) -> list[str]:
+    return [step.step_id for step in given.lost_steps(run.state, now)]
+
+
+@pytest.mark.contract("OWN-3")
+def test_only_local_activities_of_a_run_that_was_just_loaded_are_lost() -> None:
+    run = Driver().start()
+    run.ask(step("charge"), replace(step("far"), queue="gpu"), step("later"), timer("sleep"))
+    run.tell(ActivityDetached("later", 1, 1, None))
+    assert [one.step_id for one in run.state.open_steps.values() if is_local(one)] == ["charge"]
+    given = held()
+    assert lost(run, given) == ["charge"]
+    assert lost(run, held(messages=(SimpleNamespace(waiting_token=None),))) == ["charge"], "that is of another matter"
+    given.inputs.append(ActivitySucceeded("charge", 1))
+    assert lost(run, given) == []
+    given.inputs.clear()
+    given.is_fresh = False
+    assert lost(run, given) == []
+
+
+@pytest.mark.contract("OWN-3", "TMR-1")
+def test_a_step_that_waits_for_its_next_attempt_is_lost_once_that_is_due_and_its_message_gone() -> None:
+    run = Driver().start()
+    run.ask(step("charge"))
+    run.tell(failed("charge", retry=THREE))
+    due_at = run.state.open_steps["charge"].due_at
+    assert due_at is not None
+    assert lost(run, held(), due_at - 1) == []
+    assert lost(run, held(), due_at) == ["charge"]
+    assert lost(run, held(messages=(run.message("charge"),)), due_at + SECOND) == []
+
+
+@pytest.mark.contract("ACT-1")
+def test_the_steps_whose_attempts_came_to_nothing_are_known() -> None:
+    given = held(head=SimpleNamespace(run_id="run-1"))
+    given.inputs += [
+        ActivitySucceeded("a", 1),
+        ActivityErrored("b", 1, 1, failed("b").error, Retry(), 0.0),
+        ActivityDetached("c", 1, 1, None),
+    ]
+    assert unsuccessful([given]) == [("run-1", "b"), ("run-1", "c")]
+
+
+@pytest.mark.contract("SIG-4", "ACT-1")
+async def test_what_a_turn_has_consumed_is_gone_afterwards_and_the_rest_is_kept() -> None:
+    clock = VirtualClock()
+    store = MemoryStore(clock)
+    node = SampleNode(store, "node-a")
+    loaded = await node.start("run-1", wait("go"), activity("charge"))
+    await store.deliver([signal("run-1", "go"), signal("run-1", "other")])
+    [again] = await node.claim()
+    given = Held(again)
+    given.loaded.details.update({"charge": Raw(b"1"), "gone": Raw(b"2")})
+    draft: Any = SimpleNamespace(
+        received=[(1, 0)], state=SimpleNamespace(version=loaded.head.version + 1, open_steps={"charge": None})
+    )
+    given.advance(draft)
+    assert [kept.name for kept in given.loaded.signals] == ["other"]
+    assert given.loaded.details == {"charge": Raw(b"1")}
+    assert given.loaded.head.version == loaded.head.version + 1
+    assert given.loaded.messages == ()
+    draft.received = []
+    given.advance(draft)
+    assert [kept.name for kept in given.loaded.signals] == ["other"]

@@ -1,0 +1,111 @@
+"""A wait with a time-out in a run that is paused: what counts is when the signal came, not when the run goes on."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.core.state import PAUSED
+from holdfast.engine.app import App
+from holdfast.engine.handle import RunHandle
+from holdfast.store.port import Store
+from tests.engine.place import Place, stopped_time, types, until_event, until_status
+
+MINUTE_US = 60_000_000
+EARLY = pytest.mark.parametrize(
+    ("early_us", "expected"),
+    [(1_000, ["somebody", "late"]), (0, ["somebody", "late"]), (-1, ["nobody", "somebody"])],
+    ids=["before", "at once", "after"],
+)
+
+
+def waiting_app(version: str = "1") -> tuple[App, Any]:
+    app = hf.App("signals")
+
+    @app.workflow(version=version)
+    async def waits() -> list[str]:
+        first = await hf.wait_signal("go", str, timeout=60, on_timeout=lambda: "nobody")
+        return [first, await hf.wait_signal("go", str)]
+
+    return app, waits
+
+
+async def until_quiet(store: Store, run: RunHandle[Any]) -> None:
+    """Wait until a turn has handled all that the run was told."""
+    while (await store.load([run.run_id]))[0].head.ready_at is not None:  # type: ignore[union-attr]  # noqa: ASYNC110
+        await asyncio.sleep(0.002)
+
+
+@EARLY
+@pytest.mark.contract("SIG-8", "SIG-3")
+async def test_a_signal_that_came_in_time_wins_over_a_time_out_during_the_pause(
+    place: Place, early_us: int, expected: list[str]
+) -> None:
+    app, waits = waiting_app()
+    async with stopped_time(place) as (store, clock), place.node(app, store):
+        run = await app.start(waits)
+        await until_event(run, "SignalWaiting")
+        await run.pause()
+        await until_status(run, PAUSED)
+        clock.advance(us=MINUTE_US - early_us)
+        await run.signal("go", "somebody")
+        clock.advance(ms=5_000)
+        store.wakeups.ring()
+        await until_quiet(store, run)
+        assert ("SignalTimedOut" in await types(run)) is (expected[0] == "nobody")
+        await run.signal("go", "late")
+        await run.resume()
+        assert await run.result() == expected
+
+
+@EARLY
+@pytest.mark.contract("SIG-8", "WF-3")
+async def test_so_it_does_while_the_program_is_not_there_to_take_it(
+    place: Place, early_us: int, expected: list[str]
+) -> None:
+    app, waits = waiting_app()
+    async with stopped_time(place) as (store, clock):
+        async with place.node(app, store):
+            run = await app.start(waits)
+            await until_event(run, "SignalWaiting")
+        clock.advance(us=MINUTE_US - early_us)
+        await run.signal("go", "somebody")
+        other, _ = waiting_app(version="2")
+        async with place.node(other, store):
+            stranger = other.run(run.run_id)
+            await until_event(stranger, "RunPaused")
+            clock.advance(ms=5_000)
+            store.wakeups.ring()
+            await until_quiet(store, stranger)
+            assert ("SignalTimedOut" in await types(stranger)) is (expected[0] == "nobody")
+        async with place.node(app, store):
+            run = app.run(run.run_id)
+            await run.signal("go", "late")
+            await run.resume()
+            assert await run.result() == expected
+
+
+@pytest.mark.contract("SIG-8", "SIG-9")
+@pytest.mark.parametrize("signals", [1, 2])
+async def test_a_wait_times_out_during_a_pause_if_all_signals_are_for_others(place: Place, signals: int) -> None:
+    app = hf.App("signals")
+
+    @app.workflow
+    async def waits() -> list[str]:
+        patient = hf.wait_signal("go", str)
+        timed = hf.wait_signal("go", str, timeout=60, on_timeout=lambda: "nobody")
+        return list(await asyncio.gather(patient, timed))
+
+    async with stopped_time(place) as (store, clock), place.node(app, store):
+        run = await app.start(waits)
+        await until_event(run, "SignalWaiting", times=2)
+        await run.pause()
+        await until_status(run, PAUSED)
+        for number in range(signals):
+            await run.signal("go", str(number))
+        clock.advance(us=MINUTE_US)
+        store.wakeups.ring()
+        await until_quiet(store, run)
+        await run.resume()
+        assert await run.result() == ["0", "1" if signals == 2 else "nobody"]

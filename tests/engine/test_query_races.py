@@ -1,0 +1,88 @@
+"""A query while its run goes on: each has a program of its own, and neither is taken for the other."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.core import codec
+from tests.engine.place import Around, Place, until_event
+
+
+class Held(Around):
+    """A store that can hold up who reads a history, once."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.asked, self.may_read = asyncio.Event(), asyncio.Event()
+        self.holds_up = False
+
+    async def read_events(self, run_id: str, after: int = 0, limit: int | None = None) -> Any:
+        """Read, when it is allowed."""
+        if self.holds_up:
+            self.holds_up = False
+            self.asked.set()
+            await self.may_read.wait()
+        return await self.inner.read_events(run_id, after, limit)
+
+
+def counting_app() -> tuple[hf.App, Any]:
+    app = hf.App("counting")
+
+    @app.workflow
+    async def count() -> list[str]:
+        seen: list[str] = []
+        hf.on_query("seen", lambda: seen)
+        while len(seen) < 4:
+            seen.append(await hf.wait_signal("go", str))
+        return seen
+
+    return app, count
+
+
+@pytest.mark.contract("WF-6", "WF-2")
+@pytest.mark.parametrize("live_runs", [0, 5_000], ids=["replayed", "live"])
+async def test_a_query_that_is_overtaken_by_a_turn_changes_nothing_for_the_run(address: str, live_runs: int) -> None:
+    """The query reads the history, and is held up in the middle of it; the run takes a turn meanwhile."""
+    app, count = counting_app()
+    place = Place(address, live_runs)
+    async with place.opened() as inner:
+        async with place.node(app, inner):
+            run_id = (await app.start(count)).run_id
+            await until_event(app.run(run_id), "SignalWaiting")
+        store: Any = Held(inner)
+        async with place.node(app, store) as node:
+            run: Any = app.run(run_id)
+            for number in range(3):
+                store.holds_up = node.lives._runs.get(run_id) is None
+                is_held = store.holds_up
+                store.asked.clear()
+                store.may_read.clear()
+                asking = asyncio.create_task(run.query("seen"))
+                if is_held:
+                    await store.asked.wait()
+                await run.signal("go", f"s{number}")
+                await until_event(run, "SignalReceived", times=number + 1)
+                pumped = node.lives._runs.get(run_id)
+                store.may_read.set()
+                answer = await asking
+                assert answer == [f"s{earlier}" for earlier in range(number)] + [f"s{number}"] * (len(answer) - number)
+                assert node.lives._runs.get(run_id) is pumped, "the pump's program is not replaced by the query's"
+                assert pumped is None or not pumped.is_closed
+            await run.signal("go", "end")
+            assert await run.result() == ["s0", "s1", "s2", "end"]
+            assert node.failure is None
+
+
+@pytest.mark.contract("WF-6")
+async def test_a_query_of_a_run_that_is_not_in_memory_leaves_nothing_there(place: Place) -> None:
+    app, count = counting_app()
+    async with place.opened() as store:
+        async with place.node(app, store):
+            run_id = (await app.start(count)).run_id
+            await until_event(app.run(run_id), "SignalWaiting")
+        async with place.node(app, store) as node:
+            answers = await asyncio.gather(*(node.lives.query(run_id, "seen", codec.encode({})) for _ in range(3)))
+            assert [codec.decode(answer, list[str]) for answer in answers] == [[], [], []]
+            assert node.lives._runs == {}

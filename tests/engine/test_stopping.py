@@ -1,0 +1,74 @@
+"""A node that stops leaves nothing behind: no activity, no program, nobody who waits, no word of progress unsaid."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.errors import EngineError
+from tests.engine.place import Place, until_event
+
+
+def working_app() -> tuple[hf.App, Any, asyncio.Event, list[Any]]:
+    app = hf.App("shop")
+    began, seen = asyncio.Event(), list[Any]()
+
+    @app.activity
+    async def pack() -> str:
+        context = hf.activity_context()
+        seen.append(context.details)
+        if context.attempt > 1:
+            return "packed"
+        context.heartbeat({"boxes": 1})
+        await asyncio.sleep(0)
+        context.heartbeat({"boxes": 2})
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+        return "never"
+
+    @app.workflow
+    async def order() -> str:
+        return await pack()
+
+    return app, order, began, seen
+
+
+@pytest.mark.contract("MSG-4", "ACT-1")
+async def test_what_is_under_way_is_cancelled_and_its_progress_is_kept_for_the_next_node(place: Place) -> None:
+    app, order, began, seen = working_app()
+    async with place.opened() as store:
+        async with place.node(app, store, drain_s=0.01):
+            run_id = (await app.start(order)).run_id
+            await began.wait()
+        await asyncio.sleep(0)
+        assert seen == [None, "cancelled"]
+        async with place.node(app, store):
+            assert await app.run(run_id).result() == "packed"
+    assert seen[2:] == [{"boxes": 2}]
+
+
+@pytest.mark.contract("MSG-4", "API-2")
+async def test_who_waits_is_told_and_no_program_is_left(place: Place) -> None:
+    app = hf.App("shop")
+
+    @app.workflow
+    async def order() -> str:
+        return await hf.wait_signal("go", str)
+
+    async with place.node(app) as node:
+        run = await app.start(order)
+        await until_event(run, "SignalWaiting")
+        waiting = asyncio.create_task(run.result())
+        while not node.finishes._waiting:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        lives = list(node.lives._runs.values())
+    async with asyncio.timeout(5):
+        with pytest.raises(EngineError, match="stopped before the run had finished"):
+            await waiting
+    assert len(lives) == min(place.live_runs, 1)
+    assert all(live.is_closed and live.replay.program is None for live in lives)
