@@ -21,7 +21,8 @@ from holdfast.core.tasks import is_effective
 from holdfast.errors import StoreUnavailable
 from holdfast.limits import Limits
 from holdfast.ports import Clock, SystemClock
-from holdfast.store import guards, port
+from holdfast.store import examining, guards, port
+from holdfast.store.memory.examining import examine
 from holdfast.store.memory.retention import purge
 from holdfast.store.memory.run import Run
 from holdfast.store.memory.work import take
@@ -443,3 +444,6 @@ class MemoryStore:
             queues=dict(Counter(job.queue for _, job in self._jobs())),
             leases={node: lease_end for node, lease_end in self._nodes.items() if lease_end > now},
         )
+
+    async def examine(self, bounds: examining.Bounds, *, thorough: bool = False) -> examining.Facts:
+        return examine(self._runs, self._nodes, bounds, self._now())
