@@ -12,6 +12,7 @@ from holdfast.cli.bench import bench
 from holdfast.cli.call import call
 from holdfast.cli.derive import Extra, command_of
 from holdfast.cli.dev import dev
+from holdfast.cli.doctor import doctor
 from holdfast.cli.ending import end_of
 from holdfast.cli.histories import check_histories
 from holdfast.cli.node import node
@@ -52,7 +53,7 @@ def _group(noun: str) -> App:
 
 
 def _assemble() -> None:
-    for command in (dev, server, node, call, check_histories, bench, completion):
+    for command in (dev, server, node, call, check_histories, doctor, bench, completion):
         commands.command(command)
     for name, operation in CATALOGUE.items():
         row = row_of(operation)

@@ -22,9 +22,10 @@ from holdfast.core.tasks import is_effective
 from holdfast.errors import StoreUnavailable
 from holdfast.limits import Limits
 from holdfast.ports import Clock, SystemClock
-from holdfast.store import guards, port
+from holdfast.store import examining, guards, port
 from holdfast.store.memory.access import Tokens
 from holdfast.store.memory.changing import Grown
+from holdfast.store.memory.examining import examine
 from holdfast.store.memory.gates import Gate, Waiting
 from holdfast.store.memory.retention import purge
 from holdfast.store.memory.run import NEVER, Run
@@ -493,3 +494,6 @@ class MemoryStore:
             queues=dict(Counter(job.queue for _, job in self._jobs())),
             leases={node: lease_end for node, lease_end in self._nodes.items() if lease_end > now},
         )
+
+    async def examine(self, bounds: examining.Bounds, *, thorough: bool = False) -> examining.Facts:
+        return examine(self._runs, self._nodes, bounds, self._now())

@@ -17,7 +17,8 @@ from holdfast.core.records import Task, Wait
 from holdfast.limits import Limits
 from holdfast.ports import Clock
 from holdfast.store import guards, port
-from holdfast.store.postgres import letters, owning, reading, retention
+from holdfast.store.examining import Bounds, Facts
+from holdfast.store.postgres import examining, letters, owning, reading, retention
 from holdfast.store.postgres.address import parse_address
 from holdfast.store.postgres.columns import askable
 from holdfast.store.postgres.committing import Committing
@@ -243,6 +244,9 @@ class PostgresStore:
 
     async def stats(self) -> port.Stats:
         return await self._server.finished(reading.stats(self._ready(), self._asked()))
+
+    async def examine(self, bounds: Bounds, *, thorough: bool = False) -> Facts:
+        return await self._server.finished(examining.examine(self._ready(), bounds, self._asked()))
 
     # --- what all of them need
 

@@ -20,12 +20,14 @@ from holdfast.core.records import Task, Wait
 from holdfast.limits import Limits
 from holdfast.ports import Clock, SystemClock
 from holdfast.store import guards, port
+from holdfast.store.examining import Bounds, Facts
 from holdfast.store.sqlite import (
     access,
     changing,
     committing,
     creating,
     delivering,
+    examining,
     gates,
     letters,
     owning,
@@ -233,6 +235,10 @@ class SqliteStore:
 
     async def stats(self) -> port.Stats:
         return await self._read(reading.stats)
+
+    async def examine(self, bounds: Bounds, *, thorough: bool = False) -> Facts:
+        self._check_migrated()
+        return await examining.examine(self._database, bounds, self._clock.now(), thorough=thorough)
 
     # --- how work reaches the file
 

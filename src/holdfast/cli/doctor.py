@@ -1,0 +1,107 @@
+"""`holdfast doctor`: is everything as it should be, and if not, what to do."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter, validators
+from rich.console import Console
+from rich.progress import Progress
+
+from holdfast.cli.ending import FAILED, FINE
+from holdfast.cli.showing import show_json, show_line
+from holdfast.cli.stores import Address, AsJson
+from holdfast.cli.target import settings_at
+from holdfast.engine import doctor as examining
+from holdfast.engine.doctor import Report, report_of
+from holdfast.engine.telling import without_password
+from holdfast.errors import StoreCorrupt, StoreError, StoreFull, StoreNotMigrated, StoreReadOnly, StoreUnsafe
+from holdfast.ports import SystemClock
+from holdfast.settings import Settings
+from holdfast.store.examining import Bounds, Finding, wrong
+from holdfast.store.opening import open_existing
+
+COULD_NOT_LOOK = 2
+OF_THE_STORE = (StoreCorrupt, StoreFull, StoreNotMigrated, StoreReadOnly, StoreUnsafe)
+"""Errors that say what is wrong with a store. After others nobody knows."""
+
+ADVICE: dict[type[StoreError], str] = {
+    StoreNotMigrated: "bring it up to date with `holdfast store migrate`",
+    StoreCorrupt: "stop the nodes, keep a copy of it, and restore a backup",
+    StoreReadOnly: "see who may write the file and its folder, or name the primary server",
+    StoreUnsafe: "change what it names; nodes refuse the store too",
+}
+STYLES = {"fine": "green", "note": "yellow", "wrong": "red"}
+Thorough = Annotated[bool, Parameter(negative="", show_default=False)]
+Sample = Annotated[int, Parameter(validator=validators.Number(gte=0, lte=100_000))]
+
+
+def doctor(*, store: Address = None, thorough: Thorough = False, sample: Sample = 200, as_json: AsJson = False) -> int:
+    """Examine a store and its runs, and say in plain sentences what is wrong and what to do.
+
+    Nothing is changed, and nodes may go on working. Ends with 1 if something is wrong, with 2 if it could not look.
+
+    Parameters
+    ----------
+    thorough: bool
+        Read all of a SQLite file, to see that it is whole.
+    sample: int
+        How many runs to read in full, spread over all of them.
+    """
+    settings = settings_at(store)
+    report = asyncio.run(_examine(settings, Bounds(sample_runs=sample), thorough))
+    if as_json:
+        show_json(msgspec.to_builtins(report))
+    else:
+        _show(report)
+    if not report.looked:
+        return COULD_NOT_LOOK
+    return FINE if report.is_fine else FAILED
+
+
+async def _examine(settings: Settings, bounds: Bounds, thorough: bool) -> Report:
+    shown = without_password(settings.store)
+    try:
+        opened = await open_existing(settings)
+        try:
+            with _progress() as progress:
+                return await examining.examine(
+                    opened, SystemClock(), shown=shown, bounds=bounds, thorough=thorough, progress=progress
+                )
+        finally:
+            await opened.close()
+    except StoreError as problem:
+        advice = next((ADVICE[kind] for kind in type(problem).__mro__ if kind in ADVICE), "see that it can be reached")
+        return report_of(shown, [wrong("store", problem.message, advice)], looked=isinstance(problem, OF_THE_STORE))
+
+
+@contextmanager
+def _progress() -> Iterator[examining.Progress]:
+    """Show how far it is, on a terminal."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("reading runs", total=None)
+        yield lambda done, of: bar.update(task, completed=done, total=of)
+
+
+def _show(report: Report) -> None:
+    width = max(len(finding.subject) for finding in report.findings)
+    for finding in report.findings:
+        show_line(f"{finding.level:5}  {finding.subject.ljust(width)}  {finding.sentence}", STYLES[finding.level])
+        for line in _below(finding):
+            show_line(f"{'':5}  {'':{width}}  {line}")
+    wrong_ones = sum(finding.level == "wrong" for finding in report.findings)
+    if not report.looked:
+        show_line(f"{report.store}: could not look")
+    else:
+        found = f"{wrong_ones} things are wrong" if wrong_ones != 1 else "one thing is wrong"
+        show_line(f"{report.store}: {'all is well' if report.is_fine else found}")
+
+
+def _below(finding: Finding) -> Iterator[str]:
+    if finding.run_ids:
+        yield f"runs: {', '.join(finding.run_ids)}"
+    if finding.advice:
+        yield f"-> {finding.advice}"

@@ -1,0 +1,357 @@
+"""The doctor finds what is wrong, in every store, and says of a healthy one that it is."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+import holdfast as hf
+from holdfast.core import commands
+from holdfast.core.messages import ActivityDetached
+from holdfast.engine.doctor import Report, examine
+from holdfast.errors import InvalidInput
+from holdfast.store.examining import Bounds, Finding
+from holdfast.store.memory import MemoryStore
+from holdfast.store.port import Committed, PurgePolicy, Store
+from holdfast.store.postgres import PostgresStore
+from holdfast.store.sqlite import SqliteStore
+from holdfast.testing import samples
+from holdfast.testing.clock import START, VirtualClock
+from holdfast.testing.samples import SampleNode
+from tests.engine.place import until
+from tests.postgres_server import sql
+
+MINUTE = 60_000
+HOUR = 60 * MINUTE
+DAY = 24 * HOUR
+
+
+class Place:
+    """A store with a clock, and a way to change rows behind its back."""
+
+    def __init__(self, store: Any, clock: VirtualClock, change: Callable[[str], object] | None) -> None:
+        self.store = store
+        self.clock = clock
+        self._change = change
+
+    async def forget(self, run_id: str, *, table: str = "messages") -> None:
+        """Lose something of a run, and that it is ready, as no store ever should."""
+        if isinstance(self.store, MemoryStore):
+            run = self.store._runs[run_id]
+            (run.messages if table == "messages" else run.work).clear()
+            run.head = replace(run.head, ready_at=None, lease_owner=None)
+            return
+        assert self._change is not None
+        of_run = f"run_no = (SELECT run_no FROM runs WHERE run_id = '{run_id}')"
+        self._change(f"DELETE FROM {table} WHERE {of_run}")
+        self._change(f"UPDATE runs SET ready_at = NULL, lease_owner = NULL WHERE run_id = '{run_id}'")
+        if isinstance(self.store, PostgresStore):
+            self._change(f"DELETE FROM agenda WHERE {of_run}")
+
+    async def report(self, **bounds: Any) -> Report:
+        """Examine the store by a clock that agrees with its own."""
+        return await examine(self.store, self.clock, shown="here", bounds=Bounds(**bounds))
+
+    async def found(self, subject: str, **bounds: Any) -> list[Finding]:
+        """Return what the doctor says of a subject that is not fine."""
+        report = await self.report(**bounds)
+        return [one for one in report.findings if one.subject == subject and one.level != "fine"]
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Place]:
+    """Return an empty store of each kind."""
+    clock = VirtualClock()
+    store: Any = MemoryStore(clock)
+    change: Callable[[str], object] | None = None
+    if request.param == "sqlite":
+        store = await SqliteStore.open(tmp_path / "store.db", clock=clock)
+        change = sqlite_change(tmp_path / "store.db")
+    if request.param == "postgres":
+        url = request.getfixturevalue("postgres_url")
+        store = await PostgresStore.open(url, clock=clock)
+        name = url.rpartition("/")[2].partition("?")[0]
+        sql(url, f"ALTER DATABASE {name} SET search_path = holdfast")
+        change = lambda statement: sql(url, statement)  # noqa: E731
+    await store.migrate()
+    yield Place(store, clock, change)
+    await store.close()
+
+
+def sqlite_change(path: Path) -> Callable[[str], object]:
+    """Return a way to change a file with a connection of its own."""
+
+    def change(statement: str) -> None:
+        with closing(sqlite3.connect(path, isolation_level=None)) as db:
+            db.execute(statement)
+
+    return change
+
+
+def queued(step_id: str = "charge") -> commands.RunActivity:
+    return commands.RunActivity(step_id=step_id, name="charge", queue="mail")
+
+
+async def begin(node: SampleNode, run_id: str, *todo: commands.Command) -> None:
+    """Start a run that nobody owns when it waits."""
+    await node.create(run_id)
+    await node.step(run_id, *todo, release=True)
+
+
+async def busy(store: Store) -> None:
+    """Leave runs that wait for all that a run can wait for, and one that has ended."""
+    node = SampleNode(store)
+    child = commands.StartChild(step_id="child", child_run_id="a-child", plan_id="order", plan_version="1")
+    await begin(node, "waits", samples.wait("go"))
+    await begin(node, "asks", samples.task())
+    await begin(node, "sleeps", samples.timer(START + HOUR * 1_000))
+    await begin(node, "queued", queued())
+    await begin(node, "parent", child)
+    await node.claim()
+    await node.step("a-child", samples.wait("stop"))
+    await node.start("works", samples.activity())
+    await node.start("ended", samples.complete())
+
+
+@pytest.mark.contract("INV")
+async def test_of_a_healthy_store_it_says_so(place: Place) -> None:
+    await busy(place.store)
+    report = await place.report()
+    assert [one for one in report.findings if one.level != "fine"] == []
+    assert report.is_fine
+    assert report.looked
+    assert report.runs_read == 8
+    for instant in (place.clock.advance(ms=30_000), place.clock.advance(ms=1)):
+        assert instant
+        assert (await place.report()).is_fine, "a lease that has just run out is nothing to speak of"
+
+
+async def test_an_empty_store_is_healthy(place: Place) -> None:
+    report = await place.report()
+    assert [one for one in report.findings if one.level != "fine"] == []
+    assert report.runs_read == 0
+
+
+@pytest.mark.contract("INV")
+async def test_a_run_that_nothing_will_wake_is_named(place: Place) -> None:
+    await busy(place.store)
+    await place.forget("sleeps")
+    [stuck] = await place.found("stuck runs", sample_runs=0)
+    assert (stuck.level, stuck.run_ids) == ("wrong", ("sleeps",))
+    assert "neither leased nor ready nor waiting for anything" in stuck.sentence
+    assert stuck.advice
+
+
+@pytest.mark.contract("INV")
+async def test_a_run_whose_job_is_gone_from_its_queue_is_named(place: Place) -> None:
+    await busy(place.store)
+    await place.forget("queued", table="jobs")
+    [stuck] = await place.found("stuck runs", sample_runs=0)
+    assert stuck.run_ids == ("queued",)
+    assert "has no job in the queue 'mail'" in stuck.sentence
+
+
+@pytest.mark.contract("INV")
+async def test_a_run_that_waits_for_a_child_that_has_ended_is_named(place: Place) -> None:
+    await busy(place.store)
+    node = SampleNode(place.store)
+    await node.claim()
+    await node.step("a-child", samples.complete())
+    assert await place.found("stuck runs", sample_runs=0) == [], "the parent was told"
+    await place.forget("parent")
+    [stuck] = await place.found("stuck runs", sample_runs=0)
+    assert stuck.run_ids == ("parent",)
+    assert "waits for a child that has ended" in stuck.sentence
+
+
+@pytest.mark.contract("ACT-1")
+async def test_an_activity_that_somebody_completes_later_is_not_stuck(place: Place) -> None:
+    node = SampleNode(place.store)
+    await node.start("detached", samples.activity())
+    await node.step("detached", inputs=[ActivityDetached("charge", 1, 1)], release=True)
+    facts = await place.store.examine(Bounds())
+    assert [run_id for run_id, _ in facts.suspects] == ["detached"], "the store alone cannot tell"
+    assert await place.found("stuck runs") == []
+
+
+@pytest.mark.contract("OWN-3")
+async def test_a_node_that_is_gone_with_its_runs_is_named_until_another_takes_over(place: Place) -> None:
+    await SampleNode(place.store, "node-a").start("run-1", samples.wait("go"))
+    place.clock.advance(ms=10 * MINUTE)
+    [gone] = await place.found("leases")
+    assert gone.level == "wrong"
+    assert gone.sentence == "node-a is gone for 10 minutes, and 1 runs still belong to it"
+    node = SampleNode(place.store, "node-b")
+    await node.claim()
+    await node.step("run-1")
+    assert (await place.report()).is_fine
+
+
+async def test_runs_of_a_workflow_that_no_node_knows_are_named(place: Place) -> None:
+    await place.store.create([samples.new_run("run-1", plan_id="new"), samples.new_run("run-2", plan_id="new")])
+    node = SampleNode(place.store, lease_ms=HOUR)
+    await node.renew()
+    place.clock.advance(ms=5 * MINUTE)
+    [unclaimed] = await place.found("ready runs")
+    assert "2 runs of new version 1 are ready, the oldest for 5 minutes, and no node claims them" in unclaimed.sentence
+    assert "there are 1 nodes" in unclaimed.sentence
+    await node.claim()
+    for run_id in ("run-1", "run-2"):
+        await node.step(run_id, samples.wait("go"))
+    assert await place.found("ready runs") == []
+
+
+async def test_a_node_that_takes_no_turn_is_noticed(place: Place) -> None:
+    await SampleNode(place.store, lease_ms=HOUR).create("run-1")
+    place.clock.advance(ms=5 * MINUTE)
+    [behind] = await place.found("ready runs")
+    assert behind.sentence == "a run has been ready for 5 minutes, and the node that has it takes no turn"
+
+
+async def test_a_queue_that_nobody_takes_from_is_named(place: Place) -> None:
+    node = SampleNode(place.store, lease_ms=HOUR)
+    await node.start("run-1", queued("first"), queued("second"))
+    place.clock.advance(ms=3 * MINUTE)
+    [untaken] = await place.found("queues")
+    assert untaken.sentence == "2 jobs of charge wait in the queue mail, the oldest for 3 minutes"
+    assert "--queue mail" in untaken.advice
+    await place.store.take("node-b", ["mail"], ["charge"], 10, HOUR)
+    assert await place.found("queues") == []
+
+
+@pytest.mark.contract("MSG-3")
+async def test_poison_is_noted_and_dead_letters_are_wrong(place: Place) -> None:
+    node = SampleNode(place.store, lease_ms=HOUR)
+    await node.start("run-1", samples.wait("go"))
+    later = place.clock.now() + HOUR * 1_000
+    innocent = samples.message("run-1", "innocent", due_at=later)
+    poison = replace(samples.message("run-1", "poison", due_at=later), attempts=7)
+    await place.store.deliver([innocent])
+    assert (await place.report()).is_fine
+    await place.store.deliver([poison])
+    [retried] = await place.found("poison")
+    assert (retried.level, retried.run_ids) == ("note", ("run-1",))
+    assert "tried up to 7 times" in retried.sentence
+    assert (await place.report()).is_fine, "perhaps it will be handled yet"
+    turn = await node.turn(await node.load("run-1"))
+    answer = await node.commit(replace(turn, consumed=("poison",), dead=(samples.dead_letter(),)))
+    assert isinstance(answer, Committed)
+    [letters] = await place.found("dead letters")
+    assert (letters.level, letters.sentence) == ("wrong", "there are 1 dead letters that nobody has settled")
+
+
+async def test_a_signal_that_nobody_waits_for_is_noted(place: Place) -> None:
+    node = SampleNode(place.store, lease_ms=30 * 24 * HOUR)
+    await node.start("run-1", samples.wait("go"))
+    await place.store.deliver([samples.signal("run-1", name="gone", signal_id="click")])
+    await node.step("run-1")
+    assert await place.found("mailboxes") == []
+    place.clock.advance(ms=3 * DAY)
+    [mail] = await place.found("mailboxes")
+    assert (mail.level, mail.run_ids) == ("note", ("run-1",))
+    assert "for 3 days" in mail.sentence
+    await node.step("run-1", samples.complete())
+    assert await place.found("mailboxes") == [], "of a finished run it is of no interest"
+
+
+@pytest.mark.contract("SIG-2")
+@pytest.mark.parametrize(("apart_ms", "which"), [(5_000, "behind"), (-5_000, "ahead of")])
+async def test_clocks_that_disagree_are_noted(place: Place, apart_ms: int, which: str) -> None:
+    machine = VirtualClock(place.clock.now() + apart_ms * 1_000)
+    report = await examine(place.store, machine)
+    [clock] = [one for one in report.findings if one.subject == "clock"]
+    assert (clock.level, clock.sentence) == ("note", f"the store's clock is 5 seconds {which} this machine's")
+
+
+async def test_the_sample_is_bounded_and_spread_over_all_runs(place: Place) -> None:
+    await place.store.create([samples.new_run(f"run-{number:02}") for number in range(50)])
+    told: list[tuple[int, int]] = []
+    report = await examine(
+        place.store, place.clock, bounds=Bounds(sample_runs=10), progress=lambda done, of: told.append((done, of))
+    )
+    assert report.runs_read == 10
+    assert told == [(4, 10), (8, 10), (10, 10)]
+    facts = await place.store.examine(Bounds(sample_runs=10))
+    numbers = sorted(int(run_id.removeprefix("run-")) for run_id in facts.sample)
+    assert numbers[0] == 0
+    assert max(later - earlier for earlier, later in pairwise(numbers)) <= 6
+
+
+async def test_a_long_history_is_left_out_of_the_sample(place: Place) -> None:
+    await SampleNode(place.store).start("run-1", samples.wait("go"))
+    assert (await place.report(sample_events=1)).runs_read == 0
+    assert (await place.report()).runs_read == 1
+
+
+async def test_runs_that_an_error_has_paused_are_named(tmp_path: Path) -> None:
+    def app_of(name: str) -> tuple[hf.App, Any]:
+        app = hf.App("shop")
+
+        @app.workflow
+        async def order() -> bool:
+            return await hf.wait_signal(name, bool)
+
+        return app, order
+
+    store, (old, order), (new, _) = MemoryStore(), app_of("go"), app_of("other")
+    async with old.node(store):
+        for run_id in ("asked", "diverged"):
+            await (await old.start(order, run_id=run_id)).pause(wait=True)
+        await old.run("diverged").resume(wait=True)
+    async with new.node(store):
+        await new.run("diverged").signal("go", True)
+        await until(new.run("diverged"), lambda events: events[-1].event_type == "RunPaused")
+    report = await examine(store, VirtualClock(await store.now()))
+    [paused] = [one for one in report.findings if one.subject == "paused runs"]
+    assert (paused.level, paused.run_ids) == ("wrong", ("diverged",))
+    assert paused.sentence == "1 runs were paused by NondeterminismError"
+
+
+@pytest.mark.contract("MSG-3")
+async def test_a_run_that_is_damaged_or_inconsistent_is_named_and_the_others_are_read(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    store = await SqliteStore.open(tmp_path / "store.db", clock=clock)
+    await store.migrate()
+    await busy(store)
+    change = sqlite_change(tmp_path / "store.db")
+    change("UPDATE runs SET snapshot = '{' WHERE run_id = 'waits'")
+    change("DELETE FROM events WHERE run_seq = 2 AND run_no = (SELECT run_no FROM runs WHERE run_id = 'ended')")
+    report = await examine(store, clock)
+    await store.close()
+    of_runs = [one for one in report.findings if one.subject == "runs"]
+    assert of_runs[0].run_ids == ("waits",)
+    assert "cannot be read" in of_runs[0].sentence
+    assert {one.run_ids for one in of_runs[1:]} == {("ended",)}
+    assert any("run_seq_is_gapless" in one.sentence for one in of_runs)
+    assert report.runs_read == 7
+
+
+async def test_nothing_is_changed_by_looking(place: Place) -> None:
+    await busy(place.store)
+    run_ids = ["waits", "asks", "sleeps", "queued", "parent", "a-child", "works", "ended"]
+    before, stats = await place.store.load(run_ids), await place.store.stats()
+    await place.report()
+    assert (await place.store.load(run_ids), await place.store.stats()) == (before, stats)
+
+
+async def test_a_store_that_cannot_be_examined_is_refused() -> None:
+    class Unknown:
+        pass
+
+    with pytest.raises(InvalidInput, match="Unknown cannot be examined"):
+        await examine(Unknown(), VirtualClock())  # type: ignore[arg-type]
+
+
+async def test_what_retention_has_taken_is_not_missed(place: Place) -> None:
+    await busy(place.store)
+    place.clock.advance(ms=1_000)
+    if not isinstance(place.store, PostgresStore):
+        await place.store.purge(PurgePolicy(task_ms=0, runtime_state_ms=0))
+    assert (await place.report()).is_fine
