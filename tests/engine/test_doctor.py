@@ -248,7 +248,7 @@ async def test_poison_is_noted_and_dead_letters_are_wrong(place: Place) -> None:
 
 
 async def test_a_signal_that_nobody_waits_for_is_noted(place: Place) -> None:
-    node = SampleNode(place.store, lease_ms=30 * 24 * HOUR)
+    node = SampleNode(place.store, lease_ms=HOUR)
     await node.start("run-1", samples.wait("go"))
     await place.store.deliver([samples.signal("run-1", name="gone", signal_id="click")])
     await node.step("run-1")
@@ -257,6 +257,7 @@ async def test_a_signal_that_nobody_waits_for_is_noted(place: Place) -> None:
     [mail] = await place.found("mailboxes")
     assert (mail.level, mail.run_ids) == ("note", ("run-1",))
     assert "for 3 days" in mail.sentence
+    await node.renew()
     await node.step("run-1", samples.complete())
     assert await place.found("mailboxes") == [], "of a finished run it is of no interest"
 

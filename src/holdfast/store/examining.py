@@ -121,8 +121,8 @@ class Facts(Struct, frozen=True, kw_only=True):
     """What a store knows of all its runs. What is late is so by the bounds, and of each kind only some is listed.
 
     `retried` are runs with a message that could not be handled and comes again, and how often it was tried.
-    `suspects` are unfinished runs, and their versions, that are nobody's, not ready at any instant, not paused, not in line, and
-    without a wait, an open task, a job in a queue or an unfinished child. `sample` is spread over all runs.
+    `suspects` are unfinished runs, and their versions, that are nobody's, not ready at any instant, not paused, not in
+    line, and without a wait, an open task, a job in a queue or an unfinished child. `sample` is spread over all runs.
     """
 
     software: str
