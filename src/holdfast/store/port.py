@@ -58,6 +58,8 @@ from holdfast.core.snapshot import RuntimeSnapshot
 from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.core.tasks import DECISIONS
 from holdfast.errors import CallerError
+from holdfast.store.queries import Change as Change
+from holdfast.store.queries import Changes as Changes
 from holdfast.store.queries import MailboxQuery as MailboxQuery
 from holdfast.store.queries import RunQuery as RunQuery
 from holdfast.store.queries import TaskQuery as TaskQuery
@@ -321,26 +323,6 @@ class Stats(Struct, frozen=True, kw_only=True):
     """How many jobs each queue holds."""
     leases: dict[str, Instant] = {}
     """Until when each node that is there has its lease."""
-
-
-class Change(Struct, frozen=True, gc=False):
-    """A run whose history has grown to this version. `has_tasks`: some of what is new may be about a task."""
-
-    run_id: str
-    version: int
-    has_tasks: bool = True
-
-
-class Changes(Struct, frozen=True):
-    """Runs whose histories have grown behind a place, and the place behind them. `has_more` is behind that one.
-
-    `is_lost`: the place is not known here, or no longer; what has changed since cannot be said.
-    """
-
-    place: str
-    runs: tuple[Change, ...] = ()
-    has_more: bool = False
-    is_lost: bool = False
 
 
 # --- the verbs ----------------------------------------------------------------------------------------------------

@@ -9,7 +9,11 @@ from holdfast.core.state import RunStatus
 
 
 class RunQuery(Struct, frozen=True, kw_only=True):
-    """Which runs to find; None means any. Answers are ordered by run id, from after `after`."""
+    """Which runs to find; None means any. Answers are ordered by run id, from after `after`.
+
+    With `newest` they are in the reverse order of creation, from before `before`: (created_at, run id) of the last that
+    was seen. `text` is part of the run's id or of its reference, as it is written.
+    """
 
     tenant: str | None = None
     plan_id: str | None = None
@@ -19,6 +23,9 @@ class RunQuery(Struct, frozen=True, kw_only=True):
     parent_run_id: str | None = None
     created_from: Instant | None = None
     created_until: Instant | None = None
+    text: str | None = None
+    newest: bool = False
+    before: tuple[Instant, str] = (2**62 - 1, "")
     after: str = ""
     limit: int = 100
 
@@ -26,6 +33,7 @@ class RunQuery(Struct, frozen=True, kw_only=True):
 class WaitQuery(Struct, frozen=True, kw_only=True):
     """Which open waits to find: of a run, for a signal's name, or both. Ordered by (run id, step id)."""
 
+    tenant: str | None = None
     run_id: str | None = None
     name: str | None = None
     after: tuple[str, str] = ("", "")
@@ -50,6 +58,7 @@ class TaskQuery(Struct, frozen=True, kw_only=True):
     one of the roles, or list none and are nobody's. Ordered by task id.
     """
 
+    tenant: str | None = None
     run_id: str | None = None
     task_id: str | None = None
     status: Literal["OPEN", "COMPLETED", "CANCELLED"] | None = None
@@ -61,3 +70,23 @@ class TaskQuery(Struct, frozen=True, kw_only=True):
     actor_roles: tuple[str, ...] = ()
     after: str = ""
     limit: int = 100
+
+
+class Change(Struct, frozen=True, gc=False):
+    """A run whose history has grown to this version. `has_tasks`: some of what is new may be about a task."""
+
+    run_id: str
+    version: int
+    has_tasks: bool = True
+
+
+class Changes(Struct, frozen=True):
+    """Runs whose histories have grown behind a place, and the place behind them. `has_more` is behind that one.
+
+    `is_lost`: the place is not known here, or no longer; what has changed since cannot be said.
+    """
+
+    place: str
+    runs: tuple[Change, ...] = ()
+    has_more: bool = False
+    is_lost: bool = False
