@@ -25,7 +25,8 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"store"}),
     frozenset({"engine"}),
     frozenset({"service"}),
-    frozenset({"client", "cli", "web", "testing"}),
+    frozenset({"client"}),
+    frozenset({"cli", "web", "testing"}),
 )
 RANK = {unit: rank for rank, units in enumerate(LAYERS) for unit in units}
 FACADES = frozenset({"__init__", "__main__"})  # they stand above all layers

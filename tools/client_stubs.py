@@ -1,4 +1,7 @@
-"""The methods of the client as type checkers see them: `python -m tools.client_stubs` writes `client/nouns.pyi`."""
+"""The methods of the client as type checkers see them: `python -m tools.client_stubs` writes `client/nouns.pyi`.
+
+`make format` breaks its lines.
+"""
 
 from __future__ import annotations
 
@@ -91,16 +94,15 @@ def stubs() -> str:
             ]
             lines += [_method(each, imports, is_sync=is_sync) for each in operations]
             classes.append("\n".join(lines))
-    listed = "\n".join(
-        f"from {module} import {name}" for name, module in sorted(imports.items(), key=lambda i: i[::-1])
-    )
+    names = {module: sorted(name for name in imports if imports[name] == module) for module in imports.values()}
+    listed = "\n".join(f"from {module} import {', '.join(names[module])}" for module in sorted(names))
     return HEAD.format(imports=listed) + "\n" + "\n\n".join(classes) + "\n"
 
 
 def flat(text: str) -> str:
     """Return stubs without regard to how their lines are broken or their imports are sorted."""
     body = text.partition("NOUNS:")[2]
-    return re.sub(r"\s+", "", body).replace(",)", ")").replace('"', "'")
+    return re.sub(r"\s+", "", body).replace(",)", ")").replace(",]", "]").replace('"', "'")
 
 
 if __name__ == "__main__":

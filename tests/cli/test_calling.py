@@ -1,63 +1,56 @@
-"""What comes back over HTTP: answers, refusals, nonsense, and the bell that rings when a run has news."""
+"""What comes back over HTTP: answers, refusals and nonsense; and what is told about it in one line."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import aclosing
 from typing import Any
 
 import httpx
 import pytest
 
 from holdfast import errors
-from holdfast.cli import calling
-from holdfast.cli.calling import _OverHttp
+from holdfast.cli.calling import Caller
+from holdfast.cli.ending import end_of
+from holdfast.client.transports import Http
 from holdfast.errors import EngineError, HoldfastError
 
 URL = "http://shop"
 
 
-def http_with(answer: Any) -> httpx.AsyncClient:
-    """Return a client whose requests are answered by a function."""
-    return httpx.AsyncClient(base_url=URL, transport=httpx.MockTransport(answer))
-
-
-async def ask(answer: Any) -> Any:
-    async with http_with(answer) as http:
-        return await _OverHttp(URL, http, httpx.HTTPError)("runs.get", {"run_id": "r", "wait_s": 0.1})
+async def ask(answer: Any, **more: Any) -> Any:
+    transport = Http(URL, None, 45.0, httpx.MockTransport(answer))
+    try:
+        return await Caller(transport)("runs.result", {"run_id": "r", **more})
+    finally:
+        await transport.close()
 
 
 def problem(code: str, status: int, **details: Any) -> dict[str, Any]:
-    return {"code": code, "status": status, "detail": "why", "details": details, "correlation_id": "c"}
+    told = {"type": "urn:x", "title": "t", "detail": "why", "correlation_id": "c"}
+    return {**told, "code": code, "status": status, "details": details}
 
 
-def error(data: Any, code: int = -32_009) -> dict[str, Any]:
-    return {"jsonrpc": "2.0", "id": 1, "error": {"code": code, "message": "why", "data": data}}
-
-
-async def test_a_result_is_given_back() -> None:
+async def test_an_answer_is_given_back_as_it_is_and_waited_for_as_long_as_asked() -> None:
     asked: list[httpx.Request] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
         asked.append(request)
-        return httpx.Response(200, json={"jsonrpc": "2.0", "id": 1, "result": None})
+        return httpx.Response(200, json={"new_field": [1, None]})
 
-    assert await ask(answer) is None
-    assert b'"method":"runs.get"' in asked[0].content.replace(b" ", b"")
+    assert await ask(answer, wait_s=30.0) == {"new_field": [1, None]}
+    assert asked[0].url.raw_path == b"/v1/runs/r/result?wait_s=30.0"
+    assert asked[0].extensions["timeout"]["read"] == 75.0
 
 
 @pytest.mark.contract("API-2")
 @pytest.mark.parametrize(
     ("status", "body", "kind"),
     [
-        (200, error(problem("Conflict", 409, by="ann")), errors.Conflict),
-        (200, error(None, -32_601), errors.NotFound),
-        (200, error(problem("Novelty", 422)), errors.CallerError),
-        (200, error(problem("Novelty", 507)), EngineError),
+        (409, problem("Conflict", 409, by="ann"), errors.Conflict),
+        (422, problem("Novelty", 422), errors.CallerError),
+        (507, problem("Novelty", 507), EngineError),
+        (401, problem("NotAuthenticated", 401), errors.NotAuthenticated),
         (403, problem("NotPermitted", 403), errors.NotPermitted),
-        (404, {"hello": "world"}, EngineError),
-        (200, ["what", "is", "this"], EngineError),
+        (404, {"hello": "world"}, errors.CallerError),
     ],
 )
 async def test_a_refusal_is_raised_as_it_was(status: int, body: Any, kind: type[HoldfastError]) -> None:
@@ -65,53 +58,28 @@ async def test_a_refusal_is_raised_as_it_was(status: int, body: Any, kind: type[
         await ask(lambda request: httpx.Response(status, json=body))
     assert type(refused.value) is kind
     if kind is errors.Conflict:
-        assert (refused.value.message, refused.value.details) == ("why", {"by": "ann"})
+        assert (refused.value.message, refused.value.details) == ("why", {"by": "ann", "correlation_id": "c"})
 
 
-async def test_what_is_no_server_is_told() -> None:
-    with pytest.raises(EngineError, match="no Holdfast server"):
-        await ask(lambda request: httpx.Response(200, text="<html>"))
+async def test_what_is_no_server_is_told_and_is_asked_once() -> None:
+    asked = 0
 
     def fail(request: httpx.Request) -> httpx.Response:
+        nonlocal asked
+        asked += 1
         raise httpx.ConnectError("no")
 
-    with pytest.raises(EngineError, match="no server answers at http://shop"):
+    with pytest.raises(EngineError, match="no server answers at http://shop: ConnectError: no"):
         await ask(fail)
+    assert asked == 1
+    for response in (httpx.Response(200, text="<html>"), httpx.Response(502, text="<html>")):
+        with pytest.raises(EngineError, match="no Holdfast server"):
+            await ask(lambda request, response=response: response)
 
 
-class Chunks(httpx.AsyncByteStream):
-    """A stream of two pieces, which may break off."""
+def test_who_cannot_be_reached_is_told_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> int:
+        raise Http(URL, None, 1.0)._unreachable(httpx.ConnectError("no"))
 
-    def __init__(self, breaks: bool) -> None:
-        self._breaks = breaks
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        yield b": open\n\n"
-        yield b"id: 1\ndata: {}\n\n"
-        if self._breaks:
-            raise httpx.ReadError("gone")
-
-
-@pytest.mark.parametrize(("status", "breaks"), [(200, False), (200, True), (404, False)])
-async def test_the_bell_rings_with_the_stream_and_then_now_and_then(
-    status: int, breaks: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rested: list[float] = []
-
-    async def rest(seconds: float) -> None:
-        rested.append(seconds)
-
-    monkeypatch.setattr("holdfast.cli.calling.asyncio.sleep", rest)
-    paths: list[str] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        paths.append(request.url.raw_path.decode())
-        return httpx.Response(status, stream=Chunks(breaks))
-
-    async with http_with(answer) as http:
-        bell = _OverHttp(URL, http, httpx.HTTPError).bell("r/1")
-        async with aclosing(bell), asyncio.timeout(5):
-            for _ in range(4):
-                await anext(bell)
-    assert paths == ["/v1/runs/r%2F1/stream"]
-    assert rested == [calling.LOOK_S] * (1 if status == 200 else 3)
+    assert end_of(fail) == 6
+    assert "(start one with `holdfast dev`, or name another with --server, or" in capsys.readouterr().err

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ class Place:
     def __init__(self, folder: Path, url: str, forks: Forks) -> None:
         self.folder = folder
         self.url = url
-        self._forks = forks
+        self.forks = forks
 
     def hf(self, *words: str, code: int = 0) -> Done:
         """Run a command that asks the server; it must end with this code."""
@@ -40,7 +41,7 @@ class Place:
 
     def run(self, *words: str, **more: str) -> Done:
         """Run a command."""
-        return self._forks.run(self.folder, environment(**more), *words)
+        return self.forks.run(self.folder, environment(**more), *words)
 
     def json(self, *words: str, code: int = 0) -> Any:
         """Run a command, and return what it writes for programs."""
@@ -52,17 +53,25 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """Return a place whose server is running: all tests of this module share it."""
     folder = tmp_path_factory.mktemp("place")
     (folder / "shop.py").write_text(SHOP)
-    words = command("server", "shop.py", "--store", "sqlite:///shop.db", "--port", "0", "--open")
-    process = subprocess.Popen(words, cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True)
+    with serving(folder, "--store", "sqlite:///shop.db", "--open") as (url, said), forking(environment()) as forks:
+        assert "access is open" in said
+        place = Place(folder, url, forks)
+        place.hf("run", "start", "echo", "--run-id", "run-0", "--wait")
+        yield place
+
+
+@contextmanager
+def serving(folder: Path, *words: str) -> Iterator[tuple[str, str]]:
+    """Run a server, and give its address and what it has said; then let it end in order."""
+    started = command("server", "shop.py", "--port", "0", *words)
+    process = subprocess.Popen(started, cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     said = ""
     while not (found := re.search(r"is served at (http://\S+)", said)):
         line = process.stderr.readline()
         assert line, said
         said += line
-    assert "access is open" in said
-    with forking(environment()) as forks:
-        yield Place(folder, found[1], forks)
+    yield found[1], said
     process.send_signal(signal.SIGTERM)
     _, rest = process.communicate(timeout=MOST_SECONDS)
     assert process.returncode == 0
@@ -173,6 +182,42 @@ def test_the_installation_and_what_else_there_is(place: Place) -> None:
     assert re.search(r"^runs.start +run start ", place.hf("call").stdout, re.MULTILINE)
 
 
+@pytest.mark.contract("API-1", "API-4")
+def test_tokens(place: Place) -> None:
+    done = place.hf("token", "create", "ann", "--role", "operator", "--scope", "runs:write", "--tenant", "acme")
+    assert re.fullmatch(r"hf_[0-9a-f]{16}_[0-9a-f]{64}\n", done.stdout), "a shell can take it as it is"
+    assert done.stderr == "holdfast: this is shown once, and only its hash is kept\n"
+    prefix = done.stdout[:19]
+    assert re.search(rf"^{prefix} +ann +operator +acme +yes$", place.hf("token", "list").stdout, re.MULTILINE)
+    revoked = place.json("token", "revoke", prefix)
+    assert (revoked["is_valid"], revoked["name"], revoked["scopes"]) == (False, "ann", ["runs:write"])
+    assert "a token needs a role" in place.hf("token", "create", "bob", code=2).stderr
+
+
+@pytest.mark.contract("API-4")
+def test_the_first_token_is_made_on_the_store_and_opens_the_server(tmp_path: Path, place: Place) -> None:
+    (tmp_path / "shop.py").write_text(SHOP)
+    direct = {"HOLDFAST_STORE": "sqlite:///own.db"}
+
+    def run(*words: str, **more: str) -> Done:
+        return place.forks.run(tmp_path, environment(**more), *words)
+
+    assert run("store", "migrate", **direct).returncode == 0
+    token = run("token", "create", "ann", "--role", "viewer", **direct).stdout.strip()
+    given: list[tuple[dict[str, str], int, str]] = [
+        ({}, 5, "this needs a token, as `Authorization: Bearer hf_…`"),
+        ({"HOLDFAST_TOKEN": f"{token[:-1]}x"}, 5, "this token is not valid"),
+        ({"HOLDFAST_TOKEN": token}, 0, ""),
+    ]
+    with serving(tmp_path, "--store", "sqlite:///own.db") as (url, said):
+        assert "access is open" not in said
+        for more, code, told in given:
+            done = run("workflow", "list", HOLDFAST_SERVER=url, **more)
+            assert (done.returncode, told in done.stderr) == (code, True), done.stderr
+        done = run("run", "start", "echo", "--token", token, HOLDFAST_SERVER=url)
+        assert (done.returncode, done.stderr) == (5, "holdfast: this needs the scope 'runs:write'\n")
+
+
 def test_what_is_wrong_is_told_in_one_line_with_its_exit_code(place: Place) -> None:
     for words, code, said in [
         (["run", "show", "nowhere"], 3, "there is no run 'nowhere'"),
@@ -227,7 +272,7 @@ def test_a_store_answers_as_its_server_does(place: Place) -> None:
 
 
 def test_who_has_seen_enough_is_no_error(place: Place) -> None:
-    words = " ".join(command("run", "events", "run-1"))
+    words = " ".join(command("run", "events", "run-0"))
     done = subprocess.run(
         f"{words} | head -1",
         shell=True,

@@ -14,35 +14,20 @@ from holdfast import errors
 from holdfast.cli import call as call_module
 from holdfast.cli import derive, runs
 from holdfast.cli.calling import Caller, Target
-from holdfast.cli.derive import arguments_of, fields_of
+from holdfast.cli.derive import fields_of
 from holdfast.cli.ending import CODES, code_of
 from holdfast.cli.main import OWN, commands, main
 from holdfast.cli.table import ROWS, row_of
 from holdfast.errors import HoldfastError
-from holdfast.service.catalogue import Ask, Operation, operation
+from holdfast.service.catalogue import Ask, operation
 from holdfast.service.examples import ASKS
 from holdfast.service.operations import CATALOGUE
 from holdfast.service.problems import status_of
+from tests.service.ways import words_of
 from tools.commands import PAGE, page_with, table
 
 Asked = list[tuple[str, dict[str, Any]]]
 Script = Callable[[str, dict[str, Any]], Any]
-
-
-def words_of(operation: Operation, ask: dict[str, Any]) -> list[str]:
-    """Return the words that stand for what is asked."""
-    row, fields = row_of(operation), fields_of(operation)
-    first = arguments_of(row, fields)
-    given = row.words.split() + [str(ask[name]) for name in first]
-    for name, value in ask.items():
-        if name in first or name == row.rest:
-            continue
-        if isinstance(value, bool):
-            given += [fields[name].option] if value else []
-        else:
-            for each in value if isinstance(value, list) else [value]:
-                given += [fields[name].option, each if isinstance(each, str) else json.dumps(each)]
-    return [*given, json.dumps(ask[row.rest])] if row.rest in ask else given
 
 
 @pytest.fixture
@@ -52,14 +37,17 @@ def ask_nobody(monkeypatch: pytest.MonkeyPatch) -> Callable[[Script], Asked]:
     def answer_with(script: Script) -> Asked:
         asked: Asked = []
 
-        class Scripted:
+        class Scripted(Caller):
+            def __init__(self) -> None:
+                pass
+
             async def __call__(self, name: str, ask: dict[str, Any]) -> Any:
                 asked.append((name, ask))
                 return script(name, ask)
 
-            async def bell(self, run_id: str) -> AsyncGenerator[None, None]:
-                while True:
-                    yield
+            async def events(self, run_id: str, after: int) -> AsyncGenerator[Any, None]:
+                for event in script("runs.stream", {"run_id": run_id, "after": after}):
+                    yield event
 
         @asynccontextmanager
         async def calling(target: Target) -> AsyncIterator[Caller]:
@@ -75,7 +63,7 @@ def ask_nobody(monkeypatch: pytest.MonkeyPatch) -> Callable[[Script], Asked]:
 @pytest.mark.contract("API-1")
 @pytest.mark.parametrize("name", sorted(set(CATALOGUE) - set(OWN)))
 def test_what_a_command_is_given_is_what_is_asked(ask_nobody: Callable[[Script], Asked], name: str) -> None:
-    asked = ask_nobody(lambda name, ask: {"result": 1})
+    asked = ask_nobody(lambda name, ask: {"result": 1, "token": "hf_…"})
     assert main(words_of(CATALOGUE[name], ASKS[name])) == 0
     [(found, ask)] = asked
     assert found == name
@@ -101,7 +89,7 @@ def test_every_operation_has_a_command() -> None:
         assert verb in commands[noun]
     words = [row_of(each).words for each in CATALOGUE.values()]
     assert len(set(words)) == len(words)
-    assert set(ROWS) - {"tokens.create", "tokens.list"} <= set(CATALOGUE)
+    assert set(ROWS) <= set(CATALOGUE)
 
 
 def test_the_table_on_the_page_is_up_to_date() -> None:
@@ -196,22 +184,24 @@ def test_a_result_that_is_none_has_its_exit_code(
     assert json.loads(capsys.readouterr().out) == answer
 
 
-def test_a_run_that_is_followed_is_looked_at_until_it_ends(
-    ask_nobody: Callable[[Script], Asked], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("status", "code"), [("COMPLETED", 0), ("FAILED", 1), ("CANCELLED", 1)])
+def test_a_run_that_is_followed_is_told_event_by_event(
+    ask_nobody: Callable[[Script], Asked], capsys: pytest.CaptureFixture[str], status: str, code: int
 ) -> None:
     def event(number: int, kind: str) -> dict[str, Any]:
         return {"run_seq": number, "event_type": kind, "step_id": None, "persisted_at": "2026-01-28T12:00:00Z"}
 
-    first = {"items": [event(1, "RunQueued")], "last_event_seq": 1, "status": "RUNNING"}
-    none = {"items": [], "last_event_seq": 1, "status": "RUNNING"}
-    late = {"items": [event(2, "RunStarted")], "last_event_seq": 3, "status": "FAILED"}
-    last = {"items": [event(3, "RunFailed")], "last_event_seq": 3, "status": "FAILED"}
-    answers = iter([first, none, late, last])
-    asked = ask_nobody(lambda name, ask: next(answers))
-    assert main(["run", "tail", "r", "--json"]) == 1
-    shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert shown == [event(1, "RunQueued"), event(2, "RunStarted"), event(3, "RunFailed")]
-    assert [ask["after"] for _, ask in asked] == [0, 1, 1, 2]
+    events = [event(3, "RunStarted"), event(4, "RunEnded")]
+
+    def script(name: str, ask: dict[str, Any]) -> Any:
+        return {"status": status} if name == "runs.get" else events[ask["after"] - 2 :]
+
+    asked = ask_nobody(script)
+    assert main(["run", "tail", "r", "--json", "--after", "2"]) == code
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == events
+    assert main(["run", "tail", "r", "--after", "4"]) == code
+    assert capsys.readouterr().out == "", "there is nothing behind the end"
+    assert asked == [("runs.get", {"run_id": "r"})] * 2
 
 
 def kinds(kind: type[HoldfastError] = HoldfastError) -> list[type[HoldfastError]]:

@@ -113,7 +113,9 @@ def test_what_dev_and_server_refuse(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (2, "holdfast: nowhere.py: there is no such file\n")
     done = run(tmp_path, "server", "shop.py", "--port", "0")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert "nobody says who may call this service" in done.stderr
+    assert (
+        "nobody has a token yet: `holdfast token create NAME --role admin --store sqlite:///holdfast.db`" in done.stderr
+    )
     done = run(tmp_path, "dev", "shop.py", "--port", "0", "--store", "sqlite:///nowhere/x.db")
     assert done.returncode == 6
     assert "nowhere does not exist" in done.stderr

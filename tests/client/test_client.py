@@ -1,4 +1,4 @@
-"""The client: the same scenes as every transport, in process and over HTTP; and what happens when the way is bad."""
+"""The client: what it gives and raises, its streams, and what happens when the way is bad."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -15,44 +15,14 @@ from holdfast.client import Client, SyncClient, nouns
 from holdfast.client.transports import Unreachable, error_of
 from holdfast.errors import Conflict, EngineError, HoldfastError, InvalidInput, NotFound, RateLimited
 from holdfast.service.operations import CATALOGUE
-from holdfast.service.problems import problem_of, status_of
+from holdfast.service.problems import problem_of
 from holdfast.service.stream import STREAMS
-from holdfast.testing.clock import VirtualClock
 from tests.service.reading import served, settled
-from tests.service.scenes import SCENES
-from tests.service.stage import Answer, Stage, make_app, on_stage
-from tests.service.test_catalogue import NEED_A_CLOCK
+from tests.service.stage import make_app, on_stage
+from tests.service.ways import client_of
 from tools.client_stubs import STUBS, flat, stubs
 
-ONCE = hf.Retry(max_attempts=1)
 QUICKLY = hf.Retry(max_attempts=4, initial_ms=1)
-
-
-def client_of(stage: Stage, how: str, retry: hf.Retry = ONCE) -> Client:
-    """Return a client of a stage, in process or over HTTP."""
-    if how == "in process":
-        return Client(stage.app, retry=retry)
-    return Client("http://shop", transport=stage.http._transport, retry=retry)
-
-
-@pytest.mark.contract("API-1", "API-2", "SIG-7")
-@pytest.mark.parametrize("how", ["in process", "http"])
-@pytest.mark.parametrize("name", sorted(SCENES))
-async def test_every_operation_through_the_client(name: str, how: str, tmp_path: Path) -> None:
-    store = hf.MemoryStore(VirtualClock()) if name in NEED_A_CLOCK else f"sqlite:///{tmp_path}/service.db"
-    async with on_stage(store) as stage:
-        client = client_of(stage, how)
-
-        async def call(name: str, ask: dict[str, Any]) -> Answer:
-            noun, _, verb = name.partition(".")
-            try:
-                answer = await getattr(getattr(client, noun), verb)(**ask)
-            except HoldfastError as error:
-                return status_of(type(error)), msgspec.to_builtins(problem_of(error, ""))
-            assert isinstance(answer, CATALOGUE[name].answer)
-            return CATALOGUE[name].status, msgspec.json.decode(msgspec.json.encode(answer))
-
-        await SCENES[name](stage, call)
 
 
 @pytest.mark.contract("API-1")
@@ -73,10 +43,10 @@ def test_the_stubs_are_those_of_the_catalogue() -> None:
     assert flat(stubs()) == flat(STUBS.read_text(encoding="utf-8")), "run `python -m tools.client_stubs`"
 
 
-@pytest.mark.parametrize("how", ["in process", "http"])
+@pytest.mark.parametrize("how", ["client in process", "client over HTTP"])
 async def test_answers_are_equal_and_typed_whatever_the_way(how: str) -> None:
     async with on_stage() as stage:
-        client, other = client_of(stage, how), client_of(stage, "in process")
+        client, other = client_of(stage, how), client_of(stage, "client in process")
         run = await client.runs.start("order", input={"order_id": "o-1"}, request_id="r")
         assert run == await other.runs.start("order", input={"order_id": "o-1"}, request_id="r")
         receipt = await client.signals.send(run.run_id, "approval", payload={"approved": True}, signal_id="s")

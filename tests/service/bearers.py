@@ -78,6 +78,33 @@ async def ask(
     return await stage.http.request(operation.verb, path, headers=headers, params=left)
 
 
+async def status_at(stage: Stage, address: str, headers: dict[str, str]) -> int:
+    """Return how an address is answered to a reader who goes away at once, so that streams end too."""
+    path, _, query = address.partition("?")
+    statuses: list[int] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "scheme": "http",
+        "query_string": query.encode(),
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+    }
+    transport: Any = stage.http._transport
+    await transport.app(scope, receive, send)
+    return statuses[0]
+
+
 def problem_in(response: httpx.Response) -> dict[str, Any] | None:
     """Return the problem that an answer holds, if it is a refusal."""
     body = response.json()

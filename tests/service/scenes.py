@@ -92,6 +92,8 @@ async def _start(stage: Stage, call: Caller) -> None:
     run = await fine(call, "runs.get", {"run_id": first["run_id"]})
     assert (run["tags"], run["reference_key"], run["request_id"]) == (["a"], "k", "r-1")
     await refused(call, "runs.start", {**ask, "input": {"order_id": "o-2"}}, "Conflict", 409)
+    chosen = {"workflow": "echo", "run_id": "mine"}
+    assert await fine(call, "runs.start", chosen, 201) == await fine(call, "runs.start", chosen, 201)
     await refused(call, "runs.start", {"workflow": "nothing"}, "NotFound", 404)
     await refused(call, "runs.start", {"workflow": "order", "workflow_version": "9"}, "NotFound", 404)
     for bad in ({}, {"order_id": 7}, {"order_id": "o", "colour": "red"}):
@@ -125,6 +127,15 @@ async def _list(stage: Stage, call: Caller) -> None:
     done = await fine(call, "runs.list", {"status": "COMPLETED"})
     assert [run["workflow"] for run in done["items"]] == ["echo"]
     assert (await fine(call, "runs.list", {"created_from": "2999-01-01T00:00:00Z"}))["items"] == []
+    newest = {"order": "newest", "limit": 2}
+    page = await fine(call, "runs.list", newest)
+    rest = await fine(call, "runs.list", {**newest, "limit": 9, "cursor": page["next"]})
+    made = [(run["created_at"], run["workflow"]) for run in page["items"] + rest["items"]]
+    assert made == sorted(made, reverse=True)
+    assert (len(made), made[0][1], rest["next"]) == (6, "echo", None)
+    await refused(call, "runs.list", {"cursor": page["next"]}, "InvalidInput", 422)
+    [named] = (await fine(call, "runs.list", {"text": run_ids[0][9:]}))["items"]
+    assert named["run_id"] == run_ids[0]
     await refused(call, "runs.list", {"cursor": "nonsense"}, "InvalidInput", 422)
     await refused(call, "runs.list", {"status": "ASLEEP"}, "InvalidInput", 422)
     await refused(call, "runs.list", {"limit": 501}, "InvalidInput", 422)

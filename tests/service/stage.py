@@ -118,10 +118,6 @@ class Stage:
             return response["error"]["data"]["status"], response["error"]["data"]
         return CATALOGUE[name].status, response["result"]
 
-    def callers(self) -> dict[str, Caller]:
-        """Return the transports."""
-        return {"rest": self.rest, "rpc": self.rpc}
-
     async def start(self, workflow: str, **input: Any) -> str:
         """Start a run, and return its id."""
         status, answer = await self.rest("runs.start", {"workflow": workflow, "input": input})

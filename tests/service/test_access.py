@@ -12,9 +12,10 @@ import pytest
 import holdfast as hf
 from holdfast.core.letters import DeadLetterQuery
 from holdfast.service.access import make_token
-from holdfast.service.examples import ASKS
+from holdfast.service.examples import ASKS, RUN
 from holdfast.service.operations import CATALOGUE
 from holdfast.service.roles import OF_ALL_TENANTS, ROLES, SCOPES
+from holdfast.service.stream import STREAMS
 from holdfast.store.port import RunQuery
 from holdfast.testing.clock import VirtualClock
 from tests.service.bearers import (
@@ -24,6 +25,7 @@ from tests.service.bearers import (
     code_in,
     guarded,
     problem_in,
+    status_at,
     store_of,
     token_for,
     useless_tokens,
@@ -86,7 +88,8 @@ def test_the_page_says_the_same_as_the_code() -> None:
     assert set(table) == SCOPES
     for scope, (*granted, operations) in table.items():
         assert granted == ["yes" if scope in scopes else "" for scopes in ROLES.values()], scope
-        named = {name for name, operation in CATALOGUE.items() if operation.scope == scope}
+        named = {name for name, operation in {**CATALOGUE, **STREAMS}.items() if operation.scope == scope}
+        named |= {"GET /metrics"} if scope == "system:read" else set()
         assert set(operations.replace("`", "").split(", ")) == named, scope
 
 
@@ -136,6 +139,46 @@ async def test_every_operation_without_a_token_or_with_a_useless_one(name: str) 
                     told.add(problem["detail"] + str(problem["details"]))
         assert len(told) <= 1, "useless tokens are told apart"
         assert (await store_of(stage).stats()).runs == before.runs
+
+
+# --- what is not in the catalogue
+
+ADDRESSES = {
+    "/openapi.json": None,
+    "/metrics": "system:read",
+    f"/v1/runs/{RUN}/stream": "runs:read",
+    "/v1/stream": "runs:read",
+    "/v1/stream?kinds=tasks": "tasks:read",
+    "/v1/stream?kinds=letters": "letters:read",
+}
+"""Every other address, and the scope that it takes; None takes a token, whatever it is good for."""
+
+
+@pytest.mark.contract("API-4")
+async def test_every_other_address_is_classified() -> None:
+    async with guarded() as stage:
+        transport: Any = stage.http._transport
+        routes = transport.app._others.routes
+        streams = {operation.path.replace("{run_id}", RUN) for operation in STREAMS.values()}
+        known = {route.path for route in routes} | streams
+    assert known - {"/session"} == {address.partition("?")[0] for address in ADDRESSES}, "which has tests of its own"
+
+
+@pytest.mark.contract("API-4")
+@pytest.mark.parametrize("address", ADDRESSES)
+async def test_every_other_address_for_everybody(address: str) -> None:
+    scope = ADDRESSES[address]
+    fine = 404 if RUN in address else 200
+    async with guarded() as stage:
+        for headers in ({}, *map(bearing, (await useless_tokens(stage)).values())):
+            assert await status_at(stage, address, headers) == 401
+        for role in ROLES:
+            assert await status_at(stage, address, bearing(await token_for(stage, role))) == fine, role
+        for granted in sorted(SCOPES):
+            token, _ = await make_token(store_of(stage), "sam", scopes=[granted])
+            assert await status_at(stage, address, bearing(token)) == (fine if scope in (None, granted) else 403)
+        of_tenant = bearing(await token_for(stage, "viewer", tenant="acme"))
+        assert await status_at(stage, address, of_tenant) == (403 if scope in OF_ALL_TENANTS else fine)
 
 
 # --- another tenant

@@ -1,4 +1,4 @@
-"""Every operation on every transport, from one table; and the catalogue itself."""
+"""Every operation in every way there is to ask for it, from one table; and the catalogue itself."""
 
 from pathlib import Path
 
@@ -6,6 +6,9 @@ import msgspec
 import pytest
 
 import holdfast as hf
+from holdfast.cli.main import commands
+from holdfast.cli.table import row_of
+from holdfast.client import nouns
 from holdfast.service.asking import Reader
 from holdfast.service.examples import ASKS
 from holdfast.service.operations import CATALOGUE
@@ -14,17 +17,18 @@ from holdfast.service.stream import STREAMS
 from holdfast.testing.clock import VirtualClock
 from tests.service.scenes import SCENES
 from tests.service.stage import on_stage
+from tests.service.ways import WAYS, way
 
 NEED_A_CLOCK = {"letters.list", "letters.get", "letters.requeue", "letters.drop"}
 
 
-@pytest.mark.contract("API-1", "API-2")
-@pytest.mark.parametrize("transport", ["rest", "rpc"])
+@pytest.mark.contract("API-1", "API-2", "SIG-7")
+@pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("name", sorted(SCENES))
-async def test_every_operation_on_every_transport(name: str, transport: str, tmp_path: Path) -> None:
+async def test_every_operation_in_every_way(name: str, how: str, tmp_path: Path) -> None:
     store = hf.MemoryStore(VirtualClock()) if name in NEED_A_CLOCK else f"sqlite:///{tmp_path}/service.db"
     async with on_stage(store) as stage:
-        await SCENES[name](stage, stage.callers()[transport])
+        await SCENES[name](stage, way(stage, how))
 
 
 @pytest.mark.contract("API-1")
@@ -34,7 +38,15 @@ def test_no_operation_is_without_a_scene_and_an_example() -> None:
 
 
 @pytest.mark.contract("API-1")
-async def test_no_transport_has_an_operation_that_another_lacks() -> None:
+async def test_no_way_has_an_operation_that_another_lacks() -> None:
+    everything = {**CATALOGUE, **STREAMS}
+    asked = {f"{noun}.{verb}" for noun in nouns.NOUNS for verb in _public(noun.title())}
+    assert asked == {f"{noun}.{verb}" for noun in nouns.NOUNS for verb in _public(f"Sync{noun.title()}")}
+    assert asked == set(everything)
+    said = {f"{noun} {verb}" for noun in _command_nouns() for verb in commands[noun] if verb[0] != "-"}
+    derived = {row_of(operation).words: name for name, operation in CATALOGUE.items()}
+    assert len(derived) == len(CATALOGUE)
+    assert said == {*derived, "run show", "run tail"}, "which show a run whole, and follow it"
     async with on_stage() as stage:
         description = (await stage.http.get("/openapi.json")).json()
         described = {
@@ -42,7 +54,6 @@ async def test_no_transport_has_an_operation_that_another_lacks() -> None:
             for path, verbs in description["paths"].items()
             for verb, operation in verbs.items()
         }
-        everything = {**CATALOGUE, **STREAMS}
         assert described == {(operation.verb, operation.path): name for name, operation in everything.items()}
         addresses = Addresses(CATALOGUE)
         for name, operation in CATALOGUE.items():
@@ -51,6 +62,14 @@ async def test_no_transport_has_an_operation_that_another_lacks() -> None:
             call = {"jsonrpc": "2.0", "id": 1, "method": name, "params": [7]}
             answer = (await stage.http.post("/rpc", json=call)).json()
             assert answer["error"]["code"] == -32_602, "the method is there, and takes no list"
+
+
+def _public(kind: str) -> list[str]:
+    return [name for name in vars(getattr(nouns, kind)) if name[0] != "_"]
+
+
+def _command_nouns() -> set[str]:
+    return {row_of(operation).words.split()[0] for operation in CATALOGUE.values()}
 
 
 @pytest.mark.parametrize("name", CATALOGUE)

@@ -1,17 +1,19 @@
-"""The same request again, over whichever transport: one is stored, and everybody is told the same."""
+"""The same request again, in whichever way: one is stored, and everybody is told the same."""
 
 import asyncio
 import itertools
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import holdfast as hf
-from holdfast.errors import SignalAcceptanceIndeterminate
-from holdfast.store.port import Refused
+from holdfast.engine.options import NodeOptions
+from holdfast.errors import Conflict, SignalAcceptanceIndeterminate
 from holdfast.testing.clock import VirtualClock
 from tests.service.stage import Stage, make_app, on_stage
+from tests.service.ways import WAYS, client_of, way, ways
 
 
 async def signal(stage: Stage, **more: Any) -> dict[str, Any]:
@@ -26,19 +28,32 @@ async def stored(stage: Stage, run_id: str) -> int:
 
 
 @pytest.mark.contract("SIG-5", "SIG-7", "API-1")
-@pytest.mark.parametrize("first", ["rest", "rpc"])
-@pytest.mark.parametrize("then", ["rest", "rpc"])
-async def test_a_duplicate_gets_the_first_answer_on_any_transport(first: str, then: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", WAYS)
+async def test_a_duplicate_gets_the_first_answer_in_any_way(first: str, tmp_path: Path) -> None:
     async with on_stage(f"sqlite:///{tmp_path}/s.db") as stage:
         ask = await signal(stage)
-        callers = stage.callers()
-        status, accepted = await callers[first]("signals.send", ask)
+        status, accepted = await way(stage, first)("signals.send", ask)
         assert status == 202
-        assert await callers[then]("signals.send", ask) == (202, accepted)
+        for then in WAYS:
+            call = way(stage, then)
+            assert await call("signals.send", ask) == (202, accepted), then
+            status, problem = await call("signals.send", {**ask, "payload": {"n": 2}})
+            assert (status, problem["code"]) == (409, "Conflict"), then
         assert await stored(stage, ask["run_id"]) == 1
-        status, problem = await callers[then]("signals.send", {**ask, "payload": {"n": 2}})
-        assert (status, problem["code"]) == (409, "Conflict")
-        assert await stored(stage, ask["run_id"]) == 1
+
+
+@pytest.mark.contract("SIG-5", "SIG-7")
+async def test_the_client_raises_the_same_conflict() -> None:
+    async with on_stage() as stage:
+        ask = await signal(stage)
+        await stage.rpc("signals.send", ask)
+        told = []
+        for how in ("client in process", "client over HTTP"):
+            with pytest.raises(Conflict) as refused:
+                await client_of(stage, how).signals.send(**{**ask, "payload": 0})
+            details = {**refused.value.details, "correlation_id": ""}
+            told.append((type(refused.value), refused.value.message, details))
+        assert told[0] == told[1]
 
 
 @pytest.mark.contract("SIG-7")
@@ -63,7 +78,7 @@ async def test_a_replay_over_json_rpc_has_the_new_id() -> None:
 async def test_of_many_at_once_one_is_stored(tmp_path: Path) -> None:
     async with on_stage(f"sqlite:///{tmp_path}/s.db") as stage:
         ask = await signal(stage)
-        callers = itertools.cycle(stage.callers().values())
+        callers = itertools.cycle([way(stage, name) for name in WAYS if name != "command line"])  # which is a process
         answers = await asyncio.gather(*(next(callers)("signals.send", ask) for _ in range(40)))
         assert all(answer == answers[0] for answer in answers)
         assert await stored(stage, ask["run_id"]) == 1
@@ -74,9 +89,9 @@ async def test_without_an_id_each_is_accepted() -> None:
     async with on_stage() as stage:
         ask = await signal(stage)
         del ask["signal_id"]
-        ids = {(await call("signals.send", ask))[1]["signal_id"] for call in stage.callers().values()}
-        assert len(ids) == 2
-        assert await stored(stage, ask["run_id"]) == 2
+        ids = {(await call("signals.send", ask))[1]["signal_id"] for call in ways(stage).values()}
+        assert len(ids) == len(WAYS)
+        assert await stored(stage, ask["run_id"]) == len(WAYS)
 
 
 @pytest.mark.contract("SIG-5")
@@ -85,7 +100,7 @@ async def test_ids_are_taken_as_they_are() -> None:
         ask = await signal(stage)
         ids = ["a:b", "a%3Ab", "a/b", "A:B", " a", "a", "\u00e9", "e\u0301", "x" * 128]
         for id in ids:
-            for call in stage.callers().values():
+            for call in ways(stage).values():
                 assert (await call("signals.send", {**ask, "signal_id": id}))[1]["signal_id"] == id
         assert await stored(stage, ask["run_id"]) == len(ids)
         receipts = [
@@ -119,25 +134,60 @@ async def test_after_its_time_a_retry_is_a_new_request() -> None:
         assert await stored(stage, ask["run_id"]) == 2
 
 
+def damage(path: Path, statement: str, *values: object) -> int:
+    """Do to a store's file what a bad disk, or a bad colleague, would; return how many rows it hit."""
+    with sqlite3.connect(path, timeout=10) as db:
+        rows = db.execute(statement, values).rowcount
+    db.close()
+    return rows
+
+
 @pytest.mark.contract("SIG-6", "SIG-7", "API-2")
-@pytest.mark.parametrize("transport", ["rest", "rpc"])
-async def test_an_acceptance_that_is_not_known_fails_closed(transport: str) -> None:
-    async with on_stage() as stage:
+async def test_an_acceptance_whose_record_is_lost_fails_closed_in_every_way(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    async with on_stage(f"sqlite:///{path}") as stage:
         ask = await signal(stage, payload="hunter2")
-        store: Any = stage.app.opened().store
-        problem = SignalAcceptanceIndeterminate(
-            "may have been delivered", workflow_id=ask["run_id"], signal_name="note", signal_id="click-1"
-        )
+        await stage.rest("signals.send", ask)
+        assert damage(path, "DELETE FROM acceptance_records WHERE signal_id = ?", ask["signal_id"]) == 1
+        for how, call in ways(stage).items():
+            for payload in ("hunter2", "another"):
+                status, told = await call("signals.send", {**ask, "payload": payload})
+                assert (status, told["code"]) == (409, "SignalAcceptanceIndeterminate"), how
+                named = {"workflow_id": ask["run_id"], "signal_name": "note", "signal_id": "click-1"}
+                assert {**told["details"], "correlation_id": ""} == {**named, "correlation_id": ""}, how
+                assert told["correlation_id"], how
+                assert "hunter2" not in str(told), how
+        request = {"jsonrpc": "2.0", "id": "mine", "method": "signals.send", "params": ask}
+        answer = (await stage.http.post("/rpc", json=request)).json()
+        assert (answer["id"], answer["error"]["code"]) == ("mine", -32_009)
+        for client_kind in ("client in process", "client over HTTP"):
+            with pytest.raises(SignalAcceptanceIndeterminate):
+                await client_of(stage, client_kind).signals.send(**ask)
+        items = (await stage.rest("signals.send_many", {"signals": [ask]}))[1]["items"]
+        assert items[0]["problem"]["code"] == "SignalAcceptanceIndeterminate"
+        assert await stored(stage, ask["run_id"]) == 1, "what was accepted is there, once"
 
-        async def deliver(items: Any) -> Any:
-            return [Refused(problem) for _ in items]
 
-        store.deliver = deliver
-        status, told = await stage.callers()[transport]("signals.send", ask)
-        assert (status, told["code"]) == (409, "SignalAcceptanceIndeterminate")
-        assert told["details"] == {"workflow_id": ask["run_id"], "signal_name": "note", "signal_id": "click-1"}
-        assert told["correlation_id"]
-        assert "hunter2" not in str(told)
+@pytest.mark.contract("SIG-12", "MSG-3", "API-1")
+async def test_a_signal_that_cannot_be_read_is_followed_to_its_dead_letter_in_every_way(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    async with on_stage(f"sqlite:///{path}", node=NodeOptions(takes_runs=False)) as stage:
+        ask = await signal(stage, payload="hunter2")
+        _, sent = await stage.rest("signals.send", ask)
+    assert damage(path, "UPDATE signals SET payload = ? WHERE signal_id = ?", '{"hunter2', ask["signal_id"]) == 1
+    async with on_stage(f"sqlite:///{path}", app=make_app()) as stage:
+        [letter] = (await stage.until("letters.list", {}, lambda page: page["items"]))["items"]
+        followed = {field: ask[field] for field in ("run_id", "name", "signal_id")}
+        for how, call in ways(stage).items():
+            status, receipt = await call("signals.receipt", followed)
+            assert (status, receipt["status"]) == (200, "dead-lettered"), how
+            by_key = {**followed, "signal_storage_key": sent["signal_storage_key"]}
+            assert await call("signals.receipt", by_key) == (200, receipt), how
+            assert receipt["reason"] == f"{letter['reason']}: {letter['detail']}"
+            assert receipt["reason"].startswith("undecodable: the payload of signal 'note', 'click-1' cannot be read")
+            assert "hunter2" not in str(receipt)
+            assert (await call("signals.receipt", {**followed, "signal_id": "click-2"}))[0] == 404, how
+        assert (await stage.rest("letters.get", {"letter_id": letter["letter_id"]}))[1]["text"] == '{"hunter2'
 
 
 @pytest.mark.contract("SIG-11", "API-2")
@@ -153,10 +203,10 @@ async def test_too_many_signals_are_told_when_to_come_back() -> None:
 
 
 @pytest.mark.contract("QUE-1", "API-1")
-async def test_the_same_start_over_both_transports_is_one_run(tmp_path: Path) -> None:
+async def test_the_same_start_over_all_transports_is_one_run(tmp_path: Path) -> None:
     async with on_stage(f"sqlite:///{tmp_path}/s.db") as stage:
         ask = {"workflow": "echo", "input": {"value": 1}, "request_id": "r-1"}
-        callers = itertools.cycle(stage.callers().values())
+        callers = itertools.cycle([way(stage, name) for name in WAYS if name != "command line"])
         answers = await asyncio.gather(*(next(callers)("runs.start", ask) for _ in range(20)))
         assert all(answer == answers[0] for answer in answers)
         for more in ({"project": "p"}, {"environment": "e"}, {"request_id": "r-2"}):

@@ -32,6 +32,7 @@ async def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
         place = f"http://127.0.0.1:{port}/openapi.json"
         command = [sys.executable, "-m", "schemathesis.cli", "run", place, "--checks", CHECKS, "--max-examples", "5"]
         command += ["--seed", "1", "--phases", "examples,coverage,fuzzing"]
+        command += ["--exclude-tag", "lists", "--exclude-operation-id", "runs.stream"]  # they do not end
         asked = await asyncio.create_subprocess_exec(*command, cwd=tmp_path, stdout=PIPE, stderr=STDOUT)
         said, _ = await asked.communicate()
         assert asked.returncode == 0, said.decode()

@@ -1,17 +1,22 @@
 """What belongs to another tenant is not there, whatever is asked; and what a scope does not grant is refused."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import holdfast as hf
+from holdfast.core.letters import DeadLetterQuery
 from holdfast.errors import NotPermitted
 from holdfast.service.calling import Headers, Principal
 from holdfast.service.examples import ASKS
 from holdfast.service.operations import CATALOGUE
 from holdfast.service.tenancy import TenantView
-from holdfast.store.port import RunQuery
+from holdfast.store.port import RunQuery, Store, TaskQuery, WaitQuery
 from holdfast.testing.clock import VirtualClock
+from holdfast.testing.samples import SampleNode, task, wait
+from holdfast.testing.samples import dead_letter as dead_letter_of
 from tests.service.scenes import dead_letter
 from tests.service.stage import Stage, on_stage
 
@@ -116,6 +121,39 @@ async def test_verbs_that_nobody_thought_about_are_closed() -> None:
         with pytest.raises(NotPermitted):
             getattr(store, verb)
     assert await store.find_runs(RunQuery(tenant="b")) == []
+
+
+class Counting:
+    """A store that counts how often each verb is used."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.verbs: Counter[str] = Counter()
+
+    def __getattr__(self, verb: str) -> Any:
+        self.verbs[verb] += 1
+        return getattr(self._store, verb)
+
+
+@pytest.mark.contract("API-4")
+async def test_what_others_have_is_not_even_read() -> None:
+    store = hf.MemoryStore()
+    node = SampleNode(store)
+    for tenant in [*"bcdefgh", "a"]:
+        await node.start(f"run-{tenant}", wait("go"), task("approve"), tenant=tenant)
+        turn = await node.turn(await node.load(f"run-{tenant}"))
+        await node.commit(replace(turn, dead=(dead_letter_of(f"run-{tenant}"),)))
+    counting: Any = Counting(store)
+    mine = TenantView(counting, "a")
+    found: list[Any] = [
+        *await mine.find_waits(WaitQuery(limit=1)),
+        *await mine.find_tasks(TaskQuery(limit=1)),
+        *await mine.find_dead_letters(DeadLetterQuery(limit=1)),
+    ]
+    assert [row.run_id for row in found] == ["run-a"] * 3
+    assert counting.verbs == {"find_waits": 1, "find_tasks": 1, "find_dead_letters": 1}
+    part = TenantView(counting, "a", project="other")
+    assert await part.find_waits(WaitQuery()) == []
 
 
 @pytest.mark.contract("API-4")

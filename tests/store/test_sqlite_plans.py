@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from holdfast.core.events import NULL
 from holdfast.core.gates import Overload, RunLimit
-from holdfast.store.port import Beat, TaskQuery
+from holdfast.store.port import Beat, RunQuery, TaskQuery
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.sqlite.gates import FIRST
 from holdfast.store.sqlite.owning import NEXT_VISIBLE
@@ -127,6 +127,25 @@ async def test_tasks_are_found_without_walking_through_all(tmp_path: Path, query
     db.close()
     assert [detail for detail in details if detail.startswith("SCAN") and not detail.startswith(MAY_BE_WALKED)] == []
     assert any(plan in detail for detail in details), details
+
+
+@pytest.mark.contract("STO-1")
+@pytest.mark.parametrize("before", [(2**62 - 1, ""), (5, "run-7"), (5, "gone")])
+async def test_the_newest_runs_are_found_without_walking_or_sorting(tmp_path: Path, before: tuple[int, str]) -> None:
+    path = tmp_path / "store.db"
+    store = await SqliteStore.open(path)
+    await store.migrate()
+    await store.create([new_run(f"run-{number}", request_id=f"r-{number}") for number in range(20)])
+    recorder = Recorder()
+    store._database.connection.set_trace_callback(recorder)
+    await store.find_runs(RunQuery(newest=True, before=before))
+    store._database.connection.set_trace_callback(None)
+    await store.close()
+    db = sqlite3.connect(path)
+    details = [row[-1] for statement in recorder.statements for row in db.execute(f"EXPLAIN QUERY PLAN {statement}")]
+    db.close()
+    assert "SEARCH runs USING INTEGER PRIMARY KEY (rowid<?)" in details
+    assert not [detail for detail in details if "B-TREE" in detail], details
 
 
 @pytest.mark.contract("STO-1")

@@ -91,6 +91,9 @@ def show(row: Row, answer: Any, target: Target) -> None:
         show_json(answer)
     elif row.shown is not None:
         show_json(answer[row.shown])
+    elif row.secret is not None:
+        print(answer[row.secret])
+        note("this is shown once, and only its hash is kept")
     elif isinstance(answer, dict) and isinstance(answer.get("items"), list):
         items = answer["items"]
         show_items(items, row.columns or (tuple(items[0]) if items else ()))

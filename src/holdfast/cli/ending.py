@@ -25,6 +25,7 @@ import msgspec
 from cyclopts import CycloptsError
 
 from holdfast import errors as e
+from holdfast.client.transports import Unreachable
 from holdfast.errors import HoldfastError
 
 FINE = 0
@@ -62,6 +63,8 @@ HINTS: dict[type[HoldfastError], str] = {
     e.StoreBusy: "try again; if it stays so, see which process holds it",
     e.RateLimited: "wait, and try again",
     e.VersionMismatch: "name the app that has it with --app",
+    e.NotAuthenticated: "give yours with HOLDFAST_TOKEN or --token",
+    Unreachable: "start one with `holdfast dev`, or name another with --server, or a store with --store",
 }
 """What to do about an error, where its own sentence does not say."""
 

@@ -13,8 +13,6 @@ from holdfast.cli.showing import moment, note, show_fields, show_items, show_jso
 WAIT_S = 30.0
 """How long one question waits for a result; then it is asked again."""
 
-PAGE = 500
-FINISHED = ("COMPLETED", "FAILED", "CANCELLED")
 STEPS = ("step_id", "status", "kind", "engine_attempt_id", "started_at", "completed_at", "error")
 EVENT_STYLES = {"RunCompleted": "green", "RunFailed": "red", "RunCancelled": "yellow", "StepFailed": "red"}
 
@@ -132,18 +130,12 @@ def run_tail(
 
 
 async def _tail(run_id: str, after: int, target: Target) -> int:
-    async with calling(target) as caller, aclosing(caller.bell(run_id)) as bell:
-        async for _ in bell:
-            is_more = True
-            while is_more:
-                page = await caller("runs.events", {"run_id": run_id, "after": after, "limit": PAGE})
-                for event in page["items"]:
-                    _tell_event(event, target)
-                    after = event["run_seq"]
-                is_more = bool(page["items"]) and after < page["last_event_seq"]
-            if page["status"] in FINISHED and after >= page["last_event_seq"]:
-                return FINE if page["status"] == "COMPLETED" else FAILED
-    return UNFINISHED
+    async with calling(target) as caller:
+        async with aclosing(caller.events(run_id, after)) as events:
+            async for event in events:
+                _tell_event(event, target)
+        run = await caller("runs.get", {"run_id": run_id})
+    return FINE if run["status"] == "COMPLETED" else FAILED
 
 
 def _tell_event(event: dict[str, Any], target: Target) -> None:

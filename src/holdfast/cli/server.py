@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter, validators
 
 from holdfast.cli.ending import FINE
-from holdfast.cli.target import load_app
+from holdfast.cli.target import load_app, settings_at
 from holdfast.engine.options import NodeOptions
 from holdfast.service.options import ServiceOptions
 
@@ -52,12 +52,13 @@ def server(
     app = load_app(target)
     set_up_logging()
     options = ServiceOptions(host=host, port=port, is_open=open_access)
-    asyncio.run(serve(app, store, options=options, node=NodeOptions(takes_runs=node, queues=queue)))
+    asyncio.run(serve(app, settings_at(store).store, options=options, node=NodeOptions(takes_runs=node, queues=queue)))
     return FINE
 
 
 def set_up_logging() -> None:
-    """Log to stderr, with times, as a process does that serves."""
+    """Log to stderr, with times, as a process does that serves. Uvicorn tells of its problems only."""
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 

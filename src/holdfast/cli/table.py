@@ -12,7 +12,8 @@ from holdfast.service.catalogue import Operation
 class Row(Struct, frozen=True, kw_only=True):
     """One command: its words, the fields that are arguments in their order, the one that takes all further words.
 
-    `columns` are what a list shows of each item, `shown` is the field of the answer that is shown by itself.
+    `columns` are what a list shows of each item, `shown` is the field of the answer that is shown by itself. `secret`
+    is shown by itself too, as a shell takes it, and it is said that this is the only time.
     """
 
     words: str
@@ -20,6 +21,7 @@ class Row(Struct, frozen=True, kw_only=True):
     rest: str | None = None
     columns: tuple[str, ...] = ()
     shown: str | None = None
+    secret: str | None = None
 
 
 NOUNS = {
@@ -93,8 +95,9 @@ ROWS: dict[str, Row] = {
     "letters.drop": Row(words="dead-letter drop", arguments=LETTER),
     "workflows.list": Row(words="workflow list", columns=("name", "version", "doc")),
     "workflows.get": Row(words="workflow show", arguments=("name",)),
-    "tokens.create": Row(words="token create", arguments=("name",)),
+    "tokens.create": Row(words="token create", arguments=("name",), secret="token"),
     "tokens.list": Row(words="token list", columns=("prefix", "name", "role", "tenant", "expires_at", "is_valid")),
+    "tokens.revoke": Row(words="token revoke", arguments=("token_id",)),
     "system.queues": Row(words="queue list", columns=("name", "jobs")),
     "system.nodes": Row(words="system nodes", columns=("name", "lease_until", "is_here")),
     "system.alerts": Row(words="system alerts", columns=("number", "code", "priority", "run_id", "detail")),

@@ -32,7 +32,7 @@ from holdfast.service.operations.runs import RunOutcome
 T = TypeVar("T")
 
 RETRY = Retry(max_attempts=5, initial_ms=100, most_ms=5_000, jitter=0.5)
-"""How often what failed on its way is tried again. Everything can be: whatever changes something carries an id."""
+"""How often what failed on its way is tried again: whatever changes something carries an id, but `tokens.create`."""
 
 WAIT_S = 20.0
 """How long one request waits for a run to finish; then the next one does."""
@@ -66,6 +66,7 @@ class Client:
         self.letters = nouns.Letters(self._calls)
         self.workflows = nouns.Workflows(self._calls)
         self.system = nouns.System(self._calls)
+        self.tokens = nouns.Tokens(self._calls)
         self.lists = nouns.Lists(self._calls)
 
     async def result(self, run_id: str, kind: Any = Any) -> Any:
@@ -111,6 +112,7 @@ class SyncClient:
         self.letters = nouns.SyncLetters(self._client.letters, self._runner.run)
         self.workflows = nouns.SyncWorkflows(self._client.workflows, self._runner.run)
         self.system = nouns.SyncSystem(self._client.system, self._runner.run)
+        self.tokens = nouns.SyncTokens(self._client.tokens, self._runner.run)
         self.lists = nouns.SyncLists(self._client.lists, self._runner.run)
 
     def result(self, run_id: str, kind: Any = Any) -> Any:

@@ -1,7 +1,7 @@
 """One call after the other: ids for what changes something, and another try for what failed on its way."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
@@ -15,6 +15,9 @@ from holdfast.service.frames import Parser, Piece
 
 IDS = ("request_id", "signal_id", "update_id", "operation_id")
 """By which a service recognises that something was asked before."""
+
+ONCE = frozenset({"tokens.create"})
+"""What has no id, so that asking again would do it again."""
 
 REFUSED = (InternalError, StoreCorrupt)
 """Errors of a service that trying again does not mend."""
@@ -31,21 +34,23 @@ class Calls:
         self._ids = ids
         self._rng = rng
 
-    async def ask(self, operation: Operation, fields: dict[str, Any]) -> Any:
-        """Return the answer; raise what the service refuses it with, or what keeps it from being asked."""
+    async def ask(self, operation: Operation, fields: dict[str, Any], kind: Any = None) -> Any:
+        """Return the answer, as its own type or another; raise the refusal, or what keeps it from being asked."""
         asked = self._with_ids(operation, fields)
         attempt = 1
         while True:
             try:
-                return msgspec.json.decode(await self._transport.ask(operation, asked), type=operation.answer)
+                return _decoded(await self._transport.ask(operation, asked), kind or operation.answer)
             except HoldfastError as error:
+                if operation.name in ONCE and not isinstance(error, RateLimited):
+                    raise
                 seconds = self._pause_s(error, attempt)
                 if seconds is None:
                     raise
             await asyncio.sleep(seconds)
             attempt += 1
 
-    async def stream(self, operation: Operation, fields: dict[str, Any]) -> AsyncIterator[Any]:
+    async def stream(self, operation: Operation, fields: dict[str, Any]) -> AsyncGenerator[Any, None]:
         """Return what an event stream tells, typed; when it breaks, go on where it broke.
 
         Of a run, its events, to its end. Of lists, pairs: what it is about, and how it is now.
@@ -62,7 +67,7 @@ class Calls:
                             return
                         if is_of_run and piece.data and not piece.event:
                             asked["after"] = int(piece.id)
-                            yield msgspec.json.decode(piece.data, type=operation.answer)
+                            yield _decoded(piece.data, operation.answer)
                         elif not is_of_run and piece.data and piece.event != "stopped":
                             yield piece.event, _typed(operation, piece)
                 problem: HoldfastError = Unreachable("the event stream was ended")
@@ -81,6 +86,8 @@ class Calls:
     def _with_ids(self, operation: Operation, fields: dict[str, Any]) -> dict[str, Any]:
         known = operation.ask.__struct_fields__
         fresh = {name: self._ids.new_id() for name in IDS if name in known and operation.verb == "POST"}
+        if fields.get("run_id"):  # which recognises a start as well, also one of another process
+            fresh.pop("request_id", None)
         asked = {**fresh, **fields}
         if operation.name == "signals.send_many":
             asked["signals"] = [_with_id(signal, self._ids) for signal in asked.get("signals", ())]
@@ -103,5 +110,12 @@ def _with_id(signal: Any, ids: Ids) -> Any:
     return {"signal_id": ids.new_id(), **signal} if isinstance(signal, dict) else signal
 
 
+def _decoded(text: bytes, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.MsgspecError, UnicodeError) as problem:
+        raise Unreachable(f"what answers is no Holdfast server, or one of another version: {problem}") from problem
+
+
 def _typed(operation: Operation, piece: Piece) -> Any:
-    return msgspec.json.decode(piece.data, type=operation.answer if piece.event == "run" else Any)
+    return _decoded(piece.data, operation.answer if piece.event == "run" else Any)

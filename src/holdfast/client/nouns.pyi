@@ -5,8 +5,8 @@ from datetime import datetime
 from typing import Any, Literal
 
 from holdfast.client.calls import Calls
-from holdfast.core.state import RunStatus
 from holdfast.service.catalogue import Operation
+from holdfast.core.state import RunStatus
 from holdfast.service.operations.controls import Commanded
 from holdfast.service.operations.letters import LetterPage, OpenedLetter, SettledLetter
 from holdfast.service.operations.runs import Answered, EventPage, RunOutcome, RunPage
@@ -36,6 +36,7 @@ class Runs:
         environment: str = ...,
         reference_key: str | None = ...,
         tags: Sequence[str] = ...,
+        priority: int = ...,
     ) -> RunStarted: ...
     async def get(self, run_id: str) -> RunView: ...
     async def list(
@@ -48,6 +49,8 @@ class Runs:
         parent_run_id: str | None = ...,
         created_from: datetime | None = ...,
         created_until: datetime | None = ...,
+        text: str | None = ...,
+        order: Literal["id", "newest"] = ...,
         cursor: str = ...,
         limit: int = ...,
     ) -> RunPage: ...
@@ -104,6 +107,7 @@ class SyncRuns:
         environment: str = ...,
         reference_key: str | None = ...,
         tags: Sequence[str] = ...,
+        priority: int = ...,
     ) -> RunStarted: ...
     def get(self, run_id: str) -> RunView: ...
     def list(
@@ -116,6 +120,8 @@ class SyncRuns:
         parent_run_id: str | None = ...,
         created_from: datetime | None = ...,
         created_until: datetime | None = ...,
+        text: str | None = ...,
+        order: Literal["id", "newest"] = ...,
         cursor: str = ...,
         limit: int = ...,
     ) -> RunPage: ...
@@ -182,6 +188,7 @@ class Signals:
         environment: str = ...,
         reference_key: str | None = ...,
         tags: Sequence[str] = ...,
+        priority: int = ...,
         signal_payload: Any = ...,
         signal_id: str = ...,
     ) -> StartedWithSignal: ...
@@ -220,6 +227,7 @@ class SyncSignals:
         environment: str = ...,
         reference_key: str | None = ...,
         tags: Sequence[str] = ...,
+        priority: int = ...,
         signal_payload: Any = ...,
         signal_id: str = ...,
     ) -> StartedWithSignal: ...

@@ -51,7 +51,8 @@ class InProcess:
         correlation_id = self._service.ids.new_id()
         try:
             answer = await operation.carry_out(self._service.call(self._principal, correlation_id), ask)
-        except HoldfastError:
+        except HoldfastError as error:
+            error.details = {**error.details, "correlation_id": correlation_id}
             raise
         except Exception as problem:
             raise unexpected(problem, correlation_id) from problem
@@ -79,20 +80,33 @@ class InProcess:
 
 
 class Http:
-    """Asks a service by its address."""
+    """Asks a service by its address. An answer may take so long, beside what is asked to be waited for."""
 
-    def __init__(self, address: str, token: str | None, timeout_s: float, transport: Any) -> None:
+    def __init__(self, address: str, token: str | None, timeout_s: float, transport: Any = None) -> None:
         import httpx  # here: who asks in process does not wait for it
 
+        try:
+            is_address = address.startswith(("http://", "https://")) and bool(httpx.URL(address).host)
+        except httpx.InvalidURL:
+            is_address = False
+        if not is_address:
+            raise InvalidInput(f"the service {address!r} is no address such as http://127.0.0.1:8321", field="address")
+        self._address = address
+        self._timeout_s = timeout_s
         self._failure = httpx.HTTPError
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        self._http = httpx.AsyncClient(base_url=address, headers=headers, timeout=timeout_s, transport=transport)
+        is_secret = address.startswith("https://")  # certificates are read only where some are checked
+        self._http = httpx.AsyncClient(
+            base_url=address, headers=headers, timeout=timeout_s, transport=transport, verify=is_secret
+        )
 
     async def ask(self, operation: Operation, fields: dict[str, Any]) -> bytes:
+        wait_s = fields.get("wait_s") or 0.0
+        timeout_s = self._timeout_s + (wait_s if isinstance(wait_s, int | float) else 0.0)
         try:
-            response = await self._http.request(**_request(operation, fields))
+            response = await self._http.request(**_request(operation, fields), timeout=timeout_s)
         except self._failure as problem:
-            raise Unreachable(f"{operation.name}: {type(problem).__name__}: {problem}") from problem
+            raise self._unreachable(problem) from problem
         if not response.is_success:
             raise error_of(response.status_code, response.content)
         return bytes(response.content)
@@ -105,17 +119,23 @@ class Http:
                 async for chunk in response.aiter_raw():
                     yield chunk
         except self._failure as problem:
-            raise Unreachable(f"{operation.name}: {type(problem).__name__}: {problem}") from problem
+            raise self._unreachable(problem) from problem
 
     async def close(self) -> None:
         await self._http.aclose()
+
+    def _unreachable(self, problem: Exception) -> Unreachable:
+        why = f"{type(problem).__name__}: {problem}".removesuffix(": ")
+        return Unreachable(f"no server answers at {self._address}: {why}", address=self._address)
 
 
 def _request(operation: Operation, fields: dict[str, Any]) -> dict[str, Any]:
     """Return what is asked as REST has it."""
     rest, path = dict(fields), operation.path
     for field in operation.path_fields:
-        given = rest.pop(field, "")
+        if field not in rest:
+            raise InvalidInput(f"Object missing required field `{field}`")
+        given = rest.pop(field)
         if not isinstance(given, str) or not given:
             raise InvalidInput(f"{field}: Expected `str` of length >= 1", field=field)
         path = path.replace(f"{{{field}}}", quote(given, safe=""))
@@ -143,14 +163,11 @@ def error_of(status: int, body: bytes) -> HoldfastError:
     try:
         problem = _reader.decode(body)
     except msgspec.MsgspecError:
-        return Unreachable(f"something on the way answered with {status}") if status >= 500 else _unknown(status)
+        told = f"what answers is no Holdfast server, or something stands before it: it says {status}"
+        return Unreachable(told) if status >= 500 else CallerError(told)
     kind: Any = getattr(errors, problem.code, None)
     if not (isinstance(kind, type) and issubclass(kind, HoldfastError)):
         kind = CallerError if status < 500 else EngineError
     error: HoldfastError = kind(problem.detail)
     error.details = {**problem.details, "correlation_id": problem.correlation_id}
     return error
-
-
-def _unknown(status: int) -> HoldfastError:
-    return CallerError(f"something on the way answered with {status}")

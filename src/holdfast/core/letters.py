@@ -46,6 +46,7 @@ class DeadLetter(Struct, frozen=True, kw_only=True, gc=False):
 class DeadLetterQuery(Struct, frozen=True, kw_only=True):
     """Which dead letters to find: by default those that nobody has settled. Ordered by (died_at, letter_id)."""
 
+    tenant: str | None = None
     run_id: str | None = None
     letter_id: str | None = None
     reason: Reason | None = None
@@ -64,6 +65,11 @@ class Settled(Struct, frozen=True, gc=False):
 def letter_id(run_id: str, *parts: object) -> str:
     """Return the id of a letter, which follows from what died and, for what can die again, when."""
     return event_id(sha256("|".join(map(str, (run_id, "letter", *parts))).encode()).hexdigest())
+
+
+def unreadable_payload(name: str, signal_id: str) -> str:
+    """Return the detail of the letter of a signal whose payload nobody can read. By it the signal is found."""
+    return f"the payload of signal {name!r}, {signal_id!r} cannot be read"
 
 
 def bury(message: Message, reason: Reason, detail: str, node: str, now: Instant) -> DeadLetter:

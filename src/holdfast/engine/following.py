@@ -4,11 +4,12 @@ from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core.idempotency import signal_uuid
 from holdfast.core.instants import Instant
-from holdfast.core.letters import DeadLetterQuery, letter_id
+from holdfast.core.letters import DeadLetterQuery, letter_id, unreadable_payload
 from holdfast.core.messages import RESERVED_PREFIX, Signal
 from holdfast.core.records import Wait
 from holdfast.core.state import TERMINAL
@@ -52,7 +53,7 @@ async def receipt_of(
         if wanted is None or signal.id == wanted:
             found = signal
     if found is None:
-        return await _dead(store, run_id, name, wanted)
+        return await _dead(store, run_id, name, signal_id, wanted)
     if found.consumed_seq is not None:
         return Receipt(status="consumed", accepted_at=found.accepted_at, consumed_at_event=found.consumed_seq)
     if head.status in TERMINAL:
@@ -61,12 +62,17 @@ async def receipt_of(
     return Receipt(status="accepted", accepted_at=found.accepted_at)
 
 
-async def _dead(store: port.Store, run_id: str, name: str, id_: str | None) -> Receipt:
+async def _dead(store: port.Store, run_id: str, name: str, signal_id: str, id_: str | None) -> Receipt:
     """Return the receipt of a signal that is not in the mailbox: nobody could read it, or it was never there."""
+    query = DeadLetterQuery(run_id=run_id, reason="undecodable", settled=True)
     if id_ is not None:
         query = DeadLetterQuery(letter_id=letter_id(run_id, id_), settled=True)
-        for letter in await store.find_dead_letters(query):
-            return Receipt(status="dead-lettered", reason=f"{letter.reason}: {letter.detail}")
+    detail = unreadable_payload(name, signal_id)
+    while page := await store.find_dead_letters(query):
+        for letter in page:
+            if id_ is not None or letter.detail == detail:
+                return Receipt(status="dead-lettered", reason=f"{letter.reason}: {letter.detail}")
+        query = replace(query, after=(page[-1].died_at, page[-1].letter_id))
     raise NotFound(f"run {run_id!r} has accepted no signal {name!r} with this signal_id", run_id=run_id)
 
 

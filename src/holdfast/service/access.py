@@ -26,7 +26,7 @@ from holdfast.store.port import Store
 
 logger = logging.getLogger("holdfast.service.access")
 
-HOW_TO_BEGIN = "`holdfast token create` makes one, on the store, without a server"
+HOW_TO_BEGIN = "`holdfast token create NAME --role admin --store ADDRESS` makes one on the store, without a server"
 LAST_USED_S = 600
 """How exact `last_used_at` is: one write for each token in so long, in each process."""
 

@@ -22,7 +22,7 @@ _SIGNAL: dict[str, Any] = {**_OF_RUN, "name": "approval", "payload": {"approved"
 ASKS: dict[str, dict[str, Any]] = {
     "runs.start": _START,
     "runs.get": _OF_RUN,
-    "runs.list": {"workflow": "order", "status": "PAUSED", "created_from": "2026-01-28T12:00:00Z", "limit": 50},
+    "runs.list": {"workflow": "order", "status": "PAUSED", "created_from": "2026-01-28T12:00:00Z", "order": "newest"},
     "runs.events": {**_OF_RUN, "after": 12, "limit": 100},
     "runs.snapshot": _OF_RUN,
     "runs.result": {**_OF_RUN, "wait_s": 20.0},

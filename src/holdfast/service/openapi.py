@@ -21,6 +21,7 @@ from holdfast.service.problems import Problem, status_of, title_of
 Json = dict[str, Any]
 
 REF = "#/components/schemas/{name}"
+EVENTS = "text/event-stream"
 
 
 def describe(catalogue: Mapping[str, Operation], title: str = "Holdfast") -> Json:
@@ -114,7 +115,8 @@ def _of_text(schema: Json) -> Json:
 
 
 def _responses(operation: Operation, answer: Json) -> Json:
-    answers: Json = {str(operation.status): _response(operation.summary, operation.media, answer)}
+    schema = _piece(answer) if operation.media == EVENTS else answer
+    answers: Json = {str(operation.status): _response(operation.summary, operation.media, schema)}
     by_status: dict[int, list[type[HoldfastError]]] = {}
     for error in _expanded((*operation.all_errors, *_of_rest(operation))):
         by_status.setdefault(status_of(error), []).append(error)
@@ -127,6 +129,13 @@ def _responses(operation: Operation, answer: Json) -> Json:
     for busy in {"429", "503"} & answers.keys():
         answers[busy]["headers"]["Retry-After"] = {"schema": {"type": "integer"}}
     return answers
+
+
+def _piece(data: Json) -> Json:
+    """Return the schema of one piece of an event stream, whose data is JSON in a text. Pieces with an event differ."""
+    told = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
+    fields = {"id": {"type": "string"}, "event": {"type": "string"}, "data": told}
+    return {"type": "object", "properties": fields, "required": ["data"]}
 
 
 def _response(description: str, kind: str, schema: Json) -> Json:

@@ -2,7 +2,7 @@
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
@@ -44,16 +44,19 @@ async def read_page(
     *,
     cursor: str,
     limit: int,
+    place: str = "after",
 ) -> Found[Row]:
     """Return a page of what the query finds, and the cursor of the next one if there is more.
 
-    A store may answer with less than it was asked for, so only an empty answer says that there is no more.
+    A store may answer with less than it was asked for, so only an empty answer says that there is no more. `place` is
+    the field of the query that holds a row's place.
     """
-    first: Any = query
-    after = decode_cursor(kind, cursor, type(first.after)) if cursor else first.after
+    first = getattr(query, place)
+    first = decode_cursor(kind, cursor, get_type_hints(type(query))[place]) if cursor else first
     rows: list[Row] = []
     while len(rows) <= limit:
-        more = await find(replace(query, after=place_of(rows[-1]) if rows else after, limit=limit + 1 - len(rows)))
+        behind = {place: place_of(rows[-1]) if rows else first}
+        more = await find(replace(query, **behind, limit=limit + 1 - len(rows)))
         if not more:
             break
         rows += more

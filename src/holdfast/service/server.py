@@ -9,6 +9,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import cached_property
 
 import msgspec
 import uvicorn
@@ -20,6 +21,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from holdfast.engine.app import App
 from holdfast.engine.options import NodeOptions
 from holdfast.engine.serving import asked_to_end
+from holdfast.engine.telling import without_password
 from holdfast.errors import HoldfastError, InvalidInput, MalformedRequest, MethodNotAllowed, NotFound
 from holdfast.service.access import HOW_TO_BEGIN, TokenAccess
 from holdfast.service.calling import Authenticate, Service, let_in, make_service
@@ -108,11 +110,14 @@ def _error_of(problem: Exception, exchange: Exchange) -> HoldfastError:
 
 
 class _Description:
-    """Answers with the description of the catalogue."""
+    """Answers with the description of the catalogue, which is made when somebody asks for the first time."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._text = msgspec.json.encode(describe({**CATALOGUE, **STREAMS}, service.app.name))
+
+    @cached_property
+    def _text(self) -> bytes:
+        return msgspec.json.encode(describe({**CATALOGUE, **STREAMS}, self._service.app.name))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(self._service, scope, receive, send)
@@ -225,6 +230,10 @@ def bind(options: ServiceOptions) -> socket.socket:
         raise InvalidInput(f"cannot listen on {place}: {problem}", field="port") from problem
 
 
+def _how_to_begin(store: str | Store | None) -> str:
+    return HOW_TO_BEGIN.replace("ADDRESS", without_password(store)) if isinstance(store, str) else HOW_TO_BEGIN
+
+
 async def serve(
     app: App,
     store: str | Store | None = None,
@@ -250,7 +259,7 @@ async def serve(
         async with app.node(store, options=node) as opened:
             service = make_service(app, options, let)
             if isinstance(let, TokenAccess) and not await let.has_any():
-                raise InvalidInput(f"nobody has a token yet: {HOW_TO_BEGIN}; or choose open access")
+                raise InvalidInput(f"nobody has a token yet: {_how_to_begin(store)}; or choose open access (--open)")
             async with listening(service, routes, listener) as port:
                 logger.info("app %s is served at http://%s:%d", app.name, options.host, port)
                 await opened.run_until(asked)

@@ -116,7 +116,7 @@ class TenantView:
         while page := await self._store.find_runs(query):
             if own := [head for head in page if belongs_to(self, head)]:
                 return own
-            query = replace(query, after=page[-1].run_id)
+            query = replace(query, after=page[-1].run_id, before=(page[-1].created_at, page[-1].run_id))
         return []
 
     async def find_tokens(self, query: TokenQuery) -> list[AccessToken]:
@@ -157,7 +157,10 @@ class TenantView:
         self, find: Callable[[Query], Awaitable[list[Row]]], query: Query, place_of: Callable[[Row], Any]
     ) -> list[Row]:
         """Return the next rows of the tenant's own runs: none only when there are no more."""
+        query = replace(query, tenant=self.tenant)
         while page := await find(query):
+            if self.project is None and self.environment is None:
+                return page
             own = await self._own([row.run_id for row in page])
             found = [row for row in page if row.run_id in own]
             if found:

@@ -9,7 +9,11 @@ from holdfast.core.state import RunStatus
 
 
 class RunQuery(Struct, frozen=True, kw_only=True):
-    """Which runs to find; None means any. Answers are ordered by run id, from after `after`."""
+    """Which runs to find; None means any. Answers are ordered by run id, from after `after`.
+
+    With `newest` they are in the reverse order of creation, from before `before`: (created_at, run id) of the last that
+    was seen. `text` is part of the run's id or of its reference, as it is written.
+    """
 
     tenant: str | None = None
     plan_id: str | None = None
@@ -19,6 +23,9 @@ class RunQuery(Struct, frozen=True, kw_only=True):
     parent_run_id: str | None = None
     created_from: Instant | None = None
     created_until: Instant | None = None
+    text: str | None = None
+    newest: bool = False
+    before: tuple[Instant, str] = (2**62 - 1, "")
     after: str = ""
     limit: int = 100
 
@@ -26,6 +33,7 @@ class RunQuery(Struct, frozen=True, kw_only=True):
 class WaitQuery(Struct, frozen=True, kw_only=True):
     """Which open waits to find: of a run, for a signal's name, or both. Ordered by (run id, step id)."""
 
+    tenant: str | None = None
     run_id: str | None = None
     name: str | None = None
     after: tuple[str, str] = ("", "")
@@ -50,6 +58,7 @@ class TaskQuery(Struct, frozen=True, kw_only=True):
     one of the roles, or list none and are nobody's. Ordered by task id.
     """
 
+    tenant: str | None = None
     run_id: str | None = None
     task_id: str | None = None
     status: Literal["OPEN", "COMPLETED", "CANCELLED"] | None = None

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from holdfast.core.letters import DeadLetterQuery
 from holdfast.core.state import COMPLETED, RUNNING
 from holdfast.errors import InvalidInput
 from holdfast.store.port import MailboxQuery, RunQuery, Stats, Store, TaskQuery, WaitQuery
@@ -13,6 +14,7 @@ from holdfast.testing.clock import START, VirtualClock
 from holdfast.testing.samples import (
     SampleNode,
     complete,
+    dead_letter,
     marker,
     message,
     new_run,
@@ -95,6 +97,35 @@ class FindSuite(SuiteBase):
             assert len(page) <= 7
             seen += page
         assert seen == names
+
+    async def test_the_newest_runs_come_first_if_asked_for(self, store: Store, clock: VirtualClock) -> None:
+        """In the reverse order of creation, whatever their ids; also behind one that has gone meanwhile."""
+        for name in "bdac":
+            await store.create([new_run(name, now=clock.now(), tenant="acme" if name in "ba" else "other")])
+            clock.advance(us=10)
+        newest = await store.find_runs(RunQuery(newest=True))
+        assert [head.run_id for head in newest] == ["c", "a", "d", "b"]
+        seen: list[str] = []
+        query = RunQuery(newest=True, limit=1)
+        while page := await store.find_runs(query):
+            seen.append(page[0].run_id)
+            query = replace(query, before=(page[0].created_at, page[0].run_id), after=page[0].run_id)
+        assert seen == ["c", "a", "d", "b"]
+        assert await run_ids(store, newest=True, before=(START + 20, "gone")) == ["a", "d", "b"]
+        assert await run_ids(store, newest=True, before=(START - 1, "gone")) == []
+        assert await run_ids(store, newest=True, tenant="acme") == ["a", "b"]
+        assert await run_ids(store, newest=True, created_until=START + 20, created_from=START + 10) == ["d"]
+
+    async def test_runs_are_found_by_a_part_of_their_ids_and_references(self, store: Store) -> None:
+        """As it is written: no character stands for others, and case matters."""
+        await store.create([new_run("run-1", reference_key="order 7%"), new_run("Run_2"), new_run("run-é")])
+        assert await run_ids(store, text="un-") == ["run-1", "run-é"]
+        assert await run_ids(store, text="er 7") == ["run-1"]
+        assert await run_ids(store, text="é") == ["run-é"]
+        assert await run_ids(store, text="%") == ["run-1"]
+        assert await run_ids(store, text="_") == ["Run_2"]
+        assert await run_ids(store, text="R") == ["Run_2"]
+        assert await run_ids(store, text="r", newest=True) == ["run-é", "run-1"]
 
     # --- waits
 
@@ -216,6 +247,23 @@ class FindSuite(SuiteBase):
         assert (len(first), len(rest)) == (most, 3)
         ids = [found.task_id for found in first + rest]
         assert ids == sorted(set(ids))
+
+    @pytest.mark.contract("API-4")
+    async def test_waits_tasks_and_letters_are_found_by_tenant(self, store: Store, node: SampleNode) -> None:
+        """That of their run, whole; together with everything else."""
+        for tenant in ("acme", "Acme", "acm"):
+            run_id = f"run-{tenant}"
+            await node.start(run_id, wait("go"), task("a", assignee="ann"), tenant=tenant)
+            await node.commit(replace(await node.turn(await node.load(run_id)), dead=(dead_letter(run_id),)))
+        assert [found.run_id for found in await store.find_waits(WaitQuery(tenant="acme"))] == ["run-acme"]
+        assert await store.find_waits(WaitQuery(tenant="acme", name="stop")) == []
+        assert [found.run_id for found in await store.find_tasks(TaskQuery(tenant="acme"))] == ["run-acme"]
+        assert await store.find_tasks(TaskQuery(tenant="acme", assignee="bob")) == []
+        found = await store.find_dead_letters(DeadLetterQuery(tenant="acme"))
+        assert [letter.run_id for letter in found] == ["run-acme"]
+        assert await store.find_dead_letters(DeadLetterQuery(tenant="acme", reason="undecodable")) == []
+        for query in (WaitQuery(tenant="a%"), WaitQuery(tenant="")):
+            assert await store.find_waits(query) == []
 
     # --- events
 

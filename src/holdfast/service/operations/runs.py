@@ -1,6 +1,6 @@
 """Runs: starting them, looking at them, asking them."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
@@ -38,7 +38,7 @@ from holdfast.service.views import (
     run_view,
     snapshot_view,
 )
-from holdfast.store.port import Delivered, RunQuery
+from holdfast.store.port import Delivered, RunHead, RunQuery
 
 
 class StartRun(Ask, frozen=True, kw_only=True):
@@ -118,6 +118,8 @@ class ListRuns(Ask, frozen=True, kw_only=True):
     parent_run_id: str | None = None
     created_from: Moment | None = None
     created_until: Moment | None = None
+    text: Annotated[str, Meta(min_length=1, description="A part of the run's id or of its reference.")] | None = None
+    order: Annotated[Literal["id", "newest"], Meta(description="By their ids, or the newest first.")] = "id"
     cursor: Cursor = ""
     limit: PageSize = 100
 
@@ -131,7 +133,10 @@ class RunPage(Struct, frozen=True):
 
 @operation("runs.list", "GET /v1/runs", scope="runs:read")
 async def list_(call: Call, ask: ListRuns) -> RunPage:
-    """Find runs by workflow, status, reference, tag, parent and time of creation, in the order of their ids."""
+    """Find runs by workflow, status, reference, tag, parent, time of creation and text, in the order that is asked for.
+
+    A cursor goes with the order that it was given out for.
+    """
     query = RunQuery(
         plan_id=ask.workflow,
         status=ask.status,
@@ -140,11 +145,22 @@ async def list_(call: Call, ask: ListRuns) -> RunPage:
         parent_run_id=ask.parent_run_id,
         created_from=instant_of(ask.created_from),
         created_until=instant_of(ask.created_until),
+        text=ask.text,
+        newest=ask.order == "newest",
     )
+    kind, place_of, place = ("newest runs", _birth_of, "before") if query.newest else ("runs", _id_of, "after")
     rows, following = await read_page(
-        "runs", call.store.find_runs, query, lambda head: head.run_id, cursor=ask.cursor, limit=ask.limit
+        kind, call.store.find_runs, query, place_of, cursor=ask.cursor, limit=ask.limit, place=place
     )
     return RunPage([run_view(head) for head in rows], following)
+
+
+def _id_of(head: RunHead) -> Any:
+    return head.run_id
+
+
+def _birth_of(head: RunHead) -> Any:
+    return head.created_at, head.run_id
 
 
 class ReadEvents(OfRun, frozen=True, kw_only=True):

@@ -370,15 +370,26 @@ class MemoryStore:
         self._now()
         exact = ("tenant", "plan_id", "status", "reference_key", "parent_run_id")
         found = [
-            run.head
-            for run_id, run in sorted(self._runs.items())
-            if run_id > query.after
-            and all(getattr(query, field) in (None, getattr(run.head, field)) for field in exact)
-            and (query.tag is None or query.tag in run.head.tags)
-            and (query.created_from is None or run.head.created_at >= query.created_from)
-            and (query.created_until is None or run.head.created_at < query.created_until)
+            head
+            for head in self._heads(query)
+            if all(getattr(query, field) in (None, getattr(head, field)) for field in exact)
+            and (query.tag is None or query.tag in head.tags)
+            and (query.created_from is None or head.created_at >= query.created_from)
+            and (query.created_until is None or head.created_at < query.created_until)
+            and (query.text is None or query.text in head.run_id or query.text in (head.reference_key or ""))
         ]
         return self._page(found, query.limit)
+
+    def _heads(self, query: port.RunQuery) -> list[port.RunHead]:
+        """Return the heads of all runs in the order that is asked for, from the place that is."""
+        if not query.newest:
+            return [run.head for run_id, run in sorted(self._runs.items()) if run_id > query.after]
+        heads = [run.head for run in self._runs.values()]  # in order of creation
+        created_at, run_id = query.before
+        place = next((index for index, head in enumerate(heads) if head.run_id == run_id), len(heads))
+        if place == len(heads):  # it has gone meanwhile, or this is the first page
+            place = max((index + 1 for index, head in enumerate(heads) if head.created_at <= created_at), default=0)
+        return heads[:place][::-1]
 
     async def find_waits(self, query: port.WaitQuery) -> list[Wait]:
         guards.check_query(query)
@@ -387,7 +398,10 @@ class MemoryStore:
             wait
             for run_id, run in sorted(self._runs.items())
             for step_id, wait in sorted(run.waits.items())
-            if query.run_id in (None, run_id) and query.name in (None, wait.name) and (run_id, step_id) > query.after
+            if query.run_id in (None, run_id)
+            and query.tenant in (None, run.head.tenant)
+            and query.name in (None, wait.name)
+            and (run_id, step_id) > query.after
         ]
         return self._page(found, query.limit)
 
@@ -412,7 +426,7 @@ class MemoryStore:
         tasks = {
             task_id: task
             for run in self._runs.values()
-            if query.plan_id in (None, run.head.plan_id)
+            if query.plan_id in (None, run.head.plan_id) and query.tenant in (None, run.head.tenant)
             for task_id, task in run.tasks.items()
         }
         actor = None if query.actor is None else Actor(query.actor, query.actor_roles)
@@ -438,6 +452,7 @@ class MemoryStore:
             letter
             for letter in sorted(self._letters(), key=lambda letter: (letter.died_at, letter.letter_id))
             if (letter.died_at, letter.letter_id) > query.after
+            and query.tenant in (None, self._runs[letter.run_id].head.tenant)
             and all(getattr(query, field) in (None, getattr(letter, field)) for field in exact)
             and (query.settled or letter.settled is None)
         ]

@@ -5,7 +5,7 @@ from typing import Any
 
 from holdfast.core.idempotency import inbox_uuid
 from holdfast.core.instants import Instant
-from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settled, Settlement, letter_id
+from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settled, Settlement, letter_id, unreadable_payload
 from holdfast.core.messages import Message
 from holdfast.core.state import RunStatus
 from holdfast.errors import CallerError, StoreCorrupt
@@ -37,6 +37,7 @@ async def find(db: Db, query: DeadLetterQuery, limit: int) -> list[DeadLetter]:
     """Return the letters that the query names."""
     where = Where()
     where.add("(died_at, letter_id) > (?, ?)", *query.after)
+    where.add_given("tenant = ?", query.tenant)
     where.add_given("run_no = (SELECT run_no FROM holdfast.runs WHERE run_id = ?)", query.run_id)
     where.add_given("letter_id = ?", query.letter_id)
     where.add_given("reason = ?", query.reason)
@@ -111,7 +112,7 @@ async def bury_unreadable(session: Session, run_no: int, node: str, now: Instant
     for signal_id, text in messages:
         if not _can_be_read(rows.message_of, text):
             id_ = letter_id(run_id, signal_id, now)
-            more.add_dead(1, [_unreadable(id_, run_id, text, f"message {signal_id!r}", node, now)])
+            more.add_dead(1, [_unreadable(id_, run_id, text, f"message {signal_id!r} cannot be read", node, now)])
             await session.fetch("DELETE FROM holdfast.messages WHERE run_no = $1 AND signal_id = $2", run_no, signal_id)
     signals = await session.fetch(
         "SELECT inbox_seq, name, signal_id, payload FROM holdfast.signals WHERE run_no = $1 AND consumed_seq IS NULL",
@@ -120,8 +121,7 @@ async def bury_unreadable(session: Session, run_no: int, node: str, now: Instant
     for inbox_seq, name, signal_id, text in signals:
         if not _can_be_read(rows.payload_of, text):
             id_ = letter_id(run_id, inbox_uuid(run_id, inbox_seq))
-            what = f"the payload of signal {name!r}, {signal_id!r}"
-            more.add_dead(1, [_unreadable(id_, run_id, text, what, node, now)])
+            more.add_dead(1, [_unreadable(id_, run_id, text, unreadable_payload(name, signal_id), node, now)])
             await session.fetch("DELETE FROM holdfast.signals WHERE run_no = $1 AND inbox_seq = $2", run_no, inbox_seq)
     if more.text() is not None:
         await session.fetch("SELECT holdfast.commit_more_1($1, ARRAY[$2::bigint], $3)", more.text(), run_no, now)
@@ -135,13 +135,13 @@ def _can_be_read(read: Any, text: str) -> bool:
         return False
 
 
-def _unreadable(id_: str, run_id: str, found: str, what: str, node: str, now: Instant) -> DeadLetter:
+def _unreadable(id_: str, run_id: str, found: str, detail: str, node: str, now: Instant) -> DeadLetter:
     return DeadLetter(
         letter_id=id_,
         run_id=run_id,
         envelope=found.encode(),
         reason="undecodable",
-        detail=f"{what} cannot be read",
+        detail=detail,
         node=node,
         died_at=now,
     )

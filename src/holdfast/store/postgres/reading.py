@@ -36,10 +36,20 @@ async def read_events(db: Db, run_id: str, after: int, limit: int) -> list[Event
     return rows.events_of(run_id, await db.fetch(EVENTS, askable(run_id), after, limit))
 
 
+# Runs that were created before one; if that has gone meanwhile, those that were created by its time.
+_BEFORE = (
+    "run_no < coalesce((SELECT run_no FROM holdfast.runs WHERE run_id = ?), "
+    "(SELECT run_no + 1 FROM holdfast.runs WHERE created_at <= ? ORDER BY run_no DESC LIMIT 1), 0)"
+)
+
+
 async def find_runs(db: Db, query: port.RunQuery, limit: int) -> list[port.RunHead]:
     """Return the runs that the query names."""
     where = Where()
-    where.add("run_id > ?", query.after)
+    if query.newest:
+        where.add(_BEFORE, query.before[1], query.before[0])
+    else:
+        where.add("run_id > ?", query.after)
     where.add_given("tenant = ?", query.tenant)
     where.add_given("plan_id = ?", query.plan_id)
     where.add_given("status = ?", None if query.status is None else str(query.status))
@@ -48,7 +58,10 @@ async def find_runs(db: Db, query: port.RunQuery, limit: int) -> list[port.RunHe
     where.add_given("tags <> '[]' AND tags::jsonb @> to_jsonb(ARRAY[?::text])", query.tag)
     where.add_given("created_at >= ?", query.created_from)
     where.add_given("created_at < ?", query.created_until)
-    found = await _page(db, f"SELECT {rows.HEAD} FROM holdfast.runs", where, "run_id", limit)
+    if query.text is not None:
+        where.add("(strpos(run_id, ?) > 0 OR strpos(reference_key, ?) > 0)", query.text, query.text)
+    order = "run_no DESC" if query.newest else "run_id"
+    found = await _page(db, f"SELECT {rows.HEAD} FROM holdfast.runs", where, order, limit)
     return [rows.head_of(row) for row in found]
 
 
@@ -56,6 +69,7 @@ async def find_waits(db: Db, query: port.WaitQuery, limit: int) -> list[Wait]:
     """Return the open waits that the query names."""
     where = Where()
     where.add("(run_id, step_id) > (?, ?)", *query.after)
+    where.add_given("tenant = ?", query.tenant)
     where.add_given("run_id = ?", query.run_id)
     where.add_given("name = ?", query.name)
     select = "SELECT run_id, step_id, name, token, since, until FROM holdfast.waits JOIN holdfast.runs USING (run_no)"
@@ -87,6 +101,7 @@ async def find_tasks(db: Db, query: port.TaskQuery, limit: int) -> list[Task]:
     where.add_given("status = ?", query.status)
     where.add_given("assignee = ?", query.assignee)
     where.add_given("roles @> ARRAY[?::text]", query.role)
+    where.add_given("(SELECT tenant FROM holdfast.runs WHERE runs.run_no = tasks.run_no) = ?", query.tenant)
     where.add_given("(SELECT plan_id FROM holdfast.runs WHERE runs.run_no = tasks.run_no) = ?", query.plan_id)
     where.add_given("due_at < ?", query.due_before)
     if query.actor is not None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from holdfast.core.idempotency import inbox_uuid
 from holdfast.core.instants import Instant
-from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settled, Settlement, letter_id
+from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settled, Settlement, letter_id, unreadable_payload
 from holdfast.core.messages import Message
 from holdfast.core.state import RunStatus
 from holdfast.errors import CallerError, StoreCorrupt
@@ -57,6 +57,7 @@ def find(db: sqlite3.Connection, query: DeadLetterQuery, limit: int) -> list[Dea
     """Return the letters that the query names."""
     where = Where()
     where.add("(died_at, letter_id) > (?, ?)", *query.after)
+    where.add_given("tenant = ?", query.tenant)
     where.add_given("run_no = (SELECT run_no FROM runs WHERE run_id = ?)", query.run_id)
     where.add_given("letter_id = ?", query.letter_id)
     where.add_given("reason = ?", query.reason)
@@ -110,7 +111,8 @@ def bury_unreadable(db: sqlite3.Connection, run_no: int, node: str, now: Instant
     messages = db.execute("SELECT signal_id, CAST(message AS BLOB) FROM messages WHERE run_no = ?", (run_no,))
     for signal_id, found in messages.fetchall():
         if not _can_be_read(rows.message_of, found):
-            dead = _unreadable(letter_id(run_id, signal_id, now), run_id, found, f"message {signal_id!r}", node, now)
+            id_ = letter_id(run_id, signal_id, now)
+            dead = _unreadable(id_, run_id, found, f"message {signal_id!r} cannot be read", node, now)
             db.execute(INSERT, letter_row(run_no, dead))
             db.execute("DELETE FROM messages WHERE run_no = ? AND signal_id = ?", (run_no, signal_id))
     signals = db.execute(
@@ -121,7 +123,7 @@ def bury_unreadable(db: sqlite3.Connection, run_no: int, node: str, now: Instant
     for inbox_seq, name, signal_id, found in signals.fetchall():
         if not _can_be_read(rows.payload_of, found):
             id_ = letter_id(run_id, inbox_uuid(run_id, inbox_seq))
-            dead = _unreadable(id_, run_id, found, f"the payload of signal {name!r}, {signal_id!r}", node, now)
+            dead = _unreadable(id_, run_id, found, unreadable_payload(name, signal_id), node, now)
             db.execute(INSERT, letter_row(run_no, dead))
             db.execute("DELETE FROM signals WHERE run_no = ? AND inbox_seq = ?", (run_no, inbox_seq))
 
@@ -134,13 +136,13 @@ def _can_be_read(read: Any, found: bytes) -> bool:
         return False
 
 
-def _unreadable(id_: str, run_id: str, found: bytes, what: str, node: str, now: Instant) -> DeadLetter:
+def _unreadable(id_: str, run_id: str, found: bytes, detail: str, node: str, now: Instant) -> DeadLetter:
     return DeadLetter(
         letter_id=id_,
         run_id=run_id,
         envelope=found,
         reason="undecodable",
-        detail=f"{what} cannot be read",
+        detail=detail,
         node=node,
         died_at=now,
     )

@@ -82,10 +82,20 @@ def read_events(db: sqlite3.Connection, run_id: str, after: int, limit: int) -> 
     return rows.events_of(run_id, found)
 
 
+# Runs that were created before one; if that has gone meanwhile, those that were created by its time.
+_BEFORE = (
+    "run_no < coalesce((SELECT run_no FROM runs WHERE run_id = ?), "
+    "(SELECT run_no + 1 FROM runs WHERE created_at <= ? ORDER BY run_no DESC LIMIT 1), 0)"
+)
+
+
 def find_runs(db: sqlite3.Connection, query: port.RunQuery, limit: int) -> list[port.RunHead]:
     """Return the runs that the query names."""
     where = Where()
-    where.add("run_id > ?", query.after)
+    if query.newest:
+        where.add(_BEFORE, query.before[1], query.before[0])
+    else:
+        where.add("run_id > ?", query.after)
     where.add_given("tenant = ?", query.tenant)
     where.add_given("plan_id = ?", query.plan_id)
     where.add_given("status = ?", None if query.status is None else str(query.status))
@@ -94,7 +104,10 @@ def find_runs(db: sqlite3.Connection, query: port.RunQuery, limit: int) -> list[
     where.add_given("EXISTS (SELECT 1 FROM json_each(tags) WHERE value = ?)", query.tag)
     where.add_given("created_at >= ?", query.created_from)
     where.add_given("created_at < ?", query.created_until)
-    found = db.execute(f"SELECT {rows.HEAD} FROM runs {where.text} ORDER BY run_id LIMIT ?", where.values(limit))
+    if query.text is not None:
+        where.add("(instr(run_id, ?) OR instr(reference_key, ?))", query.text, query.text)
+    order = "run_no DESC" if query.newest else "run_id"
+    found = db.execute(f"SELECT {rows.HEAD} FROM runs {where.text} ORDER BY {order} LIMIT ?", where.values(limit))
     return [rows.head_of(row) for row in found]
 
 
@@ -102,6 +115,7 @@ def find_waits(db: sqlite3.Connection, query: port.WaitQuery, limit: int) -> lis
     """Return the open waits that the query names."""
     where = Where()
     where.add("(run_id, step_id) > (?, ?)", *query.after)
+    where.add_given("tenant = ?", query.tenant)
     where.add_given("run_id = ?", query.run_id)
     where.add_given("name = ?", query.name)
     found = db.execute(
@@ -145,6 +159,7 @@ def find_tasks(db: sqlite3.Connection, query: port.TaskQuery, limit: int) -> lis
     where.add_given("assignee = ?", query.assignee)
     if query.role is not None:
         where.add(f"task_id IN (SELECT task_id FROM task_roles WHERE role = ?{of_status})", query.role, *status)
+    where.add_given("(SELECT tenant FROM runs WHERE runs.run_no = tasks.run_no) = ?", query.tenant)
     where.add_given("(SELECT plan_id FROM runs WHERE runs.run_no = tasks.run_no) = ?", query.plan_id)
     where.add_given("json_extract(task, '$.due_at') < ?", query.due_before)
     if query.actor is not None:

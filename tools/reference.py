@@ -1,18 +1,26 @@
-"""The reference of the service as a page has it: `python -m holdfast.service.reference` writes it."""
+"""Writes the tables of operations and errors into `docs/service.md`: `python -m tools.reference`.
+
+After an operation or an error was added or has changed; a test says when that is due.
+"""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from holdfast.errors import HoldfastError
 from holdfast.service.catalogue import Operation
 from holdfast.service.operations import CATALOGUE
 from holdfast.service.problems import rpc_code_of, status_of, title_of
+from holdfast.service.stream import STREAMS
+
+PAGE = Path(__file__).parents[1] / "docs" / "service.md"
+BEGIN, END = "<!-- {name}: made by python -m tools.reference -->\n", "<!-- end -->\n"
 
 
 def operations_table(catalogue: Mapping[str, Operation]) -> str:
     """Return the operations as a table: name, address, scope, and what each does."""
     lines = ["| operation | address | scope | what it does |", "|---|---|---|---|"]
     for name, operation in catalogue.items():
-        scope = "none" if operation.scope is None else f"`{operation.scope}`"
+        scope = f"`{operation.scope}`" if operation.scope else "of each kind" if name in STREAMS else "none"
         lines.append(f"| `{name}` | `{operation.verb} {operation.path}` | {scope} | {operation.summary} |")
     return "\n".join(lines)
 
@@ -31,5 +39,15 @@ def _kinds(root: type[HoldfastError]) -> list[type[HoldfastError]]:
     return [root] if not children else [kind for child in children for kind in _kinds(child)]
 
 
+def page_with_tables(text: str) -> str:
+    """Return the page with the tables in their places."""
+    tables = {"operations": operations_table({**CATALOGUE, **STREAMS}), "errors": errors_table()}
+    for name, made in tables.items():
+        begin = BEGIN.format(name=name)
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}\n{made}\n\n{END}{rest.partition(END)[2]}"
+    return text
+
+
 if __name__ == "__main__":
-    print(f"{operations_table(CATALOGUE)}\n\n{errors_table()}")
+    PAGE.write_text(page_with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
