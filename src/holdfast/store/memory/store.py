@@ -16,13 +16,13 @@ from holdfast.core.events import Event
 from holdfast.core.gates import RunLimit, overloaded, place_in_line
 from holdfast.core.instants import Instant
 from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settled, Settlement
-from holdfast.core.messages import Actor, Message, Signal, SignalRequest
+from holdfast.core.messages import Message, Signal, SignalRequest
 from holdfast.core.records import Task, Wait
-from holdfast.core.tasks import is_effective
 from holdfast.errors import StoreUnavailable
 from holdfast.limits import Limits
 from holdfast.ports import Clock, SystemClock
 from holdfast.store import examining, guards, port
+from holdfast.store.memory import reading
 from holdfast.store.memory.access import Tokens
 from holdfast.store.memory.changing import Grown
 from holdfast.store.memory.examining import examine
@@ -368,78 +368,22 @@ class MemoryStore:
     async def find_runs(self, query: port.RunQuery) -> list[port.RunHead]:
         guards.check_query(query)
         self._now()
-        exact = ("tenant", "plan_id", "status", "reference_key", "parent_run_id")
-        found = [
-            head
-            for head in self._heads(query)
-            if all(getattr(query, field) in (None, getattr(head, field)) for field in exact)
-            and (query.tag is None or query.tag in head.tags)
-            and (query.created_from is None or head.created_at >= query.created_from)
-            and (query.created_until is None or head.created_at < query.created_until)
-            and (query.text is None or query.text in head.run_id or query.text in (head.reference_key or ""))
-        ]
-        return self._page(found, query.limit)
-
-    def _heads(self, query: port.RunQuery) -> list[port.RunHead]:
-        """Return the heads of all runs in the order that is asked for, from the place that is."""
-        if not query.newest:
-            return [run.head for run_id, run in sorted(self._runs.items()) if run_id > query.after]
-        heads = [run.head for run in self._runs.values()]  # in order of creation
-        created_at, run_id = query.before
-        place = next((index for index, head in enumerate(heads) if head.run_id == run_id), len(heads))
-        if place == len(heads):  # it has gone meanwhile, or this is the first page
-            place = max((index + 1 for index, head in enumerate(heads) if head.created_at <= created_at), default=0)
-        return heads[:place][::-1]
+        return self._page(reading.find_runs(self._runs, query), query.limit)
 
     async def find_waits(self, query: port.WaitQuery) -> list[Wait]:
         guards.check_query(query)
         self._now()
-        found = [
-            wait
-            for run_id, run in sorted(self._runs.items())
-            for step_id, wait in sorted(run.waits.items())
-            if query.run_id in (None, run_id)
-            and query.tenant in (None, run.head.tenant)
-            and query.name in (None, wait.name)
-            and (run_id, step_id) > query.after
-        ]
-        return self._page(found, query.limit)
+        return self._page(reading.find_waits(self._runs, query), query.limit)
 
     async def find_mailbox(self, query: port.MailboxQuery) -> list[Signal]:
         guards.check_query(query)
         self._now()
-        run = self._runs.get(query.run_id)
-        found = [
-            signal
-            for signal in (run.signals if run else ())
-            if signal.inbox_seq > query.after
-            and query.name in (None, signal.name)
-            and query.signal_id in (None, signal.signal_id)
-            and (query.consumed or signal.consumed_seq is None)
-        ]
-        return self._page(found, query.limit)
+        return self._page(reading.find_mailbox(self._runs.get(query.run_id), query), query.limit)
 
     async def find_tasks(self, query: port.TaskQuery) -> list[Task]:
         guards.check_query(query)
         self._now()
-        exact = ("run_id", "task_id", "status", "assignee")
-        tasks = {
-            task_id: task
-            for run in self._runs.values()
-            if query.plan_id in (None, run.head.plan_id) and query.tenant in (None, run.head.tenant)
-            for task_id, task in run.tasks.items()
-        }
-        actor = None if query.actor is None else Actor(query.actor, query.actor_roles)
-        found = [
-            task
-            for task_id, task in sorted(tasks.items())
-            if task_id > query.after
-            and all(getattr(query, field) in (None, getattr(task, field)) for field in exact)
-            and (query.role is None or query.role in task.roles)
-            and (query.due_before is None or (task.due_at is not None and task.due_at < query.due_before))
-            and (actor is None or is_effective(task.assignee, task.roles, actor))
-        ]
-        return self._page(found, query.limit)
+        return self._page(reading.find_tasks(self._runs, query), query.limit)
 
     def _page(self, found: list[T], limit: int) -> list[T]:
         return found[: min(guards.check_page(limit), self._limits.page_items)]

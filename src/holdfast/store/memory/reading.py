@@ -1,0 +1,83 @@
+"""Looking for runs, waits, signals and tasks in the reference model: everything that a query names, in order."""
+
+from collections.abc import Mapping
+
+from holdfast.core.messages import Actor, Signal
+from holdfast.core.records import Task, Wait
+from holdfast.core.tasks import is_effective
+from holdfast.store import port
+from holdfast.store.memory.run import Run
+
+Runs = Mapping[str, Run]
+
+
+def find_runs(runs: Runs, query: port.RunQuery) -> list[port.RunHead]:
+    """Return the heads of the runs that the query names."""
+    exact = ("tenant", "plan_id", "status", "reference_key", "parent_run_id")
+    return [
+        head
+        for head in _heads(runs, query)
+        if all(getattr(query, field) in (None, getattr(head, field)) for field in exact)
+        and (query.tag is None or query.tag in head.tags)
+        and (query.created_from is None or head.created_at >= query.created_from)
+        and (query.created_until is None or head.created_at < query.created_until)
+        and (query.text is None or query.text in head.run_id or query.text in (head.reference_key or ""))
+    ]
+
+
+def _heads(runs: Runs, query: port.RunQuery) -> list[port.RunHead]:
+    """Return the heads of all runs in the order that is asked for, from the place that is."""
+    if not query.newest:
+        return [run.head for run_id, run in sorted(runs.items()) if run_id > query.after]
+    heads = [run.head for run in runs.values()]  # in order of creation
+    created_at, run_id = query.before
+    place = next((index for index, head in enumerate(heads) if head.run_id == run_id), len(heads))
+    if place == len(heads):  # it has gone meanwhile, or this is the first page
+        place = max((index + 1 for index, head in enumerate(heads) if head.created_at <= created_at), default=0)
+    return heads[:place][::-1]
+
+
+def find_waits(runs: Runs, query: port.WaitQuery) -> list[Wait]:
+    """Return the open waits that the query names."""
+    return [
+        wait
+        for run_id, run in sorted(runs.items())
+        for step_id, wait in sorted(run.waits.items())
+        if query.run_id in (None, run_id)
+        and query.tenant in (None, run.head.tenant)
+        and query.name in (None, wait.name)
+        and (run_id, step_id) > query.after
+    ]
+
+
+def find_mailbox(run: Run | None, query: port.MailboxQuery) -> list[Signal]:
+    """Return the signals of a run that the query names."""
+    return [
+        signal
+        for signal in (run.signals if run else ())
+        if signal.inbox_seq > query.after
+        and query.name in (None, signal.name)
+        and query.signal_id in (None, signal.signal_id)
+        and (query.consumed or signal.consumed_seq is None)
+    ]
+
+
+def find_tasks(runs: Runs, query: port.TaskQuery) -> list[Task]:
+    """Return the tasks that the query names."""
+    exact = ("run_id", "task_id", "status", "assignee")
+    tasks = {
+        task_id: task
+        for run in runs.values()
+        if query.plan_id in (None, run.head.plan_id) and query.tenant in (None, run.head.tenant)
+        for task_id, task in run.tasks.items()
+    }
+    actor = None if query.actor is None else Actor(query.actor, query.actor_roles)
+    return [
+        task
+        for task_id, task in sorted(tasks.items())
+        if task_id > query.after
+        and all(getattr(query, field) in (None, getattr(task, field)) for field in exact)
+        and (query.role is None or query.role in task.roles)
+        and (query.due_before is None or (task.due_at is not None and task.due_at < query.due_before))
+        and (actor is None or is_effective(task.assignee, task.roles, actor))
+    ]
