@@ -42,7 +42,7 @@ bench: $(DEV_STAMP) ## Measure
 soak: $(DEV_STAMP) ## Play simulated crashes until 100,000 signals were sent into races (minutes)
 	@$(BIN)/python -m tests.sim.soak
 
-chaos: $(DEV_STAMP) ## Kill and freeze real nodes at random for five minutes (CHAOS_ARGS='--store postgres --runs 2000')
+chaos: $(DEV_STAMP) ## Kill and freeze real nodes at random for five minutes (CHAOS_ARGS='--store failover'; CONTRIBUTING.md)
 	@$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
 
 dev: $(DEV_STAMP) ## Set up for development and say what to do next

@@ -1,6 +1,6 @@
 """The whole engine on a PostgreSQL server: short runs, one run step by step, signals, and the same when much is stored.
 
-`HOLDFAST_BENCH_POSTGRES` names the server, such as `postgresql://postgres@127.0.0.1/postgres`. A schema is made there
+`BENCH_POSTGRES` names the server, such as `postgresql://postgres@127.0.0.1/postgres`. A schema is made there
 for the measurement, and dropped at the end.
 """
 
@@ -69,9 +69,9 @@ async def measure(effort: Effort, folder: Path) -> Rows:
 
 @asynccontextmanager
 async def _opened() -> AsyncIterator[tuple[PostgresStore, Any]]:
-    dsn = os.environ.get("HOLDFAST_BENCH_POSTGRES")
+    dsn = os.environ.get("BENCH_POSTGRES")
     if not dsn:
-        raise SystemExit("HOLDFAST_BENCH_POSTGRES must name a PostgreSQL server to measure on")
+        raise SystemExit("BENCH_POSTGRES must name a PostgreSQL server to measure on")
     connection = await asyncpg.connect(dsn)
     await connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
     store = await PostgresStore.open(f"{dsn}{'&' if '?' in dsn else '?'}schema={SCHEMA}", limits=LIMITS)

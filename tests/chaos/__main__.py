@@ -17,13 +17,23 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=20_000)
     parser.add_argument("--seconds", type=float, default=300.0, help="how long the storm lasts")
     parser.add_argument("--lease-s", type=float, default=10.0)
+    parser.add_argument("--peace-s", type=float, default=10.0, help="how long the server is left alone, at least")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--keep", action="store_true", help="keep the folder, with the nodes' logs, also if all is well"
     )
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
-    order = Order(folder, given.store, given.nodes, given.runs, given.seconds, given.lease_s, given.seed)
+    order = Order(
+        folder,
+        store=given.store,
+        nodes=given.nodes,
+        runs=given.runs,
+        seconds=given.seconds,
+        lease_s=given.lease_s,
+        seed=given.seed,
+        peace_s=given.peace_s,
+    )
     report = play(order)
     sys.stdout.write("\n".join(report.lines()) + "\n")
     if report.wrong or given.keep:

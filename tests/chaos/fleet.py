@@ -14,13 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
+from holdfast.cli.ending import UNAVAILABLE
 from tests.chaos import programs
 from tests.chaos.places import Place
 
 ROOT = Path(__file__).parents[2]
-AT_FAULT = 3
-"""How a node ends that finds no store."""
-
 DELAY_US = 100_000
 SENDING_US = 100_000
 """How long it may take until a process notices that it is killed."""
@@ -226,7 +224,7 @@ class Fleet:
         code = await process.wait()
         said = (self._folder / f"{slot.name}.log").read_text()
         says_why = said.splitlines()[-1:] and said.splitlines()[-1].startswith("holdfast: ")
-        if code != AT_FAULT or not says_why or not self._chronicle.is_out(now_us()):
+        if code != UNAVAILABLE or not says_why or not self._chronicle.is_out(now_us()):
             self._chronicle.violations.append(f"node {slot.name} ended by itself with {code}: {said[-500:]}")
         self._chronicle.counts["found no store"] += 1
         await asyncio.sleep(0.2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections import Counter
 from collections.abc import Iterator
@@ -38,6 +39,8 @@ class Order:
     plant: str = ""
     patience_s: float = 30.0
     """For how long no client may hear anything before the chaos is given up."""
+    peace_s: float = 10.0
+    """How long the server is left alone before it is harmed again, at least; at most it is twice as long."""
 
 
 @dataclass
@@ -101,7 +104,7 @@ async def _play(order: Order) -> Report:
     try:
         async with app.connect(place.url):
             await fleet.open()
-            storm = asyncio.create_task(_storm(order.seconds, fleet, place, rng, chronicle))
+            storm = asyncio.create_task(_storm(order, fleet, place, rng, chronicle))
             await clients.serve_all(order.patience_s)
             await storm
         await fleet.close()
@@ -112,16 +115,19 @@ async def _play(order: Order) -> Report:
         await asyncio.to_thread(place.close)
 
 
-async def _storm(seconds: float, fleet: Fleet, place: Place, rng: Random, chronicle: Chronicle) -> None:
+async def _storm(order: Order, fleet: Fleet, place: Place, rng: Random, chronicle: Chronicle) -> None:
     """Harm nodes and server for so long, and leave everything running."""
     over = asyncio.Event()
-    asyncio.get_running_loop().call_later(seconds, over.set)
-    await asyncio.gather(fleet.kill_some(over), fleet.freeze_some(over), _harm_server(over, place, rng, chronicle))
+    asyncio.get_running_loop().call_later(order.seconds, over.set)
+    pauses = (rng.uniform(order.peace_s, 2 * order.peace_s) for _ in itertools.count())
+    await asyncio.gather(fleet.kill_some(over), fleet.freeze_some(over), _harm_server(over, place, pauses, chronicle))
 
 
-async def _harm_server(over: asyncio.Event, place: Place, rng: Random, chronicle: Chronicle) -> None:
-    while place.harms and not await passed(over, rng.uniform(10.0, 20.0)):
-        what, harm = rng.choice(place.harms)
+async def _harm_server(over: asyncio.Event, place: Place, pauses: Iterator[float], chronicle: Chronicle) -> None:
+    """Harm the server in every way in turn, until it is over, but in each way once at least."""
+    for number, (what, harm) in enumerate(itertools.cycle(place.harms)):
+        if await passed(over, next(pauses)) and number >= len(place.harms):
+            return
         begin = now_us()
         chronicle.outages.append((begin, begin + 3_600_000_000))
         await asyncio.to_thread(harm)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.cli.ending import OUR_MISTAKE
 from holdfast.core.messages import AcceptedSignalResult, Message, SignalRequest
 from holdfast.store import port
 from holdfast.store.sqlite import SqliteStore
@@ -36,6 +37,25 @@ async def test_nothing_is_lost_or_doubled_while_nodes_are_killed_and_frozen(tmp_
     assert report.counts["taken over from killed"] > 5
     assert report.counts["taken over from frozen"] > 0, "others went on with runs of a frozen node"
     assert report.counts["effects repeated"] > 0, "somebody was killed between an effect and its commit"
+
+
+@pytest.mark.contract("OWN-1", "OWN-3", "STO-1", "MSG-2", "INV")
+@pytest.mark.parametrize(
+    ("store", "seconds", "harms"),
+    [("postgres", 20.0, ["killed", "restarted", "stopped at once", "frozen"]), ("failover", 14.0, ["failed over"])],
+)
+async def test_nothing_is_lost_or_doubled_while_the_server_is_harmed_as_well(
+    tmp_path: Path, store: str, seconds: float, harms: list[str]
+) -> None:
+    """Nodes are killed, and frozen for longer than their lease, in the same time."""
+    report = await played(tmp_path, store=store, nodes=3, runs=250, seconds=seconds, lease_s=2.0, peace_s=2.0)
+    assert not report.wrong
+    for harm in harms:
+        assert report.counts[f"server {harm}"] >= 1
+    assert report.counts["killed"] > 1
+    assert report.counts["frozen"] > 0
+    assert report.counts["taken over from killed"] + report.counts["taken over from frozen"] > 0
+    assert report.recoveries_s
 
 
 # --- It bites
@@ -98,4 +118,4 @@ async def test_it_finds_starts_that_are_acknowledged_and_lost(tmp_path: Path, mo
 
 
 async def test_it_finds_nodes_that_end_by_themselves(tmp_path: Path) -> None:
-    assert "ended by itself with 3" in await findings(tmp_path, "falls-over")
+    assert f"ended by itself with {OUR_MISTAKE}" in await findings(tmp_path, "falls-over")

@@ -19,7 +19,7 @@ from tests.races.files import opened, prepare
 
 pytestmark = pytest.mark.slow
 
-DEATHS = int(os.environ.get("HOLDFAST_KILL_ROUNDS", "400"))
+DEATHS = int(os.environ.get("TEST_KILL_ROUNDS", "400"))
 SECONDS_PER_DEATH = 2.0
 
 

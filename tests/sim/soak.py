@@ -28,7 +28,7 @@ def play(first: int) -> tuple[Counter[str], list[str]]:
         report = simulate(seed)
         counts.update(report.counts)
         if report.violations:
-            wrong.append(f"HOLDFAST_SEED={seed} pytest tests/sim/test_simulation.py -k nothing_acknowledged")
+            wrong.append(f"TEST_SEED={seed} pytest tests/sim/test_simulation.py -k nothing_acknowledged")
     return counts, wrong
 
 

@@ -4,7 +4,7 @@ A story is a storm of some 25 virtual seconds, in which processes are stopped an
 fails, answers and wake-ups are lost and requests arrive twice; then all is well, and every run must finish. After each
 commit the invariants of the run are checked; at the end, those of the whole.
 
-`HOLDFAST_SEED=17` plays one seed, `HOLDFAST_SEED=1000-2000` a range.
+`TEST_SEED=17` plays one seed, `TEST_SEED=1000-2000` a range.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TRACE_LINES = 60
 
 def chosen_seeds() -> range:
     """Return the seeds to play."""
-    first, _, last = os.environ.get("HOLDFAST_SEED", f"0-{SEEDS}").partition("-")
+    first, _, last = os.environ.get("TEST_SEED", f"0-{SEEDS}").partition("-")
     return range(int(first), int(last) if last else int(first) + 1)
 
 
@@ -44,7 +44,7 @@ def _silence() -> Iterator[None]:
 def test_whatever_goes_wrong_nothing_acknowledged_is_lost_or_doubled(seed: int) -> None:
     report = simulate(seed)
     if report.violations:
-        replay = f"HOLDFAST_SEED={seed} pytest tests/sim/test_simulation.py -k nothing_acknowledged"
+        replay = f"TEST_SEED={seed} pytest tests/sim/test_simulation.py -k nothing_acknowledged"
         story = "\n".join(report.trace[-TRACE_LINES:])
         found = "\n".join(report.violations)
         pytest.fail(f"{found}\n\n{story}\n\nreplay with: {replay}", pytrace=False)

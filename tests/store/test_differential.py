@@ -1,6 +1,6 @@
 """Every store answers as the reference model does, whatever it is asked, and shows the same contents.
 
-`HOLDFAST_SEED` fixes the first seed, and `HOLDFAST_SEQUENCES` how many sequences are tried: a few hundred make a good
+`TEST_SEED` fixes the first seed, and `TEST_SEQUENCES` how many sequences are tried: a few hundred make a good
 night's run. Without a seed, each run of the tests tries other ones.
 """
 
@@ -25,7 +25,7 @@ from tests.store.differential import LIMITS, Subject, World
 from tests.store.files import lose_record
 
 STEPS = 150
-SEQUENCES = int(os.environ.get("HOLDFAST_SEQUENCES", "40"))
+SEQUENCES = int(os.environ.get("TEST_SEQUENCES", "40"))
 PATIENCE = 5
 """How many times as many sequences to try before what was not reached counts as unreachable."""
 
@@ -115,7 +115,7 @@ MUST_BE_REACHED = {
 @pytest.mark.slow
 @pytest.mark.contract("STO-1", "PRJ-4", "EVT-1", "OWN-1", "SIG-5", "FMT-2", "INV")
 async def test_all_stores_answer_alike_whatever_they_are_asked(tmp_path: Path) -> None:
-    first = int(os.environ.get("HOLDFAST_SEED", "0")) or random.SystemRandom().randrange(1, 10**9)
+    first = int(os.environ.get("TEST_SEED", "0")) or random.SystemRandom().randrange(1, 10**9)
     reached: Counter[str] = Counter()
     for number in range(SEQUENCES * PATIENCE):
         if number >= SEQUENCES and not missing(reached):
@@ -141,7 +141,7 @@ async def run_sequence(seed: int, folder: Path) -> Counter[str]:
         world = World(seed, clock, subjects)
         await world.run(STEPS)
     except Exception as problem:
-        problem.add_note(f"to see it again: HOLDFAST_SEED={seed} pytest tests/store/test_differential.py")
+        problem.add_note(f"to see it again: TEST_SEED={seed} pytest tests/store/test_differential.py")
         raise
     finally:
         for subject in subjects:

@@ -1,6 +1,6 @@
 """PostgreSQL answers as the reference model and as SQLite do, whatever it is asked, and shows the same contents.
 
-`HOLDFAST_SEED` fixes the first seed, and `HOLDFAST_SEQUENCES` how many sequences are tried.
+`TEST_SEED` fixes the first seed, and `TEST_SEQUENCES` how many sequences are tried.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tests.store.differential import LIMITS, Subject, World
 from tests.store.postgres.servers import execute, lose_record
 from tests.store.test_differential import STEPS, TakingTurns, make_memory, make_sqlite
 
-SEQUENCES = int(os.environ.get("HOLDFAST_SEQUENCES", "4"))
+SEQUENCES = int(os.environ.get("TEST_SEQUENCES", "2"))
 
 
 @pytest.mark.slow
 @pytest.mark.contract("STO-1", "PRJ-4", "EVT-1", "OWN-1", "SIG-5", "FMT-2", "INV")
 @pytest.mark.parametrize("ways", [1, 2], ids=["one node", "two nodes"])
 async def test_all_stores_answer_alike_whatever_they_are_asked(tmp_path: Path, address: str, ways: int) -> None:
-    first = int(os.environ.get("HOLDFAST_SEED", "0")) or random.SystemRandom().randrange(1, 10**9)
+    first = int(os.environ.get("TEST_SEED", "0")) or random.SystemRandom().randrange(1, 10**9)
     reached: Counter[str] = Counter()
     for number in range(SEQUENCES):
         folder = tmp_path / str(number)
@@ -53,7 +53,7 @@ async def run_sequence(seed: int, folder: Path, address: str, ways: int) -> Coun
         world = World(seed, clock, subjects)
         await world.run(STEPS)
     except Exception as problem:
-        problem.add_note(f"to see it again: HOLDFAST_SEED={seed} pytest tests/store/postgres/test_differential.py")
+        problem.add_note(f"to see it again: TEST_SEED={seed} pytest tests/store/postgres/test_differential.py")
         raise
     finally:
         for subject in subjects:

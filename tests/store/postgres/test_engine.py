@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,27 @@ async def store(address: str) -> AsyncIterator[Store]:
     store = await open_store(Settings(store=address))
     yield store
     await store.close()
+
+
+@contextmanager
+def begun(address: str, mode: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a process with a node, which is gone at the end."""
+    command = [sys.executable, "-m", "tests.store.postgres.worker", address, mode]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    with subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+async def line_of(child: subprocess.Popen[str]) -> str:
+    """Return the next line that it says."""
+    assert child.stdout is not None
+    async with asyncio.timeout(PATIENCE_S):
+        line = await asyncio.to_thread(child.stdout.readline)
+    assert line, "it has ended"
+    return line.rstrip()
 
 
 def shop() -> hf.App:
@@ -83,17 +106,38 @@ async def test_a_signal_that_is_sent_on_one_node_is_taken_at_once_by_the_node_th
 @pytest.mark.slow
 @pytest.mark.contract("OWN-3", "ACT-1", "INV")
 async def test_a_node_that_was_killed_in_the_middle_of_an_activity_is_taken_over(address: str, store: Store) -> None:
-    command = [sys.executable, "-m", "tests.store.postgres.worker", address, "stall"]
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
-    with subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        assert await asyncio.to_thread(child.stdout.readline) == "charging\n"
+    with begun(address, "stall") as child:
+        assert await line_of(child) == "charging"
         child.kill()
     async with asyncio.timeout(PATIENCE_S), worker.app.node(store, options=worker.OPTIONS):
         run = await worker.app.start(worker.order, "o-1", run_id="o-1", request_id="o-1")
         assert await run.result() == "receipt of o-1"
         types = [event.event_type for event in await run.events()]
     assert types.count("SignalReceived") == types.count("StepCompleted") == 1
+    assert check_drained(await system_view(store)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.contract("OWN-1", "OWN-3", "INV")
+async def test_a_node_that_was_frozen_for_longer_than_its_lease_is_taken_over_and_fenced(
+    address: str, store: Store
+) -> None:
+    """It goes on with what it did, and its turn is refused."""
+    with begun(address, "dawdle") as child:
+        assert await line_of(child) == "charging"
+        child.send_signal(signal.SIGSTOP)
+        async with asyncio.timeout(PATIENCE_S), worker.app.node(store, options=worker.OPTIONS):
+            run = await worker.app.start(worker.order, "o-1", run_id="o-1", request_id="o-1")
+            assert await run.result() == "receipt of o-1"
+            events = await run.events()
+            child.send_signal(signal.SIGCONT)
+            while "a turn was not committed" not in await line_of(child):
+                continue
+        child.kill()
+    assert await store.read_events("o-1") == list(events)
+    owners = [event.engine_run_ref.epoch for event in events]
+    assert owners == sorted(owners)
+    assert [event.event_type for event in events].count("StepCompleted") == 1
     assert check_drained(await system_view(store)) == []
 
 

@@ -28,6 +28,7 @@ from tests.store.postgres.proxy import Proxy
 from tests.store.postgres.servers import behind, execute
 
 HOUR_MS = 3_600_000
+PASSWORD = "open"
 
 
 @pytest.fixture
@@ -200,7 +201,7 @@ async def test_a_connection_that_lands_on_a_server_without_writes_is_dropped_unt
 @pytest.fixture
 async def role(address: str) -> AsyncIterator[str]:
     name = parse_address(address).schema + "_role"
-    await execute(address, f"CREATE ROLE {name} LOGIN")
+    await execute(address, f"CREATE ROLE {name} LOGIN PASSWORD '{PASSWORD}'")
     yield name
     await execute(address, f"DROP OWNED BY {name}")
     await execute(address, f"DROP ROLE {name}")
@@ -208,7 +209,7 @@ async def role(address: str) -> AsyncIterator[str]:
 
 def as_role(address: str, role: str) -> str:
     scheme, _, rest = address.partition("://")
-    return f"{scheme}://{role}@{rest.rpartition('@')[2]}"
+    return f"{scheme}://{role}:{PASSWORD}@{rest.rpartition('@')[2]}"
 
 
 @pytest.mark.contract("API-2")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.core import codec
+from holdfast.core.access import TokenQuery
 from holdfast.core.events import UnknownBody
 from holdfast.core.letters import DeadLetterQuery, Settled
 from holdfast.core.messages import ActivitySucceeded
@@ -25,14 +26,14 @@ from holdfast.store.postgres.address import parse_address
 from holdfast.store.postgres.migrate import latest_version, migrations
 from holdfast.store.postgres.server import in_schema
 from holdfast.testing.clock import START, VirtualClock
-from holdfast.testing.samples import SampleNode, complete, dead_letter, new_run, signal
+from holdfast.testing.samples import SampleNode, access_token, complete, dead_letter, new_run, signal
 from tests.store.postgres.servers import behind, execute
 from tests.store.test_format import DAY_MS, fill_with_sample
 
 FORMATS = sorted((Path(__file__).parent / "formats").glob("*.sql"))
 TABLES = (
     *("runs", "agenda", "events", "messages", "signals", "acceptance_records", "waits", "tasks", "activity_records"),
-    *("jobs", "dead_letters", "nodes"),
+    *("jobs", "dead_letters", "nodes", "access_tokens"),
 )
 
 
@@ -125,6 +126,19 @@ async def test_letters_are_found_and_requeued(old_address: str) -> None:
     assert settled == [Settled(letter.letter_id, "requeue")]
     [letter] = await store.find_dead_letters(DeadLetterQuery(settled=True))
     assert letter.settled_by == "ann\x00"
+    await store.close()
+
+
+@pytest.mark.contract("FMT-1", "API-4")
+@pytest.mark.parametrize("file", FORMATS, ids=lambda file: file.stem)
+async def test_access_tokens_of_any_format_since_there_are_tokens_are_found(address: str, file: Path) -> None:
+    await restore(file, address)
+    store = await opened(address)
+    found = await store.find_tokens(TokenQuery())
+    assert [token.token_id[0] for token in found] == (["a", "b"] if int(file.stem) >= 4 else [])
+    if found:
+        assert found[0] == access_token("a" * 16)
+        assert (found[1].revoked_at, found[1].revoked_by) == (START, "ann")
     await store.close()
 
 

@@ -10,9 +10,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import asyncpg
 import pytest
 from msgspec.structs import replace
 
+from holdfast.core.access import TokenQuery
 from holdfast.core.events import NULL
 from holdfast.store.port import Beat, TaskQuery
 from holdfast.store.postgres import PostgresStore
@@ -20,6 +22,7 @@ from holdfast.store.postgres.address import parse_address
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import (
     SampleNode,
+    access_token,
     activity,
     complete,
     job,
@@ -35,8 +38,8 @@ from holdfast.testing.store_suite_queues import queue_turn
 from tests.store.postgres.servers import execute
 
 HOUR_MS = 3_600_000
-MAY_BE_WALKED = frozenset({"nodes"})
-"""What is small by nature: there are as many rows as nodes."""
+MAY_BE_WALKED = frozenset({"nodes", "growth_kept"})
+"""What is small by nature: there are as many rows as nodes, or one."""
 
 FILL = (
     """INSERT INTO holdfast.runs (run_no, run_id, tenant, project, environment, plan_id, plan_version, run_request_id,
@@ -60,6 +63,9 @@ FILL = (
         'person-' || n, ARRAY['role-' || n], n, '{}' FROM generate_series(1, 30000) n""",
     """INSERT INTO holdfast.activity_records SELECT -n, 'charge', 's', 'k', true, '{}'
     FROM generate_series(1, 30000) n""",
+    """INSERT INTO holdfast.access_tokens SELECT 'token-' || n, 't', 's', n + 4000000000000000, NULL, '', NULL, '{}'
+    FROM generate_series(1, 30000) n""",
+    """INSERT INTO holdfast.growth SELECT -n, ARRAY[-n], NULL FROM generate_series(1, 30000) n""",
 )
 
 
@@ -111,8 +117,12 @@ async def recorded(address: str, clock: VirtualClock | None = None) -> tuple[Pos
     recorder = Recorder(parse_address(address).schema)
     [connection] = store._server._free
     connection.add_log_listener(recorder)
+    try:
+        await connection.execute("LOAD 'auto_explain'")
+    except asyncpg.UndefinedFileError:  # as in the wheel
+        await store.close()
+        pytest.skip("this server has no auto_explain, and cannot tell of its plans")
     for setting in (
-        "LOAD 'auto_explain'",
         "SET auto_explain.log_min_duration = 0",
         "SET auto_explain.log_nested_statements = on",
         "SET auto_explain.log_format = json",
@@ -126,6 +136,7 @@ async def work(store: PostgresStore, number: int) -> None:
     """Do everything that is done often."""
     first, second, third, fourth = (f"run-{number}-{each}" for each in range(4))
     node = SampleNode(store, f"node-{number}", HOUR_MS)
+    place = (await store.changes()).place
     for run_id in (first, second, third, fourth):
         await node.start(run_id, wait("go"), timer(2**61), activity("charge"))
     await store.create([new_run(f"new-{number}", request_id=f"new-{number}")])
@@ -143,6 +154,10 @@ async def work(store: PostgresStore, number: int) -> None:
     await SampleNode(store, f"other-{number}", HOUR_MS).claim()
     await store.release(node.name, [third])
     assert await store.read_events(first, 2)
+    assert (await store.changes(place)).runs
+    assert await store.keep_tokens([access_token()]) == await store.find_tokens(
+        TokenQuery(token_ids=(access_token().token_id,))
+    )
     await store.release(node.name)
 
 
@@ -171,29 +186,26 @@ async def fill(address: str) -> None:
     for statement in FILL:
         await execute(address, statement)
     tables = ("runs", "agenda", "events", "messages", "signals", "acceptance_records", "waits", "jobs", "tasks")
-    for table in (*tables, "activity_records"):
+    for table in (*tables, "activity_records", "access_tokens", "growth"):
         await execute(address, f"ANALYZE {parse_address(address).schema}.{table}")
 
 
 @pytest.mark.slow
 @pytest.mark.contract("STO-1", "TSK-1")
-@pytest.mark.parametrize(
-    ("query", "index"),
-    [
+async def test_tasks_are_found_without_walking_through_all(address: str) -> None:
+    store, recorder = await recorded(address)
+    await fill(address)
+    await SampleNode(store).start("run-1", task("a", roles=("boss",), assignee="ann"))
+    for query, index in (
         (TaskQuery(task_id="a"), "tasks_pkey"),
         (TaskQuery(run_id="run-1"), "tasks_by_run"),
         (TaskQuery(assignee="ann", status="OPEN"), "tasks_by_assignee"),
         (TaskQuery(role="boss", status="OPEN"), "tasks_by_role"),
         (TaskQuery(due_before=1, status="OPEN"), "tasks_by_due"),
         (TaskQuery(actor="ann", actor_roles=("boss",), status="OPEN"), "tasks_by_role"),
-    ],
-)
-async def test_tasks_are_found_without_walking_through_all(address: str, query: TaskQuery, index: str) -> None:
-    store, recorder = await recorded(address)
-    await fill(address)
-    await SampleNode(store).start("run-1", task("a", roles=("boss",), assignee="ann"))
-    recorder.plans.clear()
-    await store.find_tasks(query)
+    ):
+        recorder.plans.clear()
+        await store.find_tasks(query)
+        assert recorder.walked() == []
+        assert index in recorder.indexes(), query
     await store.close()
-    assert recorder.walked() == []
-    assert index in recorder.indexes()

@@ -33,7 +33,9 @@ LOAD = f"""
 SELECT {LOADED} FROM holdfast.loaded_1(holdfast.numbers_1($2), holdfast.time_1($1)) l
 """
 NEXT_DUE = "SELECT o_now, o_due FROM holdfast.next_due_1($1, $2, $3, $4, $5)"
-RENEW = "SELECT o_now, o_until FROM holdfast.renew_1($1, $2, $3)"
+RENEW = """
+SELECT r.o_now, r.o_until FROM holdfast.renew_1($1, $2, $3) r CROSS JOIN LATERAL holdfast.forget_growth_1(r.o_now)
+"""
 RELEASE = "SELECT o_now, o_freed FROM holdfast.release_1($1, $2, $3)"
 TAKE = "SELECT o_attempt, o_details, o_job FROM holdfast.take_1($1, $2, $3, $4, $5, $6)"
 BEAT = "SELECT o_now, o_kept FROM holdfast.beat_1($1, $2, $3, $4, $5, $6, $7, $8)"

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from msgspec import json
+
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Signal
@@ -26,7 +28,10 @@ SELECT (SELECT count(*) FROM holdfast.agenda WHERE ready_at <= t.now),
     (SELECT count(*) FROM holdfast.nodes WHERE lease_until > t.now),
     (SELECT min(ready_at) FROM holdfast.agenda WHERE ready_at <= t.now),
     (SELECT array_agg(x.status) FROM (SELECT status FROM holdfast.runs GROUP BY status ORDER BY status) x),
-    (SELECT array_agg(x.count) FROM (SELECT count(*) FROM holdfast.runs GROUP BY status ORDER BY status) x)
+    (SELECT array_agg(x.count) FROM (SELECT count(*) FROM holdfast.runs GROUP BY status ORDER BY status) x),
+    (SELECT jsonb_object_agg(x.queue, x.count)::text
+        FROM (SELECT queue, count(*) FROM holdfast.jobs WHERE queue <> '' GROUP BY queue) x),
+    (SELECT jsonb_object_agg(node, lease_until)::text FROM holdfast.nodes WHERE lease_until > t.now)
 FROM (SELECT holdfast.time_1($1) AS now OFFSET 0) t
 """
 
@@ -128,6 +133,8 @@ async def stats(db: Db, now: Instant | None) -> port.Stats:
         dead_letters=row[6],
         nodes=row[7],
         oldest_ready_at=row[8],
+        queues=json.decode(row[11] or "{}", type=dict[str, int]),
+        leases=json.decode(row[12] or "{}", type=dict[str, int]),
     )
 
 

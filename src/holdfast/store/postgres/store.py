@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
+from holdfast.core.access import AccessToken, TokenQuery
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
 from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settled, Settlement
@@ -18,7 +19,7 @@ from holdfast.limits import Limits
 from holdfast.ports import Clock
 from holdfast.store import guards, port
 from holdfast.store.examining import Bounds, Facts
-from holdfast.store.postgres import examining, letters, owning, reading, retention
+from holdfast.store.postgres import access, changing, examining, letters, owning, reading, retention
 from holdfast.store.postgres.address import parse_address
 from holdfast.store.postgres.columns import askable
 from holdfast.store.postgres.committing import Committing
@@ -241,6 +242,18 @@ class PostgresStore:
         now = self._asked()
         work = self._ready().transact(lambda session: letters.settle(session, ids, action, actor, now))
         return await self._server.finished(self._then_ring(work))
+
+    async def keep_tokens(self, tokens: Sequence[AccessToken]) -> list[AccessToken]:
+        guards.check_tokens(tokens, self._limits)
+        now = self._asked()
+        return await self._server.finished(self._ready().transact(lambda session: access.keep(session, tokens, now)))
+
+    async def find_tokens(self, query: TokenQuery) -> list[AccessToken]:
+        guards.check_query(query)
+        return await self._server.finished(access.find(self._ready(), query, self._page(query.limit)))
+
+    async def changes(self, place: str = "", limit: int = 1_000) -> port.Changes:
+        return await self._server.finished(changing.changes(self._ready(), place, self._page(limit)))
 
     async def stats(self) -> port.Stats:
         return await self._server.finished(reading.stats(self._ready(), self._asked()))

@@ -1,0 +1,195 @@
+"""Transactions become visible in another order than they are numbered in: whoever follows changes misses none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from holdfast.store.port import Store
+from holdfast.store.postgres import PostgresStore
+from holdfast.store.postgres.address import parse_address
+from holdfast.store.postgres.changing import Place
+from holdfast.store.postgres.server import in_schema
+from holdfast.testing import VirtualClock
+from holdfast.testing.samples import SampleNode, marker, new_run, wait
+from holdfast.testing.store_suite_changes import is_nothing, versions
+from holdfast.testing.views import system_view
+from tests.races import players
+from tests.races.stage import play
+from tests.store.postgres.servers import behind, execute
+
+HOUR_MS = 3_600_000
+KEPT_MS = 30_000
+PATIENCE_S = 30.0
+
+APPEND = """
+INSERT INTO holdfast.events
+SELECT run_no, version + 1, 'id', 'MarkerRecorded', NULL, NULL, NULL, '{}', sha256(run_id::bytea), 1, 1, 'a', '{}',
+    NULL, NULL, 1 FROM holdfast.runs WHERE run_id = $1
+"""
+GROW = "UPDATE holdfast.runs SET version = version + 1 WHERE run_id = $1"
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+async def store(address: str, clock: VirtualClock) -> AsyncIterator[PostgresStore]:
+    store = await PostgresStore.open(address, clock=clock)
+    await store.migrate()
+    yield store
+    await store.close()
+
+
+class Slow:
+    """Somebody whose turn takes long: it has begun, and is committed when asked for."""
+
+    def __init__(self, connection: Any, schema: str, run_id: str) -> None:
+        self._connection, self._schema, self._run_id = connection, schema, run_id
+        self._transaction = connection.transaction()
+
+    async def begin(self) -> None:
+        await self._transaction.start()
+        await self._connection.execute(in_schema(GROW, self._schema), self._run_id)
+
+    async def commit(self) -> None:
+        await self._connection.execute(in_schema(APPEND, self._schema), self._run_id)
+        await self._transaction.commit()
+
+
+async def all_changes(store: Store, place: str, limit: int) -> tuple[dict[str, int], str]:
+    """Go on from place to place until there is no more."""
+    seen: dict[str, int] = {}
+    has_more = True
+    while has_more:
+        changes = await store.changes(place, limit)
+        assert not changes.is_lost
+        place, has_more = changes.place, changes.has_more
+        seen |= versions(changes)
+    return seen, place
+
+
+@pytest.mark.contract("EVT-6")
+@pytest.mark.parametrize("limit", [1, 2, 1_000])
+async def test_a_turn_that_began_before_others_and_is_committed_after_them_is_not_missed(
+    address: str, store: PostgresStore, limit: int
+) -> None:
+    """And nobody who follows the others waits for it."""
+    node = SampleNode(store, lease_ms=HOUR_MS)
+    for run_id in ("slow", "slower", "quick"):
+        await node.start(run_id, wait("go"))
+    schema = parse_address(address).schema
+    place = (await store.changes()).place
+    async with behind(address) as one, behind(address) as other:
+        slow, slower = Slow(one, schema, "slow"), Slow(other, schema, "slower")
+        await slow.begin()
+        await slower.begin()
+        await node.step("quick", marker("a"))
+        seen, place = await all_changes(store, place, limit)
+        assert seen == {"quick": 4}
+        await slow.commit()
+        await node.step("quick", marker("b"))
+        seen, place = await all_changes(store, place, limit)
+        assert seen == {"slow": 4, "quick": 5}
+        assert is_nothing(await store.changes(place))
+        await slower.commit()
+        seen, place = await all_changes(store, place, limit)
+        assert seen == {"slower": 4}
+    assert is_nothing(await store.changes(place))
+
+
+@pytest.mark.slow
+@pytest.mark.contract("EVT-6", "API-3")
+async def test_whoever_follows_hard_writers_has_seen_every_run_to_its_end(address: str, store: PostgresStore) -> None:
+    place, seen, looks = (await store.changes()).place, dict[str, int](), 0
+    writing = asyncio.create_task(
+        asyncio.to_thread(play, players.write_hard, processes=2, threads=4, path=address, seconds=2.0)
+    )
+    while not writing.done():
+        found, place = await all_changes(store, place, 50)
+        seen |= found
+        looks += bool(found)
+    await writing
+    seen |= (await all_changes(store, place, 50))[0]
+    runs = (await system_view(store)).runs
+    assert seen == {run.run_id: len(run.events) for run in runs}
+    assert looks > 3
+    assert len(runs) > 10
+
+
+async def test_a_look_is_bounded_though_many_turns_were_committed_at_once(store: PostgresStore) -> None:
+    place = (await store.changes()).place
+    for batch in range(3):
+        await store.create([new_run(f"run-{batch}-{number}") for number in range(50)])
+    first = await store.changes(place, 60)
+    assert (len(first.runs), first.has_more) == (100, True)
+    second = await store.changes(first.place, 60)
+    assert len(versions(first) | versions(second)) == 150
+
+
+@pytest.mark.contract("EVT-6")
+async def test_what_is_noted_is_forgotten_after_a_while_and_who_has_slept_is_told(
+    address: str, store: PostgresStore, clock: VirtualClock
+) -> None:
+    """Who goes on looking is not disturbed."""
+    await store.renew("node-b", HOUR_MS)
+    asleep = (await store.changes()).place
+    await store.create([new_run("run-1")])
+    awake = (await store.changes(asleep)).place
+    async with asyncio.timeout(PATIENCE_S), behind(address) as connection:
+        while await connection.fetchval(f"SELECT count(*) FROM {parse_address(address).schema}.growth"):
+            looked = await store.changes(awake)
+            assert is_nothing(looked)
+            awake = looked.place
+            clock.advance(ms=KEPT_MS + 1)
+            await store.renew("node-b", HOUR_MS)  # others on the same server may be under way since before
+    assert (await store.changes(asleep)).is_lost
+    await store.create([new_run("run-2")])
+    assert versions(await store.changes(awake)) == {"run-2": 1}
+
+
+async def test_nothing_is_forgotten_that_somebody_may_not_have_seen_yet(
+    address: str, store: PostgresStore, clock: VirtualClock
+) -> None:
+    """While a turn is being committed, whatever is noted later stays too."""
+    await SampleNode(store, lease_ms=HOUR_MS).start("slow", wait("go"))
+    async with behind(address) as connection:
+        slow = Slow(connection, parse_address(address).schema, "slow")
+        await slow.begin()
+        place = (await store.changes()).place
+        await store.create([new_run("run-1")])
+        for _ in range(5):
+            clock.advance(ms=KEPT_MS + 1)
+            await store.renew("node-b", HOUR_MS)
+        assert versions(await store.changes(place)) == {"run-1": 1}
+        await slow.commit()
+    assert versions(await store.changes(place)) == {"run-1": 1, "slow": 4}
+
+
+async def test_a_server_that_was_filled_from_a_dump_numbers_anew(
+    address: str, store: PostgresStore, clock: VirtualClock
+) -> None:
+    await store.create([new_run("run-0")])
+    await execute(address, "UPDATE holdfast.growth SET xid = xid + 1000000000000")
+    await execute(address, "UPDATE holdfast.growth_kept SET lost_before = 10 ^ 12, ended_before = 10 ^ 12")
+    for number in range(1, 4):
+        place = (await store.changes()).place
+        await store.create([new_run(f"run-{number}")])
+        assert versions(await store.changes(place)) == {f"run-{number}": 1}
+        clock.advance(ms=KEPT_MS + 1)
+        await store.renew("node-b", HOUR_MS)
+    assert (await store.changes("999999999999:")).is_lost
+
+
+def test_a_place_within_a_look_has_seen_what_was_taken_and_nothing_else() -> None:
+    before, here = Place(10, (3, 5, 8)), Place(20, (5, 12, 17))
+    assert before.after(4, here) == Place(10, (5, 8))
+    assert before.after(8, here) == Place(10, (5,))
+    assert before.after(14, here) == Place(15, (5, 12))
+    assert before.after(19, here) == Place(20, (5, 12, 17))
+    assert str(Place(20, (5, 12))) == "20:5,12"
