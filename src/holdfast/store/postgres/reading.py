@@ -25,13 +25,13 @@ SELECT (SELECT count(*) FROM holdfast.agenda WHERE ready_at <= t.now),
     (SELECT count(*) FROM holdfast.tasks WHERE status = 'OPEN'),
     (SELECT count(*) FROM holdfast.jobs WHERE queue <> ''),
     (SELECT count(*) FROM holdfast.dead_letters WHERE settled IS NULL),
-    (SELECT count(*) FROM holdfast.nodes WHERE lease_until > t.now),
+    (SELECT count(*) FROM holdfast.nodes WHERE holdfast.lease_end_1(lease_until, t.now) > t.now),
     (SELECT min(ready_at) FROM holdfast.agenda WHERE ready_at <= t.now),
     (SELECT array_agg(x.status) FROM (SELECT status FROM holdfast.runs GROUP BY status ORDER BY status) x),
     (SELECT array_agg(x.count) FROM (SELECT count(*) FROM holdfast.runs GROUP BY status ORDER BY status) x),
     (SELECT jsonb_object_agg(x.queue, x.count)::text
         FROM (SELECT queue, count(*) FROM holdfast.jobs WHERE queue <> '' GROUP BY queue) x),
-    (SELECT jsonb_object_agg(node, lease_until)::text FROM holdfast.nodes WHERE lease_until > t.now)
+    (SELECT jsonb_object_agg(node, lease_until)::text FROM holdfast.nodes WHERE holdfast.lease_end_1(lease_until, t.now) > t.now)
 FROM (SELECT holdfast.time_1($1) AS now OFFSET 0) t
 """
 

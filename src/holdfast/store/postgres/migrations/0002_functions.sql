@@ -8,6 +8,11 @@
 -- The plans are the same whatever the tables hold and whenever they are made: for each item, look into an index.
 -- The settings of each function leave the planner no other way.
 
+-- When a lease ends: at once, if it was given by a clock so far ahead that nobody can mean it.
+CREATE FUNCTION holdfast.lease_end_1(p_until bigint, p_now bigint) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN p_until <= p_now + 7200000000 THEN p_until ELSE p_now END
+$$;
+
 CREATE FUNCTION holdfast.time_1(p_now bigint) RETURNS bigint LANGUAGE sql VOLATILE AS $$
     SELECT coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
 $$;
@@ -250,7 +255,7 @@ DECLARE
 BEGIN
     v_now := holdfast.time_1(p_now);
     -- The lock keeps the node from being forgotten before its runs can be seen.
-    PERFORM 1 FROM holdfast.nodes WHERE node = p_owner AND lease_until > v_now FOR KEY SHARE;
+    PERFORM 1 FROM holdfast.nodes WHERE node = p_owner AND holdfast.lease_end_1(lease_until, v_now) > v_now FOR KEY SHARE;
     IF p_owner IS NOT NULL AND NOT FOUND THEN
         RETURN QUERY SELECT v_now, 0::bigint, 'X', NULL::text, NULL::bytea;
         RETURN;
@@ -384,16 +389,20 @@ BEGIN
             END AS refusal
             FROM found f
         ), numbered AS (
-            SELECT j.*, j.base + row_number() OVER (PARTITION BY j.run_no ORDER BY j.ord) AS seq
+            SELECT j.*, j.base + row_number() OVER (PARTITION BY j.run_no ORDER BY j.ord) AS seq,
+                row_number() OVER (PARTITION BY j.run_no, j.is_uncounted ORDER BY j.ord) AS count
             FROM judged j WHERE j.refusal IS NULL
         ), paced AS (
             SELECT n.*, CASE
                 WHEN n.is_uncounted OR n.seq <= p_most THEN NULL
-                WHEN n.seq - p_most > n.base THEN v_now
-                ELSE (
-                    SELECT s.received_at FROM holdfast.signals s
-                    WHERE s.run_no = n.run_no AND s.inbox_seq = n.seq - p_most
-                        AND s.received_at > v_now - 60000000 AND s.received_at <= v_now
+                WHEN n.count > p_most THEN v_now
+                ELSE (  -- the engine's own signals do not count
+                    SELECT x.received_at FROM (
+                        SELECT s.received_at FROM holdfast.signals s
+                        WHERE s.run_no = n.run_no AND left(s.name, 9) <> 'holdfast.'
+                        ORDER BY s.run_no, s.inbox_seq DESC OFFSET p_most - n.count LIMIT 1
+                    ) x
+                    WHERE x.received_at > v_now - 60000000 AND x.received_at <= v_now
                 )
             END AS counted_from
             FROM numbered n

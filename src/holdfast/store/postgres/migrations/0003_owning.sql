@@ -76,13 +76,13 @@ BEGIN
         ORDER BY a.ready_at, a.run_no LIMIT p_limit;
     END LOOP;
     RETURN QUERY
-    SELECT 5, 0::bigint, n.lease_until, a.run_no, n.node FROM holdfast.nodes n
+    SELECT 5, 0::bigint, least(n.lease_until, p_now), a.run_no, n.node FROM holdfast.nodes n
     CROSS JOIN LATERAL (
         SELECT x.run_no FROM holdfast.agenda x
         WHERE x.owner = n.node AND (p_plans IS NULL OR x.plan_id = ANY (p_plans))
         ORDER BY x.run_no + 0 LIMIT p_limit  -- not in the order of another index, past everybody else's
     ) a
-    WHERE n.lease_until <= p_now AND n.node <> p_node;
+    WHERE holdfast.lease_end_1(n.lease_until, p_now) <= p_now AND n.node <> p_node;
 END
 $$;
 
@@ -99,7 +99,7 @@ DECLARE
     v_changed bigint[];
 BEGIN
     o_now := holdfast.time_1(p_now);
-    PERFORM 1 FROM holdfast.nodes WHERE node = p_node AND lease_until > o_now FOR KEY SHARE;
+    PERFORM 1 FROM holdfast.nodes WHERE node = p_node AND holdfast.lease_end_1(lease_until, o_now) > o_now FOR KEY SHARE;
     IF NOT FOUND THEN
         RETURN;
     END IF;
@@ -156,7 +156,7 @@ BEGIN
             WHERE a.owner = p_node AND a.lane = 1 AND a.place >= p_from[4]
                 AND (p_plans IS NULL OR a.plan_id = ANY (p_plans))),
         -- The newest places first: there somebody is most likely to be alive.
-        (SELECT min(n.lease_until) FROM holdfast.nodes n
+        (SELECT min(holdfast.lease_end_1(n.lease_until, o_now)) FROM holdfast.nodes n
             WHERE n.node <> p_node AND (
                 SELECT true FROM holdfast.agenda a
                 WHERE a.owner = n.node AND (p_plans IS NULL OR a.plan_id = ANY (p_plans))
@@ -182,7 +182,8 @@ BEGIN
     o_until := o_now + p_lease;
     INSERT INTO holdfast.nodes AS n (node, lease_until) VALUES (p_node, o_until)
     ON CONFLICT (node) DO UPDATE SET lease_until = excluded.lease_until;
-    v_gone := ARRAY(SELECT n.node FROM holdfast.nodes n WHERE n.lease_until <= o_now FOR UPDATE SKIP LOCKED);
+    v_gone := ARRAY(SELECT n.node FROM holdfast.nodes n 
+        WHERE holdfast.lease_end_1(n.lease_until, o_now) <= o_now FOR UPDATE SKIP LOCKED);
     DELETE FROM holdfast.nodes n
     WHERE n.node = ANY (v_gone) AND NOT EXISTS (SELECT 1 FROM holdfast.agenda a WHERE a.owner = n.node);
 END
