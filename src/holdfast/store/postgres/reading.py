@@ -26,7 +26,9 @@ SELECT (SELECT count(*) FROM holdfast.agenda WHERE ready_at <= t.now),
     (SELECT count(*) FROM holdfast.nodes WHERE lease_until > t.now),
     (SELECT min(ready_at) FROM holdfast.agenda WHERE ready_at <= t.now),
     (SELECT array_agg(x.status) FROM (SELECT status FROM holdfast.runs GROUP BY status ORDER BY status) x),
-    (SELECT array_agg(x.count) FROM (SELECT count(*) FROM holdfast.runs GROUP BY status ORDER BY status) x)
+    (SELECT array_agg(x.count) FROM (SELECT count(*) FROM holdfast.runs GROUP BY status ORDER BY status) x),
+    (SELECT count(*) FROM holdfast.gate_runs g WHERE NOT g.is_inside
+        AND NOT EXISTS (SELECT 1 FROM holdfast.gate_exits e WHERE e.plan_id = g.plan_id AND e.number = g.number))
 FROM (SELECT holdfast.time_1($1) AS now OFFSET 0) t
 """
 
@@ -110,6 +112,7 @@ async def stats(db: Db, now: Instant | None) -> port.Stats:
         signals=row[3],
         open_tasks=row[4],
         jobs=row[5],
+        queued=row[11],
         dead_letters=row[6],
         nodes=row[7],
         oldest_ready_at=row[8],
