@@ -26,17 +26,17 @@ async def opened(path: Path, busy_ms: int = 30_000) -> AsyncIterator[SqliteStore
         await store.close()
 
 
-async def open_anywhere(place: Path | str) -> Store:
+async def open_anywhere(place: Path | str, busy_ms: int = 30_000) -> Store:
     """Open a store on a file, or at an address."""
     if isinstance(place, str):
-        return await PostgresStore.open(place, limits=GENEROUS)
-    return await SqliteStore.open(place, limits=GENEROUS)
+        return await PostgresStore.open(place, limits=GENEROUS, busy_ms=busy_ms)
+    return await SqliteStore.open(place, limits=GENEROUS, busy_ms=busy_ms)
 
 
 @asynccontextmanager
-async def opened_anywhere(place: Path | str) -> AsyncIterator[Store]:
+async def opened_anywhere(place: Path | str, busy_ms: int = 30_000) -> AsyncIterator[Store]:
     """Open a store on a file or at an address, and close it at the end."""
-    store = await open_anywhere(place)
+    store = await open_anywhere(place, busy_ms)
     try:
         yield store
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import resource
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast.core.gates import RunLimit, Ticket
+from holdfast.core.state import CANCELLED
 from holdfast.errors import LeaseExpired, RunTerminal
 from holdfast.store import port
 from holdfast.testing.samples import SampleNode, complete, marker, new_run, signal, timer, wait
@@ -135,7 +137,7 @@ async def _claim_when_due(node: SampleNode) -> port.LoadedRun:
 # --- gates
 
 
-async def pass_gates(seat: Seat, path: Path, runs: int, limit: RunLimit) -> list[int]:
+async def pass_gates(seat: Seat, path: Path | str, runs: int, limit: RunLimit) -> list[int]:
     """Start runs, let in and finish whoever can be, until nobody is left; return how many were found inside.
 
     A run is inside from its first turn to its last. They are counted by an index of runs, not by the gates.
@@ -155,6 +157,53 @@ async def pass_gates(seat: Seat, path: Path, runs: int, limit: RunLimit) -> list
             counts.append((await store.stats()).runs.get("RUNNING", 0))
             await store.commit([await node.turn(await node.load(run.head.run_id), complete()) for run in claimed])
     return counts
+
+
+async def crowd_gates(seat: Seat, path: Path | str, rounds: int, limits: dict[str, RunLimit]) -> int:
+    """Come to several gates, leave them, be signalled and finished while waiting, in another order at each seat.
+
+    Nothing is tried again: whoever is in another's way ends the play. Return how many runs came.
+    """
+    chance = random.Random(seat.number)
+    came = 0
+    async with opened_anywhere(path, busy_ms=0) as store:
+        node = SampleNode(store, f"node-{seat.number}", HOUR_MS)
+        await node.renew()
+        seat.meet()
+        for number in range(rounds):
+            new = [_limited_run(f"{plan}-{seat.number}-{number}", plan, limits, seat) for plan in limits]
+            new[0] = replace(new[0], signals=(signal(new[0].run_id, "first"),))
+            came += len(await store.create(chance.sample(new, len(new))))
+            others = [f"{plan}-{chance.randrange(seat.count)}-{number}" for plan in limits]
+            await store.deliver([signal(run_id) for run_id in chance.sample(others, len(others))])
+            turns = [await _turn_at_a_gate(node, run, chance) for run in await node.claim(6)]
+            if turns:
+                children = [_limited_run(f"{plan}-{seat.number}-{number}-child", plan, limits, seat) for plan in limits]
+                sends = tuple(signal(run_id) for run_id in others)
+                turns[0] = replace(turns[0], starts=tuple(chance.sample(children, len(children))), sends=sends)
+                committed = await store.commit(chance.sample(turns, len(turns)))
+                assert all(isinstance(answer, port.Committed) for answer in committed), committed
+                came += len(children)
+            await store.admit(limits, 3, node.name)
+        while (await store.stats()).runs.keys() - {"COMPLETED", "CANCELLED"}:
+            await store.admit(limits, 3, node.name)
+            await store.commit([await _turn_at_a_gate(node, run, chance) for run in await node.claim(6)])
+    return came
+
+
+def _limited_run(run_id: str, plan_id: str, limits: dict[str, RunLimit], seat: Seat) -> port.NewRun:
+    ticket = Ticket(limit=limits[plan_id], key=str(seat.number % 2))
+    return replace(new_run(run_id, plan_id=plan_id, tenant=f"tenant-{seat.number % 3}"), ticket=ticket)
+
+
+async def _turn_at_a_gate(node: SampleNode, loaded: port.LoadedRun, chance: random.Random) -> port.Turn:
+    """Finish, or let go of it for another. A run that waits cannot complete, but be cancelled."""
+    is_last = chance.random() < 0.5
+    if loaded.head.queued_at is None:
+        step = complete() if is_last else timer(1, f"sleep#{loaded.head.version}")
+        return await node.turn(loaded, step, release=True)
+    turn = await node.turn(loaded, release=True)
+    return replace(turn, snapshot=replace(turn.snapshot, status=CANCELLED)) if is_last else turn
 
 
 # --- many at work

@@ -89,6 +89,37 @@ async def test_orders_with_signals_timers_and_children_are_carried_out(store: St
     assert check_drained(await system_view(store)) == []
 
 
+@pytest.mark.contract("QUE-2", "QUE-3", "INV")
+async def test_runs_of_a_limited_workflow_get_their_turn_on_two_nodes(address: str, store: Store) -> None:
+    """Nobody polls: whoever ends a run lets in the next. Children come to the same gate."""
+    app = hf.App("crowd")
+    inside: set[int] = set()
+    most = 0
+
+    @app.workflow(at_once=3)
+    async def visit(number: int) -> int:
+        nonlocal most
+        inside.add(number)
+        most = max(most, len(inside))
+        await hf.sleep(0.01)
+        inside.discard(number)
+        return number
+
+    @app.workflow
+    async def party(first: int) -> list[int]:
+        return list(await asyncio.gather(visit(first), visit(first + 1)))
+
+    other, options = await open_store(Settings(store=address)), hf.NodeOptions(safety_poll_s=1_000)
+    async with asyncio.timeout(PATIENCE_S), app.node(store, options=options), app.node(other, options=options):
+        runs = [await app.start(visit, number) for number in range(20)]
+        parties = [await app.start(party, number) for number in range(20, 30, 2)]
+        assert await asyncio.gather(*(run.result() for run in runs)) == list(range(20))
+        assert await asyncio.gather(*(each.result() for each in parties)) == [[n, n + 1] for n in range(20, 30, 2)]
+    assert 1 <= most <= 3
+    assert check_drained(await system_view(store)) == []
+    await other.close()
+
+
 @pytest.mark.contract("OWN-3", "MSG-4")
 async def test_a_signal_that_is_sent_on_one_node_is_taken_at_once_by_the_node_that_runs_the_workflow(
     address: str, store: Store

@@ -27,6 +27,7 @@ from holdfast.store.postgres.migrate import latest_version, migrations
 from holdfast.store.postgres.server import in_schema
 from holdfast.testing.clock import START, VirtualClock
 from holdfast.testing.samples import SampleNode, access_token, complete, dead_letter, new_run, signal
+from holdfast.testing.store_suite_gates import admit, come
 from tests.store.postgres.servers import behind, execute
 from tests.store.test_format import DAY_MS, fill_with_sample
 
@@ -34,6 +35,7 @@ FORMATS = sorted((Path(__file__).parent / "formats").glob("*.sql"))
 TABLES = (
     *("runs", "agenda", "events", "messages", "signals", "acceptance_records", "waits", "tasks", "activity_records"),
     *("jobs", "dead_letters", "nodes", "access_tokens"),
+    *("gates", "gate_starts", "gate_runs", "gate_exits", "gate_lines"),
 )
 
 
@@ -51,8 +53,10 @@ async def dump(address: str) -> str:
             values = " || ', ' || ".join(f"quote_nullable({column})" for column in columns)
             for (row,) in await connection.fetch(f"SELECT {values} FROM {table} ORDER BY 1"):
                 lines.append(f"INSERT INTO holdfast.{table} ({', '.join(columns)}) VALUES ({row});")
-        [[last]] = await connection.fetch("SELECT last_value FROM run_numbers")
-    return "\n".join([*lines, f"SELECT setval('holdfast.run_numbers', {last});", ""])
+        for sequence in ("run_numbers", "gate_numbers"):
+            [[last]] = await connection.fetch(f"SELECT last_value FROM {sequence}")
+            lines.append(f"SELECT setval('holdfast.{sequence}', {last});")
+    return "\n".join([*lines, ""])
 
 
 async def restore(file: Path, address: str) -> None:
@@ -78,6 +82,13 @@ async def old_address(request: pytest.FixtureRequest, address: str) -> str:
     return address
 
 
+async def has_gates(address: str) -> bool:
+    """Say whether the store was begun in a format that has gates."""
+    async with behind(address) as connection:
+        schema = parse_address(address).schema
+        return bool(await connection.fetchval(f"SELECT max(version) >= 5 FROM {schema}.holdfast_schema"))
+
+
 async def opened(address: str, us: int = 10_000) -> PostgresStore:
     store = await PostgresStore.open(address, clock=VirtualClock(START + us))
     await store.migrate()
@@ -91,9 +102,10 @@ def test_there_is_a_fixture_for_the_present_format() -> None:
 
 @pytest.mark.contract("FMT-1", "PRJ-4", "EVT-5")
 async def test_old_writer_new_reader_sees_everything_and_goes_on(old_address: str) -> None:
+    gated = ["in line", "inside"] if await has_gates(old_address) else []
     store = await opened(old_address)
     heads = {head.run_id: head for head in await store.find_runs(RunQuery())}
-    assert sorted(heads) == ["asking", "charging", "done", "queued", "sleeping", "waiting"]
+    assert sorted(heads) == sorted(["asking", "charging", "done", "queued", "sleeping", "waiting", *gated])
     for run_id, head in heads.items():
         events = await store.read_events(run_id)
         assert runtime_snapshot(state_of(run_id, events)) == head.snapshot
@@ -113,7 +125,24 @@ async def test_old_writer_new_reader_sees_everything_and_goes_on(old_address: st
     await node.renew()
     await node.commit(await node.turn(charging, complete(), inputs=[ActivitySucceeded("charge", 1)]))
     assert (await node.load("charging")).head.status is COMPLETED
-    assert [run.head.run_id for run in await SampleNode(store, "node-z").claim()] == ["queued"]
+    assert [run.head.run_id for run in await SampleNode(store, "node-z").claim()] == ["queued", *gated[1:]]
+    await store.close()
+
+
+@pytest.mark.contract("FMT-1", "QUE-2")
+async def test_gates_of_any_format_since_there_are_gates_go_on(old_address: str) -> None:
+    """A store that was begun without them has them too."""
+    is_gated = await has_gates(old_address)
+    store = await opened(old_address)
+    if not is_gated:
+        await come(store, "inside", "in line", plan_id="limited")
+    node = SampleNode(store, "node-z")
+    await node.claim()
+    assert await admit(store, plan_id="limited") == []
+    await node.step("inside", complete())
+    assert await admit(store, plan_id="limited") == ["in line"]
+    await come(store, "behind", plan_id="limited")
+    assert (await store.stats()).queued == 1
     await store.close()
 
 
@@ -145,7 +174,9 @@ async def test_access_tokens_of_any_format_since_there_are_tokens_are_found(addr
 @pytest.mark.contract("FMT-1", "EVT-3")
 async def test_new_writer_old_reader_ignores_what_it_does_not_know_and_keeps_it(old_address: str) -> None:
     """This code stands for the old one: a newer schema, table, column, event type and field were added."""
-    await (await opened(old_address)).close()
+    store = await opened(old_address)
+    count = len(await store.find_runs(RunQuery()))
+    await store.close()
     for statement in (
         "CREATE TABLE holdfast.wonders AS SELECT run_no, 'kept' AS wonder FROM holdfast.runs",
         "ALTER TABLE holdfast.runs ADD COLUMN mood text DEFAULT 'good'",
@@ -170,7 +201,7 @@ async def test_new_writer_old_reader_ignores_what_it_does_not_know_and_keeps_it(
     await store.close()
     async with behind(old_address) as connection:
         schema = parse_address(old_address).schema
-        assert await connection.fetchval(f"SELECT count(*) FROM {schema}.wonders") == 6
+        assert await connection.fetchval(f"SELECT count(*) FROM {schema}.wonders") == count
         kept = await connection.fetchval(f"SELECT count(*) FROM {schema}.events WHERE event_type = 'WonderHappened'")
         assert kept == 1
 

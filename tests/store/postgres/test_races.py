@@ -9,14 +9,17 @@ import pytest
 
 from holdfast.core import codec
 from holdfast.core.events import MarkerRecorded
+from holdfast.core.gates import RunLimit
 from holdfast.core.invariants import check
 from holdfast.errors import Conflict
 from holdfast.store import port
+from holdfast.store.postgres.address import parse_address
 from holdfast.testing.samples import SampleNode, new_run, read_history, read_mailbox, timer
 from holdfast.testing.views import system_view
 from tests.races import players
 from tests.races.files import HOUR_MS, opened_anywhere, prepare
 from tests.races.stage import play
+from tests.store.postgres.servers import behind
 
 pytestmark = pytest.mark.slow
 
@@ -101,6 +104,47 @@ async def test_processes_that_write_hard_never_see_a_lock_and_everything_adds_up
     assert sum(len(run.signals) for run in view.runs) == total["signals"]
     assert sum(len(run.events) for run in view.runs) == total["events"]
     assert check(view) == []
+
+
+@pytest.mark.contract("QUE-2", "QUE-3")
+@pytest.mark.parametrize("limit", [RunLimit(at_once=3), RunLimit(at_once=5, per_key=1)])
+async def test_no_more_runs_are_inside_than_allowed_and_nobody_waits_for_ever(address: str, limit: RunLimit) -> None:
+    await prepare(address)
+
+    played = play(players.pass_gates, processes=4, path=address, runs=25, limit=limit)
+
+    most = max(count for counts in played for count in counts)
+    assert 1 <= most <= (limit.at_once or 0)
+    async with opened_anywhere(address) as store:
+        stats = await store.stats()
+        assert (stats.runs, stats.queued) == ({"COMPLETED": 100}, 0)
+        assert await store.admit({"order": limit}, 9) == ([], None)
+    assert await at_gates(address) == [("order", 0, 0)]
+
+
+@pytest.mark.contract("QUE-2", "QUE-3", "OWN-1")
+async def test_whoever_is_at_gates_is_never_in_a_deadlock_with_others(address: str) -> None:
+    await prepare(address)
+    limits = {"a": RunLimit(at_once=3), "b": RunLimit(per_key=2), "c": RunLimit(at_once=6, starts=500, period_ms=50)}
+
+    played = play(players.crowd_gates, processes=4, threads=2, path=address, rounds=15, limits=limits)
+
+    async with opened_anywhere(address) as store:
+        await store.admit(limits, 1)
+        stats = await store.stats()
+    assert stats.runs["CANCELLED"] > 0
+    assert stats.runs["COMPLETED"] + stats.runs["CANCELLED"] == sum(played)
+    assert (stats.queued, stats.messages) == (0, 0)
+    assert await at_gates(address) == [("a", 0, 0), ("b", 0, 0), ("c", 0, 0)]
+
+
+async def at_gates(address: str) -> list[tuple[str, int, int]]:
+    """How many are inside and wait at each gate, as the gates themselves count; no line may be left over."""
+    async with behind(address) as connection:
+        schema = parse_address(address).schema
+        assert await connection.fetchval(f"SELECT count(*) FROM {schema}.gate_lines") == 0
+        found = await connection.fetch(f"SELECT plan_id, inside, waiting FROM {schema}.gates ORDER BY 1")
+    return [tuple(row) for row in found]
 
 
 @pytest.mark.contract("STO-1", "MSG-2")

@@ -451,7 +451,7 @@ class MemoryStore:
             nodes=sum(self._lease_end(node, now) > now for node in self._nodes),
             oldest_ready_at=min(ready, default=None),
             queues=dict(Counter(job.queue for _, job in self._jobs())),
-            leases={node: lease_end for node, lease_end in self._nodes.items() if lease_end > now},
+            leases={node: end for node, end in self._nodes.items() if self._lease_end(node, now) > now},
         )
 
     async def examine(self, bounds: examining.Bounds, *, thorough: bool = False) -> examining.Facts:

@@ -18,6 +18,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.state import TERMINAL
 from holdfast.limits import Limits
 from holdfast.store import guards, port, rows
+from holdfast.store.postgres import gates
 from holdfast.store.postgres.columns import EVENT_COLUMNS, MESSAGE_COLUMNS, More, columns, event_rows, message_rows
 from holdfast.store.postgres.creating import create
 from holdfast.store.postgres.delivering import deliver
@@ -96,17 +97,20 @@ class Committing:
 
     async def _judge_and_tell(self, session: Session, turns: Sequence[port.Turn], arguments: list[Any]) -> Judged:
         """Commit, and start and tell other runs what the turns have for them, in one transaction."""
-        others = {item.run_id for turn in turns for item in turn.sends if isinstance(getattr(item, "run_id", 0), str)}
-        await session.fetch(LOCK, sorted({turn.run_id for turn in turns} | others))
+        await _lock(session, turns)
         judged = await _judged(session, arguments)
         await self._tell(session, [turn for turn, verdict in zip(turns, judged.verdicts, strict=True) if verdict == 0])
         return judged
+
+    async def _tell_again(self, session: Session, turn: port.Turn) -> None:
+        await _lock(session, [turn])
+        await self._tell(session, [turn])
 
     async def _tell(self, session: Session, turns: Sequence[port.Turn]) -> None:
         starts = [new for turn in turns for new in turn.starts]
         sends = [item for turn in turns for item in turn.sends]
         if starts:
-            await create(session, starts, None, self._limits, self._now)
+            await create(session, guards.never_rejected(starts), None, self._limits, self._now)
         if sends:
             await deliver(session, sends, guards.without_rate(self._limits), self._now)
 
@@ -117,7 +121,7 @@ class Committing:
         if verdict == 2:
             there = await self._already_there(turn)
             if there is not None and (turn.starts or turn.sends):  # as every store does: each arrives once by its id
-                await self._server.transact(lambda session: self._tell(session, [turn]))
+                await self._server.transact(lambda session: self._tell_again(session, turn))
             if there is not None:
                 return there
         return port.CommitConflict(_REASONS[verdict], version, epoch)
@@ -178,6 +182,13 @@ def _waves(turns: Sequence[port.Turn]) -> list[list[int]]:
         if turn.starts or turn.sends:
             touched.update(getattr(item, "run_id", None) for item in (*turn.starts, *turn.sends))
     return groups
+
+
+async def _lock(session: Session, turns: Sequence[port.Turn]) -> None:
+    """Lock what turns and what they have for others will touch."""
+    await gates.lock(session, [new for turn in turns for new in turn.starts])
+    others = {item.run_id for turn in turns for item in turn.sends if isinstance(getattr(item, "run_id", 0), str)}
+    await session.fetch(LOCK, sorted({turn.run_id for turn in turns} | others))
 
 
 async def _judged(db: Db, arguments: list[Any]) -> Judged:

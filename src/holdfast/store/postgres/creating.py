@@ -9,6 +9,7 @@ from holdfast.core.instants import Instant
 from holdfast.errors import InvalidInput
 from holdfast.limits import Limits
 from holdfast.store import guards, port, rows
+from holdfast.store.postgres import gates
 from holdfast.store.postgres.columns import EVENT_COLUMNS, MESSAGE_COLUMNS, More, columns, event_rows, message_rows
 from holdfast.store.postgres.delivering import deliver
 from holdfast.store.postgres.faults import UNSTORABLE
@@ -25,8 +26,13 @@ async def create_on(
     server: Server, new_runs: Sequence[port.NewRun], owner: str | None, limits: Limits, now: Instant | None
 ) -> list[Answer]:
     """Create runs; those that come with signals in one transaction with the delivery of these."""
+
+    async def work(session: Session) -> list[Answer]:
+        await gates.lock(session, new_runs)
+        return await create(session, new_runs, owner, limits, now)
+
     if any(getattr(new, "signals", ()) for new in new_runs):
-        return await server.transact(lambda session: create(session, new_runs, owner, limits, now))
+        return await server.transact(work)
     return await create(server, new_runs, owner, limits, now)
 
 
@@ -53,6 +59,8 @@ async def create(
 
 def _waves(new_runs: Sequence[port.NewRun], fit: Sequence[int]) -> list[list[int]]:
     """Return groups in none of which two have the same run id or request: of such, the earlier one is first."""
+    if any(new_runs[index].ticket is not None for index in fit):
+        return gates.waves(new_runs, fit)
     groups: list[list[int]] = []
     taken: list[set[str]] = []
     for index in fit:
@@ -81,8 +89,7 @@ async def _create(
     asked = [(index, new) for index, new, problem in zip(wave, runs, unfit, strict=True) if problem is None]
     was_lost: list[None] = []
     try:
-        arguments = _arguments(now, owner, [new for _, new in asked])
-        found = await _fetch(db, arguments, was_lost)
+        found = await _fetch(db, now, owner, [new for _, new in asked], was_lost)
     except UNSTORABLE:
         if len(wave) == 1:
             answers[wave[0]] = port.Refused(InvalidInput("what the run begins with cannot be stored"))
@@ -100,18 +107,25 @@ async def _create(
             answers[index] = await _known(db, new) or port.Refused(problem)
 
 
-async def _fetch(db: Db, arguments: list[Any], was_lost: list[None]) -> list[Any]:
+async def _fetch(
+    db: Db, now: Instant | None, owner: str | None, new_runs: Sequence[port.NewRun], was_lost: list[None]
+) -> list[Any]:
+    sql, arguments = CREATE, _arguments(now, owner, new_runs)
+    if new_runs and new_runs[0].ticket is not None:
+        sql, arguments = gates.CREATE, [*arguments, *gates.ticket_columns(new_runs)]
     if isinstance(db, Session):  # what cannot be stored must not end the whole transaction
         async with db.savepoint():
-            return await db.fetch(CREATE, *arguments)
-    return await db.fetch(CREATE, *arguments, if_lost=lambda: was_lost.append(None))
+            return await db.fetch(sql, *arguments)
+    return await db.fetch(sql, *arguments, if_lost=lambda: was_lost.append(None))
 
 
 def _answer(new: port.NewRun, row: Any, owner: str | None, *, was_lost: bool) -> Answer:
     code, run_id, digest = row[2], row[3], row[4]
     # If the answer to an earlier try was lost, a run of this very id is what that try created.
     if code == "C" or (code == "K" and was_lost and run_id == new.run_id and digest.hex() == new.input_sha256):
-        return port.Created(new.run_id, 1 if owner else 0)
+        return port.Created(new.run_id, row[5] if new.ticket is not None else 1 if owner else 0)
+    if code == "O":
+        return gates.refused(new, row)
     if code == "K":
         is_same = digest.hex() == new.input_sha256
         return port.Existing(run_id) if is_same else port.Refused(guards.request_conflict(run_id))

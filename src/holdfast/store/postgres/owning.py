@@ -27,10 +27,10 @@ LOADED = (
 )
 CLAIM = f"""
 SELECT c.o_now, c.o_from, {LOADED} FROM holdfast.claim_1($1, $2, $3, $4, $5) c
-LEFT JOIN LATERAL holdfast.loaded_1(c.o_runs, c.o_now) l ON true
+LEFT JOIN LATERAL holdfast.loaded_2(c.o_runs, c.o_now) l ON true
 """
 LOAD = f"""
-SELECT {LOADED} FROM holdfast.loaded_1(holdfast.numbers_1($2), holdfast.time_1($1)) l
+SELECT {LOADED} FROM holdfast.loaded_2(holdfast.numbers_1($2), holdfast.time_1($1)) l
 """
 NEXT_DUE = "SELECT o_now, o_due FROM holdfast.next_due_1($1, $2, $3, $4, $5)"
 RENEW = """
@@ -102,7 +102,7 @@ async def claim(
         raise guards.lease_expired(node)
     starts.heard(heard)
     starts.note(kind, places, heard)
-    loaded = [await _readable(server, tuple(row)[2:], node, heard) for row in found if row[2] is not None]
+    loaded = [await readable(server, tuple(row)[2:], node, heard) for row in found if row[2] is not None]
     return [run for run in loaded if run is not None]
 
 
@@ -116,7 +116,7 @@ async def load(server: Server, run_ids: Sequence[str], now: Instant | None) -> l
 def loaded_of(row: Any) -> port.LoadedRun:
     """Return the run that a row of LOADED describes."""
     head = rows.head_of(row)
-    messages, seqs, names, signals, steps, ats, payloads, records, d_steps, details = tuple(row)[21:]
+    messages, seqs, names, signals, steps, ats, payloads, records, d_steps, details = tuple(row)[22:]
     return port.LoadedRun(
         head=head,
         messages=tuple(map(_message, messages)) if messages else (),
@@ -145,7 +145,7 @@ def _details(steps: Sequence[str], details: Sequence[str]) -> dict[str, Raw]:
     return {step_id: rows.raw_of(text) for step_id, text in zip(steps, details, strict=True)}
 
 
-async def _readable(server: Server, row: tuple[Any, ...], node: str, now: Instant) -> port.LoadedRun | None:
+async def readable(server: Server, row: tuple[Any, ...], node: str, now: Instant) -> port.LoadedRun | None:
     """Return a run that was claimed, without what cannot be read. Poison in one run never stops another.
 
     A message or signal that makes no sense becomes a dead letter; a run of which anything else does is put aside.
@@ -161,7 +161,7 @@ async def _repaired(session: Session, run_no: int, node: str, now: Instant) -> p
     await session.fetch("SELECT 1 FROM holdfast.runs WHERE run_no = $1 FOR UPDATE", run_no)
     await bury_unreadable(session, run_no, node, now)
     try:
-        [row] = await session.fetch(f"SELECT {LOADED} FROM holdfast.loaded_1(ARRAY[$1::bigint], $2) l", run_no, now)
+        [row] = await session.fetch(f"SELECT {LOADED} FROM holdfast.loaded_2(ARRAY[$1::bigint], $2) l", run_no, now)
         return loaded_of(row)
     except StoreCorrupt:
         await session.fetch(

@@ -31,7 +31,10 @@ SELECT (SELECT count(*) FROM holdfast.agenda WHERE ready_at <= t.now),
     (SELECT array_agg(x.count) FROM (SELECT count(*) FROM holdfast.runs GROUP BY status ORDER BY status) x),
     (SELECT jsonb_object_agg(x.queue, x.count)::text
         FROM (SELECT queue, count(*) FROM holdfast.jobs WHERE queue <> '' GROUP BY queue) x),
-    (SELECT jsonb_object_agg(node, lease_until)::text FROM holdfast.nodes WHERE holdfast.lease_end_1(lease_until, t.now) > t.now)
+    (SELECT jsonb_object_agg(node, lease_until)::text FROM holdfast.nodes
+        WHERE holdfast.lease_end_1(lease_until, t.now) > t.now),
+    (SELECT count(*) FROM holdfast.gate_runs g WHERE NOT g.is_inside
+        AND NOT EXISTS (SELECT 1 FROM holdfast.gate_exits e WHERE e.plan_id = g.plan_id AND e.number = g.number))
 FROM (SELECT holdfast.time_1($1) AS now OFFSET 0) t
 """
 
@@ -130,6 +133,7 @@ async def stats(db: Db, now: Instant | None) -> port.Stats:
         signals=row[3],
         open_tasks=row[4],
         jobs=row[5],
+        queued=row[13],
         dead_letters=row[6],
         nodes=row[7],
         oldest_ready_at=row[8],

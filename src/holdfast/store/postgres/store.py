@@ -6,11 +6,12 @@ stand between. See `docs/adr/0016-postgresql.md`.
 """
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import TypeVar
 
 from holdfast.core.access import AccessToken, TokenQuery
 from holdfast.core.events import Event
+from holdfast.core.gates import RunLimit
 from holdfast.core.instants import Instant
 from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settled, Settlement
 from holdfast.core.messages import Message, Signal, SignalRequest
@@ -19,7 +20,7 @@ from holdfast.limits import Limits
 from holdfast.ports import Clock
 from holdfast.store import guards, port
 from holdfast.store.examining import Bounds, Facts
-from holdfast.store.postgres import access, changing, examining, letters, owning, reading, retention
+from holdfast.store.postgres import access, changing, examining, gates, letters, owning, reading, retention
 from holdfast.store.postgres.address import parse_address
 from holdfast.store.postgres.columns import askable
 from holdfast.store.postgres.committing import Committing
@@ -158,6 +159,16 @@ class PostgresStore:
         return await self._server.finished(
             owning.claim(self._ready(), self._starts, node, limit, plan_ids, self._asked())
         )
+
+    async def admit(
+        self, limits: Mapping[str, RunLimit], limit: int, claim_for: str | None = None
+    ) -> tuple[list[port.Admitted], Instant | None]:
+        guards.check_admit(limits, limit, claim_for, self._limits)
+        work = gates.admit(self._ready(), limits, limit, claim_for, self._asked())
+        admitted, next_at = await self._server.finished(work)
+        if admitted:
+            self._ring_soon()
+        return admitted, next_at
 
     async def renew(self, node: str, lease_ms: int) -> Instant:
         guards.check_lease(node, lease_ms)

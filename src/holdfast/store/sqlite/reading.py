@@ -188,5 +188,5 @@ def stats(db: sqlite3.Connection, now: Instant) -> port.Stats:
         nodes=one(f"SELECT count(*) FROM nodes WHERE {rows.IS_CURRENT}"),
         oldest_ready_at=one("SELECT min(ready_at) FROM runs WHERE ready_at <= :now"),
         queues=dict(db.execute("SELECT queue, count(*) FROM jobs WHERE queue <> '' GROUP BY queue")),
-        leases=dict(db.execute("SELECT node, lease_until FROM nodes WHERE lease_until > ?", (now,))),
+        leases=dict(db.execute(f"SELECT node, lease_until FROM nodes WHERE {rows.IS_CURRENT}", {"now": now})),
     )

@@ -347,6 +347,19 @@ BEGIN
 END
 $$;
 
+-- When the so many-th last signal of a run came. The engine's own do not count. (Their prefix is written in two parts,
+-- because in one it would be taken for the schema.)
+CREATE FUNCTION holdfast.counted_1(p_run bigint, p_back bigint) RETURNS bigint LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    RETURN (
+        SELECT s.received_at FROM holdfast.signals s
+        WHERE s.run_no = p_run AND NOT starts_with(s.name, 'holdfast' || '.')
+        ORDER BY s.run_no DESC, s.inbox_seq DESC OFFSET p_back LIMIT 1
+    );
+END
+$$;
+
 -- Signals and messages; no two of the same id, and one that requires a wait is the only signal of its run.
 -- Codes: A accepted, D duplicate (both with inbox number and time of acceptance), F no such run, P other payload,
 -- I indeterminate, T finished (with the status), W not waiting, R over the rate (with the instant that it is counted
@@ -396,13 +409,9 @@ BEGIN
             SELECT n.*, CASE
                 WHEN n.is_uncounted OR n.seq <= p_most THEN NULL
                 WHEN n.count > p_most THEN v_now
-                ELSE (  -- the engine's own signals do not count
-                    SELECT x.received_at FROM (
-                        SELECT s.received_at FROM holdfast.signals s
-                        WHERE s.run_no = n.run_no AND left(s.name, 9) <> 'holdfast.'
-                        ORDER BY s.run_no, s.inbox_seq DESC OFFSET p_most - n.count LIMIT 1
-                    ) x
-                    WHERE x.received_at > v_now - 60000000 AND x.received_at <= v_now
+                ELSE (
+                    SELECT x FROM holdfast.counted_1(n.run_no, p_most - n.count) AS x
+                    WHERE x > v_now - 60000000 AND x <= v_now
                 )
             END AS counted_from
             FROM numbered n

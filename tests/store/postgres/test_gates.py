@@ -1,0 +1,209 @@
+"""Gates on PostgreSQL: who waits for whom, what is done again, and what runs without tickets pay."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.core.gates import NO_LIMIT, RunLimit, Ticket
+from holdfast.errors import Conflict
+from holdfast.limits import Limits
+from holdfast.store.port import Created, Existing, NewRun
+from holdfast.store.postgres import PostgresStore
+from holdfast.store.postgres.address import parse_address
+from holdfast.store.postgres.creating import create
+from holdfast.store.postgres.server import in_schema
+from holdfast.testing.samples import SampleNode, complete, new_run, signal
+from holdfast.testing.store_suite_base import check_refused
+from holdfast.testing.store_suite_gates import ONE, admit, come, finish, waiting
+from tests.store.postgres.proxy import Proxy
+from tests.store.postgres.servers import behind
+from tests.store.postgres.test_plans import HOUR_MS, recorded
+
+SOON_S = 10
+
+
+@pytest.fixture
+async def store(address: str) -> AsyncIterator[PostgresStore]:
+    store = await PostgresStore.open(address)
+    await store.migrate()
+    yield store
+    await store.close()
+
+
+@asynccontextmanager
+async def holding(address: str, sql: str, *args: Any) -> AsyncIterator[Any]:
+    """A transaction of somebody else who holds the locks that a statement takes, and lets go at the end."""
+    async with behind(address) as connection, connection.transaction():
+        await connection.execute("SET LOCAL lock_timeout = '5s'")
+        await connection.fetch(in_schema(sql, parse_address(address).schema), *args)
+        yield connection
+
+
+async def until_somebody_waits(connection: Any) -> None:
+    """Return when the server says that a session waits for a lock."""
+    waiting_for_locks = (
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND pid <> pg_backend_pid()"
+    )
+    async with asyncio.timeout(SOON_S):
+        while not await connection.fetchval(waiting_for_locks + " AND datname = current_database()"):
+            await connection.execute("SELECT pg_stat_clear_snapshot()")
+
+
+LOCK_RUN = "SELECT 1 FROM holdfast.runs WHERE run_id = $1 FOR UPDATE"
+LOCK_GATE = "SELECT 1 FROM holdfast.gates WHERE plan_id = $1 FOR UPDATE"
+
+
+def ticketed(run_id: str, limit: RunLimit = ONE, **options: Any) -> NewRun:
+    """Return a run that comes to its gate."""
+    return replace(new_run(run_id, **options), ticket=Ticket(limit=limit))
+
+
+# --- who waits for whom
+
+
+@pytest.mark.contract("QUE-2", "OWN-1")
+async def test_who_leaves_waits_for_nobody_at_the_gate(address: str, store: PostgresStore) -> None:
+    node = SampleNode(store, "node-a", HOUR_MS)
+    await come(store, "a", "b")
+    await node.claim()
+    async with holding(address, LOCK_GATE, "order"):
+        async with asyncio.timeout(SOON_S):
+            await node.step("a", complete())
+    assert await admit(store) == ["b"]
+
+
+@pytest.mark.contract("QUE-2", "QUE-3")
+async def test_who_comes_while_the_last_one_leaves_is_let_in_by_whoever_left(
+    address: str, store: PostgresStore
+) -> None:
+    """It came when the gate was full, and nobody can see it yet when the other one has left and lets in who waits."""
+    node = SampleNode(store, "node-a", HOUR_MS)
+    await come(store, "a")
+    has_come, may_end = asyncio.Event(), asyncio.Event()
+
+    async def come_slowly(session: Any) -> None:
+        assert await create(session, [ticketed("b")], None, Limits(), None) == [Created("b")]
+        has_come.set()
+        await may_end.wait()
+
+    coming = asyncio.create_task(store._server.transact(come_slowly))
+    await has_come.wait()
+    await finish(node, "a")
+    letting_in = asyncio.create_task(admit(store))
+    async with behind(address) as connection:
+        await until_somebody_waits(connection)
+    may_end.set()
+    await coming
+    assert await letting_in == ["b"]
+
+
+@pytest.mark.contract("QUE-2")
+async def test_who_comes_does_not_wait_for_the_run_that_it_lets_in(address: str, store: PostgresStore) -> None:
+    """Somebody is busy with that run: it is let in by the next who asks."""
+    node = SampleNode(store, "node-a", HOUR_MS)
+    await come(store, "a", "b")
+    await finish(node, "a")
+    async with holding(address, LOCK_RUN, "b"):
+        async with asyncio.timeout(SOON_S):
+            assert await come(store, "c") == [Created("c")]
+    assert await waiting(store, "b", "c") == ["b", "c"]
+    assert await admit(store) == ["b"]
+
+
+@pytest.mark.contract("QUE-3", "OWN-1")
+async def test_runs_that_are_let_in_are_locked_in_order_of_their_ids(address: str, store: PostgresStore) -> None:
+    """As everybody does, whoever is next: nobody who waits for the first lock holds the second."""
+    await come(store, "a")
+    await come(store, "z", priority=1)
+    await come(store, "m")
+    async with holding(address, LOCK_RUN, "m") as connection:
+        letting_in = asyncio.create_task(admit(store, NO_LIMIT))
+        await until_somebody_waits(connection)
+        await connection.fetch(in_schema(LOCK_RUN, parse_address(address).schema), "z")
+    assert await letting_in == ["z", "m"]
+
+
+@pytest.mark.contract("QUE-2", "WF-7")
+async def test_who_has_finished_while_it_was_chosen_is_not_let_in(address: str, store: PostgresStore) -> None:
+    """Its place is free again, and the caller is told to ask again at once."""
+    await come(store, "a", "b")
+    end = "UPDATE holdfast.runs SET finished_at = 1, status = 'CANCELLED' WHERE run_id = $1"
+    async with holding(address, end, "b") as connection:
+        letting_in = asyncio.create_task(store.admit({"order": RunLimit(at_once=2)}, 9))
+        await until_somebody_waits(connection)
+    admitted, again = await letting_in
+    assert admitted == []
+    assert again is not None
+    assert again <= await store.now()
+    await come(store, "c", limit=RunLimit(at_once=2))
+    assert await waiting(store, "c") == []
+
+
+# --- what is done again
+
+
+@pytest.mark.contract("QUE-1", "QUE-2")
+async def test_run_that_another_has_created_past_the_gate_takes_no_place(address: str, store: PostgresStore) -> None:
+    """Its id is taken by one without a ticket, which nobody could see when this one came to the gate."""
+    is_created, may_end = asyncio.Event(), asyncio.Event()
+
+    async def create_slowly(session: Any) -> None:
+        await create(session, [new_run("a", request_id="other")], None, Limits(), None)
+        is_created.set()
+        await may_end.wait()
+
+    creating = asyncio.create_task(store._server.transact(create_slowly))
+    await is_created.wait()
+    coming = asyncio.create_task(store.create([ticketed("a", request_id="mine")]))
+    async with behind(address) as connection:
+        await until_somebody_waits(connection)
+    may_end.set()
+    await creating
+    check_refused((await coming)[0], Conflict)
+    await come(store, "b")
+    assert await waiting(store, "b") == []
+
+
+@pytest.mark.contract("QUE-1", "QUE-2")
+async def test_run_whose_coming_was_not_answered_comes_once_and_is_said_to(address: str, store: PostgresStore) -> None:
+    async with Proxy(address) as proxy:
+        shaky = await PostgresStore.open(proxy.address)
+        await shaky.renew("node-a", HOUR_MS)
+        proxy.loses_answer_to = b"run-1"
+        assert await shaky.create([ticketed("run-1")], "node-a") == [Created("run-1", 1)]
+        proxy.loses_answer_to = b"run-2"
+        assert await shaky.create([ticketed("run-2")], "node-a") == [Created("run-2")]
+        assert proxy.lost == 2
+        assert await shaky.create([ticketed("run-2")], "node-a") == [Existing("run-2")]
+        assert await waiting(shaky, "run-1", "run-2") == ["run-2"]
+        await shaky.close()
+
+
+# --- what others pay
+
+
+@pytest.mark.slow
+@pytest.mark.contract("QUE-2")
+async def test_runs_without_tickets_never_come_near_a_gate(address: str) -> None:
+    """Not one statement of what they do looks at anything of gates, although others are there."""
+    store, recorder = await recorded(address)
+    await come(store, "limited", "in line")
+    recorder.plans.clear()
+    node = SampleNode(store, "node-a", HOUR_MS)
+    await node.start("run-1")
+    await store.deliver([signal("run-1")])
+    child = replace(await node.turn(await node.load("run-1")), starts=(new_run("child"),))
+    await node.commit(child)
+    await node.step("run-1", complete())
+    await store.close()
+    assert len(recorder.plans) > 10
+    tables = {cast("str", node["Relation Name"]) for _, node in recorder.nodes() if "Relation Name" in node}
+    assert "runs" in tables
+    assert [table for table in tables if table.startswith("gate")] == []
+    assert [text for text, _ in recorder.nodes() if "gate_" in text.replace("gate_no", "")] == []
