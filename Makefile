@@ -6,6 +6,7 @@ PYTEST_ARGS ?=
 CHAOS_ARGS ?=
 
 VENV := .venv
+DEMO := build/demo
 BIN := $(VENV)/bin
 RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
@@ -15,15 +16,19 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format bench soak chaos dev contract diagram clean
+.PHONY: help demo test browser pictures lint format bench soak chaos dev contract diagram clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(RUN_STAMP) ## Watch a hundred orders survive the SIGKILL of their worker
-	@$(BIN)/python examples/orders.py
+	@rm -rf $(DEMO) && mkdir -p $(DEMO)
+	@$(BIN)/python examples/orders.py --keep $(DEMO)
+	@echo
+	@echo "To see these orders in a browser:  $(BIN)/holdfast dev examples/orders.py --store sqlite:///$(DEMO)/orders.db"
+	@echo "and open http://127.0.0.1:8321/"
 
-test: lint ## Lint, then every test in parallel, with coverage
+test: lint browser ## Lint, then every test in parallel, with coverage
 	$(BIN)/pytest -n auto -m 'not untraced' --cov --cov-report=term-missing:skip-covered $(PYTEST_ARGS)
 	$(BIN)/pytest -n auto -m untraced tests/program/test_watchdog.py tests/engine/test_runaway.py
 
@@ -31,6 +36,17 @@ lint: $(DEV_STAMP) ## Check style, format and types
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy $(CODE)
+
+browser: ## Install the browser that the tests of the page need, or say what is missing
+	@for name in chromium chromium-browser google-chrome; do command -v $$name > /dev/null && exit 0; done; \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+	    echo "Installing chromium ..."; apt-get update -qq && apt-get install -y -qq chromium > /dev/null; \
+	  else \
+	    echo "The tests of the page need a browser. On Debian and Ubuntu: apt-get install chromium" >&2; exit 1; \
+	  fi
+
+pictures: $(DEV_STAMP) browser ## Photograph the page for the documentation
+	@$(BIN)/python -m tests.web.pictures
 
 format: $(DEV_STAMP) ## Format the code and fix what can be fixed
 	$(BIN)/ruff check --fix-only $(CODE)

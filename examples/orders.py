@@ -142,6 +142,8 @@ def timeline(events: list[Event]) -> str:
 if __name__ == "__main__":
     if len(sys.argv) == 2:
         asyncio.run(work(Path(sys.argv[1])))
+    elif sys.argv[1:2] == ["--keep"]:
+        asyncio.run(main(Path(sys.argv[2])))
     else:
         with tempfile.TemporaryDirectory() as temporary:
             asyncio.run(main(Path(temporary)))

@@ -26,8 +26,7 @@ IN_PART: dict[str, str] = {
     "MSG-3": "a run whose definition is missing is paused and keeps its messages; nothing is dead-lettered for that",
     "MSG-4": "no setting for a dead-letter policy but how often to retry: letters stay until their run is purged",
     "SEC-2": "artifacts are references",
-    "PRJ-3": "watermarks, gaps, lag, alerts with their counters; alerts on the bus and in a UI are not there yet",
-    "API-3": "the streams; there is no UI yet",
+    "PRJ-3": "watermarks, gaps, lag, alerts with their counters, and on the page; the bus is not there yet",
     "API-4": "tokens, scopes, tenants, open access; the authoriser decides on commands, and scopes on other signals",
 }
 """Rules that tests prove only in part so far, and which part."""

@@ -5,6 +5,7 @@ import signal
 import socket
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from msgspec.structs import replace
@@ -299,3 +300,23 @@ async def test_a_reader_survives_the_servers_end_and_its_restart(tmp_path: Path)
             history = await server.history(run_id)
     assert read[-1][0] == "end"
     assert [data for event, data in read if not event] == history
+
+
+async def test_a_child_whose_id_holds_a_slash_can_be_followed() -> None:
+    app = hf.App("shop")
+
+    @app.workflow
+    async def child() -> int:
+        return 1
+
+    @app.workflow
+    async def parent() -> int:
+        return await child()
+
+    async with served(app=app) as shop:
+        run_id = await shop.start("parent")
+        await shop.http.get(f"/v1/runs/{run_id}/result?wait_s=10")
+        [found] = (await shop.http.get(f"/v1/runs?parent_run_id={run_id}")).json()["items"]
+        assert "/" in found["run_id"]
+        async with shop.reading(f"/v1/runs/{quote(found['run_id'], safe='')}/stream") as reading:
+            assert (await reading.rest())[-1][0] == "end"

@@ -59,7 +59,9 @@ def dev(
     with bind(ServiceOptions(host=host, port=port)) as listener:
         listener.listen(128)
         place = f"[{host}]" if ":" in host else host
-        note(f"{target} is at http://{place}:{listener.getsockname()[1]}, and starts again when its code changes")
+        address_here = f"http://{place}:{listener.getsockname()[1]}"
+        note(f"{target} is at {address_here}, and starts again when its code changes")
+        note(f"open {address_here}/ in a browser to watch its runs")
         note(f"the store is {place_of(address)}")
         note("ACCESS IS OPEN: whoever is on this machine may do everything. Elsewhere use `holdfast server`.")
         return asyncio.run(_supervise(target, address, host, listener))

@@ -54,6 +54,7 @@ class Metrics:
         yield from _gauge("runs", "Runs in the store.", _by("status", stats.runs))
         yield from _gauge("runs_ready", "Runs whose turn is due.", _one(stats.ready))
         yield from _gauge("runs_leased", "Runs that belong to a node.", _one(stats.leased))
+        yield from _gauge("runs_queued", "Runs that wait for a place.", _one(stats.queued))
         yield from _gauge("ready_lag_seconds", "How long the run that is due for longest has been so.", _one(lag_s))
         yield from _gauge("messages_waiting", "Messages in inboxes, due or not.", _one(stats.messages))
         yield from _gauge("signals_waiting", "Signals that no wait has taken.", _one(stats.signals))

@@ -31,6 +31,7 @@ from holdfast.service.metrics import Metrics
 from holdfast.service.openapi import describe
 from holdfast.service.operations import CATALOGUE
 from holdfast.service.options import ServiceOptions
+from holdfast.service.page import page_routes
 from holdfast.service.problems import unexpected
 from holdfast.service.rest import Rest
 from holdfast.service.sessions import Sessions
@@ -53,7 +54,7 @@ class Front:
             Route("/session", Sessions(service), methods=["GET", "POST", "DELETE"]),
             Route("/metrics", Metrics(service), methods=["GET"]),
         ]
-        self._others = Router([*own, *routes], redirect_slashes=False)
+        self._others = Router([*own, *routes, *page_routes()], redirect_slashes=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -67,14 +68,15 @@ class Front:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *common]
+                is_kept = any(name == b"cache-control" for name, _ in message["headers"])  # it comes first in `common`
+                message["headers"] = [*message["headers"], *common[is_kept:]]
             await send(message)
 
-        await self._application(scope["path"])(scope, receive, send_with_headers)
+        await self._application(scope["path"], scope["raw_path"])(scope, receive, send_with_headers)
 
-    def _application(self, path: str) -> ASGIApp:
+    def _application(self, path: str, as_it_came: bytes) -> ASGIApp:
         if path.startswith("/v1/"):
-            return self._streams if is_stream(path) else self._rest
+            return self._streams if is_stream(as_it_came) else self._rest
         return self._rpc if path == "/rpc" else self._other
 
     async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:

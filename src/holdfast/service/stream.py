@@ -26,12 +26,12 @@ STREAMS: dict[str, Operation] = collect((streams,))
 CONTENT_TYPE = b"text/event-stream"
 LAST_ID = b"last-event-id"
 
-_IS_STREAM = re.compile(r"/v1/(runs/[^/]+/)?stream")
+_IS_STREAM = re.compile(rb"/v1/(runs/[^/]+/)?stream")
 _ID = re.compile(rb"(\d{1,16})(-end)?")
 
 
-def is_stream(path: str) -> bool:
-    """Say whether an event stream is at this address."""
+def is_stream(path: bytes) -> bool:
+    """Say whether an event stream is at this path, as it came: an id may hold an encoded slash."""
     return _IS_STREAM.fullmatch(path) is not None
 
 

@@ -59,6 +59,8 @@ class StatsView(Struct, frozen=True, kw_only=True):
     nodes: int
     alerts: dict[str, int]
     oldest_ready_at: datetime | None = None
+    queued: int = 0
+    """How many runs wait for a place at the gate of their workflow."""
 
 
 async def _stats(call: Call) -> Stats:
@@ -82,6 +84,7 @@ async def stats(call: Call, ask: Nothing) -> StatsView:
         nodes=counted.nodes,
         alerts=dict(call.service.alerts.counts),
         oldest_ready_at=None if oldest is None else moment(oldest),
+        queued=counted.queued,
     )
 
 

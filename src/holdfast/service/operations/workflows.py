@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from holdfast.core.gates import RunLimit
 from holdfast.errors import NotFound
 from holdfast.program.definitions import Signature, WorkflowDefinition
 from holdfast.service.calling import Call
@@ -35,14 +36,16 @@ class WorkflowView(Struct, frozen=True, kw_only=True):
     signals: dict[str, Schema]
     queries: dict[str, Handled]
     updates: dict[str, Handled]
+    limit: RunLimit | None = None
 
 
 def _handled(known: dict[str, Signature]) -> dict[str, Handled]:
     return {name: Handled(*signature.schemas()) for name, signature in sorted(known.items())}
 
 
-def _view(definition: WorkflowDefinition) -> WorkflowView:
+def _view(call: Call, definition: WorkflowDefinition) -> WorkflowView:
     input, result = definition.signature.schemas()
+    limited = call.service.app.limited().get(definition.name)
     return WorkflowView(
         name=definition.name,
         version=definition.version,
@@ -52,6 +55,7 @@ def _view(definition: WorkflowDefinition) -> WorkflowView:
         signals={name: msgspec.json.schema(kind) for name, kind in definition.signals.items()},
         queries=_handled(definition.queries),
         updates=_handled(definition.updates),
+        limit=None if limited is None else limited.limit,
     )
 
 
@@ -68,7 +72,7 @@ class WorkflowList(Struct, frozen=True):
 @operation("workflows.list", "GET /v1/workflows", scope="workflows:read")
 async def list_(call: Call, ask: ListWorkflows) -> WorkflowList:
     """Return the workflows that can be started here, with the JSON Schemas of what they take."""
-    return WorkflowList([_view(definition) for _, definition in sorted(call.opened.workflows.items())])
+    return WorkflowList([_view(call, definition) for _, definition in sorted(call.opened.workflows.items())])
 
 
 class OfWorkflow(Ask, frozen=True, kw_only=True):
@@ -81,4 +85,4 @@ class OfWorkflow(Ask, frozen=True, kw_only=True):
 @operation("workflows.get", "GET /v1/workflows/{name}", scope="workflows:read", errors=(NotFound,))
 async def get(call: Call, ask: OfWorkflow) -> WorkflowView:
     """Return one workflow, with the JSON Schemas of what it takes."""
-    return _view(call.opened.workflow(ask.name, ask.version))
+    return _view(call, call.opened.workflow(ask.name, ask.version))

@@ -1,0 +1,90 @@
+// What stands beside the charts: nodes, runs, queues, alerts, and limits.
+
+import { nowMs } from "../lib/clock.js";
+import { h } from "../lib/dom.js";
+import { icon, statusBadge } from "../lib/icons.js";
+import { runAddress } from "../lib/router.js";
+import { ageOf, duration } from "../lib/time.js";
+
+const STATUSES = ["RUNNING", "PENDING", "APPROVED", "PAUSED", "FAILED", "COMPLETED", "CANCELLED"];
+const RECENT_MS = 15 * 60_000;
+const LAG_S = 5;
+const number = new Intl.NumberFormat();
+
+export function panel(title, mark, body, hint = "") {
+  return h("section", { class: "card panel" }, h("header", {}, icon(mark), h("h2", {}, title), hint && h("span", { class: "hint" }, hint)), h("div", { class: "card-body" }, body));
+}
+
+// What is wrong at this moment, in words; nothing if nothing is.
+export function concerns({ latest, nodes, alerts, points }) {
+  const here = [...nodes.values()];
+  const gone = here.filter((node) => node.isGone);
+  const recent = alerts.filter((alert) => nowMs() - Date.parse(alert.raised_at) < RECENT_MS);
+  const lost = points.slice(-12).some((point) => point.lost > 0);
+  return [
+    here.length === gone.length && ["FAILED", "No node is there: nothing goes on.", null],
+    gone.length > 0 && here.length > gone.length && ["PAUSED", `${gone.length === 1 ? "A node is" : `${gone.length} nodes are`} gone: ${gone.map((node) => node.name).join(", ")}`, null],
+    latest.lag > LAG_S && ["FAILED", `A run has been due for ${duration(latest.lag * 1000)}: too few nodes, or none that can run it.`, "/runs"],
+    latest.letters > 0 && ["FAILED", `${number.format(latest.letters)} dead ${latest.letters === 1 ? "letter waits" : "letters wait"} for somebody to look.`, "/inbox/letters"],
+    recent.length > 0 && [recent.some((alert) => alert.priority === 1) ? "FAILED" : "PAUSED", `${recent.length} ${recent.length === 1 ? "alert" : "alerts"} in the last quarter of an hour.`, null],
+    lost && ["PAUSED", "Turns were lost within the last minute: two nodes may own the same runs.", null],
+  ].filter(Boolean);
+}
+
+export function verdict(found) {
+  if (found.length === 0) return h("div", { class: "verdict fine" }, icon("COMPLETED"), h("p", {}, "All is well."));
+  return h("ul", { class: "verdict" }, found.map(([status, text, address]) => h("li", { dataset: { status } }, icon("warning"), h("span", {}, text), address && h("a", { href: address }, "Look"))));
+}
+
+export function runCounts({ latest }) {
+  const known = [...STATUSES, ...Object.keys(latest.runs).filter((each) => !STATUSES.includes(each))];
+  const rows = known.filter((status) => latest.runs[status]).map((status) => h("li", {}, h("a", { href: `/runs?status=${status}` }, statusBadge(status), h("b", { class: "numbers" }, number.format(latest.runs[status])))));
+  return panel("Runs", "runs", rows.length === 0 ? h("p", { class: "hint" }, "There are none yet.") : h("ul", { class: "tallies" }, rows));
+}
+
+export function work({ latest }) {
+  const rows = [
+    ["Runs whose turn is due", latest.ready], ["Runs that a node has", latest.leased], ["Activities under way here", latest.running],
+    ["Messages in inboxes", latest.messages], ["Signals that nobody has taken", latest.signals, "/inbox/signals"],
+    ["Open tasks", latest.tasks, "/inbox"], ["Dead letters", latest.letters, "/inbox/letters"], ["Open streams here", latest.streams],
+  ];
+  return panel("Work", "activity", h("dl", { class: "counts" }, rows.map(([term, count, address]) => [h("dt", {}, address ? h("a", { href: address }, term) : term), h("dd", {}, number.format(count))])));
+}
+
+export function nodeList({ nodes }) {
+  const sorted = [...nodes.values()].sort((one, other) => one.isGone - other.isGone || one.name.localeCompare(other.name));
+  const rows = sorted.map((node) => h(
+    "li", { class: node.isGone ? "gone" : null },
+    icon(node.isGone ? "FAILED" : "COMPLETED"), h("span", { class: "node-name" }, node.name, node.is_here && h("span", { class: "tag" }, "answers here")),
+    h("span", { class: "quiet" }, node.isGone ? ["gone, lease ended "] : ["lease ends "], ageOf(node.lease_until)),
+  ));
+  return panel("Nodes", "system", rows.length === 0 ? h("p", { class: "hint" }, "No node is there: nothing goes on.") : h("ul", { class: "nodes" }, rows));
+}
+
+export function queueList({ latest }) {
+  const queues = Object.entries(latest.queues).sort(([, one], [, other]) => other - one);
+  const most = Math.max(1, ...queues.map(([, jobs]) => jobs));
+  const rows = queues.map(([name, jobs]) => h("li", {}, h("span", { class: "queue-name" }, name || "default"), h("meter", { min: 0, max: most, value: jobs, "aria-label": `${name}: ${jobs} jobs` }), h("b", { class: "numbers" }, number.format(jobs))));
+  return panel("Queues", "inbox", rows.length === 0 ? h("p", { class: "hint" }, "Every queue is empty.") : h("ul", { class: "queues" }, rows));
+}
+
+export function alertList({ alerts }) {
+  const rows = alerts.slice(0, 50).map((alert) => h(
+    "li", { dataset: { status: alert.priority === 1 ? "FAILED" : "PAUSED" } },
+    h("span", { class: "status", dataset: { status: alert.priority === 1 ? "FAILED" : "PAUSED" } }, icon("warning"), `P${alert.priority}`),
+    h("div", {}, h("p", {}, h("code", {}, alert.code), " ", h("span", { class: "quiet" }, ageOf(alert.raised_at))), h("p", { class: "alert-detail" }, alert.detail), alert.run_id && h("a", { class: "mono", href: runAddress(alert.run_id) }, alert.run_id)),
+  ));
+  return panel("Alerts", "warning", rows.length === 0 ? h("p", { class: "hint" }, "None since this process began.") : h("ul", { class: "alerts" }, rows));
+}
+
+function limitWords({ at_once: atOnce, per_key: perKey, starts, period_ms: period, overload }) {
+  const bounds = [atOnce && `${atOnce} at once`, perKey && `${perKey} of one key`, starts && `${starts} starts in ${duration(period)}`].filter(Boolean);
+  return `${bounds.join(", ")}; beyond that: ${overload}`;
+}
+
+export function limitList({ latest }, workflows) {
+  const limited = workflows.filter((workflow) => workflow.limit);
+  const waiting = h("p", {}, h("b", { class: "numbers" }, number.format(latest.queued)), " ", latest.queued === 1 ? "run waits" : "runs wait", " for a place. ", latest.queued > 0 && h("a", { href: "/runs?status=PENDING" }, "See them"));
+  const rows = limited.map((workflow) => [h("dt", {}, workflow.name), h("dd", {}, limitWords(workflow.limit))]);
+  return panel("Limits", "PAUSED", [waiting, limited.length > 0 ? h("dl", { class: "facts" }, rows) : h("p", { class: "hint" }, "No workflow here has a limit.")]);
+}

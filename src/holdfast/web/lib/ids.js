@@ -1,0 +1,10 @@
+// Ids of requests: the same one again is harmless, so whoever presses twice starts one run and sends one signal.
+
+export function requestId() {
+  const bytes = crypto.getRandomValues(new Uint8Array(16)); // randomUUID is not there without https
+  return `page-${[...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("")}`;
+}
+
+export function shortId(id) {
+  return id.length <= 22 ? id : `${id.slice(0, 8)}…${id.slice(-6)}`;
+}

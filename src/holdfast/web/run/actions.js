@@ -1,0 +1,253 @@
+// What an operator can do to a run and its steps: only what its status and the caller's scopes allow.
+
+import { call } from "../lib/api.js";
+import { openDialog, reasonField } from "../lib/dialog.js";
+import { h, newId, put } from "../lib/dom.js";
+import { fieldFor, Unfit } from "../lib/fields.js";
+import { schemaForm } from "../lib/forms.js";
+import { requestId } from "../lib/ids.js";
+import { go, runAddress } from "../lib/router.js";
+import { may } from "../lib/session.js";
+import { toast } from "../lib/toast.js";
+import { workflowNamed } from "../lib/workflows.js";
+import { TERMINAL } from "./fold.js";
+import { startDialog } from "./start.js";
+
+const COMMANDS = {
+  approve: { word: "Approve", title: "Let this run go ahead", done: "The run was approved.", on: ["PENDING"] },
+  resume: { word: "Resume", title: "Let this run go on", done: "The run goes on.", on: ["PAUSED"] },
+  pause: {
+    word: "Pause",
+    title: "Hold this run",
+    done: "The run is paused.",
+    on: ["RUNNING"],
+    hint: "Results are still recorded, but its program does not go on.",
+  },
+  cancel: {
+    word: "Cancel",
+    title: "Cancel this run",
+    done: "The run was asked to cancel.",
+    on: ["PENDING", "APPROVED", "RUNNING", "PAUSED"],
+    danger: true,
+    hint: "It may clean up first.",
+  },
+  terminate: {
+    word: "Terminate",
+    title: "End this run at once",
+    done: "The run has ended.",
+    on: ["PENDING", "APPROVED", "RUNNING", "PAUSED"],
+    danger: true,
+    hint: "It is not given a chance to clean up.",
+    needed: true,
+  },
+};
+
+function command(runId, name) {
+  const { word, title, done, hint, danger = false, needed = false } = COMMANDS[name];
+  const reason = reasonField({ needed });
+  const signal_id = requestId();
+  openDialog({
+    title,
+    action: word,
+    danger,
+    body: [hint && h("p", {}, hint), reason.element],
+    act: async () => {
+      if (!reason.check()) return false;
+      await call(`runs.${name}`, { run_id: runId, reason: reason.value(), signal_id, wait: true });
+      toast(done);
+      return true;
+    },
+  });
+}
+
+export function commandsFor(model) {
+  const { status } = model.state;
+  if (!may("runs:control")) return [];
+  return Object.keys(COMMANDS)
+    .filter((name) => COMMANDS[name].on.includes(status))
+    .map((name) => ({ name, ...COMMANDS[name], act: () => command(model.runId, name) }));
+}
+
+export function othersFor(model) {
+  const isOver = TERMINAL.has(model.state.status);
+  return [
+    !isOver && may("signals:write") && { name: "signal", word: "Signal", act: () => signalDialog(model) },
+    isOver && may("runs:control") && { name: "retry", word: "Retry", act: () => retryRun(model.runId) },
+    may("runs:write") && { name: "again", word: "Start again with another input", act: () => startAgain(model) },
+  ].filter(Boolean);
+}
+
+function startAgain(model) {
+  startDialog({
+    workflow: model.head.workflow,
+    input: model.state.queued?.input ?? {},
+    tags: model.head.tags,
+    reference: model.head.reference_key ?? "",
+  });
+}
+
+function retryRun(runId) {
+  const reason = reasonField();
+  const signal_id = requestId();
+  openDialog({
+    title: "Do this run again",
+    action: "Retry",
+    body: [h("p", {}, "A new run starts, with the same input. This one stays as it is."), reason.element],
+    act: async () => {
+      const run = await call("runs.retry", { run_id: runId, reason: reason.value(), signal_id });
+      toast("The new run has started.");
+      go(runAddress(run.run_id));
+    },
+  });
+}
+
+// Which commands there are for a step, as buttons.
+export function stepActions(model, step) {
+  if (!may("runs:control") || TERMINAL.has(model.state.status)) return signalOnly(model, step);
+  const current = model.state.steps.get(step.id);
+  const canRetry = current?.status === "FAILED" && current.kind === "activity" && model.state.status === "PAUSED";
+  const canSkip = current && (current.status === "RUNNING" || canRetry) && current.kind !== "update";
+  return [
+    ...signalOnly(model, step),
+    canRetry &&
+      h(
+        "button",
+        { class: "button small primary", type: "button", onclick: () => retryStep(model.runId, step.id) },
+        "Retry step",
+      ),
+    canSkip &&
+      h(
+        "button",
+        { class: "button small", type: "button", onclick: () => skipStep(model.runId, step.id) },
+        "Skip step",
+      ),
+  ].filter(Boolean);
+}
+
+function signalOnly(model, step) {
+  const isOpen = step.kind === "signal" && model.state.steps.get(step.id)?.status === "RUNNING";
+  if (!isOpen || !may("signals:write")) return [];
+  return [
+    h(
+      "button",
+      { class: "button small primary", type: "button", onclick: () => signalDialog(model, step.id) },
+      "Send the signal",
+    ),
+  ];
+}
+
+export function retryStep(runId, stepId) {
+  const reason = reasonField();
+  const signal_id = requestId();
+  openDialog({
+    title: "Try this step again",
+    action: "Retry step",
+    body: [h("p", {}, h("code", {}, stepId), " is tried again, as a new attempt of yours."), reason.element],
+    act: async () => {
+      await call("runs.retry_step", { run_id: runId, step_id: stepId, reason: reason.value(), signal_id, wait: true });
+      toast("The step is tried again.");
+    },
+  });
+}
+
+export function skipStep(runId, stepId) {
+  const reason = reasonField();
+  const result = fieldFor(
+    "Result for the workflow",
+    { description: "JSON; the workflow gets it in place of the step’s result. Empty is null." },
+    {},
+    undefined,
+    false,
+  );
+  const signal_id = requestId();
+  openDialog({
+    title: "Skip this step",
+    action: "Skip step",
+    danger: true,
+    body: [h("p", {}, h("code", {}, stepId), " will not be done."), result.element, reason.element],
+    act: async () => {
+      let given;
+      try {
+        given = result.read();
+      } catch (unfit) {
+        if (unfit instanceof Unfit) return false;
+        throw unfit;
+      }
+      await call("runs.skip_step", {
+        run_id: runId,
+        step_id: stepId,
+        result: given ?? null,
+        reason: reason.value(),
+        signal_id,
+        wait: true,
+      });
+      toast("The step was skipped.");
+      return true;
+    },
+  });
+}
+
+function openWaits(model) {
+  return [...model.state.steps.values()].filter((step) => step.kind === "signal" && step.status === "RUNNING");
+}
+
+export async function signalDialog(model, stepId = null) {
+  const workflow = await workflowNamed(model.head.workflow).catch(() => null);
+  const waits = openWaits(model);
+  const wait = waits.find((step) => step.id === stepId) ?? null;
+  const names = [...new Set([...waits.map((step) => step.first.data.name), ...Object.keys(workflow?.signals ?? {})])];
+  const id = newId("signal");
+  const name = h("input", {
+    id,
+    list: `${id}-names`,
+    autocomplete: "off",
+    required: true,
+    readonly: wait !== null,
+    value: wait?.first.data.name ?? names[0] ?? "",
+  });
+  const place = h("div", {});
+  const signal_id = requestId();
+  let form;
+  const show = () => {
+    form = schemaForm(workflow?.signals?.[name.value] ?? {}, { what: "Payload" });
+    put(place, form.element);
+  };
+  name.addEventListener("change", show);
+  show();
+  openDialog({
+    title: "Send a signal",
+    action: "Send",
+    wide: true,
+    body: [
+      h(
+        "div",
+        { class: "field" },
+        h("label", { for: id }, "Signal"),
+        name,
+        h(
+          "datalist",
+          { id: `${id}-names` },
+          names.map((each) => h("option", { value: each })),
+        ),
+        h(
+          "p",
+          { class: "hint" },
+          wait
+            ? ["It goes to exactly this wait: ", h("code", {}, wait.id)]
+            : "It goes to the oldest wait of this name, or is kept until there is one.",
+        ),
+      ),
+      place,
+    ],
+    act: async () => {
+      const found = form.read();
+      if (!found || !name.value) return false;
+      const asked = { run_id: model.runId, name: name.value, payload: found.value, signal_id };
+      if (wait) asked.step_id = wait.id;
+      model.whenTaken(signal_id, (event) => toast(`The run took “${asked.name}” at event ${event.run_seq}.`));
+      await call("signals.send", asked);
+      toast(`“${asked.name}” was accepted.`);
+      return true;
+    },
+  });
+}

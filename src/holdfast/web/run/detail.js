@@ -1,0 +1,154 @@
+// One step, or one event, with everything that is recorded of it.
+
+import { h, put } from "../lib/dom.js";
+import { icon, statusBadge } from "../lib/icons.js";
+import { jsonView } from "../lib/json.js";
+import { runAddress } from "../lib/router.js";
+import { duration, exact, precise } from "../lib/time.js";
+import { errorView } from "./errors.js";
+import { eventWord, kindWord } from "./words.js";
+
+const micros = (value) => new Date(value / 1000).toISOString();
+
+export function facts(pairs) {
+  return h(
+    "dl",
+    { class: "facts" },
+    pairs.filter(Boolean).map(([term, text]) => [h("dt", {}, term), h("dd", {}, text)]),
+  );
+}
+
+function part(title, ...children) {
+  return h("section", { class: "detail-part" }, h("h3", {}, title), children);
+}
+
+function head(title, onClose) {
+  return h(
+    "header",
+    {},
+    h("h2", { class: "detail-title" }, title),
+    h("button", { class: "icon-button", type: "button", "aria-label": "Close", onclick: onClose }, icon("close")),
+  );
+}
+
+export function stepDetail(place, { step, model, actions, until, onClose, onEvent }) {
+  const opened = step.first.data ?? {};
+  const closed = step.status === "RUNNING" ? {} : (step.last.data ?? {});
+  const answer = closed.result ?? closed.payload ?? closed.answer;
+  put(
+    place,
+    head(h("span", { class: "mono" }, step.id), onClose),
+    h(
+      "div",
+      { class: "card-body detail-body" },
+      actions.length > 0 && h("div", { class: "actions" }, actions),
+      facts([
+        ["Status", statusBadge(step.status)],
+        ["Kind", kindWord(step.kind)],
+        opened.name && opened.name !== step.id && ["Name", opened.name],
+        ["Took", duration((step.until ?? until) - step.from)],
+        ["Began", exact(step.from)],
+        opened.due_at && ["Due", exact(micros(opened.due_at))],
+        opened.until && ["Until", exact(micros(opened.until))],
+        step.attempts.length > 1 && ["Attempts", String(step.attempts.length)],
+        step.logical > 1 && ["Retries", `Retry #${step.logical - 1}`],
+        opened.queue && ["Queue", opened.queue],
+        opened.idempotency_key && ["Key", h("code", {}, opened.idempotency_key)],
+        opened.roles?.length && ["Roles", opened.roles.join(", ")],
+        closed.actor && ["By", closed.actor],
+        opened.child_run_id && [
+          "Run",
+          h("a", { href: runAddress(opened.child_run_id), class: "mono" }, opened.child_run_id),
+        ],
+        opened.task_id && [
+          "Task",
+          h("a", { href: `/inbox/${encodeURIComponent(opened.task_id)}` }, "Open in the inbox"),
+        ],
+      ]),
+      step.error && part("Error", errorView(step.error)),
+      opened.input !== undefined && part("Input", jsonView(opened.input, { label: "Input" })),
+      opened.payload !== undefined && part("Payload", jsonView(opened.payload, { label: "Payload" })),
+      answer !== undefined && part("Result", jsonView(answer, { label: "Result" })),
+      step.attempts.length > 1 && part("Attempts", attempts(step, until)),
+      part(
+        "Events",
+        h(
+          "ul",
+          { class: "plain-list" },
+          step.events
+            .map((seq) => model.events[seq - 1])
+            .filter(Boolean)
+            .map((event) =>
+              h(
+                "li",
+                {},
+                h(
+                  "button",
+                  { class: "link-button", type: "button", onclick: () => onEvent(event) },
+                  `${event.run_seq} ${eventWord(event.event_type)}`,
+                ),
+                " ",
+                h("span", { class: "quiet numbers" }, precise(event.persisted_at)),
+              ),
+            ),
+        ),
+      ),
+    ),
+  );
+}
+
+function attempts(step, until) {
+  return h(
+    "ol",
+    { class: "plain-list" },
+    step.attempts.map((attempt, n) =>
+      h(
+        "li",
+        {},
+        h("span", { class: "numbers" }, `${n + 1}. ${duration(Math.max(0, (attempt.until ?? until) - attempt.from))}`),
+        " ",
+        attempt.error &&
+          h(
+            "span",
+            { class: "row-error" },
+            `${attempt.error.code}${attempt.error.message ? `: ${attempt.error.message}` : ""}`,
+          ),
+      ),
+    ),
+  );
+}
+
+export function eventDetail(place, { event, onClose, onTravel, onStep }) {
+  const by = event.engine_run_ref;
+  put(
+    place,
+    head(`${event.run_seq} · ${eventWord(event.event_type)}`, onClose),
+    h(
+      "div",
+      { class: "card-body detail-body" },
+      h(
+        "div",
+        { class: "actions" },
+        h(
+          "button",
+          { class: "button small", type: "button", onclick: () => onTravel(event.run_seq) },
+          "See the run as it was here",
+        ),
+        event.step_id &&
+          h("button", { class: "button small", type: "button", onclick: () => onStep(event.step_id) }, "See the step"),
+      ),
+      event.data?.error && part("Error", errorView(event.data.error)),
+      part("Data", jsonView(event.data, { label: "Data" })),
+      facts([
+        event.step_id && ["Step", h("code", {}, event.step_id)],
+        event.engine_attempt_id && ["Attempt", `${event.engine_attempt_id}, logical ${event.logical_attempt_id}`],
+        ["Persisted", exact(event.persisted_at)],
+        ["Emitted", exact(event.emitted_at)],
+        ["Node", `${by.node}, epoch ${by.epoch}`],
+        event.caused_by_signal_id && ["Signal", h("code", {}, event.caused_by_signal_id)],
+        ["Event id", h("code", {}, event.event_id)],
+        ["Key", h("code", {}, event.idempotency_key)],
+      ]),
+    ),
+  );
+}

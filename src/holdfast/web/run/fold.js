@@ -1,0 +1,210 @@
+// A run from its events: the same rules as the service's projection, plus what a drawing needs.
+//
+// Events are applied in order, each once. What is not known changes nothing but the number of the last event.
+
+const OPENING = {
+  StepStarted: "activity",
+  TimerStarted: "timer",
+  SignalWaiting: "signal",
+  TaskCreated: "task",
+  ChildStarted: "child",
+  UpdateAccepted: "update",
+};
+const CLOSING = {
+  StepCompleted: "SUCCESS",
+  TimerFired: "SUCCESS",
+  SignalReceived: "SUCCESS",
+  TaskCompleted: "SUCCESS",
+  ChildCompleted: "SUCCESS",
+  UpdateCompleted: "SUCCESS",
+  StepSkipped: "SKIPPED",
+  StepCancelled: "SKIPPED",
+  StepFailed: "FAILED",
+  ChildFailed: "FAILED",
+  SignalTimedOut: "FAILED",
+};
+const TRANSITIONS = {
+  PENDING: { RunApproved: "APPROVED", RunStarted: "RUNNING", RunFailed: "FAILED", RunCancelled: "CANCELLED" },
+  APPROVED: { RunStarted: "RUNNING", RunFailed: "FAILED", RunCancelled: "CANCELLED" },
+  RUNNING: { RunPaused: "PAUSED", RunCompleted: "COMPLETED", RunFailed: "FAILED", RunCancelled: "CANCELLED" },
+  PAUSED: { RunResumed: "RUNNING", RunFailed: "FAILED", RunCancelled: "CANCELLED" },
+  COMPLETED: {},
+  FAILED: {},
+  CANCELLED: {},
+};
+export const TERMINAL = new Set(["COMPLETED", "FAILED", "CANCELLED"]);
+const TIMED_OUT = { code: "SignalTimedOut", message: "no signal came in time", retryable: false };
+
+export function newState() {
+  return {
+    seq: 0,
+    status: "PENDING",
+    substatus: null,
+    isCancelling: false,
+    steps: new Map(),
+    pauses: [],
+    rotations: [],
+    queued: null,
+    from: null,
+    startedAt: null,
+    completedAt: null,
+    last: null,
+    result: undefined,
+    error: null,
+    failedStep: null,
+  };
+}
+
+export function timeOf(event) {
+  event.ms ??= Date.parse(event.persisted_at);
+  return event.ms;
+}
+
+export function apply(state, event) {
+  const { event_type: type, data } = event;
+  const at = timeOf(event);
+  if (event.step_id !== null) applyToStep(state, event, at);
+  else if (type === "RunPaused") state.substatus = data.error?.code ?? (data.reason || null);
+  else if (type === "RunCancelRequested") {
+    state.isCancelling = true;
+    if (state.status === "RUNNING") state.substatus = "CANCELLING";
+  } else if (type === "ContinuedAsNew") {
+    giveUpOpen(state, event, at);
+    state.rotations.push({ at, seq: event.run_seq });
+  } else if (type === "RunQueued") state.queued = data;
+  changeStatus(state, type, data, event, at);
+  state.from ??= at;
+  state.last = at;
+  state.seq = event.run_seq;
+  return state;
+}
+
+function changeStatus(state, type, data, event, at) {
+  const status = TRANSITIONS[state.status][type];
+  if (status === undefined) return;
+  if (status === "PAUSED") {
+    state.pauses.push({ from: at, until: null, reason: data.reason ?? "" });
+    state.error = data.error ?? state.error;
+    state.failedStep = data.failed_step_id ?? null;
+  } else if (state.status === "PAUSED") {
+    state.pauses.at(-1).until = at;
+    state.failedStep = null;
+  }
+  state.status = status;
+  if (status === "RUNNING") {
+    state.startedAt ??= at;
+    state.substatus = state.isCancelling ? "CANCELLING" : null;
+  }
+  if (!TERMINAL.has(status)) return;
+  giveUpOpen(state, event, at);
+  state.substatus = null;
+  state.completedAt = at;
+  if (type === "RunCompleted") state.result = data.result ?? null;
+  state.error = data.error ?? null;
+}
+
+function giveUpOpen(state, event, at) {
+  for (const step of state.steps.values()) {
+    if (step.status === "RUNNING") close(step, "SKIPPED", event, at);
+  }
+}
+
+function close(step, status, event, at) {
+  step.status = status;
+  step.until = at;
+  step.last = event;
+  const attempt = step.attempts.at(-1);
+  if (attempt) attempt.until ??= at;
+}
+
+function applyToStep(state, event, at) {
+  const { event_type: type, data, step_id: id } = event;
+  let step = state.steps.get(id);
+  if (type in OPENING) {
+    const before = step?.kind === OPENING[type] ? step : null;
+    step = {
+      id,
+      kind: OPENING[type],
+      status: "RUNNING",
+      logical: event.logical_attempt_id ?? 1,
+      engine: event.engine_attempt_id ?? 1,
+      from: before?.from ?? at,
+      since: at,
+      until: null,
+      error: null,
+      first: event,
+      last: event,
+      events: [...(before?.events ?? []), event.run_seq],
+      attempts: [
+        ...(before?.attempts ?? []),
+        { from: at, until: null, logical: event.logical_attempt_id ?? 1, error: null },
+      ],
+    };
+    state.steps.set(id, step);
+    return;
+  }
+  if (step === undefined) {
+    if (!(type in CLOSING) && type !== "StepRetried" && type !== "StepDetached") return;
+    step = {
+      id,
+      kind: "activity",
+      status: "PENDING",
+      logical: 1,
+      engine: 1,
+      from: at,
+      since: at,
+      until: null,
+      error: null,
+      first: event,
+      last: event,
+      events: [],
+      attempts: [],
+    };
+    state.steps.set(id, step);
+  }
+  step.events.push(event.run_seq);
+  if (type === "StepRetried") {
+    step.engine = event.engine_attempt_id ?? step.engine + 1;
+    const lost = step.attempts.at(-1);
+    if (lost) Object.assign(lost, { until: at, error: data.error ?? { code: data.reason, message: "" } });
+    step.attempts.push({
+      from: data.due_at ? Math.max(at, data.due_at / 1000) : at,
+      until: null,
+      logical: step.logical,
+      error: null,
+    });
+  } else if (type === "StepDetached") {
+    step.engine = event.engine_attempt_id ?? step.engine;
+  } else if (type in CLOSING) {
+    step.error = (type === "SignalTimedOut" ? TIMED_OUT : data.error) ?? step.error;
+    step.engine = event.engine_attempt_id ?? step.engine;
+    const own = type === "SignalTimedOut" ? TIMED_OUT : data.error;
+    if (own && step.attempts.length) step.attempts.at(-1).error = own;
+    close(step, own ? "FAILED" : CLOSING[type], event, at);
+    if (own) state.error = own;
+  }
+}
+
+export function fold(events, upTo = events.length) {
+  const state = newState();
+  for (let n = 0; n < upTo; n += 1) apply(state, events[n]);
+  return state;
+}
+
+// The part of a state that the service's snapshot has too, in the same words.
+export function snapshotOf(state) {
+  return {
+    status: state.status,
+    substatus: state.substatus,
+    last_event_seq: state.seq,
+    is_cancelling: state.isCancelling,
+    steps: [...state.steps.values()].map((step) => ({
+      step_id: step.id,
+      status: step.status,
+      kind: step.kind,
+      logical_attempt_id: step.logical,
+      engine_attempt_id: step.engine,
+      error_code: step.error?.code ?? null,
+    })),
+  };
+}

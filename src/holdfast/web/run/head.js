@@ -1,0 +1,138 @@
+// The top of a run's page: what it is, how it stands, and what can be done.
+
+import { h, put } from "../lib/dom.js";
+import { shortId } from "../lib/ids.js";
+import { icon, statusBadge } from "../lib/icons.js";
+import { runAddress } from "../lib/router.js";
+import { toast } from "../lib/toast.js";
+import { ageOf, elapsedOf, moment } from "../lib/time.js";
+import { commandsFor, othersFor } from "./actions.js";
+import { TERMINAL } from "./fold.js";
+
+const iso = (ms) => new Date(ms).toISOString();
+const IN_MENU = new Set(["terminate", "again"]);
+
+export class RunHead {
+  constructor() {
+    this.title = h("h1", {});
+    this.marks = h("span", { class: "head-marks", role: "status" });
+    this.facts = h("dl", { class: "head-facts" });
+    this.actions = h("div", { class: "actions" });
+    this.shown = "";
+    this.element = h(
+      "header",
+      { class: "run-head-card" },
+      h(
+        "div",
+        { class: "view-head" },
+        h("a", { class: "icon-button", href: "/runs", "aria-label": "All runs" }, icon("back")),
+        this.title,
+        this.marks,
+        this.actions,
+      ),
+      this.facts,
+    );
+  }
+
+  set(model, state, isPast) {
+    const { head } = model;
+    put(this.title, head.reference_key ?? shortId(head.run_id));
+    put(
+      this.marks,
+      statusBadge(state.status),
+      state.substatus && h("span", { class: "tag" }, state.substatus),
+      model.isStale && h("span", { class: "stale", title: "Events are missing" }, "STALE"),
+      isPast && h("span", { class: "past" }, `as it was at event ${state.seq}`),
+    );
+    this.showFacts(model, head);
+    this.showActions(model);
+  }
+
+  showFacts(model, head) {
+    const { state } = model;
+    const copy = async () => {
+      await navigator.clipboard.writeText(head.run_id);
+      toast("The id was copied.");
+    };
+    const until = TERMINAL.has(state.status) && state.last ? iso(state.last) : null;
+    const pairs = [
+      [
+        "Workflow",
+        [
+          h("a", { href: `/runs?workflow=${encodeURIComponent(head.workflow)}` }, head.workflow),
+          h("span", { class: "quiet" }, ` version ${head.workflow_version}`),
+        ],
+      ],
+      ["Run", h("button", { class: "copy-id mono", type: "button", title: "Copy the id", onclick: copy }, head.run_id)],
+      ["Started", ageOf(head.created_at)],
+      ["Took", elapsedOf(head.created_at, until)],
+      ["Events", h("span", { class: "numbers" }, String(model.seq))],
+      head.parent_run_id && [
+        "Parent",
+        h("a", { class: "mono", href: runAddress(head.parent_run_id) }, shortId(head.parent_run_id)),
+      ],
+      head.waiting_until && !TERMINAL.has(state.status) && ["Waits until", moment(head.waiting_until)],
+      head.tenant !== "default" && ["Tenant", head.tenant],
+      head.environment !== "default" && ["Environment", head.environment],
+      head.tags.length > 0 && [
+        "Tags",
+        head.tags.map((tag) => h("a", { class: "tag", href: `/runs?tag=${encodeURIComponent(tag)}` }, tag)),
+      ],
+    ];
+    put(
+      this.facts,
+      pairs.filter(Boolean).map(([term, text]) => h("div", {}, h("dt", {}, term), h("dd", {}, text))),
+    );
+  }
+
+  // Buttons stay the same elements while the same things can be done: whoever is about to press one must not miss it.
+  showActions(model) {
+    const all = [...othersFor(model), ...commandsFor(model)];
+    const shown = all.map(({ name }) => name).join();
+    if (shown === this.shown) return;
+    this.shown = shown;
+    const first =
+      all.find(({ name }) => ["approve", "resume", "retry"].includes(name)) ??
+      all.find(({ name }) => name === "signal");
+    const buttons = all.filter(({ name }) => !IN_MENU.has(name));
+    const rest = all.filter(({ name }) => IN_MENU.has(name));
+    put(
+      this.actions,
+      buttons.map(({ name, word, danger, act }) =>
+        h(
+          "button",
+          {
+            class: `button${name === first?.name ? " primary" : ""}${danger ? " danger" : ""}`,
+            type: "button",
+            onclick: act,
+          },
+          word,
+        ),
+      ),
+      rest.length > 0 &&
+        h(
+          "details",
+          { class: "menu" },
+          h("summary", { class: "button", "aria-label": "More actions" }, icon("more")),
+          h(
+            "div",
+            { class: "menu-body items" },
+            rest.map(({ word, danger, act }) =>
+              h(
+                "button",
+                {
+                  class: `menu-item${danger ? " danger" : ""}`,
+                  type: "button",
+                  onclick: (event) => {
+                    event.target.closest("details").open = false;
+                    act();
+                  },
+                },
+                word,
+              ),
+            ),
+          ),
+        ),
+    );
+  }
+}

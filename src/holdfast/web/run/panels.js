@@ -1,0 +1,129 @@
+// What a run was given, what it returned or why it did not, what it waits for, and what waits for it.
+
+import { call } from "../lib/api.js";
+import { h, put } from "../lib/dom.js";
+import { icon } from "../lib/icons.js";
+import { jsonView } from "../lib/json.js";
+import { may } from "../lib/session.js";
+import { ageOf, moment } from "../lib/time.js";
+import { retryStep, signalDialog, skipStep } from "./actions.js";
+import { errorView } from "./errors.js";
+import { TERMINAL } from "./fold.js";
+
+// What needs somebody: a failed step that holds the run, a wait for a signal, a task.
+export function needs(model, state) {
+  if (TERMINAL.has(state.status)) return [];
+  const cards = [];
+  const failed = state.failedStep && state.steps.get(state.failedStep);
+  if (failed?.status === "FAILED") {
+    cards.push(
+      need(
+        "FAILED",
+        h("span", {}, "Paused, because ", h("code", {}, failed.id), " failed: ", failed.error?.message),
+        may("runs:control") && [
+          h(
+            "button",
+            { class: "button small primary", type: "button", onclick: () => retryStep(model.runId, failed.id) },
+            "Retry step",
+          ),
+          h(
+            "button",
+            { class: "button small", type: "button", onclick: () => skipStep(model.runId, failed.id) },
+            "Skip step",
+          ),
+        ],
+      ),
+    );
+  }
+  for (const step of state.steps.values()) {
+    if (step.status !== "RUNNING" || cards.length >= 6) continue;
+    const { data } = step.first;
+    if (step.kind === "signal") {
+      cards.push(
+        need(
+          "signal",
+          h(
+            "span",
+            {},
+            "Waits for the signal ",
+            h("code", {}, data.name),
+            data.until && h("span", { class: "quiet" }, ` until ${moment(data.until / 1000)}`),
+          ),
+          may("signals:write") &&
+            h(
+              "button",
+              { class: "button small primary", type: "button", onclick: () => signalDialog(model, step.id) },
+              "Send it",
+            ),
+        ),
+      );
+    } else if (step.kind === "task") {
+      cards.push(
+        need(
+          "task",
+          h(
+            "span",
+            {},
+            "Waits for a person: ",
+            h("strong", {}, data.name),
+            data.roles?.length && h("span", { class: "quiet" }, ` for ${data.roles.join(", ")}`),
+          ),
+          h(
+            "a",
+            { class: "button small primary", href: `/inbox/${encodeURIComponent(data.task_id)}` },
+            "Open the task",
+          ),
+        ),
+      );
+    }
+  }
+  return cards;
+}
+
+function need(name, text, actions) {
+  return h(
+    "div",
+    { class: "need", dataset: { status: name === "FAILED" ? "FAILED" : "WAITING" } },
+    icon(name),
+    text,
+    h("div", { class: "actions" }, actions),
+  );
+}
+
+export function inputPanel(place, state) {
+  put(place, jsonView(state.queued?.input ?? null, { label: "Input" }));
+}
+
+export function outcomePanel(card, place, title, state) {
+  const isThere = TERMINAL.has(state.status) || state.error !== null;
+  card.hidden = !isThere;
+  if (!isThere) return;
+  title.textContent = state.status === "COMPLETED" ? "Result" : "Error";
+  if (state.status === "COMPLETED") put(place, jsonView(state.result, { label: "Result" }));
+  else if (state.error) put(place, errorView(state.error));
+  else put(place, h("p", { class: "quiet" }, "It was cancelled."));
+}
+
+// Signals that the run has not taken yet.
+export async function mailboxPanel(card, place, runId, signal) {
+  if (!may("signals:read")) return;
+  const { items } = await call("signals.mailbox", { run_id: runId }, signal);
+  card.hidden = items.length === 0;
+  put(
+    place,
+    h(
+      "ul",
+      { class: "plain-list" },
+      items.map((mail) =>
+        h(
+          "li",
+          {},
+          h("strong", {}, mail.name),
+          " ",
+          h("span", { class: "quiet" }, "since ", ageOf(mail.accepted_at)),
+          jsonView(mail.payload, { label: mail.name }),
+        ),
+      ),
+    ),
+  );
+}

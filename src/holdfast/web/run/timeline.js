@@ -1,0 +1,348 @@
+// The steps of a run over time, to scale. Only the rows that are seen exist, so thousands of steps cost what forty do.
+
+import { h, on, perFrame, put, s } from "../lib/dom.js";
+import { icon, statusWord } from "../lib/icons.js";
+import { nowMs } from "../lib/clock.js";
+import { Scroller } from "../lib/scroller.js";
+import { duration } from "../lib/time.js";
+import { barsOf, ROW } from "./bars.js";
+import { TERMINAL } from "./fold.js";
+import { Overview } from "./overview.js";
+import { Scale, tickWord } from "./scale.js";
+import { PLAIN, squeezed } from "./warp.js";
+import { kindWord, spokenStep } from "./words.js";
+
+const AXIS = 24;
+
+export class Timeline {
+  constructor({ onPick, signal }) {
+    this.onPick = onPick;
+    this.zoom = null;
+    this.warp = PLAIN;
+    this.steps = [];
+    this.version = 0;
+    this.active = 0;
+    this.scroller = new Scroller({
+      rowHeight: ROW,
+      label: "Steps",
+      signal,
+      make: (index) => this.row(index),
+      stampOf: (index) => `${this.version}:${this.steps[index].id}`,
+    });
+    this.scroller.element.classList.add("steps");
+    this.scroller.element.tabIndex = -1;
+    this.axis = s("svg", { class: "axis", height: AXIS, "aria-hidden": "true" });
+    this.back = s("svg", { class: "chart-back", "aria-hidden": "true" });
+    this.tip = h("div", { class: "tip", role: "tooltip", hidden: true });
+    this.overview = new Overview({
+      signal,
+      onZoom: (from, until) => this.zoomTo(from, until),
+      onFit: () => this.fit(),
+    });
+    this.span = h("span", { class: "quiet numbers", "aria-live": "off" });
+    const button = (word, label, act) =>
+      h("button", { class: "button small", type: "button", "aria-label": label, title: label, onclick: act }, word);
+    const squeeze = h(
+      "button",
+      {
+        class: "button small",
+        type: "button",
+        "aria-pressed": "false",
+        title: "Leave out the long times in which the run only waits",
+      },
+      "Squeeze waits",
+    );
+    squeeze.addEventListener("click", () => {
+      this.isSqueezed = !this.isSqueezed;
+      squeeze.setAttribute("aria-pressed", String(this.isSqueezed));
+      this.fit();
+    });
+    this.isSqueezed = false;
+    this.tools = h(
+      "div",
+      { class: "timeline-tools" },
+      this.span,
+      squeeze,
+      button("−", "Zoom out", () => this.scaleBy(2)),
+      button("+", "Zoom in", () => this.scaleBy(0.5)),
+      button("Fit", "Show the whole run", () => this.fit()),
+    );
+    this.chart = h("div", { class: "chart" }, this.back, this.scroller.element);
+    this.element = h(
+      "div",
+      { class: "timeline" },
+      h("div", { class: "label-gap" }, this.overview.element),
+      h("div", { class: "label-gap" }, this.axis),
+      this.chart,
+      this.tip,
+    );
+    this.redraw = perFrame(() => signal.aborted || this.drawNow());
+    this.listen(signal);
+  }
+
+  listen(signal) {
+    const watch = new ResizeObserver(() => this.redraw());
+    watch.observe(this.element);
+    const beat = setInterval(() => {
+      if (this.state && !this.isPast && !TERMINAL.has(this.state.status) && !document.hidden) this.redraw();
+    }, 500);
+    signal.addEventListener("abort", () => {
+      watch.disconnect();
+      clearInterval(beat);
+    });
+    on(this.chart, "wheel", (event) => this.wheel(event), signal);
+    on(this.chart, "keydown", (event) => this.key(event), signal);
+    on(this.chart, "pointermove", (event) => this.hover(event), signal);
+    on(
+      this.chart,
+      "pointerleave",
+      () => {
+        this.tip.hidden = true;
+      },
+      signal,
+    );
+    on(this.scroller.element, "focusin", (event) => this.noteFocus(event), signal);
+  }
+
+  // `whole` is the run as it is; `state` as it was at the event that one looks at.
+  set(whole, state, { cursor = null, selected = null } = {}) {
+    Object.assign(this, { whole, state, cursor, selected, isPast: cursor !== null });
+    this.redraw();
+  }
+
+  get end() {
+    return TERMINAL.has(this.whole.status) ? this.whole.last : Math.max(this.whole.last, nowMs());
+  }
+
+  get domain() {
+    const from = this.warp.to(this.whole.from);
+    const until = this.warp.to(this.end);
+    const room = Math.max(2, (until - from) * 0.03);
+    return { from: from - room / 3, until: until + room };
+  }
+
+  get until() {
+    if (this.cursor !== null) return this.cursor;
+    return TERMINAL.has(this.state.status) ? this.state.last : Math.max(this.state.last, nowMs());
+  }
+
+  get scale() {
+    const { from, until } = this.zoom ?? this.domain;
+    return new Scale(from, until, Math.max(50, this.axis.parentElement.clientWidth - this.labelWidth), this.warp);
+  }
+
+  get labelWidth() {
+    return parseFloat(getComputedStyle(this.element).getPropertyValue("--label"));
+  }
+
+  drawNow() {
+    if (!this.state || this.state.from === null) return;
+    this.version += 1;
+    this.warp = this.isSqueezed ? squeezed(this.whole, this.end) : PLAIN;
+    const scale = this.scale;
+    this.current = scale;
+    this.drawAxis(scale);
+    this.overview.draw(this.state, {
+      domain: this.domain,
+      zoom: this.zoom ?? this.domain,
+      until: this.until,
+      cursor: this.cursor,
+      warp: this.warp,
+    });
+    this.steps = [...this.state.steps.values()];
+    this.scroller.setCount(this.steps.length);
+    // It must not jump while one goes through history.
+    this.chart.style.setProperty("min-height", `min(56vh, 620px, ${this.whole.steps.size * ROW}px)`);
+    this.scroller.drawNow();
+    this.span.textContent = duration(this.warp.from(scale.until) - this.warp.from(scale.from));
+  }
+
+  drawAxis(scale) {
+    const { ticks, step } = scale.ticks(this.whole.from);
+    this.axis.setAttribute("width", scale.width);
+    put(
+      this.axis,
+      ticks.map((tick) =>
+        s(
+          "text",
+          { x: scale.x(tick), y: 16, "text-anchor": scale.x(tick) < 16 ? "start" : "middle" },
+          tickWord(tick - this.whole.from, step),
+        ),
+      ),
+      this.warp.gaps.map((gap) =>
+        s(
+          "text",
+          { class: "left-out-word", x: (scale.x(gap.from) + scale.x(gap.until)) / 2, y: 16, "text-anchor": "middle" },
+          `⋯ ${duration(gap.until - gap.from)}`,
+        ),
+      ),
+    );
+    const height = Math.max(this.chart.clientHeight, 40);
+    this.back.setAttribute("width", scale.width);
+    this.back.setAttribute("height", height);
+    const line = (ms, name) => s("line", { class: name, x1: scale.x(ms), x2: scale.x(ms), y1: 0, y2: height });
+    const until = this.until;
+    put(
+      this.back,
+      this.state.pauses.map((pause) =>
+        s("rect", {
+          class: "pause",
+          x: scale.x(pause.from),
+          y: 0,
+          width: Math.max(1, scale.x(pause.until ?? until) - scale.x(pause.from)),
+          height,
+        }),
+      ),
+      ticks.map((tick) => line(tick, "grid")),
+      this.warp.gaps.map((gap) =>
+        s("rect", {
+          class: "left-out",
+          x: scale.x(gap.from),
+          y: 0,
+          width: scale.x(gap.until) - scale.x(gap.from),
+          height,
+        }),
+      ),
+      this.state.rotations.map(({ at }) => line(at, "rotation")),
+      !this.isPast && !TERMINAL.has(this.whole.status) && line(until, "now"),
+      this.cursor !== null && line(this.cursor, "cursor"),
+    );
+  }
+
+  row(index) {
+    const step = this.steps[index];
+    const until = this.until;
+    const tries =
+      step.attempts.length > 1 &&
+      h("span", { class: "tries", title: `${step.attempts.length} attempts` }, `×${step.attempts.length}`);
+    const retry = step.logical > 1 && h("span", { class: "tries" }, `Retry #${step.logical - 1}`);
+    const button = h(
+      "button",
+      {
+        type: "button",
+        class: "step-label",
+        dataset: { status: step.status, index },
+        tabindex: index === this.active ? "0" : "-1",
+        "aria-label": spokenStep(step, until),
+        "aria-pressed": String(step.id === this.selected),
+        onclick: () => this.onPick(step.id),
+      },
+      icon(step.status === "RUNNING" && step.kind !== "activity" ? step.kind : step.status),
+      h("span", { class: "step-name" }, step.id),
+      retry,
+      tries,
+    );
+    const svg = s(
+      "svg",
+      { class: "bars", width: this.current.width, height: ROW, "aria-hidden": "true" },
+      barsOf(step, this.current, until).filter(Boolean),
+    );
+    return h(
+      "div",
+      {
+        class: "step-row",
+        role: "listitem",
+        dataset: { index },
+        onclick: (event) => {
+          if (!button.contains(event.target)) this.onPick(step.id);
+        },
+        ondblclick: () => this.zoomToStep(step),
+      },
+      button,
+      svg,
+    );
+  }
+
+  zoomTo(from, until) {
+    const { domain } = this;
+    this.zoom = until - from >= domain.until - domain.from ? null : { from, until: Math.max(until, from + 0.5) };
+    this.redraw();
+  }
+
+  zoomToStep(step) {
+    const until = step.until ?? this.until;
+    const [from, to] = [this.warp.to(step.from), this.warp.to(until)];
+    const room = Math.max(1, (to - from) * 0.15);
+    this.zoomTo(from - room, to + room);
+  }
+
+  scaleBy(factor, around = 0.5) {
+    const { from, until } = this.zoom ?? this.domain;
+    const middle = from + (until - from) * around;
+    this.zoomTo(middle - (middle - from) * factor, middle + (until - middle) * factor);
+  }
+
+  pan(part) {
+    if (!this.zoom) return;
+    const by = (this.zoom.until - this.zoom.from) * part;
+    this.zoomTo(this.zoom.from + by, this.zoom.until + by);
+  }
+
+  fit() {
+    this.zoom = null;
+    this.redraw();
+  }
+
+  wheel(event) {
+    const sideways = event.shiftKey ? event.deltaY : event.deltaX;
+    if (event.ctrlKey || event.metaKey) {
+      event.preventDefault();
+      const x = event.clientX - this.back.getBoundingClientRect().left;
+      this.scaleBy(Math.exp(event.deltaY / 300), Math.min(1, Math.max(0, x / this.current.width)));
+    } else if (sideways && this.zoom) {
+      event.preventDefault();
+      this.pan(sideways / this.current.width);
+    }
+  }
+
+  key(event) {
+    const moves = { ArrowDown: 1, ArrowUp: -1, Home: -Infinity, End: Infinity };
+    const acts = {
+      "+": () => this.scaleBy(0.5),
+      "=": () => this.scaleBy(0.5),
+      "-": () => this.scaleBy(2),
+      0: () => this.fit(),
+      ArrowLeft: () => this.pan(-0.2),
+      ArrowRight: () => this.pan(0.2),
+    };
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.key in moves) {
+      const next = Math.min(this.steps.length - 1, Math.max(0, this.active + moves[event.key]));
+      this.scroller.show(next);
+      this.scroller.shown.get(next)?.element.querySelector("button").focus({ preventScroll: true });
+    } else if (event.key in acts) acts[event.key]();
+    else return;
+    event.preventDefault();
+  }
+
+  noteFocus(event) {
+    const found = event.target.closest(".step-label");
+    if (!found) return;
+    this.scroller.shown.get(this.active)?.element.querySelector("button").setAttribute("tabindex", "-1");
+    found.setAttribute("tabindex", "0");
+    this.active = Number(found.dataset.index);
+  }
+
+  hover(event) {
+    const row = event.target.closest?.(".step-row");
+    const step = row && this.steps[Number(row.dataset.index)];
+    this.tip.hidden = !step;
+    if (!step) return;
+    const until = step.until ?? this.until;
+    put(
+      this.tip,
+      h("strong", {}, step.id),
+      h("span", {}, `${kindWord(step.kind)} · ${statusWord(step.status)} · ${duration(until - step.from)}`),
+      h(
+        "span",
+        { class: "quiet" },
+        `from ${duration(Math.max(0, step.from - this.whole.from))} on`,
+        step.attempts.length > 1 && ` · ${step.attempts.length} attempts`,
+      ),
+      step.error && h("span", { class: "row-error" }, `${step.error.code}: ${step.error.message}`),
+    );
+    const box = this.element.getBoundingClientRect();
+    this.tip.style.setProperty("left", `${Math.min(event.clientX - box.left + 14, box.width - 300)}px`);
+    this.tip.style.setProperty("top", `${event.clientY - box.top + 16}px`);
+  }
+}

@@ -1,0 +1,56 @@
+// What happened, in a few words.
+
+import { duration } from "../lib/time.js";
+
+const KINDS = {
+  activity: "Activity",
+  timer: "Timer",
+  signal: "Wait",
+  task: "Task",
+  child: "Child run",
+  update: "Update",
+};
+
+export function kindWord(kind) {
+  return KINDS[kind] ?? kind;
+}
+
+// The type of an event as words: "StepStarted" is "Step started".
+export function eventWord(type) {
+  const words = type.replaceAll(/([a-z])([A-Z])/g, "$1 $2").split(" ");
+  return [words[0], ...words.slice(1).map((word) => word.toLowerCase())].join(" ");
+}
+
+const GIST = {
+  RunQueued: (data) => `${data.plan_id} version ${data.plan_version}`,
+  RunPaused: (data) => data.error?.message ?? data.reason,
+  RunResumed: (data) => data.reason,
+  RunFailed: (data) => `${data.error.code}: ${data.error.message}`,
+  RunCancelRequested: (data) => data.reason,
+  StepRetried: (data) => data.error?.message || data.reason,
+  StepFailed: (data) => `${data.error.code}: ${data.error.message}`,
+  StepSkipped: (data) => data.reason,
+  SignalAccepted: (data) =>
+    `${data.name}${data.actor ? ` by ${data.actor}` : ""}${data.reason ? `: ${data.reason}` : ""}`,
+  SignalRejected: (data) =>
+    `${data.name}${data.actor ? ` by ${data.actor}` : ""}${data.reason ? `: ${data.reason}` : ""}`,
+  SignalWaiting: (data) => data.name,
+  SignalReceived: (data) => data.name,
+  SignalSent: (data) => `${data.name} to ${data.run_id}`,
+  TaskCreated: (data) => data.name,
+  TaskCompleted: (data) => `by ${data.actor}`,
+  TaskAssigned: (data) => `${data.action} by ${data.actor}`,
+  ChildStarted: (data) => data.child_run_id,
+  MarkerRecorded: (data) => data.name,
+};
+
+export function gistOf(event) {
+  const make = GIST[event.event_type];
+  return (make && event.data && make(event.data)) || "";
+}
+
+export function spokenStep(step, until) {
+  const tries = step.attempts.length > 1 ? `, ${step.attempts.length} attempts` : "";
+  const took = duration((step.until ?? until) - step.from);
+  return `${step.id}, ${kindWord(step.kind)}, ${step.status.toLowerCase()}, ${took}${tries}`;
+}

@@ -1,0 +1,234 @@
+// One run: drawn over time, with its history beside it, as it is and as it was.
+
+import { debounced, h, on, perFrame, put } from "../lib/dom.js";
+import { getQuery, setQuery } from "../lib/router.js";
+import { failed, loading } from "../lib/states.js";
+import { stepActions } from "../run/actions.js";
+import { eventDetail, stepDetail } from "../run/detail.js";
+import { timeOf } from "../run/fold.js";
+import { RunHead } from "../run/head.js";
+import { EventLog } from "../run/log.js";
+import { RunModel } from "../run/model.js";
+import { inputPanel, mailboxPanel, needs, outcomePanel } from "../run/panels.js";
+import { Timeline } from "../run/timeline.js";
+import { travelBar } from "../run/travel.js";
+import { showTree } from "../run/tree.js";
+import { showConnection } from "../shell.js";
+
+export function showRun(place, signal, { run_id: runId }) {
+  document.title = `${runId} · Holdfast`;
+  put(place, loading("Loading the run"));
+  const open = async () => {
+    const page = new RunPage(place, signal, runId);
+    try {
+      await page.model.open();
+      page.begin();
+    } catch (problem) {
+      if (problem.code !== undefined) put(place, failed(problem, open));
+      else if (problem.name !== "AbortError") throw problem;
+    }
+  };
+  open();
+}
+
+function card(title, body, { hidden = false, extra = null } = {}) {
+  const heading = h("h2", {}, title);
+  return { heading, element: h("section", { class: "card", hidden }, h("header", {}, heading, extra), body) };
+}
+
+class RunPage {
+  constructor(place, signal, runId) {
+    Object.assign(this, { place, signal, seq: null, step: null, event: null });
+    this.show = perFrame(() => signal.aborted || this.showNow());
+    this.model = new RunModel(runId, signal, {
+      onChange: (event) => this.changed(event),
+      onState: (state, problem) => this.heard(state, problem),
+    });
+    this.lookAgain = debounced(() => signal.aborted || this.readAround(), 400);
+    this.keepSoon = debounced(() => signal.aborted || this.remember(), 200);
+  }
+
+  begin() {
+    const { signal } = this;
+    const asked = getQuery();
+    this.seq = Number(asked.at) > 0 ? Number(asked.at) : null;
+    this.step = asked.step ?? null;
+    this.head = new RunHead();
+    this.needs = h("div", { class: "needs" });
+    this.timeline = new Timeline({ onPick: (id) => this.pickStep(id), signal });
+    this.travel = travelBar((seq, isMoving) => this.seek(seq, isMoving), signal);
+    this.log = new EventLog({ onOpen: (event) => this.pickEvent(event), signal });
+    this.logCard = card("Events", this.log.element);
+    this.detail = h("section", { class: "card detail", tabindex: "-1", "aria-label": "Detail", hidden: true });
+    [this.input, this.outcome, this.family, this.mail] = [1, 2, 3, 4].map(() => h("div", { class: "card-body" }));
+    this.inputCard = card("Input", this.input);
+    this.outcomeCard = card("Result", this.outcome, { hidden: true });
+    this.treeCard = card("Family", this.family, { hidden: true });
+    this.mailCard = card("Mailbox", this.mail, { hidden: true });
+    const timeline = card("Timeline", [this.timeline.element, this.travel.element], { extra: this.timeline.tools });
+    timeline.element.classList.add("timeline-card");
+    put(
+      this.place,
+      this.head.element,
+      this.needs,
+      h(
+        "div",
+        { class: "run-grid" },
+        h(
+          "div",
+          { class: "run-main" },
+          timeline.element,
+          h("div", { class: "run-pair" }, this.inputCard.element, this.outcomeCard.element),
+          this.mailCard.element,
+          this.treeCard.element,
+        ),
+        h("aside", { class: "run-side" }, this.detail, this.logCard.element),
+      ),
+    );
+    document.title = `${this.model.head.reference_key ?? this.model.runId} · Holdfast`;
+    on(
+      document,
+      "keydown",
+      (event) => event.key === "Escape" && !document.querySelector("dialog[open]") && this.closeDetail(),
+      signal,
+    );
+    this.lookAgain();
+    this.show();
+  }
+
+  heard(state, problem) {
+    showConnection(state);
+    if (state === "refused" && problem.status !== 401) put(this.place, failed(problem));
+  }
+
+  changed(event) {
+    if (!this.head) return;
+    if (event) this.lookAgain();
+    this.show();
+  }
+
+  get isPast() {
+    return this.seq !== null && this.seq < this.model.seq;
+  }
+
+  get state() {
+    return this.isPast ? this.model.at(this.seq) : this.model.state;
+  }
+
+  showNow() {
+    const { model, isPast, state } = this;
+    if (!this.head || model.head === null) return;
+    this.head.set(model, state, isPast);
+    this.showNeeds(state);
+    this.place.dataset.past = String(isPast);
+    const cursor = isPast ? timeOf(model.events[this.seq - 1]) : null;
+    if (model.seq > 0) this.timeline.set(model.state, state, { cursor, selected: this.step });
+    this.travel.set(model, isPast ? this.seq : null);
+    this.log.set(model, isPast ? this.seq : model.seq, this.step);
+    this.showPanels(state);
+    this.showDetail(state);
+  }
+
+  // The cards stay the same elements while they say the same: whoever is about to press a button must not miss it.
+  showNeeds(state) {
+    const open = [...state.steps.values()].filter((step) => step.status === "RUNNING" || step.id === state.failedStep);
+    const stamp = `${this.isPast}:${state.status}:${open.map((step) => `${step.id} ${step.status}`)}`;
+    if (stamp === this.needed) return;
+    this.needed = stamp;
+    put(this.needs, this.isPast ? [] : needs(this.model, state));
+  }
+
+  // Panels are filled anew only when they would say something else: what was unfolded stays so.
+  showPanels(state) {
+    const stamp = `${state.queued !== null}:${state.status}:${state.error?.message}`;
+    if (stamp === this.panels) return;
+    this.panels = stamp;
+    inputPanel(this.input, state);
+    outcomePanel(this.outcomeCard.element, this.outcome, this.outcomeCard.heading, state);
+  }
+
+  showDetail(state) {
+    const step = this.step && state.steps.get(this.step);
+    const stamp = this.event
+      ? `e${this.event.run_seq}`
+      : step
+        ? `s${step.id}:${step.events.length}:${step.status}:${this.isPast}`
+        : "";
+    if (stamp === this.detailed) return;
+    this.detailed = stamp;
+    this.detail.hidden = stamp === "";
+    const onClose = () => this.closeDetail();
+    if (this.event)
+      eventDetail(this.detail, {
+        event: this.event,
+        onClose,
+        onTravel: (seq) => this.seek(seq),
+        onStep: (id) => this.pickStep(id),
+      });
+    else if (step)
+      stepDetail(this.detail, {
+        step,
+        model: this.model,
+        actions: this.isPast ? [] : stepActions(this.model, step),
+        until: state.last,
+        onClose,
+        onEvent: (event) => this.pickEvent(event),
+      });
+  }
+
+  async readAround() {
+    const { model, signal } = this;
+    try {
+      await Promise.all([
+        model.readHead(),
+        showTree(this.treeCard.element, this.family, model.head, signal),
+        mailboxPanel(this.mailCard.element, this.mail, model.runId, signal),
+      ]);
+    } catch (problem) {
+      if (problem.code === undefined && problem.name !== "AbortError") throw problem;
+    }
+  }
+
+  remember() {
+    setQuery({ at: this.isPast ? this.seq : "", step: this.step ?? "" });
+  }
+
+  // While the slider moves its place is kept in the address only now and then: browsers count changes of an address.
+  seek(seq, isMoving = false) {
+    this.seq = seq === null || seq >= this.model.seq ? null : Math.max(1, seq);
+    if (this.seq !== null) this.log.show(this.seq);
+    if (isMoving) this.keepSoon();
+    else this.remember();
+    this.show();
+  }
+
+  pickStep(id) {
+    this.step = id;
+    this.event = null;
+    this.remember();
+    this.showNow();
+    this.revealDetail();
+  }
+
+  pickEvent(event) {
+    this.event = event;
+    this.showNow();
+    this.revealDetail();
+  }
+
+  revealDetail() {
+    this.back ??= document.activeElement;
+    this.detail.focus({ preventScroll: true });
+    if (window.innerWidth < 1100) this.detail.scrollIntoView({ block: "nearest" });
+  }
+
+  closeDetail() {
+    if (this.detail.hidden) return;
+    this.step = null;
+    this.event = null;
+    this.remember();
+    this.showNow();
+    if (this.back?.isConnected) this.back.focus();
+    this.back = null;
+  }
+}

@@ -1,0 +1,182 @@
+// All runs, live.
+
+import { h, on, perFrame, put } from "../lib/dom.js";
+import { icon } from "../lib/icons.js";
+import { Rows } from "../lib/rows.js";
+import { may } from "../lib/session.js";
+import { empty, failed, loading } from "../lib/states.js";
+import { knownWorkflows } from "../lib/workflows.js";
+import { startDialog } from "../run/start.js";
+import { bulkBar } from "../runs/bulk.js";
+import { filterBar } from "../runs/filter.js";
+import { LiveRuns } from "../runs/live.js";
+import { runRow } from "../runs/row.js";
+import { showConnection } from "../shell.js";
+
+const COLUMNS = ["Status", "Run", "Workflow", "Now", "Tags", "Started", "Took"];
+
+export function showRuns(place, signal) {
+  document.title = "Runs · Holdfast";
+  new RunsPage(place, signal);
+}
+
+class RunsPage {
+  constructor(place, signal) {
+    this.signal = signal;
+    this.canSelect = may("runs:control") || may("signals:write");
+    this.selected = new Map();
+    this.lastSelected = null;
+    this.show = perFrame(() => signal.aborted || this.showNow());
+    this.bar = filterBar((filter) => this.begin(filter));
+    this.note = h("p", { class: "list-note quiet", role: "status" });
+    this.state = h("div", {});
+    this.bulk = bulkBar(this.selected, () => this.select([], false));
+    this.rows = new Rows({
+      signal,
+      keyOf: (run) => run.run_id,
+      onNearEnd: () => this.runs.more(),
+      make: (run) => this.row(run),
+    });
+    this.table = this.makeTable();
+    const start = may("runs:write") && startButton([icon("plus"), "Start a run"]);
+    put(
+      place,
+      h("div", { class: "view-head" }, h("h1", {}, "Runs"), this.note, h("div", { class: "actions" }, start)),
+      this.bar.element,
+      this.bulk.element,
+      this.table,
+      this.state,
+    );
+    this.listen();
+    this.begin({ ...this.bar.filter });
+    this.nameWorkflows();
+  }
+
+  makeTable() {
+    const all = h("input", { type: "checkbox", "aria-label": "Select all that are loaded" });
+    all.addEventListener("change", () => {
+      this.selected.clear();
+      this.select(all.checked ? this.runs.items : [], true);
+    });
+    const head = h(
+      "div",
+      { class: "run-row run-head", role: "row", "aria-rowindex": 1 },
+      this.canSelect && h("div", { class: "c-box", role: "columnheader" }, all),
+      COLUMNS.map((word) => h("div", { class: `c-${word.toLowerCase()}`, role: "columnheader" }, word)),
+    );
+    return h(
+      "div",
+      { class: `run-table card${this.canSelect ? "" : " plain"}`, role: "table", "aria-label": "Runs" },
+      h("div", { role: "rowgroup", class: "rows-head" }, head),
+      this.rows.element,
+    );
+  }
+
+  listen() {
+    const keys = (event) => {
+      if (event.key !== "/" || event.target.matches("input, textarea, select")) return;
+      event.preventDefault();
+      this.bar.search.focus();
+    };
+    const inSearch = (event) => {
+      if (event.key !== "ArrowDown" && event.key !== "Enter") return;
+      event.preventDefault();
+      this.rows.focus(0);
+    };
+    on(document, "keydown", keys, this.signal);
+    on(this.bar.search, "keydown", inSearch, this.signal);
+  }
+
+  begin(filter) {
+    this.reading?.abort();
+    const reading = new AbortController();
+    this.reading = reading;
+    this.signal.addEventListener("abort", () => reading.abort(), { signal: reading.signal });
+    this.selected.clear();
+    this.bulk.update();
+    this.runs = new LiveRuns(filter, {
+      signal: reading.signal,
+      wanted: () => this.rows.range()[1],
+      onState: (state, problem) => this.heard(state, problem),
+      onChange: (at) => this.changed(at),
+    });
+    this.show();
+  }
+
+  heard(state, problem) {
+    showConnection(state);
+    if (state === "refused" && !problem.isSignedOut) put(this.state, failed(problem));
+  }
+
+  // What one reads must not move when something is put above it.
+  changed(at) {
+    if (at >= 0 && at < this.rows.range()[0]) requestAnimationFrame(() => window.scrollBy(0, this.rows.height));
+    this.show();
+  }
+
+  showNow() {
+    const { items, source, isBusy, problem } = this.runs;
+    this.rows.set(items);
+    this.table.setAttribute("aria-rowcount", source.isWhole ? items.length + 1 : -1);
+    this.table.hidden = items.length === 0;
+    const searched = this.bar.filter.text && !source.isWhole ? `, of ${source.looked.toLocaleString()} looked at` : "";
+    const count = `${items.length.toLocaleString()}${source.isWhole ? "" : "+"} shown${searched}`;
+    this.note.textContent = items.length === 0 ? "" : count;
+    if (problem)
+      put(
+        this.state,
+        failed(problem, () => this.runs.refill()),
+      );
+    else if (isBusy) put(this.state, items.length === 0 && loading("Loading runs"));
+    else put(this.state, items.length === 0 && this.nothing());
+  }
+
+  nothing() {
+    if (this.bar.isEmpty()) {
+      const start = may("runs:write") && startButton("Start the first");
+      return empty("No runs yet", "They appear here the moment they are started.", start);
+    }
+    const { isWhole, looked } = this.runs.source;
+    const clear = h("button", { class: "button", type: "button", onclick: this.bar.clear }, "Clear the filter");
+    return empty(
+      "No run matches",
+      isWhole ? "" : `Of ${looked.toLocaleString()} that were looked at none does.`,
+      clear,
+    );
+  }
+
+  row(run) {
+    const isSelected = this.selected.has(run.run_id);
+    const onSelect = (chosen, isOn, isRange) => {
+      this.select(isRange && this.lastSelected ? between(this.runs.items, this.lastSelected, chosen) : [chosen], isOn);
+      this.lastSelected = chosen;
+    };
+    return runRow(run, { canSelect: this.canSelect, isSelected, onSelect });
+  }
+
+  // Adds runs to the selection or takes them out; without any it is emptied.
+  select(runs, isOn) {
+    if (runs.length === 0) this.selected.clear();
+    for (const run of runs) {
+      if (isOn) this.selected.set(run.run_id, run);
+      else this.selected.delete(run.run_id);
+    }
+    this.rows.refresh();
+    this.bulk.update();
+  }
+
+  async nameWorkflows() {
+    const known = await knownWorkflows().catch(() => []); // the list works without their names
+    this.bar.nameWorkflows(known.map(({ name }) => name));
+  }
+}
+
+function startButton(words) {
+  return h("button", { class: "button primary", type: "button", onclick: () => startDialog() }, words);
+}
+
+function between(items, one, other) {
+  const places = [one, other].map((run) => items.findIndex((each) => each.run_id === run.run_id));
+  const [from, until] = places.sort((a, b) => a - b);
+  return items.slice(Math.max(0, from), until + 1);
+}

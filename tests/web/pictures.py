@@ -1,0 +1,89 @@
+"""Photographs the page for the documentation: `make pictures`."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from playwright.async_api import Browser, Page, expect
+
+from tests.web.browser import DESK, PHONE, browsing, looking
+from tests.web.desk_pictures import photograph_desk
+from tests.web.stage import Site, on_site
+
+FOLDER = Path(__file__).parent.parent.parent / "docs" / "pictures"
+SCHEMES = ("light", "dark")
+
+
+@asynccontextmanager
+async def _scene() -> AsyncIterator[tuple[Site, dict[str, str]]]:
+    """Return a site on which enough has happened to be worth looking at."""
+    async with on_site() as site, site.up():
+        runs: dict[str, str] = {}
+        for number in range(14):
+            run_id = await _start(site, "order", f"ORD-{1040 + number}", order_id=f"o-{number}")
+            if number % 3:
+                await site.send(run_id, "approval", {"approved": True, "by": "ann"})
+        for number in range(3):
+            runs["courier"] = await _start(site, "courier", f"CR-{7 + number}", order_id=f"c-{number}")
+        await _start(site, "hostile", "IMP-12", text="the file has no header")
+        await _start(site, "wide", "NIGHTLY-3", steps=40)
+        runs["story"] = await _start(site, "story", "ORD-2001", order_id="o-2001")
+        await site.http.get(f"/v1/runs/{runs['story']}/result?wait_s=3")
+        await site.send(runs["story"], "approval", {"approved": True, "by": "ann"})
+        await site.http.get(f"/v1/runs/{runs['story']}/result?wait_s=20")
+        yield site, runs
+
+
+async def _start(site: Site, workflow: str, reference: str, **input: Any) -> str:
+    asked = {"workflow": workflow, "input": input, "reference_key": reference, "tags": ["eu", "web"]}
+    response = await site.http.post("/v1/runs", json=asked)
+    return str(response.json()["run_id"])
+
+
+async def _photograph(page: Page, name: str) -> None:
+    await page.wait_for_timeout(600)
+    await page.screenshot(path=FOLDER / f"{name}.png")
+
+
+async def _desk(browser: Browser, site: Site, runs: dict[str, str], scheme: str) -> None:
+    async with looking(browser, site.address, size=DESK, scheme=scheme) as page:
+        await page.goto("/runs")
+        await expect(page.get_by_role("link", name="ORD-2001")).to_be_visible()
+        await _photograph(page, f"runs-{scheme}")
+        await page.goto(f"/runs/{runs['story']}?step=charge")
+        await expect(page.locator(".head-marks")).to_contain_text("Completed")
+        await page.get_by_role("button", name="Squeeze waits").click()
+        await _photograph(page, f"run-{scheme}")
+        await page.goto(f"/runs/{runs['story']}?at=14")
+        await expect(page.locator(".past")).to_be_visible()
+        await _photograph(page, f"history-{scheme}")
+        await page.goto(f"/runs/{runs['courier']}")
+        await expect(page.locator(".need")).to_be_visible()
+        await _photograph(page, f"paused-{scheme}")
+
+
+async def _phone(browser: Browser, site: Site, runs: dict[str, str], scheme: str) -> None:
+    async with looking(browser, site.address, size=PHONE, scheme=scheme) as page:
+        await page.goto("/runs")
+        await expect(page.get_by_role("link", name="ORD-2001")).to_be_visible()
+        await _photograph(page, f"phone-runs-{scheme}")
+        await page.goto(f"/runs/{runs['courier']}")
+        await expect(page.locator(".need")).to_be_visible()
+        await _photograph(page, f"phone-run-{scheme}")
+
+
+async def main() -> None:
+    """Photograph every page, light and dark."""
+    FOLDER.mkdir(exist_ok=True)
+    async with _scene() as (site, runs), browsing() as browser:
+        for scheme in SCHEMES:
+            await _desk(browser, site, runs, scheme)
+            await _phone(browser, site, runs, scheme)
+    async with browsing() as browser:
+        await photograph_desk(browser, FOLDER)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,130 @@
+"""For everybody: by keyboard, by screen reader, on a phone, in the light and in the dark."""
+
+from typing import Any
+
+import pytest
+from axe_playwright_python.async_playwright import Axe
+from playwright.async_api import Browser, Page, expect
+
+from tests.web.browser import DESK, PHONE, looking
+from tests.web.stage import Site
+
+PLACES = ("/runs", "/runs/{courier}", "/runs/{order}", "/inbox", "/health")
+
+
+async def two_runs(site: Site) -> dict[str, str]:
+    """Start a run that needs a hand, and one that waits."""
+    found = {
+        "courier": await site.start("courier", reference="C-1", order_id="c-1"),
+        "order": await site.start("order", reference="ORD-1", order_id="o-1"),
+    }
+    for run_id in found.values():
+        while (await site.http.get(f"/v1/runs/{run_id}")).json()["last_event_seq"] < 5:
+            pass
+    return found
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+async def test_no_page_has_a_barrier(browser: Browser, site: Site, scheme: str, size: dict[str, int]) -> None:
+    runs = await two_runs(site)
+    problems: list[str] = []
+    async with looking(browser, site.address, size=size, scheme=scheme) as page:
+        for place in PLACES:
+            await page.goto(place.format(**runs))
+            await expect(page.locator("main .view > *").first).to_be_visible()
+            await page.wait_for_load_state("load")
+            await page.wait_for_timeout(300)
+            problems += [f"{place}: {each}" for each in await barriers(page)]
+        await page.goto("/runs")
+        await page.get_by_role("button", name="Start a run").click()
+        await expect(page.get_by_role("dialog").get_by_label("Reference")).to_be_visible()
+        problems += [f"start: {each}" for each in await barriers(page)]
+    assert not problems, "\n".join(problems)
+
+
+async def barriers(page: Page) -> list[str]:
+    """Return what axe finds, in a line each."""
+    found: dict[str, Any] = (await Axe().run(page)).response
+    return [
+        f"{violation['id']}: {node['html'][:160]} {node.get('failureSummary', '')[:200]}"
+        for violation in found["violations"]
+        for node in violation["nodes"]
+    ]
+
+
+async def test_everything_can_be_done_by_keyboard(page: Page, site: Site) -> None:
+    await two_runs(site)
+    await page.goto("/runs")
+    await expect(page.get_by_role("link", name="C-1")).to_be_visible()
+    await page.keyboard.press("Tab")
+    await expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    await page.keyboard.press("/")
+    await expect(page.get_by_label("Search runs")).to_be_focused()
+    await page.keyboard.press("ArrowDown")
+    await expect(page.get_by_role("link", name="ORD-1")).to_be_focused()
+    await page.keyboard.press("ArrowDown")
+    await expect(page.get_by_role("link", name="C-1")).to_be_focused()
+    await page.keyboard.press("Space")
+    await expect(page.get_by_label("Select C-1")).to_be_checked()
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("heading", name="C-1")).to_be_visible()
+    site.orchard.is_zoned = True
+    await page.locator(".need").get_by_role("button", name="Retry step").focus()
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("dialog").get_by_label("Reason")).to_be_focused()
+    await page.keyboard.press("Escape")
+    await expect(page.get_by_role("dialog")).to_have_count(0)
+    await expect(page.locator(".need").get_by_role("button", name="Retry step")).to_be_focused()
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("dialog").get_by_label("Reason")).to_be_focused()
+    await page.keyboard.type("by keyboard")
+    await page.keyboard.press("Tab")
+    await page.keyboard.press("Tab")
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".head-marks")).to_contain_text("Completed")
+    await expect(page.get_by_role("dialog")).to_have_count(0)
+    await page.get_by_role("button", name="reserve, Activity").focus()
+    await page.keyboard.press("ArrowDown")
+    await expect(page.get_by_role("button", name="book_courier, Activity")).to_be_focused()
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".detail")).to_be_focused()
+    await page.keyboard.press("Escape")
+    await page.get_by_label("History").focus()
+    await page.keyboard.press("Home")
+    await expect(page.locator(".head-marks")).to_contain_text("as it was at event 1")
+
+
+async def test_a_phone_shows_everything_in_its_width_and_large_enough_to_touch(browser: Browser, site: Site) -> None:
+    runs = await two_runs(site)
+    async with looking(browser, site.address, size=PHONE) as page:
+        for place in PLACES:
+            await page.goto(place.format(**runs))
+            await expect(page.locator("main .view > *").first).to_be_visible()
+            await page.wait_for_timeout(300)
+            wide = await page.evaluate("document.documentElement.scrollWidth")
+            assert wide <= PHONE["width"], f"{place} is {wide} wide"
+        await page.goto(f"/runs/{runs['courier']}")
+        button = page.locator(".need").get_by_role("button", name="Retry step")
+        box = await button.bounding_box()
+        assert box is not None
+        assert box["height"] >= 40
+        site.orchard.is_zoned = True
+        await button.tap()
+        await page.get_by_role("dialog").get_by_role("button", name="Retry step").tap()
+        await expect(page.locator(".head-marks")).to_contain_text("Completed")
+
+
+async def test_colours_follow_the_system_until_somebody_chooses(browser: Browser, site: Site) -> None:
+    shade = "getComputedStyle(document.documentElement).backgroundColor"
+    async with looking(browser, site.address, scheme="dark") as page:
+        await page.goto("/runs")
+        switch = page.get_by_role("button", name="Colours: system")
+        await expect(switch).to_be_visible()
+        dark = await page.evaluate(shade)
+        await switch.click()
+        light = await page.evaluate(shade)
+        assert dark != light
+        await page.reload()
+        await expect(page.get_by_role("button", name="Colours: light")).to_be_visible()
+        assert await page.evaluate(shade) == light

@@ -1,0 +1,185 @@
+"""Health: what the page says about nodes, queues, throughput, lag, limits and alerts, and to whom it says nothing."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from playwright.async_api import Browser, Locator, Page, expect
+
+from holdfast.core.projector import Alert
+from holdfast.engine.app import App
+from tests.web.browser import looking
+from tests.web.desk import DeskSite, at_desk, sign_in
+
+SAMPLE_MS = 5_000
+RUN_ID = "01890000-0000-7000-8000-000000000001"
+
+
+@pytest.fixture
+async def desk() -> AsyncIterator[DeskSite]:
+    """Return a desk that is open to everybody."""
+    async with at_desk() as desk:
+        yield desk
+
+
+@pytest.fixture
+async def screen(browser: Browser, desk: DeskSite) -> AsyncIterator[Page]:
+    """Return a page at that desk whose time passes only when a test says so."""
+    async with looking(browser, desk.address) as page:
+        await page.clock.install()
+        yield page
+
+
+def panel_of(page: Page, title: str) -> Locator:
+    """Return the panel with a title."""
+    return page.locator(".panel", has=page.get_by_role("heading", name=title, exact=True))
+
+
+def graph_of(page: Page, title: str) -> Locator:
+    """Return the chart with a title."""
+    return page.locator(".graph", has=page.get_by_role("heading", name=title, exact=True))
+
+
+async def next_sample(page: Page) -> None:
+    """Let the time of one sample pass, and wait for it."""
+    async with page.expect_response(lambda response: "/v1/alerts" in response.url):
+        await page.clock.run_for(SAMPLE_MS)
+
+
+async def module(page: Page, path: str, script: str) -> Any:
+    """Return what a script makes of a module of the page, which it has as `m`."""
+    find = "document.querySelector('script[src$=\"app.js\"]').src.replace('app.js', PATH)".replace("PATH", f"'{path}'")
+    return await page.evaluate(f"async () => {{ const m = await import({find}); {script} }}")
+
+
+async def test_what_is_there_is_counted_and_linked(screen: Page, desk: DeskSite) -> None:
+    await desk.start("printing")
+    await desk.waiting("sync", customer="a")
+    await desk.start("sync", customer="b")
+    await desk.task("refund", order="o-1", customer="Ada")
+    await desk.until("/v1/queues", lambda items: [each["jobs"] for each in items] == [2])
+    await screen.goto("/health")
+    await expect(screen.get_by_text("All is well.")).to_be_visible()
+    await expect(panel_of(screen, "Nodes").locator("li")).to_have_count(1)
+    await expect(panel_of(screen, "Nodes")).to_contain_text("answers here")
+    await expect(panel_of(screen, "Queues").locator("li")).to_have_text(["labels2"])
+    await expect(panel_of(screen, "Limits")).to_contain_text("1 run waits for a place.")
+    await expect(panel_of(screen, "Limits")).to_contain_text("sync1 at once; beyond that: queue")
+    await expect(panel_of(screen, "Runs").get_by_role("link")).to_have_text(["Running3", "Pending1"])
+    await panel_of(screen, "Work").get_by_role("link", name="Open tasks").click()
+    await expect(screen.locator(".task-row")).to_have_count(1)
+
+
+async def test_throughput_and_latency_are_drawn_from_samples(screen: Page, desk: DeskSite) -> None:
+    await screen.goto("/health")
+    throughput = graph_of(screen, "Throughput")
+    await expect(throughput).to_contain_text("collecting the first samples")
+    for _ in range(10):
+        await desk.start("picking", steps=3)
+    await desk.until("/v1/runs", lambda items: len(items) == 10, status="COMPLETED")
+    await next_sample(screen)
+    rates = await throughput.locator(".reading b").all_inner_texts()
+    assert [float(text.removesuffix("/s")) > 0 for text in rates] == [True, True], rates
+    latency = await graph_of(screen, "Commit latency").locator(".reading b").all_inner_texts()
+    assert all(text.endswith(" ms") for text in latency), latency
+    await next_sample(screen)
+    await expect(throughput.locator(".reading b")).to_have_text(["0/s", "0/s"])
+    await throughput.locator(".graph-frame").focus()
+    await screen.keyboard.press("ArrowLeft")
+    await screen.keyboard.press("ArrowLeft")
+    assert await throughput.locator(".reading b").all_inner_texts() == rates
+    await screen.get_by_role("link", name="Inbox").click()
+    await expect(screen.get_by_role("heading", name="Inbox")).to_be_visible()
+    await screen.get_by_role("link", name="Health").click()
+    path = await throughput.locator("path.a").get_attribute("d")
+    assert path is not None
+    assert path.count("L") >= 1  # what was sampled before is still there
+
+
+async def test_how_far_back_is_in_the_address(screen: Page, desk: DeskSite) -> None:
+    await screen.goto("/health?range=60")
+    await expect(screen.get_by_role("button", name="1 h")).to_have_attribute("aria-pressed", "true")
+    await screen.get_by_role("button", name="5 min", exact=True).click()
+    assert screen.url.endswith("/health?range=5")
+
+
+@pytest.mark.contract("PRJ-3")
+async def test_alerts_are_shown_as_they_are_raised_with_their_run(screen: Page, desk: DeskSite) -> None:
+    now = await desk.orchard.app.opened().store.now()
+    await screen.goto("/health")
+    await expect(panel_of(screen, "Alerts")).to_contain_text("None since this process began.")
+    desk.service.alerts.add([Alert("PROJECTOR_LAG_HIGH", 2, RUN_ID, "7.2 s behind")], now)
+    await next_sample(screen)
+    desk.service.alerts.add([Alert("PROJECTOR_GAP_DETECTED", 1, RUN_ID, "<b>events 3 to 5 are missing</b>")], now)
+    await next_sample(screen)
+    lines = panel_of(screen, "Alerts").locator("li")
+    await expect(lines).to_have_count(2)
+    await expect(lines.first).to_contain_text("P1")
+    await expect(lines.first).to_contain_text("PROJECTOR_GAP_DETECTED")
+    await expect(lines.first).to_contain_text("<b>events 3 to 5 are missing</b>")
+    await expect(lines.last).to_contain_text("PROJECTOR_LAG_HIGH")
+    await expect(lines.last.get_by_role("link")).to_have_attribute("href", f"/runs/{RUN_ID}")
+    await expect(screen.locator(".verdict")).to_contain_text("2 alerts in the last quarter of an hour.")
+
+
+async def test_a_node_that_has_gone_is_missed_and_a_dead_letter_is_named(screen: Page, desk: DeskSite) -> None:
+    second = App("second")
+    async with second.node(desk.orchard.app.opened().store):
+        await screen.goto("/health")
+        await expect(panel_of(screen, "Nodes").locator("li")).to_have_count(2)
+    await desk.dead_letter()
+    await next_sample(screen)
+    await expect(panel_of(screen, "Nodes").locator("li.gone")).to_contain_text("gone")
+    verdict = screen.locator(".verdict")
+    await expect(verdict).to_contain_text("A node is gone: second")
+    await expect(verdict).to_contain_text("1 dead letter waits")
+    await verdict.get_by_role("link", name="Look").click()
+    await expect(screen.locator(".dead-letter")).to_have_count(1)
+
+
+@pytest.mark.contract("API-4")
+async def test_who_may_not_see_it_is_told_why(browser: Browser) -> None:
+    async with at_desk(is_guarded=True) as desk:
+        tenants = await desk.token("tom", "admin", tenant="acme")
+        narrow = await desk.token("sue", "", scopes=["runs:read"])
+        for token, words in ((tenants, "it needs a token without a tenant"), (narrow, "system:read")):
+            async with looking(browser, desk.address) as page:
+                asked: list[str] = []
+                page.on("request", lambda request: asked.append(request.url))  # noqa: B023
+                await sign_in(page, token, "/health")
+                await expect(page.get_by_role("heading", name="Not for this token")).to_be_visible()
+                await expect(page.get_by_text(words)).to_be_visible()
+                assert not [url for url in asked if url.endswith("/metrics")]
+
+
+async def test_the_last_sample_stays_while_the_service_is_away(browser: Browser) -> None:
+    async with at_desk(is_up=False) as desk, looking(browser, desk.address) as page:
+        await page.clock.install()
+        async with desk.up():
+            await page.goto("/health")
+            await expect(panel_of(page, "Nodes").locator("li")).to_have_count(1)
+        await page.clock.run_for(SAMPLE_MS)
+        await expect(page.get_by_text("Connection lost, catching up")).to_be_visible()
+        await expect(panel_of(page, "Nodes").locator("li")).to_have_count(1)
+        async with desk.up():
+            await page.clock.run_for(SAMPLE_MS)
+            await expect(page.locator(".banner")).to_be_hidden()
+            await expect(page.get_by_text("All is well.")).to_be_visible()
+
+
+async def test_metrics_are_read_as_they_are_written(screen: Page, desk: DeskSite) -> None:
+    await screen.goto("/health")
+    text = 'holdfast_queue_jobs{queue="a\\"b\\\\c\\nd"} 3\n# HELP x\nholdfast_nodes 2\nother_thing 1'
+    script = (
+        f"const f = m.parse({json.dumps(text)}); return [m.by(f, 'queue_jobs', 'queue'), m.one(f, 'nodes'), f.size];"
+    )
+    assert await module(screen, "health/metrics.js", script) == [{'a"b\\c\nd': 3}, 2, 2]
+    script = """
+        const before = [[0.01, 5], [0.1, 5], [Infinity, 5]], after = [[0.01, 5], [0.1, 15], [Infinity, 15]];
+        return [m.quantile(before, after, 0.5), m.quantile(after, after, 0.5), m.quantile([], after, 0.1)];"""
+    half, nothing, low = await module(screen, "health/metrics.js", script)
+    assert (round(half, 4), nothing) == (0.055, None)
+    assert 0 < low < 0.01
+    tops = "return [0, 0.3, 1, 3, 5, 7.5, 9, 11, 950].map(m.niceTop);"
+    assert await module(screen, "health/chart.js", tops) == pytest.approx([1, 0.4, 1, 4, 6, 8, 10, 20, 1000])

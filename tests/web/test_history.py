@@ -1,0 +1,133 @@
+"""Going through a run's history, and the drawing of it."""
+
+import json
+from datetime import datetime
+from typing import Any
+
+import pytest
+from playwright.async_api import Page, expect
+
+from tests.web.browser import module
+from tests.web.stage import Site
+
+FOLD = f"""async ([events, at]) => {{
+    const {{ fold, snapshotOf }} = await {module("run/fold.js")};
+    return snapshotOf(fold(events, at));
+}}"""
+
+
+async def test_dragging_through_history_shows_the_run_as_it_was(page: Page, site: Site) -> None:
+    run_id = await site.start("order", order_id="o-1")
+    await page.goto(f"/runs/{run_id}")
+    await expect(page.locator(".need")).to_be_visible()
+    await site.send(run_id, "approval", {"approved": True, "by": "ann"})
+    await expect(page.locator(".head-marks")).to_contain_text("Completed")
+    slider = page.get_by_label("History")
+    box = await slider.bounding_box()
+    assert box is not None
+    await page.mouse.move(box["x"] + box["width"] - 4, box["y"] + box["height"] / 2)
+    await page.mouse.down()
+    await page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + box["height"] / 2, steps=8)
+    await page.mouse.up()
+    at = int(await slider.input_value())
+    assert 1 < at < len(await site.events(run_id))
+    await expect(page.locator(".head-marks")).to_contain_text(f"as it was at event {at}")
+    await expect(page.locator(".head-marks")).to_contain_text("Running")
+    await expect(page.get_by_role("button", name="charge, Activity")).to_have_count(0)
+    await expect(page.locator(f".log-row[data-seq='{at}']")).to_have_attribute("data-here", "true")
+    await expect(page.locator(f".log-row[data-seq='{at + 1}']")).to_have_attribute("data-later", "true")
+    await page.reload()  # the place is in the address
+    await expect(page.locator(".head-marks")).to_contain_text(f"as it was at event {at}")
+    await page.get_by_role("button", name="Now").click()
+    await expect(page.locator(".head-marks")).to_contain_text("Completed")
+    await expect(page.get_by_role("button", name="charge, Activity")).to_have_count(1)
+
+
+@pytest.mark.contract("PRJ-1", "PRJ-2")
+async def test_the_page_folds_events_as_the_service_does(page: Page, site: Site) -> None:
+    order = await site.start("order", order_id="o-1")
+    courier = await site.start("courier", order_id="c-1")
+    hostile = await site.start("hostile", text="x")
+    await page.goto(f"/runs/{courier}")
+    await expect(page.locator(".head-marks")).to_contain_text("Paused")
+    await site.orchard.app.run(courier).skip_step("book_courier", "never mind", wait=True)
+    await site.orchard.app.run(order).cancel("enough", wait=True)
+    for run_id in (order, courier, hostile):
+        await site.http.get(f"/v1/runs/{run_id}/result?wait_s=20")
+        snapshot = (await site.http.get(f"/v1/runs/{run_id}/snapshot")).json()
+        events = await site.events(run_id)
+        assert await page.evaluate(FOLD, [events, len(events)]) == as_folded(snapshot)
+
+
+def as_folded(snapshot: dict[str, Any]) -> dict[str, Any]:
+    """Return what a fold on the page says of the same run."""
+    names = ("step_id", "status", "kind", "logical_attempt_id", "engine_attempt_id")
+    steps = [
+        {name: step[name] for name in names} | {"error_code": (step["error"] or {}).get("code")}
+        for step in snapshot["steps"]
+    ]
+    return {name: snapshot[name] for name in ("status", "substatus", "last_event_seq", "is_cancelling")} | {
+        "steps": steps
+    }
+
+
+async def test_thousands_of_steps_are_drawn_a_screen_at_a_time(page: Page, site: Site) -> None:
+    run_id = await site.start("wide", steps=2_000)
+    await page.goto(f"/runs/{run_id}")
+    await expect(page.locator(".head-marks")).to_contain_text("Completed", timeout=60_000)
+    await expect(page.locator(".step-row").first).to_be_visible()
+    assert await page.locator(".step-row").count() < 60
+    assert await page.locator(".log-row").count() < 60
+    await page.locator(".step-label").first.focus()
+    await page.keyboard.press("End")
+    await expect(page.locator(".step-row[data-index='1999']")).to_be_visible()
+    took = await page.evaluate(
+        """async () => {
+            const box = document.querySelector(".steps");
+            const frames = [];
+            for (let n = 0; n < 20; n += 1) {
+                const before = performance.now();
+                box.scrollTop = n * 2500;
+                await new Promise(requestAnimationFrame);
+                await new Promise(requestAnimationFrame);
+                frames.push(performance.now() - before);
+            }
+            return frames.sort((a, b) => a - b)[10];
+        }"""
+    )
+    assert took < 250, f"the median of two frames took {took} ms"
+
+
+async def test_the_timeline_zooms_and_its_bars_are_to_scale(page: Page, site: Site) -> None:
+    run_id = await site.start("order", order_id="o-1")
+    await page.goto(f"/runs/{run_id}")
+    await expect(page.locator(".need")).to_be_visible()
+    await site.send(run_id, "approval", {"approved": True, "by": "ann"})
+    await expect(page.locator(".head-marks")).to_contain_text("Completed")
+    before = await widths(page)
+    events = await site.events(run_id)
+    spans = {step: span_ms(events, step) for step in ("approval", "sleep")}
+    assert before["approval"] / before["sleep"] == pytest.approx(spans["approval"] / spans["sleep"], rel=0.25)
+    await page.get_by_role("button", name="Zoom in").click()
+    await expect(page.locator(".timeline-tools .quiet")).not_to_have_text("")
+    await page.get_by_role("button", name="Show the whole run").click()
+    await page.get_by_role("button", name="approval, Wait").click()
+    await expect(page.locator(".detail")).to_contain_text("approved")
+    await page.keyboard.press("Escape")
+    await expect(page.locator(".detail")).to_be_hidden()
+
+
+async def widths(page: Page) -> dict[str, float]:
+    """Return how wide the first bar of each step is."""
+    found = await page.evaluate(
+        """() => JSON.stringify(Object.fromEntries([...document.querySelectorAll(".step-row")].map((row) => [
+            row.querySelector(".step-name").textContent, Number(row.querySelector(".bar").getAttribute("width"))])))"""
+    )
+    widths: dict[str, float] = json.loads(found)
+    return widths
+
+
+def span_ms(events: list[dict[str, Any]], step_id: str) -> float:
+    """Return how long a step took, as its events say."""
+    times = [datetime.fromisoformat(e["persisted_at"]).timestamp() for e in events if e["step_id"] == step_id]
+    return (times[-1] - times[0]) * 1_000

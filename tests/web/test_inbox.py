@@ -1,0 +1,387 @@
+"""Inbox: tasks that people answer, signals that they send, and messages that nobody could handle."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from playwright.async_api import Browser, Locator, Page, Route, expect
+
+from tests.web.browser import looking
+from tests.web.desk import DeskSite, at_desk, overflow_of, sign_in
+from tests.web.stage import HOSTILE
+from tests.web.test_access import barriers
+
+NARROW = {"width": 375, "height": 740}
+
+
+@pytest.fixture
+async def desk() -> AsyncIterator[DeskSite]:
+    """Return a desk that is open to everybody."""
+    async with at_desk() as desk:
+        yield desk
+
+
+@pytest.fixture
+async def screen(browser: Browser, desk: DeskSite) -> AsyncIterator[Page]:
+    """Return a page at that desk."""
+    async with looking(browser, desk.address) as page:
+        yield page
+
+
+def pane_of(page: Page) -> Locator:
+    """Return the part that shows one task."""
+    return page.get_by_role("region", name="The task")
+
+
+def rows_of(page: Page) -> Locator:
+    """Return the tasks in the list."""
+    return page.locator(".task-row")
+
+
+async def fill_refund(pane: Locator) -> None:
+    """Answer the form of a refund, as far as is needed."""
+    await pane.get_by_role("group", name="Approved").get_by_text("Yes").click()
+    await pane.get_by_text("late", exact=True).click()
+
+
+@pytest.mark.contract("TSK-1", "API-3")
+async def test_a_task_appears_by_itself_and_is_claimed_discussed_and_answered(screen: Page, desk: DeskSite) -> None:
+    await screen.goto("/inbox")
+    await expect(screen.get_by_text("Nothing waits for you")).to_be_visible()
+    task = await desk.task("refund", order="o-1", customer="Ada")
+    await rows_of(screen).click()
+    assert screen.url.endswith(f"/inbox/{task['task_id']}")
+    pane = pane_of(screen)
+    await expect(pane.locator(".asked")).to_contain_text("Ada")
+    await pane.get_by_label("Acting as").fill("ann")
+    await pane.get_by_role("button", name="Claim").click()
+    await expect(pane.locator(".task-marks")).to_contain_text("ann")
+    await pane.get_by_label("Comment", exact=True).fill("I call her first.")
+    await pane.get_by_role("button", name="Comment").click()
+    await expect(pane.locator("blockquote")).to_have_text("I call her first.")
+    await pane.get_by_role("button", name="Release").click()
+    await expect(pane.get_by_role("button", name="Claim")).to_be_visible()
+    await fill_refund(pane)
+    await pane.get_by_role("button", name="Complete").click()
+    await expect(pane.locator(".outcome")).to_contain_text("Completed by ann")
+    await expect(pane.locator(".outcome .given")).to_contain_text("late")
+    said = await pane.locator(".happenings li").all_inner_texts()
+    words = ["opened", "ann took it", "ann said", "ann gave it back", "ann completed it"]
+    assert [word in text for word, text in zip(words, said, strict=True)] == [True] * 5, said
+    await expect(rows_of(screen)).to_have_count(0)
+    await expect(screen.locator(".inbox-tabs [aria-current] .count")).to_be_hidden()
+    answered = [e["data"] for e in await desk.events(task["run_id"]) if e["event_type"] == "TaskCompleted"]
+    assert [(each["actor"], each["answer"]["reason"]) for each in answered] == [("ann", "late")]
+
+
+async def test_what_the_service_does_not_take_is_said_beside_its_field(screen: Page, desk: DeskSite) -> None:
+    task = await desk.task("refund", order="o-1", customer="Ada")
+    await screen.goto(f"/inbox/{task['task_id']}")
+    pane = pane_of(screen)
+    await pane.get_by_role("button", name="Complete").click()
+    await expect(pane.get_by_text("Please choose.")).to_have_count(2)
+    await fill_refund(pane)
+    await pane.get_by_label("Voucher").fill("not a voucher")
+    await pane.get_by_role("button", name="Complete").click()
+    field = pane.locator("[data-name=voucher]")
+    await expect(field.locator(".error")).to_have_text("It does not fit")
+    await expect(pane.get_by_label("Voucher")).to_be_focused()
+    assert (await desk.ask("GET", f"/v1/tasks/{task['task_id']}"))["status"] == "OPEN"
+    await pane.get_by_label("Voucher").fill("")
+    await pane.get_by_role("button", name="Complete").click()
+    await expect(pane.locator(".outcome")).to_contain_text("Completed by anonymous")
+
+
+@pytest.mark.contract("TSK-2")
+async def test_who_comes_second_is_told_who_was_first_and_when(screen: Page, desk: DeskSite) -> None:
+    async def silence(route: Route) -> None:
+        await route.abort()
+
+    task = await desk.task("refund", order="o-1", customer="Ada")
+    await screen.route("**/v1/stream**", silence)  # the page does not hear of the other's answer
+    await screen.goto(f"/inbox/{task['task_id']}")
+    pane = pane_of(screen)
+    await fill_refund(pane)
+    who = {"actor": "bob", "actor_roles": ["clerk"]}
+    answer = {"approved": False, "reason": "goodwill"}
+    await desk.ask("POST", f"/v1/tasks/{task['task_id']}/complete", answer=answer, **who)
+    await pane.get_by_role("button", name="Complete").click()
+    outcome = pane.locator(".outcome")
+    await expect(outcome).to_contain_text("Completed by bob")
+    stands = await desk.ask("GET", f"/v1/tasks/{task['task_id']}")
+    await expect(outcome.locator("time")).to_have_attribute("datetime", stands["completed_at"])
+    await expect(outcome).to_contain_text("What you were filling in was not sent.")
+    await expect(outcome.locator(".given")).to_contain_text("goodwill")
+
+
+@pytest.mark.contract("TSK-2")
+async def test_an_answer_of_somebody_else_is_seen_while_one_fills_in_the_form(screen: Page, desk: DeskSite) -> None:
+    task = await desk.task("refund", order="o-1", customer="Ada")
+    await screen.goto(f"/inbox/{task['task_id']}")
+    pane = pane_of(screen)
+    await pane.get_by_label("Note").fill("a long story")
+    path = f"/v1/tasks/{task['task_id']}"
+    await desk.ask("POST", f"{path}/comments", text="careful", actor="bob", actor_roles=["clerk"])
+    await expect(pane.locator("blockquote")).to_have_text("careful")
+    await expect(pane.get_by_label("Note")).to_have_value("a long story")
+    await desk.ask("POST", f"{path}/claim", actor="bob", actor_roles=["clerk"])
+    refused = await desk.http.post(f"{path}/claim", json={"actor": "cid", "actor_roles": ["clerk"]})
+    assert refused.status_code == 409
+    await expect(pane.locator(".happenings .refused")).to_contain_text("cid could not claim")
+    answer = {"approved": True, "reason": "late"}
+    await desk.ask("POST", f"{path}/complete", answer=answer, actor="bob", actor_roles=["clerk"])
+    await expect(pane.locator(".outcome")).to_contain_text("Completed by bob")
+
+
+@pytest.mark.contract("TSK-1")
+async def test_several_people_approve_and_the_page_shows_how_far_they_are(screen: Page, desk: DeskSite) -> None:
+    task = await desk.task("contract", supplier="Nordwind")
+    await screen.goto(f"/inbox/{task['task_id']}")
+    pane = pane_of(screen)
+    await expect(pane.locator(".approvals")).to_have_text("0 of 2 answers, 3 asked")
+    for name, said in (("ann", "1 of 2 answers, 3 asked"), ("bob", None)):
+        await pane.get_by_label("Acting as").fill(name)
+        await pane.get_by_label("Acting as").blur()
+        await pane.get_by_text("Yes", exact=True).click()
+        await pane.get_by_role("button", name="Complete").click()
+        if said:
+            await expect(pane.locator(".approvals")).to_have_text(said)
+            await expect(pane.get_by_text("You have answered.")).to_be_visible()
+    await expect(pane.locator(".outcome")).to_contain_text("Completed by bob")
+    await expect(pane.locator(".happenings")).to_contain_text("ann answered true")
+
+
+@pytest.mark.contract("TSK-1")
+async def test_the_filter_is_in_the_address_and_what_is_late_or_escalated_is_marked(
+    screen: Page, desk: DeskSite
+) -> None:
+    await desk.task("refund", order="o-1", customer="Ada", due_s=0.01, escalate_s=0.01)
+    await desk.task("refund", order="o-2", customer="Grace")
+    await desk.task("contract", supplier="Nordwind")
+    await screen.goto("/inbox")
+    await expect(rows_of(screen)).to_have_count(3)
+    first = rows_of(screen).first
+    await expect(first).to_contain_text("Overdue")
+    await expect(first).to_contain_text("Escalated")
+    await screen.get_by_label("Workflow").select_option("refund")
+    await expect(rows_of(screen)).to_have_count(2)
+    await screen.get_by_label("Search names and contents").fill("grace")
+    await expect(rows_of(screen)).to_have_count(1)
+    assert "workflow=refund" in screen.url
+    assert "q=grace" in screen.url
+    await desk.task("refund", order="o-3", customer="Grace Murray")
+    await desk.task("refund", order="o-4", customer="Edsger")
+    await expect(rows_of(screen)).to_have_count(2)
+    await screen.reload()
+    await expect(rows_of(screen)).to_have_count(2)
+    await screen.goto("/inbox?due=overdue")
+    await expect(rows_of(screen)).to_have_count(1)
+    await screen.goto("/inbox?role=lead")
+    await expect(rows_of(screen)).to_have_count(1)
+    await screen.goto("/inbox?q=nobody")
+    await screen.get_by_role("button", name="Clear the filter").click()
+    await expect(rows_of(screen)).to_have_count(5)
+
+
+@pytest.mark.contract("TSK-1", "API-4")
+async def test_people_see_what_concerns_them_and_only_what_they_may_do(browser: Browser) -> None:
+    async with at_desk(is_guarded=True) as desk, looking(browser, desk.address) as page:
+        refund = await desk.task("refund", order="o-1", customer="Ada")
+        await desk.task("contract", supplier="Nordwind")
+        await sign_in(page, await desk.token("ann", roles=["clerk"]), "/inbox")
+        await expect(rows_of(page)).to_have_count(1)
+        await rows_of(page).click()
+        pane = pane_of(page)
+        await pane.get_by_role("button", name="Assign…").click()
+        await page.get_by_role("dialog").get_by_label("To whom").fill("bob")
+        await page.get_by_role("dialog").get_by_role("button", name="Assign").click()
+        await expect(pane.get_by_text("bob has this task.")).to_be_visible()
+        await expect(pane.get_by_role("button", name="Complete")).to_have_count(0)
+        await pane.get_by_role("button", name="Take over").click()
+        await expect(pane.get_by_role("button", name="Complete")).to_be_visible()
+        async with looking(browser, desk.address) as other:
+            viewer = await desk.token("vic", "viewer", roles=["clerk"])
+            await sign_in(other, viewer, f"/inbox/{refund['task_id']}")
+            await expect(pane_of(other).get_by_text("may look at tasks, and not answer them")).to_be_visible()
+            await expect(pane_of(other).get_by_role("button")).to_have_count(0)
+        async with looking(browser, desk.address) as other:
+            narrow = await desk.token("sue", "", scopes=["signals:read"])
+            await sign_in(other, narrow, "/inbox")
+            await expect(other.get_by_text("tasks:read")).to_be_visible()
+            await expect(other.get_by_role("link", name="Dead letters")).to_have_count(0)
+
+
+@pytest.mark.contract("SIG-9", "SIG-10", "SIG-12")
+async def test_who_waits_for_a_signal_is_found_and_sent_one_by_form(screen: Page, desk: DeskSite) -> None:
+    run_id = await desk.waiting("order", order_id="o-1")
+    await screen.goto("/inbox/signals")
+    await expect(screen.locator(".wait")).to_have_count(1)
+    await desk.waiting("sync", customer="c")
+    await expect(screen.locator(".wait")).to_have_count(2)
+    await screen.locator(".wait", has_text=run_id).get_by_role("button", name="Send…").click()
+    dialog = screen.get_by_role("dialog")
+    await dialog.get_by_text("Yes", exact=True).click()
+    await dialog.get_by_label("By").fill("ann")
+    await dialog.get_by_role("button", name="Send").click()
+    await expect(screen.get_by_text("The run took the signal (event")).to_be_visible()
+    await expect(screen.locator(".wait")).to_have_count(1)
+    received = [e["data"] for e in await desk.events(run_id) if e["event_type"] == "SignalReceived"]
+    assert received[0]["payload"]["by"] == "ann"
+    await screen.get_by_label("Signal", exact=True).fill("nothing")
+    await screen.get_by_label("Signal", exact=True).press("Enter")
+    await expect(screen.get_by_text("Nobody waits for “nothing”")).to_be_visible()
+
+
+@pytest.mark.contract("SIG-9")
+async def test_the_mailbox_shows_what_nobody_has_taken_and_since_when(screen: Page, desk: DeskSite) -> None:
+    run_id = await desk.waiting("order", order_id="o-1")
+    await desk.send(run_id, "unknown", {"text": HOSTILE})
+    await screen.goto("/inbox/signals")
+    await screen.get_by_role("button", name="Mailbox").click()
+    mail = screen.get_by_role("region", name="Mailbox")
+    await expect(mail).to_contain_text("unknown")
+    await expect(mail).to_contain_text("<script>window.hit='script'</script>")
+    await expect(mail.locator("time")).to_have_count(1)
+    assert f"run={run_id}" in screen.url
+    await mail.get_by_label("Run").fill("nobody")
+    await mail.get_by_role("button", name="Look").click()
+    await expect(mail.get_by_text("There is nothing here")).to_be_visible()
+    assert await screen.evaluate("window.hit") is None
+
+
+@pytest.mark.contract("MSG-3")
+async def test_dead_letters_are_read_and_settled_after_a_question(screen: Page, desk: DeskSite) -> None:
+    await screen.goto("/inbox/letters")
+    await expect(screen.get_by_text("No dead letters")).to_be_visible()
+    run_id = await desk.dead_letter()
+    letter = screen.locator(".dead-letter")
+    await expect(letter).to_contain_text("Retries exhausted")
+    await expect(letter.get_by_role("link", name=run_id)).to_be_visible()
+    await letter.get_by_text("The message", exact=True).click()
+    await expect(letter.locator(".json")).to_contain_text("poison")
+    await letter.get_by_role("button", name="Drop…").click()
+    dialog = screen.get_by_role("dialog")
+    await dialog.get_by_role("button", name="Back").click()
+    await expect(letter).to_have_count(1)
+    await letter.get_by_role("button", name="Requeue").click()
+    await dialog.get_by_role("button", name="Requeue").click()
+    await expect(screen.get_by_text("Put back.")).to_be_visible()
+    settled = await desk.until("/v1/dead-letters", lambda items: len(items) == 2, settled="true")
+    assert [each["settled"] for each in settled] == ["requeue", None]
+    await letter.get_by_role("button", name="Drop…").click()
+    await dialog.get_by_role("button", name="Drop", exact=True).click()
+    await expect(screen.get_by_text("No dead letters")).to_be_visible()
+    await screen.get_by_label("Settled ones too").check()
+    await expect(screen.get_by_text("Dropped by")).to_be_visible()
+    await expect(screen.get_by_text("Put back by")).to_be_visible()
+
+
+async def test_values_from_outside_are_text_and_long_ones_do_not_break_the_page(
+    browser: Browser, desk: DeskSite
+) -> None:
+    long = "x" * 5_000
+    task = await desk.task("refund", order=HOSTILE, customer=HOSTILE, comment=long)
+    await desk.ask("POST", f"/v1/tasks/{task['task_id']}/comments", text=HOSTILE, actor=HOSTILE, actor_roles=["clerk"])
+    async with looking(browser, desk.address, size=NARROW) as page:
+        for path in ("/inbox", f"/inbox/{task['task_id']}", f"/inbox?role={HOSTILE.replace('#', '')}"):
+            await page.goto(path)
+            await expect(page.locator(".task-row, .asked, .state")).not_to_have_count(0)
+            assert await overflow_of(page) == 0
+        await page.goto(f"/inbox/{task['task_id']}")
+        await expect(pane_of(page).locator("blockquote")).to_have_text(HOSTILE)
+        await expect(pane_of(page).locator(".asked")).to_contain_text(HOSTILE)
+        assert await page.evaluate("window.hit") is None
+        assert await page.locator("main img, main script").count() == 0
+
+
+async def test_somebody_with_a_phone_approves(browser: Browser, desk: DeskSite) -> None:
+    task = await desk.task("refund", order="o-1", customer="Ada")
+    await desk.task("contract", supplier="Nordwind")
+    async with looking(browser, desk.address, size=NARROW) as page:
+        await page.goto("/inbox")
+        await expect(rows_of(page)).to_have_count(2)
+        await expect(pane_of(page)).to_be_hidden()
+        await rows_of(page).first.click()
+        await expect(rows_of(page).first).to_be_hidden()
+        button = pane_of(page).get_by_role("button", name="Complete")
+        await expect(button).to_be_in_viewport()
+        box = await button.bounding_box()
+        assert box is not None
+        assert box["height"] >= 44
+        await fill_refund(pane_of(page))
+        await button.click()
+        await expect(pane_of(page).locator(".outcome")).to_contain_text("Completed by")
+        assert await overflow_of(page) == 0
+        await pane_of(page).get_by_role("button", name="Inbox").click()
+        await expect(rows_of(page)).to_have_count(1)
+        for path in ("/inbox/signals", "/inbox/letters", "/health"):
+            await page.goto(path)
+            await expect(page.locator(".state, .waits, .graph").first).to_be_visible()
+            assert await overflow_of(page) == 0, path
+    assert (await desk.ask("GET", f"/v1/tasks/{task['task_id']}"))["status"] == "COMPLETED"
+
+
+async def test_a_task_is_answered_with_the_keyboard_alone(screen: Page, desk: DeskSite) -> None:
+    await desk.task("contract", supplier="Nordwind")
+    await screen.goto("/inbox")
+    await expect(rows_of(screen)).to_have_count(1)
+    await screen.get_by_label("Due").focus()
+    await screen.keyboard.press("Tab")
+    await expect(rows_of(screen)).to_be_focused()
+    await screen.keyboard.press("Enter")
+    await expect(pane_of(screen).get_by_label("Acting as")).to_be_visible()
+    await expect(rows_of(screen)).to_be_focused()
+    for _ in range(20):
+        if await screen.evaluate("document.activeElement.type === 'radio'"):
+            break
+        await screen.keyboard.press("Tab")
+    await screen.keyboard.press("Space")
+    for _ in range(5):
+        if await screen.evaluate("document.activeElement.type === 'submit'"):
+            break
+        await screen.keyboard.press("Tab")
+    await screen.keyboard.press("Enter")
+    await expect(pane_of(screen).locator(".approvals")).to_have_text("1 of 2 answers, 3 asked")
+
+
+@pytest.mark.contract("API-3")
+async def test_the_service_goes_away_and_the_list_catches_up(browser: Browser) -> None:
+    async with at_desk(is_up=False) as desk, looking(browser, desk.address) as page:
+        async with desk.up():
+            await desk.task("refund", order="o-1", customer="Ada")
+            await page.goto("/inbox")
+            await expect(rows_of(page)).to_have_count(1)
+        await expect(page.get_by_text("Connection lost, catching up")).to_be_visible()
+        await expect(rows_of(page)).to_have_count(1)
+        async with desk.up():
+            await desk.task("refund", order="o-2", customer="Grace")
+            await expect(rows_of(page)).to_have_count(2)
+            await expect(page.locator(".banner")).to_be_hidden()
+
+
+async def test_a_task_that_is_not_there_is_said_so(screen: Page, desk: DeskSite) -> None:
+    await screen.goto("/inbox/nothing-of-the-kind")
+    await expect(pane_of(screen).get_by_text("There is nothing here")).to_be_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_no_part_of_it_has_a_barrier(browser: Browser, desk: DeskSite, scheme: str) -> None:
+    task = await desk.task("refund", order="o-1", customer="Ada", due_s=0.01, escalate_s=0.01)
+    await desk.task("contract", supplier="Nordwind")
+    await desk.dead_letter()
+    places = {
+        f"/inbox/{task['task_id']}": ".happenings li",
+        "/inbox/signals": ".wait",
+        "/inbox/letters": ".dead-letter",
+        "/health": ".alerts, .panel",
+    }
+    problems: list[str] = []
+    async with looking(browser, desk.address, scheme=scheme) as page:
+        for place, shown in places.items():
+            await page.goto(place)
+            await expect(page.locator(shown).first).to_be_visible()
+            problems += [f"{place}: {each}" for each in await barriers(page)]
+        await page.goto("/inbox/signals")
+        await page.get_by_role("button", name="Send…").first.click()
+        await expect(page.get_by_role("dialog").get_by_label("By")).to_be_visible()
+        problems += [f"send: {each}" for each in await barriers(page)]
+    assert not problems, "\n".join(problems)

@@ -1,0 +1,176 @@
+"""Runs as they happen: started, signalled and helped from the page, and watched across an outage."""
+
+import asyncio
+import json
+
+import pytest
+from playwright.async_api import Browser, Page, Route, expect
+
+from tests.web.browser import looking
+from tests.web.stage import Site, on_site
+
+
+async def numbers_of(page: Page) -> list[int]:
+    """Return the numbers of the lines in the log, as they are shown."""
+    texts = await page.locator(".log-row .log-seq").all_inner_texts()
+    return sorted(int(text) for text in texts)
+
+
+@pytest.mark.contract("API-3")
+async def test_a_run_is_started_by_form_and_watched_to_its_end(page: Page, site: Site) -> None:
+    await page.goto("/runs")
+    await page.get_by_role("button", name="Start the first").click()
+    dialog = page.get_by_role("dialog")
+    await dialog.get_by_label("Workflow").select_option("order")
+    await dialog.get_by_label("Order id").fill("o-1")
+    await dialog.get_by_label("Reference").fill("ORD-1")
+    await dialog.get_by_role("button", name="Start", exact=True).click()
+    await expect(page.get_by_role("heading", name="ORD-1", level=1)).to_be_visible()
+    await expect(page.locator(".need")).to_contain_text("Waits for the signal approval")
+    run_id = page.url.partition("/runs/")[2]
+    await site.send(run_id, "approval", {"approved": True, "by": "ann"})
+    await expect(page.locator(".head-marks")).to_contain_text("Completed")
+    await expect(page.get_by_role("group", name="Result")).to_contain_text("approved by ann")
+    assert await numbers_of(page) == [event["run_seq"] for event in await site.events(run_id)]
+    await expect(page.get_by_role("button", name="charge, Activity, success")).to_be_visible()
+
+
+@pytest.mark.contract("SIG-9", "SIG-12")
+async def test_a_signal_is_sent_by_a_form_made_from_its_schema_and_followed(page: Page, site: Site) -> None:
+    run_id = await site.start("order", order_id="o-1")
+    await page.goto(f"/runs/{run_id}")
+    await page.get_by_role("button", name="Send it").click()
+    dialog = page.get_by_role("dialog")
+    await dialog.get_by_role("button", name="Send", exact=True).click()
+    await expect(dialog.get_by_text("Please choose.")).to_be_visible()
+    await dialog.get_by_role("radio", name="Yes").check()
+    await dialog.get_by_label("By").fill("ann")
+    await expect(dialog.get_by_role("radio", name="desk")).to_be_checked()
+    await dialog.get_by_role("button", name="Send", exact=True).click()
+    received = next(e["run_seq"] for e in await site.events(run_id) if e["event_type"] == "SignalWaiting") + 1
+    await expect(page.get_by_text(f"The run took “approval” at event {received}.")).to_be_visible()
+    await expect(page.locator(".head-marks")).to_contain_text("Completed")
+
+
+@pytest.mark.contract("SIG-13", "ATT-2")
+async def test_a_failed_step_is_shown_with_its_cause_and_tried_again(page: Page, site: Site) -> None:
+    run_id = await site.start("courier", order_id="c-1")
+    await page.goto(f"/runs/{run_id}")
+    await expect(page.locator(".head-marks")).to_contain_text("Paused")
+    error = page.locator(".run-main .error-view")
+    await expect(error).to_contain_text("no courier serves this zone")
+    await expect(error).to_contain_text("caused by KeyError")
+    await error.get_by_text("Traceback").first.click()
+    await expect(error.locator("pre").first).to_contain_text("ValueError: no courier serves this zone")
+    site.orchard.is_zoned = True
+    await page.locator(".need").get_by_role("button", name="Retry step").click()
+    dialog = page.get_by_role("dialog")
+    await dialog.get_by_label("Reason").fill("the zone was opened")
+    await dialog.get_by_role("button", name="Retry step").click()
+    await expect(page.locator(".head-marks")).to_contain_text("Completed")
+    await expect(page.locator(".steps")).to_contain_text("Retry #1")
+    [accepted] = [e["data"] for e in await site.events(run_id) if e["event_type"] == "SignalAccepted"]
+    assert (accepted["name"], accepted["reason"]) == ("RETRY_STEP", "the zone was opened")
+
+
+@pytest.mark.contract("SIG-13")
+async def test_a_run_is_paused_resumed_and_cancelled(page: Page, site: Site) -> None:
+    run_id = await site.start("order", order_id="o-1")
+    await page.goto(f"/runs/{run_id}")
+    for word, status in (("Pause", "Paused"), ("Resume", "Running"), ("Pause", "Paused"), ("Cancel", "Cancelled")):
+        await page.locator(".run-head-card").get_by_role("button", name=word).click()
+        await page.get_by_role("dialog").get_by_role("button", name=word).click()
+        await expect(page.locator(".head-marks")).to_contain_text(status)
+    await expect(page.locator(".run-head-card").get_by_role("button", name="Retry")).to_be_visible()
+
+
+@pytest.mark.contract("API-3", "EVT-6")
+async def test_the_service_goes_away_and_the_page_catches_up_without_gap_or_double_line(browser: Browser) -> None:
+    async with on_site() as site, looking(browser, site.address) as page:
+        async with site.up():
+            run_id = await site.start("patient")
+            await page.goto(f"/runs/{run_id}")
+            await site.send(run_id, "go", 1)
+            await expect(page.locator(".log-row[data-seq='5']")).to_be_visible()
+        await expect(page.get_by_text("Connection lost, catching up")).to_be_visible()
+        for number in range(5):
+            await site.send(run_id, "go", number)
+        async with site.up():
+            await expect(page.locator(".banner")).to_be_hidden()
+            await expect(page.locator(".log-row[data-seq='15']")).to_be_visible()
+            assert await numbers_of(page) == list(range(1, len(await site.events(run_id)) + 1))
+
+
+@pytest.mark.contract("EVT-6")
+async def test_a_gap_marks_the_run_stale_until_it_closes(page: Page, site: Site) -> None:
+    run_id = await site.start("patient")
+    await site.send(run_id, "go", 1)
+    await site.send(run_id, "go", 2)
+    while len(events := await site.events(run_id)) < 7:
+        pass
+    asked: list[str] = []
+    is_whole = asyncio.Event()
+
+    async def with_a_gap(route: Route) -> None:
+        asked.append(route.request.url)
+        if len(asked) > 1:
+            await is_whole.wait()
+            await route.continue_()
+            return
+        lines = [f"id: {event['run_seq']}\ndata: {json.dumps(event)}\n\n" for event in events if event["run_seq"] != 3]
+        await route.fulfill(content_type="text/event-stream", body="".join(lines))
+
+    await page.route("**/stream?after=*", with_a_gap)
+    await page.goto(f"/runs/{run_id}")
+    await expect(page.locator(".head-marks .stale")).to_be_visible()
+    await expect(page.locator(".log-state")).to_contain_text(f"missing behind 2; there are {len(events)}")
+    assert await numbers_of(page) == [1, 2]
+    is_whole.set()
+    await expect(page.locator(".head-marks .stale")).to_have_count(0)
+    await expect(page.locator(f".log-row[data-seq='{len(events)}']")).to_be_visible()
+    assert await numbers_of(page) == [event["run_seq"] for event in events]
+    assert asked[1].endswith("after=2")
+
+
+async def test_a_run_is_started_again_with_another_input(page: Page, site: Site) -> None:
+    run_id = await site.start("order", reference="ORD-1", order_id="o-1", cents=7)
+    await page.goto(f"/runs/{run_id}")
+    await page.get_by_label("More actions").click()
+    await page.get_by_role("button", name="Start again with another input").click()
+    dialog = page.get_by_role("dialog")
+    await expect(dialog.get_by_label("Order id")).to_have_value("o-1")
+    await expect(dialog.get_by_label("Cents")).to_have_value("7")
+    await dialog.get_by_label("Cents").fill("seven")
+    await dialog.get_by_role("button", name="Start", exact=True).click()
+    await expect(dialog.get_by_text("Please give a number.")).to_be_visible()
+    await dialog.get_by_label("Cents").fill("8")
+    await dialog.get_by_role("button", name="Edit as JSON").click()
+    await expect(dialog.get_by_label("Input as JSON")).to_have_value('{\n  "order_id": "o-1",\n  "cents": 8\n}')
+    await dialog.get_by_role("button", name="Start", exact=True).click()
+    await page.wait_for_url(lambda url: "/runs/" in url and run_id not in url)
+    [queued, *_] = await site.events(page.url.partition("/runs/")[2])
+    assert queued["data"]["input"] == {"order_id": "o-1", "cents": 8}
+
+
+async def test_a_run_is_shown_among_its_family(page: Page, site: Site) -> None:
+    parent = await site.start("story", reference="ORD-1", order_id="o-1")
+    await page.goto(f"/runs/{parent}")
+    child = page.locator(".tree").get_by_role("link").first
+    await expect(child).to_be_visible()
+    await child.click()
+    await expect(page.locator(".head-facts")).to_contain_text("Parent")
+    await page.locator(".tree").get_by_role("link", name="ORD-1").click()
+    await expect(page.get_by_role("heading", name="ORD-1")).to_be_visible()
+
+
+async def test_ending_a_run_at_once_needs_a_reason(page: Page, site: Site) -> None:
+    run_id = await site.start("order", order_id="o-1")
+    await page.goto(f"/runs/{run_id}")
+    await page.get_by_label("More actions").click()
+    await page.get_by_role("button", name="Terminate").click()
+    dialog = page.get_by_role("dialog")
+    await dialog.get_by_role("button", name="Terminate").click()
+    await expect(dialog.get_by_label("Reason")).to_have_attribute("aria-invalid", "true")
+    await dialog.get_by_label("Reason").fill("it is the wrong order")
+    await dialog.get_by_role("button", name="Terminate").click()
+    await expect(page.locator(".head-marks")).to_contain_text("Cancelled")
