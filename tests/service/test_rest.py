@@ -44,7 +44,7 @@ def check_problem(response: httpx.Response, status: int, code: str) -> dict[str,
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
-        ("GET", "/", 404, "NotFound"),
+        ("GET", "/nothing", 404, "NotFound"),
         ("GET", "/v1/", 404, "NotFound"),
         ("GET", "/v1/nothing", 404, "NotFound"),
         ("GET", "/v1/runs/", 404, "NotFound"),
