@@ -8,7 +8,7 @@ those that have not begun, so that a node finishes what it has started, however 
 from collections import OrderedDict
 from collections.abc import Iterable
 
-WAVE = 150
+WAVE = 500
 """How many turns share a commit at most. Fewer cost more commits, and more cost cache misses; both were measured."""
 
 PATIENCE = 20
