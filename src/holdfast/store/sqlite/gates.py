@@ -1,6 +1,6 @@
 """`admit`, and how runs come to the gates of their plans. They leave with their commits (`committing.py`).
 
-`core/gates.py` says what gates do. Counts and the first in each line are kept by triggers (`0005_gates.sql`), whoever
+`core/gates.py` says what gates do. Counts and the first in each line are kept by triggers (`0006_gates.sql`), whoever
 changes `gate_runs`; so finding who is next is one look into an index, however many wait.
 """
 
