@@ -447,7 +447,7 @@ class Node:
             self.finishes.tell(run_id, draft.state.version, draft.events[-1] if draft.events else None)
             self.run_queue.notice_end(draft.state.plan_id)
         if is_released or draft.state.is_finished:
-            if not held.inputs and self._held.get(run_id) is held:
+            if self._held.get(run_id) is held:  # what came in meanwhile is about steps that this turn has closed
                 del self._held[run_id]
         else:
             held.advance(draft)
