@@ -203,7 +203,7 @@ async def test_hot_statements_use_their_indexes(address: str, is_filled_first: b
     assert len(recorder.plans) > 40
     assert recorder.walked() == []
     expected = {"agenda_places", "agenda_pkey", "runs_pkey", "runs_run_id", "messages_due"}
-    expected |= {"signals_unconsumed", "acceptance_records_pkey", "jobs_visible", "jobs_pkey"}
+    expected |= {"signals_unconsumed", "signals_by_id", "acceptance_records_pkey", "jobs_visible", "jobs_pkey"}
     expected |= {"gates_pkey", "gate_runs_pkey", "gate_runs_waiting", "gate_lines_open", "gate_exits_pkey"}
     assert expected | {"gate_lines_pkey", "gate_starts_pkey"} <= recorder.indexes()
 

@@ -347,6 +347,19 @@ BEGIN
 END
 $$;
 
+-- Whether a run has a signal of this id. In the order of its index, so that no other index will do: a run may have many.
+CREATE FUNCTION holdfast.has_signal_1(p_run bigint, p_name text, p_signal text, p_after bigint) RETURNS boolean
+LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    PERFORM 1 FROM holdfast.signals s
+    WHERE s.run_no = p_run AND s.name = p_name AND s.signal_id = p_signal AND s.accepted_at > p_after
+    ORDER BY s.run_no, s.name, s.signal_id, s.accepted_at LIMIT 1;
+    RETURN FOUND;
+END
+$$;
+
 -- When the so many-th last signal of a run came. The engine's own do not count. (Their prefix is written in two parts,
 -- because in one it would be taken for the schema.)
 CREATE FUNCTION holdfast.counted_1(p_run bigint, p_back bigint) RETURNS bigint LANGUAGE plpgsql STABLE
@@ -392,11 +405,8 @@ BEGIN
             SELECT f.*, CASE
                 WHEN f.run_no IS NULL THEN 'F'
                 WHEN f.expires_at > v_now THEN CASE WHEN f.payload_sha256 = f.digest THEN 'D' ELSE 'P' END
-                WHEN f.expires_at IS NULL AND EXISTS (
-                    SELECT 1 FROM holdfast.signals s
-                    WHERE s.run_no = f.run_no AND s.name = f.name AND s.signal_id = f.signal_id
-                        AND s.accepted_at > v_now - p_retention
-                ) THEN 'I'
+                WHEN f.expires_at IS NULL AND f.signal_id IS NOT NULL
+                    AND holdfast.has_signal_1(f.run_no, f.name, f.signal_id, v_now - p_retention) THEN 'I'
                 WHEN f.finished_at IS NOT NULL THEN 'T'
                 WHEN f.is_waiting AND NOT holdfast.finds_wait_1(f.run_no, f.name, f.step_id) THEN 'W'
             END AS refusal
