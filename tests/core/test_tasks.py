@@ -253,6 +253,26 @@ def test_a_task_is_nobodys_again_after_an_answer_that_is_not_the_last() -> None:
     assert refusal(do(run, "claim", BOB)) == ""
 
 
+@pytest.mark.contract("TSK-1", "TSK-2")
+@pytest.mark.parametrize("action", ["claim", "assign", "reassign"])
+def test_a_task_does_not_become_theirs_who_have_answered_it(action: Any) -> None:
+    run = asking(approvals=2)
+    do(run, "complete", ANN)
+    again = do(run, action, ANN, assignee="ann")
+    assert isinstance(again, e.TaskRefused)
+    assert (again.error.code, again.stands_by, again.stands_at) == ("Conflict", "ann", START)
+    assert refusal(do(run, "complete", BOB)) == ""  # else nobody could
+
+
+@pytest.mark.contract("TSK-1", "TSK-2")
+def test_a_task_is_escalated_to_nobody_who_has_answered_it() -> None:
+    run = asking(approvals=2, escalation=e.EscalationRule(1_000, assignee="ann"))
+    do(run, "complete", ANN)
+    due(run)
+    assert run.events[-1].data == e.TaskAssigned("escalate", "holdfast", None)
+    assert refusal(do(run, "complete", BOB)) == ""
+
+
 @pytest.mark.contract("TSK-2", "MSG-2")
 def test_answers_that_come_as_messages_count_once_for_each_person() -> None:
     run = asking(approvals=2)

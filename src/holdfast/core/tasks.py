@@ -116,7 +116,9 @@ def _objection(step: OpenStep, operation: m.TaskOperation) -> CallerError | None
     if action in ("assign", "reassign", "comment"):
         if not concerns and not actor.is_admin:
             return NotPermitted(f"{actor.name!r} has no role of the task, and is no administrator")
-        return Conflict(f"the task is {holder!r}'s; reassign it", by=holder) if action == "assign" and holder else None
+        if action == "assign" and holder:
+            return Conflict(f"the task is {holder!r}'s; reassign it", by=holder)
+        return None if action == "comment" else _objection_to_person(step, request.assignee)
     if holder != actor.name:
         if not concerns:
             return NotPermitted(f"{actor.name!r} has no role of the task")
@@ -124,15 +126,20 @@ def _objection(step: OpenStep, operation: m.TaskOperation) -> CallerError | None
             return Conflict(f"the task is {holder!r}'s", by=holder)
         if holder is not None or action == "release":
             return NotPermitted(f"the task is {'nobody' if holder is None else repr(holder)}'s")
-    return _objection_to_answer(step, operation) if action == "complete" else None
+    if action == "release":
+        return None
+    objection = _objection_to_person(step, actor.name)
+    if objection is None and action == "complete" and operation.problem is not None:
+        return InvalidInput(operation.problem, field="answer")
+    return objection
 
 
-def _objection_to_answer(step: OpenStep, operation: m.TaskOperation) -> CallerError | None:
-    actor = operation.request.actor.name
+def _objection_to_person(step: OpenStep, name: str | None) -> CallerError | None:
+    """Object to whoever has answered: nobody else could answer a task of theirs."""
     for given in _progress(step).answers:
-        if given.actor == actor:
-            return Conflict(f"{actor!r} has answered already", by=actor, at=given.at)
-    return InvalidInput(operation.problem, field="answer") if operation.problem is not None else None
+        if given.actor == name:
+            return Conflict(f"{name!r} has answered already", by=name, at=given.at)
+    return None
 
 
 def _refuse(request: m.TaskRequest, error: CallerError | None, pen: Pen, cause: str) -> None:
@@ -197,7 +204,8 @@ def on_timer(step: OpenStep, message: m.Message, pen: Pen) -> Decision | Refusal
         if escalate_at > pen.now:
             return Decision(messages=(message,))
         to = task.escalation
-        _write(step, e.TaskAssigned("escalate", ENGINE, to.assignee, to.roles or None), pen, None)
+        assignee = to.assignee if _objection_to_person(step, to.assignee) is None else None
+        _write(step, e.TaskAssigned("escalate", ENGINE, assignee, to.roles or None), pen, None)
     return pen.decision()
 
 

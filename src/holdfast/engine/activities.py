@@ -8,7 +8,7 @@ here writes to a store.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from threading import get_ident
@@ -22,6 +22,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.messages import ActivityDetached, ActivityErrored, ActivitySucceeded
 from holdfast.core.state import OpenStep
 from holdfast.core.tokens import ActivityToken, write_token
+from holdfast.engine.lanes import Lanes
 from holdfast.engine.slots import Slots
 from holdfast.errors import HoldfastError, InvalidInput, NotDurable
 from holdfast.ports import Rng
@@ -171,6 +172,7 @@ class Workers:
         self._beat = beat
         self._rng = rng
         self._attempts: dict[str, dict[str, _Attempt]] = {}
+        self._lanes = Lanes(self.carry_out)
 
     @property
     def busy(self) -> int:
@@ -189,7 +191,7 @@ class Workers:
         """Carry out a step as soon as there is a place, instead of an attempt of it that is still under way."""
         run_id, step_id = work.run_id, work.step.step_id
         self.cancel(run_id, step_id)
-        attempt = _Attempt(self, work, now)
+        attempt = _Attempt(self._lanes, work, now)
         self._attempts.setdefault(run_id, {})[step_id] = attempt
         self._slots.ask(attempt)
 
@@ -222,7 +224,7 @@ class Workers:
         now = 0 if is_without_limits else attempt.started_at()
         deadline = _deadline(work, now)
         context = ActivityContext(work, self._beat)
-        _context.set(context)
+        before = _context.set(context)
         outcome: Outcome
         try:
             assert isinstance(work.step.body, StepStarted)
@@ -240,6 +242,8 @@ class Workers:
         finally:
             context.close()
             self._slots.leave(attempt.thread, work.definition.name)
+        with suppress(ValueError):  # whoever closes a coroutine half-way does it in a context of its own
+            _context.reset(before)
         if self._attempts.get(work.run_id, {}).get(work.step.step_id) is attempt:
             self._forget(work.run_id, work.step.step_id)
         if not attempt.is_given_up:  # else nobody waits for it, and its run may be in the middle of a commit
@@ -301,22 +305,28 @@ def unfit_options(step: OpenStep, problem: InvalidInput) -> ActivityErrored:
 class _Attempt:
     """One attempt, from when it is asked for until it is over."""
 
-    __slots__ = ("_asked_at", "_now", "_task", "_workers", "has_begun", "is_given_up", "thread", "work")
+    __slots__ = ("_asked_at", "_lanes", "_now", "has_begun", "is_given_up", "is_placed", "lane", "thread", "work")
 
-    def __init__(self, workers: Workers, work: Work, now: Instant) -> None:
+    def __init__(self, lanes: "Lanes[_Attempt]", work: Work, now: Instant) -> None:
         self.work = work
         self.thread: Future[Any] | None = None
+        self.lane: asyncio.Task[None] | None = None
+        self.is_placed = False
         self.has_begun = False
         self.is_given_up = False
-        self._workers = workers
+        self._lanes = lanes
         self._now = now
-        self._asked_at = asyncio.get_running_loop().time()
-        self._task: asyncio.Task[None] | None = None
+        self._asked_at = 0.0 if work.options.is_without_limits else asyncio.get_running_loop().time()
+
+    @property
+    def name(self) -> str:
+        """The step's id."""
+        return self.work.step.step_id
 
     def begin(self) -> None:
         """Begin, now that there is a place."""
-        loop = asyncio.get_running_loop()
-        self._task = loop.create_task(self._workers.carry_out(self), name=self.work.step.step_id)
+        self.is_placed = True
+        self._lanes.add(self)
 
     def started_at(self) -> Instant:
         """Return the store's time, as far as it is known here."""
@@ -326,10 +336,10 @@ class _Attempt:
     def cancel(self, slots: Slots) -> None:
         """Give it up, whether it has begun or not."""
         self.is_given_up = True
-        if self._task is not None:
-            self._task.cancel()
-            if not self.has_begun:  # nothing of it will ever run, not even what gives back its place
-                slots.give_back()
+        if self.lane is not None:
+            self.lane.cancel()
+        elif self.is_placed and not self.has_begun:  # nothing of it will ever run, not even what gives back its place
+            slots.give_back()
 
 
 def _is_left_for_later(problem: BaseException) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from holdfast.collector import held_back
+from holdfast.collector import held_back, let_go
 from holdfast.core import events as e
 from holdfast.core.instants import Instant
 from holdfast.core.messages import NodeLost
@@ -24,6 +24,7 @@ from holdfast.engine.activities import Details, Outcome, Work, Workers, unfit_op
 from holdfast.engine.creations import Creations
 from holdfast.engine.finishes import Finishes
 from holdfast.engine.held import Held, is_local, unsuccessful
+from holdfast.engine.leasing import keep_lease
 from holdfast.engine.live import Definitions, LiveRun, pause_turn, take_turn
 from holdfast.engine.live_runs import LiveRuns
 from holdfast.engine.news import mourn, tell
@@ -103,7 +104,9 @@ class Node:
         self._listener = self.store.wakeups.listen()
         self._pumping = [asyncio.create_task(self._pump(), name="pump")] if self._options.takes_runs else []
         self._tasks = [
-            asyncio.create_task(self._keep_lease(), name="lease"),
+            asyncio.create_task(
+                keep_lease(self.store, self.name, self._options.lease_ms, self._has_failed), name="lease"
+            ),
             asyncio.create_task(self._hear(), name="wake-ups"),
             asyncio.create_task(self._watch(), name="finishes"),
             asyncio.create_task(self.run_queue.work(), name="run queue"),
@@ -148,23 +151,8 @@ class Node:
             if task.done():
                 task.result()
 
-    async def _keep_lease(self) -> None:
-        loop, third_s = asyncio.get_running_loop(), self._options.lease_ms / 3_000
-        while True:
-            due = loop.time() + third_s
-            await asyncio.sleep(third_s)
-            if self.failure is not None:
-                return  # the lease runs out, and others go on with what is held here
-            late_s = loop.time() - due
-            if late_s > third_s:
-                text = (
-                    "node %s was blocked for %.1f s, and may have lost its runs: something on its loop does not await"
-                )
-                logger.warning(text, self.name, late_s)
-            try:
-                await self.store.renew(self.name, self._options.lease_ms)
-            except StoreError:
-                logger.warning("node %s could not renew its lease", self.name, exc_info=True)
+    def _has_failed(self) -> bool:
+        return self.failure is not None
 
     async def _hear(self) -> None:
         while True:
@@ -312,25 +300,31 @@ class Node:
             self._ready.add_again(held.loaded.head.run_id for held in batch)
             raise
         with held_back():
-            with apart():
-                drafts = [self._draft(held, live, problem, now) for held, live, problem in prepared if live is not None]
-            turns = [draft.finish(release=not self._is_busy(draft)) for _, _, draft in drafts]
-            turns = self.run_queue.with_tickets(turns)
+            refused = await self._play([(held, live, problem) for held, live, problem in prepared if live], now)
+        for held, damage in refused:
+            await self._put_aside(held, damage, now)
+
+    async def _play(
+        self, prepared: Sequence[tuple[Held, LiveRun, RunError | None]], now: Instant
+    ) -> list[tuple[Held, RunError]]:
+        """Let runs take their turns, commit them, and do what follows; return those of which nothing can be kept."""
+        with apart():
+            drafts = [self._draft(held, live, problem, now) for held, live, problem in prepared]
+        turns = [draft.finish(release=not self._is_busy(draft)) for _, _, draft in drafts]
+        turns = self.run_queue.with_tickets(turns)
         answers = await self._commit(turns)
         self.run_queue.notice_starts(turns)
         refused: list[tuple[Held, RunError]] = []
-        with held_back():
-            for (held, live, draft), turn, answer in zip(drafts, turns, answers, strict=True):
-                if isinstance(answer, CommitConflict):
-                    self._lose(turn.run_id, answer, held)
-                    if held.refused is not None:  # not even a pause can be recorded
-                        refused.append((held, held.refused))
-                else:
-                    if turn.dead:
-                        mourn(turn.dead)
-                    self._after(held, live, draft, turn.release, now)
-        for held, damage in refused:
-            await self._put_aside(held, damage, now)
+        for (held, live, draft), turn, answer in zip(drafts, turns, answers, strict=True):
+            if isinstance(answer, CommitConflict):
+                self._lose(turn.run_id, answer, held)
+                if held.refused is not None:  # not even a pause can be recorded
+                    refused.append((held, held.refused))
+            else:
+                if turn.dead:
+                    mourn(turn.dead)
+                self._after(held, live, draft, turn.release, now)
+        return refused
 
     def _draft(
         self, held: Held, live: LiveRun, problem: RunError | None, now: Instant
@@ -360,7 +354,8 @@ class Node:
                 return await self.store.commit(turns)
             except StoreError:
                 logger.exception("node %s: the store failed to commit; trying again", self.name)
-                await asyncio.sleep(RETRY_S)
+                with let_go():
+                    await asyncio.sleep(RETRY_S)
 
     def _is_busy(self, draft: TurnDraft) -> bool:
         """Say whether this node carries out, or is about to carry out, anything for the run.

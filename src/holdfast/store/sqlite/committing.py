@@ -35,6 +35,9 @@ UPDATE runs SET status = ?, version = ?, snapshot = ?, updated_at = ?, finished_
 WHERE run_no = ?
 """
 
+_UPDATE_STATE = "UPDATE runs SET status = ?, version = ?, snapshot = ?, updated_at = ? WHERE run_no = ?"
+"""For a turn after which its run is as ready as before, and its node's: no index has to be touched."""
+
 _UNSTORABLE = (
     sqlite3.IntegrityError,
     sqlite3.InterfaceError,
@@ -58,6 +61,7 @@ class _Head(Struct, gc=False):
     lease_epoch: int
     inbox_seq: int
     is_finished: int
+    is_ready: int
 
 
 def commit(db: sqlite3.Connection, turns: Sequence[port.Turn], limits: Limits, now: Instant) -> list[Answer]:
@@ -91,8 +95,8 @@ def _tell_others(db: sqlite3.Connection, turns: list[port.Turn], limits: Limits,
 
 def _heads(db: sqlite3.Connection, turns: Sequence[port.Turn]) -> dict[str, _Head]:
     found = db.execute(
-        "SELECT run_id, run_no, version, lease_owner, lease_epoch, inbox_seq, finished_at IS NOT NULL FROM runs "
-        "WHERE run_id IN (SELECT value FROM json_each(?))",
+        "SELECT run_id, run_no, version, lease_owner, lease_epoch, inbox_seq, finished_at IS NOT NULL, "
+        "ready_at IS NOT NULL FROM runs WHERE run_id IN (SELECT value FROM json_each(?))",
         (rows.listing({turn.run_id for turn in turns}),),
     )
     return {row[0]: _Head(*row[1:]) for row in found}
@@ -153,6 +157,7 @@ def _write_wave(
             head.version += len(turn.events)
             head.lease_owner = _owner_after(head, turn)
             head.is_finished = head.is_finished or turn.snapshot.status in TERMINAL
+            head.is_ready = head.is_ready or not _is_as_ready(head, turn)
             answers[index] = port.Committed(head.version, now)
 
 
@@ -192,8 +197,9 @@ def _write(db: sqlite3.Connection, winners: list[tuple[_Head, port.Turn]], now: 
     events: list[tuple[Any, ...]] = []
     consumed: list[tuple[int, str]] = []
     messages: list[tuple[Any, ...]] = []
-    finished: list[tuple[int]] = []
+    finished: list[int] = []
     runs: list[tuple[Any, ...]] = []
+    states: list[tuple[Any, ...]] = []
     jobs_closed: list[tuple[int, str]] = []
     jobs: list[tuple[Any, ...]] = []
     others = []
@@ -205,25 +211,19 @@ def _write(db: sqlite3.Connection, winners: list[tuple[_Head, port.Turn]], now: 
         if turn.messages:
             messages += [rows.message_row(run_no, message, now) for message in turn.messages]
         if is_finished:
-            finished.append((run_no,))
+            finished.append(run_no)
         if turn.jobs or turn.jobs_closed:
             jobs_closed += [(run_no, step_id) for step_id in turn.jobs_closed]
             jobs += [rows.job_row(run_no, job, now) for job in turn.jobs]
         if turn.received or turn.waits_opened or turn.waits_closed or turn.tasks or turn.records or turn.dead:
             others.append((run_no, turn))
-        runs.append(
-            (
-                str(turn.snapshot.status),
-                turn.expected_version + len(turn.events),
-                rows.encode(turn.snapshot),
-                now,
-                now if is_finished else None,
-                _owner_after(head, turn),
-                now if head.inbox_seq > turn.seen_inbox_seq and not is_finished else NEVER,
-                run_no,
-                run_no,
-            )
-        )
+        state = str(turn.snapshot.status), turn.expected_version + len(turn.events), rows.encode(turn.snapshot), now
+        if _is_as_ready(head, turn):
+            states.append((*state, run_no))
+        else:
+            finished_at = now if is_finished else None
+            at_once = now if head.inbox_seq > turn.seen_inbox_seq and not is_finished else NEVER
+            runs.append((*state, finished_at, _owner_after(head, turn), at_once, run_no, run_no))
     db.executemany(rows.INSERT_EVENT, events)
     db.executemany("DELETE FROM messages WHERE run_no = ? AND signal_id = ?", consumed)
     db.executemany(rows.INSERT_MESSAGE, messages)
@@ -233,12 +233,12 @@ def _write(db: sqlite3.Connection, winners: list[tuple[_Head, port.Turn]], now: 
     if jobs:
         db.executemany(rows.INSERT_JOB, jobs)
     if finished:
-        db.executemany("DELETE FROM messages WHERE run_no = ?", finished)
-        db.executemany("DELETE FROM waits WHERE run_no = ?", finished)
-        numbers = rows.listing(run_no for (run_no,) in finished)
-        db.execute("DELETE FROM jobs WHERE run_no IN (SELECT value FROM json_each(?))", (numbers,))
+        numbers = rows.listing(finished)
+        for table in ("messages", "waits", "jobs"):
+            db.execute(f"DELETE FROM {table} WHERE run_no IN (SELECT value FROM json_each(?))", (numbers,))
         db.execute(LEAVE, (numbers,))
     db.executemany(_UPDATE_RUN, runs)
+    db.executemany(_UPDATE_STATE, states)
 
 
 def _write_others(db: sqlite3.Connection, turns: list[tuple[int, port.Turn]]) -> None:
@@ -268,3 +268,10 @@ def _write_others(db: sqlite3.Connection, turns: list[tuple[int, port.Turn]]) ->
 
 def _owner_after(head: _Head, turn: port.Turn) -> str | None:
     return None if turn.release or turn.snapshot.status in TERMINAL else head.lease_owner
+
+
+def _is_as_ready(head: _Head, turn: port.Turn) -> bool:
+    """Say whether the run has nothing in sight, before the turn and after it, and stays where it is."""
+    if turn.consumed or turn.messages or turn.release or turn.snapshot.status in TERMINAL:
+        return False
+    return not head.is_ready and head.inbox_seq <= turn.seen_inbox_seq

@@ -1,12 +1,9 @@
 -- oldest reader: 1
 -- What a verb does, as one function each: one round trip and one transaction for a whole batch. Every statement of a
 -- function sees what was committed before it began, so what is read after the locks are held is true until the end.
---
 -- A function is never changed once it is released: nodes of both versions call it during a rolling upgrade. A new
--- version has the next number in its name.
---
--- The plans are the same whatever the tables hold and whenever they are made: for each item, look into an index.
--- The settings of each function leave the planner no other way.
+-- version has the next number in its name. The plans are the same whatever the tables hold and whenever they are made:
+-- for each item, look into an index. The settings of each function leave the planner no other way.
 
 -- When a lease ends: at once, if it was given by a clock so far ahead that nobody can mean it.
 CREATE FUNCTION holdfast.lease_end_1(p_until bigint, p_now bigint) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
@@ -350,8 +347,7 @@ $$;
 -- Whether a run has a signal of this id. In the order of its index, so that no other index will do: a run may have many.
 CREATE FUNCTION holdfast.has_signal_1(p_run bigint, p_name text, p_signal text, p_after bigint) RETURNS boolean
 LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-SET plan_cache_mode = force_generic_plan AS $$
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     PERFORM 1 FROM holdfast.signals s
     WHERE s.run_no = p_run AND s.name = p_name AND s.signal_id = p_signal AND s.accepted_at > p_after
