@@ -243,7 +243,7 @@ def third_version(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_every_older_version_is_brought_up_to_the_present_one(version: int, text: str, expected: Body) -> None:
     assert codec.decode_body("RunPaused", version, text) == expected
-    assert codec.schema_version("RunPaused") == 3
+    assert codec.SCHEMA_VERSIONS["RunPaused"] == 3
 
 
 @pytest.mark.contract("FMT-1")

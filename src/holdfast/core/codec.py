@@ -115,11 +115,6 @@ def number_of(text: str) -> int:
     return int.from_bytes(sha256(text.encode()).digest()[:7])
 
 
-def schema_version(event_type: str) -> int:
-    """Return the schema version that this code writes for an event type."""
-    return SCHEMA_VERSIONS.get(event_type, 1)
-
-
 def encode_body(body: Body) -> str:
     """Return the JSON text of an event's body."""
     if type(body) is UnknownBody:

@@ -83,7 +83,7 @@ class Pen:
             self._by,
             cause,
             parent,
-            codec.schema_version(event_type),
+            codec.SCHEMA_VERSIONS.get(event_type, 1),
         )
         self.events.append(event)
         return event

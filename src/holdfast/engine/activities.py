@@ -8,7 +8,7 @@ here writes to a store.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from functools import partial
 from threading import get_ident
@@ -221,8 +221,10 @@ class Workers:
         attempt.has_begun = True
         work = attempt.work
         is_without_limits = work.options.is_without_limits
-        now = 0 if is_without_limits else attempt.started_at()
-        deadline = _deadline(work, now)
+        now, deadline = 0, None
+        if not is_without_limits:
+            now = attempt.started_at()
+            deadline = _deadline(work, now)
         context = ActivityContext(work, self._beat)
         before = _context.set(context)
         outcome: Outcome
@@ -242,9 +244,12 @@ class Workers:
         finally:
             context.close()
             self._slots.leave(attempt.thread, work.definition.name)
-        with suppress(ValueError):  # whoever closes a coroutine half-way does it in a context of its own
+        try:
             _context.reset(before)
-        if self._attempts.get(work.run_id, {}).get(work.step.step_id) is attempt:
+        except ValueError:  # whoever closes a coroutine half-way does it in a context of its own
+            return
+        steps = self._attempts.get(work.run_id)
+        if steps is not None and steps.get(work.step.step_id) is attempt:
             self._forget(work.run_id, work.step.step_id)
         if not attempt.is_given_up:  # else nobody waits for it, and its run may be in the middle of a commit
             self._report(work, outcome)

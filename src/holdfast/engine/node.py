@@ -437,11 +437,12 @@ class Node:
             step = draft.state.open_steps.get(step_id)
             if step is not None and not self._is_stopping:  # else it is for the node that goes on with the run
                 self._dispatch(run_id, step, now)
-        if draft.state.is_finished:
+        is_finished = draft.state.is_finished
+        if is_finished:
             self.lives.forget(run_id)
             self.finishes.tell(run_id, draft.state.version, draft.events[-1] if draft.events else None)
             self.run_queue.notice_end(draft.state.plan_id)
-        if is_released or draft.state.is_finished:
+        if is_released or is_finished:
             if self._held.get(run_id) is held:  # what came in meanwhile is about steps that this turn has closed
                 del self._held[run_id]
         else:

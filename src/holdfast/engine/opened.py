@@ -77,8 +77,8 @@ class Opened(Struct, frozen=True):
         """Start a run with this input, which fits the definition. When this returns it is durable."""
         if self.node.failure is not None:
             raise self.node.failure
-        for field, value in (("run_id", run_id or "-"), ("request_id", request_id or "-")):
-            problem = check_name(field, value)
+        for field, value in (("run_id", run_id), ("request_id", request_id)):
+            problem = check_name(field, value) if value else None
             if problem is not None:
                 raise problem
         if run_id is not None and "/" in run_id:

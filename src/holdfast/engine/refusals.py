@@ -39,6 +39,8 @@ class Refusals:
 
     def take(self, loaded: LoadedRun) -> TurnRefused | None:
         """Return why the run's turn is to be a pause. What was noted before others had the run says nothing."""
+        if not self._problems and not loaded.messages:
+            return None
         head = loaded.head
         problem, last_epoch = self._problems.pop(head.run_id, (None, 0))
         if problem is not None and head.lease_epoch <= last_epoch:

@@ -4,7 +4,7 @@
 current, so each decision sees what the ones before it did.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from msgspec import Raw
 
@@ -43,7 +43,6 @@ class TurnDraft:
         "_by",
         "_consumed",
         "_dead",
-        "_events",
         "_loaded",
         "_messages",
         "_now",
@@ -52,6 +51,7 @@ class TurnDraft:
         "_records",
         "_sent",
         "dispatch",
+        "events",
         "received",
         "snapshot",
         "state",
@@ -69,7 +69,7 @@ class TurnDraft:
         self._loaded = loaded
         self._now = now
         self._by = EngineRunRef(node, loaded.head.lease_epoch)
-        self._events: list[Event] = []
+        self.events: list[Event] = []  # as they were decided: without their numbers and times in the store
         self._messages: list[Message] = []
         self._consumed: list[str] = []
         self.received: list[tuple[int, int]] = []
@@ -78,7 +78,11 @@ class TurnDraft:
 
     def handle(self, message: Input) -> Decision | Refusal:
         """Decide what the world tells the run, and note that it has been handled."""
-        answer = NOTHING if self._is_held(message) else decide(self.state, message, self._now, self._by)
+        answer = (
+            NOTHING
+            if self.state.status is PAUSED and self._is_held(message)
+            else decide(self.state, message, self._now, self._by)
+        )
         if isinstance(message, Message):
             if isinstance(answer, Refusal):
                 self.put_aside(message, answer.error)
@@ -87,7 +91,7 @@ class TurnDraft:
         elif isinstance(answer, Decision) and answer.events:
             inbox_seq = getattr(message, "inbox_seq", None)  # of what came through the mailbox
             if inbox_seq is not None:
-                self.received.append((inbox_seq, len(self._events)))
+                self.received.append((inbox_seq, len(self.events)))
         return self._take(answer)
 
     def _is_held(self, message: Input) -> bool:
@@ -95,7 +99,7 @@ class TurnDraft:
 
         When the run is resumed the wait takes the signal; if it does not, it is told of its time again.
         """
-        if self.state.status is not PAUSED or not self._loaded.signals or not isinstance(message, Message):
+        if not self._loaded.signals or not isinstance(message, Message):
             return False
         step = self.state.open_steps.get(message.step_id or "") if message.type == "TimerDue" else None
         return step is not None and step.kind == "signal" and is_taken(self.state, step, self._loaded.signals)
@@ -117,16 +121,11 @@ class TurnDraft:
         """Keep what is known about an activity's effect, in the same commit."""
         self._records += (record,)
 
-    @property
-    def events(self) -> Sequence[Event]:
-        """The events that the turn appends, as they were decided: without their numbers and times in the store."""
-        return self._events
-
     def finish(self, *, release: bool = False) -> Turn:
         """Return the turn to commit. `release` lets go of the run with the same commit."""
         self.dispatch = [step_id for step_id in self.dispatch if step_id in self.state.open_steps]
-        changes = index_changes(self._before, self.state, self._events)
-        knows_children = any(self._known_children())
+        changes = index_changes(self._before, self.state, self.events)
+        knows_children = self._has_children()
         self.snapshot = runtime_snapshot(self.state)
         head = self._loaded.head
         return Turn(
@@ -134,7 +133,7 @@ class TurnDraft:
             expected_version=self._before.version,
             epoch=head.lease_epoch,
             snapshot=self.snapshot,
-            events=tuple(self._events),
+            events=tuple(self.events),
             consumed=tuple(self._consumed),
             received=tuple(self.received),
             messages=tuple(self._messages),
@@ -173,19 +172,23 @@ class TurnDraft:
     def _jobs_closed(self) -> tuple[str, ...]:
         """Return the steps of which queues, and keepers of progress, need to know nothing more."""
         before, after = self._before.open_steps, self.state.open_steps
-        if not self._loaded.details and not any(step.kind == "activity" and step.queue for step in before.values()):
-            return ()
+        if not self._loaded.details:
+            for step in before.values():
+                if step.kind == "activity" and step.queue:
+                    break
+            else:
+                return ()
         closed = [step_id for step_id in before if step_id not in after and before[step_id].queue]
         closed += [step_id for step_id in self._loaded.details if step_id not in after]
-        for event in self._events:
+        for event in self.events:
             if type(event.data) is e.StepDetached:  # nobody is to carry it out any more
-                step = after.get(event.step_id or "")
-                closed += [step.step_id] if step is not None and step.queue and step.is_detached else []
+                left = after.get(event.step_id or "")
+                closed += [left.step_id] if left is not None and left.queue and left.is_detached else []
         return tuple(dict.fromkeys(closed)) if closed else ()
 
     def _children(self) -> Iterator[NewRun]:
         """Return the runs that this turn starts."""
-        for event in self._events:
+        for event in self.events:
             body = event.data
             if isinstance(body, e.ChildStarted):
                 queued = RunQueued(
@@ -204,17 +207,21 @@ class TurnDraft:
         """Return what this turn tells other runs: the parent that it is done, children that nobody waits for them."""
         state = self.state
         if state.is_finished and not self._before.is_finished and state.parent_run_id is not None:
-            yield _to_parent(state, self._events[-1], self._now)
+            yield _to_parent(state, self.events[-1], self._now)
         for step_id, child in self._known_children():
-            if step_id not in state.open_steps and _is_given_up(step_id, child, state, self._events):
+            if step_id not in state.open_steps and _is_given_up(step_id, child, state, self.events):
                 yield cancel_request(child.child_run_id, f"parent:{state.run_id}", "the parent gave it up")
+
+    def _has_children(self) -> bool:
+        bodies = [step.body for step in self._before.open_steps.values()] + [event.data for event in self.events]
+        return e.ChildStarted in map(type, bodies)
 
     def _known_children(self) -> Iterator[tuple[str, e.ChildStarted]]:
         """Return the children that were open before this turn, and those that it starts."""
         for step_id, step in self._before.open_steps.items():
             if isinstance(step.body, e.ChildStarted):
                 yield step_id, step.body
-        for event in self._events:
+        for event in self.events:
             if isinstance(event.data, e.ChildStarted):
                 yield event.step_id or "", event.data
 
@@ -223,7 +230,7 @@ class TurnDraft:
             if self.state is self._before:
                 self.state = own_copy(self._before)
             fold_onto(self.state, answer.events)
-            self._events += answer.events
+            self.events += answer.events
             self._messages += answer.messages
             self._sent += answer.sends
             for step_id in answer.dispatch:

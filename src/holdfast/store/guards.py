@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any, get_args
 
@@ -324,10 +325,13 @@ def check_new_run(new: Any) -> CallerError | None:
     """Return why the run cannot be created whatever is in the store, or None."""
     if not isinstance(new, NewRun):
         return InvalidInput(f"a run to create is a NewRun, not {type(new).__qualname__}")
-    for field in ("run_id", "tenant", "project", "environment", "plan_id", "plan_version", "run_request_id"):
-        problem = check_name(field, getattr(new, field))
-        if problem is not None:
-            return problem
+    problem = (
+        check_name("run_id", new.run_id)
+        or _unfit_place(new.tenant, new.project, new.environment, new.plan_id, new.plan_version)
+        or check_name("run_request_id", new.run_request_id)
+    )
+    if problem is not None:
+        return problem
     for field, value in (("parent_run_id", new.parent_run_id), ("reference_key", new.reference_key)):
         problem = None if value is None else check_name(field, value)
         if problem is not None:
@@ -362,6 +366,23 @@ def check_new_run(new: Any) -> CallerError | None:
     if new.snapshot.status in TERMINAL:
         return InvalidInput("a run cannot begin finished", field="snapshot")
     return None if new.ticket is None else check_ticket(new.ticket)
+
+
+def _unfit_place(*names: Any) -> InvalidInput | None:
+    try:
+        return _unfit_names(names)
+    except TypeError:  # one that cannot be hashed is none
+        return _unfit_names.__wrapped__(names)
+
+
+@lru_cache(maxsize=1_024, typed=True)
+def _unfit_names(names: tuple[Any, ...]) -> InvalidInput | None:
+    """Return why a run cannot have this place and definition, or None. There are few different ones, and many runs."""
+    for field, name in zip(("tenant", "project", "environment", "plan_id", "plan_version"), names, strict=True):
+        problem = check_name(field, name)
+        if problem is not None:
+            return problem
+    return None
 
 
 def check_item(item: Any, limits: Limits) -> CallerError | None:
