@@ -93,13 +93,14 @@ async def test_whatever_a_function_raises_is_recorded(place: Place, problem: Bas
 @pytest.mark.contract("ACT-1", "MSG-4")
 async def test_stopping_does_not_wait_for_a_thread(place: Place) -> None:
     app = hf.App("shop")
-    entered, gate = asyncio.Event(), threading.Event()
+    entered, gate, ended = asyncio.Event(), threading.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
     @app.activity
     def stuck() -> None:
         loop.call_soon_threadsafe(entered.set)
         gate.wait(20)
+        ended.set()
 
     @app.workflow
     async def order() -> None:
@@ -109,6 +110,7 @@ async def test_stopping_does_not_wait_for_a_thread(place: Place) -> None:
         async with place.node(app, drain_s=0.01):
             await app.start(order)
             await entered.wait()
+        assert not ended.is_set()
     finally:
         gate.set()
 

@@ -74,7 +74,7 @@ def _command_nouns() -> set[str]:
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_examples_are_what_can_be_asked(name: str) -> None:
-    Reader(CATALOGUE[name]).from_json(msgspec.json.encode(ASKS[name]))
+    assert isinstance(Reader(CATALOGUE[name]).from_json(msgspec.json.encode(ASKS[name])), CATALOGUE[name].ask)
 
 
 @pytest.mark.parametrize("name", CATALOGUE)

@@ -133,6 +133,7 @@ async def test_nothing_is_kept_for_a_caller_who_went_away() -> None:
         writer.close()
         while waiting:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
+        assert not waiting
 
 
 @pytest.mark.slow
