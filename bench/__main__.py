@@ -31,7 +31,7 @@ ON_DISK: dict[str, tuple[str, Callable[[Effort, Path], Awaitable[Rows]]]] = {
         "Runs that wait: what they cost in memory, and what a node does with nothing to do",
         engine.measure_parked,
     ),
-    "postgres": ("The whole engine on a PostgreSQL server, named by BENCH_POSTGRES", postgres.measure),
+    "postgres": ("The whole engine on a PostgreSQL server", postgres.measure),
     "streams": ("Short runs while event streams are open, beside the same without", streams.measure),
     "long": ("A turn of a run with a long history, in memory and after a restart", engine.measure_long),
 }
@@ -47,8 +47,7 @@ def main() -> int:
         print(f"{options.folder} is in memory ({filesystem}); name a folder on a disk with --dir", file=sys.stderr)
         return 2
     effort = QUICK if options.quick else FULL
-    usual = [name for name in NAMES if name != "postgres" or "BENCH_POSTGRES" in os.environ]
-    names = [name for name in NAMES if name in (options.only or usual)]
+    names = [name for name in NAMES if name in (options.only or NAMES)]
     results: dict[str, Rows] = {}
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=options.folder) as folder:
         environment = _environment(Path(folder), filesystem, options.quick)

@@ -1,7 +1,7 @@
 """The whole engine on a PostgreSQL server: short runs, one run step by step, signals, and the same when much is stored.
 
-`BENCH_POSTGRES` names the server, such as `postgresql://postgres@127.0.0.1/postgres`. A schema is made there
-for the measurement, and dropped at the end.
+`BENCH_POSTGRES` may name the server, such as `postgresql://postgres@127.0.0.1/postgres`: a schema is made there for the
+measurement, and dropped at the end. Otherwise a server is started as for the tests, with fsync on, and removed again.
 """
 
 import asyncio
@@ -9,8 +9,8 @@ import gc
 import os
 import statistics
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from bench.report import Row, Rows, percentile, progress
 from bench.workload import LIMITS
 from holdfast.store.port import WaitQuery
 from holdfast.store.postgres import PostgresStore
+from tests.postgres_server import Installation
 
 SCHEMA = "holdfast_bench"
 WARM_RUNS = 500
@@ -69,9 +70,26 @@ async def measure(effort: Effort, folder: Path) -> Rows:
 
 @asynccontextmanager
 async def _opened() -> AsyncIterator[tuple[PostgresStore, Any]]:
-    dsn = os.environ.get("BENCH_POSTGRES")
-    if not dsn:
-        raise SystemExit("BENCH_POSTGRES must name a PostgreSQL server to measure on")
+    with _server() as dsn:
+        async with _schema(dsn) as opened:
+            yield opened
+
+
+@contextmanager
+def _server() -> Iterator[str]:
+    named = os.environ.get("BENCH_POSTGRES")
+    if named:
+        yield named
+        return
+    installation = Installation()
+    try:
+        yield installation.server().dsn
+    finally:
+        installation.remove()
+
+
+@asynccontextmanager
+async def _schema(dsn: str) -> AsyncIterator[tuple[PostgresStore, Any]]:
     connection = await asyncpg.connect(dsn)
     await connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
     store = await PostgresStore.open(f"{dsn}{'&' if '?' in dsn else '?'}schema={SCHEMA}", limits=LIMITS)
@@ -88,6 +106,9 @@ async def _fill(connection: Any, first: int, last: int) -> None:
     for start in range(first + 1, last + 1, CHUNK):
         for statement in (FILL, FILL_EVENTS):
             await connection.execute(statement, start, min(start + CHUNK - 1, last), timeout=600)
+    if last > first:  # else the server would begin to do so on its own, in the middle of the measurement
+        for table in ("runs", "events"):
+            await connection.execute(f"VACUUM ANALYZE {SCHEMA}.{table}", timeout=600)
     await connection.execute("CHECKPOINT", timeout=600)
 
 
