@@ -12,7 +12,9 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from bench import claim, commit, core, deliver, disk, engine, growth, history, postgres, signals, streams
+from msgspec.structs import replace
+
+from bench import analysts, claim, commit, core, deliver, disk, engine, growth, history, postgres, signals, streams
 from bench.effort import FULL, QUICK, Effort
 from bench.report import Rows, progress, table
 
@@ -32,6 +34,7 @@ ON_DISK: dict[str, tuple[str, Callable[[Effort, Path], Awaitable[Rows]]]] = {
         engine.measure_parked,
     ),
     "postgres": ("The whole engine on a PostgreSQL server", postgres.measure),
+    "analysts": ("Claims on PostgreSQL while long transactions are open (--analysts-s for how long)", analysts.measure),
     "streams": ("Short runs while event streams are open, beside the same without", streams.measure),
     "long": ("A turn of a run with a long history, in memory and after a restart", engine.measure_long),
 }
@@ -47,6 +50,7 @@ def main() -> int:
         print(f"{options.folder} is in memory ({filesystem}); name a folder on a disk with --dir", file=sys.stderr)
         return 2
     effort = QUICK if options.quick else FULL
+    effort = replace(effort, analysts_s=options.analysts_s or effort.analysts_s)
     names = [name for name in NAMES if name in (options.only or NAMES)]
     results: dict[str, Rows] = {}
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=options.folder) as folder:
@@ -85,6 +89,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--dir", dest="folder", type=Path, default=disk.default_folder(), help="where the files are made (%(default)s)"
     )
+    parser.add_argument("--analysts-s", type=float, help="for how long transactions are kept open")
     parser.add_argument("--allow-memory", action="store_true", help="accept a file system in memory")
     return parser.parse_args()
 

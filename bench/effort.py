@@ -23,6 +23,7 @@ class Effort(Struct, frozen=True, kw_only=True):
     idle_s: float
     signalled_runs: int
     postgres_finished: int
+    analysts_s: float
     streams: int
     stream_rounds: int
 
@@ -45,6 +46,7 @@ FULL = Effort(
     idle_s=10.0,
     signalled_runs=2_000,
     postgres_finished=1_000_000,
+    analysts_s=60.0,
     streams=1_000,
     stream_rounds=5,
 )
@@ -67,6 +69,7 @@ QUICK = Effort(
     idle_s=1.0,
     signalled_runs=300,
     postgres_finished=2_000,
+    analysts_s=2.0,
     streams=50,
     stream_rounds=1,
 )

@@ -57,26 +57,21 @@ async def measure(effort: Effort, folder: Path) -> Rows:
     del folder  # the server keeps its files elsewhere
     count = effort.engine_runs[-1]
     rows: Rows = {}
-    async with _opened() as (store, connection):
-        filled = 0
-        for finished in (0, effort.postgres_finished):
-            progress(f"postgres: filling up to {finished:,} finished runs")
-            await _fill(connection, filled, finished)
-            filled = finished
-            progress(f"postgres: {finished:,} finished runs")
-            rows[f"{finished:,} finished runs"] = await _all(store, count, effort)
+    with server() as dsn:
+        async with opened(dsn) as (store, connection):
+            filled = 0
+            for finished in (0, effort.postgres_finished):
+                progress(f"postgres: filling up to {finished:,} finished runs")
+                await _fill(connection, filled, finished)
+                filled = finished
+                progress(f"postgres: {finished:,} finished runs")
+                rows[f"{finished:,} finished runs"] = await _all(store, count, effort)
     return rows
 
 
-@asynccontextmanager
-async def _opened() -> AsyncIterator[tuple[PostgresStore, Any]]:
-    with _server() as dsn:
-        async with _schema(dsn) as opened:
-            yield opened
-
-
 @contextmanager
-def _server() -> Iterator[str]:
+def server() -> Iterator[str]:
+    """Give the address of a server: the one that was named, or a new one."""
     named = os.environ.get("BENCH_POSTGRES")
     if named:
         yield named
@@ -89,7 +84,8 @@ def _server() -> Iterator[str]:
 
 
 @asynccontextmanager
-async def _schema(dsn: str) -> AsyncIterator[tuple[PostgresStore, Any]]:
+async def opened(dsn: str) -> AsyncIterator[tuple[PostgresStore, Any]]:
+    """Open a store in a schema of its own there, and a connection beside it."""
     connection = await asyncpg.connect(dsn)
     await connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
     store = await PostgresStore.open(f"{dsn}{'&' if '?' in dsn else '?'}schema={SCHEMA}", limits=LIMITS)

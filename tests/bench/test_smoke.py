@@ -20,6 +20,8 @@ FIGURES = {
     "history": ({"10 events", "100 events", "1,000 events"}, {"load ms", "read ms", "events/s"}),
     "engine": ({"2,000 runs of 3 steps", "one run of 10 steps at a time"}, set()),
     "signals": ({"300 runs at once", "one at a time"}, {"CPU µs/signal"}),
+    "postgres": ({"0 finished runs", "2,000 finished runs"}, {"runs/s", "median ms/step"}),
+    "analysts": ({"no long transaction", "3 open for 2 s"}, {"runs/s", "p50 ms", "p99 ms"}),
     "streams": ({"50 of waiting runs", "50, 10 of them of lists"}, {"runs/s", "without", "ratio"}),
     "parked": ({"300 runs, at most 5,000 live", "300 runs, at most 1 live"}, {"resident KB", "KB/run", "idle CPU %"}),
     "long": ({"1,000 steps"}, {"steps/s", "live turn ms", "turn with replay ms"}),
