@@ -25,6 +25,7 @@ SOURCE_SUFFIXES = {".py", ".sql", ".js", ".css", ".html"}
 SWALLOWING_ALLOWED: dict[str, str] = {
     "holdfast/engine/live.py:revive": "what user code raises where no task takes it pauses its run",
     "holdfast/engine/live.py:take_turn": "what user code raises where no task takes it pauses its run",
+    "holdfast/engine/tracing.py:Tracing._work": "logged; an exporter is not ours, and losing a trace loses no run",
     "holdfast/program/api.py:Saga._undo_all": "failures are gathered, and raised together with the first error",
     "holdfast/program/failures.py:_attribute": "an exception whose own code fails is recorded without what it says",
     "holdfast/program/failures.py:_message": "an exception that cannot even be shown is recorded by its type",

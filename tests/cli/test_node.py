@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, suppress
@@ -141,6 +142,39 @@ async def test_a_node_that_is_told_to_end_records_what_was_under_way_and_another
     types = await shop.types()
     assert (types.count("StepCompleted"), types[-1]) == (2, "RunCompleted")
     assert (await shop.store.read_events("r"))[-1].data == e.RunCompleted(result=codec.encode("box, bag"))
+
+
+TALKING = """
+import logging
+import holdfast as hf
+
+app = hf.App("talking")
+
+
+@app.activity
+async def pack(number: int) -> int:
+    logging.getLogger("elsewhere").info("packing", extra={"number": number})
+    return number
+
+
+@app.workflow
+async def order(number: int) -> int:
+    app.logger.info("an order")
+    return await pack(number)
+"""
+
+
+async def test_programs_read_the_log_as_lines_of_json(shop: Shop, tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(TALKING)
+    await shop.start()
+    async with shop.node("--json") as node:
+        await node.until("packing")
+        node.send(signal.SIGTERM)
+        assert await node.ended() == 0
+    lines = {line["message"]: line for line in map(json.loads, node.said.splitlines())}
+    assert lines["an order"]["run_id"] == lines["packing"]["run_id"] == "r"
+    assert (lines["packing"]["step_id"], lines["packing"]["number"]) == ("pack", 1)
+    assert lines["packing"]["logger"] == "elsewhere"
 
 
 @pytest.mark.contract("MSG-4")

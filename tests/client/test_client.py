@@ -1,7 +1,8 @@
 """The client: what it gives and raises, its streams, and what happens when the way is bad."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -211,3 +212,36 @@ async def test_scripts_have_the_same_without_waiting(tmp_path: Path) -> None:
         assert (result, types) == (7, ["RunQueued", "RunStarted", "RunCompleted"])
         with pytest.raises(InvalidInput):
             SyncClient(shop.app)  # type: ignore[arg-type]
+
+
+async def test_a_script_that_breaks_off_a_stream_holds_no_connection() -> None:
+    is_over, may_end = threading.Event(), threading.Event()
+
+    def script(address: str) -> str:
+        with SyncClient(address) as client:
+            run = client.runs.start("patient")
+            first = next(event.event_type for event in client.runs.stream(run.run_id))
+            is_over.set()
+            may_end.wait(10)
+            return str(first)
+
+    async with served() as shop:
+        running = asyncio.create_task(asyncio.to_thread(script, f"http://127.0.0.1:{shop.port}"))
+        try:
+            await asyncio.to_thread(is_over.wait, 10)
+            await settled(lambda: shop.service.watchers.watching == 0)
+        finally:
+            may_end.set()
+        assert await running == "RunQueued"
+
+
+def test_a_stream_that_is_let_go_after_its_client_is_no_trouble() -> None:
+    async def pieces() -> AsyncGenerator[int, None]:
+        yield 1
+        yield 2
+
+    runner = asyncio.Runner()
+    stream = vars(nouns)["_iterate"](pieces(), runner.run)
+    assert next(stream) == 1
+    runner.close()
+    stream.close()

@@ -122,7 +122,7 @@ async def test_an_authoriser_that_fails_lets_nothing_through() -> None:
 
 @pytest.mark.contract("SIG-13", "WF-7")
 async def test_a_refusal_that_a_finished_run_cannot_record_is_still_a_refusal() -> None:
-    app = hf.App("orders", authoriser=lambda request: False)
+    app = hf.App("orders", authoriser=lambda request: request.command == "SIGNAL")
     wait = waiting(app)
     async with asyncio.timeout(10), app.node("memory://"):
         run = await app.start(wait)

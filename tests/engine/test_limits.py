@@ -103,6 +103,39 @@ async def test_a_higher_priority_goes_first(place: Place) -> None:
     assert list(dict.fromkeys(begun)) == ["a", "c", "d", "b"]
 
 
+@pytest.mark.contract("QUE-2")
+async def test_tenants_take_turns_whoever_has_started_more(place: Place) -> None:
+    app, visit, begun = crowd(at_once=1)
+    async with place.node(app):
+        given = {"a1": "acme", "a2": "acme", "a3": "acme", "b1": "beta", "b2": "beta"}
+        runs = {name: await app.start(visit, name, tenant=tenant) for name, tenant in given.items()}
+        for name in ("a1", "b1", "a2", "b2", "a3"):
+            await until_event(runs[name], "SignalWaiting")
+            await runs[name].signal("go", "x")
+            await runs[name].result()
+    assert list(dict.fromkeys(begun)) == ["a1", "b1", "a2", "b2", "a3"]
+
+
+@pytest.mark.contract("QUE-1")
+async def test_a_request_is_the_same_only_within_tenant_project_and_environment() -> None:
+    app, visit, _ = crowd()
+    async with asyncio.timeout(10), app.node("memory://") as node:
+        whose: list[dict[str, Any]] = [{}, {"tenant": "acme"}, {"project": "p"}, {"environment": "test"}]
+        runs = [await app.start(visit, "a", request_id="r-1", **each) for each in whose]
+        again = [await app.start(visit, "a", request_id="r-1", **each) for each in whose]
+        assert [run.run_id for run in again] == [run.run_id for run in runs]
+        assert len({run.run_id for run in runs}) == 4
+        heads = [run.head for run in await node.store.load([run.run_id for run in runs]) if run is not None]
+        assert [(head.tenant, head.project, head.environment) for head in heads] == [
+            ("default", "default", "default"),
+            ("acme", "default", "default"),
+            ("default", "p", "default"),
+            ("default", "default", "test"),
+        ]
+        with pytest.raises(InvalidInput):
+            await app.start(visit, "a", tenant="a|b")
+
+
 @pytest.mark.contract("QUE-2", "API-2")
 async def test_a_start_beyond_the_limit_is_refused_if_the_workflow_says_so(place: Place) -> None:
     app, visit, _ = crowd(at_once=1, overload="reject")

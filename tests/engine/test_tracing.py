@@ -1,5 +1,7 @@
 """Traces are made from histories: every step of every node, under ids that follow from the run's."""
 
+import asyncio
+import threading
 from contextlib import suppress
 from typing import Any
 
@@ -13,6 +15,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from holdfast.engine import tracing
 from holdfast.engine.tracing import context_of, traced
 
 app = hf.App("traced")
@@ -79,3 +82,50 @@ async def test_without_a_run_an_activity_is_a_plain_call() -> None:
     async with app.node(hf.MemoryStore()), traced(app, InMemorySpanExporter()):
         assert await pay(3) == 3
     assert not current["pay"].is_valid
+
+
+class Broken(InMemorySpanExporter):
+    """An exporter that fails the first time."""
+
+    has_failed = False
+
+    def export(self, spans: Any) -> Any:
+        if not self.has_failed:
+            self.has_failed = True
+            raise ConnectionError("nobody collects")
+        return super().export(spans)
+
+
+async def test_an_exporter_that_raises_costs_one_trace_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    exporter = Broken()
+    async with asyncio.timeout(10), app.node(hf.MemoryStore()), traced(app, exporter):
+        runs = [await app.start(child, number) for number in range(3)]
+        assert [await run.result() for run in runs] == [0, 1, 2]
+    assert len([span for span in exporter.get_finished_spans() if span.name == "run child"]) == 2
+    assert "nobody collects" in caplog.text
+
+
+class Held(InMemorySpanExporter):
+    """An exporter that goes on when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_go_on = threading.Event()
+
+    def export(self, spans: Any) -> Any:
+        self.may_go_on.wait(10)
+        return super().export(spans)
+
+
+async def test_an_exporter_that_is_far_behind_loses_traces_and_not_memory(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tracing, "MOST_BEHIND", 2)
+    exporter = Held()
+    async with asyncio.timeout(10), app.node(hf.MemoryStore()), traced(app, exporter):
+        runs = [await app.start(child, number) for number in range(8)]
+        assert [await run.result() for run in runs] == list(range(8))
+        exporter.may_go_on.set()
+    exported = len([span for span in exporter.get_finished_spans() if span.name == "run child"])
+    assert 2 <= exported <= 3, "the one under way, and those that wait"
+    assert "too far behind" in caplog.text

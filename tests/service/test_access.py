@@ -286,7 +286,9 @@ async def test_what_a_tenant_makes_is_its_own(transport: str) -> None:
             assert code_in(await ask(stage, transport, name, fields, globex)) == ""
             response = await ask(stage, transport, name, fields, headers)
             assert code_in(response) == "", response.text
-            await ask(stage, transport, name, asked(name, project="other"), headers)
+            for elsewhere in ({"project": "other"}, {"tenant": "globex"}):
+                response = await ask(stage, transport, name, asked(name, **elsewhere), headers)
+                assert code_in(response) == "NotPermitted"
         runs = await store_of(stage).find_runs(RunQuery())
         assert sorted((run.tenant, run.project) for run in runs) == [("acme", "shop")] * 2 + [("globex", "default")] * 2
         made = await ask(stage, transport, "tokens.create", {"name": "bob", "role": "viewer"}, headers)
@@ -294,6 +296,18 @@ async def test_what_a_tenant_makes_is_its_own(transport: str) -> None:
         for place in ({"tenant": "globex"}, {"project": "other"}):
             response = await ask(stage, transport, "tokens.create", {"name": "b", "role": "viewer", **place}, headers)
             assert code_in(response) == "NotPermitted"
+
+
+@pytest.mark.contract("API-4", "QUE-1")
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_who_has_all_tenants_says_whose_a_run_is(transport: str) -> None:
+    async with clocked() as stage:
+        everywhere, acme = bearing(await token_for(stage)), bearing(await token_for(stage, "viewer", tenant="acme"))
+        response = await ask(stage, transport, "runs.start", asked("runs.start", tenant="acme"), everywhere)
+        assert code_in(response) == "", response.text
+        [run] = await store_of(stage).find_runs(RunQuery())
+        assert run.tenant == "acme"
+        assert code_in(await ask(stage, transport, "runs.get", {"run_id": run.run_id}, acme)) == ""
 
 
 @pytest.mark.contract("API-4")

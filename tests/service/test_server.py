@@ -1,6 +1,7 @@
 """The service behind a real socket: slow callers, long polls, and its end."""
 
 import asyncio
+import json
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -121,13 +122,20 @@ async def test_a_long_poll_hears_of_the_end_at_once() -> None:
         assert (await polling).json()["result"] == "o: True"
 
 
-async def test_nothing_is_kept_for_a_caller_who_went_away() -> None:
+@pytest.mark.parametrize("is_rpc", [False, True])
+async def test_nothing_is_kept_for_a_caller_who_went_away(is_rpc: bool) -> None:
     async with socketed() as (service, port), httpx.AsyncClient() as http:
         place = f"http://127.0.0.1:{port}/v1/runs"
         run = (await http.post(place, json={"workflow": "patient"})).json()["run_id"]
         waiting = service.app.opened().node.finishes._waiting
         _, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(f"GET /v1/runs/{run}/result?wait_s=60 HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        if is_rpc:
+            call = {"jsonrpc": "2.0", "id": 1, "method": "runs.result", "params": {"run_id": run, "wait_s": 60}}
+            body = json.dumps([call, call])
+            head = f"POST /rpc HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+            writer.write(f"{head}\r\n\r\n{body}".encode())
+        else:
+            writer.write(f"GET /v1/runs/{run}/result?wait_s=60 HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         while not waiting:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
         writer.close()

@@ -8,6 +8,7 @@ import pytest
 
 from holdfast.core.access import TokenQuery
 from holdfast.service.options import ServiceOptions
+from holdfast.service.server import check_access
 from holdfast.service.sessions import SIGN_INS_PER_MINUTE
 from tests.service.bearers import bearing, code_in, guarded, store_of, token_for
 from tests.service.stage import Stage, on_stage
@@ -167,3 +168,43 @@ async def test_browsers_are_told_to_be_careful_and_other_origins_nothing() -> No
             assert headers["referrer-policy"] == "no-referrer"
             assert headers["cache-control"] == "no-store"
             assert not [name for name in headers if name.startswith("access-control-")]
+
+
+# --- open access, and browsers
+
+
+@pytest.mark.contract("API-4")
+@pytest.mark.parametrize(
+    ("headers", "is_let_in"),
+    [
+        ({}, True),
+        ({"host": "127.0.0.1:8321"}, True),
+        ({"host": "[::1]:8321"}, True),
+        ({"host": "LOCALHOST:8321"}, True),
+        ({"host": "shop.localhost"}, True),
+        ({"host": "localhost:8321", "origin": "http://localhost:8321"}, True),
+        ({"host": "localhost:8321", "origin": "http://evil"}, False),
+        ({"host": "localhost:8321", "origin": "http://localhost:9999"}, False),
+        ({"host": "localhost:8321", "origin": "null"}, False),
+        ({"host": "evil:8321", "origin": "http://evil:8321"}, False),
+        ({"host": "evil"}, False),
+        ({"host": "127.0.0.1.evil"}, False),
+        ({"host": "localhost.evil"}, False),
+    ],
+)
+async def test_pages_of_other_sites_get_nothing_from_open_access(headers: dict[str, str], is_let_in: bool) -> None:
+    options = ServiceOptions(is_open=True)
+    async with on_stage(authenticate=check_access(options, None)) as stage:
+        given = {"host": "localhost", **headers}
+        for method, path in (("GET", "/v1/runs"), ("POST", "/v1/runs/r-1/cancel"), ("POST", "/rpc")):
+            response = await stage.http.request(method, path, headers=given)
+            assert (response.status_code != 403) is is_let_in, (method, path, response.text)
+
+
+async def test_open_access_for_others_may_have_any_name() -> None:
+    for host in ("0.0.0.0", "::", "192.168.7.7", "shop.example"):
+        options = ServiceOptions(is_open=True, host=host)
+        async with on_stage(authenticate=check_access(options, None)) as stage:
+            assert (await stage.http.get("/v1/runs", headers={"host": "shop.example"})).status_code == 200
+            evil = {"host": "shop.example", "origin": "http://evil"}
+            assert (await stage.http.get("/v1/runs", headers=evil)).status_code == 403

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 import holdfast as hf
 from holdfast.core.events import Event
+from holdfast.service.access import TokenAccess, make_token, revoke_token
 from holdfast.service.alerts import Alerts
 from holdfast.service.calling import Headers, Principal
 from holdfast.service.watching import Followed
@@ -66,7 +67,13 @@ async def test_a_reader_goes_on_behind_the_number_that_it_has() -> None:
         run_id = await shop.start("echo", value="x")
         async with shop.reading(f"/v1/runs/{run_id}/stream") as reading:
             whole = await reading.rest()
-        for address, headers in (("?after=1", {}), ("", {"last-event-id": "1"}), ("?after=9", {"last-event-id": "1"})):
+        asked: list[tuple[str, dict[str, str]]] = [
+            ("?after=1", {}),
+            ("", {"last-event-id": "1"}),
+            ("?after=9", {"last-event-id": "1"}),
+            ("?after=1", {"last-event-id": ""}),
+        ]
+        for address, headers in asked:
             async with shop.reading(f"/v1/runs/{run_id}/stream{address}", **headers) as reading:
                 assert await reading.rest() == whole[1:]
         async with shop.reading(f"/v1/runs/{run_id}/stream?after=3") as reading:
@@ -84,6 +91,8 @@ async def test_what_cannot_be_streamed_is_refused_as_elsewhere() -> None:
             (f"/v1/runs/{run_id}/stream?after=-1", {}, "InvalidInput"),
             (f"/v1/runs/{run_id}/stream?colour=red", {}, "InvalidInput"),
             (f"/v1/runs/{run_id}/stream", {"last-event-id": "yesterday"}, "InvalidInput"),
+            (f"/v1/runs/{run_id}/stream?after=1000", {}, "InvalidInput"),
+            (f"/v1/runs/{run_id}/stream", {"last-event-id": "9999999999999999"}, "InvalidInput"),
             ("/v1/stream?kinds=runs,cats", {}, "InvalidInput"),
         ):
             response = await shop.http.get(path, headers=headers)
@@ -112,6 +121,42 @@ async def test_a_silent_stream_sends_comments_and_asks_again_who_reads() -> None
             is_allowed = False
             with pytest.raises(Exception, match=r"incomplete|closed|peer"):
                 await reader
+
+
+@pytest.mark.contract("API-4")
+@pytest.mark.parametrize("address", ["/v1/runs/{run_id}/stream", "/v1/stream"])
+async def test_a_busy_stream_ends_when_its_reader_loses_the_right_to_it(address: str) -> None:
+    options = replace(QUICK, heartbeat_s=60.0, tokens_s=0.02)
+    app = make_app(hf.Limits(signals_per_run_per_minute=10_000))
+    async with served(app=app, options=options, authenticate=TokenAccess(app, options.tokens_s)) as shop:
+        store = app.opened().store
+        writer, _ = await make_token(store, "ann", role="admin")
+        reader, record = await make_token(store, "eve", role="viewer")
+        shop.http.headers["authorization"] = f"Bearer {writer}"
+        run_id = await shop.start("patient")
+        place = address.format(run_id=run_id)
+        async with shop.reading(place, authorization=f"Bearer {reader}") as reading:
+            await reading.next()
+            await revoke_token(store, record, "ann")
+            reading_on = asyncio.create_task(reading.rest())
+            while not reading_on.done():  # it is never silent
+                await shop.send(run_id, "go")
+            with pytest.raises(Exception, match=r"incomplete|closed|peer"):
+                await reading_on
+        assert (await shop.http.get(place, headers={"authorization": f"Bearer {reader}"})).status_code == 401
+
+
+@pytest.mark.contract("API-4")
+async def test_who_may_not_read_a_stream_is_noted(caplog: pytest.LogCaptureFixture) -> None:
+    app = make_app()
+    async with served(app=app, authenticate=TokenAccess(app, 2.0)) as shop:
+        token, _ = await make_token(app.opened().store, "eve", scopes=["tasks:write"])
+        shop.http.headers["authorization"] = f"Bearer {token}"
+        for place in ("/v1/runs/r-1/stream?colour=red", "/v1/stream?kinds=runs", "/metrics"):
+            assert (await shop.http.get(place)).status_code == 403
+        lines = [record.getMessage() for record in caplog.records if record.name == "holdfast.service.access"]
+        told = ["runs.stream", "lists.stream", "metrics"]
+        assert all(what in line and "eve" in line for what, line in zip(told, lines, strict=True))
 
 
 @pytest.mark.contract("API-4")

@@ -15,13 +15,14 @@ from cyclopts import Parameter
 
 from holdfast.cli.dev_child import DRAIN_S, RELOAD, Given
 from holdfast.cli.ending import FINE
-from holdfast.cli.server import HOST, PORT, Port, is_loopback
+from holdfast.cli.server import HOST, PORT, Port
 from holdfast.cli.showing import note
 from holdfast.cli.target import settings_at, split_target
 from holdfast.engine.serving import asked_to_end
 from holdfast.engine.telling import place_of
 from holdfast.errors import InvalidInput
 from holdfast.service.options import ServiceOptions
+from holdfast.service.origin import is_loopback
 
 PATIENCE_S = 2 * DRAIN_S + 3.0
 """How long the other process may take to end."""

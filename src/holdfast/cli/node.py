@@ -10,6 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter, validators
 
 from holdfast.cli.ending import FINE
+from holdfast.cli.server import set_up_logging
 from holdfast.cli.target import load_app
 from holdfast.core.messages import check_name
 from holdfast.engine.options import NodeOptions
@@ -32,6 +33,7 @@ def node(
     queue: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = (),
     runs: bool = True,
     drain_s: Annotated[float, Parameter(validator=validators.Number(gte=0))] = NodeOptions().drain_s,
+    as_json: Annotated[bool, Parameter(name="--json", negative="", show_default=False)] = False,
 ) -> int:
     """Run workflows until SIGTERM or Ctrl-C, then finish what is under way and give the rest back.
 
@@ -52,10 +54,12 @@ def node(
         Whether to run workflows; --no-runs leaves activities from queues, so it needs --queue.
     drain_s: float
         How long activities may go on after the first signal, in seconds.
+    as_json: bool
+        Write the log as lines of JSON, with run and step.
     """
     _refuse_idle(queue, runs)
     app = load_app(target)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    set_up_logging(as_json)
     options = NodeOptions(queues=queue, takes_runs=runs, drain_s=drain_s)
     asyncio.run(app.serve(store, name=name, options=options))
     if any(thread.name.startswith(THREADS) for thread in threading.enumerate()):

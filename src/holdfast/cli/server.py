@@ -1,7 +1,6 @@
 """`holdfast server`: the API of an app, with or without a node beside it."""
 
 import asyncio
-import ipaddress
 import logging
 from typing import Annotated
 
@@ -9,6 +8,7 @@ from cyclopts import Parameter, validators
 
 from holdfast.cli.ending import FINE
 from holdfast.cli.target import load_app, settings_at
+from holdfast.engine.logs import JsonFormatter
 from holdfast.engine.options import NodeOptions
 from holdfast.service.options import ServiceOptions
 
@@ -26,6 +26,7 @@ def server(
     node: bool = True,
     queue: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = (),
     open_access: Annotated[bool, Parameter(name="--open", negative="", show_default=False)] = False,
+    as_json: Annotated[bool, Parameter(name="--json", negative="", show_default=False)] = False,
 ) -> int:
     """Serve the API of an app until SIGTERM or Ctrl-C, and run its workflows too unless told not to.
 
@@ -46,25 +47,22 @@ def server(
         A queue whose activities are carried out here; for several queues, give it several times.
     open_access: bool
         Let in whoever comes, without a token.
+    as_json: bool
+        Write the log as lines of JSON, with run and step.
     """
     from holdfast.service.server import serve  # here, so that commands which do not serve do not wait for it
 
     app = load_app(target)
-    set_up_logging()
+    set_up_logging(as_json)
     options = ServiceOptions(host=host, port=port, is_open=open_access)
     asyncio.run(serve(app, settings_at(store).store, options=options, node=NodeOptions(takes_runs=node, queues=queue)))
     return FINE
 
 
-def set_up_logging() -> None:
+def set_up_logging(as_json: bool = False) -> None:
     """Log to stderr, with times, as a process does that serves. Uvicorn tells of its problems only."""
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-
-
-def is_loopback(host: str) -> bool:
-    """Say whether only this machine can reach this address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    handler = logging.StreamHandler()
+    plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(JsonFormatter() if as_json else plain)
+    logging.basicConfig(level=logging.INFO, handlers=[handler])

@@ -3,7 +3,8 @@
 What an operation needs may be given by place, in the order of the fields; everything else by name.
 """
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -64,12 +65,16 @@ def sync_method_of(operation: Operation) -> Callable[..., Any]:
     return ask
 
 
-def _iterate(asked: AsyncIterator[Any], run: Run) -> Iterator[Any]:
-    while True:
-        try:
-            yield run(anext(asked))  # type: ignore[arg-type]
-        except StopAsyncIteration:
-            return
+def _iterate(asked: AsyncGenerator[Any, None], run: Run) -> Iterator[Any]:
+    try:
+        while True:
+            try:
+                yield run(anext(asked))  # type: ignore[arg-type]
+            except StopAsyncIteration:
+                return
+    finally:  # who breaks off a loop has read enough, and the server need not know of them any longer
+        with suppress(RuntimeError):  # unless the client was closed before, and its connections with it
+            run(asked.aclose())
 
 
 class _Noun:

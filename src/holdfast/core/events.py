@@ -166,7 +166,10 @@ class SignalAccepted(RunBody, frozen=True):
 
 
 class SignalRejected(RunBody, frozen=True):
-    """An operator's command was refused."""
+    """An operator's command was refused; or a signal, an operation on a task or an update, by the authoriser.
+
+    `name` is the command's, such as `PAUSE`, or says what was sent, such as `SIGNAL approval`.
+    """
 
     name: str
     signal_id: str

@@ -89,6 +89,8 @@ class SignalRequest(Struct, frozen=True, kw_only=True, gc=False):
     signal_id: str | None = None
     step_id: str | None = None
     require_waiting: bool = False
+    actor: str = ""
+    """Who sends it, for the authoriser. It is not stored."""
 
 
 class Signal(Struct, frozen=True, kw_only=True, gc=False):
@@ -171,13 +173,15 @@ class NodeLost(Struct, frozen=True, gc=False):
 
 
 ControlName = Literal["PAUSE", "RESUME", "CANCEL", "APPROVE", "RETRY_STEP", "SKIP_STEP", "RETRY_RUN", "EMERGENCY_STOP"]
+SentName = Literal["SIGNAL", "TASK", "UPDATE"]
+"""What else is sent to a run: a signal, an operation on a task, an update."""
 
 
 class Control(Struct, frozen=True, kw_only=True, gc=False):
     """An operator's command, after the authoriser has spoken. `id` is the store's id of the signal."""
 
     id: str
-    name: ControlName
+    name: str
     signal_id: str
     actor: str
     reason: str = ""
@@ -189,14 +193,18 @@ class Control(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ControlPayload(Struct, frozen=True):
-    """What a control signal carries. With a `refusal` the authoriser has said no, and why."""
+    """What a control signal carries. With a `refusal` the authoriser has said no, and why.
 
-    name: ControlName
+    What is no command comes here only when it was refused; `subject` is the name of the signal, operation or update.
+    """
+
+    name: ControlName | SentName
     actor: str
     reason: str = ""
     step_id: str | None = None
     refusal: str | None = None
     result: Raw = NULL
+    subject: str = ""
 
 
 class UpdatePayload(Struct, frozen=True):

@@ -234,7 +234,7 @@ class App:
         """
         if self._sender is None or current_program() is not None:
             raise InvalidInput("no node is open: send signals inside `async with app.node(...)`, outside of workflows")
-        return await self._sender.send_many(signals)
+        return await self._sender.send_many(signals, self.opened().permits())
 
     def waits(self, *, run_id: str | None = None, name: str | None = None) -> AsyncIterator[Wait]:
         """Go through the open waits: of a run, for a signal's name, or all there are."""
@@ -303,7 +303,7 @@ class App:
     @property
     def tasks(self) -> Tasks:
         """What humans are asked by runs, and what they may do with it."""
-        return Tasks(self._opened(), self._workflows.values())
+        return Tasks(self._opened(), self._workflows.values(), self.opened().permits())
 
     # --- what a node asks
 
@@ -411,13 +411,17 @@ class App:
         run_id: str | None = None,
         reference_key: str | None = None,
         tags: tuple[str, ...] = (),
+        tenant: str = "default",
+        project: str = "default",
+        environment: str = "default",
         priority: int = 0,
         with_signal: FirstSignal | None = None,
         **kwargs: Any,
     ) -> RunHandle[R]:
         """Start a run with these arguments. The same request again gives the run that is there.
 
-        If the workflow has limits, the run may wait its turn, by `priority` (higher first), or be `Overloaded`.
+        `tenant`, `project` and `environment` say whose it is; a request is the same only within them. If the workflow
+        has limits, the run may wait its turn, fair between tenants, by `priority` (higher first), or be `Overloaded`.
         `with_signal`, a dict of name, payload and signal_id, is in the run's mailbox from its beginning; if the run is
         there already, it is sent to it, in the same transaction, and raises why if it is refused.
         """
@@ -433,6 +437,9 @@ class App:
             run_id=run_id,
             reference_key=reference_key,
             tags=tags,
+            tenant=tenant,
+            project=project,
+            environment=environment,
             priority=priority,
             with_signal=with_signal,
         )

@@ -16,7 +16,7 @@ from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.events import NULL, Event
 from holdfast.core.idempotency import signal_uuid
-from holdfast.core.messages import ControlName, SignalRequest, check_name, check_signal_id
+from holdfast.core.messages import ControlName, SentName, SignalRequest, check_name, check_signal_id
 from holdfast.core.state import TERMINAL
 from holdfast.engine.node import Node
 from holdfast.engine.recording import head_of, recorded
@@ -44,19 +44,23 @@ class Caller(Struct, frozen=True, kw_only=True):
 
 
 class ControlRequest(Struct, frozen=True, kw_only=True):
-    """A command as the authoriser sees it. `caller` is who brings it, None if it comes from code in this process.
+    """What is sent to a run, as the authoriser sees it: a command, or SIGNAL, TASK or UPDATE and its `name`.
 
-    `actor` is who gives it: the caller, or whom an administrator acts for.
+    `caller` is who brings it, None if it comes from code in this process. `actor` is who gives it: the caller, or whom
+    an administrator acts for. `payload` is what a signal, the answer to a task or an update carries. A signal that
+    comes with a start has a `run_id` only if the start names one.
     """
 
     run_id: str
     plan_id: str
     tenant: str
-    command: ControlName
+    command: ControlName | SentName
     step_id: str | None
     actor: str
     reason: str
     caller: Caller | None = None
+    name: str = ""
+    payload: Raw = NULL
 
 
 Verdict = bool | str
@@ -76,7 +80,7 @@ class Operators(Struct, frozen=True, kw_only=True):
         if self.authoriser is None:
             return ""
         head = await head_of(store, run_id)
-        answer = self.authoriser(
+        return await self.objection(
             ControlRequest(
                 run_id=run_id,
                 plan_id=head.plan_id,
@@ -88,10 +92,25 @@ class Operators(Struct, frozen=True, kw_only=True):
                 caller=self.caller,
             )
         )
+
+    async def objection(self, request: ControlRequest) -> str:
+        """Return what the authoriser has against this, or nothing."""
+        if self.authoriser is None:
+            return ""
+        answer = self.authoriser(request)
         verdict = await answer if isawaitable(answer) else answer
         if verdict is True:
             return ""
         return verdict if isinstance(verdict, str) and verdict else "not permitted"
+
+
+def refused_id(signal_id: str | None, asked: "ControlRequest | _Sent", refusal: str) -> str | None:
+    """Return the id of a refusal. It has one of its own: what is refused now may be permitted later."""
+    if signal_id is None:
+        return None
+    what = asked.command if isinstance(asked, ControlRequest) else ""
+    said = "|".join((what, asked.name, asked.actor, refusal, signal_id))
+    return f"refused {codec.digest(said.encode())}"
 
 
 class _Sent(Struct, frozen=True, kw_only=True):
@@ -105,10 +124,8 @@ class _Sent(Struct, frozen=True, kw_only=True):
     result: Raw = NULL
 
     def request(self, run_id: str, refusal: str = "") -> SignalRequest:
-        """Return the signal that carries it. A refusal has an id of its own: the command may be permitted later."""
-        signal_id = self.signal_id
-        if refusal and signal_id is not None:
-            signal_id = f"refused {codec.digest(signal_id.encode())}"
+        """Return the signal that carries it, or the refusal of it."""
+        signal_id = refused_id(self.signal_id, self, refusal) if refusal else self.signal_id
         return control_request(
             run_id,
             self.name,

@@ -14,6 +14,7 @@ from holdfast.engine.controls import Commands, Operators
 from holdfast.engine.finishes import Finish
 from holdfast.engine.following import Receipt, Unconsumed, mailbox_of, receipt_of
 from holdfast.engine.node import Node
+from holdfast.engine.permitting import permits_of
 from holdfast.engine.recording import head_of, recorded
 from holdfast.engine.sending import Sender
 from holdfast.errors import InvalidInput, NotDurable, RunCancelled, RunFailed, UpdateFailed
@@ -68,11 +69,13 @@ class RunHandle(Commands, Generic[R]):
         signal_id: str | None = None,
         require_waiting: bool = False,
         step_id: str | None = None,
+        actor: str = "",
     ) -> AcceptedSignalResult:
         """Send a signal: to the oldest wait of its name, or with `step_id` to exactly that wait.
 
         With a `signal_id` a retry is recognised and answered as the first time. With `require_waiting` it is refused
         unless a wait would take it now. Inside a workflow it is sent once, with the turn, and `accepted` is False.
+        `actor` is who sends it, for the authoriser.
         """
         program = current_program()
         if program is not None:
@@ -89,8 +92,9 @@ class RunHandle(Commands, Generic[R]):
             signal_id=signal_id,
             step_id=step_id,
             require_waiting=require_waiting,
+            actor=actor,
         )
-        return await self._sender.send(request, self._definition)
+        return await self._sender.send(request, self._definition, permits_of(self._operators, self._store))
 
     async def receipt(self, sent: AcceptedSignalResult | str, signal_id: str = "") -> Receipt:
         """Return what became of a signal: waiting, consumed by which event, expired, or dead-lettered and why.
@@ -123,6 +127,9 @@ class RunHandle(Commands, Generic[R]):
         payload = codec.encode({"name": name, "input": arguments})
         request = SignalRequest(run_id=self.run_id, name=UPDATE_SIGNAL, payload=payload, signal_id=update_id)
         before = await self._head()
+        permits = permits_of(self._operators, self._store)
+        if permits is not None:
+            await permits.check(request)
         [answer] = await self._store.deliver([request])
         if isinstance(answer, port.Refused):
             raise answer.error

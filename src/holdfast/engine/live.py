@@ -252,7 +252,7 @@ def _controls(signals: Iterable[Signal]) -> Iterable[Control]:
             command = _payload(signal, ControlPayload, _UNREADABLE_COMMAND)
             yield Control(
                 id=signal.id,
-                name=command.name,
+                name=f"{command.name} {command.subject}".rstrip(),
                 signal_id=signal.signal_id,
                 actor=command.actor,
                 reason=command.reason,

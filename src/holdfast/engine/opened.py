@@ -11,6 +11,7 @@ from holdfast.core.messages import check_name
 from holdfast.engine.controls import Caller, Operators
 from holdfast.engine.handle import RunHandle
 from holdfast.engine.node import Node
+from holdfast.engine.permitting import Permits, permits_of
 from holdfast.engine.sending import FirstSignal, Sender, first_signal
 from holdfast.engine.turn import start_run
 from holdfast.errors import InvalidInput, NotFound
@@ -42,10 +43,17 @@ class Opened(Struct, frozen=True):
         self, run_id: str, definition: WorkflowDefinition | None = None, caller: Caller | None = None
     ) -> RunHandle[Any]:
         """Return the handle of a run, whether it is there or not, for somebody who asks through a service."""
-        operators = self.operators
-        if caller is not None and operators.authoriser is not None:
-            operators = replace(operators, caller=caller)
+        operators = self.operators_for(caller)
         return RunHandle(run_id, self.store, definition, self.node, self.sender, operators)
+
+    def operators_for(self, caller: Caller | None) -> Operators:
+        """Return who may do what, for somebody who asks through a service."""
+        operators = self.operators
+        return operators if caller is None or operators.authoriser is None else replace(operators, caller=caller)
+
+    def permits(self, caller: Caller | None = None) -> Permits | None:
+        """Return who is asked about what is sent to runs, or None if nobody is."""
+        return permits_of(self.operators_for(caller), self.store)
 
     def workflow(self, name: str, version: str | None = None) -> WorkflowDefinition:
         """Return a definition by its name; without a version, the one that was registered last."""
@@ -73,6 +81,7 @@ class Opened(Struct, frozen=True):
         tags: tuple[str, ...] = (),
         priority: int = 0,
         with_signal: FirstSignal | None = None,
+        caller: Caller | None = None,
     ) -> Started:
         """Start a run with this input, which fits the definition. When this returns it is durable."""
         if self.node.failure is not None:
@@ -91,7 +100,11 @@ class Opened(Struct, frozen=True):
             run_id or self.ids.new_id(), queued, now, self.node.name, reference_key=reference_key, tags=tags
         )
         if with_signal is not None:
-            new = replace(new, signals=(first_signal(new.run_id, with_signal, definition),))
+            signal = first_signal(new.run_id, with_signal, definition)
+            permits = self.permits(caller)
+            if permits is not None:
+                await permits.check_first(signal, queued, run_id)
+            new = replace(new, signals=(signal,))
         new = self.node.run_queue.ticketed(new, priority)
         answer = await self.node.creations.create(new, now)
         if isinstance(answer, port.Refused):

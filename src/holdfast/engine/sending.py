@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
 import msgspec
@@ -22,14 +22,20 @@ KNOWN_RUNS = 10_000
 """Of how many runs a sender remembers which workflow they are of."""
 
 Asked = tuple[SignalRequest, "asyncio.Future[port.Delivered]"]
+Permit = Callable[[Sequence[SignalRequest]], Awaitable[list[CallerError | None]]]
+"""Says of each request, whose form is right, why it cannot be sent, or None."""
 
 
 class FirstSignal(TypedDict):
-    """A signal that comes with the start of a run. With a `signal_id` it can be sent again without harm."""
+    """A signal that comes with the start of a run. With a `signal_id` it can be sent again without harm.
+
+    `actor` is who sends it, for the authoriser.
+    """
 
     name: str
     payload: NotRequired[Any]
     signal_id: NotRequired[str | None]
+    actor: NotRequired[str]
 
 
 class Outgoing(FirstSignal):
@@ -57,14 +63,22 @@ class Sender:
         self._asked: list[Asked] = []
         self._task: asyncio.Task[None] | None = None
 
-    async def send(self, request: SignalRequest, definition: WorkflowDefinition | None = None) -> AcceptedSignalResult:
+    async def send(
+        self, request: SignalRequest, definition: WorkflowDefinition | None = None, permit: Permit | None = None
+    ) -> AcceptedSignalResult:
         """Send a signal, together with others that are being sent. Raise why, if it is refused."""
         if self._is_declared(request.name):
             definition = definition or (await self._definitions([request.run_id]))[request.run_id]
             check_payload(definition, request.name, request.payload)
+        if permit is not None:
+            [problem] = await permit([request])
+            if problem is not None:
+                raise problem
         return result_of(await self._deliver(request))
 
-    async def send_many(self, items: Sequence[Outgoing]) -> list[AcceptedSignalResult | CallerError]:
+    async def send_many(
+        self, items: Sequence[Outgoing], permit: Permit | None = None
+    ) -> list[AcceptedSignalResult | CallerError]:
         """Send signals; answer each with what its sender is told, or why it is refused."""
         answers: list[Any] = [_attempt(item) for item in items]
         requests = [answer for answer in answers if isinstance(answer, SignalRequest)]
@@ -73,6 +87,10 @@ class Sender:
             if isinstance(request, SignalRequest) and self._is_declared(request.name):
                 answers[index] = _checked(request, definitions[request.run_id])
         waiting = [index for index, answer in enumerate(answers) if isinstance(answer, SignalRequest)]
+        if permit is not None:
+            for index, problem in zip(waiting, await permit([answers[i] for i in waiting]), strict=True):
+                answers[index] = problem or answers[index]
+            waiting = [index for index in waiting if isinstance(answers[index], SignalRequest)]
         for start in range(0, len(waiting), DELIVER_SIGNALS):
             batch = waiting[start : start + DELIVER_SIGNALS]
             for index, answer in zip(batch, await self._store.deliver([answers[i] for i in batch]), strict=True):
@@ -156,7 +174,7 @@ def first_signal(run_id: str, signal: FirstSignal, definition: WorkflowDefinitio
     """Return the signal that comes with the start of a run; raise `InvalidInput` if it does not fit."""
     fields: Any = signal
     if not isinstance(fields, dict) or not fields.keys() <= FirstSignal.__annotations__.keys():
-        raise InvalidInput("with_signal is a dict of name, payload and signal_id", field="with_signal")
+        raise InvalidInput("with_signal is a dict of name, payload, signal_id and actor", field="with_signal")
     request = request_of({**fields, "run_id": run_id})  # type: ignore[typeddict-item]
     check_payload(definition, request.name, request.payload)
     return request

@@ -19,6 +19,7 @@ from holdfast.core.messages import TASK_SIGNAL, Actor, SignalRequest, TaskAction
 from holdfast.core.records import Task
 from holdfast.core.state import TERMINAL
 from holdfast.core.tasks import DECISIONS, is_effective
+from holdfast.engine.permitting import Permits
 from holdfast.errors import CallerError, Conflict, InvalidInput, NotFound, NotPermitted, RunTerminal
 from holdfast.limits import COMMENT_CHARS
 from holdfast.program.definitions import WorkflowDefinition
@@ -47,9 +48,10 @@ Events = list[Event]
 class Tasks:
     """The tasks of all runs in one store."""
 
-    def __init__(self, store: Store, definitions: Iterable[WorkflowDefinition]) -> None:
+    def __init__(self, store: Store, definitions: Iterable[WorkflowDefinition], permits: Permits | None = None) -> None:
         self._store = store
         self._definitions = definitions
+        self._permits = permits
 
     # --- looking
 
@@ -112,7 +114,7 @@ class Tasks:
         seen = 0
         while page := await self._store.read_events(task.run_id, seen):
             seen = page[-1].run_seq
-            found += [event for event in page if event.step_id == task.step_id]
+            found += [event for event in page if task.step_id in (event.step_id, _target_of(event))]
         return found
 
     # --- doing
@@ -166,6 +168,8 @@ class Tasks:
             self._check_answer(task, request)
         payload = codec.encode(request)
         signal = SignalRequest(run_id=task.run_id, name=TASK_SIGNAL, payload=payload, signal_id=operation_id)
+        if self._permits is not None:
+            await self._permits.check(signal)
         decision = await self._decided(task, signal)
         if decision is None:
             raise _closed(await self._task(task_id))
@@ -217,6 +221,11 @@ class Tasks:
         if not found:
             raise _no_such_task(task_id)
         return found[0]
+
+
+def _target_of(event: Event) -> str | None:
+    """Return the step that a refused request was about."""
+    return event.data.target_step_id if isinstance(event.data, e.SignalRejected) else None
 
 
 def _view(task: Task, now: Instant) -> TaskView:

@@ -26,7 +26,6 @@ from holdfast.core.state import TERMINAL
 from holdfast.engine.activities import current_activity
 from holdfast.engine.app import App
 from holdfast.engine.observing import observer_of
-from holdfast.errors import StoreError
 from holdfast.store.port import Store, Turn
 
 logger = logging.getLogger("holdfast.traces")
@@ -46,6 +45,9 @@ CLOSING = (
     e.UpdateCompleted,
 )
 _MARK = "__holdfast_traced__"
+MOST_BEHIND = 10_000
+"""How many finished runs wait for the exporter before traces are lost."""
+
 FAILED = (e.StepFailed, e.ChildFailed, e.RunFailed)
 
 
@@ -124,21 +126,31 @@ class Tracing:
         self._store = store
         self._exporter = exporter
         self._resource = resource or Resource.create()
-        self._finished: asyncio.Queue[str] = asyncio.Queue()
+        self._finished: asyncio.Queue[str] = asyncio.Queue(MOST_BEHIND)
+        self.lost = 0
+        """How many runs have finished while the exporter was too far behind."""
         self._end_telling = observer_of(store).tell(self._note)
         self._task = asyncio.create_task(self._work(), name="traces")
 
     def _note(self, turns: Sequence[Turn]) -> None:
         for turn in turns:
             if turn.snapshot.status in TERMINAL and turn.events:
-                self._finished.put_nowait(turn.run_id)
+                self._note_end(turn.run_id)
+
+    def _note_end(self, run_id: str) -> None:
+        try:
+            self._finished.put_nowait(run_id)
+        except asyncio.QueueFull:
+            self.lost += 1
+            if self.lost & (self.lost - 1) == 0:  # the first, and each time that it has doubled
+                logger.warning("the exporter is too far behind; %d traces are lost so far", self.lost)
 
     async def _work(self) -> None:
         while True:
             run_id = await self._finished.get()
             try:
                 await self._export(run_id)
-            except StoreError:
+            except Exception:  # an exporter is not ours, and may raise anything
                 logger.warning("the trace of run %s is lost", run_id, exc_info=True)
             finally:
                 self._finished.task_done()

@@ -22,6 +22,7 @@ from holdfast.core.messages import (
     ChildOutcome,
     ControlName,
     Message,
+    SentName,
     SignalRequest,
 )
 from holdfast.core.pen import NOTHING, Decision, Refusal
@@ -285,7 +286,7 @@ def _fitting(id: str, most: int) -> str:
 
 def control_request(
     run_id: str,
-    name: ControlName,
+    name: ControlName | SentName,
     actor: str,
     reason: str = "",
     *,
@@ -293,11 +294,14 @@ def control_request(
     signal_id: str | None = None,
     refusal: str = "",
     result: Raw = e.NULL,
+    subject: str = "",
 ) -> SignalRequest:
-    """Return the signal that carries an operator's command, or the authoriser's refusal of it."""
+    """Return the signal that carries an operator's command, or the authoriser's refusal of whatever was sent."""
     payload: dict[str, object] = {"name": name, "actor": actor, "reason": reason, "step_id": step_id}
     if refusal:
         payload["refusal"] = refusal
+    if subject:
+        payload["subject"] = subject
     if result != e.NULL:
         payload["result"] = result
     return SignalRequest(run_id=run_id, name=CONTROL_SIGNAL, payload=codec.encode(payload), signal_id=signal_id)

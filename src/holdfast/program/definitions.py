@@ -48,6 +48,8 @@ class Signature:
         )
         self._decoder = msgspec.json.Decoder(self._model)
         self._positional = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+        self._known = frozenset(self.names)
+        self._required = frozenset(p.name for p in parameters if p.default is p.empty)
         self._all_positional = len(parameters) if len(self._positional) == len(parameters) else -1
         self.result_type = hints.get("return", Any)
         self._result_decoder = msgspec.json.Decoder(self.result_type)
@@ -77,6 +79,8 @@ class Signature:
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         if not kwargs and len(args) == self._all_positional:
             return dict(zip(self._positional, args, strict=True))  # the usual call, without the detour
+        if not args and self._required <= kwargs.keys() <= self._known:  # the usual call of a service
+            return {name: kwargs[name] for name in self.names if name in kwargs}
         try:
             return self._signature.bind(*args, **kwargs).arguments
         except TypeError as problem:

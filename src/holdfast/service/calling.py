@@ -6,7 +6,8 @@ where tenants are kept apart, and no operation can forget to.
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -18,7 +19,7 @@ from holdfast.engine.handle import RunHandle
 from holdfast.engine.opened import Opened
 from holdfast.engine.recording import head_of
 from holdfast.engine.tasks import Tasks
-from holdfast.errors import EngineError, InvalidInput, NotPermitted
+from holdfast.errors import EngineError, HoldfastError, InvalidInput, NotPermitted
 from holdfast.ports import Ids, SystemIds
 from holdfast.service.alerts import Alerts
 from holdfast.service.options import ServiceOptions
@@ -136,11 +137,6 @@ class Call:
         """Ends when nobody waits for the answer any more, if the transport can tell."""
 
     @property
-    def tenant(self) -> str:
-        """The tenant in whose name runs are started."""
-        return self.principal.tenant or DEFAULT_TENANT
-
-    @property
     def store(self) -> Store:
         """The store as the caller's tenant sees it."""
         principal = self.principal
@@ -149,7 +145,7 @@ class Call:
     @property
     def tasks(self) -> Tasks:
         """The tasks that the caller's tenant has."""
-        return Tasks(self.store, self.opened.workflows.values())
+        return Tasks(self.store, self.opened.workflows.values(), self.opened.permits(self.principal))
 
     async def run(self, run_id: str) -> RunHandle[Any]:
         """Return the handle of a run; to other tenants than its own it is not there."""
@@ -157,10 +153,14 @@ class Call:
             await head_of(self.store, run_id)
         return self.opened.run(run_id, caller=self.principal)
 
-    def within(self, project: str, environment: str) -> tuple[str, str]:
-        """Return project and environment of what the caller makes: what is asked for, or what they are bound to."""
+    def within(self, tenant: str, project: str, environment: str) -> tuple[str, str, str]:
+        """Return whose it is what the caller makes: as they ask for it, or whom they are bound to."""
         principal = self.principal
-        return _bound("project", principal.project, project), _bound("environment", principal.environment, environment)
+        return (
+            _bound("tenant", principal.tenant, tenant),
+            _bound("project", principal.project, project),
+            _bound("environment", principal.environment, environment),
+        )
 
     def name(self, given: str = "") -> str:
         """Return who does this. Only where access is open, and for admins, may the request say so itself."""
@@ -181,6 +181,23 @@ class Call:
     def _require_trust(self) -> None:
         if not self.principal.is_open and not self.principal.is_admin:
             raise NotPermitted(f"{self.principal.name!r} cannot act for somebody else", field="actor")
+
+    def note_refusal(self, what: str, refusal: HoldfastError, *, is_counted: bool) -> None:
+        """Log that the caller may not do something, and count it if a run may have heard of it."""
+        principal = self.principal
+        key = principal.token_id or principal.name
+        if is_counted:
+            self.service.refusals.count(key)
+        self.service.refusals.note(key, principal.name, what, refusal, self.correlation_id)
+
+    @contextmanager
+    def noting_refusals(self, what: str) -> Iterator[None]:
+        """Note it if the caller may not do what is done within."""
+        try:
+            yield
+        except NotPermitted as refusal:
+            self.note_refusal(what, refusal, is_counted=False)
+            raise
 
     async def wait_for(self, awaited: Awaitable[T], seconds: float) -> T | None:
         """Wait for something for so long; None if it does not come, or the service stops, or the caller goes away."""

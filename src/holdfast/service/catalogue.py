@@ -24,6 +24,7 @@ from holdfast.errors import (
     RequestTimedOut,
 )
 from holdfast.service.calling import Call
+from holdfast.service.refusals import COUNTED, UPDATE
 
 Handler = Callable[[Call, Any], Awaitable[Any]]
 Errors = tuple[type[HoldfastError], ...]
@@ -80,14 +81,17 @@ class Operation(Struct, frozen=True, kw_only=True):
 
     async def carry_out(self, call: Call, ask: Any) -> Any:
         """Do it for a caller who may, within the time that the service allows. Every transport comes through here."""
-        refusals, principal = call.service.refusals, call.principal
-        refusals.check(principal.token_id or principal.name, self.scope)
+        principal = call.principal
+        if self.scope in COUNTED or self.name == UPDATE:
+            call.service.refusals.check(principal.token_id or principal.name)
+        is_heard = False
         try:
             principal.require(self.scope)
+            is_heard = True
             async with asyncio.timeout(call.service.options.request_s + getattr(ask, "wait_s", 0.0)):
                 return await self.handle(call, ask)
         except NotPermitted as refusal:
-            refusals.note(principal.token_id or principal.name, principal.name, self.name, refusal, call.correlation_id)
+            call.note_refusal(self.name, refusal, is_counted=is_heard)
             raise
         except TimeoutError as problem:
             raise RequestTimedOut(f"{self.name} took too long; it may still be done") from problem

@@ -30,6 +30,9 @@ JSON = b"application/json"
 BODY_DEPTH = JSON_DEPTH + 10
 """How deep a body may be nested: what surrounds a value takes some levels, and the value has its own bound."""
 
+LARGE = 256 * 1024
+"""From what size on compressing would keep others waiting, and is done beside them."""
+
 HeaderList = Iterable[tuple[bytes, bytes]]
 
 _CORRELATION = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -173,7 +176,7 @@ class Exchange:
         """Answer with bytes, compressed if they are many and the caller takes that."""
         listed = [(b"content-type", kind), *headers]
         if len(body) >= self.service.options.compress_bytes and b"gzip" in self.headers.get(b"accept-encoding", b""):
-            body = gzip.compress(body, 1)
+            body = await asyncio.to_thread(gzip.compress, body, 1) if len(body) > LARGE else gzip.compress(body, 1)
             listed += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
         listed.append((b"content-length", b"%d" % len(body)))
         self.service.requests[self.operation, status] += 1

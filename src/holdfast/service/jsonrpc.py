@@ -5,8 +5,8 @@ commits; what must come after something else is asked for afterwards.
 """
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -60,6 +60,14 @@ _batch = msgspec.json.Decoder(list[Raw])
 _id = msgspec.json.Decoder(dict[str, Raw])
 
 
+class _Caller(NamedTuple):
+    """Who calls, under which id it is found in logs, and what ends when they have gone."""
+
+    principal: Principal
+    correlation_id: str
+    gone: Callable[[], Awaitable[None]]
+
+
 class JsonRpc:
     """An ASGI application that answers for the catalogue."""
 
@@ -88,28 +96,27 @@ class JsonRpc:
             raise MethodNotAllowed(f"{exchange.method} is not for this address", allow="OPTIONS, POST")
         principal = await exchange.principal()
         exchange.check_accept()
-        answer = await self._answer_text(principal, exchange.correlation_id, await exchange.body())
+        text = await exchange.body()
+        answer = await self._answer_text(_Caller(principal, exchange.correlation_id, exchange.gone), text)
         if answer is None:
             await exchange.send_nothing(204)
         else:
             await exchange.answer(200, answer)
 
-    async def _answer_text(
-        self, principal: Principal, correlation_id: str, text: bytes
-    ) -> Response | list[Response] | None:
+    async def _answer_text(self, caller: "_Caller", text: bytes) -> Response | list[Response] | None:
         try:
             msgspec.json.decode(text)
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
             return _failed(PARSE_ERROR, "this is no JSON, or it is cut short")
         if not text.lstrip().startswith(b"["):
-            return await self._call(principal, correlation_id, Raw(text))
+            return await self._call(caller, Raw(text))
         calls = _batch.decode(text)
         if not 1 <= len(calls) <= self._service.options.batch_calls:
             return _failed(INVALID_REQUEST, f"a batch has 1 to {self._service.options.batch_calls} calls")
-        answers = await asyncio.gather(*(self._call(principal, correlation_id, call) for call in calls))
+        answers = await asyncio.gather(*(self._call(caller, call) for call in calls))
         return [answer for answer in answers if answer is not None] or None
 
-    async def _call(self, principal: Principal, correlation_id: str, text: Raw) -> Response | None:
+    async def _call(self, caller: "_Caller", text: Raw) -> Response | None:
         """Answer one call; a notification, which has no id, is not answered whatever becomes of it."""
         try:
             request = _request.decode(text)
@@ -120,14 +127,14 @@ class JsonRpc:
                 INVALID_REQUEST, "a call is an object of jsonrpc: '2.0', method, params and id", _id_of(text)
             )
         try:
-            answer = await self._carry_out(principal, correlation_id, request)
+            answer = await self._carry_out(caller, request)
         except HoldfastError as error:
-            answer = _refused(error, correlation_id)
+            answer = _refused(error, caller.correlation_id)
         except Exception as problem:
-            answer = _refused(unexpected(problem, correlation_id), correlation_id)
+            answer = _refused(unexpected(problem, caller.correlation_id), caller.correlation_id)
         return None if request.id is UNSET else msgspec.structs.replace(answer, id=request.id)
 
-    async def _carry_out(self, principal: Principal, correlation_id: str, request: _Request) -> Response:
+    async def _carry_out(self, caller: "_Caller", request: _Request) -> Response:
         found = self._methods.get(request.method)
         if found is None:
             return _failed(METHOD_NOT_FOUND, "there is no such method")
@@ -135,7 +142,8 @@ class JsonRpc:
         params = b"{}" if request.params is UNSET or bytes(request.params) == b"[]" else request.params
         if bytes(params)[:1] != b"{":
             return _failed(INVALID_PARAMS, "parameters go by name, in an object")
-        call = self._service.call(principal, correlation_id)
+        call = self._service.call(caller.principal, caller.correlation_id)
+        call.gone = caller.gone
         return Response(result=await operation.carry_out(call, reader.from_json(params)))
 
 

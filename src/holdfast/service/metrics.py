@@ -35,9 +35,9 @@ class Metrics:
         """Answer one request."""
         exchange = Exchange(self._service, scope, receive, send)
         exchange.operation = "metrics"
-        principal = await exchange.principal()
-        principal.require(SCOPE)
-        call = self._service.call(principal, exchange.correlation_id)
+        call = self._service.call(await exchange.principal(), exchange.correlation_id)
+        with call.noting_refusals("metrics"):
+            call.principal.require(SCOPE)
         await exchange.send(200, await self.text(call), CONTENT_TYPE)
 
     async def text(self, call: Call) -> bytes:

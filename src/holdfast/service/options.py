@@ -24,7 +24,7 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
     """How long somebody who has signed in with a browser stays so: a working day."""
 
     refusals_per_minute: int = 30
-    """How many commands and operations on tasks somebody may be refused before they are told to come back later.
+    """How often somebody may be refused before they are told to come back later with whatever they send to runs.
 
     The engine records each of its refusals in the run's history, and a history must not be filled by nobody's right.
     """
@@ -60,7 +60,7 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
     """How many event streams are open at once; more are told to come back."""
 
     heartbeat_s: float = 15.0
-    """How long an event stream is silent at most. As often it is asked again whether its reader may read on."""
+    """How long an event stream is silent at most. Then, and when it has something to send, its reader is checked."""
 
     stall_s: float = 30.0
     """How long a reader of an event stream may take nothing before it is dropped."""

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from holdfast.core.access import PREFIX, read_token
 from holdfast.errors import MalformedRequest, NotPermitted
@@ -56,11 +57,48 @@ def shown(headers: Mapping[bytes, bytes]) -> str:
 
 def check_origin(headers: Mapping[bytes, bytes]) -> None:
     """Refuse what a session is to change, unless it comes from a page of this service."""
-    if OWN_HEADER in headers:
-        return
-    origin, host = headers.get(b"origin", b""), headers.get(b"host", b"")
-    if not host or origin.partition(b"://")[2].lower() != host.lower():
+    if not _is_own_page(headers):
         raise NotPermitted("a session changes something only from a page of this service", header=OWN_HEADER.decode())
+
+
+def _is_own_page(headers: Mapping[bytes, bytes]) -> bool:
+    origin, host = headers.get(b"origin", b""), headers.get(b"host", b"")
+    return OWN_HEADER in headers or (host != b"" and origin.partition(b"://")[2].lower() == host.lower())
+
+
+def check_open(headers: Mapping[bytes, bytes], is_local: bool) -> None:
+    """Refuse what a page of another site asks of a service that lets everybody in.
+
+    A browser says where a page comes from. Where the service is for this machine only, it is called by a name of this
+    machine: another name means that somebody has let theirs point here, so that their page seems to be of this service.
+    """
+    host = headers.get(b"host", b"")
+    if b"origin" in headers and not _is_own_page(headers):
+        raise NotPermitted("open access is not for pages of other sites", field="origin")
+    if is_local and host and not _is_own_name(host.decode("latin-1")):
+        raise NotPermitted(
+            "open access is for this machine: call the service by an address, or as localhost", field="host"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether only this machine reaches what listens there."""
+    address = _address(host)
+    return host == "localhost" if address is None else address.is_loopback
+
+
+def _is_own_name(host: str) -> bool:
+    """Say whether a host, with or without a port, is an address or `localhost`, which nobody else can give out."""
+    name = host.lower()
+    name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
+    return name == "localhost" or name.endswith(".localhost") or _address(name) is not None
+
+
+def _address(name: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(name)
+    except ValueError:
+        return None
 
 
 def _text(value: bytes) -> str:

@@ -1,7 +1,7 @@
 """Refusals: logged, and counted, so that nobody fills logs or histories by asking for what they may not.
 
-Who has been refused too many commands and operations on tasks within a minute is told to come back later, before a run
-hears of it. Lines of the log are bounded too; how many were left out is said.
+Who has been refused too much within a minute is told to come back later with commands, signals, updates and operations
+on tasks, before a run hears of it. Lines of the log are bounded too; how many were left out is said.
 """
 
 import asyncio
@@ -16,8 +16,9 @@ LINES_PER_MINUTE = 60
 KEYS = 10_000
 """Of how many callers it is remembered how often they were counted within the minute."""
 
-COUNTED = frozenset({"runs:control", "tasks:write"})
-"""Scopes of operations whose refusals the engine records."""
+COUNTED = frozenset({"runs:control", "tasks:write", "signals:write"})
+UPDATE = "runs.update"
+"""Scopes of operations whose refusals the engine records, and the one operation of another scope."""
 
 
 class Meter:
@@ -54,14 +55,18 @@ class Refusals:
         self._lines = Meter()
         self._left_out = 0
 
-    def check(self, key: str, scope: str | None) -> None:
+    def check(self, key: str) -> None:
         """Raise `RateLimited` if this caller has been refused too often to be heard."""
-        if scope in COUNTED and (left_ms := self._refused.left_ms(key, self._per_minute)):
+        left_ms = self._refused.left_ms(key, self._per_minute)
+        if left_ms:
             raise RateLimited("you have been refused too often; come back later", retry_after_ms=left_ms)
 
-    def note(self, key: str, who: str, what: str, refusal: HoldfastError, correlation_id: str) -> None:
-        """Log that somebody may not do this, and count it."""
+    def count(self, key: str) -> None:
+        """Count that somebody may not do what they have asked a run for."""
         self._refused.count(key)
+
+    def note(self, key: str, who: str, what: str, refusal: HoldfastError, correlation_id: str) -> None:
+        """Log that somebody may not do this."""
         self.log(f"{who} ({key})" if key != who else who, what, refusal.message, correlation_id)
 
     def log(self, who: str, what: str, why: str, correlation_id: str) -> None:

@@ -16,7 +16,6 @@ import uvicorn
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from holdfast.engine.app import App
 from holdfast.engine.options import NodeOptions
@@ -24,13 +23,15 @@ from holdfast.engine.serving import asked_to_end
 from holdfast.engine.telling import without_password
 from holdfast.errors import HoldfastError, InvalidInput, MalformedRequest, MethodNotAllowed, NotFound
 from holdfast.service.access import HOW_TO_BEGIN, TokenAccess
-from holdfast.service.calling import Authenticate, Service, let_in, make_service
+from holdfast.service.calling import Authenticate, Headers, Principal, Service, let_in, make_service
+from holdfast.service.connections import HEAD_BYTES, connection_class
 from holdfast.service.exchange import CORRELATION_HEADER, JSON, SECURITY_HEADERS, Exchange, correlation_of
 from holdfast.service.jsonrpc import JsonRpc
 from holdfast.service.metrics import Metrics
 from holdfast.service.openapi import describe
 from holdfast.service.operations import CATALOGUE
 from holdfast.service.options import ServiceOptions
+from holdfast.service.origin import check_open, is_loopback
 from holdfast.service.page import page_routes
 from holdfast.service.problems import unexpected
 from holdfast.service.rest import Rest
@@ -127,30 +128,6 @@ class _Description:
         await exchange.send(200, self._text, JSON)
 
 
-class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """A connection whose caller has so long for the head of a request, and no longer."""
-
-    HEAD_S = ServiceOptions().body_s
-
-    def connection_made(self, transport: asyncio.Transport) -> None:
-        super().connection_made(transport)
-        self._patience: asyncio.TimerHandle | None = self.loop.call_later(self.HEAD_S, transport.close)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        is_asking = self.cycle is not None and not self.cycle.response_complete
-        if is_asking and self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
-        elif not is_asking and self._patience is None:
-            self._patience = self.loop.call_later(self.HEAD_S, self.transport.close)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-        super().connection_lost(exc)
-
-
 class _Server(uvicorn.Server):
     """Uvicorn without its handling of signals, which the process does itself, and with word of when it has begun."""
 
@@ -176,7 +153,13 @@ def check_access(options: ServiceOptions, authenticate: Authenticate | None) -> 
     if not options.is_open:
         raise InvalidInput("nobody says who may call this service; choose open access to let everybody in")
     logger.warning("access is open: whoever reaches %s:%d may do everything", options.host, options.port)
-    return let_in
+    is_local = is_loopback(options.host)
+
+    async def let_in_here(headers: Headers) -> Principal:
+        check_open(headers, is_local)
+        return await let_in(headers)
+
+    return let_in_here
 
 
 @asynccontextmanager
@@ -190,18 +173,19 @@ async def listening(
     options = service.options
     config = uvicorn.Config(
         Front(service, routes),
-        http=type("Protocol", (_Protocol,), {"HEAD_S": options.body_s}),
+        http=connection_class(options.body_s),
         host=options.host,
         port=options.port,
         lifespan="off",
         access_log=False,
         log_config=None,
+        log_level="error",  # what callers do wrong is not worth a line each
         server_header=False,
         ws="none",
         limit_concurrency=options.connections,
         timeout_keep_alive=int(options.idle_s),
         timeout_graceful_shutdown=int(options.drain_s),
-        h11_max_incomplete_event_size=64 * 1024,
+        h11_max_incomplete_event_size=HEAD_BYTES,
     )
     listener = listener or bind(options)
     server = _Server(config)

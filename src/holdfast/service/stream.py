@@ -11,14 +11,14 @@ from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
 
 from holdfast.errors import HoldfastError, InvalidInput, MethodNotAllowed
-from holdfast.service.calling import Service
+from holdfast.service.calling import Call, Service
 from holdfast.service.catalogue import Operation, collect
 from holdfast.service.exchange import Exchange
 from holdfast.service.frames import HEARTBEAT
 from holdfast.service.operations import streams
 from holdfast.service.operations.streams import Stream
 from holdfast.service.problems import unexpected
-from holdfast.service.rest import Addresses
+from holdfast.service.rest import Addresses, Endpoint
 
 STREAMS: dict[str, Operation] = collect((streams,))
 """What can be streamed, by name. It is in no other transport: JSON-RPC has nothing like it."""
@@ -65,16 +65,21 @@ class Streams:
         if found is None:
             raise MethodNotAllowed(f"{exchange.method} is not for this address", allow="GET, OPTIONS")
         exchange.operation = found.operation.name
-        principal = await exchange.principal()
-        principal.require(found.operation.scope)
+        call = self._service.call(await exchange.principal(), exchange.correlation_id)
+        with call.noting_refusals(found.operation.name):
+            return await self._stream(exchange, call, found, values)
+
+    async def _stream(self, exchange: Exchange, call: Call, found: Endpoint, values: list[str]) -> Stream | None:
+        call.principal.require(found.operation.scope)
         ask = found.reader.from_query(dict(zip(found.fields, values, strict=True)), exchange.query)
-        if "after" in ask.__struct_fields__ and LAST_ID in exchange.headers:
-            number, is_over = _last_id(exchange.headers[LAST_ID])
+        last_id = exchange.headers.get(LAST_ID)
+        if last_id and "after" in ask.__struct_fields__:
+            number, is_over = _last_id(last_id)
             if is_over:  # how browsers are told not to come back again
                 await exchange.send_nothing(204)
                 return None
             ask = replace(ask, after=number)
-        stream: Stream = await found.operation.handle(self._service.call(principal, exchange.correlation_id), ask)
+        stream: Stream = await found.operation.handle(call, ask)
         return stream
 
     async def _send_all(self, stream: Stream, exchange: Exchange, receive: Receive, send: Send) -> None:
@@ -86,9 +91,12 @@ class Streams:
             headers = [(b"content-type", CONTENT_TYPE), (b"x-accel-buffering", b"no")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body", "body": opening, "more_body": True})
+            loop = asyncio.get_running_loop()
+            checked_at = loop.time()
             async for piece in pieces:
-                if piece is HEARTBEAT:
-                    await exchange.principal()
+                if piece is HEARTBEAT or loop.time() - checked_at >= self._service.options.tokens_s:
+                    await exchange.principal()  # before anything is sent to one who may have lost the right to it
+                    checked_at = loop.time()
                 async with asyncio.timeout(self._service.options.stall_s):
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
                 await asyncio.sleep(0)  # neither sending nor reading need have given way to others

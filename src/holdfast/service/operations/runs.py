@@ -49,6 +49,7 @@ class StartRun(Ask, frozen=True, kw_only=True):
     workflow_version: Annotated[Name, Meta(description="Else the version that was registered last.")] | None = None
     request_id: Annotated[str, Meta(max_length=255, description="The same request again gives the same run.")] = ""
     run_id: Annotated[RunId, Meta(description="Else a fresh one.")] | None = None
+    tenant: Annotated[Name, Meta(description="Whose it is, where the token does not say so.")] = "default"
     project: Name = "default"
     environment: Name = "default"
     reference_key: Name | None = None
@@ -61,20 +62,21 @@ async def start_run(
 ) -> tuple[RunStarted, tuple[Delivered, ...]]:
     """Start a run, and return how its first signals were answered."""
     check_chosen_id(call.principal.tenant, ask.run_id)
-    project, environment = call.within(ask.project, ask.environment)
+    tenant, project, environment = call.within(ask.tenant, ask.project, ask.environment)
     definition = call.opened.workflow(ask.workflow, ask.workflow_version)
     started = await call.opened.start(
         definition,
         definition.signature.pack((), ask.input),
         request_id=ask.request_id,
         run_id=ask.run_id,
-        tenant=call.tenant,
+        tenant=tenant,
         project=project,
         environment=environment,
         reference_key=ask.reference_key,
         tags=ask.tags,
         priority=ask.priority,
         with_signal=with_signal,
+        caller=call.principal,
     )
     answer = RunStarted(run_id=started.run_id, workflow=definition.name, workflow_version=definition.version)
     return answer, started.signals

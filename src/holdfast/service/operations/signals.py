@@ -15,6 +15,7 @@ from holdfast.errors import (
     Conflict,
     HoldfastError,
     NotFound,
+    NotPermitted,
     NotWaiting,
     Overloaded,
     PayloadTooLarge,
@@ -74,7 +75,7 @@ async def send(call: Call, ask: SendSignal) -> AcceptedSignal:
         step_id=ask.step_id,
         require_waiting=ask.require_waiting,
     )
-    return accepted_signal(await call.opened.sender.send(request))
+    return accepted_signal(await call.opened.sender.send(request, permit=call.opened.permits(call.principal)))
 
 
 class SendSignals(Ask, frozen=True, kw_only=True):
@@ -100,10 +101,12 @@ class SentSignals(Struct, frozen=True):
 async def send_many(call: Call, ask: SendSignals) -> SentSignals:
     """Send many signals. Each is accepted or refused by itself."""
     own = await _own_runs(call, [signal.run_id for signal in ask.signals])
-    sent = iter(
-        await call.opened.sender.send_many([_outgoing(signal) for signal in ask.signals if signal.run_id in own])
-    )
+    outgoing = [_outgoing(signal) for signal in ask.signals if signal.run_id in own]
+    sent = iter(await call.opened.sender.send_many(outgoing, call.opened.permits(call.principal)))
     answers = [next(sent) if signal.run_id in own else no_such_run(signal.run_id) for signal in ask.signals]
+    for answer in answers:
+        if isinstance(answer, NotPermitted):
+            call.note_refusal("signals.send_many", answer, is_counted=True)
     return SentSignals([_sent(call, answer) for answer in answers])
 
 

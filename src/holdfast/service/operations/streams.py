@@ -117,6 +117,8 @@ async def follow_run(call: Call, ask: FollowRun) -> EventView:
     the service stops: come back.
     """
     head = await head_of(call.store, ask.run_id)
+    if ask.after > head.version:  # to wait for more would pass over what another history has in its place
+        raise InvalidInput(f"after: the run has {head.version} events, and none of this number", field="after")
     return RunStream(call, call.service.watchers.of(call.opened), head, ask.after)  # type: ignore[return-value]
 
 

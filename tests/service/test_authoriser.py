@@ -1,0 +1,159 @@
+"""The app's authoriser decides on everything that comes to a run through a surface, and is told who asks (API-4)."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.client import Client
+from holdfast.engine.controls import ControlRequest
+from holdfast.errors import NotPermitted
+from holdfast.service.calling import Principal
+from holdfast.service.options import ServiceOptions
+from tests.service.bearers import TRANSPORTS, ask, bearing, code_in, guarded, store_of, token_for
+from tests.service.scenes import open_task, waiting_order
+from tests.service.stage import Stage, make_app
+
+GO = {"approved": True}
+
+
+class Guard:
+    """An authoriser that refuses everything but what it is told to let through, and notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[ControlRequest] = []
+        self.is_closed = True
+
+    def __call__(self, request: ControlRequest) -> bool | str:
+        self.asked.append(request)
+        return "not today" if self.is_closed else True
+
+
+def guarded_app(guard: Guard) -> Any:
+    """Return the app of the stage with an authoriser."""
+    app = make_app()
+    app._operators = replace(app._operators, authoriser=guard)
+    return app
+
+
+async def sends(stage: Stage) -> dict[str, dict[str, Any]]:
+    """Return everything that sends something to a run, and how it is asked for."""
+    run_id, task_id = await waiting_order(stage), await open_task(stage)
+    signal = {"run_id": run_id, "name": "approval", "payload": GO}
+    return {
+        "runs.update": {"run_id": run_id, "name": "change_address", "input": {"city": "Ghent"}},
+        "signals.send": signal,
+        "signals.send_many": {"signals": [signal, {**signal, "run_id": "nowhere"}]},
+        "signals.start_with": {
+            "workflow": "order",
+            "input": {"order_id": "o-2"},
+            "signal_name": "approval",
+            "signal_payload": GO,
+        },
+        "runs.pause": {"run_id": run_id},
+        "tasks.comment": {"task_id": task_id, "text": "hm"},
+        "tasks.complete": {"task_id": task_id, "answer": True},
+    }
+
+
+@pytest.mark.contract("API-4", "SIG-13")
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_everything_that_is_sent_to_a_run_is_decided_by_the_authoriser(transport: str) -> None:
+    guard = Guard()
+    async with guarded(app=guarded_app(guard)) as stage:
+        token = await token_for(stage, name="ann", tenant="acme", roles=["clerk"])
+        stage.http.headers.update(bearing(token))
+        runs_before = len((await stage.rest("runs.list", {}))[1]["items"])
+        asks = await sends(stage)
+        for name, fields in asks.items():
+            guard.asked.clear()
+            response = await ask(stage, transport, name, fields)
+            if name == "signals.send_many":
+                body = response.json()
+                items = body["items"] if transport == "rest" else body["result"]["items"]
+                assert [item["problem"]["code"] for item in items] == ["NotPermitted", "NotFound"]
+            else:
+                assert code_in(response) == "NotPermitted", name
+            [asked] = guard.asked
+            assert asked.caller is not None
+            assert (asked.actor, asked.caller.name, asked.caller.tenant, asked.tenant) == ("ann", "ann", "acme", "acme")
+        assert len((await stage.rest("runs.list", {}))[1]["items"]) == runs_before + 2, "start_with has started nothing"
+
+        run_id = asks["signals.send"]["run_id"]
+
+        def rejections(page: Any) -> list[Any]:
+            return [each["data"]["name"] for each in page["items"] if each["event_type"] == "SignalRejected"]
+
+        page = await stage.until("runs.events", {"run_id": run_id}, lambda page: len(rejections(page)) == 4)
+        assert rejections(page) == ["UPDATE change_address", "SIGNAL approval", "SIGNAL approval", "PAUSE"]
+        assert "approved" not in str(page), "no payload of what was refused is kept"
+        assert (await stage.rest("signals.mailbox", {"run_id": run_id}))[1]["items"] == []
+
+        guard.is_closed = False
+        for name, fields in asks.items():
+            if name != "runs.pause":
+                assert code_in(await ask(stage, transport, name, fields)) == "", name
+
+
+@pytest.mark.contract("API-4")
+async def test_the_authoriser_is_not_asked_about_what_the_caller_cannot_see() -> None:
+    guard = Guard()
+    async with guarded(app=guarded_app(guard)) as stage:
+        stage.http.headers.update(bearing(await token_for(stage, name="ann", tenant="acme")))
+        asks = await sends(stage)
+        [before] = await store_of(stage).load([asks["signals.send"]["run_id"]])
+        guard.asked.clear()
+        other = bearing(await token_for(stage, name="eve", tenant="other"))
+        for name in asks.keys() - {"signals.send_many", "signals.start_with"}:
+            assert code_in(await ask(stage, "rest", name, asks[name], other)) == "NotFound", name
+        items = (await ask(stage, "rest", "signals.send_many", asks["signals.send_many"], other)).json()["items"]
+        assert {item["problem"]["code"] for item in items} == {"NotFound"}
+        assert guard.asked == []
+        [after] = await store_of(stage).load([asks["signals.send"]["run_id"]])
+        assert after is not None
+        assert before is not None
+        assert after.head.inbox_seq == before.head.inbox_seq
+
+
+@pytest.mark.contract("API-4")
+async def test_the_client_in_process_is_asked_about_as_the_one_whom_it_names() -> None:
+    guard = Guard()
+    async with guarded(app=guarded_app(guard)) as stage:
+        guard.is_closed = False
+        stage.http.headers.update(bearing(await token_for(stage, name="ann", tenant="acme")))
+        run_id = await waiting_order(stage)
+        guard.is_closed = True
+        async with Client(stage.app, principal=Principal(name="carl", tenant="acme")) as client:
+            with pytest.raises(NotPermitted, match="not today"):
+                await client.signals.send(run_id, "approval", payload=GO)
+        assert [(each.actor, each.name) for each in guard.asked] == [("carl", "approval")]
+
+
+@pytest.mark.contract("API-4", "SIG-11")
+async def test_who_is_refused_too_often_cannot_fill_a_history_with_signals() -> None:
+    guard = Guard()
+    app = guarded_app(guard)
+    async with guarded(app=app, options=ServiceOptions(refusals_per_minute=3)) as stage:
+        stage.http.headers.update(bearing(await token_for(stage, name="ann")))
+        asks = await sends(stage)
+        signal = asks["signals.send"]
+        many = {"signals": [signal] * 3}
+        assert code_in(await ask(stage, "rest", "signals.send_many", many)) == ""
+        for name in asks:
+            assert code_in(await ask(stage, "rest", name, asks[name])) == "RateLimited", name
+        [run] = await store_of(stage).load([signal["run_id"]])
+        assert run is not None
+        assert run.head.inbox_seq == 3
+        assert code_in(await ask(stage, "rest", "runs.start", {"workflow": "echo"})) == "", "starting is not limited"
+
+
+@pytest.mark.contract("API-4")
+async def test_who_asks_for_what_their_token_is_not_good_for_may_go_on_with_what_it_is_good_for() -> None:
+    async with guarded(options=ServiceOptions(refusals_per_minute=3)) as stage:
+        stage.http.headers.update(bearing(await token_for(stage, name="ann")))
+        run_id = await waiting_order(stage)
+        sender = bearing(await token_for(stage, "", name="bob", scopes=["signals:write"]))
+        for _ in range(5):
+            assert code_in(await ask(stage, "rest", "runs.pause", {"run_id": run_id}, sender)) == "NotPermitted"
+        signal = {"run_id": run_id, "name": "approval", "payload": GO}
+        assert code_in(await ask(stage, "rest", "signals.send", signal, sender)) == ""
