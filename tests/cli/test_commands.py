@@ -114,6 +114,7 @@ def test_a_run_from_its_start_to_its_end(place: Place) -> None:
     assert [event["run_seq"] for event in lines] == list(range(3, len(tail) + 1))
     assert place.json("signal", "receipt", run_id, "approval", "click-1")["status"] == "consumed"
     assert place.json("signal", "mailbox", run_id) == {"items": [], "next": None}
+    assert place.json("signal", "unconsumed", "--finished")["items"] == []
     assert [event["run_seq"] for event in place.json("run", "events", run_id, "--limit", "2")["items"]] == [1, 2]
     assert place.json("run", "get", run_id)["status"] == place.json("run", "snapshot", run_id)["status"] == "COMPLETED"
     again = place.json("run", "retry", run_id, "--signal-id", "again-1")

@@ -374,6 +374,7 @@ async def _waits(stage: Stage, call: Caller) -> None:
     run_id = await waiting_order(stage)
     [wait] = (await fine(call, "signals.waits", {"run_id": run_id}))["items"]
     assert (wait["run_id"], wait["step_id"], wait["name"], wait["until"]) == (run_id, "approval", "approval", None)
+    assert (wait["workflow"], wait["reference_key"]) == ("order", None)
     await refused(call, "signals.waits", {"run_id": "nowhere"}, "NotFound", 404)
 
 
@@ -387,6 +388,29 @@ async def _mailbox(stage: Stage, call: Caller) -> None:
     assert [signal["payload"] for signal in page["items"] + rest["items"]] == [0, 1, 2]
     assert all(signal["age_ms"] >= 0 for signal in page["items"])
     await refused(call, "signals.mailbox", {"run_id": "nowhere"}, "NotFound", 404)
+
+
+@scene("signals.unconsumed")
+async def _unconsumed(stage: Stage, call: Caller) -> None:
+    run_ids = [await waiting_order(stage) for _ in range(2)]
+    for number in range(3):
+        await fine(call, "signals.send", {"run_id": run_ids[number % 2], "name": "other", "payload": number}, 202)
+    page = await fine(call, "signals.unconsumed", {"limit": 2})
+    rest = await fine(call, "signals.unconsumed", {"cursor": page["next"]})
+    found = [(signal["run_id"], signal["payload"]) for signal in page["items"] + rest["items"]]
+    assert found == [(run_ids[0], 0), (run_ids[0], 2), (run_ids[1], 1)]
+    [first, *_] = page["items"]
+    assert (first["workflow"], first["run_status"], first["name"]) == ("order", "RUNNING", "other")
+    await fine(
+        call,
+        "signals.send",
+        {"run_id": run_ids[0], "name": "approval", "payload": {"approved": True, "by": "ann"}},
+        202,
+    )
+    await stage.until("runs.get", {"run_id": run_ids[0]}, lambda run: run["status"] == "COMPLETED")
+    assert len((await fine(call, "signals.unconsumed", {}))["items"]) == 1
+    assert len((await fine(call, "signals.unconsumed", {"finished": True, "name": "other"}))["items"]) == 3
+    assert (await fine(call, "signals.unconsumed", {"name": "nobody"}))["items"] == []
 
 
 # --- tasks

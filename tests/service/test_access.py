@@ -40,8 +40,8 @@ LEAST = {
     **dict.fromkeys(["system.health"], EVERYBODY),
     **dict.fromkeys(
         "runs.get runs.list runs.events runs.snapshot runs.result runs.query signals.receipt signals.waiting "
-        "signals.waits signals.mailbox tasks.list tasks.get tasks.history letters.list letters.get workflows.list "
-        "workflows.get system.stats system.queues system.nodes system.alerts".split(),
+        "signals.waits signals.mailbox signals.unconsumed tasks.list tasks.get tasks.history letters.list letters.get "
+        "workflows.list workflows.get system.stats system.queues system.nodes system.alerts".split(),
         VIEWER,
     ),
     **dict.fromkeys(
@@ -186,7 +186,7 @@ async def test_every_other_address_for_everybody(address: str) -> None:
 # --- another tenant
 
 OF_THINGS = {"run_id": "run", "task_id": "task", "letter_id": "letter", "token_id": "token"}
-LISTS = {"runs.list", "signals.waiting", "tasks.list", "letters.list", "tokens.list"}
+LISTS = {"runs.list", "signals.waiting", "signals.unconsumed", "tasks.list", "letters.list", "tokens.list"}
 MAKES = {"runs.start", "signals.start_with", "tokens.create"}
 SHARED = {"workflows.list", "workflows.get", "system.health"}
 MANY = {"signals.send_many"}
@@ -260,6 +260,7 @@ async def test_lists_and_batches_hold_nothing_of_another_tenant(transport: str) 
         headers, globex = [
             bearing(await token_for(stage, tenant=tenant, roles=["clerk"])) for tenant in ("acme", "globex")
         ]
+        await ask(stage, transport, "signals.send", {"run_id": things["run"], "name": "untaken"}, globex)
         for name in LISTS:
             response = await ask(stage, transport, name, {}, headers)
             assert code_in(response) == "", response.text

@@ -56,12 +56,18 @@ async def test_dead_letters_are_told_once() -> None:
                 clock.advance(ms=61_000)
                 store.wakeups.ring()
                 await asyncio.sleep(0.01)
+            letter_id = heard.result()[1]["letter_id"]
             assert heard.result()[1]["run_id"] == run_id
             await shop.http.post(f"/v1/runs/{run_id}/terminate", json={})
             again = asyncio.create_task(lists.next())
             await settled(lambda: shop.service.watchers._watcher.looks > 5)  # type: ignore[union-attr]
             assert not again.done()
-            again.cancel()
+            async with shop.reading("/v1/stream?kinds=letters&settled=true") as all_letters:
+                assert await all_letters.next() == ("reset", {})
+                await shop.http.post(f"/v1/dead-letters/{letter_id}/drop", json={})
+                assert await again == ("letter_left", {"letter_id": letter_id})
+                name, letter = await all_letters.next()
+                assert (name, letter["settled"]) == ("letter", "drop")
 
 
 @pytest.mark.contract("API-4")

@@ -73,6 +73,13 @@ async def test_waits_and_signals_of_others_are_not_there() -> None:
         sent = (await stage.rest("signals.send_many", {"signals": signals}, **{"x-tenant": "a"}))[1]["items"]
         assert [index for index, item in enumerate(sent) if item["result"]] == [3, 7]
         assert {item["problem"]["code"] for item in sent if item["problem"]} == {"NotFound"}
+        theirs = [{"run_id": run_id, "name": "other"} for run_id in runs if run_id not in mine]
+        await stage.rest("signals.send_many", {"signals": theirs})
+        first = (await stage.rest("signals.unconsumed", {"limit": 1}, **{"x-tenant": "a"}))[1]
+        rest = (await stage.rest("signals.unconsumed", {"cursor": first["next"]}, **{"x-tenant": "a"}))[1]
+        assert [signal["run_id"] for signal in first["items"] + rest["items"]] == mine
+        assert rest["next"] is None
+        assert len((await stage.rest("signals.unconsumed", {}))[1]["items"]) == 9
 
 
 @pytest.mark.contract("API-4", "TSK-1")

@@ -306,6 +306,9 @@ class Values:
             parent_run_id=self._maybe(run_ids),
             created_from=self._maybe((now, now - 60_000_000)),
             created_until=self._maybe((now, now + 1)),
+            run_ids=tuple(self.some(run_ids, 3)) if self.happens(0.2) else None,
+            text=self._maybe(("o", "ORDER 7", "v", "%", "error")),
+            newest=self.happens(0.3),
             after=self._maybe(run_ids) or "",
             limit=self.limit(),
         )
@@ -318,10 +321,13 @@ class Values:
     def mailbox_query(self, run_ids: Sequence[str]) -> MailboxQuery:
         """Draw a question about signals."""
         return MailboxQuery(
-            run_id=self.pick((*run_ids, MISSING)),
+            run_id=None if self.happens(0.3) else self.pick((*run_ids, MISSING)),
+            tenant=self._maybe(TENANTS),
             name=self._maybe(NAMES),
             signal_id=self._maybe(self.ids),
             consumed=self.happens(0.5),
+            unfinished=self.happens(0.3),
+            after_run=self._maybe((*run_ids, MISSING)) or "",
             after=self.number(0, 3),
             limit=self.limit(),
         )

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from holdfast.core.events import NULL
 from holdfast.core.gates import Overload, RunLimit
-from holdfast.store.port import Beat, RunQuery, TaskQuery
-from holdfast.store.sqlite import SqliteStore
+from holdfast.store.port import Beat, MailboxQuery, RunQuery, TaskQuery
+from holdfast.store.sqlite import SqliteStore, finding
 from holdfast.store.sqlite.gates import FIRST
 from holdfast.store.sqlite.owning import NEXT_VISIBLE
 from holdfast.testing.samples import (
@@ -130,7 +130,7 @@ async def test_tasks_are_found_without_walking_through_all(tmp_path: Path, query
 
 
 @pytest.mark.contract("STO-1")
-@pytest.mark.parametrize("before", [(2**62 - 1, ""), (5, "run-7"), (5, "gone")])
+@pytest.mark.parametrize("before", [(2**62 - 1, ""), (5, "run-7"), (2**61, "gone")])
 async def test_the_newest_runs_are_found_without_walking_or_sorting(tmp_path: Path, before: tuple[int, str]) -> None:
     path = tmp_path / "store.db"
     store = await SqliteStore.open(path)
@@ -144,8 +144,55 @@ async def test_the_newest_runs_are_found_without_walking_or_sorting(tmp_path: Pa
     db = sqlite3.connect(path)
     details = [row[-1] for statement in recorder.statements for row in db.execute(f"EXPLAIN QUERY PLAN {statement}")]
     db.close()
-    assert "SEARCH runs USING INTEGER PRIMARY KEY (rowid<?)" in details
+    assert "SEARCH runs USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)" in details
     assert not [detail for detail in details if "B-TREE" in detail], details
+
+
+@pytest.mark.contract("STO-1")
+async def test_the_newest_runs_are_looked_for_in_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So no question keeps the process for long; and what an index leads to is found at once."""
+    store = await SqliteStore.open(tmp_path / "store.db")
+    await store.migrate()
+    runs = [new_run(f"run-{number:02}", request_id=f"r-{number}", tags=(str(number % 7),)) for number in range(50)]
+    await store.create([replace(new, reference_key=f"ref {new.run_id}") for new in runs])
+    monkeypatch.setattr(finding, "WINDOW", 8)
+    recorder = Recorder()
+    store._database.connection.set_trace_callback(recorder)
+    assert [head.run_id for head in await store.find_runs(RunQuery(newest=True, tag="3", limit=5))] == [
+        "run-45", "run-38", "run-31", "run-24", "run-17",
+    ]  # fmt: skip
+    looked = [statement for statement in recorder.statements if "ORDER BY run_no DESC LIMIT" in statement]
+    assert len([statement for statement in looked if "run_no >= " in statement]) == 5
+    assert await store.find_runs(RunQuery(newest=True, text="no such thing")) == []
+    recorder.statements.clear()
+    assert len(await store.find_runs(RunQuery(newest=True, reference_key="ref run-00"))) == 1
+    assert len(recorder.statements) == 2
+    store._database.connection.set_trace_callback(None)
+    await store.close()
+
+
+@pytest.mark.contract("STO-1", "SIG-9")
+@pytest.mark.parametrize(
+    "query", [MailboxQuery(), MailboxQuery(after_run="run-7", after=1), MailboxQuery(unfinished=True, tenant="acme")]
+)
+async def test_what_nobody_has_taken_is_found_by_its_index(tmp_path: Path, query: MailboxQuery) -> None:
+    path = tmp_path / "store.db"
+    store = await SqliteStore.open(path)
+    await store.migrate()
+    await store.create([new_run(f"run-{number}", request_id=f"r-{number}") for number in range(20)])
+    recorder = Recorder()
+    store._database.connection.set_trace_callback(recorder)
+    await store.find_mailbox(query)
+    store._database.connection.set_trace_callback(None)
+    await store.close()
+    db = sqlite3.connect(path)
+    details = [row[-1] for statement in recorder.statements for row in db.execute(f"EXPLAIN QUERY PLAN {statement}")]
+    db.close()
+    assert "SEARCH signals USING INDEX signals_unconsumed (run_no>?)" in details, details
+    assert not [detail for detail in details if detail.startswith("SCAN")], details
+    assert [detail for detail in details if "B-TREE" in detail] in (
+        [], ["USE TEMP B-TREE FOR RIGHT PART OF ORDER BY"], ["USE TEMP B-TREE FOR LAST TERM OF ORDER BY"],
+    ), "the signals of one run are put in order, and not those of all"  # fmt: skip
 
 
 @pytest.mark.contract("STO-1")

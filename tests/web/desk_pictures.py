@@ -42,7 +42,9 @@ async def _fill(desk: DeskSite) -> str:
     await desk.ask("POST", f"{path}/release", **bob)
     await desk.ask("POST", f"/v1/tasks/{contract['task_id']}/complete", answer=True, **bob)
     for number in range(3):
-        await desk.waiting("order", order_id=f"o-{number}")
+        run_id = await desk.start("order", reference=f"ORD-{1050 + number}", order_id=f"o-{number}")
+        await desk.until(f"/v1/runs/{run_id}/waits", lambda items: len(items) == 1)
+    await desk.send(run_id, "address_changed", {"city": "Bergen", "by": "customer"})
     await desk.waiting("sync", customer="a")
     for customer in "bcd":
         await desk.start("sync", customer=customer)
@@ -61,6 +63,7 @@ async def _inbox(browser: Browser, desk: DeskSite, folder: Path, task_id: str) -
             await _photograph(page, folder, f"inbox-{scheme}")
             await page.goto("/inbox/signals")
             await expect(page.locator(".wait")).to_have_count(5)
+            await expect(page.locator(".mail .letters > li")).to_have_count(1)
             await _photograph(page, folder, f"signals-{scheme}")
             await page.goto("/inbox/letters")
             await page.locator(".letter-details summary").first.click()

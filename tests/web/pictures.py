@@ -29,6 +29,10 @@ async def _scene() -> AsyncIterator[tuple[Site, dict[str, str]]]:
             runs["courier"] = await _start(site, "courier", f"CR-{7 + number}", order_id=f"c-{number}")
         await _start(site, "hostile", "IMP-12", text="the file has no header")
         await _start(site, "wide", "NIGHTLY-3", steps=40)
+        runs["basket"] = await _start(site, "basket", "CART-8", limit=9)
+        for item in ("pears", "plums"):
+            await site.http.post(f"/v1/runs/{runs['basket']}/updates/add", json={"input": {"item": item}})
+        runs["rounds"] = await _start(site, "rounds", "SYNC-1", left=4)
         runs["story"] = await _start(site, "story", "ORD-2001", order_id="o-2001")
         await site.http.get(f"/v1/runs/{runs['story']}/result?wait_s=3")
         await site.send(runs["story"], "approval", {"approved": True, "by": "ann"})
@@ -42,47 +46,54 @@ async def _start(site: Site, workflow: str, reference: str, **input: Any) -> str
     return str(response.json()["run_id"])
 
 
-async def _photograph(page: Page, name: str) -> None:
+async def _photograph(page: Page, path: Path) -> None:
     await page.wait_for_timeout(600)
-    await page.screenshot(path=FOLDER / f"{name}.png")
+    await page.screenshot(path=path)
 
 
-async def _desk(browser: Browser, site: Site, runs: dict[str, str], scheme: str) -> None:
+async def _desk(browser: Browser, site: Site, runs: dict[str, str], folder: Path, scheme: str) -> None:
     async with looking(browser, site.address, size=DESK, scheme=scheme) as page:
         await page.goto("/runs")
         await expect(page.get_by_role("link", name="ORD-2001")).to_be_visible()
-        await _photograph(page, f"runs-{scheme}")
+        await _photograph(page, folder / f"runs-{scheme}.png")
         await page.goto(f"/runs/{runs['story']}?step=charge")
         await expect(page.locator(".head-marks")).to_contain_text("Completed")
         await page.get_by_role("button", name="Squeeze waits").click()
-        await _photograph(page, f"run-{scheme}")
+        await _photograph(page, folder / f"run-{scheme}.png")
         await page.goto(f"/runs/{runs['story']}?at=14")
         await expect(page.locator(".past")).to_be_visible()
-        await _photograph(page, f"history-{scheme}")
+        await _photograph(page, folder / f"history-{scheme}.png")
         await page.goto(f"/runs/{runs['courier']}")
         await expect(page.locator(".need")).to_be_visible()
-        await _photograph(page, f"paused-{scheme}")
+        await _photograph(page, folder / f"paused-{scheme}.png")
+        await page.goto(f"/runs/{runs['basket']}")
+        await page.get_by_role("button", name="Ask items").click()
+        await expect(page.get_by_role("group", name="Answer to items")).to_contain_text("plums")
+        await _photograph(page, folder / f"asking-{scheme}.png")
+        await page.goto(f"/runs/{runs['rounds']}")
+        await expect(page.locator(".chart-back .rotation")).to_have_count(3)
+        await _photograph(page, folder / f"rotated-{scheme}.png")
 
 
-async def _phone(browser: Browser, site: Site, runs: dict[str, str], scheme: str) -> None:
+async def _phone(browser: Browser, site: Site, runs: dict[str, str], folder: Path, scheme: str) -> None:
     async with looking(browser, site.address, size=PHONE, scheme=scheme) as page:
         await page.goto("/runs")
         await expect(page.get_by_role("link", name="ORD-2001")).to_be_visible()
-        await _photograph(page, f"phone-runs-{scheme}")
+        await _photograph(page, folder / f"phone-runs-{scheme}.png")
         await page.goto(f"/runs/{runs['courier']}")
         await expect(page.locator(".need")).to_be_visible()
-        await _photograph(page, f"phone-run-{scheme}")
+        await _photograph(page, folder / f"phone-run-{scheme}.png")
 
 
-async def main() -> None:
+async def main(folder: Path = FOLDER) -> None:
     """Photograph every page, light and dark."""
-    FOLDER.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True)
     async with _scene() as (site, runs), browsing() as browser:
         for scheme in SCHEMES:
-            await _desk(browser, site, runs, scheme)
-            await _phone(browser, site, runs, scheme)
+            await _desk(browser, site, runs, folder, scheme)
+            await _phone(browser, site, runs, folder, scheme)
     async with browsing() as browser:
-        await photograph_desk(browser, FOLDER)
+        await photograph_desk(browser, folder)
 
 
 if __name__ == "__main__":

@@ -110,6 +110,34 @@ def _make_app(orchard: Orchard) -> App:
         return steps
 
     @app.workflow
+    async def basket(limit: int = 3) -> list[str]:
+        """Be filled by updates until it is full, and say what is in it."""
+        items: list[str] = []
+
+        async def add(item: str, count: int = 1) -> int:
+            items.extend([(await reserve(item))["order"]] * count)
+            return len(items)
+
+        def check(item: str, count: int = 1) -> None:
+            if item == "nothing":
+                raise ValueError("nothing cannot be added")
+
+        hf.on_query("items", lambda: items)
+        hf.on_query("matching", lambda part: [item for item in items if part in item])
+        hf.on_update("add", add, validator=check)
+        await hf.wait_until(lambda: len(items) >= limit)
+        return items
+
+    @app.workflow
+    async def rounds(left: int) -> int:
+        """Begin again, round after round, each with a step and a pause."""
+        await reserve(str(left))
+        await hf.sleep(0.1)
+        if left > 1:
+            hf.continue_as_new(left - 1)
+        return left
+
+    @app.workflow
     async def patient() -> list[Any]:
         """Wait for one signal after another."""
         return [await hf.wait_signal("go") for _ in range(1_000)]

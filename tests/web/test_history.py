@@ -117,6 +117,30 @@ async def test_the_timeline_zooms_and_its_bars_are_to_scale(page: Page, site: Si
     await expect(page.locator(".detail")).to_be_hidden()
 
 
+@pytest.mark.contract("CAN-1")
+async def test_where_the_history_rotated_is_marked_to_scale(page: Page, site: Site) -> None:
+    run_id = await site.start("rounds", left=3)
+    await page.goto(f"/runs/{run_id}")
+    await expect(page.locator(".head-marks")).to_contain_text("Completed")
+    await expect(page.locator(".chart-back .rotation")).to_have_count(2)
+    events = await site.events(run_id)
+    at = {e["run_seq"]: datetime.fromisoformat(e["persisted_at"]).timestamp() for e in events}
+    rotated = [e["run_seq"] for e in events if e["event_type"] == "ContinuedAsNew"]
+    lines = await page.locator(".chart-back .rotation").evaluate_all(
+        "all => all.map((e) => Number(e.getAttribute('x1')))"
+    )
+    bars = await page.locator(".bar-timer").evaluate_all("all => all.map((e) => Number(e.getAttribute('x')))")
+    begun = [at[e["run_seq"]] for e in events if e["event_type"] == "TimerStarted"]
+    per_second = (bars[-1] - bars[0]) / (begun[-1] - begun[0])
+    for line, seq in zip(lines, rotated, strict=True):
+        assert line == pytest.approx(bars[0] + (at[seq] - begun[0]) * per_second, abs=3)
+    await page.get_by_label("History").fill(str(rotated[0]))
+    await expect(page.locator(".chart-back .rotation")).to_have_count(1)
+    await expect(page.locator(".travel-words")).to_contain_text("Continued as new")
+    snapshot = (await site.http.get(f"/v1/runs/{run_id}/snapshot")).json()
+    assert await page.evaluate(FOLD, [events, len(events)]) == as_folded(snapshot)
+
+
 async def widths(page: Page) -> dict[str, float]:
     """Return how wide the first bar of each step is."""
     found = await page.evaluate(

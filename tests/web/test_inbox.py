@@ -242,10 +242,50 @@ async def test_the_mailbox_shows_what_nobody_has_taken_and_since_when(screen: Pa
     await expect(mail).to_contain_text("<script>window.hit='script'</script>")
     await expect(mail.locator("time")).to_have_count(1)
     assert f"run={run_id}" in screen.url
-    await mail.get_by_label("Run").fill("nobody")
+    await mail.get_by_role("textbox", name="Run").fill("nobody")
     await mail.get_by_role("button", name="Look").click()
     await expect(mail.get_by_text("There is nothing here")).to_be_visible()
     assert await screen.evaluate("window.hit") is None
+
+
+@pytest.mark.contract("SIG-9")
+async def test_signals_that_nobody_has_taken_are_found_over_all_runs(screen: Page, desk: DeskSite) -> None:
+    order = await desk.start("order", reference="ORD-7", order_id="o-1")
+    await desk.until(f"/v1/runs/{order}/waits", lambda items: len(items) == 1)
+    sync = await desk.waiting("sync", customer="c")
+    await desk.send(order, "hurry", 1)
+    await desk.send(sync, "other", 2)
+    await screen.clock.install()
+    await screen.goto("/inbox/signals")
+    wait = screen.locator(".wait", has=screen.get_by_role("link", name="ORD-7"))
+    await expect(wait).to_contain_text("order · has waited since")
+    mail = screen.get_by_role("region", name="Mailbox")
+    await expect(mail.locator(".letters > li")).to_have_count(2)
+    await expect(mail.locator(".letters > li").first).to_contain_text("hurryORD-7orderhere since")
+    await expect(mail.locator(".letters > li").last).to_contain_text("sync")
+    await desk.send(sync, "third", 3)
+    await screen.clock.run_for(10_000)  # what is only kept changes no run, so it is looked for now and then
+    await expect(mail.locator(".letters > li")).to_have_count(3)
+    await desk.send(order, "approval", {"approved": True, "by": "ann"})
+    await expect(mail.locator(".letters > li")).to_have_count(2)
+    await mail.get_by_label("Of finished runs too").check()
+    await expect(mail.locator(".letters > li").first).to_contain_text("Completednobody will take it")
+    assert screen.url.endswith("finished=1")
+    await mail.get_by_role("link", name="ORD-7").click()
+    await expect(screen.get_by_role("heading", name="ORD-7")).to_be_visible()
+
+
+@pytest.mark.contract("MSG-3", "API-3")
+async def test_a_letter_that_somebody_else_settles_leaves_the_list(screen: Page, desk: DeskSite) -> None:
+    await desk.dead_letter()
+    await screen.goto("/inbox/letters")
+    await expect(screen.locator(".dead-letter")).to_have_count(1)
+    [letter] = (await desk.ask("GET", "/v1/dead-letters"))["items"]
+    await desk.ask("POST", f"/v1/dead-letters/{letter['letter_id']}/drop", actor="bob")
+    await expect(screen.get_by_text("No dead letters")).to_be_visible()
+    await expect(screen.locator(".inbox-tabs [aria-current] .count")).to_be_hidden()
+    await screen.get_by_label("Settled ones too").check()
+    await expect(screen.get_by_text("Dropped by bob")).to_be_visible()
 
 
 @pytest.mark.contract("MSG-3")

@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import re
+from datetime import UTC, datetime, timedelta
 
 import pytest
-from playwright.async_api import Browser, Page, Route, expect
+from playwright.async_api import Browser, Page, Request, Route, expect
 
 from tests.web.browser import looking
 from tests.web.stage import Site, on_site
@@ -174,3 +176,60 @@ async def test_ending_a_run_at_once_needs_a_reason(page: Page, site: Site) -> No
     await dialog.get_by_label("Reason").fill("it is the wrong order")
     await dialog.get_by_role("button", name="Terminate").click()
     await expect(page.locator(".head-marks")).to_contain_text("Cancelled")
+
+
+@pytest.mark.contract("API-3")
+async def test_a_page_that_nobody_looks_at_rests_and_catches_up(page: Page, site: Site) -> None:
+    run_id = await site.start("patient")
+    streams: set[Request] = set()
+    page.on("request", lambda request: streams.update([request] if "/stream" in request.url else []))
+    page.on("requestfailed", lambda request: streams.discard(request))
+    page.on("requestfinished", lambda request: streams.discard(request))
+    await page.clock.install()
+    await page.goto(f"/runs/{run_id}")
+    await page.clock.run_for(1_000)
+    await expect(page.locator(".log-row")).to_have_count(3)
+    await hide(page, True)
+    await page.clock.run_for(35_000)
+    assert len(streams) == 1, "somebody may come back soon"
+    await page.route("**/stream?*", lambda route: route.abort())  # it is silent, is given up, and cannot come back
+    for _ in range(30):
+        await page.clock.run_for(1_000)
+    await page.unroute("**/stream?*")
+    for number in (1, 2, 3):
+        await site.send(run_id, "go", number)
+    while len(events := await site.events(run_id)) < 9:
+        pass
+    await page.clock.run_for(60_000)
+    assert not streams, "after a minute the connection is given back, whatever else happens"
+    assert await page.locator(".log-row").count() == 3
+    await hide(page, False)
+    await page.clock.run_for(1_000)
+    await expect(page.locator(f".log-row[data-seq='{len(events)}']")).to_be_visible()
+    assert len(streams) == 1
+    assert await numbers_of(page) == list(range(1, len(events) + 1))
+
+
+async def hide(page: Page, is_hidden: bool) -> None:
+    """Let the page be in a tab that nobody looks at, or no longer."""
+    await page.evaluate(
+        """(hidden) => {
+            Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+            document.dispatchEvent(new Event("visibilitychange"));
+        }""",
+        is_hidden,
+    )
+
+
+async def test_times_are_those_of_the_service_if_the_clock_here_is_wrong(page: Page, site: Site) -> None:
+    run_id = await site.start("patient", reference="NEW")
+    await page.clock.install(time=datetime.now(UTC) + timedelta(days=3))
+    await page.goto("/runs?time=1h")
+    await page.clock.run_for(2_000)
+    row = page.locator(".run-row", has=page.get_by_role("link", name="NEW"))
+    await expect(row.locator("time")).to_have_text(re.compile(r"^(now|\d+ s ago)$"))
+    await page.goto(f"/runs/{run_id}")
+    await page.clock.run_for(2_000)
+    await expect(page.locator(".head-facts")).to_contain_text(re.compile(r"Started(now|\d+ s ago)"))
+    width = await page.locator(".bar.open").evaluate("(bar) => Number(bar.getAttribute('width'))")
+    assert width > 100, "the wait goes from its beginning to now, and not to three days ahead"

@@ -91,7 +91,13 @@ async def test_a_long_list_is_a_screen_of_rows(page: Page, site: Site) -> None:
     await page.keyboard.press("End")
     await page.keyboard.press("End")
     await expect(page.locator(".rows-body .run-row").first).to_be_visible()
-    await page.get_by_label("Search runs").fill("R-00007")
+    await page.get_by_label("Select all that are loaded").check()
+    await page.get_by_role("button", name="Select all that match").click()
+    await expect(page.get_by_role("region", name="Selected runs")).to_contain_text("1,200 selected")
+    await page.get_by_role("button", name="Cancel…").click()
+    await expect(page.locator(".preview")).to_contain_text("0 of 1200 will be hit; 1200 not")
+    await page.keyboard.press("Escape")
+    await page.get_by_label("Search runs").fill("r-00007 WIDE")
     await expect(page.get_by_role("link", name="R-00007")).to_be_visible()
 
 

@@ -51,7 +51,7 @@ TASK = ("task_id",)
 STEP = ("run_id", "step_id")
 LETTER = ("letter_id",)
 EVENTS = ("run_seq", "persisted_at", "event_type", "step_id", "data")
-WAITS = ("run_id", "step_id", "name", "since", "until")
+WAITS = ("run_id", "workflow", "step_id", "name", "since", "until")
 
 ROWS: dict[str, Row] = {
     "runs.start": Row(words="run start", arguments=("workflow",), rest="input"),
@@ -77,6 +77,7 @@ ROWS: dict[str, Row] = {
     "signals.mailbox": Row(
         words="signal mailbox", arguments=RUN, columns=("name", "signal_id", "accepted_at", "payload")
     ),
+    "signals.unconsumed": Row(words="signal unconsumed", columns=("run_id", "workflow", "name", "accepted_at")),
     "signals.receipt": Row(words="signal receipt", arguments=("run_id", "name", "signal_id")),
     "tasks.list": Row(
         words="task list", columns=("task_id", "workflow", "name", "status", "assignee", "roles", "due_at")

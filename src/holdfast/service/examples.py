@@ -43,6 +43,7 @@ ASKS: dict[str, dict[str, Any]] = {
     "signals.waiting": {"name": "approval", "limit": 50},
     "signals.waits": _OF_RUN,
     "signals.mailbox": _OF_RUN,
+    "signals.unconsumed": {"name": "approval", "limit": 50},
     "tasks.list": {"status": "OPEN", "role": "clerk", "limit": 50},
     "tasks.get": {"task_id": TASK},
     "tasks.history": {"task_id": TASK},

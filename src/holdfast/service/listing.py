@@ -67,7 +67,7 @@ class Listing:
         if self._is_reset or told.kind not in self._kinds or not self._is_seen(told.head):
             return
         is_listed = self._is_listed(told)
-        if not is_listed and told.kind == "letters":
+        if not is_listed and told.kind == "letters" and told.record.settled is None:
             return
         self._pending.pop(told.key, None)
         self._pending[told.key] = told.is_there if is_listed else told.has_left

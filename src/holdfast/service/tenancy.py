@@ -135,7 +135,15 @@ class TenantView:
         return await self._store.keep_tokens(tokens)
 
     async def find_mailbox(self, query: MailboxQuery) -> list[Signal]:
-        return await self._store.find_mailbox(query) if await self._own([query.run_id]) else []
+        if query.run_id is not None:
+            return await self._store.find_mailbox(query) if await self._own([query.run_id]) else []
+        query = replace(query, tenant=self.tenant)
+        while page := await self._store.find_mailbox(query):
+            own = await self._own([signal.run_id for signal in page])
+            if found := [signal for signal in page if signal.run_id in own]:
+                return found
+            query = replace(query, after_run=page[-1].run_id, after=page[-1].inbox_seq)
+        return []
 
     async def find_waits(self, query: WaitQuery) -> list[Wait]:
         return await self._find(self._store.find_waits, query, lambda wait: (wait.run_id, wait.step_id))

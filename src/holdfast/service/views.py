@@ -225,18 +225,23 @@ def accepted_signal(result: AcceptedSignalResult) -> AcceptedSignal:
 
 
 class WaitView(Struct, frozen=True, kw_only=True):
-    """An open wait for a signal. `step_id` addresses exactly this one."""
+    """An open wait for a signal, and whose it is. `step_id` addresses exactly this one."""
 
     run_id: str
     step_id: str
+    workflow: str
+    workflow_version: str
+    reference_key: str | None = None
     name: str
     since: datetime
     until: datetime | None = None
 
 
-def wait_view(wait: Wait) -> WaitView:
-    """Return a wait as callers see it."""
-    return shown(WaitView, wait)
+def wait_view(wait: Wait, head: RunHead) -> WaitView:
+    """Return a wait of a run as callers see it."""
+    return shown(
+        WaitView, wait, workflow=head.plan_id, workflow_version=head.plan_version, reference_key=head.reference_key
+    )
 
 
 class TaskItem(Struct, frozen=True, kw_only=True):

@@ -177,6 +177,11 @@ class Watcher:
         self._listings.discard(listing)
         self._end_if_alone()
 
+    async def tell_letter(self, letter: DeadLetter) -> None:
+        """Tell who watches the letters how one of them is now."""
+        heads = await self._heads([letter.run_id])
+        self._hand_out(Told("letters", head, letter) for head in heads.values())
+
     def close(self) -> None:
         """End it for everybody."""
         self.is_over = True
@@ -325,6 +330,11 @@ class Watchers:
     def watching(self) -> int:
         """How many watch something."""
         return 0 if self._watcher is None else self._watcher.watching
+
+    async def tell_letter(self, letter: DeadLetter) -> None:
+        """Tell who watches the letters, if anybody does, how one of them is now."""
+        if self._watcher is not None and not self._watcher.is_over:
+            await self._watcher.tell_letter(letter)
 
     def of(self, opened: Opened) -> Watcher:
         """Return the watcher of what is open, a new one if there is none. So many may watch, and no more."""

@@ -12,7 +12,8 @@ class RunQuery(Struct, frozen=True, kw_only=True):
     """Which runs to find; None means any. Answers are ordered by run id, from after `after`.
 
     With `newest` they are in the reverse order of creation, from before `before`: (created_at, run id) of the last that
-    was seen. `text` is part of the run's id or of its reference, as it is written.
+    was seen. `run_ids` are the only ones among which to look. Each word of `text` is a part of the run's id, workflow,
+    reference, a tag, or of what it last failed with; small and capital letters from A to Z are the same.
     """
 
     tenant: str | None = None
@@ -21,6 +22,7 @@ class RunQuery(Struct, frozen=True, kw_only=True):
     reference_key: str | None = None
     tag: str | None = None
     parent_run_id: str | None = None
+    run_ids: tuple[str, ...] | None = None
     created_from: Instant | None = None
     created_until: Instant | None = None
     text: str | None = None
@@ -41,12 +43,19 @@ class WaitQuery(Struct, frozen=True, kw_only=True):
 
 
 class MailboxQuery(Struct, frozen=True, kw_only=True):
-    """Which signals of a run to find, in order of acceptance. Consumed ones too if `consumed`."""
+    """Which signals of a run to find, in order of acceptance. Consumed ones too if `consumed`.
 
-    run_id: str
+    Without a `run_id` those of all runs, in the order of the runs' creation, from behind number `after` of `after_run`;
+    if that has gone meanwhile, from behind the one whose id comes before. With `unfinished` not of finished runs.
+    """
+
+    run_id: str | None = None
+    tenant: str | None = None
     name: str | None = None
     signal_id: str | None = None
     consumed: bool = False
+    unfinished: bool = False
+    after_run: str = ""
     after: int = 0
     limit: int = 100
 

@@ -15,6 +15,7 @@ from holdfast.testing.samples import (
     SampleNode,
     complete,
     dead_letter,
+    fail,
     marker,
     message,
     new_run,
@@ -116,16 +117,33 @@ class FindSuite(SuiteBase):
         assert await run_ids(store, newest=True, tenant="acme") == ["a", "b"]
         assert await run_ids(store, newest=True, created_until=START + 20, created_from=START + 10) == ["d"]
 
-    async def test_runs_are_found_by_a_part_of_their_ids_and_references(self, store: Store) -> None:
-        """As it is written: no character stands for others, and case matters."""
-        await store.create([new_run("run-1", reference_key="order 7%"), new_run("Run_2"), new_run("run-é")])
+    async def test_runs_are_found_by_words_in_what_is_shown_of_them(self, store: Store, node: SampleNode) -> None:
+        """Each word a part of some text, and all of them: no character stands for others, A to Z have no case."""
+        await node.create("run-1", reference_key="Order 7%", tags=("eu", 'v"ip'))
+        await node.create("Run_2", plan_id="refund")
+        await node.start("run-é", fail("Payment\n'declined'"), tags=("É",))
         assert await run_ids(store, text="un-") == ["run-1", "run-é"]
-        assert await run_ids(store, text="er 7") == ["run-1"]
+        assert await run_ids(store, text="ER 7 run") == ["run-1"]
+        assert await run_ids(store, text=" ") == ["Run_2", "run-1", "run-é"]
         assert await run_ids(store, text="é") == ["run-é"]
+        assert await run_ids(store, text="É") == ["run-é"]
+        assert await run_ids(store, text="ru É") == ["run-é"]
         assert await run_ids(store, text="%") == ["run-1"]
         assert await run_ids(store, text="_") == ["Run_2"]
-        assert await run_ids(store, text="R") == ["Run_2"]
-        assert await run_ids(store, text="r", newest=True) == ["run-é", "run-1"]
+        assert await run_ids(store, text="R", newest=True) == ["run-é", "Run_2", "run-1"]
+        assert await run_ids(store, text="REFUN") == ["Run_2"]
+        assert await run_ids(store, text='V"I eu') == ["run-1"]
+        assert await run_ids(store, text='","') == []
+        assert await run_ids(store, text="outofst 'declined'") == ["run-é"]
+        assert await run_ids(store, text="last_error") == []
+        assert await run_ids(store, text="declined eu") == []
+
+    async def test_runs_are_found_among_some(self, store: Store) -> None:
+        """Only those that are named, whatever else is asked for."""
+        await store.create([new_run("run-1"), new_run("run-2", tenant="acme"), new_run("run-3")])
+        assert await run_ids(store, run_ids=("run-3", "run-1", "gone", "run-1")) == ["run-1", "run-3"]
+        assert await run_ids(store, run_ids=("run-1", "run-2"), tenant="acme") == ["run-2"]
+        assert await run_ids(store, run_ids=()) == []
 
     # --- waits
 
@@ -176,6 +194,32 @@ class FindSuite(SuiteBase):
         assert await find(after=2, consumed=True) == [3]
         assert await find(limit=1) == [2]
         assert await store.find_mailbox(MailboxQuery(run_id="missing")) == []
+
+    @pytest.mark.contract("SIG-9")
+    async def test_what_nobody_has_taken_is_found_over_all_runs(self, store: Store, node: SampleNode) -> None:
+        """In the order in which the runs were created, and then of acceptance; also behind a run that has gone."""
+        await node.create("b", tenant="acme")
+        await node.start("a", wait("go"))
+        await node.start("c", tenant="acme")
+        for run_id, name in (("c", "go"), ("a", "go"), ("a", "stop"), ("b", "go"), ("a", "go")):
+            await accept(store, signal(run_id, name))
+        await node.step("a")
+
+        async def find(**query: Any) -> list[tuple[str, int]]:
+            return [(found.run_id, found.inbox_seq) for found in await store.find_mailbox(MailboxQuery(**query))]
+
+        assert await find() == [("b", 1), ("a", 2), ("a", 3), ("c", 1)]
+        assert await find(consumed=True) == [("b", 1), ("a", 1), ("a", 2), ("a", 3), ("c", 1)]
+        assert await find(name="go") == [("b", 1), ("a", 3), ("c", 1)]
+        assert await find(tenant="acme") == [("b", 1), ("c", 1)]
+        assert await find(run_id="a", tenant="acme") == []
+        assert await find(after_run="a", after=2) == [("a", 3), ("c", 1)]
+        assert await find(after_run="a", after=3, limit=1) == [("c", 1)]
+        assert await find(after_run="aa", after=1) == [("c", 1)]
+        await node.step("c", complete())
+        assert await find(unfinished=True) == [("b", 1), ("a", 2), ("a", 3)]
+        assert await find(run_id="c", unfinished=True) == []
+        assert await find(run_id="c") == [("c", 1)]
 
     async def test_mailbox_is_paged(self, store: Store, clock: VirtualClock) -> None:
         """A page is never longer than the store's limit."""

@@ -78,6 +78,12 @@ async def get(call: Call, ask: OfLetter) -> OpenedLetter:
     return OpenedLetter(letter_view(letter), message=Raw(letter.envelope))
 
 
+async def _tell(call: Call, letter_id: str) -> None:
+    """Tell who watches the letters here that one is settled: no history grows by that."""
+    if call.service.watchers.watching:
+        await call.service.watchers.tell_letter(await _letter(call, letter_id))
+
+
 class SettleLetter(OfLetter, frozen=True, kw_only=True):
     """Who settles which dead letter."""
 
@@ -101,6 +107,7 @@ async def requeue(call: Call, ask: SettleLetter) -> SettledLetter:
     """Put a message back into its run's inbox, due now."""
     letter = await _letter(call, ask.letter_id)
     await Letter(call.store, letter).requeue(actor=call.name(ask.actor))
+    await _tell(call, ask.letter_id)
     return SettledLetter(ask.letter_id, "requeue")
 
 
@@ -114,4 +121,5 @@ async def drop(call: Call, ask: SettleLetter) -> SettledLetter:
     """Say that nobody will ever handle a message."""
     letter = await _letter(call, ask.letter_id)
     await Letter(call.store, letter).drop(actor=call.name(ask.actor))
+    await _tell(call, ask.letter_id)
     return SettledLetter(ask.letter_id, "drop")

@@ -110,6 +110,9 @@ async def get(call: Call, ask: OfRun) -> RunView:
     return run_view(await head_of(call.store, ask.run_id))
 
 
+_WORDS = "Words, each a part of the run's id, workflow, reference, a tag, or what it last failed with."
+
+
 class ListRuns(Ask, frozen=True, kw_only=True):
     """Which runs to list; what is left out may be anything."""
 
@@ -120,7 +123,7 @@ class ListRuns(Ask, frozen=True, kw_only=True):
     parent_run_id: str | None = None
     created_from: Moment | None = None
     created_until: Moment | None = None
-    text: Annotated[str, Meta(min_length=1, description="A part of the run's id or of its reference.")] | None = None
+    text: Annotated[str, Meta(min_length=1, max_length=1_000, description=_WORDS)] | None = None
     order: Annotated[Literal["id", "newest"], Meta(description="By their ids, or the newest first.")] = "id"
     cursor: Cursor = ""
     limit: PageSize = 100

@@ -1,12 +1,13 @@
 """Signals: sending them, following them, and finding who waits for them."""
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from holdfast.core import codec
-from holdfast.core.messages import RESERVED_PREFIX, AcceptedSignalResult, SignalRequest
+from holdfast.core.instants import Instant
+from holdfast.core.messages import RESERVED_PREFIX, AcceptedSignalResult, Signal, SignalRequest
 from holdfast.engine.following import receipt_of
 from holdfast.engine.recording import head_of
 from holdfast.engine.sending import FirstSignal, Outgoing, result_of
@@ -26,11 +27,12 @@ from holdfast.errors import (
 from holdfast.program.signals import check_signal_name
 from holdfast.service.calling import Call
 from holdfast.service.catalogue import Ask, operation
+from holdfast.service.heads import heads_of
 from holdfast.service.operations.fields import OF_A_RUN, Name, RunId, SignalId, StepId, given
 from holdfast.service.operations.runs import StartRun, start_run
 from holdfast.service.paging import Cursor, PageSize, read_page
 from holdfast.service.problems import Problem, problem_of
-from holdfast.service.views import AcceptedSignal, RunStarted, WaitView, accepted_signal, moment, wait_view
+from holdfast.service.views import AcceptedSignal, RunStarted, WaitView, accepted_signal, shown, wait_view
 from holdfast.store.guards import no_such_run
 from holdfast.store.port import MailboxQuery, WaitQuery
 
@@ -235,7 +237,8 @@ async def _waits(call: Call, query: WaitQuery, cursor: str, limit: int) -> WaitP
     rows, following = await read_page(
         "waits", call.store.find_waits, query, lambda wait: (wait.run_id, wait.step_id), cursor=cursor, limit=limit
     )
-    return WaitPage([wait_view(wait) for wait in rows], following)
+    heads = await heads_of(call.store, (wait.run_id for wait in rows))
+    return WaitPage([wait_view(wait, heads[wait.run_id]) for wait in rows if wait.run_id in heads], following)
 
 
 class ReadMailbox(Ask, frozen=True, kw_only=True):
@@ -258,6 +261,14 @@ class MailView(Struct, frozen=True, kw_only=True):
     step_id: str | None = None
 
 
+Mail = TypeVar("Mail", bound=MailView)
+
+
+def mail_view(kind: type[Mail], signal: Signal, now: Instant, **more: Any) -> Mail:
+    """Return a signal that no wait has taken as callers see it."""
+    return shown(kind, signal, age_ms=max(0, now - signal.accepted_at) // 1_000, **more)
+
+
 class MailPage(Struct, frozen=True):
     """Some signals of a mailbox. `next` is the cursor of the page behind it, if there is more."""
 
@@ -278,16 +289,5 @@ async def mailbox(call: Call, ask: ReadMailbox) -> MailPage:
         limit=ask.limit,
     )
     now = await call.store.now()
-    items = [
-        MailView(
-            name=signal.name,
-            signal_id=signal.signal_id,
-            accepted_at=moment(signal.accepted_at),
-            age_ms=max(0, now - signal.accepted_at) // 1_000,
-            payload=signal.payload,
-            step_id=signal.step_id,
-        )
-        for signal in rows
-        if not signal.name.startswith(RESERVED_PREFIX)
-    ]
+    items = [mail_view(MailView, signal, now) for signal in rows if not signal.name.startswith(RESERVED_PREFIX)]
     return MailPage(items, following)

@@ -138,6 +138,7 @@ class WatchLists(Ask, frozen=True, kw_only=True):
     mine: bool = False
     actor: ActorName = ""
     reason: Reason | None = None
+    settled: bool = False
 
     def names(self, head: RunHead) -> bool:
         """Say whether a run is among those that are watched, whatever its status."""
@@ -155,7 +156,7 @@ class WatchLists(Ask, frozen=True, kw_only=True):
         if told.kind == "runs":
             return self.status in (None, record.status)
         if told.kind == "letters":
-            return self.reason in (None, record.reason)
+            return self.reason in (None, record.reason) and (self.settled or record.settled is None)
         return (
             self.task_status in (None, record.status)
             and self.assignee in (None, record.assignee)
@@ -197,8 +198,8 @@ async def watch_lists(call: Call, ask: WatchLists) -> RunView:
     """Watch what changes in lists of runs, tasks and dead letters: `run`, `task` and `letter`, as the lists show them.
 
     At `reset`, which comes first, read the lists: what changes from then on is told. It comes again if too much has
-    changed at once. `run_left` and `task_left` say that something is not in the list any more. Whoever has something
-    newer, by its `last_event_seq`, keeps that. Each kind needs the scope of its list.
+    changed at once. `run_left`, `task_left` and `letter_left` say that something is not in the list any more. Whoever
+    has something newer, by its `last_event_seq`, keeps that. Each kind needs the scope of its list.
     """
     kinds = frozenset(kind.strip() for kind in ask.kinds.split(","))
     if not kinds <= KINDS.keys():

@@ -4,9 +4,11 @@ from collections.abc import Mapping
 
 from holdfast.core.messages import Actor, Signal
 from holdfast.core.records import Task, Wait
+from holdfast.core.state import TERMINAL
 from holdfast.core.tasks import is_effective
 from holdfast.store import port
 from holdfast.store.memory.run import Run
+from holdfast.store.searching import is_found, words_of
 
 Runs = Mapping[str, Run]
 
@@ -14,6 +16,7 @@ Runs = Mapping[str, Run]
 def find_runs(runs: Runs, query: port.RunQuery) -> list[port.RunHead]:
     """Return the heads of the runs that the query names."""
     exact = ("tenant", "plan_id", "status", "reference_key", "parent_run_id")
+    words = words_of(query.text)
     return [
         head
         for head in _heads(runs, query)
@@ -21,7 +24,8 @@ def find_runs(runs: Runs, query: port.RunQuery) -> list[port.RunHead]:
         and (query.tag is None or query.tag in head.tags)
         and (query.created_from is None or head.created_at >= query.created_from)
         and (query.created_until is None or head.created_at < query.created_until)
-        and (query.text is None or query.text in head.run_id or query.text in (head.reference_key or ""))
+        and (query.run_ids is None or head.run_id in query.run_ids)
+        and is_found(head, words)
     ]
 
 
@@ -50,16 +54,29 @@ def find_waits(runs: Runs, query: port.WaitQuery) -> list[Wait]:
     ]
 
 
-def find_mailbox(run: Run | None, query: port.MailboxQuery) -> list[Signal]:
-    """Return the signals of a run that the query names."""
+def find_mailbox(runs: Runs, query: port.MailboxQuery) -> list[Signal]:
+    """Return the signals that the query names."""
     return [
         signal
-        for signal in (run.signals if run else ())
-        if signal.inbox_seq > query.after
+        for run, after in _mailboxes(runs, query)
+        if query.tenant in (None, run.head.tenant) and not (query.unfinished and run.head.status in TERMINAL)
+        for signal in run.signals
+        if signal.inbox_seq > after
         and query.name in (None, signal.name)
         and query.signal_id in (None, signal.signal_id)
         and (query.consumed or signal.consumed_seq is None)
     ]
+
+
+def _mailboxes(runs: Runs, query: port.MailboxQuery) -> list[tuple[Run, int]]:
+    """Return the runs whose signals are asked for, in order, each with the number behind which to begin."""
+    if query.run_id is not None:
+        return [(runs[query.run_id], query.after)] if query.run_id in runs else []
+    places = {run_id: place for place, run_id in enumerate(runs)}  # in order of creation
+    earlier = max((run_id for run_id in runs if run_id <= query.after_run), default="")
+    first = places.get(earlier, -1)
+    after = query.after if earlier == query.after_run else 2**62
+    return [(run, after if place == first else 0) for place, run in enumerate(runs.values()) if place >= first]
 
 
 def find_tasks(runs: Runs, query: port.TaskQuery) -> list[Task]:

@@ -378,7 +378,7 @@ class MemoryStore:
     async def find_mailbox(self, query: port.MailboxQuery) -> list[Signal]:
         guards.check_query(query)
         self._now()
-        return self._page(reading.find_mailbox(self._runs.get(query.run_id), query), query.limit)
+        return self._page(reading.find_mailbox(self._runs, query), query.limit)
 
     async def find_tasks(self, query: port.TaskQuery) -> list[Task]:
         guards.check_query(query)

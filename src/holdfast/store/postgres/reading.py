@@ -11,6 +11,7 @@ from holdfast.core.records import Task, Wait
 from holdfast.store import port, rows
 from holdfast.store.postgres.columns import askable
 from holdfast.store.postgres.server import Db
+from holdfast.store.searching import words_of
 from holdfast.store.where import Where
 
 EVENTS = f"""
@@ -50,6 +51,16 @@ _BEFORE = (
     "(SELECT run_no + 1 FROM holdfast.runs WHERE created_at <= ? ORDER BY run_no DESC LIMIT 1), 0)"
 )
 
+# A text with a NUL in it is no text for PostgreSQL: an error of that kind is not looked into.
+_ERROR = "snapshot::json #>> '{last_error,code}' || E'\\n' || (snapshot::json #>> '{last_error,message}')"
+_SAYS = (
+    """(strpos(lower((run_id || E'\\n' || plan_id || E'\\n' || coalesce(reference_key, '')) COLLATE "C"), ?) > 0 """
+    "OR (tags <> '[]' AND EXISTS (SELECT 1 FROM jsonb_array_elements_text(tags::jsonb) AS tag "
+    """WHERE strpos(lower(tag COLLATE "C"), ?) > 0)) """
+    "OR CASE WHEN strpos(snapshot, '\"last_error\":') > 0 AND strpos(snapshot, '\\u0000') = 0 "
+    "THEN strpos(lower((" + _ERROR + ') COLLATE "C"), ?) > 0 END)'
+)
+
 
 async def find_runs(db: Db, query: port.RunQuery, limit: int) -> list[port.RunHead]:
     """Return the runs that the query names."""
@@ -66,8 +77,10 @@ async def find_runs(db: Db, query: port.RunQuery, limit: int) -> list[port.RunHe
     where.add_given("tags <> '[]' AND tags::jsonb @> to_jsonb(ARRAY[?::text])", query.tag)
     where.add_given("created_at >= ?", query.created_from)
     where.add_given("created_at < ?", query.created_until)
-    if query.text is not None:
-        where.add("(strpos(run_id, ?) > 0 OR strpos(reference_key, ?) > 0)", query.text, query.text)
+    if query.run_ids is not None:
+        where.add("run_id = ANY (?)", list(map(askable, query.run_ids)))
+    for word in words_of(query.text):
+        where.add(_SAYS, word, word, word)
     order = "run_no DESC" if query.newest else "run_id"
     found = await _page(db, f"SELECT {rows.HEAD} FROM holdfast.runs", where, order, limit)
     return [rows.head_of(row) for row in found]
@@ -85,19 +98,36 @@ async def find_waits(db: Db, query: port.WaitQuery, limit: int) -> list[Wait]:
     return [Wait(run_id=r[0], step_id=r[1], name=r[2], token=r[3], since=r[4], until=r[5]) for r in found]
 
 
+_OF_RUN = "EXISTS (SELECT 1 FROM holdfast.runs WHERE runs.run_no = signals.run_no AND {})"
+
+# Signals behind one of a run; if that run has gone meanwhile, of those that were created after the one before it.
+_BEHIND = (
+    "(run_no, inbox_seq) > "
+    "(coalesce((SELECT run_no FROM holdfast.runs WHERE run_id <= ? ORDER BY run_id DESC LIMIT 1), 0), "
+    "CASE WHEN EXISTS (SELECT 1 FROM holdfast.runs WHERE run_id = ?) THEN ?::bigint ELSE 1::bigint << 62 END)"
+)
+
+
 async def find_mailbox(db: Db, query: port.MailboxQuery, limit: int) -> list[Signal]:
     """Return the signals that the query names."""
     if query.signal_id is not None and "\x00" in query.signal_id:
         return []
     where = Where()
-    where.add("run_no = (SELECT run_no FROM holdfast.runs WHERE run_id = ?)", query.run_id)
-    where.add("inbox_seq > ?", query.after)
+    if query.run_id is not None:
+        where.add("run_no = (SELECT run_no FROM holdfast.runs WHERE run_id = ?)", query.run_id)
+        where.add("inbox_seq > ?", query.after)
+    else:
+        where.add(_BEHIND, query.after_run, query.after_run, query.after)
+    where.add_given(_OF_RUN.format("tenant = ?"), query.tenant)
+    if query.unfinished:
+        where.add(_OF_RUN.format("finished_at IS NULL"))
     where.add_given("name = ?", query.name)
     where.add_given("signal_id = ?", query.signal_id)
     if not query.consumed:
         where.add("consumed_seq IS NULL")
-    found = await _page(db, f"SELECT {rows.SIGNAL} FROM holdfast.signals", where, "inbox_seq", limit)
-    return [rows.signal_of(query.run_id, row) for row in found]
+    run = "(SELECT run_id FROM holdfast.runs WHERE runs.run_no = signals.run_no)"
+    found = await _page(db, f"SELECT {run}, {rows.SIGNAL} FROM holdfast.signals", where, "run_no, inbox_seq", limit)
+    return [rows.signal_of(run_id, row) for run_id, *row in found]
 
 
 async def find_tasks(db: Db, query: port.TaskQuery, limit: int) -> list[Task]:

@@ -82,35 +82,6 @@ def read_events(db: sqlite3.Connection, run_id: str, after: int, limit: int) -> 
     return rows.events_of(run_id, found)
 
 
-# Runs that were created before one; if that has gone meanwhile, those that were created by its time.
-_BEFORE = (
-    "run_no < coalesce((SELECT run_no FROM runs WHERE run_id = ?), "
-    "(SELECT run_no + 1 FROM runs WHERE created_at <= ? ORDER BY run_no DESC LIMIT 1), 0)"
-)
-
-
-def find_runs(db: sqlite3.Connection, query: port.RunQuery, limit: int) -> list[port.RunHead]:
-    """Return the runs that the query names."""
-    where = Where()
-    if query.newest:
-        where.add(_BEFORE, query.before[1], query.before[0])
-    else:
-        where.add("run_id > ?", query.after)
-    where.add_given("tenant = ?", query.tenant)
-    where.add_given("plan_id = ?", query.plan_id)
-    where.add_given("status = ?", None if query.status is None else str(query.status))
-    where.add_given("reference_key = ?", query.reference_key)
-    where.add_given("parent_run_id = ?", query.parent_run_id)
-    where.add_given("EXISTS (SELECT 1 FROM json_each(tags) WHERE value = ?)", query.tag)
-    where.add_given("created_at >= ?", query.created_from)
-    where.add_given("created_at < ?", query.created_until)
-    if query.text is not None:
-        where.add("(instr(run_id, ?) OR instr(reference_key, ?))", query.text, query.text)
-    order = "run_no DESC" if query.newest else "run_id"
-    found = db.execute(f"SELECT {rows.HEAD} FROM runs {where.text} ORDER BY {order} LIMIT ?", where.values(limit))
-    return [rows.head_of(row) for row in found]
-
-
 def find_waits(db: sqlite3.Connection, query: port.WaitQuery, limit: int) -> list[Wait]:
     """Return the open waits that the query names."""
     where = Where()
@@ -126,19 +97,37 @@ def find_waits(db: sqlite3.Connection, query: port.WaitQuery, limit: int) -> lis
     return [Wait(run_id=r[0], step_id=r[1], name=r[2], token=r[3], since=r[4], until=r[5]) for r in found]
 
 
+_OF_RUN = "EXISTS (SELECT 1 FROM runs WHERE runs.run_no = signals.run_no AND {})"
+
+# Signals behind one of a run; if that run has gone meanwhile, of those that were created after the one before it.
+_BEHIND = (
+    "(run_no, inbox_seq) > (coalesce((SELECT run_no FROM runs WHERE run_id <= ? ORDER BY run_id DESC LIMIT 1), 0), "
+    "iif(EXISTS (SELECT 1 FROM runs WHERE run_id = ?), ?, 1 << 62))"
+)
+
+
 def find_mailbox(db: sqlite3.Connection, query: port.MailboxQuery, limit: int) -> list[Signal]:
     """Return the signals that the query names."""
     where = Where()
-    where.add("run_no = (SELECT run_no FROM runs WHERE run_id = ?)", query.run_id)
-    where.add("inbox_seq > ?", query.after)
+    if query.run_id is not None:
+        where.add("run_no = (SELECT run_no FROM runs WHERE run_id = ?)", query.run_id)
+        where.add("inbox_seq > ?", query.after)
+    else:
+        where.add(_BEHIND, query.after_run, query.after_run, query.after)
+    where.add_given(_OF_RUN.format("tenant = ?"), query.tenant)
+    if query.unfinished:
+        where.add(_OF_RUN.format("finished_at IS NULL"))
     where.add_given("name = ?", query.name)
     where.add_given("signal_id = ?", query.signal_id)
     if not query.consumed:
         where.add("consumed_seq IS NULL")
+    index = "" if query.consumed or query.run_id is not None else "INDEXED BY signals_unconsumed"
     found = db.execute(
-        f"SELECT {rows.SIGNAL} FROM signals {where.text} ORDER BY inbox_seq LIMIT ?", where.values(limit)
+        f"SELECT (SELECT run_id FROM runs WHERE runs.run_no = signals.run_no), {rows.SIGNAL} "
+        f"FROM signals {index} {where.text} ORDER BY run_no, inbox_seq LIMIT ?",
+        where.values(limit),
     )
-    return [rows.signal_of(query.run_id, row) for row in found]
+    return [rows.signal_of(run_id, row) for run_id, *row in found]
 
 
 _CONCERNS = (

@@ -7,8 +7,11 @@ number of processes on one machine may share the file; a network file system may
 import asyncio
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from holdfast.core.access import AccessToken, TokenQuery
 from holdfast.core.events import Event
@@ -28,6 +31,7 @@ from holdfast.store.sqlite import (
     creating,
     delivering,
     examining,
+    finding,
     gates,
     letters,
     owning,
@@ -192,7 +196,17 @@ class SqliteStore:
     async def find_runs(self, query: port.RunQuery) -> list[port.RunHead]:
         guards.check_query(query)
         most = self._page(query.limit)
-        return await self._read(lambda db, _: reading.find_runs(db, query, most))
+        if not query.newest:
+            return await self._read(lambda db, _: finding.find_runs(db, query, most))
+        before = await self._read(lambda db, _: finding.place_of_newest(db, query))
+        window = before if finding.is_looked_up(query) else finding.WINDOW
+        found: list[port.RunHead] = []
+        while before > 0 and len(found) < most:
+            part = replace(query, limit=most - len(found))
+            found += await self._read(partial(finding.newest_runs, part, before, before - window))
+            before -= window
+            await asyncio.sleep(0)
+        return found
 
     async def find_waits(self, query: port.WaitQuery) -> list[Wait]:
         guards.check_query(query)

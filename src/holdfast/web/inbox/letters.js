@@ -2,9 +2,10 @@
 
 import { call } from "../lib/api.js";
 import { openDialog } from "../lib/dialog.js";
-import { h, newId, perFrame, put } from "../lib/dom.js";
+import { h, newId, on, perFrame, put } from "../lib/dom.js";
 import { icon } from "../lib/icons.js";
 import { jsonView } from "../lib/json.js";
+import { readAgain } from "../lib/pages.js";
 import { getQuery, runAddress, setQuery } from "../lib/router.js";
 import { denied, empty, failed, loading } from "../lib/states.js";
 import { may } from "../lib/session.js";
@@ -29,8 +30,9 @@ class LetterList {
     this.rows = h("div", { class: "letters-place" }, loading("Loading dead letters"));
     this.draw = perFrame(() => !signal.aborted && this.drawNow());
     put(place, this.bar(), this.rows);
+    on(document, "visibilitychange", () => document.hidden || this.load(), signal); // others may have settled some
     new Stream({
-      address: () => "/v1/stream?kinds=letters",
+      address: () => "/v1/stream?kinds=letters&settled=true",
       onEvent: (name, letter) => {
         if (name === "reset") this.load();
         else if (name === "letter" && (!this.filter.reason || letter.reason === this.filter.reason)) this.take(letter);
@@ -59,7 +61,9 @@ class LetterList {
 
   async load(cursor = "") {
     try {
-      const page = await call("letters.list", { reason: this.filter.reason, settled: this.filter.settled ? "true" : "", cursor, limit: PAGE }, this.signal);
+      const { reason, settled } = this.filter;
+      const ask = (each) => call("letters.list", { reason, settled: settled ? "true" : "", cursor: each, limit: PAGE }, this.signal);
+      const page = cursor ? await ask(cursor) : await readAgain(ask, this.letters.size);
       if (!cursor) this.letters.clear();
       for (const letter of page.items) this.letters.set(letter.letter_id, letter);
       this.cursor = page.next;
@@ -142,7 +146,7 @@ class LetterList {
       act: async () => {
         await call(`letters.${how}`, { letter_id: letter.letter_id });
         toast(isDrop ? "Dropped." : "Put back.");
-        this.load();
+        this.load(); // another process may have done it, which tells those who watch there
       },
     });
   }

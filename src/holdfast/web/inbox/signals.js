@@ -1,8 +1,9 @@
-// Who waits for which signal, with a form to send it; and the signals of a run that nobody has taken.
+// Who waits for which signal, with a form to send it; and the signals that nobody has taken.
 
 import { call } from "../lib/api.js";
 import { h, newId, put } from "../lib/dom.js";
 import { icon } from "../lib/icons.js";
+import { readAgain } from "../lib/pages.js";
 import { getQuery, runAddress, setQuery } from "../lib/router.js";
 import { denied, empty, failed, loading } from "../lib/states.js";
 import { may } from "../lib/session.js";
@@ -10,11 +11,12 @@ import { Stream } from "../lib/stream.js";
 import { ageOf } from "../lib/time.js";
 import { showConnection } from "../shell.js";
 import { counted } from "./counted.js";
-import { mailbox } from "./mailbox.js";
+import { Mailbox } from "./mailbox.js";
 import { sendDialog } from "./send.js";
 
 const PAGE = 200;
 const REST_MS = 2000;
+const MAIL_MS = 10_000;
 
 export function showSignals(place, signal) {
   if (!may("signals:read")) return put(place, denied({ details: { scope: "signals:read" } }));
@@ -23,21 +25,20 @@ export function showSignals(place, signal) {
 
 class WaitList {
   constructor(place, signal) {
-    const { name = "", run = "" } = getQuery();
-    Object.assign(this, { signal, name, run, waits: null, cursor: null, resting: false, isWanted: false });
+    const { name = "", run = "", finished = "" } = getQuery();
+    Object.assign(this, { signal, name, waits: null, cursor: null, resting: false, isWanted: false });
     this.rows = h("div", { class: "waits" }, loading("Loading waits"));
-    this.mail = h("div", { class: "mail" });
-    put(place, this.bar(), h("section", { "aria-label": "Waits" }, this.rows), this.mailPart());
+    this.mail = new Mailbox({ run, finished }, () => this.keep(), signal);
+    put(place, this.bar(), h("section", { "aria-label": "Waits" }, this.rows), this.mail.element);
     this.load();
     this.watch();
-    if (run) this.openMailbox(run);
   }
 
   bar() {
     const id = newId("name");
     const input = h("input", { id, type: "search", value: this.name, placeholder: "Any signal", autocomplete: "off" });
     input.addEventListener("change", () => {
-      this.name = input.value.trim();
+      Object.assign(this, { name: input.value.trim(), waits: null });
       this.keep();
       this.load();
     });
@@ -45,11 +46,13 @@ class WaitList {
   }
 
   keep() {
-    setQuery({ name: this.name, run: this.run });
+    setQuery({ name: this.name, run: this.mail.run, finished: this.mail.isAll ? "1" : "" });
   }
 
-  // No list tells of waits, but they change only when runs do.
+  // No list tells of waits and signals, but they change only when runs do; a signal that is only kept changes nothing.
   watch() {
+    const beat = setInterval(() => document.hidden || this.mail.load(), MAIL_MS);
+    this.signal.addEventListener("abort", () => clearInterval(beat));
     if (!may("runs:read")) return;
     new Stream({
       address: () => "/v1/stream?kinds=runs",
@@ -66,6 +69,7 @@ class WaitList {
     }
     this.resting = true;
     this.load();
+    this.mail.load();
     setTimeout(() => {
       this.resting = false;
       if (this.isWanted && !this.signal.aborted) this.soon();
@@ -75,7 +79,8 @@ class WaitList {
 
   async load(cursor = "") {
     try {
-      const page = await call("signals.waiting", { name: this.name, cursor, limit: PAGE }, this.signal);
+      const ask = (each) => call("signals.waiting", { name: this.name, cursor: each, limit: PAGE }, this.signal);
+      const page = cursor ? await ask(cursor) : await readAgain(ask, this.waits?.length ?? 0);
       this.waits = cursor ? [...this.waits, ...page.items] : page.items;
       this.cursor = page.next;
       this.draw();
@@ -105,33 +110,17 @@ class WaitList {
     return h(
       "li", { class: "wait" },
       h("div", { class: "wait-about" },
-        h("a", { class: "mono", href: runAddress(wait.run_id) }, wait.run_id),
-        h("span", { class: "quiet" }, wait.step_id !== wait.name && [wait.step_id, " · "], "has waited since ", ageOf(wait.since), wait.until && [", gives up ", ageOf(wait.until)])),
+        h("span", { class: "wait-run" }, wait.reference_key && [h("a", { href: runAddress(wait.run_id) }, wait.reference_key), " "], wait.reference_key ? h("span", { class: "mono quiet" }, wait.run_id) : h("a", { class: "mono", href: runAddress(wait.run_id) }, wait.run_id)),
+        h("span", { class: "quiet" }, h("b", {}, wait.workflow), " · ", wait.step_id !== wait.name && [wait.step_id, " · "], "has waited since ", ageOf(wait.since), wait.until && [", gives up ", ageOf(wait.until)])),
       h("div", { class: "actions" },
-        h("button", { class: "button", type: "button", id: `mail ${mark}`, onclick: () => this.openMailbox(wait.run_id, true) }, "Mailbox"),
+        h("button", { class: "button", type: "button", id: `mail ${mark}`, onclick: () => this.openMailbox(wait.run_id) }, "Mailbox"),
         may("signals:write") && h("button", { class: "button", type: "button", id: `send ${mark}`, onclick: () => sendDialog(wait, () => this.load()) }, "Send…")),
     );
   }
 
-  mailPart() {
-    const id = newId("run");
-    this.runInput = h("input", { id, value: this.run, placeholder: "Id of a run", autocomplete: "off", class: "mono" });
-    const form = h("form", { class: "mail-form" }, h("label", { for: id }, "Run"), this.runInput, h("button", { class: "button", type: "submit" }, "Look"));
-    form.addEventListener("submit", (event) => {
-      event.preventDefault();
-      this.openMailbox(this.runInput.value.trim());
-    });
-    return h("section", { class: "card mail-part", "aria-label": "Mailbox" }, h("header", {}, icon("inbox"), h("h2", {}, "Mailbox of a run")), h("div", { class: "card-body" }, h("p", { class: "hint" }, "Signals that have arrived and that no wait has taken."), form, this.mail));
-  }
-
-  async openMailbox(runId, isFar = false) {
-    this.run = runId;
-    this.runInput.value = runId;
-    this.keep();
-    if (!runId) return put(this.mail);
-    put(this.mail, await mailbox(runId, this.signal));
-    if (isFar) this.mail.scrollIntoView({ block: "nearest" });
-    return undefined;
+  async openMailbox(runId) {
+    await this.mail.open(runId);
+    this.mail.element.scrollIntoView({ block: "nearest" });
   }
 }
 

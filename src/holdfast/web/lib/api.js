@@ -1,11 +1,14 @@
 // The service's operations by name, as its catalogue has them, and its refusals as errors with a code.
 
+import { parse } from "./exact.js";
+
 const OPERATIONS = {
   "runs.start": "POST /v1/runs",
   "runs.get": "GET /v1/runs/{run_id}",
   "runs.list": "GET /v1/runs",
   "runs.snapshot": "GET /v1/runs/{run_id}/snapshot",
   "runs.query": "POST /v1/runs/{run_id}/queries/{name}",
+  "runs.update": "POST /v1/runs/{run_id}/updates/{name}",
   "runs.cancel": "POST /v1/runs/{run_id}/cancel",
   "runs.pause": "POST /v1/runs/{run_id}/pause",
   "runs.resume": "POST /v1/runs/{run_id}/resume",
@@ -20,6 +23,7 @@ const OPERATIONS = {
   "signals.waiting": "GET /v1/waits",
   "signals.waits": "GET /v1/runs/{run_id}/waits",
   "signals.mailbox": "GET /v1/runs/{run_id}/mailbox",
+  "signals.unconsumed": "GET /v1/signals",
   "tasks.list": "GET /v1/tasks",
   "tasks.get": "GET /v1/tasks/{task_id}",
   "tasks.history": "GET /v1/tasks/{task_id}/history",
@@ -118,7 +122,7 @@ export async function request(verb, address, body, signal) {
     if (problem.isSignedOut && address !== "/session") signedOut();
     throw problem;
   }
-  return response.status === 204 ? null : response.json();
+  return response.status === 204 ? null : parse(await response.text());
 }
 
 export function addressOf(template, fields) {

@@ -2,6 +2,7 @@
 // throws `Unfit` with what is wrong, which is shown beside the field.
 
 import { h, newId } from "./dom.js";
+import { Exact, parse, typed } from "./exact.js";
 import { icon } from "./icons.js";
 import { inputType, kindOf, resolve, titleOf, whenGiven } from "./schema.js";
 
@@ -88,6 +89,10 @@ function localTime(iso) {
     : new Date(date.getTime() - date.getTimezoneOffset() * 60_000).toISOString().slice(0, 19);
 }
 
+function isInteger(number) {
+  return number instanceof Exact ? /^-?\d+$/.test(number.source) : Number.isSafeInteger(number);
+}
+
 function numberField(title, schema, value, isNeeded) {
   const isWhole = schema.type === "integer";
   const input = h("input", { inputmode: isWhole ? "numeric" : "decimal", value: value ?? "", autocomplete: "off" });
@@ -95,9 +100,9 @@ function numberField(title, schema, value, isNeeded) {
   const read = () => {
     const text = input.value.trim();
     if (text === "" && !isNeeded) return undefined;
-    const number = Number(text);
-    if (text === "" || Number.isNaN(number)) throw new Unfit("Please give a number.");
-    if (isWhole && !Number.isSafeInteger(number)) throw new Unfit("Please give a whole number.");
+    const number = typed(text);
+    if (number === null) throw new Unfit("Please give a number.");
+    if (isWhole && !isInteger(number)) throw new Unfit("Please give a whole number.");
     if (schema.minimum !== undefined && number < schema.minimum) throw new Unfit(`At least ${schema.minimum}.`);
     if (schema.maximum !== undefined && number > schema.maximum) throw new Unfit(`At most ${schema.maximum}.`);
     if (schema.exclusiveMinimum !== undefined && number <= schema.exclusiveMinimum)
@@ -156,7 +161,7 @@ export function readJson(text, isNeeded) {
     return undefined;
   }
   try {
-    return JSON.parse(text);
+    return parse(text);
   } catch (problem) {
     throw new Unfit(`This is no JSON: ${problem.message}`);
   }

@@ -1,6 +1,7 @@
 // A value as it is, folded where it is long. Everything is text: what looks like markup is shown, and is none.
 
 import { h } from "./dom.js";
+import { isPlain } from "./exact.js";
 import { icon } from "./icons.js";
 import { toast } from "./toast.js";
 
@@ -25,7 +26,7 @@ function copyButton(value) {
 }
 
 function node(value, depth) {
-  if (value === null || typeof value !== "object") return scalar(value);
+  if (isPlain(value)) return scalar(value);
   const entries = Array.isArray(value) ? value.map((each, n) => [n, each]) : Object.entries(value);
   const [left, right] = Array.isArray(value) ? "[]" : "{}";
   if (entries.length === 0) return h("span", { class: "json-mark" }, left + right);

@@ -3,6 +3,7 @@
 // One stream is open at a time for a view, and none while nobody looks: browsers allow few connections to one place.
 
 import { OWN_HEADER, problemOf, tellSignedOut } from "./api.js";
+import { parse } from "./exact.js";
 
 const FIRST_MS = 500;
 const MOST_MS = 15_000;
@@ -38,6 +39,7 @@ export class Stream {
     this.lastId = null;
     this.failures = 0;
     this.isOver = false;
+    this.isResting = false;
     this.hidden = 0;
     this.waiting = 0;
     document.addEventListener("visibilitychange", () => this.look(), { signal });
@@ -48,8 +50,15 @@ export class Stream {
 
   look() {
     clearTimeout(this.hidden);
-    if (document.hidden) this.hidden = setTimeout(() => this.rest(), HIDDEN_MS);
-    else this.retryNow();
+    if (document.hidden) {
+      this.hidden = setTimeout(() => {
+        this.isResting = true;
+        this.rest();
+      }, HIDDEN_MS);
+    } else {
+      this.isResting = false;
+      this.retryNow();
+    }
   }
 
   rest() {
@@ -65,7 +74,7 @@ export class Stream {
   }
 
   retryNow() {
-    if (this.reading || this.isOver) return;
+    if (this.reading || this.isOver || this.isResting) return;
     clearTimeout(this.waiting);
     this.open();
   }
@@ -117,7 +126,7 @@ export class Stream {
   async take(reader, reading) {
     const feed = parser(({ event, data, id }) => {
       if (this.reading !== reading || this.isOver) return;
-      if (this.onEvent(event, JSON.parse(data), id) !== false && id !== null) this.lastId = id;
+      if (this.onEvent(event, parse(data), id) !== false && id !== null) this.lastId = id;
     });
     let silence = 0;
     const notSilent = () => {

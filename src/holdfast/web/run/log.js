@@ -88,9 +88,9 @@ export class EventLog {
         h(
           "span",
           { class: "log-gist" },
+          event.event_type === "UpdateAccepted" && [gistOf(event), " "],
           event.step_id && h("span", { class: "mono" }, event.step_id),
-          " ",
-          gistOf(event),
+          event.event_type !== "UpdateAccepted" && [" ", gistOf(event)],
         ),
         h("time", { class: "log-time", datetime: event.persisted_at }, precise(event.persisted_at)),
       ),

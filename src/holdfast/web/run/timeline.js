@@ -10,7 +10,7 @@ import { TERMINAL } from "./fold.js";
 import { Overview } from "./overview.js";
 import { Scale, tickWord } from "./scale.js";
 import { PLAIN, squeezed } from "./warp.js";
-import { kindWord, spokenStep } from "./words.js";
+import { kindWord, nameOf, spokenStep } from "./words.js";
 
 const AXIS = 24;
 
@@ -228,7 +228,7 @@ export class Timeline {
         onclick: () => this.onPick(step.id),
       },
       icon(step.status === "RUNNING" && step.kind !== "activity" ? step.kind : step.status),
-      h("span", { class: "step-name" }, step.id),
+      h("span", { class: "step-name", title: step.id }, nameOf(step)),
       retry,
       tries,
     );
@@ -331,7 +331,7 @@ export class Timeline {
     const until = step.until ?? this.until;
     put(
       this.tip,
-      h("strong", {}, step.id),
+      h("strong", {}, nameOf(step)),
       h("span", {}, `${kindWord(step.kind)} · ${statusWord(step.status)} · ${duration(until - step.from)}`),
       h(
         "span",

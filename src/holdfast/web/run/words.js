@@ -41,7 +41,10 @@ const GIST = {
   TaskCompleted: (data) => `by ${data.actor}`,
   TaskAssigned: (data) => `${data.action} by ${data.actor}`,
   ChildStarted: (data) => data.child_run_id,
+  ChildFailed: (data) => `${data.error.code}: ${data.error.message}`,
   MarkerRecorded: (data) => data.name,
+  UpdateAccepted: (data) => data.name,
+  UpdateCompleted: (data) => data.error && `${data.error.code}: ${data.error.message}`,
 };
 
 export function gistOf(event) {
@@ -49,8 +52,13 @@ export function gistOf(event) {
   return (make && event.data && make(event.data)) || "";
 }
 
+// What a step is called where people look for it. The id of an update says nothing; its name does.
+export function nameOf(step) {
+  return step.kind === "update" && step.first.data?.name ? `update ${step.first.data.name}` : step.id;
+}
+
 export function spokenStep(step, until) {
   const tries = step.attempts.length > 1 ? `, ${step.attempts.length} attempts` : "";
   const took = duration((step.until ?? until) - step.from);
-  return `${step.id}, ${kindWord(step.kind)}, ${step.status.toLowerCase()}, ${took}${tries}`;
+  return `${nameOf(step)}, ${kindWord(step.kind)}, ${step.status.toLowerCase()}, ${took}${tries}`;
 }

@@ -18,13 +18,16 @@ const MOST_SIGNALS = 500;
 const isOpen = (run) => !FINISHED.has(run.status);
 const isFinished = (run) => FINISHED.has(run.status);
 
-export function bulkBar(selected, done) {
+// `onAll` selects everything that the filter finds; it is offered when `update` is told that there is more.
+export function bulkBar(selected, done, onAll) {
   const count = h("strong", {});
+  const all = h("button", { class: "link-button", type: "button", hidden: true, onclick: onAll }, "Select all that match");
   const act = (show) => () => show([...selected.values()], done);
   const element = h(
     "div",
     { class: "bulk card", role: "region", "aria-label": "Selected runs", hidden: true },
     count,
+    all,
     may("runs:control") && [
       h("button", { class: "button small", type: "button", onclick: act(cancelMany) }, "Cancel…"),
       h("button", { class: "button small", type: "button", onclick: act(retryMany) }, "Retry…"),
@@ -32,7 +35,8 @@ export function bulkBar(selected, done) {
     may("signals:write") && h("button", { class: "button small", type: "button", onclick: act(signalMany) }, "Signal…"),
     h("button", { class: "link-button", type: "button", onclick: done }, "Clear"),
   );
-  const update = () => {
+  const update = (hasMore = false) => {
+    all.hidden = !hasMore;
     element.hidden = selected.size === 0;
     count.textContent = `${selected.size.toLocaleString()} selected`;
   };

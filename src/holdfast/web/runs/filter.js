@@ -25,10 +25,11 @@ export function filterBar(changed) {
 
   const search = h("input", {
     type: "search",
-    placeholder: "Search id, reference, tag, error",
+    placeholder: "Search id, reference, workflow, tag, error",
     "aria-label": "Search runs",
     value: filter.text,
     "aria-keyshortcuts": "/",
+    maxlength: 1000,
   });
   search.addEventListener("input", () => {
     filter.text = search.value;

@@ -56,7 +56,6 @@ export class LiveRuns {
       const fresh = new RunSource(this.filter, this.signal);
       const meanwhile = [];
       this.meanwhile = meanwhile;
-      await fresh.exact();
       do await fresh.more();
       while (!fresh.isWhole && fresh.items.length < this.wanted());
       fresh.takeNewer(this.source);

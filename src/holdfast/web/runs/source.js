@@ -4,11 +4,7 @@ import { call } from "../lib/api.js";
 import { nowMs } from "../lib/clock.js";
 
 const PAGE = 200;
-const OLDER_SERVICE_PAGES = 8;
-const SEARCH_PAGES = 20;
 const SPANS = { "1h": 3_600_000, "24h": 86_400_000, "7d": 604_800_000, "30d": 2_592_000_000 };
-
-let knowsNewest = true;
 
 function isNewer(one, other) {
   if (one.created_at !== other.created_at) return one.created_at > other.created_at;
@@ -28,7 +24,6 @@ export class RunSource {
     this.ids = new Set();
     this.cursor = "";
     this.isWhole = false;
-    this.looked = 0;
   }
 
   // What the stream is asked; the rest of the filter is applied here.
@@ -41,58 +36,18 @@ export class RunSource {
     return (!this.since || run.created_at >= this.since) && matches(run, this.filter.text);
   }
 
-  async page(limit) {
-    const { workflow, status, tag } = this.filter;
-    const asked = { workflow, status, tag, created_from: this.since, cursor: this.cursor, limit };
-    if (knowsNewest) {
-      try {
-        return await call("runs.list", { ...asked, order: "newest" }, this.signal);
-      } catch (problem) {
-        if (problem.code !== "InvalidInput" || this.cursor) throw problem;
-        knowsNewest = false; // an older service: read on, and put in order here
-      }
-    }
-    return call("runs.list", { ...asked, limit: 500 }, this.signal);
-  }
-
-  // Reads on, until there is something more to show. `onPart` hears of each page.
   async more() {
-    const before = this.items.length;
-    const most = knowsNewest ? SEARCH_PAGES : OLDER_SERVICE_PAGES;
-    for (let pages = 0; !this.isWhole && pages < most; pages += 1) {
-      const found = await this.page(this.filter.text ? 500 : PAGE);
-      this.looked += found.items.length;
-      this.cursor = found.next ?? "";
-      this.isWhole = found.next === null;
-      for (const run of found.items) if (this.has(run)) this.upsert(run, true);
-      if (knowsNewest && this.items.length - before >= 50) break;
-    }
-  }
-
-  async exact() {
-    const text = this.filter.text?.trim();
-    if (!text) return;
-    const found = await Promise.allSettled([
-      call("runs.get", { run_id: text }, this.signal),
-      call("runs.list", { reference_key: text }, this.signal),
-    ]);
-    const runs = found.flatMap(({ value }) => value?.items ?? (value ? [value] : []));
-    for (const run of runs) if (this.isListed(run)) this.upsert(run, true);
+    const { workflow, status, tag, text } = this.filter;
+    const asked = { workflow, status, tag, text: text?.trim(), created_from: this.since, cursor: this.cursor };
+    const found = await call("runs.list", { ...asked, order: "newest", limit: PAGE }, this.signal);
+    this.cursor = found.next ?? "";
+    this.isWhole = found.next === null;
+    for (const run of found.items) this.upsert(run, true);
   }
 
   // What another list knows better, by its last event, of the runs that are here.
   takeNewer(other) {
     for (const run of other.items) if (this.ids.has(run.run_id)) this.upsert(run, true);
-  }
-
-  isListed(run) {
-    const { workflow, status, tag } = this.filter;
-    return (
-      this.has(run) &&
-      (!workflow || run.workflow === workflow) &&
-      (!status || run.status === status) &&
-      (!tag || run.tags.includes(tag))
-    );
   }
 
   // Puts a run where it belongs. Returns its place if it is new, else -1.
@@ -126,18 +81,14 @@ export class RunSource {
   }
 }
 
+const lowered = (text) => text.replace(/[A-Z]/g, (letter) => letter.toLowerCase());
+
+// The same words in the same places as the service looks for them.
 function matches(run, text) {
-  const words = (text ?? "").toLowerCase().split(/\s+/).filter(Boolean);
-  if (words.length === 0) return true;
-  const all = [
-    run.run_id,
-    run.workflow,
-    run.reference_key,
-    run.parent_run_id,
-    ...run.tags,
-    run.last_error?.code,
-    run.last_error?.message,
-  ];
-  const whole = all.filter(Boolean).join("\n").toLowerCase();
-  return words.every((word) => whole.includes(word));
+  const { code, message } = run.last_error ?? {};
+  const all = [run.run_id, run.workflow, run.reference_key, ...run.tags, code, message];
+  const whole = lowered(all.filter(Boolean).join("\n"));
+  return lowered(text ?? "")
+    .split(/\s+/)
+    .every((word) => whole.includes(word));
 }

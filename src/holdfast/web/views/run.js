@@ -4,6 +4,7 @@ import { debounced, h, on, perFrame, put } from "../lib/dom.js";
 import { getQuery, setQuery } from "../lib/router.js";
 import { failed, loading } from "../lib/states.js";
 import { stepActions } from "../run/actions.js";
+import { Asking } from "../run/asking.js";
 import { eventDetail, stepDetail } from "../run/detail.js";
 import { timeOf } from "../run/fold.js";
 import { RunHead } from "../run/head.js";
@@ -14,6 +15,8 @@ import { Timeline } from "../run/timeline.js";
 import { travelBar } from "../run/travel.js";
 import { showTree } from "../run/tree.js";
 import { showConnection } from "../shell.js";
+
+const DRAWN_EVERY = 2000;
 
 export function showRun(place, signal, { run_id: runId }) {
   document.title = `${runId} · Holdfast`;
@@ -60,11 +63,14 @@ class RunPage {
     this.log = new EventLog({ onOpen: (event) => this.pickEvent(event), signal });
     this.logCard = card("Events", this.log.element);
     this.detail = h("section", { class: "card detail", tabindex: "-1", "aria-label": "Detail", hidden: true });
-    [this.input, this.outcome, this.family, this.mail] = [1, 2, 3, 4].map(() => h("div", { class: "card-body" }));
+    const bodies = [1, 2, 3, 4, 5].map(() => h("div", { class: "card-body" }));
+    [this.input, this.outcome, this.family, this.mail, this.questions] = bodies;
     this.inputCard = card("Input", this.input);
     this.outcomeCard = card("Result", this.outcome, { hidden: true });
     this.treeCard = card("Family", this.family, { hidden: true });
     this.mailCard = card("Mailbox", this.mail, { hidden: true });
+    this.askCard = card("Queries and updates", this.questions, { hidden: true });
+    this.asking = new Asking(this.askCard.element, this.questions, this.model, signal);
     const timeline = card("Timeline", [this.timeline.element, this.travel.element], { extra: this.timeline.tools });
     timeline.element.classList.add("timeline-card");
     put(
@@ -79,6 +85,7 @@ class RunPage {
           { class: "run-main" },
           timeline.element,
           h("div", { class: "run-pair" }, this.inputCard.element, this.outcomeCard.element),
+          this.askCard.element,
           this.mailCard.element,
           this.treeCard.element,
         ),
@@ -98,13 +105,19 @@ class RunPage {
 
   heard(state, problem) {
     showConnection(state);
+    if (state === "lost") this.show();
     if (state === "refused" && problem.status !== 401) put(this.place, failed(problem));
   }
 
   changed(event) {
-    if (!this.head) return;
+    if (!this.head || this.isFarBehind(event)) return;
     if (event) this.lookAgain();
     this.show();
+  }
+
+  // While a long history comes in it is drawn now and then: drawing it with each part would take longer than reading it.
+  isFarBehind(event) {
+    return event && event.run_seq < this.model.head.last_event_seq && event.run_seq % DRAWN_EVERY !== 0;
   }
 
   get isPast() {
@@ -183,6 +196,7 @@ class RunPage {
         model.readHead(),
         showTree(this.treeCard.element, this.family, model.head, signal),
         mailboxPanel(this.mailCard.element, this.mail, model.runId, signal),
+        this.asking.load(),
       ]);
     } catch (problem) {
       if (problem.code === undefined && problem.name !== "AbortError") throw problem;

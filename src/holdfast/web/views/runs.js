@@ -5,6 +5,7 @@ import { icon } from "../lib/icons.js";
 import { Rows } from "../lib/rows.js";
 import { may } from "../lib/session.js";
 import { empty, failed, loading } from "../lib/states.js";
+import { toast } from "../lib/toast.js";
 import { knownWorkflows } from "../lib/workflows.js";
 import { startDialog } from "../run/start.js";
 import { bulkBar } from "../runs/bulk.js";
@@ -13,6 +14,7 @@ import { LiveRuns } from "../runs/live.js";
 import { runRow } from "../runs/row.js";
 import { showConnection } from "../shell.js";
 
+const MOST_SELECTED = 5000;
 const COLUMNS = ["Status", "Run", "Workflow", "Now", "Tags", "Started", "Took"];
 
 export function showRuns(place, signal) {
@@ -30,7 +32,8 @@ class RunsPage {
     this.bar = filterBar((filter) => this.begin(filter));
     this.note = h("p", { class: "list-note quiet", role: "status" });
     this.state = h("div", {});
-    this.bulk = bulkBar(this.selected, () => this.select([], false));
+    const selectNone = () => this.select([], false);
+    this.bulk = bulkBar(this.selected, selectNone, () => this.selectAll());
     this.rows = new Rows({
       signal,
       keyOf: (run) => run.run_id,
@@ -119,8 +122,7 @@ class RunsPage {
     this.rows.set(items);
     this.table.setAttribute("aria-rowcount", source.isWhole ? items.length + 1 : -1);
     this.table.hidden = items.length === 0;
-    const searched = this.bar.filter.text && !source.isWhole ? `, of ${source.looked.toLocaleString()} looked at` : "";
-    const count = `${items.length.toLocaleString()}${source.isWhole ? "" : "+"} shown${searched}`;
+    const count = `${items.length.toLocaleString()}${source.isWhole ? "" : "+"} shown`;
     this.note.textContent = items.length === 0 ? "" : count;
     if (problem)
       put(
@@ -136,13 +138,8 @@ class RunsPage {
       const start = may("runs:write") && startButton("Start the first");
       return empty("No runs yet", "They appear here the moment they are started.", start);
     }
-    const { isWhole, looked } = this.runs.source;
     const clear = h("button", { class: "button", type: "button", onclick: this.bar.clear }, "Clear the filter");
-    return empty(
-      "No run matches",
-      isWhole ? "" : `Of ${looked.toLocaleString()} that were looked at none does.`,
-      clear,
-    );
+    return empty("No run matches", "", clear);
   }
 
   row(run) {
@@ -162,7 +159,18 @@ class RunsPage {
       else this.selected.delete(run.run_id);
     }
     this.rows.refresh();
-    this.bulk.update();
+    this.bulk.update(!this.runs.source.isWhole && this.selected.size >= this.runs.items.length);
+  }
+
+  // Reads on until everything that the filter finds is here, and selects it.
+  async selectAll() {
+    const { runs } = this;
+    const isOurs = () => runs === this.runs && !this.signal.aborted;
+    while (isOurs() && !runs.source.isWhole && runs.items.length < MOST_SELECTED && !runs.problem)
+      await (runs.isBusy ? new Promise(requestAnimationFrame) : runs.more());
+    if (!isOurs()) return;
+    this.select(runs.items, true);
+    if (!runs.source.isWhole) toast(`The newest ${runs.items.length.toLocaleString()} are selected; there are more.`);
   }
 
   async nameWorkflows() {
