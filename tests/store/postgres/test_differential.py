@@ -29,7 +29,9 @@ SEQUENCES = int(os.environ.get("TEST_SEQUENCES", "2"))
 async def test_all_stores_answer_alike_whatever_they_are_asked(tmp_path: Path, address: str, ways: int) -> None:
     first = int(os.environ.get("TEST_SEED", "0")) or random.SystemRandom().randrange(1, 10**9)
     reached: Counter[str] = Counter()
-    for number in range(SEQUENCES):
+    for number in range(5 * SEQUENCES):
+        if number >= SEQUENCES and reached["claim: free"] > 1:  # which few sequences come to
+            break
         folder = tmp_path / str(number)
         folder.mkdir()
         reached += await run_sequence(first + number, folder, address, ways)

@@ -1,9 +1,10 @@
 -- oldest reader: 1
--- What a verb does, as one function each: one round trip and one transaction for a whole batch. Every statement of a
--- function sees what was committed before it began, so what is read after the locks are held is true until the end.
+-- What a verb does, as one function each: one round trip and one transaction for a whole batch. Every statement sees
+-- what was committed before it began, so what is read after the locks are held is true until the end.
 -- A function is never changed once it is released: nodes of both versions call it during a rolling upgrade. A new
 -- version has the next number in its name. The plans are the same whatever the tables hold and whenever they are made:
--- for each item, look into an index. The settings of each function leave the planner no other way.
+-- for each item, look into an index. The settings of each function leave the planner no other way, and tables that
+-- are mostly small are looked into item by item, never joined: who takes them for empty would walk through dead rows.
 
 -- When a lease ends: at once, if it was given by a clock so far ahead that nobody can mean it.
 CREATE FUNCTION holdfast.lease_end_1(p_until bigint, p_now bigint) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
@@ -14,7 +15,7 @@ CREATE FUNCTION holdfast.time_1(p_now bigint) RETURNS bigint LANGUAGE sql VOLATI
     SELECT coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
 $$;
 
--- The UUID of an item in a run's inbox; the same as core.idempotency.inbox_uuid.
+-- The same as core.idempotency.inbox_uuid.
 CREATE FUNCTION holdfast.inbox_uuid_1(p_run_id text, p_seq bigint) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT substr(key, 1, 8) || '-' || substr(key, 9, 4) || '-8' || substr(key, 14, 3) || '-'
         || translate(substr(key, 17, 1), '0123456789abcdef', '89ab89ab89ab89ab') || substr(key, 18, 3) || '-'
@@ -62,9 +63,9 @@ BEGIN
         WHERE s.ctid = x.place;
     END IF;
     IF p_more ? 'closed' THEN
-        DELETE FROM holdfast.waits w
-        USING jsonb_to_recordset(p_more -> 'closed') AS x (turn int, step_id text)
-        WHERE w.run_no = p_numbers[x.turn] AND w.step_id = x.step_id;
+        DELETE FROM holdfast.waits WHERE ctid = ANY (ARRAY(
+            SELECT (SELECT w.ctid FROM holdfast.waits w WHERE w.run_no = p_numbers[x.turn] AND w.step_id = x.step_id)
+            FROM jsonb_to_recordset(p_more -> 'closed') AS x (turn int, step_id text)));
     END IF;
     IF p_more ? 'opened' THEN
         INSERT INTO holdfast.waits (run_no, step_id, name, token, since, until)
@@ -99,9 +100,9 @@ BEGIN
         SET is_completed = excluded.is_completed, record = excluded.record;
     END IF;
     IF p_more ? 'jobs_closed' THEN
-        DELETE FROM holdfast.jobs j
-        USING jsonb_to_recordset(p_more -> 'jobs_closed') AS x (turn int, step_id text)
-        WHERE j.run_no = p_numbers[x.turn] AND j.step_id = x.step_id;
+        DELETE FROM holdfast.jobs WHERE ctid = ANY (ARRAY(
+            SELECT (SELECT j.ctid FROM holdfast.jobs j WHERE j.run_no = p_numbers[x.turn] AND j.step_id = x.step_id)
+            FROM jsonb_to_recordset(p_more -> 'jobs_closed') AS x (turn int, step_id text)));
     END IF;
     IF p_more ? 'jobs' THEN
         INSERT INTO holdfast.jobs AS j
@@ -189,8 +190,9 @@ BEGIN
     WHERE v_numbers[e.turn] > 0;
 
     IF cardinality(c_turn) > 0 THEN
-        DELETE FROM holdfast.messages m USING unnest(c_turn, c_signal) AS c (turn, signal_id)
-        WHERE m.run_no = v_numbers[c.turn] AND m.signal_id = c.signal_id;
+        DELETE FROM holdfast.messages WHERE ctid = ANY (ARRAY(
+            SELECT (SELECT m.ctid FROM holdfast.messages m WHERE (m.run_no, m.signal_id) = (v_numbers[c.turn], c.signal))
+            FROM unnest(c_turn, c_signal) AS c (turn, signal)));
     END IF;
     IF cardinality(m_turn) > 0 THEN
         INSERT INTO holdfast.messages (run_no, signal_id, due_at, message)
@@ -395,8 +397,8 @@ BEGIN
             FROM unnest(s_ord, s_run, s_name, s_signal, s_step, s_payload, s_digest, s_waiting, s_uncounted)
                 AS t (ord, run_id, name, signal_id, step_id, payload, digest, is_waiting, is_uncounted)
             LEFT JOIN holdfast.runs r ON r.run_id = t.run_id
-            LEFT JOIN holdfast.acceptance_records a
-                ON a.run_no = r.run_no AND a.name = t.name AND a.signal_id = t.signal_id
+            LEFT JOIN LATERAL (SELECT * FROM holdfast.acceptance_records x
+                WHERE x.run_no = r.run_no AND x.name = t.name AND x.signal_id = t.signal_id LIMIT 1) a ON true
         ), judged AS (
             SELECT f.*, CASE
                 WHEN f.run_no IS NULL THEN 'F'
@@ -468,13 +470,12 @@ BEGIN
         WITH judged AS MATERIALIZED (
             SELECT t.*, r.run_no, r.status, CASE
                 WHEN r.run_no IS NULL THEN 'F'
-                WHEN m.run_no IS NOT NULL THEN 'D'
+                WHEN (SELECT true FROM holdfast.messages m WHERE (m.run_no, m.signal_id) = (r.run_no, t.signal_id)) THEN 'D'
                 WHEN r.finished_at IS NOT NULL THEN 'T'
                 ELSE 'A'
             END AS code
             FROM unnest(m_ord, m_run, m_signal, m_due, m_message) AS t (ord, run_id, signal_id, due_at, message)
             LEFT JOIN holdfast.runs r ON r.run_id = t.run_id
-            LEFT JOIN holdfast.messages m ON m.run_no = r.run_no AND m.signal_id = t.signal_id
         ), accepted AS (
             INSERT INTO holdfast.messages (run_no, signal_id, due_at, message)
             SELECT j.run_no, j.signal_id, coalesce(j.due_at, v_now), j.message FROM judged j WHERE j.code = 'A'
@@ -488,11 +489,9 @@ BEGIN
         )
         SELECT v_now, j.ord, j.code, j.status, NULL::bigint, NULL::bigint FROM judged j;
     END IF;
-    SELECT array_agg(c.run_no) INTO v_changed
-    FROM unnest(s_run || m_run) AS i (run_id) CROSS JOIN LATERAL (
-        SELECT r.run_no FROM holdfast.runs r LEFT JOIN holdfast.agenda a ON a.run_no = r.run_no
-        WHERE r.run_id = i.run_id AND a.ready_at IS DISTINCT FROM r.ready_at LIMIT 1
-    ) c;
+    SELECT array_agg(r.run_no) INTO v_changed FROM holdfast.runs r
+    WHERE r.run_id = ANY (s_run || m_run)
+        AND r.ready_at IS DISTINCT FROM (SELECT a.ready_at FROM holdfast.agenda a WHERE a.run_no = r.run_no);
     IF v_changed IS NOT NULL THEN
         PERFORM holdfast.enter_1(v_changed, v_now);
     END IF;

@@ -110,7 +110,8 @@ BEGIN
     WITH exits AS (
         DELETE FROM holdfast.gate_exits WHERE plan_id = p_plan RETURNING number
     ), gone AS (
-        DELETE FROM holdfast.gate_runs g USING exits e WHERE g.number = e.number RETURNING g.tenant, g.key, g.is_inside
+        DELETE FROM holdfast.gate_runs WHERE number = ANY (ARRAY(SELECT e.number FROM exits e))
+        RETURNING tenant, key, is_inside
     )
     SELECT array_agg(tenant), array_agg(key), array_agg(is_inside::int) INTO v_tenants, v_keys, v_inside FROM gone;
     FOR i IN 1..coalesce(cardinality(v_inside), 0) LOOP
@@ -388,10 +389,11 @@ LANGUAGE plpgsql AS $$
 BEGIN
     RETURN QUERY
     SELECT r.run_no, r.lease_owner IS NULL
-    FROM unnest(p_numbers) WITH ORDINALITY AS t (number, ord)
-    JOIN holdfast.gate_runs g ON g.number = t.number
-    JOIN holdfast.runs r ON r.run_id = g.run_id AND r.gate_no = g.number
-    WHERE r.finished_at IS NULL ORDER BY t.ord;
+    FROM unnest(p_numbers) WITH ORDINALITY AS t (number, ord) CROSS JOIN LATERAL (
+        SELECT x.* FROM holdfast.runs x
+        WHERE x.run_id = (SELECT g.run_id FROM holdfast.gate_runs g WHERE g.number = t.number) LIMIT 1
+    ) r
+    WHERE r.gate_no = t.number AND r.finished_at IS NULL ORDER BY t.ord;
 END
 $$;
 
@@ -415,8 +417,8 @@ BEGIN
     END IF;
     -- Where nobody waits and nobody has left, nobody who waits soon will have missed anything.
     v_plans := ARRAY(
-        SELECT g.plan_id FROM unnest(l_plan) AS l (plan_id) JOIN holdfast.gates g ON g.plan_id = l.plan_id
-        WHERE g.waiting > 0 OR EXISTS (SELECT 1 FROM holdfast.gate_exits e WHERE e.plan_id = g.plan_id)
+        SELECT g.plan_id FROM holdfast.gates g WHERE g.plan_id = ANY (l_plan) AND (
+            g.waiting > 0 OR (SELECT true FROM holdfast.gate_exits e WHERE e.plan_id = g.plan_id LIMIT 1))
     );
     IF o_code IS NOT NULL OR v_plans = '{}' THEN
         RETURN;
