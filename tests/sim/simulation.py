@@ -244,6 +244,8 @@ class Simulation:
                 if wait.until is None:
                     await self._signal(wait.run_id, wait.name)
             for task in await store.find_tasks(port.TaskQuery(status="OPEN")):
+                if task.assignee is not None:  # who may have answered already, where several are to
+                    await self._operate(task, "release", task.assignee)
                 for name in PEOPLE:
                     await self._operate(task, "complete", name)
             await asyncio.sleep(2.0)

@@ -170,6 +170,14 @@ class NodeLost(Struct, frozen=True, gc=False):
     step_id: str
 
 
+class DefinitionFound(Struct, frozen=True, gc=False):
+    """The run has its turn where its definition is known."""
+
+
+class MessageDied(Struct, frozen=True, gc=False):
+    """A message of the run has become a dead letter, and the run is not to go on without it."""
+
+
 ControlName = Literal["PAUSE", "RESUME", "CANCEL", "APPROVE", "RETRY_STEP", "SKIP_STEP", "RETRY_RUN", "EMERGENCY_STOP"]
 
 
