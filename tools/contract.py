@@ -23,8 +23,6 @@ IN_PART: dict[str, str] = {
     "WF-5": "waits; flows are not there yet",
     "ACT-2": "the record's fields",
     "QUE-4": "creation in one transaction, finding by all but the parts of a reference and typed search attributes",
-    "MSG-3": "a run whose definition is missing is paused and keeps its messages; nothing is dead-lettered for that",
-    "MSG-4": "no setting for a dead-letter policy but how often to retry: letters stay until their run is purged",
     "SEC-2": "artifacts are references",
     "PRJ-3": "watermarks, gaps, lag, alerts with their counters, and on the page; the bus is not there yet",
 }

@@ -9,6 +9,27 @@ from msgspec import Struct
 from holdfast.errors import InvalidInput
 
 
+class DeadLetterPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a message that cannot be handled is tried again, and what follows when it dies."""
+
+    first_ms: int = 1_000
+    """How long it is put aside the first time. Each time after that it is twice as long."""
+
+    most_ms: int = 60_000
+    """How long it is put aside at most."""
+
+    pauses_run: bool = False
+    """Whether a run is paused when one of its messages dies, so that it does not go on without it."""
+
+    def __post_init__(self) -> None:
+        for field, least in (("first_ms", 1), ("most_ms", self.first_ms)):
+            value = getattr(self, field)
+            if type(value) is not int or not least <= value < 2**40:
+                raise InvalidInput(f"{field} is a whole number from {least}, not {value!r}", field=field)
+        if type(self.pauses_run) is not bool:
+            raise InvalidInput(f"pauses_run is True or False, not {self.pauses_run!r}", field="pauses_run")
+
+
 class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The configurable bounds of one installation."""
 
@@ -36,9 +57,14 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     poison_retries: int = 10
     """How often a message that cannot be handled is put aside before it is a dead letter: some five minutes in all."""
 
+    dead_letters: DeadLetterPolicy = DeadLetterPolicy()
+    """What becomes of a message that cannot be handled, beside how often it is tried."""
+
     def __post_init__(self) -> None:
+        if not isinstance(self.dead_letters, DeadLetterPolicy):
+            raise InvalidInput(f"dead_letters is a DeadLetterPolicy, not {self.dead_letters!r}", field="dead_letters")
         for field in self.__struct_fields__:
-            if getattr(self, field) < 1:
+            if field != "dead_letters" and getattr(self, field) < 1:
                 raise InvalidInput(f"a limit is at least 1: {field} is {getattr(self, field)}", field=field)
 
 

@@ -23,6 +23,7 @@ NOT_CARRIED = {
     "open_steps",
     "failed_steps",
     "is_held",
+    "awaits_definition",
     "steps_since_rotation",
     "last_executed_by",
     "last_executed_on",

@@ -202,6 +202,9 @@ async def test_runs_of_a_workflow_that_no_node_knows_are_named(place: Place) -> 
     [unclaimed] = await place.found("ready runs")
     assert "2 runs of new version 1 are ready, the oldest for 5 minutes, and no node claims them" in unclaimed.sentence
     assert "there are 1 nodes" in unclaimed.sentence
+    await place.store.renew(node.name, HOUR, [("new", "2")])
+    [unclaimed] = await place.found("ready runs")
+    assert unclaimed.sentence.endswith("there are 1 nodes, and none of them has this version")
     await node.claim()
     for run_id in ("run-1", "run-2"):
         await node.step(run_id, samples.wait("go"))

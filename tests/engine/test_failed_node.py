@@ -74,12 +74,12 @@ class Flaky(Around):
     is_down = False
     renewals = 0
 
-    async def renew(self, node: str, lease_ms: int) -> int:
+    async def renew(self, *asked: Any) -> int:
         """Renew, unless the store is down."""
         self.renewals += 1
         if self.is_down:
             raise StoreUnavailable("down")
-        until: int = await self.inner.renew(node, lease_ms)
+        until: int = await self.inner.renew(*asked)
         return until
 
 

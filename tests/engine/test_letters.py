@@ -12,21 +12,24 @@ from msgspec.structs import replace
 
 import holdfast as hf
 from holdfast.core import codec
-from holdfast.core.letters import DeadLetterQuery
+from holdfast.core.events import RunPaused
+from holdfast.core.letters import DeadLetterQuery, put_aside
 from holdfast.core.messages import Message
 from holdfast.core.state import RunStatus, state_of
 from holdfast.engine.handle import RunHandle
 from holdfast.engine.turn import TurnDraft, aside_turn
 from holdfast.errors import Conflict, CorruptHistory, InvalidInput, NotFound, RunTerminal, StoreCorrupt
-from holdfast.limits import ERROR_TEXT_CHARS
+from holdfast.limits import ERROR_TEXT_CHARS, DeadLetterPolicy
+from holdfast.settings import load_settings
 from holdfast.store.port import LoadedRun, Turn
 from holdfast.testing.clock import START, VirtualClock
 from holdfast.testing.samples import SampleNode, message, wait
-from tests.engine.place import until_event, until_status
+from tests.engine.place import until_event
 
 SECOND = 1_000_000
 POISON = replace(message("bad", "poison"), expected_version=99)  # of a version that the run never had
 LATER = 61_000
+DEFAULT = DeadLetterPolicy()
 
 
 def waiting_app(**options: Any) -> tuple[hf.App, Any]:
@@ -75,7 +78,7 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(path: Path | None = None, **limits: int) -> AsyncIterator[Scene]:
+async def scene(path: Path | None = None, **limits: Any) -> AsyncIterator[Scene]:
     """Open a scene; on a file, if one is given."""
     clock = VirtualClock()
     app, workflow = waiting_app(limits=hf.Limits(**limits))
@@ -97,7 +100,7 @@ def change(path: Path, statement: str) -> None:
 # --- how often
 
 
-async def turns_of(given: Message, most: int) -> list[Turn]:
+async def turns_of(given: Message, most: int, policy: DeadLetterPolicy = DEFAULT) -> list[Turn]:
     """Return the turns that a message leads to which is refused again and again."""
     store = hf.MemoryStore(VirtualClock())
     node = SampleNode(store)
@@ -105,7 +108,7 @@ async def turns_of(given: Message, most: int) -> list[Turn]:
     state = state_of("bad", await store.read_events("bad"))
     turns: list[Turn] = []
     while not turns or turns[-1].messages:
-        draft = TurnDraft(state, run, START, "node-a", most)
+        draft = TurnDraft(state, run, START, "node-a", hf.Limits(poison_retries=most, dead_letters=policy))
         draft.handle(given)
         turns.append(draft.finish())
         assert len(turns) < 100
@@ -133,6 +136,62 @@ async def test_how_often_can_be_set(most: int) -> None:
     assert len(await turns_of(POISON, most)) == most + 1
 
 
+@pytest.mark.contract("MSG-4")
+async def test_how_long_a_message_is_put_aside_can_be_set() -> None:
+    policy = DeadLetterPolicy(first_ms=50, most_ms=300)
+    *turns, _ = await turns_of(POISON, 5, policy)
+    assert [(turn.messages[0].due_at or 0) - START for turn in turns] == [ms * 1_000 for ms in (50, 100, 200, 300, 300)]
+
+
+@pytest.mark.contract("MSG-4")
+async def test_a_message_that_was_put_aside_for_ever_is_put_aside_no_longer_than_at_most() -> None:
+    left = put_aside(replace(POISON, attempts=10_000), hf.Limits(poison_retries=10**6), "undecodable", "", "n", START)
+    assert isinstance(left, Message)
+    assert left.due_at == START + 60 * SECOND
+
+
+@pytest.mark.contract("MSG-4")
+@pytest.mark.parametrize("pauses_run", [True, False])
+async def test_whether_a_run_is_paused_when_a_message_dies_can_be_set(pauses_run: bool) -> None:
+    policy = DeadLetterPolicy(pauses_run=pauses_run)
+    async with scene(poison_retries=1, dead_letters=policy) as here:
+        bad = await here.start("bad")
+        await here.store.deliver([POISON])
+        await here.until(here.is_dead)
+        assert (await bad.snapshot()).status == (RunStatus.PAUSED if pauses_run else RunStatus.RUNNING)
+        await bad.signal("go", "on")
+        if pauses_run:
+            paused = await until_event(bad, "RunPaused")
+            assert paused.data == RunPaused("a message of the run has become a dead letter")
+            await bad.resume()
+        assert await bad.result() == "on"
+        await here.check_others()
+
+
+@pytest.mark.contract("MSG-4")
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("first_ms", 0), ("first_ms", "1"), ("most_ms", 999), ("most_ms", 2**50), ("pauses_run", 1)],
+)
+def test_a_policy_that_makes_no_sense_is_refused(field: str, value: Any) -> None:
+    with pytest.raises(InvalidInput) as raised:
+        DeadLetterPolicy(**{field: value})
+    assert raised.value.details == {"field": field}
+
+
+@pytest.mark.contract("MSG-4")
+def test_the_policy_comes_from_the_settings_and_unknown_keys_are_refused() -> None:
+    environ = {"HOLDFAST_LIMITS__DEAD_LETTERS__FIRST_MS": "5", "HOLDFAST_LIMITS__DEAD_LETTERS__PAUSES_RUN": "true"}
+    policy = load_settings(environ).limits.dead_letters
+    assert policy == DeadLetterPolicy(first_ms=5, pauses_run=True)
+    with pytest.raises(InvalidInput):
+        load_settings({"HOLDFAST_LIMITS__DEAD_LETTERS__LAST_MS": "5"})
+    with pytest.raises(InvalidInput):
+        load_settings({"HOLDFAST_LIMITS__DEAD_LETTERS__FIRST_MS": "0"})
+    with pytest.raises(InvalidInput):
+        hf.Limits(dead_letters=3)  # type: ignore[arg-type]
+
+
 @pytest.mark.contract("MSG-3")
 async def test_the_same_turn_always_makes_the_same_letter_and_its_text_is_bounded() -> None:
     node = SampleNode(hf.MemoryStore(VirtualClock()))
@@ -141,7 +200,7 @@ async def test_the_same_turn_always_makes_the_same_letter_and_its_text_is_bounde
     run = await node.load("bad")
     run = replace(run, messages=tuple(replace(given, attempts=10) for given in run.messages))
     damage = CorruptHistory("x" * ERROR_TEXT_CHARS)
-    first, second = (aside_turn(run, START, "node-a", damage, 10) for _ in range(2))
+    first, second = (aside_turn(run, START, "node-a", damage, hf.Limits()) for _ in range(2))
     assert first == second
     [letter] = first.dead
     assert (letter.reason, len(letter.detail)) == ("history irreparable", 500)
@@ -214,28 +273,6 @@ async def test_a_row_that_cannot_be_read_dies_at_once_and_the_run_goes_on(tmp_pa
         await letter.drop()
         await bad.signal("go", "still here")
         assert await bad.result() == "still here"
-
-
-@pytest.mark.contract("MSG-3", "WF-3")
-async def test_a_run_whose_definition_is_missing_waits_for_it_and_nothing_dies() -> None:
-    store = hf.MemoryStore()
-    old, workflow = waiting_app()
-    async with asyncio.timeout(10), old.node(store):
-        await until_event(await old.start(workflow, run_id="run-1"), "SignalWaiting")
-    new = hf.App("letters")
-
-    @new.workflow(name="wait", version="2")
-    async def other() -> str:
-        return "other"
-
-    async with asyncio.timeout(10), new.node(store):
-        await new.run("run-1").signal("go", "kept")
-        await until_status(new.run("run-1"), RunStatus.PAUSED)
-        assert await new.dead_letters() == []
-    again, _ = waiting_app()
-    async with asyncio.timeout(10), again.node(store):
-        await again.run("run-1").resume()
-        assert await again.run("run-1").result() == "kept"
 
 
 @pytest.mark.contract("MSG-3", "INV")

@@ -131,7 +131,7 @@ async def test_a_run_of_an_unknown_version_is_paused_until_it_is_known_again(pla
         else:
             run_id = await queued(store, app, order)
         app, _ = shop(right, version="1")
-        async with place.node(app, store):
+        async with place.node(app, store, definition_grace_s=0.05):
             run = app.run(run_id)
             await run.signal("go", "on")
             event = await until_event(run, "RunPaused")

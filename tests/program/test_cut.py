@@ -24,7 +24,7 @@ def made(function: Workflow, limits: hf.Limits) -> tuple[hf.App, Any]:
     return app, app.workflow(function)
 
 
-def staged(function: Workflow, *args: Any, steps: int = 3, **limits: int) -> Stage:
+def staged(function: Workflow, *args: Any, steps: int = 3, **limits: Any) -> Stage:
     return Stage(*made(function, hf.Limits(rotation_steps=steps, **limits)), *args).start()
 
 

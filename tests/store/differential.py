@@ -94,7 +94,7 @@ class World:
         """Do this many operations, and compare everything after each."""
         for node in NODES:
             await self.ask("next_due", node)
-            await self.ask("renew", node, 60_000)
+            await self.ask("renew", node, 60_000, [])
         for _ in range(steps):
             await self.values.weighted(OPERATIONS)(self)
             await self.compare_pictures()
@@ -315,7 +315,8 @@ async def admit(world: World) -> None:
 async def claim(world: World) -> None:
     """Let a node claim, with or without a lease."""
     node = world.values.pick(NODES)
-    for run in await world.ask("claim", node, world.values.limit()) or ():
+    plans = world.values.plans() if world.values.happens(0.3) else None
+    for run in await world.ask("claim", node, world.values.limit(), plans) or ():
         await world.hold(node, run)
 
 
@@ -364,9 +365,8 @@ async def renew(world: World) -> None:
     """Renew the lease of a node, rarely in a way that is refused."""
     values = world.values
     node = values.pick(("", "a\nb")) if values.happens(0.03) else values.pick(NODES)
-    await world.ask(
-        "renew", node, values.pick((1, 1_000, 20_000, 60_000, 60_000, 120_000)) if values.happens(0.97) else 0
-    )
+    lease_ms = values.pick((1, 1_000, 20_000, 60_000, 60_000, 120_000)) if values.happens(0.97) else 0
+    await world.ask("renew", node, lease_ms, values.plans() if values.happens(0.3) else None)
 
 
 async def release(world: World) -> None:
@@ -460,7 +460,8 @@ async def read(world: World) -> None:
         ("find_tasks", (values.task_query(run_ids, world.picture["tasks"]),)),
         ("read_events", (values.pick((*run_ids, MISSING)), values.number(-1, 5), values.pick((None, values.limit())))),
         ("load", ([*values.some(run_ids, 5), MISSING] * values.pick((1, 1, 1, 9)),)),
-        ("next_due", (values.pick((*NODES, MISSING)), None, values.some(QUEUES, 3))),
+        ("next_due", (values.pick((*NODES, MISSING)), values.plans(), values.some(QUEUES, 3))),
+        ("find_missing", (values.pick((0, 0, 1_000, 60_000)),)),
         values.pick(NONSENSE),
         ("now", ()),
         ("stats", ()),
@@ -490,6 +491,7 @@ NONSENSE: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("admit", ({}, 1, "\ud800")),
     ("release", ("\ud800",)),
     ("renew", (MISSING, 2**70)),
+    ("find_missing", (2**70,)),
 )
 """What cannot even be looked up."""
 

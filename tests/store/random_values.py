@@ -15,7 +15,7 @@ from holdfast.core.letters import DeadLetter, DeadLetterQuery, Reason, bury
 from holdfast.core.messages import Message, MessageType, SignalRequest
 from holdfast.core.records import ActivityRecord, Task, Wait
 from holdfast.core.state import RunStatus
-from holdfast.store.port import Beat, Job, MailboxQuery, NewRun, PurgePolicy, RunQuery, TaskQuery, WaitQuery
+from holdfast.store.port import Beat, Job, MailboxQuery, NewRun, Plan, PurgePolicy, RunQuery, TaskQuery, WaitQuery
 from holdfast.testing.samples import job, message, new_run, record
 from holdfast.testing.store_suite_base import BAD_NAMES, STRANGE_IDS
 
@@ -26,6 +26,7 @@ NAMES = ("go", "Go", "g:o", "\u00e9", "e\u0301", "a/b")
 STEPS = ("first", "second", "a|b", "%", "\u00e9", "e\u0301")
 TENANTS = ("default", "acme", "Acme")
 PLANS = ("order", "refund %")
+VERSIONS = ("1", "1", "2")
 TAGS = ("eu", "EU", "v_p", "vip", "日本")
 ROLES = ("clerk", "boss", "Boss")
 PEOPLE = (None, "ann", "bob'; --")
@@ -106,6 +107,11 @@ class Values:
         overload: Overload = self.pick(("queue", "queue", "queue", "reject"))
         return replace(limit, at_once=self.pick((None, 1, 1, 2)), per_key=self.pick((None, 1, 2)), overload=overload)
 
+    def plans(self) -> list[Plan] | None:
+        """Draw what a node can run; None says nothing."""
+        known = [(plan, version) for plan in PLANS for version in ("1", "2", MISSING)]
+        return None if self.happens(0.3) else self.some(known, 6)
+
     def _spec(self) -> Spec:
         return {
             "run_id": self.fresh("run"),
@@ -113,6 +119,7 @@ class Values:
             "value": self.pick((None, 1, "x")),
             "tenant": self.pick(TENANTS),
             "plan_id": self.pick(PLANS),
+            "plan_version": self.pick(VERSIONS),
             "parent": self.pick(self.made)["run_id"] if self.made and self.happens(0.4) else None,
             "reference_key": self.pick((None, "order 7", "order")),
             "tags": tuple(self.some(TAGS, 3)),

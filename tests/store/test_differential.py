@@ -93,6 +93,7 @@ MUST_BE_REACHED = {
     "renew": "something; raised InvalidInput",
     "release": "something; nothing",
     "next_due": "something; nothing",
+    "find_missing": "something; nothing; raised InvalidInput",
     "take": "first; due; again; raised InvalidInput",
     "beat": "job kept; job lost; own kept; own lost; raised InvalidInput",
     "load": "something; raised InvalidInput",

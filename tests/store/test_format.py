@@ -95,6 +95,7 @@ async def fill_with_sample(store: Store, clock: VirtualClock) -> None:
     await store.create([new_run("queued", now=clock.now(), value={"cents": 4200})])
     limited = [new_run(run_id, now=clock.now(), plan_id="limited", tenant="acme") for run_id in ("inside", "in line")]
     await store.create([replace(new, ticket=Ticket(limit=ONE, key="k", priority=1)) for new in limited])
+    await store.renew(node.name, node.lease_ms, [("order", "1"), ("order", "2")])
 
 
 def restore(dump: Path, path: Path) -> None:
@@ -264,6 +265,23 @@ async def test_place_of_a_run_that_an_old_node_has_purged_is_free_again(old_file
     change(old_file, "DELETE FROM runs WHERE run_id = 'inside'")
     admitted, _ = await store.admit({"limited": ONE}, 9)
     assert [each.run_id for each in admitted] == ([] if first_format(old_file) < 6 else ["in line"])
+    await store.close()
+
+
+@pytest.mark.contract("FMT-1", "WF-3")
+async def test_an_old_node_says_nothing_of_what_it_can_run_and_is_believed_to_have_it(old_file: Path) -> None:
+    """The statements are those of the first format, which name no columns."""
+    clock = VirtualClock(START + 3_600_000_000)
+    store = await SqliteStore.open(old_file, clock=clock)
+    await store.migrate()
+    await store.renew("new", 60_000, [])
+    assert ("order", "1") in [missing.plan for missing in await store.find_missing(0)]
+    change(old_file, f"INSERT OR REPLACE INTO nodes VALUES ('old', {clock.now() + 1_000_000})")
+    assert await store.find_missing(0) == []
+    change(old_file, "DELETE FROM nodes WHERE node = 'old' OR node = 'new'")
+    assert ("order", "1") in [missing.plan for missing in await store.find_missing(0)]
+    with closing(sqlite3.connect(old_file)) as db:
+        assert db.execute("SELECT count(*) FROM node_plans WHERE node = 'new'").fetchone() == (0,)
     await store.close()
 
 

@@ -32,6 +32,7 @@ MAY_BE_WALKED = (
     "SCAN json_each",
     "SCAN CONSTANT ROW",
     "SCAN nodes",
+    "SCAN (subquery",
     "SCAN gates",
     "SCAN holdfast_schema",
     "SCAN sqlite_master",
@@ -72,6 +73,11 @@ async def test_hot_statements_use_their_indexes(tmp_path: Path) -> None:
     assert await store.beat(node.name, [replace(beats[1], step_id="mine")], 1_000) == [True]
     await node.step("run-4", complete())
     await SampleNode(store, "other").claim()
+    await store.renew("other", 60_000, [("order", "1")])
+    await store.claim("other", 10, [("order", "1")])
+    await store.next_due("other", [("order", "1")])
+    await store.renew("gone", 1)
+    await store.find_missing(0)
     await store.release(node.name, ["run-3"])
     await store.read_events("run-1", 2)
     policies: tuple[Overload, ...] = ("queue", "reject")

@@ -114,7 +114,8 @@ def test_there_is_no_report_when_the_tests_cannot_be_collected(suite: pytest.Pyt
         contract.collect([str(suite.path)])
 
 
-def test_report_lists_proved_rules_missing_rules_and_counts() -> None:
+def test_report_lists_proved_rules_missing_rules_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contract, "IN_PART", {"MSG-4": "half of it"})
     tests = {"SIG-2": ["a.py::test_a", "b.py::test_b"], "MSG-4": ["c.py::test_c"]}
     report = contract.report(["SIG-1", "SIG-2", "MSG-1", "MSG-4", "INV"], tests)
     assert report.splitlines() == [
@@ -124,7 +125,7 @@ def test_report_lists_proved_rules_missing_rules_and_counts() -> None:
         "    b.py::test_b",
         "",
         "Rules proved in part",
-        f"  MSG-4: {contract.IN_PART['MSG-4']}",
+        "  MSG-4: half of it",
         "    c.py::test_c",
         "",
         "Rules without tests",

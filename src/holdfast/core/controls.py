@@ -63,10 +63,27 @@ def _pause(state: RunState, command: m.Control, pen: Pen) -> None:
         pen.write(e.RunPaused(command.reason), cause=command.id)
 
 
+def definition_found(state: RunState, found: m.DefinitionFound, pen: Pen) -> Decision | Refusal:
+    """Let a run go on that was paused for want of its definition, and for nothing else."""
+    if state.awaits_definition:
+        _go_on_for(state, "its definition is there again", None, pen)
+    return pen.decision()
+
+
+def message_died(state: RunState, died: m.MessageDied, pen: Pen) -> Decision | Refusal:
+    """Hold the run until somebody has looked at the dead letter."""
+    if state.status is RUNNING:
+        pen.write(e.RunPaused("a message of the run has become a dead letter"))
+    return pen.decision()
+
+
 def _resume(state: RunState, command: m.Control, pen: Pen) -> None:
-    if state.status is not PAUSED:
-        return
-    pen.write(e.RunResumed(command.reason), cause=command.id)
+    if state.status is PAUSED:
+        _go_on_for(state, command.reason, command.id, pen)
+
+
+def _go_on_for(state: RunState, reason: str, cause: str | None, pen: Pen) -> None:
+    pen.write(e.RunResumed(reason), cause=cause)
     for step in state.open_steps.values():
         if step.kind == "signal" and step.due_at is not None:  # its message may have been held by a signal
             pen.schedule("TimerDue", step.step_id, step.token or "", step.due_at)

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from holdfast.core import codec, tasks
 from holdfast.core import events as e
 from holdfast.core import messages as m
-from holdfast.core.controls import control
+from holdfast.core.controls import control, definition_found, message_died
 from holdfast.core.events import EngineRunRef
 from holdfast.core.instants import Instant
 from holdfast.core.pen import NOTHING, Decision, Pen, Refusal
@@ -34,6 +34,8 @@ Input = (
     | m.ActivityErrored
     | m.ActivityDetached
     | m.NodeLost
+    | m.DefinitionFound
+    | m.MessageDied
     | m.Control
     | m.Update
     | m.TaskOperation
@@ -313,6 +315,8 @@ _DECIDERS: dict[type, Callable[[RunState, Any, Pen], Decision | Refusal]] = {
     m.ActivityErrored: _on_error,
     m.ActivityDetached: _on_detached,
     m.NodeLost: _on_node_lost,
+    m.DefinitionFound: definition_found,
+    m.MessageDied: message_died,
     m.Control: control,
     m.Update: _on_update,
     m.TaskOperation: tasks.operate,

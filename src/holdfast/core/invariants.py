@@ -355,11 +355,11 @@ _WAITS_FOR_THE_WORLD = frozenset({"signal", "task", "child"})
 def unfinished_runs_can_go_on(view: RunView) -> list[str]:
     """Find runs that nothing will ever wake, and activities that no node runs.
 
-    Whoever is to come back by itself is named: a signal, a human, a child, an instant, a gate, the operator who paused.
+    Whoever is to come back is named: a signal, a human, a child, an instant, a gate, a definition, who has paused it.
     An activity that is not elsewhere is not: it needs a node that owns the run, or an instant at which it is retried.
     """
     state = _fold(view)
-    if state is None or view.is_finished or view.is_in_hand:
+    if state is None or view.is_finished or view.is_in_hand or state.awaits_definition:
         return []
     steps = state.open_steps.values()
     found = [
@@ -375,9 +375,9 @@ def unfinished_runs_can_go_on(view: RunView) -> list[str]:
 
 @_invariant(RunView, "TMR-1", "Whatever is due at an instant has a message that will come then.")
 def timers_are_scheduled(view: RunView) -> list[str]:
-    """Find open steps with an instant for which the run will not be ready. A signal may hold it, during a pause."""
+    """Find open steps with an instant for which the run will not be ready. A pause may hold it: for what, is named."""
     state = _fold(view)
-    if state is None or view.is_finished:
+    if state is None or view.is_finished or state.awaits_definition:
         return []
     held_by = [signal for signal in view.signals if signal.consumed_seq is None] if state.status is PAUSED else []
     return [

@@ -1,6 +1,7 @@
 """Dead letters: messages that could not be handled, kept with the reason until an operator has looked.
 
-A message that cannot be handled is put aside and comes again: after a second, two, four, and so on, at most a minute.
+A message that cannot be handled is put aside and comes again: after a second, two, four, and so on, at most a minute,
+unless the limits say otherwise.
 What has been put aside too often becomes a dead letter, with the commit that would have put it aside once more. What
 cannot even be read becomes one when the store comes across it.
 """
@@ -15,14 +16,12 @@ from holdfast.core import codec
 from holdfast.core.idempotency import event_id
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message
+from holdfast.limits import Limits
 
 Reason = Literal["undecodable", "definition missing", "history irreparable", "retries exhausted"]
 Settlement = Literal["requeue", "drop"]
 
 DETAIL_CHARS = 500
-FIRST_ASIDE = 1_000_000
-MOST_ASIDE = 60_000_000
-"""How long, in microseconds, a message is put aside: the first time, and at most."""
 
 
 class DeadLetter(Struct, frozen=True, kw_only=True, gc=False):
@@ -86,10 +85,11 @@ def bury(message: Message, reason: Reason, detail: str, node: str, now: Instant)
 
 
 def put_aside(
-    message: Message, retries: int, reason: Reason, detail: str, node: str, now: Instant
+    message: Message, limits: Limits, reason: Reason, detail: str, node: str, now: Instant
 ) -> Message | DeadLetter:
     """Return what is left of a message that could not be handled: itself, for later, or a dead letter."""
-    if message.attempts >= retries:
+    if message.attempts >= limits.poison_retries:
         return bury(message, reason, detail, node, now)
-    wait = min(FIRST_ASIDE << min(message.attempts, 10), MOST_ASIDE)
-    return replace(message, due_at=now + wait, attempts=message.attempts + 1)
+    policy = limits.dead_letters
+    wait_ms = min(policy.first_ms << min(message.attempts, 62), policy.most_ms)
+    return replace(message, due_at=now + wait_ms * 1_000, attempts=message.attempts + 1)

@@ -172,6 +172,14 @@ class NodeLost(Struct, frozen=True, gc=False):
     step_id: str
 
 
+class DefinitionFound(Struct, frozen=True, gc=False):
+    """The run has its turn where its definition is known."""
+
+
+class MessageDied(Struct, frozen=True, gc=False):
+    """A message of the run has become a dead letter, and the run is not to go on without it."""
+
+
 ControlName = Literal["PAUSE", "RESUME", "CANCEL", "APPROVE", "RETRY_STEP", "SKIP_STEP", "RETRY_RUN", "EMERGENCY_STOP"]
 SentName = Literal["SIGNAL", "TASK", "UPDATE"]
 """What else is sent to a run: a signal, an operation on a task, an update."""

@@ -95,6 +95,8 @@ class RunState(Struct, frozen=True, kw_only=True, gc=False):
     is_cancelling: bool = False
     is_held: bool = False
     """A failed step has paused the run, and nobody wants it paused for another reason."""
+    awaits_definition: bool = False
+    """The run is paused because nobody had its definition, and nobody wants it paused for another reason."""
     steps_since_rotation: int = 0
     last_signal_id: str | None = None
     last_error: ErrorInfo | None = None
@@ -268,6 +270,7 @@ def _queued(draft: RunState, event: Event) -> None:
 def _paused(draft: RunState, event: Event) -> None:
     assert isinstance(event.data, e.RunPaused)
     _set(draft, "is_held", event.data.failed_step_id is not None)
+    _set(draft, "awaits_definition", event.data.error is not None and event.data.error.code == "VersionMismatch")
     _record_error(draft, event)
     if event.data.error is not None:  # right after a resumption: the program could not go on, and was told nothing
         _tell(draft, draft.version, None)
@@ -275,6 +278,7 @@ def _paused(draft: RunState, event: Event) -> None:
 
 def _resumed(draft: RunState, event: Event) -> None:
     _set(draft, "is_held", False)
+    _set(draft, "awaits_definition", False)
     _tell(draft, None, draft.version + 1)
 
 
@@ -287,6 +291,7 @@ def _tell(draft: RunState, was: int | None, now: int | None) -> None:
 def _signal_accepted(draft: RunState, event: Event) -> None:
     if getattr(event.data, "name", "") == "PAUSE":
         _set(draft, "is_held", False)  # from now on it is an operator who holds the run
+        _set(draft, "awaits_definition", False)
 
 
 def _cancel_requested(draft: RunState, event: Event) -> None:

@@ -307,6 +307,10 @@ class App:
 
     # --- what a node asks
 
+    def plans(self) -> list[tuple[str, str]]:
+        """Return the workflows that are registered, each with its version."""
+        return list(self._workflows)
+
     def plan_ids(self) -> list[str]:
         """Return the names of the workflows that are registered."""
         return sorted({name for name, _ in self._workflows})
@@ -349,9 +353,7 @@ class App:
         before = self._node, self._store, self._sender, self._limits, self._turn_s, self._opened_here
         async with self._open(store) as (unobserved, limits):
             opened = observed(unobserved)
-            node = Node(
-                name or f"{self.name}-{self._ids.new_id()}", opened, self, self._rng, options, limits.poison_retries
-            )
+            node = Node(name or f"{self.name}-{self._ids.new_id()}", opened, self, self._rng, options, limits)
             self._limits, self._turn_s = limits, options.turn_s
             await node.start()
             sender = Sender(opened, self._workflows, node.expect)

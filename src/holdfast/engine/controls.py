@@ -296,9 +296,10 @@ class Commands:
         answer: Any
         if self._node is not None:
             new = self._node.run_queue.ticketed(new)
+        if self._node is not None and self._node.known.has(new.plan_id, new.plan_version):
             answer = await self._node.creations.create(new, now)
             self._node.run_queue.notice_start(new)
-        else:
+        else:  # somebody else has its definition
             [answer] = await self._store.create([new])
         if isinstance(answer, port.Refused):
             raise answer.error

@@ -29,7 +29,7 @@ from holdfast.store.examining import (
     time_words,
     wrong,
 )
-from holdfast.store.port import RunQuery, Stats, Store
+from holdfast.store.port import Plan, RunQuery, Stats, Store
 from holdfast.store.views import view_of
 
 BOUNDS = Bounds()
@@ -62,6 +62,7 @@ class Picture(Struct, frozen=True, kw_only=True):
     stats: Stats
     now: Instant
     bounds: Bounds
+    missing: frozenset[Plan] = frozenset()
 
     def since(self, instant: Instant) -> str:
         """Say how long ago that was."""
@@ -82,7 +83,8 @@ async def examine(
         raise InvalidInput(f"a store of the type {type(store).__name__} cannot be examined", field="store")
     skew = await _skew(store, clock, bounds)
     facts = await store.examine(bounds, thorough=thorough)
-    picture = Picture(facts=facts, stats=await store.stats(), now=await store.now(), bounds=bounds)
+    missing = frozenset(each.plan for each in await store.find_missing(int(bounds.late_s * 1_000)))
+    picture = Picture(facts=facts, stats=await store.stats(), now=await store.now(), bounds=bounds, missing=missing)
     findings = [_versions(facts), *facts.findings, skew]
     for subject, judge, otherwise in CHECKS:
         findings += list(judge(picture)) or [fine(subject, otherwise)]
@@ -144,6 +146,9 @@ def _unclaimed(picture: Picture) -> Iterator[Finding]:
             f"{picture.since(kind.since)}, and no node claims them; there are {nodes} nodes"
         )
         advice = "see that a node with this workflow is running" if nodes else "start a node: `holdfast node`"
+        if nodes and (kind.plan_id, kind.plan_version) in picture.missing:
+            sentence += ", and none of them has this version"
+            advice = "deploy it; until then runs that are due are paused"
         yield wrong("ready runs", sentence, advice)
     oldest = picture.stats.oldest_ready_at
     is_late = oldest is not None and oldest <= picture.now - picture.bounds.late_s * SECOND
@@ -195,6 +200,14 @@ CHECKS: tuple[tuple[str, Callable[[Picture], Iterable[Finding]], str], ...] = (
 """Each with what is said if it finds nothing."""
 
 
+_WHEN_MENDED = "`holdfast run get RUN-ID` shows why; when that is mended, `holdfast run resume RUN-ID`"
+_TO_RESUME = {
+    "VersionMismatch": "deploy the version that each was started with, then requeue its dead letters, or "
+    "`holdfast run resume RUN-ID`"
+}
+"""What to do about runs that were paused with this code."""
+
+
 async def _paused(store: Store, picture: Picture) -> list[Finding]:
     """Name the runs that an error has paused: nobody has asked for that."""
     if not picture.stats.runs.get(PAUSED):
@@ -212,7 +225,7 @@ async def _paused(store: Store, picture: Picture) -> list[Finding]:
         wrong(
             "paused runs",
             f"{len(run_ids)} runs were paused by {code}",
-            "`holdfast run get RUN-ID` shows why; when that is mended, `holdfast run resume RUN-ID`",
+            _TO_RESUME.get(code, _WHEN_MENDED),
             run_ids[: picture.bounds.listed],
         )
         for code, run_ids in sorted(by_code.items())

@@ -2,15 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from holdfast.errors import StoreError
-from holdfast.store.port import Store
 
 logger = logging.getLogger("holdfast.node")
 
 
-async def keep_lease(store: Store, node: str, lease_ms: int, has_failed: Callable[[], bool]) -> None:
+async def keep_lease(
+    renew: Callable[[], Awaitable[None]], node: str, lease_ms: int, has_failed: Callable[[], bool]
+) -> None:
     """Renew the lease of a node three times in its length, until the node has failed."""
     loop, third_s = asyncio.get_running_loop(), lease_ms / 3_000
     while True:
@@ -23,6 +24,6 @@ async def keep_lease(store: Store, node: str, lease_ms: int, has_failed: Callabl
             text = "node %s was blocked for %.1f s, and may have lost its runs: something on its loop does not await"
             logger.warning(text, node, late_s)
         try:
-            await store.renew(node, lease_ms)
+            await renew()
         except StoreError:
             logger.warning("node %s could not renew its lease", node, exc_info=True)

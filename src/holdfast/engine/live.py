@@ -25,17 +25,20 @@ from holdfast.core.messages import (
     UPDATE_SIGNAL,
     Control,
     ControlPayload,
+    DefinitionFound,
     Message,
+    MessageDied,
+    NodeLost,
     Signal,
     Update,
     UpdatePayload,
 )
 from holdfast.core.pen import Decision, Refusal
-from holdfast.core.state import RUNNING, RunState, state_of
+from holdfast.core.state import PAUSED, RUNNING, RunState, state_of
 from holdfast.core.tasks import task_operations
-from holdfast.engine.turn import POISON_RETRIES, TurnDraft
-from holdfast.errors import InvalidInput, RunawayWorkflow, RunError
-from holdfast.limits import ROTATIONS_IN_ONE_BREATH
+from holdfast.engine.turn import LIMITS, TurnDraft
+from holdfast.errors import InvalidInput, RunawayWorkflow, RunError, VersionMismatch
+from holdfast.limits import ROTATIONS_IN_ONE_BREATH, Limits
 from holdfast.program.failures import error_info
 from holdfast.program.port import Program
 from holdfast.program.replay import CONCERN_PROGRAM, Replay
@@ -124,10 +127,10 @@ def take_turn(
     inputs: Sequence[Input],
     now: Instant,
     node: str,
-    poison_retries: int = POISON_RETRIES,
+    limits: Limits = LIMITS,
 ) -> tuple[TurnDraft, RunError | None]:
     """Let a run take everything that waits for it; if its program cannot go on, pause the run instead."""
-    draft = TurnDraft(live.state, loaded, now, node, poison_retries)
+    draft = TurnDraft(live.state, loaded, now, node, limits)
     try:
         _Turn(live, draft, loaded.signals, now).run([*loaded.messages, *inputs], loaded.signals)
         return draft, None
@@ -135,7 +138,7 @@ def take_turn(
         raise
     except BaseException as problem:  # user code that raised where no task could take it must not end the node
         stuck = _stuck(problem)
-        return pause_turn(live.state, loaded, inputs, stuck, now, node, poison_retries), stuck
+        return pause_turn(live.state, loaded, inputs, stuck, now, node, limits), stuck
 
 
 def pause_turn(
@@ -145,29 +148,41 @@ def pause_turn(
     problem: RunError,
     now: Instant,
     node: str,
-    poison_retries: int = POISON_RETRIES,
+    limits: Limits = LIMITS,
     *,
     is_poisoned: bool = False,
 ) -> TurnDraft:
     """Return a turn that records what came in and leaves the run paused, without advancing its program.
 
-    If what came in cannot be recorded (`is_poisoned`), messages are put aside for a while instead.
+    If what came in cannot be recorded (`is_poisoned`), messages are put aside for a while instead. So they are if the
+    run's definition is missing: whoever has it handles them, or else they die.
     """
-    draft = TurnDraft(state, loaded, now, node, poison_retries)
+    is_missing = isinstance(problem, VersionMismatch)
+    is_poisoned = is_poisoned or is_missing
+    has_begun = state.status is RUNNING or state.status is PAUSED
+    draft = TurnDraft(state, loaded, now, node, limits)
     pause = PauseRun(error=error_info(problem))
-    starts = [message for message in loaded.messages if message.type == "InternalContinue"]
-    others = [message for message in loaded.messages if message.type != "InternalContinue"]
+    starts = [message for message in loaded.messages if _is_start(message) and not (is_missing and has_begun)]
+    others = [message for message in loaded.messages if message not in starts]
     for given in (*starts, None, *_controls(loaded.signals)):
         if given is not None:
             draft.handle(given)
         if draft.state.status is RUNNING:  # directly after what made it so: that is how replay knows it came to nothing
             draft.enact([pause])
+    lost = [given for given in inputs if is_missing and isinstance(given, NodeLost)]  # whoever has it does it again
+    inputs = [given for given in inputs if given not in lost]
     for later in (*others, *inputs, *task_operations(loaded.signals, draft.state, None)):
         if is_poisoned and isinstance(later, Message):
             draft.put_aside(later, problem)
         else:
             draft.handle(later)
+    if isinstance(problem, VersionMismatch) and not others and (lost or _has_paused(draft)):
+        draft.look_again(problem)
     return draft
+
+
+def _has_paused(draft: TurnDraft) -> bool:
+    return draft.state.status is PAUSED and any(isinstance(event.data, e.RunPaused) for event in draft.events)
 
 
 _ENGINES_OWN = frozenset({CONTROL_SIGNAL, UPDATE_SIGNAL, TASK_SIGNAL})
@@ -186,6 +201,8 @@ class _Turn:
 
     def run(self, inputs: Sequence[Input], signals: Sequence[Signal]) -> None:
         """Take the inputs. Operators' commands come first, once the run has started: a pause holds what follows."""
+        if self._live.state.awaits_definition:
+            self._absorb(self._draft.handle(DefinitionFound()))
         if signals:
             starts = [given for given in inputs if _is_start(given)]
             others = [given for given in inputs if not _is_start(given)]
@@ -201,6 +218,8 @@ class _Turn:
                 self._offer_signals()
         if self._mailbox:
             self._offer_signals()
+        if self._draft.should_pause:
+            self._absorb(self._draft.handle(MessageDied()))
 
     def _heard(self, signal: Signal) -> Signal:
         """Let the handler of the wait that takes the signal, if it has one, make something of it."""

@@ -66,6 +66,7 @@ class LiveRuns:
         """Let go of all."""
         for live in self._runs.values():
             live.close()
+        self._runs.clear()
 
     async def query(self, run_id: str, name: str, arguments: Raw) -> Raw:
         """Ask a run's program about its present state."""

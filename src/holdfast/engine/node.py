@@ -24,6 +24,7 @@ from holdfast.engine.activities import Details, Outcome, Work, Workers, unfit_op
 from holdfast.engine.creations import Creations
 from holdfast.engine.finishes import Finishes
 from holdfast.engine.held import Held, is_local, unsuccessful
+from holdfast.engine.known import Known, KnownDefinitions
 from holdfast.engine.leasing import keep_lease
 from holdfast.engine.live import Definitions, LiveRun, pause_turn, take_turn
 from holdfast.engine.live_runs import LiveRuns
@@ -34,7 +35,7 @@ from holdfast.engine.ready import Ready
 from holdfast.engine.refusals import Refusals, left_turn
 from holdfast.engine.run_queue import LimitedDefinitions, RunQueue
 from holdfast.engine.slots import Slots
-from holdfast.engine.turn import POISON_RETRIES, TurnDraft
+from holdfast.engine.turn import LIMITS, TurnDraft
 from holdfast.errors import (
     EngineError,
     HoldfastError,
@@ -44,6 +45,7 @@ from holdfast.errors import (
     StoreCorrupt,
     StoreError,
 )
+from holdfast.limits import Limits
 from holdfast.ports import Rng
 from holdfast.program.definitions import ActivityOptions, decode_options
 from holdfast.program.loop import apart
@@ -55,7 +57,7 @@ RETRY_S = 0.2
 logger = logging.getLogger("holdfast.node")
 
 
-class NodeDefinitions(Definitions, ActivityDefinitions, LimitedDefinitions, Protocol):
+class NodeDefinitions(Definitions, ActivityDefinitions, LimitedDefinitions, KnownDefinitions, Protocol):
     """What a node can run."""
 
 
@@ -69,11 +71,12 @@ class Node:
         definitions: NodeDefinitions,
         rng: Rng,
         options: NodeOptions,
-        poison_retries: int = POISON_RETRIES,
+        limits: Limits = LIMITS,
     ) -> None:
         self.name = name
-        self._poison_retries = poison_retries
+        self._limits = limits
         self.store = store
+        self.known = Known(name, store, definitions, options)
         self._definitions = definitions
         self._options = options
         self._slots = Slots(options.activities_at_once)
@@ -86,7 +89,7 @@ class Node:
         self._ready = Ready()
         self.creations = Creations(store, name if options.takes_runs else None, options.lease_ms, self._begin)
         self.finishes = Finishes(store, self.holds, options.safety_poll_s)
-        self.run_queue = RunQueue(store, definitions, self._owner_of_queued, self.hold, options)
+        self.run_queue = RunQueue(store, definitions, self.known, self._owner_of_queued, self.hold, options)
         self._refusals = Refusals()
         self._to_release: list[str] = []
         self._should_claim = True
@@ -100,17 +103,18 @@ class Node:
 
     async def start(self) -> None:
         """Take a lease and begin to work."""
-        await self.store.renew(self.name, self._options.lease_ms)
+        await self._renew()
         self._listener = self.store.wakeups.listen()
         self._pumping = [asyncio.create_task(self._pump(), name="pump")] if self._options.takes_runs else []
         self._tasks = [
             asyncio.create_task(
-                keep_lease(self.store, self.name, self._options.lease_ms, self._has_failed), name="lease"
+                keep_lease(self._renew, self.name, self._options.lease_ms, self._has_failed), name="lease"
             ),
             asyncio.create_task(self._hear(), name="wake-ups"),
             asyncio.create_task(self._watch(), name="finishes"),
             asyncio.create_task(self.run_queue.work(), name="run queue"),
             *self._queues.start(),
+            *self.known.start(),
             *self._pumping,
         ]
 
@@ -153,6 +157,9 @@ class Node:
 
     def _has_failed(self) -> bool:
         return self.failure is not None
+
+    async def _renew(self) -> None:
+        await self.store.renew(self.name, self._options.lease_ms, self.known.plans())
 
     async def _hear(self) -> None:
         while True:
@@ -219,10 +226,10 @@ class Node:
     async def _claim(self) -> None:
         self._should_claim = False  # before the call: somebody may ring while it is under way
         try:
-            claimed = await self.store.claim(self.name, self._options.claim_runs, self._definitions.plan_ids())
+            claimed = await self.known.claim(self._options.claim_runs)
         except LeaseExpired:
             self._should_claim = True
-            await self.store.renew(self.name, self._options.lease_ms)
+            await self._renew()
             return
         except StoreError:
             self._should_claim = True
@@ -237,7 +244,7 @@ class Node:
             self._something.clear()
             return
         stops = self._is_stopping  # then nothing is claimed, whatever is due
-        due_at = None if stops else await self.store.next_due(self.name, self._definitions.plan_ids())
+        due_at = None if stops else await self.store.next_due(self.name, self.known.plans())
         timeout_s = None if due_at is None else max(0.0, (due_at - await self.store.now()) / 1_000_000)
         try:
             async with asyncio.timeout(timeout_s):
@@ -335,13 +342,11 @@ class Node:
         held.refused = self._refusals.take(held.loaded)
         if held.refused is not None:  # what came in leads to what cannot be
             problem = held.refused
-            draft = pause_turn(
-                live.state, held.loaded, [], problem, now, self.name, self._poison_retries, is_poisoned=True
-            )
+            draft = pause_turn(live.state, held.loaded, [], problem, now, self.name, self._limits, is_poisoned=True)
         elif problem is None:
-            draft, problem = take_turn(live, held.loaded, inputs, now, self.name, self._poison_retries)
+            draft, problem = take_turn(live, held.loaded, inputs, now, self.name, self._limits)
         else:
-            draft = pause_turn(live.state, held.loaded, inputs, problem, now, self.name, self._poison_retries)
+            draft = pause_turn(live.state, held.loaded, inputs, problem, now, self.name, self._limits)
         if problem is not None:
             logger.error("run %s is paused: %s", live.state.run_id, problem)
             self.lives.forget(live.state.run_id)
@@ -368,7 +373,7 @@ class Node:
         working = self._workers.steps_of(draft.state.run_id)
         if draft.dispatch or any(step_id in draft.state.open_steps for step_id in working):
             return True
-        if not self._unknown:
+        if not self._unknown or not self.known.has(draft.state.plan_id, draft.state.plan_version):
             return False
         return any(step.name in self._unknown and is_local(step) for step in draft.state.open_steps.values())
 
@@ -409,7 +414,7 @@ class Node:
         """Leave a run whose history makes no sense for a while: others go on, and what it was told is kept."""
         run_id = held.loaded.head.run_id
         logger.error("run %s is put aside: %s", run_id, damage)
-        turn = left_turn(held.loaded, now, self.name, damage, self._poison_retries)
+        turn = left_turn(held.loaded, now, self.name, damage, self._limits)
         mourn(turn.dead)
         [answer] = await self._commit([turn])
         self._workers.cancel(run_id)

@@ -23,6 +23,7 @@ from holdfast.store.port import (
     Existing,
     LoadedRun,
     NewRun,
+    Plan,
     Refused,
     Store,
     Turn,
@@ -126,15 +127,15 @@ class ObservedStore:
             told(turns)
         return answers
 
-    async def claim(self, node: str, limit: int, plan_ids: Sequence[str] | None = None) -> list[LoadedRun]:
-        claimed = await self._store.claim(node, limit, plan_ids)
+    async def claim(self, node: str, limit: int, plans: Sequence[Plan] | None = None) -> list[LoadedRun]:
+        claimed = await self._store.claim(node, limit, plans)
         self.counts.claims += 1
         self.counts.runs_claimed += len(claimed)
         return claimed
 
-    async def renew(self, node: str, lease_ms: int) -> int:
+    async def renew(self, node: str, lease_ms: int, plans: Sequence[Plan] | None = None) -> int:
         self.counts.renewals += 1
-        return await self._store.renew(node, lease_ms)
+        return await self._store.renew(node, lease_ms, plans)
 
 
 def _fate(answer: Delivered) -> str:

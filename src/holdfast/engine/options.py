@@ -1,9 +1,12 @@
 """How a node behaves."""
 
+from typing import Any
+
 from msgspec import Struct
 
 from holdfast.core.messages import check_name
 from holdfast.errors import InvalidInput
+from holdfast.limits import DURATION_MS
 
 
 class NodeOptions(Struct, frozen=True, kw_only=True):
@@ -39,7 +42,14 @@ class NodeOptions(Struct, frozen=True, kw_only=True):
     visible_ms: int = 30_000
     """How long a job may go without word from this node before others see it again."""
 
+    definition_grace_s: float | None = 30.0
+    """How long a run may be due while no node alive has its definition before it is paused; None: for ever."""
+
     def __post_init__(self) -> None:
+        grace_s: Any = self.definition_grace_s
+        if grace_s is not None and not (isinstance(grace_s, int | float) and 0 < grace_s <= DURATION_MS / 1_000):
+            text = f"definition_grace_s is a number of seconds above 0, or None, not {grace_s!r}"
+            raise InvalidInput(text, field="definition_grace_s")
         for field in ("lease_ms", "claim_runs", "activities_at_once", "visible_ms"):
             value = getattr(self, field)
             if type(value) is not int or value < 1:

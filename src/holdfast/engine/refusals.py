@@ -12,6 +12,7 @@ from holdfast.core.messages import Message
 from holdfast.engine.held import Held
 from holdfast.engine.turn import aside_turn
 from holdfast.errors import HoldfastError, TurnRefused
+from holdfast.limits import Limits
 from holdfast.store.port import CommitConflict, LoadedRun, Turn
 
 UNFIT = frozenset({"event exists", "task is open", "cannot be stored"})
@@ -50,14 +51,14 @@ class Refusals:
         return None
 
 
-def left_turn(loaded: LoadedRun, now: Instant, node: str, problem: HoldfastError, poison_retries: int) -> Turn:
+def left_turn(loaded: LoadedRun, now: Instant, node: str, problem: HoldfastError, limits: Limits) -> Turn:
     """Return a turn that records nothing and leaves a run for later, with all that it was told."""
     if not isinstance(problem, TurnRefused):
-        return aside_turn(loaded, now, node, problem, poison_retries)
+        return aside_turn(loaded, now, node, problem, limits)
     if all(message.signal_id != PAUSE_LATER for message in loaded.messages):
         run_id = loaded.head.run_id
         later = Message(
             signal_id=PAUSE_LATER, run_id=run_id, type="InternalContinue", occurred_at=now, expected_version=1
         )
         loaded = replace(loaded, messages=(*loaded.messages, later))
-    return aside_turn(loaded, now, node, problem, poison_retries, "retries exhausted")
+    return aside_turn(loaded, now, node, problem, limits, "retries exhausted")

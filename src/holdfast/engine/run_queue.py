@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from holdfast.core.events import RunQueued
 from holdfast.core.gates import NO_LIMIT, Ticket
 from holdfast.core.instants import Instant
+from holdfast.engine.known import Known
 from holdfast.engine.options import NodeOptions
 from holdfast.errors import InvalidInput, LeaseExpired, StoreError
 from holdfast.program.limiting import WorkflowLimit
@@ -57,18 +58,21 @@ class RunQueue:
         self,
         store: Store,
         definitions: LimitedDefinitions,
+        known: Known,
         owner: Callable[[], str | None],
         hold: Callable[[LoadedRun], None],
         options: NodeOptions,
     ) -> None:
         self._store = store
         self._definitions = definitions
+        self._known = known
         self._limited = definitions.limited()
         self._owner = owner
         self._hold = hold
         self._most = options.claim_runs
         self._poll_s = options.safety_poll_s
         self._next_at: Instant | None = None
+        self._strange: list[str] = []  # runs that were let in here, and are for others; kept until they are given back
         self._something = asyncio.Event()
 
     # --- what the node tells
@@ -118,10 +122,16 @@ class RunQueue:
         """Let in who can be, claim them if this node takes runs, and return what became of each."""
         limits = dict.fromkeys(self._definitions.plan_ids(), NO_LIMIT)
         limits |= {name: limited.limit for name, limited in self._limited.items()}
-        admitted, self._next_at = await self._store.admit(limits, self._most, self._owner())
+        owner = self._owner()
+        admitted, self._next_at = await self._store.admit(limits, self._most, owner)
         for each in admitted:
-            if each.run is not None:
+            if each.run is not None and self._known.has(each.run.head.plan_id, each.run.head.plan_version):
                 self._hold(each.run)
+            elif each.run is not None:  # the gate is the workflow's, whatever the version
+                self._strange.append(each.run_id)
+        if self._strange and owner is not None:
+            await self._store.release(owner, self._strange)
+            self._strange = []
         return [Dequeued(each.run_id, each.status) for each in admitted]
 
     async def work(self) -> None:

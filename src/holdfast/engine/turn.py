@@ -29,11 +29,14 @@ from holdfast.core.pen import NOTHING, Decision, Refusal
 from holdfast.core.records import ActivityRecord, index_changes
 from holdfast.core.snapshot import RuntimeSnapshot, runtime_snapshot
 from holdfast.core.state import CANCELLED, PAUSED, RunState, fold, fold_onto, own_copy
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, VersionMismatch
 from holdfast.limits import NAME_BYTES, SIGNAL_ID_BYTES, Limits
 from holdfast.store.port import Job, LoadedRun, NewRun, Turn
 
-POISON_RETRIES = Limits().poison_retries
+LIMITS = Limits()
+
+DEFINITION = "definition"
+"""The id of the message that a run without its definition leaves itself, so that it is looked at again."""
 
 
 class TurnDraft:
@@ -44,10 +47,10 @@ class TurnDraft:
         "_by",
         "_consumed",
         "_dead",
+        "_limits",
         "_loaded",
         "_messages",
         "_now",
-        "_poison_retries",
         "_queued",
         "_records",
         "_sent",
@@ -58,11 +61,9 @@ class TurnDraft:
         "state",
     )
 
-    def __init__(
-        self, state: RunState, loaded: LoadedRun, now: Instant, node: str, poison_retries: int = POISON_RETRIES
-    ) -> None:
+    def __init__(self, state: RunState, loaded: LoadedRun, now: Instant, node: str, limits: Limits = LIMITS) -> None:
         self.state = state
-        self._poison_retries = poison_retries
+        self._limits = limits
         self._dead: tuple[DeadLetter, ...] = ()  # what few turns have is not there before it is used
         self.dispatch: list[str] = []
         self._queued: tuple[str, ...] = ()
@@ -108,11 +109,28 @@ class TurnDraft:
     def put_aside(self, message: Message, problem: HoldfastError) -> None:
         """Leave a message for later, or after too many times for an operator: what was accepted is not dropped."""
         self._consumed.append(message.signal_id)
-        left = put_aside(message, self._poison_retries, "retries exhausted", _detail(problem), self._by.node, self._now)
+        reason: Reason = "definition missing" if isinstance(problem, VersionMismatch) else "retries exhausted"
+        left = put_aside(message, self._limits, reason, _detail(problem), self._by.node, self._now)
         if isinstance(left, DeadLetter):
             self._dead += (left,)
         else:
             self._messages.append(left)
+
+    def look_again(self, problem: VersionMismatch) -> None:
+        """Leave word for the run itself, so that it goes on, or somebody hears of it, though nothing else comes."""
+        word = Message(
+            signal_id=DEFINITION,
+            run_id=self.state.run_id,
+            type="InternalContinue",
+            occurred_at=self._now,
+            expected_version=1,
+        )
+        self.put_aside(word, problem)
+
+    @property
+    def should_pause(self) -> bool:
+        """Say whether the run is to be paused because a message of it has died."""
+        return bool(self._dead) and self._limits.dead_letters.pauses_run
 
     def enact(self, commands: Iterable[Command]) -> Decision | Refusal:
         """Decide what the program asks for."""
@@ -248,13 +266,13 @@ def aside_turn(
     now: Instant,
     node: str,
     damage: HoldfastError,
-    poison_retries: int,
+    limits: Limits,
     reason: Reason = "history irreparable",
 ) -> Turn:
     """Return a turn that changes nothing and leaves everything for later, for a run whose state is not known."""
     head = loaded.head
     snapshot = head.snapshot or RuntimeSnapshot(status=head.status, state_version=head.version)
-    left = [put_aside(message, poison_retries, reason, _detail(damage), node, now) for message in loaded.messages]
+    left = [put_aside(message, limits, reason, _detail(damage), node, now) for message in loaded.messages]
     return Turn(
         run_id=head.run_id,
         expected_version=head.version,

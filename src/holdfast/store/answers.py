@@ -50,6 +50,17 @@ Delivered = Accepted | Duplicate | Refused
 """How one signal or message was answered."""
 
 
+Plan = tuple[str, str]
+"""A definition: the id of a plan, and its version."""
+
+
+class Missing(Struct, frozen=True):
+    """A definition that no node alive has, though a run of it has been waiting to go on since then."""
+
+    plan: Plan
+    since: Instant
+
+
 class Committed(Struct, frozen=True, gc=False):
     """The turn is part of the history. `version` is the run's version after it."""
 

@@ -118,9 +118,24 @@ def _check_unicode(field: str, value: str) -> InvalidInput | None:
     return None
 
 
-def check_lease(node: str, lease_ms: int) -> None:
+def check_plans(plans: Sequence[Any] | None) -> None:
+    """Refuse a list of definitions that no store can look up."""
+    for plan in plans or ():
+        if not isinstance(plan, tuple) or len(plan) != 2 or not all(isinstance(part, str) for part in plan):
+            raise InvalidInput(f"a definition is a pair of a plan's id and its version, not {plan!r}", field="plans")
+        check_values(plans=plan)
+
+
+def check_late(late_ms: int) -> None:
+    """Refuse a time to be late by that is malformed."""
+    if type(late_ms) is not int or not 0 <= late_ms < 2**40:
+        raise InvalidInput(f"late_ms is a whole number from 0 to some years, not {late_ms!r}", field="late_ms")
+
+
+def check_lease(node: str, lease_ms: int, plans: Sequence[Any] | None = None) -> None:
     """Refuse a lease that is malformed."""
     check_names("node", [node])
+    check_plans(plans)
     if type(lease_ms) is not int or not 1 <= lease_ms <= LEASE_MS:
         raise InvalidInput(f"a lease lasts from 1 to {LEASE_MS} ms, not {lease_ms!r}", field="lease_ms")
 

@@ -44,6 +44,9 @@ closes its step, so its outcome is recorded once. Like what goes to other runs, 
 **Gates** (`core/gates.py`). A run with a ticket comes to the gate of its plan. Until it is let in it waits: it has no
 owner and its messages are held back. It leaves, inside or waiting, with the commit that finishes it.
 
+**Definitions.** A run is of one version of one plan, and a node claims what it can run. What that is it says with its
+lease, so that what nobody alive can run is found (`find_missing`), and is not forgotten.
+
 **Wake-ups** (`wakeups.py`) are only hints that something may have become ready. Losing all of them costs latency.
 """
 
@@ -73,6 +76,8 @@ from holdfast.store.answers import Delivered as Delivered
 from holdfast.store.answers import Duplicate as Duplicate
 from holdfast.store.answers import Existing as Existing
 from holdfast.store.answers import LoadedRun as LoadedRun
+from holdfast.store.answers import Missing as Missing
+from holdfast.store.answers import Plan as Plan
 from holdfast.store.answers import PurgeReport as PurgeReport
 from holdfast.store.answers import Refused as Refused
 from holdfast.store.answers import RunHead as RunHead
@@ -272,11 +277,11 @@ class Store(Protocol):
         """Append turns to histories, each if its version and epoch are still the run's."""
         ...
 
-    async def claim(self, node: str, limit: int, plan_ids: Sequence[str] | None = None) -> list[LoadedRun]:
+    async def claim(self, node: str, limit: int, plans: Sequence[Plan] | None = None) -> list[LoadedRun]:
         """Take up to `limit` eligible runs and load them: longest eligible first, then in order of creation.
 
-        With `plan_ids` only runs of these plans: what a node does not know it leaves to others. The node's lease must
-        be current, or `LeaseExpired` is raised.
+        With `plans` only runs of these versions of them: what a node does not know it leaves to others. The node's
+        lease must be current, or `LeaseExpired` is raised.
         """
         ...
 
@@ -291,10 +296,11 @@ class Store(Protocol):
         """
         ...
 
-    async def renew(self, node: str, lease_ms: int) -> Instant:
+    async def renew(self, node: str, lease_ms: int, plans: Sequence[Plan] | None = None) -> Instant:
         """Give the node a lease until now + `lease_ms`, whatever it had before; return its end.
 
-        A node's name is for one life of one process: one that starts again takes another name.
+        A node's name is for one life of one process: one that starts again takes another name. `plans` are all that it
+        can run, until it says otherwise; of a node that has not said it, anything is believed.
         """
         ...
 
@@ -306,11 +312,18 @@ class Store(Protocol):
         ...
 
     async def next_due(
-        self, node: str, plan_ids: Sequence[str] | None = None, queues: Sequence[str] = ()
+        self, node: str, plans: Sequence[Plan] | None = None, queues: Sequence[str] = ()
     ) -> Instant | None:
         """Return the next instant at which such a `claim` may find something, or None if there is none in sight.
 
         With `queues` also the next one at which a `take` from them may, whatever the activity.
+        """
+        ...
+
+    async def find_missing(self, late_ms: int) -> list[Missing]:
+        """Return which definitions no node with a current lease has, though runs of them are eligible for so long.
+
+        Those that have waited for longest come first. Only some thousand of the runs are looked at.
         """
         ...
 

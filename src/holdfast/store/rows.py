@@ -16,7 +16,7 @@ from holdfast.core.records import ActivityRecord, Task
 from holdfast.core.snapshot import RuntimeSnapshot
 from holdfast.core.state import RunStatus
 from holdfast.errors import StoreCorrupt
-from holdfast.store.port import Job, RunHead
+from holdfast.store.port import Job, Plan, RunHead
 
 _encoder = msgspec.json.Encoder()
 _snapshots = msgspec.json.Decoder(RuntimeSnapshot)
@@ -39,6 +39,11 @@ EVENT = (
 )
 JOB = "next_attempt, details, job"
 SIGNAL = "inbox_seq, name, signal_id, step_id, accepted_at, consumed_seq, payload"
+
+
+def plan_keys(plans: Iterable[Plan]) -> list[str]:
+    """Return each definition as one text, as SQL makes it of a row. No name has a line break in it."""
+    return ["\n".join(plan) for plan in plans]
 
 
 P = ParamSpec("P")

@@ -130,24 +130,27 @@ class FaultyStore:
     async def commit(self, turns: Sequence[port.Turn]) -> list[port.Committed | port.CommitConflict]:
         return await self._reach(lambda: self._store.commit(turns), may_repeat=True)
 
-    async def claim(self, node: str, limit: int, plan_ids: Sequence[str] | None = None) -> list[port.LoadedRun]:
-        return await self._reach(lambda: self._store.claim(node, limit, plan_ids))
+    async def claim(self, node: str, limit: int, plans: Sequence[port.Plan] | None = None) -> list[port.LoadedRun]:
+        return await self._reach(lambda: self._store.claim(node, limit, plans))
 
     async def admit(
         self, limits: Mapping[str, RunLimit], limit: int, claim_for: str | None = None
     ) -> tuple[list[port.Admitted], Instant | None]:
         return await self._reach(lambda: self._store.admit(limits, limit, claim_for))
 
-    async def renew(self, node: str, lease_ms: int) -> Instant:
-        return await self._reach(lambda: self._store.renew(node, lease_ms))
+    async def renew(self, node: str, lease_ms: int, plans: Sequence[port.Plan] | None = None) -> Instant:
+        return await self._reach(lambda: self._store.renew(node, lease_ms, plans))
 
     async def release(self, node: str, run_ids: Sequence[str] | None = None) -> int:
         return await self._reach(lambda: self._store.release(node, run_ids))
 
     async def next_due(
-        self, node: str, plan_ids: Sequence[str] | None = None, queues: Sequence[str] = ()
+        self, node: str, plans: Sequence[port.Plan] | None = None, queues: Sequence[str] = ()
     ) -> Instant | None:
-        return await self._reach(lambda: self._store.next_due(node, plan_ids, queues))
+        return await self._reach(lambda: self._store.next_due(node, plans, queues))
+
+    async def find_missing(self, late_ms: int) -> list[port.Missing]:
+        return await self._reach(lambda: self._store.find_missing(late_ms))
 
     async def take(
         self, node: str, queues: Sequence[str], activities: Sequence[str], limit: int, visible_ms: int

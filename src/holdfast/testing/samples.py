@@ -55,6 +55,7 @@ def new_run(
     value: object = None,
     tenant: str = "default",
     plan_id: str = "order",
+    plan_version: str = "1",
     parent: str | None = None,
     reference_key: str | None = None,
     tags: tuple[str, ...] = (),
@@ -62,7 +63,7 @@ def new_run(
     """Return a run to create: queued, with the message that will start it. `value` is its input."""
     queued = RunQueued(
         plan_id=plan_id,
-        plan_version="1",
+        plan_version=plan_version,
         tenant=tenant,
         run_request_id=request_id,
         input=codec.encode(value),

@@ -27,6 +27,7 @@ from holdfast.testing.store_suite_first_signals import FirstSignalSuite
 from holdfast.testing.store_suite_gates import GateSuite
 from holdfast.testing.store_suite_letters import LetterSuite
 from holdfast.testing.store_suite_lifecycle import LifecycleSuite
+from holdfast.testing.store_suite_plans import PlanSuite
 from holdfast.testing.store_suite_purge import PurgeSuite
 from holdfast.testing.store_suite_queues import QueueSuite
 from holdfast.testing.store_suite_signals import SignalSuite
@@ -41,6 +42,7 @@ class StoreSuite(
     CommitSuite,
     TurnSuite,
     ClaimSuite,
+    PlanSuite,
     QueueSuite,
     GateSuite,
     BeatSuite,

@@ -24,6 +24,7 @@ from holdfast.testing.samples import (
 from holdfast.testing.store_suite_base import SuiteBase, accept, unchanged
 
 DAY_MS = 24 * 3_600_000
+THEIRS = [("theirs", "1")]
 
 
 class ClaimSuite(SuiteBase):
@@ -105,14 +106,14 @@ class ClaimSuite(SuiteBase):
         await node.start("strange", wait("go"), plan_id="theirs")
         await store.create([new_run("free", plan_id="theirs")])
         await other.renew()
-        assert await store.claim(other.name, 10, ["mine"]) == []
+        assert await store.claim(other.name, 10, [("mine", "1")]) == []
         assert await store.claim(other.name, 10, []) == []
         assert await store.next_due(other.name, []) is None
-        assert await store.next_due(other.name, ["theirs"]) == START
+        assert await store.next_due(other.name, THEIRS) == START
         clock.advance(ms=node.lease_ms)
         await other.renew()
-        assert [run.head.run_id for run in await store.claim(other.name, 10, ["mine"])] == ["own"]
-        assert sorted(run.head.run_id for run in await store.claim(other.name, 10, ["theirs"])) == ["free", "strange"]
+        assert [run.head.run_id for run in await store.claim(other.name, 10, [("mine", "1")])] == ["own"]
+        assert sorted(run.head.run_id for run in await store.claim(other.name, 10, THEIRS)) == ["free", "strange"]
 
     @pytest.mark.contract("OWN-3", "INV")
     async def test_a_claim_whose_answer_was_lost_hands_the_runs_out_again(

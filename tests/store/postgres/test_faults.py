@@ -355,4 +355,4 @@ async def test_text_with_a_nul_is_refused_or_finds_nothing(store: PostgresStore)
     assert await store.find_runs(RunQuery(tenant="default\x00")) == []
     assert await store.read_events("run-1\x00") == []
     assert await store.release("node\x00x", ["run-1\x00"]) == 0
-    assert await store.next_due("node\x00x", ["plan\x00"]) is None
+    assert await store.next_due("node\x00x", [("plan\x00", "1\x00")]) is None

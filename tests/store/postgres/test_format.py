@@ -171,6 +171,23 @@ async def test_access_tokens_of_any_format_since_there_are_tokens_are_found(addr
     await store.close()
 
 
+@pytest.mark.contract("FMT-1", "WF-3")
+async def test_an_old_node_says_nothing_of_what_it_can_run_and_is_believed_to_have_it(old_address: str) -> None:
+    """It calls the functions of its own version, and claims whatever the version of the workflow is."""
+    clock = VirtualClock(START + 3_600_000_000)
+    store = await PostgresStore.open(old_address, clock=clock)
+    await store.migrate()
+    await store.renew("new", 60_000, [])
+    assert ("order", "1") in [missing.plan for missing in await store.find_missing(0)]
+    await execute(old_address, "SELECT holdfast.renew_1($1, 'old', 1000000)", clock.now())
+    assert await store.find_missing(0) == []
+    async with behind(old_address) as connection:
+        schema = parse_address(old_address).schema
+        claimed = f"SELECT o_runs FROM {schema}.claim_1($1, 'old', 9, '{{order}}', array_fill(-1::bigint, '{{4}}'))"
+        assert await connection.fetchval(claimed, clock.now())
+    await store.close()
+
+
 @pytest.mark.contract("FMT-1", "EVT-3")
 async def test_new_writer_old_reader_ignores_what_it_does_not_know_and_keeps_it(old_address: str) -> None:
     """This code stands for the old one: a newer schema, table, column, event type and field were added."""

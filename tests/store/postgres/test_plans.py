@@ -177,6 +177,10 @@ async def work(store: PostgresStore, number: int) -> None:
     assert await store.beat(node.name, [replace(beats[1], step_id="mine")], 1_000) == [True]
     await node.step(fourth, complete())
     await SampleNode(store, f"other-{number}", HOUR_MS).claim()
+    await store.renew(f"other-{number}", HOUR_MS, [("order", "1")])
+    await store.claim(f"other-{number}", 10, [("order", "1")])
+    await store.next_due(f"other-{number}", [("order", "1")])
+    assert await store.find_missing(0) == []
     await store.release(node.name, [third])
     assert await store.read_events(first, 2)
     assert (await store.changes(place)).runs

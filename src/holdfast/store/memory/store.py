@@ -27,6 +27,7 @@ from holdfast.store.memory.access import Tokens
 from holdfast.store.memory.changing import Grown
 from holdfast.store.memory.examining import examine
 from holdfast.store.memory.gates import Gate, Waiting
+from holdfast.store.memory.missing import missing
 from holdfast.store.memory.retention import purge
 from holdfast.store.memory.run import NEVER, Run
 from holdfast.store.memory.work import take
@@ -53,6 +54,7 @@ class MemoryStore:
         self._runs: dict[str, Run] = {}
         self._requests: dict[str, str] = {}
         self._nodes: dict[str, Instant] = {}
+        self._known: dict[str, frozenset[port.Plan]] = {}
         self._tokens = Tokens()
         self._grown = Grown()
         self._gates: dict[str, Gate] = {}
@@ -220,16 +222,16 @@ class MemoryStore:
         if guards.lease_end(self._nodes.get(node, 0), now) <= now:
             raise guards.lease_expired(node)
 
-    async def claim(self, node: str, limit: int, plan_ids: Sequence[str] | None = None) -> list[port.LoadedRun]:
+    async def claim(self, node: str, limit: int, plans: Sequence[port.Plan] | None = None) -> list[port.LoadedRun]:
         guards.check_values(node=node)
-        guards.check_ids(plan_ids or ())
+        guards.check_plans(plans)
         now = self._now()
         guards.check_page(limit)
         self._check_node(node, now)
         eligible = [
             (since, run_id)
             for run_id, run in self._runs.items()  # in order of creation
-            if (plan_ids is None or run.head.plan_id in plan_ids)
+            if (plans is None or (run.head.plan_id, run.head.plan_version) in plans)
             and (since := self._eligible_since(run, node, now)) is not None
         ]
         claimed = []
@@ -276,14 +278,17 @@ class MemoryStore:
         run.head = replace(run.head, lease_owner=node, lease_epoch=run.head.lease_epoch + 1)
         return port.Admitted(run_id, "STARTED", run.loaded(now))
 
-    async def renew(self, node: str, lease_ms: int) -> Instant:
+    async def renew(self, node: str, lease_ms: int, plans: Sequence[port.Plan] | None = None) -> Instant:
         now = self._now()
-        guards.check_lease(node, lease_ms)
+        guards.check_lease(node, lease_ms, plans)
         self._nodes[node] = now + lease_ms * 1_000
+        if plans is not None:
+            self._known[node] = frozenset(plans)
         owners = {run.head.lease_owner for run in self._runs.values()}
         self._nodes = {
             name: end for name, end in self._nodes.items() if self._lease_end(name, now) > now or name in owners
         }
+        self._known = {name: known for name, known in self._known.items() if name in self._nodes}
         return self._nodes[node]
 
     async def release(self, node: str, run_ids: Sequence[str] | None = None) -> int:
@@ -297,19 +302,20 @@ class MemoryStore:
             run.wake(now)
         if run_ids is None:
             self._nodes.pop(node, None)
+            self._known.pop(node, None)
         self.wakeups.ring()
         return len(freed)
 
     async def next_due(
-        self, node: str, plan_ids: Sequence[str] | None = None, queues: Sequence[str] = ()
+        self, node: str, plans: Sequence[port.Plan] | None = None, queues: Sequence[str] = ()
     ) -> Instant | None:
         guards.check_values(node=node)
-        guards.check_ids(plan_ids or ())
+        guards.check_plans(plans)
         guards.check_names("queues", queues, self._limits)
         now = self._now()
         instants = [run.work[job.step_id].visible_at for run, job in self._jobs() if job.queue in queues]
         for run in self._runs.values():
-            if plan_ids is not None and run.head.plan_id not in plan_ids:
+            if plans is not None and (run.head.plan_id, run.head.plan_version) not in plans:
                 continue
             owner, ready_at = run.head.lease_owner, run.head.ready_at
             if owner is not None and owner != node:
@@ -317,6 +323,10 @@ class MemoryStore:
             elif ready_at is not None:
                 instants.append(ready_at)
         return min(instants, default=None)
+
+    async def find_missing(self, late_ms: int) -> list[port.Missing]:
+        guards.check_late(late_ms)
+        return missing(self._runs.values(), self._nodes, self._known, late_ms, self._now())
 
     # --- carrying out activities
 

@@ -26,16 +26,17 @@ LOADED = (
     "l.d_step, l.d_details"
 )
 CLAIM = f"""
-SELECT c.o_now, c.o_from, {LOADED} FROM holdfast.claim_1($1, $2, $3, $4, $5) c
+SELECT c.o_now, c.o_from, {LOADED} FROM holdfast.claim_2($1, $2, $3, $4, $5) c
 LEFT JOIN LATERAL holdfast.loaded_2(c.o_runs, c.o_now) l ON true
 """
 LOAD = f"""
 SELECT {LOADED} FROM holdfast.loaded_2(holdfast.numbers_1($2), holdfast.time_1($1)) l
 """
-NEXT_DUE = "SELECT o_now, o_due FROM holdfast.next_due_1($1, $2, $3, $4, $5)"
+NEXT_DUE = "SELECT o_now, o_due FROM holdfast.next_due_2($1, $2, $3, $4, $5)"
 RENEW = """
-SELECT r.o_now, r.o_until FROM holdfast.renew_1($1, $2, $3) r CROSS JOIN LATERAL holdfast.forget_growth_1(r.o_now)
+SELECT r.o_now, r.o_until FROM holdfast.renew_2($1, $2, $3, $4) r CROSS JOIN LATERAL holdfast.forget_growth_1(r.o_now)
 """
+MISSING = "SELECT o_plan, o_version, o_since FROM holdfast.missing_1($1, $2)"
 RELEASE = "SELECT o_now, o_freed FROM holdfast.release_1($1, $2, $3)"
 TAKE = "SELECT o_attempt, o_details, o_job FROM holdfast.take_1($1, $2, $3, $4, $5, $6)"
 BEAT = "SELECT o_now, o_kept FROM holdfast.beat_1($1, $2, $3, $4, $5, $6, $7, $8)"
@@ -86,16 +87,16 @@ class Starts:
         self._starts[kind] = Start(EVERYWHERE if is_due else places, now if is_due else since)
 
 
-def kind_of(node: str, plan_ids: Sequence[str] | None) -> Kind:
+def kind_of(node: str, plans: Sequence[port.Plan] | None) -> Kind:
     """Return what kind of claim this is."""
-    return askable(node), None if plan_ids is None else tuple(map(askable, plan_ids))
+    return askable(node), None if plans is None else tuple(map(askable, rows.plan_keys(plans)))
 
 
 async def claim(
-    server: Server, starts: Starts, node: str, limit: int, plan_ids: Sequence[str] | None, now: Instant | None
+    server: Server, starts: Starts, node: str, limit: int, plans: Sequence[port.Plan] | None, now: Instant | None
 ) -> list[port.LoadedRun]:
     """Take up to `limit` eligible runs and load them."""
-    kind = kind_of(node, plan_ids)
+    kind = kind_of(node, plans)
     found = await server.fetch(CLAIM, now, kind[0], limit, kind[1], starts.of(kind))
     heard, places = found[0][0], found[0][1]
     if places is None:
@@ -175,16 +176,31 @@ async def next_due(
     server: Server,
     starts: Starts,
     node: str,
-    plan_ids: Sequence[str] | None,
+    plans: Sequence[port.Plan] | None,
     queues: Sequence[str],
     now: Instant | None,
 ) -> Instant | None:
     """Return the next instant at which a claim by this node, or a take from these queues, may find something."""
-    kind = kind_of(node, plan_ids)
+    kind = kind_of(node, plans)
     [row] = await server.fetch(NEXT_DUE, now, kind[0], kind[1], list(queues), starts.of(kind))
     starts.heard(row[0])
     due_at: Instant | None = row[1]
     return due_at
+
+
+async def renew(
+    server: Server, node: str, lease_ms: int, plans: Sequence[port.Plan] | None, now: Instant | None
+) -> tuple[Instant, Instant]:
+    """Give the node a lease; return the time, and the end of the lease."""
+    known = None if plans is None else list(map(askable, rows.plan_keys(plans)))
+    [[heard, until]] = await server.fetch(RENEW, now, node, lease_ms * 1_000, known)
+    return heard, until
+
+
+async def find_missing(server: Server, late_ms: int, now: Instant | None) -> list[port.Missing]:
+    """Return the definitions that no node alive has, of runs that have been eligible for so long."""
+    found = await server.fetch(MISSING, now, late_ms * 1_000)
+    return [port.Missing((plan_id, plan_version), since) for plan_id, plan_version, since in found]
 
 
 async def take(

@@ -152,13 +152,11 @@ class PostgresStore:
 
     # --- owning
 
-    async def claim(self, node: str, limit: int, plan_ids: Sequence[str] | None = None) -> list[port.LoadedRun]:
+    async def claim(self, node: str, limit: int, plans: Sequence[port.Plan] | None = None) -> list[port.LoadedRun]:
         guards.check_values(node=node)
-        guards.check_ids(plan_ids or ())
+        guards.check_plans(plans)
         guards.check_page(limit)
-        return await self._server.finished(
-            owning.claim(self._ready(), self._starts, node, limit, plan_ids, self._asked())
-        )
+        return await self._server.finished(owning.claim(self._ready(), self._starts, node, limit, plans, self._asked()))
 
     async def admit(
         self, limits: Mapping[str, RunLimit], limit: int, claim_for: str | None = None
@@ -170,12 +168,12 @@ class PostgresStore:
             self._ring_soon()
         return admitted, next_at
 
-    async def renew(self, node: str, lease_ms: int) -> Instant:
-        guards.check_lease(node, lease_ms)
-        work = self._ready().fetch(owning.RENEW, self._asked(), node, lease_ms * 1_000)
-        [[now, until]] = await self._server.finished(work)
+    async def renew(self, node: str, lease_ms: int, plans: Sequence[port.Plan] | None = None) -> Instant:
+        guards.check_lease(node, lease_ms, plans)
+        now, lease_until = await self._server.finished(
+            owning.renew(self._ready(), node, lease_ms, plans, self._asked())
+        )
         self._hear(now)
-        lease_until: Instant = until
         return lease_until
 
     async def release(self, node: str, run_ids: Sequence[str] | None = None) -> int:
@@ -187,14 +185,18 @@ class PostgresStore:
         return int(freed)
 
     async def next_due(
-        self, node: str, plan_ids: Sequence[str] | None = None, queues: Sequence[str] = ()
+        self, node: str, plans: Sequence[port.Plan] | None = None, queues: Sequence[str] = ()
     ) -> Instant | None:
         guards.check_values(node=node)
-        guards.check_ids(plan_ids or ())
+        guards.check_plans(plans)
         guards.check_names("queues", queues, self._limits)
         return await self._server.finished(
-            owning.next_due(self._ready(), self._starts, node, plan_ids, queues, self._asked())
+            owning.next_due(self._ready(), self._starts, node, plans, queues, self._asked())
         )
+
+    async def find_missing(self, late_ms: int) -> list[port.Missing]:
+        guards.check_late(late_ms)
+        return await self._server.finished(owning.find_missing(self._ready(), late_ms, self._asked()))
 
     # --- carrying out activities
 

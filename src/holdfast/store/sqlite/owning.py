@@ -6,9 +6,13 @@ from collections.abc import Sequence
 from holdfast.core.instants import Instant
 from holdfast.errors import StoreCorrupt
 from holdfast.store import guards, port
+from holdfast.store.rows import plan_keys
 from holdfast.store.sqlite import rows
 from holdfast.store.sqlite.letters import bury_unreadable
 from holdfast.store.sqlite.reading import load_numbers
+
+PLAN_KEY = "plan_id || char(10) || plan_version"
+"""A definition as one text: see `rows.plan_keys`."""
 
 # Each of these walks an index in order and, but for runs of other plans, reads no more rows than it takes.
 FREE = """
@@ -24,7 +28,7 @@ SELECT min(lease_until, :now) AS ended_at, node FROM nodes WHERE NOT ({rows.IS_C
 ORDER BY ended_at
 """
 ORPHANED = "SELECT run_no FROM runs WHERE lease_owner = :owner {known} ORDER BY run_no LIMIT :limit"
-KNOWN = "AND plan_id IN (SELECT value FROM json_each(:plan_ids))"
+KNOWN = f"AND {PLAN_KEY} IN (SELECT value FROM json_each(:plans))"
 
 ASIDE = 60_000_000
 """How long a run whose rows make no sense is left alone, so that it does not stand in the way of the others."""
@@ -39,6 +43,26 @@ SELECT min(due_at) FROM (
     WHERE node <> :node AND EXISTS (SELECT 1 FROM runs WHERE lease_owner = node {known})
 )
 """
+LOOKED_AT = 1_000
+"""How many runs are looked at to find those that nobody can run: what nobody takes has waited for longest."""
+
+# Nodes of versions that do not say what they have are believed to have everything.
+MISSING = f"""
+SELECT plan_id, plan_version, since FROM (
+    SELECT plan_id, plan_version, min(since) AS since FROM (
+        SELECT * FROM (
+            SELECT plan_id, plan_version, ready_at AS since FROM runs
+            WHERE lease_owner IS NULL AND ready_at <= :late ORDER BY ready_at LIMIT {LOOKED_AT}
+        ) UNION ALL SELECT * FROM (
+            SELECT plan_id, plan_version, min(lease_until, :now) FROM nodes CROSS JOIN runs ON lease_owner = node
+            WHERE NOT ({rows.IS_CURRENT}) AND min(lease_until, :now) <= :late LIMIT {LOOKED_AT}
+        )
+    ) GROUP BY 1, 2
+) WHERE NOT EXISTS (
+    SELECT 1 FROM nodes LEFT JOIN node_plans USING (node)
+    WHERE {rows.IS_CURRENT} AND (plans IS NULL OR {PLAN_KEY} IN (SELECT value FROM json_each(plans)))
+) ORDER BY since, plan_id, plan_version
+"""
 NEXT_VISIBLE = "SELECT min(visible_at) FROM jobs WHERE queue = ? AND visible_at IS NOT NULL"
 
 
@@ -50,11 +74,11 @@ def check_node(db: sqlite3.Connection, node: str, now: Instant) -> None:
 
 
 def claim(
-    db: sqlite3.Connection, node: str, limit: int, plan_ids: Sequence[str] | None, now: Instant
+    db: sqlite3.Connection, node: str, limit: int, plans: Sequence[port.Plan] | None, now: Instant
 ) -> list[port.LoadedRun]:
     """Take up to `limit` eligible runs and load them."""
     check_node(db, node, now)
-    chosen = _eligible(db, node, limit, plan_ids, now)
+    chosen = _eligible(db, node, limit, plans, now)
     loaded = take_over(db, chosen, node, now)
     return [loaded[run_no] for run_no in chosen if run_no in loaded]
 
@@ -73,10 +97,12 @@ def take_over(db: sqlite3.Connection, chosen: list[int], node: str, now: Instant
         return _load_each(db, chosen, node, now)
 
 
-def _eligible(db: sqlite3.Connection, node: str, limit: int, plan_ids: Sequence[str] | None, now: Instant) -> list[int]:
+def _eligible(
+    db: sqlite3.Connection, node: str, limit: int, plans: Sequence[port.Plan] | None, now: Instant
+) -> list[int]:
     """Return the runs to take: longest eligible first, then in order of creation."""
-    known = "" if plan_ids is None else KNOWN
-    asked = {"now": now, "node": node, "limit": limit, "plan_ids": rows.listing(plan_ids or ())}
+    known = "" if plans is None else KNOWN
+    asked = {"now": now, "node": node, "limit": limit, "plans": rows.listing(plan_keys(plans or ()))}
     found = (
         db.execute(FREE.format(known=known), asked).fetchall() + db.execute(OWN.format(known=known), asked).fetchall()
     )
@@ -120,10 +146,16 @@ def _check_unreadable(problem: Exception) -> None:
         raise problem
 
 
-def renew(db: sqlite3.Connection, node: str, lease_ms: int, now: Instant) -> Instant:
+def renew(db: sqlite3.Connection, node: str, lease_ms: int, plans: Sequence[port.Plan] | None, now: Instant) -> Instant:
     """Give the node a lease until then, and forget nodes that are gone and hold nothing."""
     lease_until = now + lease_ms * 1_000
     db.execute("INSERT OR REPLACE INTO nodes VALUES (?, ?)", (node, lease_until))
+    if plans is not None:
+        db.execute(
+            "INSERT INTO node_plans VALUES (?, ?) "
+            "ON CONFLICT DO UPDATE SET plans = excluded.plans WHERE plans <> excluded.plans",
+            (node, rows.listing(plan_keys(plans))),
+        )
     db.execute(
         f"DELETE FROM nodes WHERE NOT ({rows.IS_CURRENT}) AND NOT EXISTS (SELECT 1 FROM runs WHERE lease_owner = node)",
         {"now": now},
@@ -145,11 +177,17 @@ def release(db: sqlite3.Connection, node: str, run_ids: Sequence[str] | None, no
 
 
 def next_due(
-    db: sqlite3.Connection, node: str, plan_ids: Sequence[str] | None, queues: Sequence[str], now: Instant
+    db: sqlite3.Connection, node: str, plans: Sequence[port.Plan] | None, queues: Sequence[str], now: Instant
 ) -> Instant | None:
     """Return the next instant at which a claim by this node, or a take from these queues, may find something."""
-    known = "" if plan_ids is None else KNOWN
-    asked = {"node": node, "plan_ids": rows.listing(plan_ids or ()), "now": now}
+    known = "" if plans is None else KNOWN
+    asked = {"node": node, "plans": rows.listing(plan_keys(plans or ())), "now": now}
     found = [db.execute(NEXT_DUE.format(known=known, is_current=rows.IS_CURRENT), asked).fetchone()[0]]
     found += [db.execute(NEXT_VISIBLE, (queue,)).fetchone()[0] for queue in queues]
     return min((due_at for due_at in found if due_at is not None), default=None)
+
+
+def find_missing(db: sqlite3.Connection, late_ms: int, now: Instant) -> list[port.Missing]:
+    """Return the definitions that no node alive has, of runs that have been eligible for so long."""
+    found = db.execute(MISSING, {"now": now, "late": now - late_ms * 1_000})
+    return [port.Missing((plan_id, plan_version), since) for plan_id, plan_version, since in found]

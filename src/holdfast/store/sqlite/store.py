@@ -132,11 +132,11 @@ class SqliteStore:
 
     # --- owning
 
-    async def claim(self, node: str, limit: int, plan_ids: Sequence[str] | None = None) -> list[port.LoadedRun]:
+    async def claim(self, node: str, limit: int, plans: Sequence[port.Plan] | None = None) -> list[port.LoadedRun]:
         guards.check_values(node=node)
-        guards.check_ids(plan_ids or ())
+        guards.check_plans(plans)
         guards.check_page(limit)
-        return await self._write(lambda db, now: owning.claim(db, node, limit, plan_ids, now))
+        return await self._write(lambda db, now: owning.claim(db, node, limit, plans, now))
 
     async def admit(
         self, limits: Mapping[str, RunLimit], limit: int, claim_for: str | None = None
@@ -150,9 +150,9 @@ class SqliteStore:
             self._ring_soon()
         return admitted, next_at
 
-    async def renew(self, node: str, lease_ms: int) -> Instant:
-        guards.check_lease(node, lease_ms)
-        return await self._write(lambda db, now: owning.renew(db, node, lease_ms, now))
+    async def renew(self, node: str, lease_ms: int, plans: Sequence[port.Plan] | None = None) -> Instant:
+        guards.check_lease(node, lease_ms, plans)
+        return await self._write(lambda db, now: owning.renew(db, node, lease_ms, plans, now))
 
     async def release(self, node: str, run_ids: Sequence[str] | None = None) -> int:
         guards.check_values(node=node)
@@ -160,12 +160,16 @@ class SqliteStore:
         return await self._write(lambda db, now: owning.release(db, node, run_ids, now), rings=True)
 
     async def next_due(
-        self, node: str, plan_ids: Sequence[str] | None = None, queues: Sequence[str] = ()
+        self, node: str, plans: Sequence[port.Plan] | None = None, queues: Sequence[str] = ()
     ) -> Instant | None:
         guards.check_values(node=node)
-        guards.check_ids(plan_ids or ())
+        guards.check_plans(plans)
         guards.check_names("queues", queues, self._limits)
-        return await self._read(lambda db, now: owning.next_due(db, node, plan_ids, queues, now))
+        return await self._read(lambda db, now: owning.next_due(db, node, plans, queues, now))
+
+    async def find_missing(self, late_ms: int) -> list[port.Missing]:
+        guards.check_late(late_ms)
+        return await self._read(lambda db, now: owning.find_missing(db, late_ms, now))
 
     # --- carrying out activities
 
