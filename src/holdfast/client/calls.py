@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -60,16 +61,17 @@ class Calls:
         while True:
             try:
                 parser = Parser()
-                async for chunk in self._transport.stream(operation, asked):
-                    attempt = 1
-                    for piece in parser.feed(chunk):
-                        if piece.event == "end":
-                            return
-                        if is_of_run and piece.data and not piece.event:
-                            asked["after"] = int(piece.id)
-                            yield _decoded(piece.data, operation.answer)
-                        elif not is_of_run and piece.data and piece.event != "stopped":
-                            yield piece.event, _typed(operation, piece)
+                async with aclosing(self._transport.stream(operation, asked)) as chunks:
+                    async for chunk in chunks:
+                        attempt = 1
+                        for piece in parser.feed(chunk):
+                            if piece.event == "end":
+                                return
+                            if is_of_run and piece.data and not piece.event:
+                                asked["after"] = int(piece.id)
+                                yield _decoded(piece.data, operation.answer)
+                            elif not is_of_run and piece.data and piece.event != "stopped":
+                                yield piece.event, _typed(operation, piece)
                 problem: HoldfastError = Unreachable("the event stream was ended")
             except HoldfastError as error:
                 problem = error

@@ -1,6 +1,6 @@
 """How a client reaches a service: over HTTP, or in its own process. Both take and give the same."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -29,7 +29,7 @@ class Transport(Protocol):
         """Return the answer as JSON, or raise the error that was answered."""
         ...
 
-    def stream(self, operation: Operation, fields: dict[str, Any]) -> AsyncIterator[bytes]:
+    def stream(self, operation: Operation, fields: dict[str, Any]) -> AsyncGenerator[bytes, None]:
         """Return an event stream in chunks."""
         ...
 
@@ -58,7 +58,7 @@ class InProcess:
             raise unexpected(problem, correlation_id) from problem
         return msgspec.json.encode(answer)
 
-    async def stream(self, operation: Operation, fields: dict[str, Any]) -> AsyncIterator[bytes]:
+    async def stream(self, operation: Operation, fields: dict[str, Any]) -> AsyncGenerator[bytes, None]:
         self._principal.require(operation.scope)
         call = self._service.call(self._principal, self._service.ids.new_id())
         stream: Stream = await operation.handle(call, self._read(operation, fields))
@@ -111,7 +111,7 @@ class Http:
             raise error_of(response.status_code, response.content)
         return bytes(response.content)
 
-    async def stream(self, operation: Operation, fields: dict[str, Any]) -> AsyncIterator[bytes]:
+    async def stream(self, operation: Operation, fields: dict[str, Any]) -> AsyncGenerator[bytes, None]:
         try:
             async with self._http.stream(**_request(operation, fields)) as response:
                 if not response.is_success:

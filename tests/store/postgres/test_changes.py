@@ -161,8 +161,8 @@ async def test_nothing_is_forgotten_that_somebody_may_not_have_seen_yet(
     async with behind(address) as connection:
         slow = Slow(connection, parse_address(address).schema, "slow")
         await slow.begin()
-        async with asyncio.timeout(PATIENCE_S):
-            while "," in (place := (await store.changes()).place):  # others on the same server are under way too
+        async with asyncio.timeout(PATIENCE_S):  # others on the same server may be under way too
+            while "," in (place := (await store.changes()).place):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         await store.create([new_run("run-1")])
         for _ in range(5):
