@@ -9,6 +9,7 @@ import holdfast as hf
 from holdfast.cli.main import commands
 from holdfast.cli.table import row_of
 from holdfast.client import nouns
+from holdfast.errors import RateLimited
 from holdfast.service.asking import Reader
 from holdfast.service.examples import ASKS
 from holdfast.service.operations import CATALOGUE
@@ -75,6 +76,16 @@ def _command_nouns() -> set[str]:
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_examples_are_what_can_be_asked(name: str) -> None:
     assert isinstance(Reader(CATALOGUE[name]).from_json(msgspec.json.encode(ASKS[name])), CATALOGUE[name].ask)
+
+
+@pytest.mark.contract("API-2")
+@pytest.mark.parametrize("name", [name for name, operation in CATALOGUE.items() if operation.is_counted])
+async def test_operations_whose_refusals_are_counted_say_that_there_may_be_too_many(name: str) -> None:
+    assert RateLimited in CATALOGUE[name].all_errors
+    async with on_stage() as stage:
+        operation = CATALOGUE[name]
+        description = (await stage.http.get("/openapi.json")).json()["paths"][operation.path]
+        assert "Retry-After" in description[operation.verb.lower()]["responses"]["429"]["headers"]
 
 
 @pytest.mark.parametrize("name", CATALOGUE)

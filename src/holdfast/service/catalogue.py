@@ -21,6 +21,7 @@ from holdfast.errors import (
     InvalidInput,
     NotAuthenticated,
     NotPermitted,
+    RateLimited,
     RequestTimedOut,
 )
 from holdfast.service.calling import Call
@@ -77,12 +78,18 @@ class Operation(Struct, frozen=True, kw_only=True):
     def all_errors(self) -> Errors:
         """Every error that it may answer with, whatever the transport: its own, and those of every operation."""
         common: Errors = (InvalidInput, EngineError, RequestTimedOut, InternalError)
-        return (*self.errors, *common, *(() if self.scope is None else (NotPermitted, NotAuthenticated)))
+        limited: Errors = (RateLimited,) if self.is_counted and RateLimited not in self.errors else ()
+        return (*self.errors, *limited, *common, *(() if self.scope is None else (NotPermitted, NotAuthenticated)))
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether a run hears of refusals: who has been refused too often is not heard any more."""
+        return self.scope in COUNTED or self.name == UPDATE
 
     async def carry_out(self, call: Call, ask: Any) -> Any:
         """Do it for a caller who may, within the time that the service allows. Every transport comes through here."""
         principal = call.principal
-        if self.scope in COUNTED or self.name == UPDATE:
+        if self.is_counted:
             call.service.refusals.check(principal.token_id or principal.name)
         is_heard = False
         try:
