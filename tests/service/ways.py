@@ -6,7 +6,7 @@ All of them take a name and what is asked, and return a status and what was answ
 import asyncio
 import io
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 from unittest import mock
@@ -136,7 +136,7 @@ class _Elsewhere:
         asked = asyncio.run_coroutine_threadsafe(_awaited(self._transport, operation, fields), self._loop)
         return await asyncio.wrap_future(asked)
 
-    def stream(self, operation: Operation, fields: dict[str, Any]) -> AsyncIterator[bytes]:
+    def stream(self, operation: Operation, fields: dict[str, Any]) -> AsyncGenerator[bytes, None]:
         raise NotImplementedError
 
     async def close(self) -> None:
