@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator, Iterator
 
 import hypothesis
@@ -17,6 +18,10 @@ pytest.register_assert_rewrite("holdfast.testing")
 # No deadline: a busy machine is not a failure. The blob reproduces a failure that was found by chance.
 hypothesis.settings.register_profile("holdfast", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("holdfast")
+
+# A shell lets a job in the background ignore interrupts, and so would every process that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 KNOWN_IDS = frozenset(contract.read_ids(contract.CONTRACT.read_text(encoding="utf-8")))
 
