@@ -58,7 +58,8 @@ CREATE TABLE holdfast.agenda (
     plan_version text COLLATE "C" NOT NULL
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000,
         autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0.5);
-CREATE INDEX agenda_places ON holdfast.agenda (owner, lane, place, run_no);
+-- Without run_no: an agenda that is taken for empty could then be looked through for a run, place by place.
+CREATE INDEX agenda_places ON holdfast.agenda (owner, lane, place);
 
 CREATE TABLE holdfast.events (
     run_no              bigint NOT NULL,
@@ -136,7 +137,7 @@ CREATE TABLE holdfast.waits (
     until   bigint,
     PRIMARY KEY (run_no, step_id)
 );
-CREATE INDEX waits_by_name ON holdfast.waits (name, run_no);
+CREATE INDEX waits_by_name ON holdfast.waits (name);      -- without run_no, as agenda_places
 
 CREATE TABLE holdfast.tasks (
     task_id  text COLLATE "C" PRIMARY KEY,

@@ -227,10 +227,10 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
 SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_now bigint := holdfast.time_1(p_now);
+    v_found record;
 BEGIN
-    RETURN QUERY
-    WITH found AS MATERIALIZED (
-        SELECT j.run_no, j.step_id, j.visible_at
+    FOR v_found IN
+        SELECT j.run_no, j.step_id
         FROM (SELECT DISTINCT x.queue FROM unnest(p_queues) AS x (queue)) q CROSS JOIN LATERAL (
             SELECT x.run_no, x.step_id, x.visible_at FROM holdfast.jobs x
             WHERE x.queue = q.queue AND x.visible_at IS NOT NULL AND x.visible_at <= v_now
@@ -238,13 +238,13 @@ BEGIN
             ORDER BY x.visible_at, x.run_no, x.step_id LIMIT p_limit FOR UPDATE SKIP LOCKED
         ) j
         ORDER BY j.visible_at, j.run_no, j.step_id LIMIT p_limit
-    ), taken AS (
+    LOOP
+        RETURN QUERY
         UPDATE holdfast.jobs j
         SET visible_at = v_now + p_visible, taken_by = p_node, next_attempt = j.next_attempt + 1
-        FROM found f WHERE j.run_no = f.run_no AND j.step_id = f.step_id
-        RETURNING f.visible_at, j.run_no, j.step_id, j.next_attempt - 1 AS attempt, j.details, j.job
-    )
-    SELECT v_now, t.attempt, t.details, t.job FROM taken t ORDER BY t.visible_at, t.run_no, t.step_id;
+        WHERE j.run_no = v_found.run_no AND j.step_id = v_found.step_id
+        RETURNING v_now, j.next_attempt - 1, j.details, j.job;
+    END LOOP;
 END
 $$;
 
@@ -258,25 +258,25 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
 SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_run bigint;
+    v_owner text;
+    v_is_kept boolean;
 BEGIN
     PERFORM 1 FROM holdfast.runs WHERE run_id = ANY (b_run) ORDER BY run_id FOR UPDATE;
     o_now := holdfast.time_1(p_now);
     o_kept := '{}';
     FOR i IN 1..cardinality(b_run) LOOP
+        SELECT r.run_no, r.lease_owner INTO v_run, v_owner FROM holdfast.runs r WHERE r.run_id = b_run[i];
         IF b_queue[i] <> '' THEN
             UPDATE holdfast.jobs j
             SET visible_at = o_now + p_visible, details = coalesce(b_details[i], j.details)
-            FROM holdfast.runs r
-            WHERE r.run_id = b_run[i] AND j.run_no = r.run_no AND j.step_id = b_step[i]
+            WHERE j.run_no = v_run AND j.step_id = b_step[i]
                 AND j.taken_by = p_node AND j.next_attempt = b_attempt[i] + 1;
             o_kept := o_kept || FOUND;
         ELSE
-            SELECT r.run_no INTO v_run FROM holdfast.runs r
-            WHERE r.run_id = b_run[i] AND r.lease_owner = p_node AND NOT EXISTS (
-                SELECT 1 FROM holdfast.jobs j WHERE j.run_no = r.run_no AND j.step_id = b_step[i] AND j.queue <> ''
-            );
-            o_kept := o_kept || FOUND;
-            IF FOUND AND b_details[i] IS NOT NULL THEN
+            PERFORM 1 FROM holdfast.jobs j WHERE j.run_no = v_run AND j.step_id = b_step[i] AND j.queue <> '';
+            v_is_kept := v_owner IS NOT DISTINCT FROM p_node AND NOT FOUND;
+            o_kept := o_kept || v_is_kept;
+            IF v_is_kept AND b_details[i] IS NOT NULL THEN
                 INSERT INTO holdfast.jobs (run_no, step_id, queue, activity, next_attempt, details)
                 VALUES (v_run, b_step[i], '', '', 0, b_details[i])
                 ON CONFLICT (run_no, step_id) DO UPDATE SET details = excluded.details;
