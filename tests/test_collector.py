@@ -1,59 +1,59 @@
-"""The garbage collector rests while it is held back, works while whoever holds it waits, and is then as it was."""
+"""The garbage collector waits for longer while nodes are at work, and is then as it was."""
 
+import asyncio
 import gc
 from collections.abc import Iterator
 
 import pytest
 
-from holdfast.collector import held_back, let_go
+import holdfast as hf
+from holdfast.collector import NEW_OBJECTS, patient
+from holdfast.store.memory import MemoryStore
+
+BEFORE = (701, 9, 8)
 
 
-@pytest.fixture(autouse=True, params=[True, False], ids=["on", "off"])
-def is_on(request: pytest.FixtureRequest) -> Iterator[bool]:
-    """Whether the collector is on before."""
-    was_on, is_on = gc.isenabled(), bool(request.param)
-    (gc.enable if is_on else gc.disable)()
-    yield is_on
-    (gc.enable if was_on else gc.disable)()
+@pytest.fixture(autouse=True)
+def _thresholds() -> Iterator[None]:
+    before = gc.get_threshold()
+    gc.set_threshold(*BEFORE)
+    yield
+    gc.set_threshold(*before)
 
 
-def test_it_rests_until_the_last_holder_lets_go(is_on: bool) -> None:
-    with held_back():
-        with held_back():
-            assert not gc.isenabled()
-        assert not gc.isenabled()
-    assert gc.isenabled() is is_on
-
-
-def test_holders_may_let_go_in_any_order(is_on: bool) -> None:
-    first, second = held_back(), held_back()
-    first.__enter__()
-    second.__enter__()
-    first.__exit__()
-    assert not gc.isenabled()
+def test_it_is_patient_until_the_last_has_ended() -> None:
+    first, second = patient(), patient()
+    with first:
+        second.__enter__()
+        assert gc.get_threshold() == (NEW_OBJECTS, 9, 8)
+    assert gc.get_threshold() == (NEW_OBJECTS, 9, 8)
     second.__exit__()
-    assert gc.isenabled() is is_on
+    assert gc.get_threshold() == BEFORE
 
 
-def test_it_works_while_the_holder_waits(is_on: bool) -> None:
-    with held_back():
-        with let_go():
-            assert gc.isenabled() is is_on
-        assert not gc.isenabled()
-    assert gc.isenabled() is is_on
+@pytest.mark.parametrize("young", [0, 2 * NEW_OBJECTS])
+def test_what_is_off_stays_off_and_what_is_more_patient_stays_so(young: int) -> None:
+    gc.set_threshold(young, 9, 8)
+    with patient():
+        assert gc.get_threshold() == (young, 9, 8)
+    assert gc.get_threshold() == (young, 9, 8)
 
 
-def test_who_waits_when_nobody_holds_changes_nothing(is_on: bool) -> None:
-    gc.enable()
-    with held_back():
-        pass
-    (gc.enable if is_on else gc.disable)()
-    with let_go():
-        assert gc.isenabled() is is_on
-    assert gc.isenabled() is is_on
+def test_what_somebody_sets_meanwhile_is_left_as_it_is() -> None:
+    with patient():
+        gc.set_threshold(5, 5, 5)
+    assert gc.get_threshold() == (5, 5, 5)
 
 
-def test_a_failure_lets_go_too(is_on: bool) -> None:
-    with pytest.raises(ZeroDivisionError), held_back():
-        _ = 1 // 0
-    assert gc.isenabled() is is_on
+def test_it_is_as_it_was_after_an_exception() -> None:
+    with pytest.raises(ZeroDivisionError), patient():
+        _ = 1 / 0
+    assert gc.get_threshold() == BEFORE
+
+
+async def test_it_is_patient_while_a_node_is_at_work() -> None:
+    app = hf.App("patient")
+    async with app.node(MemoryStore()):
+        await asyncio.sleep(0)
+        assert gc.get_threshold() == (NEW_OBJECTS, 9, 8)
+    assert gc.get_threshold() == BEFORE

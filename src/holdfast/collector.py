@@ -1,56 +1,45 @@
-"""Holds the garbage collector back for a while.
+"""Lets the garbage collector work less often while nodes are at work.
 
-Taking a wave of turns makes many objects that are let go at its end, and hardly any garbage that only the collector
-could free. Left to itself it would look through all of them in the middle of the wave, where there are most. So it
-rests until the wave is over and they are gone; then it goes on as its thresholds say.
+Runs are made of many objects that all go when they end, and hardly any garbage that only the collector could free. Left
+to itself it would look through the runs that are under way again and again, each time a few hundred objects are new.
+So it waits until there are `NEW_OBJECTS` more than when it last looked.
 """
 
 import gc
 from threading import Lock
 
+NEW_OBJECTS = 100_000
+"""Fewer cost time, up to a tenth of it; more are garbage for longer, if somebody does leave garbage."""
+
 
 class _Collector:
-    """Whether anybody holds the collector back, and whether it was on before."""
+    """How many nodes are at work, and what the collector's thresholds were before."""
 
     def __init__(self) -> None:
         self.lock = Lock()
-        self.holders = 0
-        self.was_on = False
+        self.nodes = 0
+        self.before = (0, 0, 0)
+        self.during = (0, 0, 0)
 
 
 _collector = _Collector()
 
 
-class held_back:  # noqa: N801 - used like a function
-    """Let the collector rest, if it is on. Whoever does so across an `await` lets go when it takes long: `let_go`."""
+class patient:  # noqa: N801 - used like a function
+    """Make the collector wait for longer, if it is on. What somebody else has set meanwhile is left as it is."""
 
     __slots__ = ()
 
     def __enter__(self) -> None:
         with _collector.lock:
-            if not _collector.holders:
-                _collector.was_on = gc.isenabled()
-                gc.disable()
-            _collector.holders += 1
+            _collector.nodes += 1
+            if _collector.nodes == 1:
+                _collector.before = young, middle, old = gc.get_threshold()
+                _collector.during = (max(young, NEW_OBJECTS) if young else 0, middle, old)
+                gc.set_threshold(*_collector.during)
 
     def __exit__(self, *problem: object) -> None:
         with _collector.lock:
-            _collector.holders -= 1
-            if not _collector.holders and _collector.was_on:
-                gc.enable()
-
-
-class let_go:  # noqa: N801 - used like a function
-    """Let the collector work although it is held back: whoever holds it is waiting for something."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> None:
-        with _collector.lock:
-            if _collector.holders and _collector.was_on:
-                gc.enable()
-
-    def __exit__(self, *problem: object) -> None:
-        with _collector.lock:
-            if _collector.holders:
-                gc.disable()
+            _collector.nodes -= 1
+            if not _collector.nodes and gc.get_threshold() == _collector.during:
+                gc.set_threshold(*_collector.before)

@@ -117,8 +117,9 @@ class MortalStore:
 class Lives:
     """One file, and the lives that are lived on it."""
 
-    def __init__(self, app: App, path: Path) -> None:
+    def __init__(self, app: App, path: Path, options: NodeOptions = OPTIONS) -> None:
         self.app = app
+        self._options = options
         self.acknowledged: list[AcceptedSignalResult] = []
         self._path = path
         self._clock = SkippingClock()
@@ -136,7 +137,7 @@ class Lives:
         await inner.migrate()
         store: Any = MortalStore(inner, dies_at, edge, counted, self.acknowledged)
         try:
-            async with self.app.node(store, name=f"life-{self._count}", options=OPTIONS):
+            async with self.app.node(store, name=f"life-{self._count}", options=self._options):
                 told, died = asyncio.ensure_future(story(self.app)), asyncio.ensure_future(store.died.wait())
                 try:
                     async with asyncio.timeout(PATIENCE_S):

@@ -2,13 +2,18 @@
 
 import asyncio
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from holdfast.core.instants import Instant
 from holdfast.engine.creations import CREATE_RUNS, Creations
-from holdfast.errors import EngineError, StoreUnavailable
-from holdfast.store.port import Created, Existing, NewRun
+from holdfast.engine.first_turns import First
+from holdfast.errors import EngineError, InvalidInput, StoreUnavailable
+from holdfast.store.beginnings import created_run
+from holdfast.store.port import Created, Existing, LoadedRun, NewRun, Refused
 from holdfast.testing.clock import START
 from holdfast.testing.samples import new_run
 
@@ -22,26 +27,87 @@ class Maker:
         self.may_answer.set()
         self.problem: Exception | None = None
         self.known: set[str] = set()
+        self.unfit: dict[str, str] = {}
+        self.created: list[NewRun] = []
+        self.finds: list[Exception | list[LoadedRun | None]] = []
+        self.looked_for: list[list[str]] = []
 
-    async def create(self, runs: Sequence[NewRun], claim_for: str | None = None) -> list[Created | Existing]:
+    async def load(self, run_ids: Sequence[str]) -> Sequence[LoadedRun | None]:
+        """Find what the test says."""
+        self.looked_for.append(list(run_ids))
+        found = self.finds.pop(0) if self.finds else [None]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    async def create(self, runs: Sequence[NewRun], claim_for: str | None = None) -> list[Created | Existing | Refused]:
         """Create, when it is allowed."""
+        self.created += runs
         self.batches.append(len(runs))
         self.asked.set()
         await self.may_answer.wait()
         if self.problem is not None:
             raise self.problem
-        epoch = 0 if claim_for is None else 1
-        return [Existing(new.run_id) if new.run_id in self.known else Created(new.run_id, epoch) for new in runs]
+        unfit = [self.unfit.get(new.run_id) for new in runs if new.tags == ("begun",)]
+        if "raised" in unfit:
+            raise ValueError("surrogates not allowed")
+        return [self._answer(new, 0 if claim_for is None else 1) for new in runs]
+
+    def _answer(self, new: NewRun, epoch: int) -> Created | Existing | Refused:
+        if new.run_id in self.known:
+            return Existing(new.run_id)
+        if new.run_id in self.unfit and new.tags == ("begun",):
+            return Refused(InvalidInput("what the run begins with cannot be stored"))
+        return Created(new.run_id, epoch)
+
+
+def loaded(run_id: str, owner: str = "node-a") -> LoadedRun:
+    """Return a run as the node may find it in the store."""
+    return created_run(new_run(run_id), owner, START)
+
+
+class Drafter:
+    """Takes the first turns of some runs."""
+
+    def __init__(self) -> None:
+        self.can_begin: set[str] = set()
+        self.closed: list[str] = []
+
+    def take(self, new: NewRun, now: Instant) -> First | None:
+        """Take it, if the test says so."""
+        if new.run_id not in self.can_begin:
+            return None
+        live: Any = SimpleNamespace(close=lambda: self.closed.append(new.run_id))
+        drafted: Any = SimpleNamespace(live=live)
+        return First(replace(new, tags=("begun",)), created_run(new, "node-a", now), drafted, is_at_work=True)
 
 
 class Scene:
-    """Creations, and what they have begun."""
+    """Creations, and the node that they are for."""
 
-    def __init__(self, owner: str | None = "node-a") -> None:
+    name = "node-a"
+    has_room = True
+
+    def __init__(self, *, is_for_node: bool = True) -> None:
         store: Any = Maker()
+        first_turns: Any = Drafter()
         self.store: Maker = store
+        self.drafter: Drafter = first_turns
         self.begun: list[str] = []
-        self.creations = Creations(store, owner, 1_000, lambda new, now: self.begun.append(new.run_id))
+        self.held: list[str] = []
+        self.creations = Creations(store, self, 1_000, first_turns if is_for_node else None)
+
+    def begin(self, new: NewRun, now: Instant, first: First | None) -> None:
+        """Note it."""
+        self.begun.append(new.run_id if first is None else f"{new.run_id} with its first turn")
+
+    def hold(self, loaded: LoadedRun) -> None:
+        """Note it."""
+        self.held.append(loaded.head.run_id)
+
+    def holds(self, run_id: str) -> bool:
+        """Say whether it was noted."""
+        return run_id in self.held
 
     def start(self, *run_ids: str) -> "list[asyncio.Task[Any]]":
         """Ask for runs, all at once."""
@@ -53,7 +119,7 @@ async def test_a_run_that_is_created_for_this_node_is_begun_here_once() -> None:
     scene = Scene()
     assert await asyncio.gather(*scene.start("a", "b")) == [Created("a", 1), Created("b", 1)]
     assert scene.begun == ["a", "b"]
-    assert scene.creations._under_way == set()
+    assert scene.creations._under_way == {}
 
 
 @pytest.mark.contract("OWN-1", "QUE-1")
@@ -62,21 +128,88 @@ async def test_a_run_that_is_somebody_elses_is_not_begun_here() -> None:
     scene.store.known = {"b"}
     assert await asyncio.gather(*scene.start("a", "b")) == [Created("a", 1), Existing("b")]
     assert scene.begun == ["a"]
-    nobody = Scene(owner=None)
+    nobody = Scene(is_for_node=False)
     await asyncio.gather(*nobody.start("a"))
     assert nobody.begun == []
 
 
 @pytest.mark.contract("OWN-1")
-async def test_a_run_that_the_node_has_found_by_itself_meanwhile_is_not_begun_again() -> None:
+async def test_a_run_that_the_node_has_found_by_itself_meanwhile_waits_for_the_answer() -> None:
     scene = Scene()
     scene.store.may_answer.clear()
     tasks = scene.start("a", "b")
     await scene.store.asked.wait()
-    scene.creations.found("a")
+    assert scene.creations.keeps(loaded("a"))
+    assert not scene.creations.keeps(loaded("c"))
     scene.store.may_answer.set()
     await asyncio.gather(*tasks)
-    assert scene.begun == ["b"]
+    assert (scene.begun, scene.held) == (["a", "b"], ["a"])
+    assert not scene.creations.keeps(loaded("a"))
+
+
+@pytest.mark.contract("OWN-1")
+async def test_a_run_that_was_found_though_its_creation_failed_is_held_as_it_was_found() -> None:
+    scene = Scene()
+    scene.drafter.can_begin = {"a"}
+    scene.store.may_answer.clear()
+    scene.store.problem = StoreUnavailable("down")
+    tasks = scene.start("a")
+    await scene.store.asked.wait()
+    assert scene.creations.keeps(loaded("a"))
+    scene.store.may_answer.set()
+    assert await asyncio.gather(*tasks, return_exceptions=True) == [scene.store.problem]
+    assert (scene.begun, scene.held, scene.drafter.closed) == ([], ["a"], ["a"])
+
+
+async def test_runs_are_created_with_their_first_turns() -> None:
+    scene = Scene()
+    scene.drafter.can_begin = {"a", "c"}
+    scene.store.known = {"c"}
+    await asyncio.gather(*scene.start("a", "b", "c"))
+    assert [new.tags for new in scene.store.created] == [("begun",), (), ("begun",)]
+    assert scene.begun == ["a with its first turn", "b"]
+    assert scene.drafter.closed == ["c"]
+
+
+async def test_without_room_runs_are_created_as_they_were_asked_for() -> None:
+    scene = Scene()
+    scene.drafter.can_begin, scene.has_room = {"a"}, False
+    await asyncio.gather(*scene.start("a"))
+    assert [new.tags for new in scene.store.created] == [()]
+
+
+@pytest.mark.contract("MSG-3")
+@pytest.mark.parametrize("problem", ["refused", "raised"])
+async def test_a_first_turn_that_cannot_be_stored_comes_later_and_harms_nobody(problem: str) -> None:
+    scene = Scene()
+    scene.drafter.can_begin = {"a", "b"}
+    scene.store.unfit = {"a": problem}
+    assert await asyncio.gather(*scene.start("a", "b")) == [Created("a", 1), Created("b", 1)]
+    assert "a" in scene.begun
+    assert scene.drafter.closed == (["a"] if problem == "refused" else ["a", "b"])
+
+
+@pytest.mark.contract("MSG-4", "OWN-1")
+async def test_runs_whose_creation_was_not_answered_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may be there, at work for this node: nothing would make them ready."""
+    monkeypatch.setattr("holdfast.engine.creations.LOOKS_S", (0.0, 0.0, 0.0))
+    scene = Scene()
+    scene.store.problem = StoreUnavailable("down")
+    scene.store.finds = [StoreUnavailable("down"), [None, None, None], [loaded("a"), loaded("b", "node-b"), None]]
+    await asyncio.gather(*scene.start("a", "b", "c"), return_exceptions=True)
+    async with asyncio.timeout(5):
+        await asyncio.wait(scene.creations._looking)
+    assert scene.held == ["a"]
+    assert scene.store.looked_for == [*[["a", "b", "c"]] * 3, ["c"]]
+
+
+async def test_nobody_looks_for_runs_after_the_node_has_stopped() -> None:
+    scene = Scene()
+    scene.store.problem = StoreUnavailable("down")
+    await asyncio.gather(*scene.start("a"), return_exceptions=True)
+    async with asyncio.timeout(0.1):
+        await scene.creations.stop()
+    assert not scene.creations._looking
 
 
 async def test_those_who_ask_meanwhile_share_the_next_call_and_none_is_too_large() -> None:
@@ -98,7 +231,7 @@ async def test_a_store_that_fails_is_told_to_everybody_of_the_batch_and_to_nobod
     scene.store.problem = StoreUnavailable("down")
     answers = await asyncio.gather(*scene.start("a", "b"), return_exceptions=True)
     assert answers == [scene.store.problem] * 2
-    assert (scene.begun, scene.creations._under_way) == ([], set())
+    assert (scene.begun, scene.creations._under_way) == ([], {})
     scene.store.problem = None
     assert await asyncio.gather(*scene.start("a")) == [Created("a", 1)]
 
@@ -106,6 +239,7 @@ async def test_a_store_that_fails_is_told_to_everybody_of_the_batch_and_to_nobod
 @pytest.mark.contract("MSG-4", "API-2")
 async def test_who_waits_when_the_node_stops_is_told_that_nobody_knows() -> None:
     scene = Scene()
+    scene.drafter.can_begin = {"a", "b"}
     scene.store.may_answer.clear()
     tasks = scene.start("a")
     await scene.store.asked.wait()
@@ -116,7 +250,7 @@ async def test_who_waits_when_the_node_stops_is_told_that_nobody_knows() -> None
         answers = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(answer) for answer in answers] == [EngineError, EngineError]
     assert all("ask again with the same request id" in str(answer) for answer in answers)
-    assert scene.begun == []
+    assert (scene.begun, scene.drafter.closed) == ([], ["a"])
 
 
 async def test_who_waits_no_longer_is_not_answered_and_harms_nobody() -> None:

@@ -91,6 +91,7 @@ class Member:
         """Let go of what a dead process would take with it: programs that nobody advances any more."""
         if self.node is not None:
             self.node.lives.close()
+            self.node.creations.let_go()
 
     def broken_tasks(self) -> list[str]:
         """Return what has ended by an exception and should not have ended."""

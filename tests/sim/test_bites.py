@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.core import decide
-from holdfast.core.events import ErrorInfo
+from holdfast.core.events import NULL, ErrorInfo
 from holdfast.core.gates import RunLimit
 from holdfast.core.messages import ActivityErrored
 from holdfast.core.pen import NOTHING, Decision, Pen
@@ -56,9 +56,10 @@ def test_it_finds_work_that_is_begun_before_its_commit(monkeypatch: pytest.Monke
 
     def finish(self: TurnDraft, *, release: bool = False) -> port.Turn:
         turn = take(self, release=release)
-        nodes[-1]._workers.cancel(turn.run_id)
-        for step_id in self.dispatch:
-            nodes[-1]._dispatch(turn.run_id, self.state.open_steps[step_id], self._now)
+        for node in nodes[-1:]:
+            node._workers.cancel(turn.run_id)
+            for step_id in self.dispatch:
+                node._dispatcher.dispatch(turn.run_id, self.state.open_steps[step_id], NULL, self._now)
         return turn
 
     turns = Node._take_turns

@@ -1,32 +1,65 @@
 """Runs that are started here: created many at a time, and begun without asking the store for them again."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Protocol
 
 from holdfast.core.instants import Instant
-from holdfast.errors import EngineError, HoldfastError, LeaseExpired
-from holdfast.store.port import Created, Existing, NewRun, Refused, Store
+from holdfast.engine.first_turns import First, FirstTurns
+from holdfast.errors import EngineError, HoldfastError, LeaseExpired, StoreError
+from holdfast.program.loop import apart
+from holdfast.store.port import Created, Existing, LoadedRun, NewRun, Refused, Store
 
 CREATE_RUNS = 500
 """How many runs are created by one call at most."""
+
+LOOKS_S = (0.2, 1.0, 5.0, 30.0)
+"""Pauses before each look for runs whose creation was not answered: what a lost connection began may end later."""
 
 Answer = Created | Existing | Refused
 Asked = tuple[NewRun, Instant, "asyncio.Future[Answer]"]
 
 
-class Creations:
-    """Creates runs that belong to one node, or to none. `begin` is called with each that belongs to it from now on."""
+class Beginner(Protocol):
+    """The node that the runs are created for."""
 
-    def __init__(
-        self, store: Store, owner: str | None, lease_ms: int, begin: Callable[[NewRun, Instant], None]
-    ) -> None:
+    name: str
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a run that begins now can stay in memory."""
+        ...
+
+    def begin(self, new: NewRun, now: Instant, first: First | None) -> None:
+        """Go on with a run that was created, as it was asked for or with its first turn."""
+        ...
+
+    def hold(self, loaded: LoadedRun) -> None:
+        """Take a run that was found in the store."""
+        ...
+
+    def holds(self, run_id: str) -> bool:
+        """Say whether the run is here already."""
+        ...
+
+
+class Creations:
+    """Creates runs: for the node, with their first turns where these can be taken before; or for nobody, without.
+
+    A run that the node comes by while it is being created is kept from it until there is an answer.
+    """
+
+    def __init__(self, store: Store, node: Beginner, lease_ms: int, first_turns: FirstTurns | None) -> None:
         self._store = store
-        self._owner = owner
+        self._node = node
+        self._owner = None if first_turns is None else node.name
         self._lease_ms = lease_ms
-        self._begin = begin
+        self._first_turns = first_turns
         self._asked: list[Asked] = []
-        self._under_way: set[str] = set()
+        self._firsts: Sequence[First | None] = ()
+        self._under_way: dict[str, LoadedRun | None] = {}
         self._task: asyncio.Task[None] | None = None
+        self._looking: set[asyncio.Task[None]] = set()
 
     async def create(self, new: NewRun, now: Instant) -> Answer:
         """Create a run, together with others that are being created."""
@@ -36,16 +69,28 @@ class Creations:
             self._task = asyncio.create_task(self._create(), name="create")
         return await future
 
-    def found(self, run_id: str) -> None:
-        """Take note that the node came by a run before the answer to its creation did."""
-        self._under_way.discard(run_id)
+    def keeps(self, loaded: LoadedRun) -> bool:
+        """Keep a run that the node came by before the answer to its creation did; say whether it is such a run."""
+        is_under_way = loaded.head.run_id in self._under_way
+        if is_under_way:
+            self._under_way[loaded.head.run_id] = loaded
+        return is_under_way
 
     async def stop(self) -> None:
         """Give up what is under way; nobody knows what becomes of it."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        tasks = self._looking if self._task is None else {self._task, *self._looking}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
         _give_up(self._asked)
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Let go of programs whose runs are being created."""
+        for first in self._firsts:
+            if first is not None:
+                first.drafted.live.close()
 
     async def _create(self) -> None:
         try:
@@ -55,27 +100,64 @@ class Creations:
         finally:
             self._task = None
 
-    async def _create_batch(self, batch: list[Asked]) -> None:
-        run_ids = {new.run_id for new, _, _ in batch}
-        self._under_way |= run_ids
+    async def _create_batch(self, batch: list[Asked], *, is_again: bool = False) -> None:
+        firsts = self._firsts = [None] * len(batch) if is_again else self._take_first_turns(batch)
+        runs = [new if first is None else first.new for (new, _, _), first in zip(batch, firsts, strict=True)]
+        self._under_way.update(dict.fromkeys(new.run_id for new in runs))
+        answers: Sequence[Answer | Exception]
         try:
-            answers = await self._create_runs([new for new, _, _ in batch])
-        except HoldfastError as problem:
-            for _, _, future in batch:
-                if not future.done():
-                    future.set_exception(problem)
-            return
+            answers = await self._create_runs(runs)
+        except Exception as problem:
+            answers = [problem] * len(runs)
         except asyncio.CancelledError:
             _give_up(batch)
             raise
         finally:
-            mine = run_ids & self._under_way
-            self._under_way -= mine
-        for (new, now, future), answer in zip(batch, answers, strict=True):
-            if isinstance(answer, Created) and answer.epoch and new.run_id in mine:  # else the node has found it before
-                self._begin(new, now)
-            if not future.done():
-                future.set_result(answer)
+            found = {new.run_id: self._under_way.pop(new.run_id, None) for new in runs}
+        self._firsts = []
+        again: list[Asked] = []
+        for asked, first, answer in zip(batch, firsts, answers, strict=True):
+            if isinstance(answer, Created) and answer.epoch:
+                self._node.begin(asked[0], asked[1], first)
+            elif first is not None:
+                first.drafted.live.close()
+                if not isinstance(answer, Existing | HoldfastError):  # perhaps its first turn cannot be stored
+                    again.append(asked)
+                    continue
+            _tell(asked[2], answer)
+        for loaded in found.values():
+            if loaded is not None:
+                self._node.hold(loaded)
+        if isinstance(answers[0], StoreError) and self._owner is not None:
+            self._look_for([run_id for run_id, loaded in found.items() if loaded is None])
+        if again:
+            await self._create_batch(again, is_again=True)
+
+    def _take_first_turns(self, batch: list[Asked]) -> list[First | None]:
+        if self._first_turns is None or not self._node.has_room:
+            return [None] * len(batch)
+        with apart():
+            return [self._first_turns.take(new, now) for new, now, _ in batch]
+
+    def _look_for(self, run_ids: list[str]) -> None:
+        task = asyncio.create_task(self._look(run_ids), name="look for runs")
+        self._looking.add(task)
+        task.add_done_callback(self._looking.discard)
+
+    async def _look(self, run_ids: list[str]) -> None:
+        """Look for runs whose creation was not answered: one that is at work would not become ready by itself."""
+        looks = 0
+        while run_ids and looks < len(LOOKS_S):
+            await asyncio.sleep(LOOKS_S[looks])
+            try:
+                found = [loaded for loaded in await self._store.load(run_ids) if loaded is not None]
+            except StoreError:
+                continue
+            looks += 1
+            for loaded in found:
+                run_ids.remove(loaded.head.run_id)
+                if loaded.head.lease_owner == self._owner and not self._node.holds(loaded.head.run_id):
+                    self._node.hold(loaded)
 
     async def _create_runs(self, runs: list[NewRun]) -> list[Answer]:
         try:
@@ -84,6 +166,15 @@ class Creations:
             assert self._owner is not None
             await self._store.renew(self._owner, self._lease_ms)
             return await self._store.create(runs, claim_for=self._owner)
+
+
+def _tell(future: "asyncio.Future[Answer]", answer: Answer | Exception) -> None:
+    if future.done():  # who asked waits no longer
+        return
+    if isinstance(answer, Exception):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)
 
 
 def _give_up(asked: list[Asked]) -> None:

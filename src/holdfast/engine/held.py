@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.core import events as e
@@ -9,20 +10,30 @@ from holdfast.core.decide import Input
 from holdfast.core.instants import Instant
 from holdfast.core.messages import ActivityDetached, ActivityErrored
 from holdfast.core.state import OpenStep, RunState
+from holdfast.engine.live import LiveRun
 from holdfast.engine.turn import TurnDraft
-from holdfast.errors import TurnRefused
+from holdfast.errors import RunError, TurnRefused
 from holdfast.store.port import LoadedRun
+
+
+class Drafted(Struct, frozen=True):
+    """A turn that a run has taken and that is not committed yet; with the reason if its program cannot go on."""
+
+    live: LiveRun
+    draft: TurnDraft
+    problem: RunError | None
 
 
 class Held:
     """A run that belongs to this node. It is fresh until it has taken a turn as it was loaded."""
 
-    __slots__ = ("inputs", "is_fresh", "loaded", "refused")
+    __slots__ = ("drafted", "inputs", "is_fresh", "loaded", "refused")
 
     def __init__(self, loaded: LoadedRun) -> None:
         self.loaded = loaded
         self.inputs: list[Input] = []
         self.is_fresh = True
+        self.drafted: Drafted | None = None  # what it did before it was created
         self.refused: TurnRefused | None = None  # why its present turn is no more than a pause
 
     def lost_steps(self, state: RunState, now: Instant) -> list[OpenStep]:
@@ -43,6 +54,11 @@ class Held:
             and step.step_id not in reported
             and (step.token is None or step.token not in tokens)
         ]
+
+    def take_drafted(self, live: LiveRun) -> Drafted | None:
+        """Return the turn that was taken before, if it was by what is live now; whatever came in since waits."""
+        drafted, self.drafted = self.drafted, None
+        return drafted if drafted is not None and drafted.live is live else None
 
     def advance(self, draft: TurnDraft) -> None:
         """Take note of a turn that was committed."""

@@ -8,7 +8,6 @@ from collections import OrderedDict
 from msgspec import Raw
 from msgspec.structs import replace
 
-from holdfast.core.events import Event
 from holdfast.engine.live import Definitions, LiveRun, revive
 from holdfast.engine.stretch import read_stretch
 from holdfast.errors import NotDurable, NotFound, RunawayWorkflow, RunError
@@ -39,17 +38,20 @@ class LiveRuns:
         if live is not None:
             return live, None
         self.forget(loaded.head.run_id)
-        return self._keep(loaded.head.run_id, await read_stretch(self._store, loaded.head))
-
-    def begin(self, new: NewRun) -> None:
-        """Keep a run that was just created; its history is known without asking."""
-        self._keep(new.run_id, [replace(event, run_seq=number) for number, event in enumerate(new.events, 1)])
-
-    def _keep(self, run_id: str, history: list[Event]) -> tuple[LiveRun, RunError | None]:
-        live, problem = revive(run_id, history, self._definitions)
+        history = await read_stretch(self._store, loaded.head)
+        live, problem = revive(loaded.head.run_id, history, self._definitions)
         if problem is None:
-            self._runs[run_id] = live
+            self.keep(live)
         return live, problem
+
+    def beginning(self, new: NewRun) -> LiveRun:
+        """Return a run that is about to be created, or just was; its history is known without asking."""
+        first = [replace(event, run_seq=number) for number, event in enumerate(new.events, 1)]
+        return revive(new.run_id, first, self._definitions)[0]
+
+    def keep(self, live: LiveRun) -> None:
+        """Keep a run in memory."""
+        self._runs[live.state.run_id] = live
 
     def trim(self) -> None:
         """Let go of those that have not been used for longest."""

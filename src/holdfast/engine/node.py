@@ -15,15 +15,17 @@ from typing import Any, Protocol
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from holdfast.collector import held_back, let_go
+from holdfast.collector import patient
 from holdfast.core import events as e
 from holdfast.core.instants import Instant
 from holdfast.core.messages import NodeLost
-from holdfast.core.state import OpenStep, RunState
-from holdfast.engine.activities import Details, Outcome, Work, Workers, unfit_options
+from holdfast.core.state import RunState
+from holdfast.engine.activities import Details, Outcome, Work, Workers
 from holdfast.engine.creations import Creations
+from holdfast.engine.dispatching import Dispatcher
 from holdfast.engine.finishes import Finishes
-from holdfast.engine.held import Held, is_local, unsuccessful
+from holdfast.engine.first_turns import First, FirstTurns
+from holdfast.engine.held import Held, unsuccessful
 from holdfast.engine.known import Known, KnownDefinitions
 from holdfast.engine.leasing import keep_lease
 from holdfast.engine.live import Definitions, LiveRun, pause_turn, take_turn
@@ -36,18 +38,9 @@ from holdfast.engine.refusals import Refusals, left_turn
 from holdfast.engine.run_queue import LimitedDefinitions, RunQueue
 from holdfast.engine.slots import Slots
 from holdfast.engine.turn import LIMITS, TurnDraft
-from holdfast.errors import (
-    EngineError,
-    HoldfastError,
-    InvalidInput,
-    LeaseExpired,
-    RunError,
-    StoreCorrupt,
-    StoreError,
-)
+from holdfast.errors import EngineError, HoldfastError, LeaseExpired, RunError, StoreCorrupt, StoreError
 from holdfast.limits import Limits
 from holdfast.ports import Rng
-from holdfast.program.definitions import ActivityOptions, decode_options
 from holdfast.program.loop import apart
 from holdfast.store.beginnings import created_run
 from holdfast.store.port import Beat, CommitConflict, Committed, LoadedRun, NewRun, Store, Turn
@@ -82,12 +75,13 @@ class Node:
         self._slots = Slots(options.activities_at_once)
         self._workers = Workers(self._slots, self._on_outcome, self._on_beat, rng)
         self._queues = Queues(name, store, definitions, options.queues, options.visible_ms, self._slots, rng)
-        self._unknown: set[str] = set()
+        self._dispatcher = Dispatcher(definitions, self._workers, self._on_outcome)
         self._held: dict[str, Held] = {}
         self.failure: EngineError | None = None
         self.lives = LiveRuns(store, definitions, options.live_runs)
         self._ready = Ready()
-        self.creations = Creations(store, name if options.takes_runs else None, options.lease_ms, self._begin)
+        first_turns = FirstTurns(name, self.lives, limits) if options.takes_runs else None
+        self.creations = Creations(store, self, options.lease_ms, first_turns)
         self.finishes = Finishes(store, self.holds, options.safety_poll_s)
         self.run_queue = RunQueue(store, definitions, self.known, self._owner_of_queued, self.hold, options)
         self._refusals = Refusals()
@@ -122,18 +116,15 @@ class Node:
         """Stop claiming, let what is under way finish for a while, and give everything back."""
         self._is_stopping = True
         self._something.set()
-        under_way = self._workers.busy + self._queues.busy
-        if under_way:
+        if under_way := self._workers.busy + self._queues.busy:
             logger.info("node %s: activities under way: %d", self.name, under_way)
-        draining = [*self._queues.drain(), *self._pumping]
-        if draining:
+        if draining := [*self._queues.drain(), *self._pumping]:
             await asyncio.wait(draining, timeout=self._options.drain_s)
         for task in self._tasks:
             task.cancel()
         await self.creations.stop()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        given_up = self._workers.busy + self._queues.busy
-        if given_up:
+        if given_up := self._workers.busy + self._queues.busy:
             logger.warning("node %s: activities given up because they took too long: %d", self.name, given_up)
         with suppress(StoreError):  # nothing but progress is lost; its runs are given back below
             await self._queues.beats.flush()
@@ -142,8 +133,7 @@ class Node:
         self._slots.close()
         self._listener.close()
         self.finishes.close()
-        given_back = await self.store.release(self.name)
-        if given_back:
+        if given_back := await self.store.release(self.name):
             logger.info("node %s: runs given back: %d", self.name, given_back)
         self.lives.close()
 
@@ -179,6 +169,10 @@ class Node:
     # --- the pump
 
     async def _pump(self) -> None:
+        with patient():
+            await self._pump_on()
+
+    async def _pump_on(self) -> None:
         while True:
             try:
                 batch = await self._gather()
@@ -259,8 +253,9 @@ class Node:
     def hold(self, loaded: LoadedRun) -> None:
         """Take a run that was claimed for this node; its turn comes with the next round."""
         run_id = loaded.head.run_id
+        if self.creations.keeps(loaded):
+            return
         held = self._held.get(run_id)
-        self.creations.found(run_id)
         if held is None:
             self._held[run_id] = Held(loaded)
         elif held.loaded.head.lease_epoch == loaded.head.lease_epoch:
@@ -274,10 +269,26 @@ class Node:
         self._ready.add(run_id, is_new=loaded.head.version == 1)
         self._something.set()
 
-    def _begin(self, new: NewRun, now: Instant) -> None:
+    def begin(self, new: NewRun, now: Instant, first: First | None) -> None:
         """Hold a run that was just created; its history is known without asking."""
-        self.lives.begin(new)
-        self.hold(created_run(new, self.name, now))
+        if first is None:
+            self.lives.keep(self.lives.beginning(new))
+            self.hold(created_run(new, self.name, now))
+            return
+        self.lives.keep(first.drafted.live)
+        held = self._held[new.run_id] = Held(first.loaded)
+        held.is_fresh = False
+        if first.is_at_work:
+            self._after(held, first.drafted.live, first.drafted.draft, False, now)
+        else:
+            held.drafted = first.drafted
+            self._ready.add(new.run_id)
+            self._something.set()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a run that begins now can stay in memory."""
+        return len(self._held) < self._options.live_runs and not self._is_stopping
 
     def _on_outcome(self, work: Work, outcome: Outcome) -> None:
         held = self._held.get(work.run_id)
@@ -306,8 +317,7 @@ class Node:
         except StoreError:
             self._ready.add_again(held.loaded.head.run_id for held in batch)
             raise
-        with held_back():
-            refused = await self._play([(held, live, problem) for held, live, problem in prepared if live], now)
+        refused = await self._play([(held, live, problem) for held, live, problem in prepared if live], now)
         for held, damage in refused:
             await self._put_aside(held, damage, now)
 
@@ -337,6 +347,8 @@ class Node:
         self, held: Held, live: LiveRun, problem: RunError | None, now: Instant
     ) -> tuple[Held, LiveRun, TurnDraft]:
         """Let a run take its turn. Until the commit nothing is awaited: what came in between would be of no turn."""
+        if held.drafted is not None and (drafted := held.take_drafted(live)) is not None:
+            return self._drafted(held, live, drafted.draft, drafted.problem)
         inputs = [*self._lost(held, live.state, now), *held.inputs] if held.is_fresh else held.inputs
         held.inputs, held.is_fresh = [], False
         held.refused = self._refusals.take(held.loaded)
@@ -347,6 +359,11 @@ class Node:
             draft, problem = take_turn(live, held.loaded, inputs, now, self.name, self._limits)
         else:
             draft = pause_turn(live.state, held.loaded, inputs, problem, now, self.name, self._limits)
+        return self._drafted(held, live, draft, problem)
+
+    def _drafted(
+        self, held: Held, live: LiveRun, draft: TurnDraft, problem: RunError | None
+    ) -> tuple[Held, LiveRun, TurnDraft]:
         if problem is not None:
             logger.error("run %s is paused: %s", live.state.run_id, problem)
             self.lives.forget(live.state.run_id)
@@ -359,8 +376,7 @@ class Node:
                 return await self.store.commit(turns)
             except StoreError:
                 logger.exception("node %s: the store failed to commit; trying again", self.name)
-                with let_go():
-                    await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(RETRY_S)
 
     def _is_busy(self, draft: TurnDraft) -> bool:
         """Say whether this node carries out, or is about to carry out, anything for the run.
@@ -373,9 +389,8 @@ class Node:
         working = self._workers.steps_of(draft.state.run_id)
         if draft.dispatch or any(step_id in draft.state.open_steps for step_id in working):
             return True
-        if not self._unknown or not self.known.has(draft.state.plan_id, draft.state.plan_version):
-            return False
-        return any(step.name in self._unknown and is_local(step) for step in draft.state.open_steps.values())
+        state = draft.state
+        return self._dispatcher.waits_for_unknown(state) and self.known.has(state.plan_id, state.plan_version)
 
     def _at_hand(self, held: Held) -> tuple[LiveRun | None, RunError | None] | None:
         """Return a run that is in memory and needs nothing from the store, or None."""
@@ -425,7 +440,7 @@ class Node:
 
     def _lost(self, held: Held, state: RunState, now: Instant) -> list[NodeLost]:
         """Return word of activities that nobody carries out, as far as they are known here."""
-        lost = [step for step in held.lost_steps(state, now) if self._is_known(state.run_id, step)]
+        lost = [step for step in held.lost_steps(state, now) if self._dispatcher.is_known(state.run_id, step)]
         return [NodeLost(s.step_id) for s in lost if not self._workers.is_working_on(state.run_id, s.step_id)]
 
     def _after(self, held: Held, live: LiveRun, draft: TurnDraft, is_released: bool, now: Instant) -> None:
@@ -441,7 +456,7 @@ class Node:
         for step_id in draft.dispatch:
             step = draft.state.open_steps.get(step_id)
             if step is not None and not self._is_stopping:  # else it is for the node that goes on with the run
-                self._dispatch(run_id, step, now)
+                self._dispatcher.dispatch(run_id, step, held.loaded.details.get(step_id, e.NULL), now)
         is_finished = draft.state.is_finished
         if is_finished:
             self.lives.forget(run_id)
@@ -453,31 +468,6 @@ class Node:
         else:
             held.advance(draft)
         self.lives.trim()
-
-    def _dispatch(self, run_id: str, step: OpenStep, now: Instant) -> None:
-        body = step.body
-        assert isinstance(body, e.StepStarted)
-        definition = self._definitions.activity_named(body.name)
-        if definition is None:
-            self._is_known(run_id, step)
-            return
-        held = self._held.get(run_id)
-        details = held.loaded.details.get(step.step_id, e.NULL) if held is not None else e.NULL
-        try:
-            options = decode_options(bytes(body.options))
-        except InvalidInput as problem:
-            self._on_outcome(Work(run_id, step, definition, ActivityOptions()), unfit_options(step, problem))
-            return
-        self._workers.start(Work(run_id, step, definition, options, details), now)
-
-    def _is_known(self, run_id: str, step: OpenStep) -> bool:
-        """Say whether an activity is known here; if not its steps wait for who knows it, which is said once."""
-        if self._definitions.activity_named(step.name) is not None:
-            return True
-        if step.name not in self._unknown:
-            self._unknown.add(step.name)
-            logger.error("run %s: no activity %r is known here; its steps wait", run_id, step.name)
-        return False
 
     def _lose(self, run_id: str, conflict: CommitConflict, held: Held) -> None:
         """Let go of a run that somebody else has taken, or whose turn cannot be: its next turn pauses it."""

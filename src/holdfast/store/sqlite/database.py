@@ -21,7 +21,6 @@ from pathlib import Path
 from traceback import clear_frames
 from typing import Any, TypeVar
 
-from holdfast.collector import held_back
 from holdfast.errors import (
     StoreBusy,
     StoreCorrupt,
@@ -161,8 +160,7 @@ class Database:
             return
         group, self._queue = self._queue, []
         try:
-            with held_back():
-                answers = [self._run(job.work) for job in group]
+            answers = [self._run(job.work) for job in group]
             self.connection.execute("COMMIT")
         except sqlite3.Error as problem:
             self._roll_back()

@@ -1,0 +1,68 @@
+"""First turns, taken before there is a run.
+
+What the turn writes goes into the same commit as the run itself: a run that begins with an activity is created at
+work. Nothing is lost if it is not created, for a program has no effect until its turn is durable. A turn of which a
+creation cannot carry everything (it ends the run, lets go of it, or is about other runs and nodes) is kept, and
+committed right after the run was created as it was asked for.
+"""
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from holdfast.core.instants import Instant
+from holdfast.core.state import RUNNING
+from holdfast.engine.held import Drafted
+from holdfast.engine.live import take_turn
+from holdfast.engine.live_runs import LiveRuns
+from holdfast.engine.turn import TurnDraft
+from holdfast.limits import Limits
+from holdfast.store.beginnings import created_run
+from holdfast.store.port import LoadedRun, NewRun
+
+
+class First(Struct, frozen=True):
+    """A run as it is to be created, and what its node knows of it then."""
+
+    new: NewRun
+    loaded: LoadedRun
+    drafted: Drafted
+    is_at_work: bool
+    """Whether it is created with its first turn."""
+
+
+class FirstTurns:
+    """Takes the first turns of runs that are about to be created for a node."""
+
+    def __init__(self, node: str, lives: LiveRuns, limits: Limits) -> None:
+        self._node = node
+        self._lives = lives
+        self._limits = limits
+
+    def take(self, new: NewRun, now: Instant) -> First | None:
+        """Return the run with its first turn, or None if it has to exist before.
+
+        So it is with a request that may have been made before: nothing runs for a run that is not created.
+        """
+        if new.run_request_id != new.run_id or new.ticket is not None or new.signals:
+            return None
+        loaded = created_run(new, self._node, now)
+        live = self._lives.beginning(new)
+        draft, problem = take_turn(live, loaded, (), now, self._node, self._limits)
+        begun = _begun(new, draft) if problem is None and draft.dispatch else None
+        return First(begun or new, loaded, Drafted(live, draft, problem), begun is not None)
+
+
+def _begun(new: NewRun, draft: TurnDraft) -> NewRun | None:
+    """Return the run as it is after the turn, or None if a creation cannot carry all that the turn writes."""
+    turn = draft.finish()
+    others = turn.jobs or turn.jobs_closed or turn.starts or turn.sends or turn.records or turn.dead or turn.received
+    if others or turn.snapshot.status is not RUNNING:
+        return None
+    return replace(
+        new,
+        snapshot=turn.snapshot,
+        events=new.events + turn.events,
+        messages=turn.messages,
+        waits_opened=turn.waits_opened,
+        tasks=turn.tasks,
+    )

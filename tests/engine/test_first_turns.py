@@ -1,0 +1,165 @@
+"""A run is created with its first turn: one commit, and nothing runs for a run that is not there."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.engine.options import NodeOptions
+from holdfast.errors import HoldfastError, StoreUnavailable
+from holdfast.store.memory import MemoryStore
+
+PATIENCE_S = 10.0
+
+
+class Writes:
+    """A store that notes what is written, and may lose the answer to a creation."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.writes: list[tuple[str, int]] = []
+        self.loses_answer = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def create(self, runs: Any, claim_for: str | None = None) -> Any:
+        """Create, and note with how many events."""
+        answers = await self._inner.create(runs, claim_for)
+        self.writes += [("create", len(new.events)) for new in runs]
+        if self.loses_answer:
+            self.loses_answer = False
+            raise StoreUnavailable("the answer was lost")
+        return answers
+
+    async def commit(self, turns: Any) -> Any:
+        """Commit, and note how many events."""
+        answers = await self._inner.commit(turns)
+        self.writes += [("commit", len(turn.events)) for turn in turns]
+        return answers
+
+
+class Shop:
+    """Two workflows, and what they did."""
+
+    def __init__(self) -> None:
+        self.app = hf.App("shop")
+        self.did: list[str] = []
+
+        @self.app.activity
+        async def charge(order: str) -> str:
+            self.did.append(f"charge {order}")
+            return f"{order} paid"
+
+        @self.app.workflow
+        async def buy(order: str) -> str:
+            self.did.append(f"buy {order}")
+            return await charge(order)
+
+        @self.app.workflow
+        async def ask(question: str) -> str:
+            self.did.append(f"ask {question}")
+            return await hf.wait_signal("answer", str)
+
+        @self.app.workflow
+        async def echo(word: str) -> str:
+            self.did.append(f"echo {word}")
+            return word
+
+        self.buy, self.ask, self.echo = buy, ask, echo
+
+
+@pytest.fixture
+def shop() -> Shop:
+    return Shop()
+
+
+@pytest.fixture
+def store() -> Any:
+    return Writes(MemoryStore())
+
+
+@pytest.mark.contract("MSG-2", "WF-2")
+async def test_a_run_that_begins_with_an_activity_is_created_at_work(shop: Shop, store: Any) -> None:
+    async with shop.app.node(store):
+        assert await (await shop.app.start(shop.buy, "tea")).result() == "tea paid"
+    assert store.writes == [("create", 3), ("commit", 2)]
+    assert shop.did == ["buy tea", "charge tea"]
+
+
+@pytest.mark.contract("MSG-2", "WF-2")
+async def test_other_first_turns_are_taken_before_and_committed_after(shop: Shop, store: Any) -> None:
+    async with shop.app.node(store):
+        assert await (await shop.app.start(shop.echo, "hello")).result() == "hello"
+        asking = await shop.app.start(shop.ask, "who?")
+        await asking.signal("answer", "me")
+        assert await asking.result() == "me"
+    assert store.writes[:2] == [("create", 1), ("commit", 2)]
+    assert shop.did == ["echo hello", "ask who?"]
+
+
+@pytest.mark.contract("WF-2")
+@pytest.mark.parametrize("live_runs", [NodeOptions().live_runs, 1, 0])
+async def test_what_is_kept_in_memory_makes_no_difference(shop: Shop, store: Any, live_runs: int) -> None:
+    async with shop.app.node(store, options=NodeOptions(live_runs=live_runs)):
+        starts = [shop.app.start(workflow, "x") for workflow in (shop.buy, shop.echo) * 3]
+        results = [await run.result() for run in await asyncio.gather(*starts)]
+    assert results == ["x paid", "x"] * 3
+
+
+@pytest.mark.contract("QUE-1")
+async def test_nothing_runs_for_a_request_that_was_made_before(shop: Shop, store: Any) -> None:
+    async with shop.app.node(store):
+        first = await shop.app.start(shop.buy, "tea", request_id="r-1")
+        await first.result()
+        again = await shop.app.start(shop.buy, "tea", request_id="r-1")
+        assert await again.result() == "tea paid"
+    assert shop.did == ["buy tea", "charge tea"]
+
+
+@pytest.mark.contract("QUE-1", "API-2")
+async def test_a_run_id_that_is_taken_is_refused_and_its_run_goes_on(shop: Shop, store: Any) -> None:
+    async with shop.app.node(store):
+        first = await shop.app.start(shop.ask, "who?", run_id="a")
+        with pytest.raises(HoldfastError, match="a"):
+            await shop.app.start(shop.buy, "tea", run_id="a")
+        await first.signal("answer", "me")
+        assert await first.result() == "me"
+    assert "charge tea" not in shop.did
+
+
+@pytest.mark.contract("MSG-4", "OWN-1", "WF-2")
+@pytest.mark.parametrize("name", ["buy", "echo"])
+async def test_a_run_whose_creation_was_not_answered_goes_on(
+    shop: Shop, store: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("holdfast.engine.creations.LOOKS_S", (0.0,))
+    store.loses_answer = True
+    async with shop.app.node(store):
+        with pytest.raises(StoreUnavailable):
+            await shop.app.start(getattr(shop, name), "tea", run_id="a")
+        async with asyncio.timeout(PATIENCE_S):
+            assert await shop.app.run("a").result() in ("tea paid", "tea")
+        history = [event.event_type for event in await shop.app.run("a").events()]
+    assert history.count("RunCompleted") == 1
+    assert history[0] == "RunQueued"
+
+
+@pytest.mark.contract("WF-2")
+async def test_a_program_that_cannot_go_on_is_paused_as_ever(store: Any, caplog: pytest.LogCaptureFixture) -> None:
+    app = hf.App("stuck")
+
+    @app.workflow
+    async def spin() -> None:
+        while True:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+    async with app.node(store):
+        run = await app.start(spin)
+        async with asyncio.timeout(PATIENCE_S):
+            while (await run.snapshot()).status != "PAUSED":  # noqa: ASYNC110 - a pause rings nobody
+                await asyncio.sleep(0.01)
+    assert "did not come to rest" in caplog.text
