@@ -134,7 +134,7 @@ def own_copy(state: RunState) -> RunState:
 
 
 def fold_onto(draft: RunState, events: Iterable[Event]) -> None:
-    """Let a copy that was made by `own_copy` become the state after these events, in order."""
+    """Let a state that is nobody else's, new or made by `own_copy`, become the state after these events, in order."""
     event = None
     for event in events:
         _apply(draft, event)
@@ -149,7 +149,9 @@ def state_of(run_id: str, events: Iterable[Event]) -> RunState:
     first = next(events, None)
     if first is None:
         return RunState(run_id=run_id)
-    return fold(_state_before(run_id, first), chain((first,), events))
+    state = _state_before(run_id, first)
+    fold_onto(state, chain((first,), events))
+    return state
 
 
 CARRIED = (

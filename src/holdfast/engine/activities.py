@@ -190,7 +190,8 @@ class Workers:
     def start(self, work: Work, now: Instant) -> None:
         """Carry out a step as soon as there is a place, instead of an attempt of it that is still under way."""
         run_id, step_id = work.run_id, work.step.step_id
-        self.cancel(run_id, step_id)
+        if run_id in self._attempts:
+            self.cancel(run_id, step_id)
         attempt = _Attempt(self._lanes, work, now)
         self._attempts.setdefault(run_id, {})[step_id] = attempt
         self._slots.ask(attempt)

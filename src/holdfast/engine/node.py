@@ -280,6 +280,7 @@ class Node:
         held.is_fresh = False
         if first.is_at_work:
             self._after(held, first.drafted.live, first.drafted.draft, False, now)
+            self.lives.trim()
         else:
             held.drafted = first.drafted
             self._ready.add(new.run_id)
@@ -341,6 +342,7 @@ class Node:
                 if turn.dead:
                     mourn(turn.dead)
                 self._after(held, live, draft, turn.release, now)
+        self.lives.trim()
         return refused
 
     def _draft(
@@ -447,10 +449,10 @@ class Node:
         """Perform the effects of a turn that is durable."""
         before, live.state = live.state, draft.state
         run_id = draft.state.run_id
-        for step_id in before.open_steps:
-            if step_id not in draft.state.open_steps:
-                self._workers.cancel(run_id, step_id)
-                if self._queues.is_in_use:
+        if self._workers.steps_of(run_id) or self._queues.is_in_use:
+            for step_id in before.open_steps:
+                if step_id not in draft.state.open_steps:
+                    self._workers.cancel(run_id, step_id)
                     self._queues.let_go(run_id, step_id)
         tell(draft.events)
         for step_id in draft.dispatch:
@@ -467,7 +469,6 @@ class Node:
                 del self._held[run_id]
         else:
             held.advance(draft)
-        self.lives.trim()
 
     def _lose(self, run_id: str, conflict: CommitConflict, held: Held) -> None:
         """Let go of a run that somebody else has taken, or whose turn cannot be: its next turn pauses it."""

@@ -28,7 +28,7 @@ from holdfast.core.messages import (
 from holdfast.core.pen import NOTHING, Decision, Refusal
 from holdfast.core.records import ActivityRecord, index_changes
 from holdfast.core.snapshot import RuntimeSnapshot, runtime_snapshot
-from holdfast.core.state import CANCELLED, PAUSED, RunState, fold, fold_onto, own_copy
+from holdfast.core.state import CANCELLED, PAUSED, RunState, fold_onto, own_copy, state_of
 from holdfast.errors import HoldfastError, VersionMismatch
 from holdfast.limits import NAME_BYTES, SIGNAL_ID_BYTES, Limits
 from holdfast.store.port import Job, LoadedRun, NewRun, Turn
@@ -232,8 +232,10 @@ class TurnDraft:
                 yield cancel_request(child.child_run_id, f"parent:{state.run_id}", "the parent gave it up")
 
     def _has_children(self) -> bool:
-        bodies = [step.body for step in self._before.open_steps.values()] + [event.data for event in self.events]
-        return e.ChildStarted in map(type, bodies)
+        for event in self.events:
+            if type(event.data) is e.ChildStarted:
+                return True
+        return any(type(step.body) is e.ChildStarted for step in self._before.open_steps.values())
 
     def _known_children(self) -> Iterator[tuple[str, e.ChildStarted]]:
         """Return the children that were open before this turn, and those that it starts."""
@@ -369,7 +371,7 @@ def start_run(
         raise problem
     request_id = queued.run_request_id or run_id
     decision = queue_run(run_id, queued, now, EngineRunRef(node))
-    state = fold(RunState(run_id=run_id), decision.events)
+    state = state_of(run_id, decision.events)
     return NewRun(
         run_id=run_id,
         tenant=queued.tenant,

@@ -4,12 +4,16 @@ The write lock is held, so what is read here stays true until the commit. All ru
 statement; the turns that lose are answered from that; the winners are written table by table with `executemany`.
 A run that has two turns in one batch is written in two waves, so that the second finds what the first did.
 
+**The short cut.** Most turns are of runs that were written here before, and win. Then nothing is read: each run is
+updated on condition that it is as its turn expects, and the updates are counted. If one is missing, all is undone and
+done again as above, which finds out why.
+
 Whether an event or an open task is there already is left to the unique indexes: only if one objects is a wave undone
 and written again turn by turn, to find out whose fault it was.
 """
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -18,6 +22,7 @@ from msgspec import Struct
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
 from holdfast.core.state import TERMINAL
+from holdfast.errors import StoreCorrupt
 from holdfast.limits import Limits
 from holdfast.store import guards, port
 from holdfast.store.sqlite import letters, rows
@@ -28,14 +33,28 @@ from holdfast.store.sqlite.gates import LEAVE
 NEVER = 2**62
 """Later than every due instant. Stands for "nothing in sight" while the earliest of several is looked for."""
 
+NUMBERS_KEPT = 20_000
+"""How many numbers of runs are remembered at most: some megabytes."""
+
+BATCHES_AROUND = 20
+"""How many batches do not try the short cut after one that had to be undone."""
+
+_AS_EXPECTED = "WHERE run_no = ? AND run_id = ? AND version = ? AND lease_epoch = ?"
+
 _UPDATE_RUN = f"""
 UPDATE runs SET status = ?, version = ?, snapshot = ?, updated_at = ?, finished_at = coalesce(finished_at, ?),
-    lease_owner = ?,
-    ready_at = nullif(min(?, coalesce((SELECT min(due_at) FROM messages WHERE run_no = ?), {NEVER})), {NEVER})
-WHERE run_no = ?
+    lease_owner = CASE WHEN ? THEN lease_owner END,
+    ready_at = nullif(min(
+        CASE WHEN inbox_seq > ? THEN ? ELSE {NEVER} END,
+        coalesce((SELECT min(due_at) FROM messages WHERE run_no = ?), {NEVER})
+    ), {NEVER})
+{_AS_EXPECTED} AND (finished_at IS NULL OR ?)
 """
 
-_UPDATE_STATE = "UPDATE runs SET status = ?, version = ?, snapshot = ?, updated_at = ? WHERE run_no = ?"
+_UPDATE_STATE = f"""
+UPDATE runs SET status = ?, version = ?, snapshot = ?, updated_at = ?
+{_AS_EXPECTED} AND finished_at IS NULL AND ready_at IS NULL AND inbox_seq <= ?
+"""
 """For a turn after which its run is as ready as before, and its node's: no index has to be touched."""
 
 _UNSTORABLE = (
@@ -64,9 +83,48 @@ class _Head(Struct, gc=False):
     is_ready: int
 
 
-def commit(db: sqlite3.Connection, turns: Sequence[port.Turn], limits: Limits, now: Instant) -> list[Answer]:
+class ShortCut:
+    """Knows the numbers of runs that were written here before, and whether to count on their being as expected."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._batches_around = 0
+
+    def learn(self, numbers: Iterable[tuple[str, int]]) -> None:
+        """Remember the numbers of runs. A run that is not committed, or is deleted, is told apart by its id."""
+        if len(self._numbers) > NUMBERS_KEPT:
+            self._numbers.clear()
+        self._numbers.update(numbers)
+
+    def numbers_of(self, turns: Sequence[port.Turn]) -> list[int] | None:
+        """Return the numbers of the turns' runs, or None if the long way has to be taken."""
+        if self._batches_around:
+            self._batches_around -= 1
+            return None
+        numbers = [self._numbers.get(turn.run_id, 0) for turn in turns]
+        if 0 in numbers or len(set(numbers)) < len(numbers) or any(turn.jobs or turn.dead for turn in turns):
+            return None
+        return numbers
+
+    def avoid(self) -> None:
+        """Take the long way for a while."""
+        self._batches_around = BATCHES_AROUND
+
+
+def commit(
+    db: sqlite3.Connection, turns: Sequence[port.Turn], limits: Limits, now: Instant, short_cut: ShortCut
+) -> list[Answer]:
     """Commit each turn whose version and epoch are still its run's."""
+    numbers = short_cut.numbers_of(turns)
+    if numbers is not None:
+        if _is_written(
+            db, [(run_no, turn, _may_be_light(turn)) for run_no, turn in zip(numbers, turns, strict=True)], now
+        ):
+            _tell_others(db, turns, limits, now)
+            return [port.Committed(turn.expected_version + len(turn.events), now) for turn in turns]
+        short_cut.avoid()
     heads = _heads(db, turns)
+    short_cut.learn((run_id, head.run_no) for run_id, head in heads.items())
     answers: list[Answer | None] = [None] * len(turns)
     wave: dict[str, int] = {}
     for index, turn in enumerate(turns):
@@ -83,7 +141,20 @@ def commit(db: sqlite3.Connection, turns: Sequence[port.Turn], limits: Limits, n
     return [answer for answer in answers if answer is not None]
 
 
-def _tell_others(db: sqlite3.Connection, turns: list[port.Turn], limits: Limits, now: Instant) -> None:
+def _is_written(db: sqlite3.Connection, turns: list[tuple[int, port.Turn, bool]], now: Instant) -> bool:
+    """Write turns of different runs, or nothing if one of the runs is not as its turn expects."""
+    db.execute("SAVEPOINT all_turns")
+    try:
+        is_written = _write(db, turns, now)
+    except _UNSTORABLE:
+        is_written = False
+    if not is_written:
+        db.execute("ROLLBACK TO all_turns")
+    db.execute("RELEASE all_turns")
+    return is_written
+
+
+def _tell_others(db: sqlite3.Connection, turns: Sequence[port.Turn], limits: Limits, now: Instant) -> None:
     """Start and tell other runs what the turns have for them: here, in the same transaction."""
     starts = [new for turn in turns for new in turn.starts]
     sends = [item for turn in turns for item in turn.sends]
@@ -140,31 +211,32 @@ def _write_wave(
     now: Instant,
 ) -> None:
     """Write the turns of a wave, which are of different runs, and answer them."""
-    winners = [(heads[run_id], turns[index]) for run_id, index in wave.items()]
+    winners = [_winner(heads[run_id], turns[index]) for run_id, index in wave.items()]
     if not winners:
         return
-    db.execute("SAVEPOINT wave")
-    try:
-        _write(db, winners, now)
-    except _UNSTORABLE:
-        db.execute("ROLLBACK TO wave")
+    if not _is_written(db, winners, now):
         for run_id, index in wave.items():
             answers[index] = _write_alone(db, heads[run_id], turns[index], now)
-    db.execute("RELEASE wave")
     for run_id, index in wave.items():
         if answers[index] is None:
-            turn, head = turns[index], heads[run_id]
-            head.version += len(turn.events)
-            head.lease_owner = _owner_after(head, turn)
-            head.is_finished = head.is_finished or turn.snapshot.status in TERMINAL
-            head.is_ready = head.is_ready or not _is_as_ready(head, turn)
-            answers[index] = port.Committed(head.version, now)
+            turn = turns[index]
+            answers[index] = port.Committed(turn.expected_version + len(turn.events), now)
+            if len(heads) < len(turns):  # some run has another turn
+                _advance(heads[run_id], turn)
+
+
+def _advance(head: _Head, turn: port.Turn) -> None:
+    head.version += len(turn.events)
+    head.lease_owner = _owner_after(head, turn)
+    head.is_finished = head.is_finished or turn.snapshot.status in TERMINAL
+    head.is_ready = head.is_ready or not _is_as_ready(head, turn)
 
 
 def _write_alone(db: sqlite3.Connection, head: _Head, turn: port.Turn, now: Instant) -> port.CommitConflict | None:
     db.execute("SAVEPOINT alone")
     try:
-        _write(db, [(head, turn)], now)
+        if not _write(db, [_winner(head, turn)], now):
+            raise StoreCorrupt(f"run {turn.run_id} is not as it was a moment ago")
         return None
     except _UNSTORABLE as problem:
         db.execute("ROLLBACK TO alone")
@@ -192,8 +264,8 @@ def _existing_event(db: sqlite3.Connection, run_no: int, turn: port.Turn) -> Eve
     return None
 
 
-def _write(db: sqlite3.Connection, winners: list[tuple[_Head, port.Turn]], now: Instant) -> None:
-    """Write turns of different runs, table by table."""
+def _write(db: sqlite3.Connection, winners: list[tuple[int, port.Turn, bool]], now: Instant) -> bool:
+    """Write turns of different runs, table by table; say whether all their runs were as expected."""
     events: list[tuple[Any, ...]] = []
     consumed: list[tuple[int, str]] = []
     messages: list[tuple[Any, ...]] = []
@@ -203,8 +275,8 @@ def _write(db: sqlite3.Connection, winners: list[tuple[_Head, port.Turn]], now: 
     jobs_closed: list[tuple[int, str]] = []
     jobs: list[tuple[Any, ...]] = []
     others = []
-    for head, turn in winners:
-        run_no, is_finished = head.run_no, turn.snapshot.status in TERMINAL
+    for run_no, turn, is_light in winners:
+        is_finished = turn.snapshot.status in TERMINAL
         events += rows.event_rows(run_no, turn.events, turn.expected_version, now)
         if turn.consumed:
             consumed += [(run_no, signal_id) for signal_id in turn.consumed]
@@ -218,12 +290,13 @@ def _write(db: sqlite3.Connection, winners: list[tuple[_Head, port.Turn]], now: 
         if turn.received or turn.waits_opened or turn.waits_closed or turn.tasks or turn.records or turn.dead:
             others.append((run_no, turn))
         state = str(turn.snapshot.status), turn.expected_version + len(turn.events), rows.encode(turn.snapshot), now
-        if _is_as_ready(head, turn):
-            states.append((*state, run_no))
+        expected = run_no, turn.run_id, turn.expected_version, turn.epoch
+        if is_light:
+            states.append((*state, *expected, turn.seen_inbox_seq))
+        elif is_finished:
+            runs.append((*state, now, False, NEVER, now, run_no, *expected, not turn.events))
         else:
-            finished_at = now if is_finished else None
-            at_once = now if head.inbox_seq > turn.seen_inbox_seq and not is_finished else NEVER
-            runs.append((*state, finished_at, _owner_after(head, turn), at_once, run_no, run_no))
+            runs.append((*state, None, not turn.release, turn.seen_inbox_seq, now, run_no, *expected, False))
     db.executemany(rows.INSERT_EVENT, events)
     db.executemany("DELETE FROM messages WHERE run_no = ? AND signal_id = ?", consumed)
     db.executemany(rows.INSERT_MESSAGE, messages)
@@ -237,8 +310,9 @@ def _write(db: sqlite3.Connection, winners: list[tuple[_Head, port.Turn]], now: 
         for table in ("messages", "waits", "jobs"):
             db.execute(f"DELETE FROM {table} WHERE run_no IN (SELECT value FROM json_each(?))", (numbers,))
         db.execute(LEAVE, (numbers,))
-    db.executemany(_UPDATE_RUN, runs)
-    db.executemany(_UPDATE_STATE, states)
+    updated = db.executemany(_UPDATE_RUN, runs).rowcount if runs else 0
+    updated += db.executemany(_UPDATE_STATE, states).rowcount if states else 0
+    return updated == len(winners)
 
 
 def _write_others(db: sqlite3.Connection, turns: list[tuple[int, port.Turn]]) -> None:
@@ -270,8 +344,15 @@ def _owner_after(head: _Head, turn: port.Turn) -> str | None:
     return None if turn.release or turn.snapshot.status in TERMINAL else head.lease_owner
 
 
+def _winner(head: _Head, turn: port.Turn) -> tuple[int, port.Turn, bool]:
+    return head.run_no, turn, _is_as_ready(head, turn)
+
+
+def _may_be_light(turn: port.Turn) -> bool:
+    """Say whether the turn leaves its run as ready as before, unless somebody has told it something."""
+    return not (turn.consumed or turn.messages or turn.release or turn.snapshot.status in TERMINAL)
+
+
 def _is_as_ready(head: _Head, turn: port.Turn) -> bool:
     """Say whether the run has nothing in sight, before the turn and after it, and stays where it is."""
-    if turn.consumed or turn.messages or turn.release or turn.snapshot.status in TERMINAL:
-        return False
-    return not head.is_ready and head.inbox_seq <= turn.seen_inbox_seq
+    return _may_be_light(turn) and not head.is_ready and head.inbox_seq <= turn.seen_inbox_seq

@@ -1,7 +1,7 @@
 """`create`: new runs, once per request."""
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -25,9 +25,14 @@ Answer = port.Created | port.Existing | port.Refused
 
 
 def create(
-    db: sqlite3.Connection, new_runs: Sequence[port.NewRun], owner: str | None, limits: Limits, now: Instant
+    db: sqlite3.Connection,
+    new_runs: Sequence[port.NewRun],
+    owner: str | None,
+    limits: Limits,
+    now: Instant,
+    learn: Callable[[Iterable[tuple[str, int]]], None] | None = None,
 ) -> list[Answer]:
-    """Create runs, for `owner` if there is one."""
+    """Create runs, for `owner` if there is one. `learn` is told their numbers."""
     problems = [guards.check_new_run(new) for new in new_runs]
     requests, run_ids = _known(db, [new for new, problem in zip(new_runs, problems, strict=True) if problem is None])
     (run_no,) = db.execute("SELECT coalesce(max(run_no), 0) FROM runs").fetchone()
@@ -49,6 +54,8 @@ def create(
             run_ids.add(new.run_id)
         answers.append(answer)
     _insert(db, created, owner, now)
+    if learn is not None:
+        learn((new.run_id, run_no) for run_no, new in created)
     if any(getattr(new, "signals", ()) for new in new_runs):
         return [_with_signals(db, new, answer, limits, now) for new, answer in zip(new_runs, answers, strict=True)]
     return answers

@@ -60,6 +60,7 @@ class SqliteStore:
         self._limits = limits
         self._is_migrated = False
         self._will_ring = False
+        self._short_cut = committing.ShortCut()
 
     @classmethod
     async def open(
@@ -110,7 +111,7 @@ class SqliteStore:
         def work(db: sqlite3.Connection, now: Instant) -> list[port.Created | port.Existing | port.Refused]:
             if claim_for is not None:
                 owning.check_node(db, claim_for, now)
-            return creating.create(db, runs, claim_for, self._limits, now)
+            return creating.create(db, runs, claim_for, self._limits, now, self._short_cut.learn)
 
         return await self._write(work, rings=True)
 
@@ -123,7 +124,9 @@ class SqliteStore:
     async def commit(self, turns: Sequence[port.Turn]) -> list[port.Committed | port.CommitConflict]:
         guards.check_batch(turns, self._limits)
         rings = any(port.may_wake_others(turn) for turn in turns)
-        return await self._write(lambda db, now: committing.commit(db, turns, self._limits, now), rings=rings)
+        return await self._write(
+            lambda db, now: committing.commit(db, turns, self._limits, now, self._short_cut), rings=rings
+        )
 
     async def purge(self, policy: port.PurgePolicy) -> port.PurgeReport:
         guards.check_query(policy)
