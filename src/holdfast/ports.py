@@ -7,7 +7,6 @@ Nothing else in Holdfast reads a clock or draws a random number, so that a simul
 import random
 import secrets
 import time
-import uuid
 from random import Random as Random
 from typing import Protocol
 
@@ -63,7 +62,8 @@ class SystemIds:
         """Return a fresh UUID of version 7."""
         milliseconds = time.time_ns() // 1_000_000
         value = (milliseconds << 80) | (random.getrandbits(80) & ~(0xF << 76) & ~(0x3 << 62))
-        return str(uuid.UUID(int=value | (0x7 << 76) | (0x2 << 62)))
+        digits = f"{value | (0x7 << 76) | (0x2 << 62):032x}"
+        return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 class SystemRng:

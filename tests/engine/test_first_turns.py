@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import holdfast as hf
+from holdfast.engine.observing import observer_of
 from holdfast.engine.options import NodeOptions
 from holdfast.errors import HoldfastError, StoreUnavailable
 from holdfast.store.memory import MemoryStore
@@ -99,6 +100,15 @@ async def test_other_first_turns_are_taken_before_and_committed_after(shop: Shop
         assert await asking.result() == "me"
     assert store.writes[:2] == [("create", 1), ("commit", 2)]
     assert shop.did == ["echo hello", "ask who?"]
+
+
+@pytest.mark.parametrize("live_runs", [NodeOptions().live_runs, 0])
+async def test_what_a_first_turn_did_is_counted_whenever_it_is_committed(shop: Shop, live_runs: int) -> None:
+    async with shop.app.node(MemoryStore(), options=NodeOptions(live_runs=live_runs)) as node:
+        await (await shop.app.start(shop.buy, "tea")).result()
+        counts = observer_of(node.store).counts
+    assert counts.events == {"RunStarted": 1, "StepStarted": 1, "StepCompleted": 1, "RunCompleted": 1}
+    assert counts.runs_created == 1
 
 
 @pytest.mark.contract("WF-2")

@@ -122,5 +122,5 @@ class Pen:
         return Decision(tuple(self.events), messages + tuple(self.messages), tuple(self.dispatch), self.sends)
 
     def _occurrence(self, event_type: str) -> str:
-        written = sum(event.event_type == event_type for event in self.events)
+        written = sum(event.event_type == event_type for event in self.events) if self.events else 0
         return str(self.state.occurrences.get(event_type, 0) + written + 1)

@@ -6,7 +6,6 @@ What is kept is a cache. A run that is not in it is made from its history.
 from collections import OrderedDict
 
 from msgspec import Raw
-from msgspec.structs import replace
 
 from holdfast.engine.live import Definitions, LiveRun, revive
 from holdfast.engine.stretch import read_stretch
@@ -46,8 +45,7 @@ class LiveRuns:
 
     def beginning(self, new: NewRun) -> LiveRun:
         """Return a run that is about to be created, or just was; its history is known without asking."""
-        first = [replace(event, run_seq=number) for number, event in enumerate(new.events, 1)]
-        return revive(new.run_id, first, self._definitions)[0]
+        return revive(new.run_id, new.events, self._definitions)[0]
 
     def keep(self, live: LiveRun) -> None:
         """Keep a run in memory."""

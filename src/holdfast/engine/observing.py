@@ -103,7 +103,9 @@ class ObservedStore:
 
     async def create(self, runs: Sequence[NewRun], claim_for: str | None = None) -> list[Created | Existing | Refused]:
         answers = await self._store.create(runs, claim_for)
-        self.counts.runs_created += sum(isinstance(answer, Created) for answer in answers)
+        created = [new for new, answer in zip(runs, answers, strict=True) if isinstance(answer, Created)]
+        self.counts.runs_created += len(created)
+        self.counts.events.update([event.event_type for new in created for event in new.events[1:]])  # of first turns
         return answers
 
     async def deliver(self, items: Sequence[SignalRequest | Message]) -> list[Delivered]:
