@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.engine.app import App
 from holdfast.errors import NondeterminismError, RunawayWorkflow
-from holdfast.program.loop import DeterministicLoop, Timer
+from holdfast.program.loop import DeterministicLoop, Timer, apart, running
 from tests.program.stage import Stage, staged
 
 app = App("loop")
@@ -282,16 +282,20 @@ def test_the_usual_ways_to_the_outside_are_refused(function: Callable[..., Any],
     gc.collect()  # what was never awaited is not to trouble another test
 
 
+def new_loop() -> DeterministicLoop:
+    class Host:
+        def start_timer(self, timer: Timer, due_at: int) -> None: ...
+        def cancel_timer(self, timer: Timer) -> None: ...
+
+    return DeterministicLoop(Host(), 1_000, 1)  # type: ignore[abstract]
+
+
 def test_a_workflow_that_does_not_come_to_rest_is_stopped() -> None:
     async def spins() -> None:
         while True:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
-    class Host:
-        def start_timer(self, timer: Timer, due_at: int) -> None: ...
-        def cancel_timer(self, timer: Timer) -> None: ...
-
-    loop = DeterministicLoop(Host(), 1_000, 1)  # type: ignore[abstract]
+    loop = new_loop()
     loop.create_task(spins())
     with pytest.raises(RunawayWorkflow, match="1000 callbacks"):
         loop.run_until_idle()
@@ -482,3 +486,24 @@ def test_a_generator_that_is_left_half_way_is_closed_within_the_run() -> None:
     all_acts(stage)
     assert stage.result == "done"
     stage.replayed()
+
+
+def test_loops_run_inside_each_other_and_each_finds_its_own_afterwards() -> None:
+    hooks = sys.get_asyncgen_hooks()
+    outer, inner = new_loop(), new_loop()
+    with apart():
+        for _ in range(2):
+            with running(outer):
+                mine = sys.get_asyncgen_hooks()
+                assert asyncio._get_running_loop() is outer
+                with running(inner):
+                    assert asyncio._get_running_loop() is inner
+                    assert sys.get_asyncgen_hooks() != mine
+                assert asyncio._get_running_loop() is outer
+                assert sys.get_asyncgen_hooks() == mine
+            assert asyncio._get_running_loop() is None
+    assert sys.get_asyncgen_hooks() == hooks
+    with running(outer):
+        assert asyncio._get_running_loop() is outer
+    assert asyncio._get_running_loop() is None
+    assert sys.get_asyncgen_hooks() == hooks

@@ -49,7 +49,7 @@ def encode(value: object) -> Raw:
             _refuse_not_finite(msgspec.to_builtins(value, enc_hook=lambda _: None))
     except (TypeError, ValueError, OverflowError, RecursionError) as problem:
         raise InvalidInput(_unstorable(value, problem)) from problem
-    if raw.count(b"[") + raw.count(b"{") > JSON_DEPTH and _depth(raw) > JSON_DEPTH:
+    if len(raw) > JSON_DEPTH and raw.count(b"[") + raw.count(b"{") > JSON_DEPTH and _depth(raw) > JSON_DEPTH:
         raise InvalidInput(f"a value is nested more than {JSON_DEPTH} deep; keep it elsewhere and store a reference")
     return Raw(raw)
 

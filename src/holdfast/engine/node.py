@@ -386,10 +386,10 @@ class Node:
         A node that is stopping begins nothing any more. It keeps its runs to the end, and gives them back as ready.
         So it does with a run that waits for an activity which is not known here: the next node may know it.
         """
-        if self._is_stopping:
+        if self._is_stopping or draft.dispatch:
             return True
         working = self._workers.steps_of(draft.state.run_id)
-        if draft.dispatch or any(step_id in draft.state.open_steps for step_id in working):
+        if any(step_id in draft.state.open_steps for step_id in working):
             return True
         state = draft.state
         return self._dispatcher.waits_for_unknown(state) and self.known.has(state.plan_id, state.plan_version)
@@ -454,7 +454,8 @@ class Node:
                 if step_id not in draft.state.open_steps:
                     self._workers.cancel(run_id, step_id)
                     self._queues.let_go(run_id, step_id)
-        tell(draft.events)
+        if not draft.is_plain:
+            tell(draft.events)
         for step_id in draft.dispatch:
             step = draft.state.open_steps.get(step_id)
             if step is not None and not self._is_stopping:  # else it is for the node that goes on with the run

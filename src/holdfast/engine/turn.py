@@ -39,6 +39,9 @@ DEFINITION = "definition"
 """The id of the message that a run without its definition leaves itself, so that it is looked at again."""
 
 
+_OF_PLAIN_TURNS = frozenset({e.RunStarted, e.StepStarted, e.StepCompleted, e.RunCompleted})
+
+
 class TurnDraft:
     """What one turn of one run does, while it is being decided."""
 
@@ -56,6 +59,7 @@ class TurnDraft:
         "_sent",
         "dispatch",
         "events",
+        "is_plain",
         "received",
         "snapshot",
         "state",
@@ -142,11 +146,25 @@ class TurnDraft:
 
     def finish(self, *, release: bool = False) -> Turn:
         """Return the turn to commit. `release` lets go of the run with the same commit."""
-        self.dispatch = [step_id for step_id in self.dispatch if step_id in self.state.open_steps]
+        if self.dispatch:
+            self.dispatch = [step_id for step_id in self.dispatch if step_id in self.state.open_steps]
+        self.snapshot = runtime_snapshot(self.state)
+        self.is_plain = self._is_plain()
+        head = self._loaded.head
+        if self.is_plain:
+            return Turn(
+                run_id=head.run_id,
+                expected_version=self._before.version,
+                epoch=head.lease_epoch,
+                snapshot=self.snapshot,
+                events=tuple(self.events),
+                consumed=tuple(self._consumed),
+                messages=tuple(self._messages),
+                seen_inbox_seq=head.inbox_seq,
+                release=release,
+            )
         changes = index_changes(self._before, self.state, self.events)
         knows_children = self._has_children()
-        self.snapshot = runtime_snapshot(self.state)
-        head = self._loaded.head
         return Turn(
             run_id=head.run_id,
             expected_version=self._before.version,
@@ -168,6 +186,18 @@ class TurnDraft:
             jobs_closed=self._jobs_closed(),
             dead=self._dead,
         )
+
+    def _is_plain(self) -> bool:
+        """Say whether the turn is about nothing but activities of this node, as most are: no more is looked for."""
+        if self._queued or self.received or self._records or self._sent or self._dead or self._loaded.details:
+            return False
+        for event in self.events:
+            if type(event.data) not in _OF_PLAIN_TURNS:
+                return False
+        for step in self._before.open_steps.values():
+            if type(step.body) is not e.StepStarted or step.body.queue:
+                return False
+        return self.state.parent_run_id is None
 
     def _jobs(self) -> Iterator[Job]:
         """Return what this turn puts into queues: activities that some node is to carry out, now or when due."""

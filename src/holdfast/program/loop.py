@@ -20,6 +20,7 @@ Sets of strings in user code still iterate differently between processes; replay
 
 import asyncio
 import sys
+import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextvars import Context, copy_context
@@ -318,7 +319,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
 class apart:  # noqa: N801 - used like a function
     """Step out of the loop and the task that run in this thread, once for many programs that run after each other."""
 
-    __slots__ = ("_loop", "_task")
+    __slots__ = ("_hooks", "_loop", "_task", "_was_apart")
 
     def __enter__(self) -> None:
         self._loop = loop = asyncio._get_running_loop()
@@ -326,8 +327,12 @@ class apart:  # noqa: N801 - used like a function
         if loop is not None and task is not None:
             asyncio.tasks._leave_task(loop, task)
         asyncio._set_running_loop(None)
+        self._hooks = sys.get_asyncgen_hooks()
+        self._was_apart, _here.is_apart = _here.is_apart, True
 
     def __exit__(self, *problem: object) -> None:
+        _here.is_apart = self._was_apart
+        sys.set_asyncgen_hooks(*self._hooks)
         asyncio._set_running_loop(self._loop)
         if self._loop is not None and self._task is not None:
             asyncio.tasks._enter_task(self._loop, self._task)
@@ -336,25 +341,33 @@ class apart:  # noqa: N801 - used like a function
 class running:  # noqa: N801 - used like a function
     """Make the loop the running one of this thread, in the middle of whatever runs there."""
 
-    __slots__ = ("_hooks", "_loop", "_outer", "_task")
+    __slots__ = ("_apart", "_loop")
 
     def __init__(self, loop: DeterministicLoop) -> None:
         self._loop = loop
+        self._apart: apart | None = None
 
     def __enter__(self) -> None:
-        self._outer = outer = asyncio._get_running_loop()
-        self._task = task = asyncio.current_task(outer) if outer is not None else None
-        if task is not None and outer is not None:
-            asyncio.tasks._leave_task(outer, task)
-        self._hooks = sys.get_asyncgen_hooks()
+        if not _here.is_apart or asyncio._get_running_loop() is not None:
+            self._apart = apart()
+            self._apart.__enter__()
         sys.set_asyncgen_hooks(None, self._loop.finalize)
         asyncio._set_running_loop(self._loop)
 
     def __exit__(self, *problem: object) -> None:
-        asyncio._set_running_loop(self._outer)
-        sys.set_asyncgen_hooks(*self._hooks)
-        if self._task is not None and self._outer is not None:
-            asyncio.tasks._enter_task(self._outer, self._task)
+        if self._apart is None:
+            asyncio._set_running_loop(None)
+        else:
+            self._apart.__exit__()
+
+
+class _Here(threading.local):
+    """Whether this thread has stepped out of what runs in it."""
+
+    is_apart = False
+
+
+_here = _Here()
 
 
 def _let_go(coro: Any, watch: Watch) -> None:
