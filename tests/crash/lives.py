@@ -22,6 +22,7 @@ from holdfast.core.messages import AcceptedSignalResult
 from holdfast.engine.app import Activity
 from holdfast.ports import SystemClock
 from holdfast.store.port import Accepted, Duplicate
+from tests.unheard_of import take_first_turns
 
 LEASE_MS = 60_000
 PATIENCE_S = 15
@@ -137,7 +138,8 @@ class Lives:
         await inner.migrate()
         store: Any = MortalStore(inner, dies_at, edge, counted, self.acknowledged)
         try:
-            async with self.app.node(store, name=f"life-{self._count}", options=self._options):
+            async with self.app.node(store, name=f"life-{self._count}", options=self._options) as node:
+                take_first_turns(node)
                 told, died = asyncio.ensure_future(story(self.app)), asyncio.ensure_future(store.died.wait())
                 try:
                     async with asyncio.timeout(PATIENCE_S):

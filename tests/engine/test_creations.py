@@ -1,7 +1,9 @@
 """Runs that are created many at a time: each is begun here once, if it is this node's, and its caller is told."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +13,7 @@ from msgspec.structs import replace
 from holdfast.core.instants import Instant
 from holdfast.engine.creations import CREATE_RUNS, Creations
 from holdfast.engine.first_turns import First
-from holdfast.errors import EngineError, InvalidInput, StoreUnavailable
+from holdfast.errors import EngineError, InvalidInput, LeaseExpired, StoreUnavailable
 from holdfast.store.beginnings import created_run
 from holdfast.store.port import Created, Existing, LoadedRun, NewRun, Refused
 from holdfast.testing.clock import START
@@ -27,6 +29,7 @@ class Maker:
         self.may_answer.set()
         self.problem: Exception | None = None
         self.known: set[str] = set()
+        self.expiries = 0
         self.unfit: dict[str, str] = {}
         self.created: list[NewRun] = []
         self.finds: list[Exception | list[LoadedRun | None]] = []
@@ -48,10 +51,16 @@ class Maker:
         await self.may_answer.wait()
         if self.problem is not None:
             raise self.problem
+        if self.expiries:
+            self.expiries -= 1
+            raise LeaseExpired("the lease has ended")
         unfit = [self.unfit.get(new.run_id) for new in runs if new.tags == ("begun",)]
         if "raised" in unfit:
             raise ValueError("surrogates not allowed")
         return [self._answer(new, 0 if claim_for is None else 1) for new in runs]
+
+    async def renew(self, node: str, lease_ms: int) -> None:
+        """Renew whatever there is."""
 
     def _answer(self, new: NewRun, epoch: int) -> Created | Existing | Refused:
         if new.run_id in self.known:
@@ -71,15 +80,19 @@ class Drafter:
 
     def __init__(self) -> None:
         self.can_begin: set[str] = set()
+        self.are_at_work = True
         self.closed: list[str] = []
+        self.on_take: Callable[[], None] = lambda: None
 
     def take(self, new: NewRun, now: Instant) -> First | None:
         """Take it, if the test says so."""
         if new.run_id not in self.can_begin:
             return None
+        self.on_take()
         live: Any = SimpleNamespace(close=lambda: self.closed.append(new.run_id))
         drafted: Any = SimpleNamespace(live=live)
-        return First(replace(new, tags=("begun",)), created_run(new, "node-a", now), drafted, is_at_work=True)
+        begun = replace(new, tags=("begun",)) if self.are_at_work else new
+        return First(begun, created_run(new, "node-a", now), drafted, is_at_work=self.are_at_work)
 
 
 class Scene:
@@ -109,9 +122,10 @@ class Scene:
         """Say whether it was noted."""
         return run_id in self.held
 
-    def start(self, *run_ids: str) -> "list[asyncio.Task[Any]]":
+    def start(self, *run_ids: str, is_unheard_of: bool = True) -> "list[asyncio.Task[Any]]":
         """Ask for runs, all at once."""
-        return [asyncio.create_task(self.creations.create(new_run(run_id), START)) for run_id in run_ids]
+        create = partial(self.creations.create, is_unheard_of=is_unheard_of)
+        return [asyncio.create_task(create(new_run(run_id), START)) for run_id in run_ids]
 
 
 @pytest.mark.contract("OWN-1")
@@ -119,7 +133,7 @@ async def test_a_run_that_is_created_for_this_node_is_begun_here_once() -> None:
     scene = Scene()
     assert await asyncio.gather(*scene.start("a", "b")) == [Created("a", 1), Created("b", 1)]
     assert scene.begun == ["a", "b"]
-    assert scene.creations._under_way == {}
+    assert scene.creations._under_way == set()
 
 
 @pytest.mark.contract("OWN-1", "QUE-1")
@@ -134,8 +148,25 @@ async def test_a_run_that_is_somebody_elses_is_not_begun_here() -> None:
 
 
 @pytest.mark.contract("OWN-1")
-async def test_a_run_that_the_node_has_found_by_itself_meanwhile_waits_for_the_answer() -> None:
+async def test_a_run_that_the_node_has_found_by_itself_meanwhile_is_not_begun_again() -> None:
     scene = Scene()
+    scene.store.may_answer.clear()
+    scene.drafter.can_begin = {"b"}
+    scene.drafter.are_at_work = False
+    tasks = scene.start("a", "b", "c")
+    await scene.store.asked.wait()
+    assert not scene.creations.keeps(loaded("a"))
+    assert not scene.creations.keeps(loaded("b"))
+    scene.store.may_answer.set()
+    await asyncio.gather(*tasks)
+    assert (scene.begun, scene.held, scene.drafter.closed) == (["c"], [], ["b"])
+
+
+@pytest.mark.contract("OWN-1", "ACT-1")
+async def test_a_run_that_is_created_at_work_and_found_meanwhile_waits_for_the_answer() -> None:
+    """What it does has not begun: it is not to be taken for something that was lost."""
+    scene = Scene()
+    scene.drafter.can_begin = {"a"}
     scene.store.may_answer.clear()
     tasks = scene.start("a", "b")
     await scene.store.asked.wait()
@@ -143,8 +174,43 @@ async def test_a_run_that_the_node_has_found_by_itself_meanwhile_waits_for_the_a
     assert not scene.creations.keeps(loaded("c"))
     scene.store.may_answer.set()
     await asyncio.gather(*tasks)
-    assert (scene.begun, scene.held) == (["a", "b"], ["a"])
+    assert (scene.begun, scene.held) == (["a with its first turn", "b"], ["a"])
     assert not scene.creations.keeps(loaded("a"))
+
+
+@pytest.mark.contract("QUE-1")
+async def test_a_run_that_somebody_may_know_has_to_be_there_first() -> None:
+    scene = Scene()
+    scene.drafter.can_begin = {"a"}
+    await asyncio.gather(*scene.start("a", is_unheard_of=False))
+    assert [new.tags for new in scene.store.created] == [()]
+
+
+@pytest.mark.contract("OWN-1", "OWN-3")
+async def test_runs_of_which_some_may_have_been_created_before_a_lease_ended_are_looked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("holdfast.engine.creations.LOOKS_S", (0.0,))
+    scene = Scene()
+    scene.drafter.can_begin = {"a", "b"}
+    scene.store.expiries = 1
+    scene.store.known = {"a"}
+    scene.store.finds = [[loaded("a"), None]]
+    assert await asyncio.gather(*scene.start("a", "b")) == [Existing("a"), Created("b", 1)]
+    async with asyncio.timeout(5):
+        await asyncio.wait(scene.creations._looking)
+    assert (scene.begun, scene.held) == (["b with its first turn"], ["a"])
+
+
+async def test_what_runs_here_knows_nothing_of_who_asked() -> None:
+    scene = Scene()
+    scene.drafter.can_begin = {"a"}
+    user = ContextVar("user", default="nobody")
+    seen: list[str] = []
+    scene.drafter.on_take = lambda: seen.append(user.get())
+    user.set("alice")
+    await asyncio.gather(*scene.start("a"))
+    assert seen == ["nobody"]
 
 
 @pytest.mark.contract("OWN-1")
@@ -184,7 +250,8 @@ async def test_a_first_turn_that_cannot_be_stored_comes_later_and_harms_nobody(p
     scene = Scene()
     scene.drafter.can_begin = {"a", "b"}
     scene.store.unfit = {"a": problem}
-    assert await asyncio.gather(*scene.start("a", "b")) == [Created("a", 1), Created("b", 1)]
+    starts = scene.start("a", "b", "c")
+    assert await asyncio.gather(*starts) == [Created("a", 1), Created("b", 1), Created("c", 1)]
     assert "a" in scene.begun
     assert scene.drafter.closed == (["a"] if problem == "refused" else ["a", "b"])
 
@@ -194,9 +261,10 @@ async def test_runs_whose_creation_was_not_answered_are_looked_for(monkeypatch: 
     """They may be there, at work for this node: nothing would make them ready."""
     monkeypatch.setattr("holdfast.engine.creations.LOOKS_S", (0.0, 0.0, 0.0))
     scene = Scene()
+    scene.drafter.can_begin = {"a", "b", "c"}
     scene.store.problem = StoreUnavailable("down")
     scene.store.finds = [StoreUnavailable("down"), [None, None, None], [loaded("a"), loaded("b", "node-b"), None]]
-    await asyncio.gather(*scene.start("a", "b", "c"), return_exceptions=True)
+    await asyncio.gather(*scene.start("a", "b", "c", "d"), return_exceptions=True)
     async with asyncio.timeout(5):
         await asyncio.wait(scene.creations._looking)
     assert scene.held == ["a"]
@@ -205,8 +273,10 @@ async def test_runs_whose_creation_was_not_answered_are_looked_for(monkeypatch: 
 
 async def test_nobody_looks_for_runs_after_the_node_has_stopped() -> None:
     scene = Scene()
+    scene.drafter.can_begin = {"a"}
     scene.store.problem = StoreUnavailable("down")
     await asyncio.gather(*scene.start("a"), return_exceptions=True)
+    assert scene.creations._looking
     async with asyncio.timeout(0.1):
         await scene.creations.stop()
     assert not scene.creations._looking
@@ -231,7 +301,7 @@ async def test_a_store_that_fails_is_told_to_everybody_of_the_batch_and_to_nobod
     scene.store.problem = StoreUnavailable("down")
     answers = await asyncio.gather(*scene.start("a", "b"), return_exceptions=True)
     assert answers == [scene.store.problem] * 2
-    assert (scene.begun, scene.creations._under_way) == ([], {})
+    assert (scene.begun, scene.creations._under_way) == ([], set())
     scene.store.problem = None
     assert await asyncio.gather(*scene.start("a")) == [Created("a", 1)]
 

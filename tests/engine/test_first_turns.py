@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
+from msgspec import Raw
+from msgspec.structs import replace
 
 import holdfast as hf
+from holdfast.core.events import RunQueued
+from holdfast.engine.first_turns import FirstTurns
 from holdfast.engine.observing import observer_of
 from holdfast.engine.options import NodeOptions
+from holdfast.engine.turn import start_run
 from holdfast.errors import HoldfastError, StoreUnavailable
 from holdfast.store.memory import MemoryStore
+from holdfast.store.port import Created
+from holdfast.testing.clock import START
+from holdfast.testing.samples import signal
+from tests.unheard_of import take_first_turns
 
 PATIENCE_S = 10.0
 
@@ -121,18 +131,20 @@ async def test_what_is_kept_in_memory_makes_no_difference(shop: Shop, store: Any
 
 
 @pytest.mark.contract("QUE-1")
-async def test_nothing_runs_for_a_request_that_was_made_before(shop: Shop, store: Any) -> None:
+@pytest.mark.parametrize("ids", [{"request_id": "r-1"}, {"run_id": "a"}])
+async def test_nothing_runs_for_a_request_that_was_made_before(shop: Shop, store: Any, ids: dict[str, Any]) -> None:
     async with shop.app.node(store):
-        first = await shop.app.start(shop.buy, "tea", request_id="r-1")
+        first = await shop.app.start(shop.buy, "tea", **ids)
         await first.result()
-        again = await shop.app.start(shop.buy, "tea", request_id="r-1")
+        again = await shop.app.start(shop.buy, "tea", **ids)
         assert await again.result() == "tea paid"
     assert shop.did == ["buy tea", "charge tea"]
 
 
 @pytest.mark.contract("QUE-1", "API-2")
 async def test_a_run_id_that_is_taken_is_refused_and_its_run_goes_on(shop: Shop, store: Any) -> None:
-    async with shop.app.node(store):
+    async with shop.app.node(store) as node:
+        take_first_turns(node)
         first = await shop.app.start(shop.ask, "who?", run_id="a")
         with pytest.raises(HoldfastError, match="a"):
             await shop.app.start(shop.buy, "tea", run_id="a")
@@ -148,7 +160,8 @@ async def test_a_run_whose_creation_was_not_answered_goes_on(
 ) -> None:
     monkeypatch.setattr("holdfast.engine.creations.LOOKS_S", (0.0,))
     store.loses_answer = True
-    async with shop.app.node(store):
+    async with shop.app.node(store) as node:
+        take_first_turns(node)
         with pytest.raises(StoreUnavailable):
             await shop.app.start(getattr(shop, name), "tea", run_id="a")
         async with asyncio.timeout(PATIENCE_S):
@@ -173,3 +186,48 @@ async def test_a_program_that_cannot_go_on_is_paused_as_ever(store: Any, caplog:
             while (await run.snapshot()).status != "PAUSED":  # noqa: ASYNC110 - a pause rings nobody
                 await asyncio.sleep(0.01)
     assert "did not come to rest" in caplog.text
+
+
+@pytest.mark.contract("SIG-1", "OWN-1")
+@pytest.mark.parametrize("brings", ["nothing", "a signal", "another epoch"])
+async def test_a_turn_that_was_taken_before_is_dropped_if_there_is_more_to_take(shop: Shop, brings: str) -> None:
+    store = MemoryStore()
+    async with shop.app.node(store) as node:
+        new = start_run("a", RunQueued("ask", "1", input=Raw(b'{"question":"who?"}')), START, node.name)
+        first = FirstTurns(node.name, node.lives, node._limits).take(new, START)
+        assert first is not None
+        assert isinstance((await store.create([new], claim_for=node.name))[0], Created)
+        node.begin(new, START, first)
+        held = node._held["a"]
+        if brings == "a signal":
+            await store.deliver([signal("a", "answer", "me")])
+        [loaded] = await store.load(["a"])
+        assert loaded is not None
+        if brings == "another epoch":
+            loaded = replace(loaded, head=replace(loaded.head, lease_epoch=2))
+        node.hold(loaded)
+        is_kept = node._held["a"] is held and held.drafted is not None
+        assert is_kept == (brings == "nothing")
+        assert (node.lives._runs.get("a") is not None) == is_kept
+        if brings == "a signal":
+            assert await shop.app.run("a").result() == "me"
+
+
+@pytest.mark.contract("WF-2")
+async def test_a_workflow_knows_nothing_of_who_has_started_it(store: Any) -> None:
+    user: ContextVar[str] = ContextVar("user", default="nobody")
+    app, seen = hf.App("users"), list[str]()
+
+    @app.activity
+    async def act() -> None:
+        seen.append(user.get())
+
+    @app.workflow
+    async def work() -> None:
+        seen.append(user.get())
+        await act()
+
+    async with app.node(store):
+        user.set("alice")
+        await (await app.start(work)).result()
+    assert seen == ["nobody", "nobody"]

@@ -15,6 +15,7 @@ from holdfast.testing.faults import CALM, Faults, FaultyStore, Weather
 from holdfast.testing.sim_loop import SimProcess
 from tests.sim.scripts import register
 from tests.sim.world import World
+from tests.unheard_of import take_first_turns
 
 LEASE_MS = 3_000
 NODE_TASKS = frozenset({"pump", "lease", "wake-ups", "beats", "queues", "outcomes", "run queue"})
@@ -63,6 +64,7 @@ class Member:
             queues=("far",),
             visible_ms=2_000,
         )
+        self._takes_first_turns = rng.choice((True, False))
         self.node: Node | None = None
         self._should_leave = asyncio.Event()
         self.life = self.process.spawn(self._live(), name="life")
@@ -76,6 +78,8 @@ class Member:
         while True:
             try:
                 async with self.app.node(self.store, name=self.process.name, options=self._options) as self.node:
+                    if self._takes_first_turns:
+                        take_first_turns(self.node)
                     await self._should_leave.wait()
                 return
             except HoldfastError:

@@ -120,7 +120,7 @@ class Simulation:
                     workflow,
                     self._plans[run_id],
                     [],
-                    request_id=f"q-{run_id}" if len(self._plans[run_id]) % 2 else "",
+                    request_id=f"q-{run_id}",
                     run_id=run_id,
                     priority=len(self._plans[run_id]),
                 )

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Protocol
+from contextvars import copy_context
+from typing import NamedTuple, Protocol
 
 from holdfast.core.instants import Instant
 from holdfast.engine.first_turns import First, FirstTurns
-from holdfast.errors import EngineError, HoldfastError, LeaseExpired, StoreError
+from holdfast.errors import EngineError, HoldfastError, LeaseExpired, StoreCorrupt, StoreError
 from holdfast.program.loop import apart
 from holdfast.store.port import Created, Existing, LoadedRun, NewRun, Refused, Store
 
@@ -17,7 +18,15 @@ LOOKS_S = (0.2, 1.0, 5.0, 30.0)
 """Pauses before each look for runs whose creation was not answered: what a lost connection began may end later."""
 
 Answer = Created | Existing | Refused
-Asked = tuple[NewRun, Instant, "asyncio.Future[Answer]"]
+
+
+class Asked(NamedTuple):
+    """A run that somebody waits for."""
+
+    new: NewRun
+    now: Instant
+    is_unheard_of: bool
+    future: "asyncio.Future[Answer]"
 
 
 class Beginner(Protocol):
@@ -46,7 +55,7 @@ class Beginner(Protocol):
 class Creations:
     """Creates runs: for the node, with their first turns where these can be taken before; or for nobody, without.
 
-    A run that the node comes by while it is being created is kept from it until there is an answer.
+    What runs here runs in the context that the node was made in, whoever asks.
     """
 
     def __init__(self, store: Store, node: Beginner, lease_ms: int, first_turns: FirstTurns | None) -> None:
@@ -55,26 +64,37 @@ class Creations:
         self._owner = None if first_turns is None else node.name
         self._lease_ms = lease_ms
         self._first_turns = first_turns
+        self._context = copy_context()
         self._asked: list[Asked] = []
         self._firsts: Sequence[First | None] = ()
-        self._under_way: dict[str, LoadedRun | None] = {}
+        self._under_way: set[str] = set()
+        self._at_work: dict[str, LoadedRun | None] = {}
         self._task: asyncio.Task[None] | None = None
         self._looking: set[asyncio.Task[None]] = set()
 
-    async def create(self, new: NewRun, now: Instant) -> Answer:
-        """Create a run, together with others that are being created."""
+    async def create(self, new: NewRun, now: Instant, *, is_unheard_of: bool = False) -> Answer:
+        """Create a run, together with others that are being created.
+
+        `is_unheard_of` says that nobody else can have asked for it, nor knows its id: then its first turn may be taken
+        before it is there.
+        """
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._asked.append((new, now, future))
+        self._asked.append(Asked(new, now, is_unheard_of, future))
         if self._task is None:
-            self._task = asyncio.create_task(self._create(), name="create")
+            self._task = asyncio.create_task(self._create(), name="create", context=self._context.copy())
         return await future
 
     def keeps(self, loaded: LoadedRun) -> bool:
-        """Keep a run that the node came by before the answer to its creation did; say whether it is such a run."""
-        is_under_way = loaded.head.run_id in self._under_way
-        if is_under_way:
-            self._under_way[loaded.head.run_id] = loaded
-        return is_under_way
+        """Take note that the node came by a run before the answer to its creation did; say whether to wait for that.
+
+        A run that is created at work is: it is not to be taken for one that lost its node.
+        """
+        run_id = loaded.head.run_id
+        self._under_way.discard(run_id)
+        if run_id not in self._at_work:
+            return False
+        self._at_work[run_id] = loaded
+        return True
 
     async def stop(self) -> None:
         """Give up what is under way; nobody knows what becomes of it."""
@@ -102,47 +122,53 @@ class Creations:
 
     async def _create_batch(self, batch: list[Asked], *, is_again: bool = False) -> None:
         firsts = self._firsts = [None] * len(batch) if is_again else self._take_first_turns(batch)
-        runs = [new if first is None else first.new for (new, _, _), first in zip(batch, firsts, strict=True)]
-        self._under_way.update(dict.fromkeys(new.run_id for new in runs))
+        runs = [asked.new if first is None else first.new for asked, first in zip(batch, firsts, strict=True)]
+        self._under_way.update(new.run_id for new in runs)
+        self._at_work = {first.new.run_id: None for first in firsts if first is not None and first.is_at_work}
         answers: Sequence[Answer | Exception]
         try:
-            answers = await self._create_runs(runs)
+            answers, is_sure = await self._create_runs(runs)
         except Exception as problem:
-            answers = [problem] * len(runs)
+            answers, is_sure = [problem] * len(runs), not isinstance(problem, StoreError | LeaseExpired)
         except asyncio.CancelledError:
             _give_up(batch)
             raise
         finally:
-            found = {new.run_id: self._under_way.pop(new.run_id, None) for new in runs}
-        self._firsts = []
+            mine = {new.run_id for new in runs} & self._under_way
+            self._under_way -= mine
+            found, self._at_work = self._at_work, {}
+        self._firsts = ()
         again: list[Asked] = []
         for asked, first, answer in zip(batch, firsts, answers, strict=True):
-            if isinstance(answer, Created) and answer.epoch:
-                self._node.begin(asked[0], asked[1], first)
+            is_begun = isinstance(answer, Created) and answer.epoch and (asked.new.run_id in mine or _is_at_work(first))
+            if is_begun:
+                self._node.begin(asked.new, asked.now, first)
             elif first is not None:
                 first.drafted.live.close()
-                if not isinstance(answer, Existing | HoldfastError):  # perhaps its first turn cannot be stored
-                    again.append(asked)
-                    continue
-            _tell(asked[2], answer)
+            if not is_again and _may_be_unfit(answer, first):
+                again.append(asked)
+            else:
+                _tell(asked.future, answer)
         for loaded in found.values():
             if loaded is not None:
                 self._node.hold(loaded)
-        if isinstance(answers[0], StoreError) and self._owner is not None:
+        if not is_sure:
             self._look_for([run_id for run_id, loaded in found.items() if loaded is None])
         if again:
             await self._create_batch(again, is_again=True)
 
     def _take_first_turns(self, batch: list[Asked]) -> list[First | None]:
-        if self._first_turns is None or not self._node.has_room:
+        first_turns = self._first_turns
+        if first_turns is None or not self._node.has_room:
             return [None] * len(batch)
         with apart():
-            return [self._first_turns.take(new, now) for new, now, _ in batch]
+            return [first_turns.take(asked.new, asked.now) if asked.is_unheard_of else None for asked in batch]
 
     def _look_for(self, run_ids: list[str]) -> None:
-        task = asyncio.create_task(self._look(run_ids), name="look for runs")
-        self._looking.add(task)
-        task.add_done_callback(self._looking.discard)
+        if run_ids:
+            task = asyncio.create_task(self._look(run_ids), name="look for runs")
+            self._looking.add(task)
+            task.add_done_callback(self._looking.discard)
 
     async def _look(self, run_ids: list[str]) -> None:
         """Look for runs whose creation was not answered: one that is at work would not become ready by itself."""
@@ -151,6 +177,9 @@ class Creations:
             await asyncio.sleep(LOOKS_S[looks])
             try:
                 found = [loaded for loaded in await self._store.load(run_ids) if loaded is not None]
+            except StoreCorrupt:  # somebody else says so
+                looks += 1
+                continue
             except StoreError:
                 continue
             looks += 1
@@ -159,13 +188,25 @@ class Creations:
                 if loaded.head.lease_owner == self._owner and not self._node.holds(loaded.head.run_id):
                     self._node.hold(loaded)
 
-    async def _create_runs(self, runs: list[NewRun]) -> list[Answer]:
+    async def _create_runs(self, runs: list[NewRun]) -> tuple[list[Answer], bool]:
+        """Create runs; say also whether those that are not created by this are not there because of it."""
         try:
-            return await self._store.create(runs, claim_for=self._owner)
-        except LeaseExpired:  # the loop was blocked for longer than the lease; nothing was created
+            return await self._store.create(runs, claim_for=self._owner), True
+        except LeaseExpired:  # the loop was blocked for longer than the lease; some may have been created before
             assert self._owner is not None
             await self._store.renew(self._owner, self._lease_ms)
-            return await self._store.create(runs, claim_for=self._owner)
+            return await self._store.create(runs, claim_for=self._owner), False
+
+
+def _is_at_work(first: First | None) -> bool:
+    return first is not None and first.is_at_work
+
+
+def _may_be_unfit(answer: Answer | Exception, first: First | None) -> bool:
+    """Say whether a creation may have failed because of some run's first turn, which cannot be stored."""
+    if isinstance(answer, Exception):
+        return not isinstance(answer, HoldfastError)
+    return isinstance(answer, Refused) and first is not None
 
 
 def _tell(future: "asyncio.Future[Answer]", answer: Answer | Exception) -> None:
@@ -177,10 +218,9 @@ def _tell(future: "asyncio.Future[Answer]", answer: Answer | Exception) -> None:
         future.set_result(answer)
 
 
-def _give_up(asked: list[Asked]) -> None:
-    for new, _, future in asked:
-        if not future.done():
-            problem = (
-                f"the node was stopped while run {new.run_id} was being created; ask again with the same request id"
-            )
-            future.set_exception(EngineError(problem))
+def _give_up(batch: list[Asked]) -> None:
+    for asked in batch:
+        if not asked.future.done():
+            run_id = asked.new.run_id
+            problem = f"the node was stopped while run {run_id} was being created; ask again with the same request id"
+            asked.future.set_exception(EngineError(problem))

@@ -39,11 +39,8 @@ class FirstTurns:
         self._limits = limits
 
     def take(self, new: NewRun, now: Instant) -> First | None:
-        """Return the run with its first turn, or None if it has to exist before.
-
-        So it is with a request that may have been made before: nothing runs for a run that is not created.
-        """
-        if new.run_request_id != new.run_id or new.ticket is not None or new.signals:
+        """Return the run with its first turn, or None if it has to exist before."""
+        if new.ticket is not None or new.signals:
             return None
         loaded = created_run(new, self._node, now)
         live = self._lives.beginning(new)

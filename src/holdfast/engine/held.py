@@ -60,6 +60,15 @@ class Held:
         drafted, self.drafted = self.drafted, None
         return drafted if drafted is not None and drafted.live is live else None
 
+    def is_as_before(self, loaded: LoadedRun) -> bool:
+        """Say whether a later load brings nothing that was not there before."""
+        was, now = self.loaded.head, loaded.head
+        if (was.lease_epoch, was.version) != (now.lease_epoch, now.version) or loaded.signals:
+            return False
+        return {message.signal_id for message in loaded.messages} <= {
+            message.signal_id for message in self.loaded.messages
+        }
+
     def advance(self, draft: TurnDraft) -> None:
         """Take note of a turn that was committed."""
         state, signals, details = draft.state, self.loaded.signals, self.loaded.details

@@ -256,6 +256,11 @@ class Node:
         if self.creations.keeps(loaded):
             return
         held = self._held.get(run_id)
+        if held is not None and held.drafted is not None:
+            if held.is_as_before(loaded):
+                return
+            held.drafted = None  # there is more to take with the first turn, or it was somebody else's in between
+            self.lives.forget(run_id)
         if held is None:
             self._held[run_id] = Held(loaded)
         elif held.loaded.head.lease_epoch == loaded.head.lease_epoch:
