@@ -100,7 +100,7 @@ async def test_run_finishes_after_a_crash_at_any_write(name: str, edge: Edge, tm
     deaths = await crash_everywhere(example, story, tmp_path, edge)
     print(dict(deaths))
     assert deaths["create"] == 1  # with the first turn, if the story begins with an activity
-    assert deaths["commit"] >= 1, "the crashes miss what they are aimed at"
+    assert deaths["commit"] >= (1 if name == "race" else 2), "the crashes miss what they are aimed at"
 
 
 @pytest.mark.parametrize("edge", ["before", "after"])
