@@ -171,23 +171,6 @@ async def test_a_run_whose_creation_was_not_answered_goes_on(
     assert history[0] == "RunQueued"
 
 
-@pytest.mark.contract("WF-2")
-async def test_a_program_that_cannot_go_on_is_paused_as_ever(store: Any, caplog: pytest.LogCaptureFixture) -> None:
-    app = hf.App("stuck")
-
-    @app.workflow
-    async def spin() -> None:
-        while True:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-
-    async with app.node(store):
-        run = await app.start(spin)
-        async with asyncio.timeout(PATIENCE_S):
-            while (await run.snapshot()).status != "PAUSED":  # noqa: ASYNC110 - a pause rings nobody
-                await asyncio.sleep(0.01)
-    assert "did not come to rest" in caplog.text
-
-
 @pytest.mark.contract("SIG-1", "OWN-1")
 @pytest.mark.parametrize("brings", ["nothing", "a signal", "another epoch"])
 async def test_a_turn_that_was_taken_before_is_dropped_if_there_is_more_to_take(shop: Shop, brings: str) -> None:
