@@ -7,12 +7,13 @@ import asyncio
 import gc
 import multiprocessing
 import os
+import pickle
 import statistics
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import holdfast as hf
 from bench import engine_floor
@@ -22,7 +23,10 @@ from bench.report import Row, Rows, progress, ratios
 from bench.stores import opened
 from holdfast.store.port import WaitQuery
 
+T = TypeVar("T")
+
 STARTS_AT_ONCE = 2_000
+WARM_RUNS = 500
 LONG_CHUNK = 100
 SIGNALS = 20
 
@@ -89,45 +93,69 @@ async def measure_long(effort: Effort, folder: Path) -> Rows:
 
 
 async def _short_runs(folder: Path, count: int, rounds: int) -> Row:
+    """Measure the engine and its floor in turns, each in a new process."""
     run_rates: list[float] = []
     row_rates: list[float] = []
     floor_rates: list[float] = []
-    transactions = await _transactions(folder, count)
-    rows = sum(map(len, transactions))
-    gc.freeze()  # what is kept for the floor is no part of the engine's memory
+    noted = folder / "transactions"
+    rows, transactions = _elsewhere(_note, folder, count, noted)
     for _ in range(rounds):
-        path, floor_path = folder / "engine.db", folder / "floor.db"
-        async with opened(path) as store:
-            gc.collect()
-            took_s = await _run_all(store, count)
-        async with opened(floor_path):
-            pass
-        gc.collect()
-        floor_s = await engine_floor.write(floor_path, transactions)
+        took_s = _elsewhere(_timed_runs, folder, count)
+        floor_s = _elsewhere(_timed_floor, folder, noted)
         run_rates.append(count / took_s)
         row_rates.append(rows / took_s)
         floor_rates.append(rows / floor_s)
-        path.unlink()
-        floor_path.unlink()
-    gc.unfreeze()
+    noted.unlink()
     return {
         "runs/s": statistics.median(run_rates),
         "rows/s": statistics.median(row_rates),
         "floor rows/s": statistics.median(floor_rates),
-        "rows per transaction": rows / len(transactions),
+        "rows per transaction": rows / transactions,
         **ratios(row_rates, floor_rates),
     }
 
 
-async def _transactions(folder: Path, count: int) -> list[engine_floor.Rows]:
-    """Return what the engine writes, and which of it shares a transaction: noted once, so that noting costs no time."""
+async def _note(folder: Path, count: int, noted: Path) -> tuple[int, int]:
+    """Note what the engine writes, and which of it shares a transaction: once, so that noting costs no time."""
     path = folder / "noted.db"
     async with opened(path) as store:
         metered: Any = MeteredStore(store)
         await _run_all(metered, count)
     transactions = engine_floor.rows_of(path, metered.transactions)
     path.unlink()
+    _keep(noted, transactions)
+    return sum(map(len, transactions)), len(transactions)
+
+
+def _keep(noted: Path, transactions: list[engine_floor.Rows]) -> None:
+    noted.write_bytes(pickle.dumps(transactions))
+
+
+def _kept(noted: Path) -> list[engine_floor.Rows]:
+    transactions: list[engine_floor.Rows] = pickle.loads(noted.read_bytes())
     return transactions
+
+
+async def _timed_runs(folder: Path, count: int) -> float:
+    for warm_up in (True, False):
+        path = folder / "engine.db"
+        async with opened(path) as store:
+            gc.collect()
+            seconds = await _run_all(store, min(count, WARM_RUNS) if warm_up else count)
+        path.unlink()
+    return seconds
+
+
+async def _timed_floor(folder: Path, noted: Path) -> float:
+    transactions = _kept(noted)
+    path = folder / "floor.db"
+    async with opened(path):
+        pass
+    gc.collect()
+    gc.freeze()
+    seconds = await engine_floor.write(path, transactions)
+    path.unlink()
+    return seconds
 
 
 async def _run_all(store: Any, count: int) -> float:
@@ -159,15 +187,15 @@ async def _sequential(folder: Path, times: int) -> Row:
 # --- parked runs
 
 
-def _elsewhere(work: Callable[..., Awaitable[Row]], *args: Any) -> Row:
+def _elsewhere(work: Callable[..., Awaitable[T]], *args: Any) -> T:
     """Measure in a new process, whose memory nothing else has used."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_run, work, *args).result()
+        result: T = pool.submit(_run, work, *args).result()
+        return result
 
 
-def _run(work: Callable[..., Any], *args: Any) -> Row:
-    row: Row = asyncio.run(work(*args))
-    return row
+def _run(work: Callable[..., Any], *args: Any) -> Any:
+    return asyncio.run(work(*args))
 
 
 async def _parked(folder: Path, count: int, live_runs: int, idle_s: float) -> Row:
