@@ -7,6 +7,7 @@ current, so each decision sees what the ones before it did.
 from collections.abc import Iterable, Iterator
 
 from msgspec import Raw
+from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core import events as e
@@ -151,35 +152,29 @@ class TurnDraft:
         self.snapshot = runtime_snapshot(self.state)
         self.is_plain = self._is_plain()
         head = self._loaded.head
-        if self.is_plain:
-            return Turn(
-                run_id=head.run_id,
-                expected_version=self._before.version,
-                epoch=head.lease_epoch,
-                snapshot=self.snapshot,
-                events=tuple(self.events),
-                consumed=tuple(self._consumed),
-                messages=tuple(self._messages),
-                seen_inbox_seq=head.inbox_seq,
-                release=release,
-            )
-        changes = index_changes(self._before, self.state, self.events)
-        knows_children = self._has_children()
-        return Turn(
+        turn = Turn(
             run_id=head.run_id,
             expected_version=self._before.version,
             epoch=head.lease_epoch,
             snapshot=self.snapshot,
             events=tuple(self.events),
             consumed=tuple(self._consumed),
-            received=tuple(self.received),
             messages=tuple(self._messages),
+            seen_inbox_seq=head.inbox_seq,
+            release=release,
+        )
+        return turn if self.is_plain else self._with_the_rest(turn)
+
+    def _with_the_rest(self, turn: Turn) -> Turn:
+        changes = index_changes(self._before, self.state, self.events)
+        knows_children = self._has_children()
+        return replace(
+            turn,
+            received=tuple(self.received),
             waits_opened=changes.waits_opened,
             waits_closed=changes.waits_closed,
             tasks=changes.tasks,
             records=self._records,
-            seen_inbox_seq=head.inbox_seq,
-            release=release,
             starts=tuple(self._children()) if knows_children else (),
             sends=self._sent + (tuple(self._sends()) if knows_children or self.state.parent_run_id is not None else ()),
             jobs=tuple(self._jobs()) if self._queued else (),
