@@ -30,7 +30,7 @@ demo: $(RUN_STAMP) ## Watch a hundred orders survive the SIGKILL of their worker
 
 test: lint browser ## Lint, then every test in parallel, with coverage
 	$(BIN)/pytest -n auto -m 'not untraced' --cov --cov-report=term-missing:skip-covered $(PYTEST_ARGS)
-	$(BIN)/pytest -n auto -m untraced tests/program/test_watchdog.py tests/engine/test_runaway.py
+	$(BIN)/pytest -n auto -m untraced
 
 lint: $(DEV_STAMP) ## Check style, format and types
 	$(BIN)/ruff check $(CODE)

@@ -458,6 +458,35 @@ async def test_a_program_that_is_let_go_gets_no_further(
     assert [str(warning.message) for warning in recwarn] == []
 
 
+async def waits_for_a_step() -> None:
+    await act(1)
+
+
+async def waits_for_a_task() -> None:
+    await asyncio.create_task(act(1))
+
+
+async def waits_with_a_bound() -> None:
+    async with asyncio.timeout(10):
+        await act(1)
+
+
+@pytest.mark.parametrize(
+    "function", [waits_for_a_step, waits_for_a_task, waits_with_a_bound, gathers, waits_for_first, groups, locks]
+)
+def test_a_program_that_is_let_go_leaves_nothing_to_the_garbage_collector(function: Callable[..., Any]) -> None:
+    """Runs that are parked are let go by the thousand, and the collector is patient while nodes are at work."""
+    stage = staged(function)
+    gc.collect()
+    gc.disable()
+    try:
+        stage.close()
+        del stage.replay
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_program_that_refuses_to_be_let_go_is_told_again_but_not_for_ever() -> None:
     touched.clear()

@@ -295,6 +295,8 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
                 coro = task.get_coro()
                 if not task.done() and coro is not None:
                     _let_go(coro, self.watch)
+        for task in self._tasks:
+            _untie(task)
         self._tasks = []
 
     def check_open(self) -> None:
@@ -383,6 +385,13 @@ def _let_go(coro: Any, watch: Watch) -> None:
             pass
         return
     _stubborn.append(coro)
+
+
+def _untie(task: Any) -> None:
+    """Take a task and what it waits for apart, which know each other, so that both go without the garbage collector."""
+    for future in (task, task._fut_waiter):
+        for callback, _ in (future is not None and future._callbacks) or ():
+            future.remove_done_callback(callback)
 
 
 _stubborn: list[Any] = []
