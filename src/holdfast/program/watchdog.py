@@ -108,9 +108,9 @@ class Watchdog:
         with self._lock:
             for thread_id, watch in list(self.watched.items()):
                 watch.ticks += 1
-                if watch.ticks <= watch.most_ticks:
+                if watch.ticks <= watch.most_ticks or _is_delicate(thread_id, watch):
                     continue
-                where, stack = (watch.where, "") if watch.where else _locate(thread_id)  # which may read files
+                where, stack = (watch.where, "") if watch.where else _locate(thread_id)  # reads files: look again
                 if self.watched.get(thread_id) is watch and not _is_delicate(thread_id, watch):
                     if not watch.where:
                         watch.where = where
