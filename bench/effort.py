@@ -13,6 +13,7 @@ class Effort(Struct, frozen=True, kw_only=True):
     growth_turns_per_round: int
     deliveries_per_round: dict[int, int]
     parked_runs: int
+    more_parked_runs: int
     claims: dict[int, int]
     history_lengths: tuple[int, ...]
     core_events: int
@@ -36,11 +37,12 @@ FULL = Effort(
     growth_turns_per_round=2_000,
     deliveries_per_round={1: 300, 10: 2_000, 100: 5_000},
     parked_runs=10_000,
+    more_parked_runs=100_000,
     claims={1: 2_000, 100: 200},
     history_lengths=(10, 1_000, 50_000),
     core_events=50_000,
     engine_runs=(2_000, 20_000),
-    engine_rounds=3,
+    engine_rounds=5,
     engine_sequential=100,
     engine_long_steps=50_000,
     idle_s=10.0,
@@ -59,6 +61,7 @@ QUICK = Effort(
     growth_turns_per_round=100,
     deliveries_per_round={1: 20, 10: 50, 100: 200},
     parked_runs=300,
+    more_parked_runs=600,
     claims={1: 50, 100: 2},
     history_lengths=(10, 100, 1_000),
     core_events=2_000,

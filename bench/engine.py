@@ -76,10 +76,11 @@ async def measure(effort: Effort, folder: Path) -> Rows:
 async def measure_parked(effort: Effort, folder: Path) -> Rows:
     """Measure runs that wait, with many and with hardly any of them kept in memory."""
     rows: Rows = {}
-    for live_runs in (hf.NodeOptions().live_runs, 1):
-        progress(f"parked: {effort.parked_runs:,} runs")
-        label = f"{effort.parked_runs:,} runs, at most {live_runs:,} live"
-        rows[label] = _elsewhere(_parked, folder, effort.parked_runs, live_runs, effort.idle_s)
+    many, most = hf.NodeOptions().live_runs, effort.more_parked_runs
+    for count, live_runs in ((effort.parked_runs, many), (effort.parked_runs, 1), (most, many), (most, 1)):
+        progress(f"parked: {count:,} runs")
+        label = f"{count:,} runs, at most {live_runs:,} live"
+        rows[label] = _elsewhere(_parked, folder, count, live_runs, effort.idle_s)
     return rows
 
 

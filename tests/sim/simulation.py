@@ -38,7 +38,9 @@ from tests.sim.cluster import Cluster, in_process
 from tests.sim.scripts import SIGNALS, Script, draw_script
 from tests.sim.world import World, decoded
 
+STRAYS = 6
 RAGE_S = 25.0
+RESTED_WITHIN_S = 120.0
 HEALED_WITHIN_S = 400.0
 TOLD_WITHIN_S = 200.0
 PEOPLE = ("ann", "bob", "eve")
@@ -83,6 +85,7 @@ class Simulation:
 
     def __init__(self, world: World, seed: int, runs: int) -> None:
         self._world = world
+        self._seed = seed
         self._rng = Random(f"clients {seed}")
         self.cluster = Cluster(world, self._rng.choice((2, 2, 3)))
         self._client = FaultyStore(world.store, self.cluster.weather, Random(f"client {seed}"))
@@ -98,9 +101,13 @@ class Simulation:
         storm = asyncio.ensure_future(self.cluster.rage(RAGE_S))
         clients = [asyncio.ensure_future(self._start(run_id)) for run_id in self._plans]
         clients += [asyncio.ensure_future(self._disturb(run_id)) for run_id in self._plans]
+        clients += [
+            asyncio.ensure_future(self._start_once(Random(f"{number} {self._seed}"))) for number in range(STRAYS)
+        ]
         await storm
         self.cluster.heal()
         await asyncio.gather(*clients)
+        await self._rest()
         await self._finish()
         await self._wait_for_results()
         await self._judge()
@@ -132,6 +139,17 @@ class Simulation:
             waiting = member.process.spawn(handle.result())
             self._waiting.setdefault(run_id, []).append((member, waiting))
             return
+
+    async def _start_once(self, number: int) -> None:
+        """Start a run without an id. Who gets no answer never learns of it, and does not ask again."""
+        rng = Random(f"stray {number} {self._seed}")
+        await asyncio.sleep(rng.random() * RAGE_S)
+        member = self.cluster.pick(rng)
+        if member is not None:
+            script = [["work", 0.01, 0, 1, "", False, "raise"], *draw_script(rng)]
+            with suppress(TimeoutError, HoldfastError):
+                await in_process(member, member.app.start(member.workflows["play"], script, []), 5.0)
+                self._world.note("started", "strays")
 
     async def _disturb(self, run_id: str) -> None:
         """Send a run signals and operators' commands, at any time."""
@@ -225,6 +243,20 @@ class Simulation:
             return
 
     # --- the end
+
+    async def _rest(self) -> None:
+        """Leave every run alone for a while: then it has finished, or waits for somebody outside, and for nothing else.
+
+        A run that nobody cares for would be woken by whatever it is sent later.
+        """
+        await asyncio.sleep(RESTED_WITHIN_S)
+        for head in await self._world.store.find_runs(port.RunQuery()):
+            if head.status in TERMINAL or head.status is PAUSED:
+                continue
+            state = state_of(head.run_id, self._world.store.events_of(head.run_id))
+            for step_id, step in state.open_steps.items():
+                if isinstance(step.body, e.StepStarted | e.TimerStarted):
+                    self._world.violate(f"{head.run_id} is stuck: nothing becomes of {step_id}, {step}: {head}")
 
     async def _finish(self) -> None:
         """Give every run what it waits for, until all have finished."""

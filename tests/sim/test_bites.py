@@ -17,6 +17,7 @@ from holdfast.core.messages import ActivityErrored
 from holdfast.core.pen import NOTHING, Decision, Pen
 from holdfast.core.state import OpenStep
 from holdfast.engine import held
+from holdfast.engine.creations import Creations
 from holdfast.engine.node import Node
 from holdfast.engine.queues import Queues
 from holdfast.engine.run_queue import RunQueue
@@ -28,7 +29,7 @@ from holdfast.store.memory.run import Run
 from holdfast.store.memory.work import put
 from tests.sim.simulation import simulate
 
-SEEDS = 40
+SEEDS = 80
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +84,12 @@ def test_it_finds_a_store_that_does_not_look_at_the_epoch(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Run, "commit", commit_anyway)
     assert "committed a turn of a run that belongs to" in first_finding()
+
+
+@pytest.mark.contract("OWN-3")
+def test_it_finds_runs_that_were_created_and_are_never_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Creations, "_look_for", lambda self, run_ids: None)
+    assert "is stuck" in first_finding()
 
 
 @pytest.mark.contract("SIG-4")
