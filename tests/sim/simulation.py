@@ -101,9 +101,7 @@ class Simulation:
         storm = asyncio.ensure_future(self.cluster.rage(RAGE_S))
         clients = [asyncio.ensure_future(self._start(run_id)) for run_id in self._plans]
         clients += [asyncio.ensure_future(self._disturb(run_id)) for run_id in self._plans]
-        clients += [
-            asyncio.ensure_future(self._start_once(Random(f"{number} {self._seed}"))) for number in range(STRAYS)
-        ]
+        clients += [asyncio.ensure_future(self._start_once(number)) for number in range(STRAYS)]
         await storm
         self.cluster.heal()
         await asyncio.gather(*clients)

@@ -29,7 +29,7 @@ from holdfast.store.memory.run import Run
 from holdfast.store.memory.work import put
 from tests.sim.simulation import simulate
 
-SEEDS = 80
+SEEDS = 40
 
 
 @pytest.fixture(autouse=True)
