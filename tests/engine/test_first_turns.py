@@ -18,7 +18,7 @@ from holdfast.engine.options import NodeOptions
 from holdfast.engine.turn import start_run
 from holdfast.errors import HoldfastError, StoreUnavailable
 from holdfast.store.memory import MemoryStore
-from holdfast.store.port import Created
+from holdfast.store.port import Created, RunQuery
 from holdfast.testing.clock import START
 from holdfast.testing.samples import signal
 from tests.unheard_of import take_first_turns
@@ -27,12 +27,15 @@ PATIENCE_S = 10.0
 
 
 class Writes:
-    """A store that notes what is written, and may lose the answer to a creation."""
+    """A store that notes what is written, and may lose the answer to a creation, or take its time with it."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
         self.writes: list[tuple[str, int]] = []
         self.loses_answer = False
+        self.answers: asyncio.Event | None = None
+        self.has_created = asyncio.Event()
+        self.claims = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -44,7 +47,15 @@ class Writes:
         if self.loses_answer:
             self.loses_answer = False
             raise StoreUnavailable("the answer was lost")
+        self.has_created.set()
+        if self.answers is not None:
+            await self.answers.wait()
         return answers
+
+    async def claim(self, *args: Any, **kwargs: Any) -> Any:
+        """Claim, and count it."""
+        self.claims += 1
+        return await self._inner.claim(*args, **kwargs)
 
     async def commit(self, turns: Any) -> Any:
         """Commit, and note how many events."""
@@ -169,6 +180,25 @@ async def test_a_run_whose_creation_was_not_answered_goes_on(
         history = [event.event_type for event in await shop.app.run("a").events()]
     assert history.count("RunCompleted") == 1
     assert history[0] == "RunQueued"
+
+
+@pytest.mark.contract("SIG-1", "OWN-1")
+async def test_a_signal_that_is_faster_than_the_answer_to_the_creation_is_taken_without_haste(
+    shop: Shop, store: Any
+) -> None:
+    store.answers = asyncio.Event()
+    async with shop.app.node(store):
+        starting = asyncio.create_task(shop.app.start(shop.buy, "tea"))
+        await store.has_created.wait()
+        [head] = await store.find_runs(RunQuery())
+        await store.deliver([signal(head.run_id, "hurry", "please")])
+        store.claims = 0
+        await asyncio.sleep(0.5)
+        assert 0 < store.claims < 10
+        store.answers.set()
+        assert await (await starting).result() == "tea paid"
+        assert await shop.app.run(head.run_id).mailbox()
+    assert shop.did == ["buy tea", "charge tea"]
 
 
 @pytest.mark.contract("SIG-1", "OWN-1")

@@ -17,6 +17,9 @@ CREATE_RUNS = 500
 LOOKS_S = (0.2, 1.0, 5.0, 30.0)
 """Pauses before each look for runs whose creation was not answered: what a lost connection began may end later."""
 
+KEPT_S = 0.1
+"""How long a node that came by a run too early waits at least before it claims again: it would come by it again."""
+
 Answer = Created | Existing | Refused
 
 
@@ -69,6 +72,8 @@ class Creations:
         self._firsts: Sequence[First | None] = ()
         self._under_way: set[str] = set()
         self._at_work: dict[str, LoadedRun | None] = {}
+        self.pause_s = 0.0
+        """How long the node has to wait before it claims again."""
         self._task: asyncio.Task[None] | None = None
         self._looking: set[asyncio.Task[None]] = set()
 
@@ -94,6 +99,7 @@ class Creations:
         if run_id not in self._at_work:
             return False
         self._at_work[run_id] = loaded
+        self.pause_s = KEPT_S
         return True
 
     async def stop(self) -> None:
@@ -137,6 +143,7 @@ class Creations:
             mine = {new.run_id for new in runs} & self._under_way
             self._under_way -= mine
             found, self._at_work = self._at_work, {}
+            self.pause_s = 0.0
         self._firsts = ()
         again: list[Asked] = []
         for asked, first, answer in zip(batch, firsts, answers, strict=True):
@@ -222,5 +229,7 @@ def _give_up(batch: list[Asked]) -> None:
     for asked in batch:
         if not asked.future.done():
             run_id = asked.new.run_id
-            problem = f"the node was stopped while run {run_id} was being created; ask again with the same request id"
+            problem = f"the node was stopped while run {run_id} was being created: it may be there, or not"
+            if not asked.is_unheard_of:
+                problem += "; ask again with the same id"
             asked.future.set_exception(EngineError(problem))

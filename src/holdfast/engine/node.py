@@ -239,7 +239,9 @@ class Node:
             return
         stops = self._is_stopping  # then nothing is claimed, whatever is due
         due_at = None if stops else await self.store.next_due(self.name, self.known.plans())
-        timeout_s = None if due_at is None else max(0.0, (due_at - await self.store.now()) / 1_000_000)
+        timeout_s = None if due_at is None else (due_at - await self.store.now()) / 1_000_000
+        if timeout_s is not None:
+            timeout_s = max(timeout_s, self.creations.pause_s)
         try:
             async with asyncio.timeout(timeout_s):
                 self._is_idle = True
