@@ -27,6 +27,21 @@ class Held(Around):
         return await self.inner.read_events(run_id, after, limit)
 
 
+class Slow(Around):
+    """A store that can take its time to commit."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.asked, self.may_commit = asyncio.Event(), asyncio.Event()
+        self.may_commit.set()
+
+    async def commit(self, turns: Any) -> Any:
+        """Commit, when it is allowed."""
+        self.asked.set()
+        await self.may_commit.wait()
+        return await self.inner.commit(turns)
+
+
 def counting_app() -> tuple[hf.App, Any]:
     app = hf.App("counting")
 
@@ -86,3 +101,22 @@ async def test_a_query_of_a_run_that_is_not_in_memory_leaves_nothing_there(place
             answers = await asyncio.gather(*(node.lives.query(run_id, "seen", codec.encode({})) for _ in range(3)))
             assert [codec.decode(answer, list[str]) for answer in answers] == [[], [], []]
             assert node.lives._runs == {}
+
+
+@pytest.mark.contract("WF-6")
+async def test_a_query_does_not_see_what_is_not_durable_yet(place: Place) -> None:
+    app, count = counting_app()
+    async with place.opened() as inner:
+        store: Any = Slow(inner)
+        async with place.node(app, store) as node:
+            run: Any = await app.start(count)
+            await until_event(run, "SignalWaiting")
+            store.asked.clear()
+            store.may_commit.clear()
+            await run.signal("go", "now")
+            await store.asked.wait()
+            assert await run.query("seen") == []
+            store.may_commit.set()
+            await until_event(run, "SignalReceived")
+            assert await run.query("seen") == ["now"]
+            assert node.failure is None

@@ -51,12 +51,19 @@ T = TypeVar("T")
 class LiveRun:
     """A run's state and program."""
 
-    __slots__ = ("is_closed", "replay", "state")
+    __slots__ = ("is_ahead", "is_closed", "replay", "state")
 
     def __init__(self, state: RunState, replay: Replay) -> None:
         self.state = state
         self.replay = replay
+        self.is_ahead = False
+        """Whether the program has taken a turn that is not durable yet."""
         self.is_closed = False
+
+    def settle(self, state: RunState) -> None:
+        """Take note that the turn is durable which has led to this state."""
+        self.state = state
+        self.is_ahead = False
 
     def close(self) -> None:
         """Let go of the program."""
@@ -131,6 +138,7 @@ def take_turn(
 ) -> tuple[TurnDraft, RunError | None]:
     """Let a run take everything that waits for it; if its program cannot go on, pause the run instead."""
     draft = TurnDraft(live.state, loaded, now, node, limits)
+    live.is_ahead = True
     try:
         _Turn(live, draft, loaded.signals, now).run([*loaded.messages, *inputs], loaded.signals)
         return draft, None

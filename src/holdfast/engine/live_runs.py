@@ -74,7 +74,7 @@ class LiveRuns:
         if loaded is None:
             raise no_such_run(run_id)
         live = self.get(loaded)
-        if live is not None:
+        if live is not None and not live.is_ahead:  # what is not durable may never come to be
             try:
                 return _answer(live, name, arguments)
             except (NotDurable, RunawayWorkflow):  # this program is no longer what the history tells
