@@ -14,7 +14,21 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from bench import analysts, claim, commit, core, deliver, disk, engine, growth, history, postgres, signals, streams
+from bench import (
+    analysts,
+    claim,
+    commit,
+    core,
+    deliver,
+    disk,
+    engine,
+    growth,
+    history,
+    postgres,
+    recovery,
+    signals,
+    streams,
+)
 from bench.effort import FULL, QUICK, Effort
 from bench.report import Rows, progress, table
 
@@ -36,6 +50,7 @@ ON_DISK: dict[str, tuple[str, Callable[[Effort, Path], Awaitable[Rows]]]] = {
     "postgres": ("The whole engine on a PostgreSQL server", postgres.measure),
     "analysts": ("Claims on PostgreSQL while long transactions are open (--analysts-s for how long)", analysts.measure),
     "streams": ("Short runs while event streams are open, beside the same without", streams.measure),
+    "recovery": ("Runs in flight when their process is killed, finished by one that is started then", recovery.measure),
     "long": ("A turn of a run with a long history, in memory and after a restart", engine.measure_long),
 }
 CORE_TITLE = "The core alone"

@@ -21,6 +21,8 @@ class Effort(Struct, frozen=True, kw_only=True):
     engine_rounds: int
     engine_sequential: int
     engine_long_steps: int
+    recovered_runs: int
+    lease_ms: int
     idle_s: float
     signalled_runs: int
     postgres_finished: int
@@ -45,6 +47,8 @@ FULL = Effort(
     engine_rounds=5,
     engine_sequential=100,
     engine_long_steps=50_000,
+    recovered_runs=500,
+    lease_ms=10_000,
     idle_s=10.0,
     signalled_runs=2_000,
     postgres_finished=1_000_000,
@@ -69,6 +73,8 @@ QUICK = Effort(
     engine_rounds=1,
     engine_sequential=10,
     engine_long_steps=1_000,
+    recovered_runs=20,
+    lease_ms=1_000,
     idle_s=1.0,
     signalled_runs=300,
     postgres_finished=2_000,

@@ -23,7 +23,11 @@ FIGURES = {
     "postgres": ({"0 finished runs", "2,000 finished runs"}, {"runs/s", "median ms/step"}),
     "analysts": ({"no long transaction", "3 open for 2 s"}, {"runs/s", "p50 ms", "p99 ms"}),
     "streams": ({"50 of waiting runs", "50, 10 of them of lists"}, {"runs/s", "without", "ratio"}),
-    "parked": ({"300 runs, at most 5,000 live", "300 runs, at most 1 live"}, {"resident KB", "KB/run", "idle CPU %"}),
+    "parked": (
+        {f"{count} runs, at most {live} live" for count in (300, 600) for live in ("5,000", "1")},
+        {"resident KB", "KB/run", "idle CPU %"},
+    ),
+    "recovery": ({"20 runs in flight"}, {"lease s", "all finished after s", "completed"}),
     "long": ({"1,000 steps"}, {"steps/s", "live turn ms", "turn with replay ms"}),
     "core": ({"decide, enact and fold, one step at a time", "fold of 2,001 events"}, {"events/s"}),
 }
