@@ -258,7 +258,7 @@ async def test_signals_that_nobody_has_taken_are_found_over_all_runs(screen: Pag
     await screen.clock.install()
     await screen.goto("/inbox/signals")
     wait = screen.locator(".wait", has=screen.get_by_role("link", name="ORD-7"))
-    await expect(wait).to_contain_text("order · has waited since")
+    await expect(wait).to_contain_text("order · began to wait")
     mail = screen.get_by_role("region", name="Mailbox")
     await expect(mail.locator(".letters > li")).to_have_count(2)
     await expect(mail.locator(".letters > li").first).to_contain_text("hurryORD-7orderhere since")

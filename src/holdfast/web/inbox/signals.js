@@ -111,7 +111,7 @@ class WaitList {
       "li", { class: "wait" },
       h("div", { class: "wait-about" },
         h("span", { class: "wait-run" }, wait.reference_key && [h("a", { href: runAddress(wait.run_id) }, wait.reference_key), " "], wait.reference_key ? h("span", { class: "mono quiet" }, wait.run_id) : h("a", { class: "mono", href: runAddress(wait.run_id) }, wait.run_id)),
-        h("span", { class: "quiet" }, h("b", {}, wait.workflow), " · ", wait.step_id !== wait.name && [wait.step_id, " · "], "has waited since ", ageOf(wait.since), wait.until && [", gives up ", ageOf(wait.until)])),
+        h("span", { class: "quiet" }, h("b", {}, wait.workflow), " · ", wait.step_id !== wait.name && [wait.step_id, " · "], "began to wait ", ageOf(wait.since), wait.until && [", gives up ", ageOf(wait.until)])),
       h("div", { class: "actions" },
         h("button", { class: "button", type: "button", id: `mail ${mark}`, onclick: () => this.openMailbox(wait.run_id) }, "Mailbox"),
         may("signals:write") && h("button", { class: "button", type: "button", id: `send ${mark}`, onclick: () => sendDialog(wait, () => this.load()) }, "Send…")),
