@@ -185,3 +185,27 @@ async def test_a_rotation_waits_for_the_children_that_are_to_be_awaited(place: P
         assert await run.result() == 2
         names = await types(run)
         assert (names.count("ChildCompleted"), names.count("ContinuedAsNew")) == (2, 2)
+
+
+@pytest.mark.contract("WF-4", "INV")
+async def test_a_child_that_is_to_be_cancelled_does_not_outlive_the_stretch_that_began_it(place: Place) -> None:
+    app = hf.App("family")
+
+    @app.workflow
+    async def child() -> None:
+        await hf.wait_signal("never", bool)
+
+    @app.workflow
+    async def parent(is_first: bool) -> str:
+        if is_first:
+            task = asyncio.create_task(child.options(close_policy="cancel")())
+            await asyncio.sleep(0.01)
+            assert not task.done()
+            hf.continue_as_new(False)
+        return "done"
+
+    async with place.node(app):
+        run = await app.start(parent, True, run_id="p")
+        assert await run.result() == "done"
+        with pytest.raises(RunCancelled):
+            await app.run("p/child").result()

@@ -36,6 +36,9 @@ class Journal:
             await self.may_go.wait()
         elif kind == "sets":
             _seen.set(passenger.name)
+        elif kind == "adds":
+            _seen.set(passenger.name)
+            self.add(*(f"looks {number}" for number in range(3 * FEW)))
         elif kind == "looks":
             self.tasks[_seen.get()] = None
         elif kind == "cancels" and passenger.lane is not None:
@@ -75,6 +78,13 @@ async def test_what_waits_holds_nobody_up(number: int) -> None:
     journal.add("works later")
     await _settle()
     assert "works later" in journal.tasks
+
+
+async def test_nobody_sees_what_another_has_set_who_made_room_for_it() -> None:
+    journal = Journal()
+    journal.add("adds others")
+    await _settle()
+    assert set(journal.tasks) == {"adds others", "nothing", *(f"looks {number}" for number in range(3 * FEW))}
 
 
 async def test_nobody_sees_what_another_has_set() -> None:

@@ -33,6 +33,16 @@ async def talking(count: int) -> None:
     app.logger.info("done")
 
 
+@app.workflow
+async def tidying() -> None:
+    """Say something on the way out."""
+    try:
+        for _ in range(3):
+            await hf.wait_signal("go")
+    finally:
+        app.logger.info("tidying up")
+
+
 @pytest.fixture
 def lines() -> Iterator[Any]:
     """Return what is logged, as programs read it."""
@@ -44,6 +54,16 @@ def lines() -> Iterator[Any]:
     app.logger.setLevel(logging.INFO)
     yield lambda: [json.loads(line) for line in text.getvalue().splitlines()]
     root.removeHandler(handler)
+
+
+@pytest.mark.contract("WF-2")
+async def test_a_program_that_is_let_go_says_nothing(lines: Any) -> None:
+    async with app.node(hf.MemoryStore(), options=hf.NodeOptions(live_runs=0)):
+        run = await app.start(tidying)
+        for _ in range(3):
+            await run.signal("go")
+        await run.result()
+    assert [line["message"] for line in lines()].count("tidying up") == 1
 
 
 @pytest.mark.contract("WF-2")

@@ -10,7 +10,7 @@ import holdfast as hf
 from holdfast.core import events as e
 from holdfast.core.state import PAUSED, RUNNING
 from holdfast.engine.turn import start_run
-from holdfast.errors import NondeterminismError, NotFound, RunCancelled, VersionMismatch
+from holdfast.errors import Conflict, NondeterminismError, RunCancelled, VersionMismatch
 from tests.engine.place import Place, types, until, until_event, until_status
 
 
@@ -139,7 +139,7 @@ async def test_a_run_of_an_unknown_version_is_paused_until_it_is_known_again(pla
             assert event.data.error is not None
             assert event.data.error.code == "VersionMismatch"
             assert "needs version '2' of 'order'; known are ['1']" in event.data.error.message
-            with pytest.raises(VersionMismatch if has_begun else NotFound):
+            with pytest.raises(VersionMismatch if has_begun else Conflict):
                 await run.query("anything")
             await run.resume()
             await until_event(run, "RunPaused", times=2)

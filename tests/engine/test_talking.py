@@ -2,13 +2,23 @@
 
 import asyncio
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 import holdfast as hf
 from holdfast.core.state import COMPLETED
 from holdfast.engine.app import Workflow
-from holdfast.errors import InvalidInput, NotDurable, NotFound, RunFailed, RunTerminal, UpdateFailed
+from holdfast.errors import (
+    Conflict,
+    InvalidInput,
+    NotDurable,
+    NotFound,
+    RunError,
+    RunFailed,
+    RunTerminal,
+    UpdateFailed,
+)
 from tests.engine.place import Place, types, until_event, until_status
 
 
@@ -221,7 +231,108 @@ async def test_a_query_that_wakes_the_program_is_refused_and_the_program_made_an
         assert await run.result() == "closed False"
 
 
+@pytest.mark.contract("WF-6")
+async def test_a_query_cannot_begin_anything(place: Place) -> None:
+    app = hf.App("talk")
+    effects: list[str] = []
+
+    @app.activity
+    async def charge(name: str) -> None:
+        effects.append(name)
+
+    @app.workflow
+    async def careless() -> str:
+        def charges() -> None:
+            asyncio.ensure_future(charge("by a query"))  # noqa: RUF006
+
+        def waits() -> None:
+            asyncio.get_running_loop().call_later(0, effects.append, "later")
+
+        def leaves() -> None:
+            raise SystemExit("bye")
+
+        for query in (charges, waits, leaves):
+            hf.on_query(query.__name__, query)
+        return await hf.wait_signal("close", str)
+
+    async with place.node(app):
+        run = await app.start(careless)
+        for name in ("charges", "waits"):
+            with pytest.raises(NotDurable, match=f"query '{name}' would change something, and may only look"):
+                await run.query(name)
+        with pytest.raises(RunError, match=r"query 'leaves' raised SystemExit\('bye'\)"):
+            await run.query("leaves")
+        await run.signal("close", "closed")
+        assert await run.result() == "closed"
+    assert effects == []
+
+
+@pytest.mark.contract("WF-6")
+@pytest.mark.parametrize("ids", [{}, {"run_id": "r-1"}, {"request_id": "q-1"}], ids=str)
+async def test_a_query_can_be_asked_as_soon_as_the_run_is_started(place: Place, ids: dict[str, Any]) -> None:
+    app, basket = talking_app()
+    async with place.node(app):
+        run = await app.start(basket, **ids)
+        assert await run.query("names") == []
+
+
+@pytest.mark.contract("WF-6")
+async def test_a_query_of_a_run_that_does_not_start_is_told_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.engine.live_runs.START_S", 0.05)
+    app = hf.App("talk")
+
+    @app.workflow(at_once=1)
+    async def narrow() -> str:
+        return await hf.wait_signal("close", str)
+
+    async with place.node(app):
+        first, second = await app.start(narrow), await app.start(narrow)
+        with pytest.raises(Conflict, match="is PENDING and has not started"):
+            await second.query("names")
+        for run in (first, second):
+            await run.signal("close", "")
+            await run.result()
+
+
 # --- updates
+
+
+@pytest.mark.contract("WF-6")
+async def test_an_update_is_answered_at_once_while_the_run_is_at_work(place: Place) -> None:
+    app = hf.App("talk")
+    may_end = asyncio.Event()
+
+    @app.activity
+    async def work() -> None:
+        await may_end.wait()
+
+    @app.workflow
+    async def busy() -> None:
+        hf.on_update("ask", lambda: "answer")
+        await work()
+
+    async with place.node(app):
+        run = await app.start(busy)
+        async with asyncio.timeout(0.8):  # whoever waits for a wake-up that does not come looks again after a second
+            assert await run.update("ask") == "answer"
+        may_end.set()
+        await run.result()
+
+
+@pytest.mark.contract("WF-6")
+async def test_a_validator_cannot_be_async(place: Place) -> None:
+    app = hf.App("talk")
+
+    @app.workflow
+    async def odd() -> None:
+        async def check() -> None:
+            raise ValueError("refused")
+
+        hf.on_update("add", lambda: None, validator=check)
+
+    async with place.node(app):
+        with pytest.raises(RunFailed, match="a validator may only look"):
+            await (await app.start(odd)).result()
 
 
 @pytest.mark.contract("WF-6")

@@ -5,7 +5,8 @@ import gc
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Generator
 from typing import Any
 
 import pytest
@@ -485,6 +486,46 @@ def test_a_program_that_is_let_go_leaves_nothing_to_the_garbage_collector(functi
         assert gc.collect() == 0
     finally:
         gc.enable()
+
+
+class Promise:
+    """A future of somebody else's, as far as asyncio wants one."""
+
+    def __init__(self) -> None:
+        self._asyncio_future_blocking = False
+
+    def __await__(self) -> Generator[Any, None, None]:
+        self._asyncio_future_blocking = True
+        yield self
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
+
+    def add_done_callback(self, callback: Any, *, context: Any = None) -> None:
+        pass
+
+
+async def waits_for_a_promise() -> None:
+    await Promise()
+
+
+async def all_wait_for_one() -> None:
+    never = asyncio.get_running_loop().create_future()
+
+    async def wait() -> None:
+        await never
+
+    tasks = [asyncio.create_task(wait()) for _ in range(20_000)]
+    await tasks[0]
+
+
+@pytest.mark.contract("MSG-3")
+@pytest.mark.parametrize("function", [waits_for_a_promise, all_wait_for_one])
+def test_whatever_a_program_waits_for_it_is_let_go_at_once(function: Callable[..., Any]) -> None:
+    stage = staged(function)
+    began = time.process_time()
+    stage.close()
+    assert time.process_time() - began < 1.5
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

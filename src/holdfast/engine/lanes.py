@@ -42,6 +42,7 @@ class Lanes(Generic[P]):
     def __init__(self, carry_out: Callable[[P], Coroutine[Any, Any, None]]) -> None:
         self._carry_out = carry_out
         self._waiting: deque[P] = deque()
+        self._context = copy_context()
         self._tasks: set[asyncio.Task[None]] = set()  # the loop itself would let go of those that wait
         self._opened = 0  # lanes since the last look; while anybody waits there are some, and another look comes
 
@@ -54,11 +55,11 @@ class Lanes(Generic[P]):
     def _open(self, number: int) -> None:
         loop = asyncio.get_running_loop()
         for _ in range(number):
-            lane = loop.create_task(self._lane())
+            lane = loop.create_task(self._lane(), context=self._context.copy())
             self._tasks.add(lane)
             lane.add_done_callback(self._tasks.discard)
         if not self._opened:
-            loop.call_soon(self._look)
+            loop.call_soon(self._look, context=self._context.copy())
         self._opened += number
 
     def _look(self) -> None:

@@ -3,15 +3,23 @@
 What is kept is a cache. A run that is not in it is made from its history.
 """
 
+import asyncio
 from collections import OrderedDict
+from contextlib import suppress
 
 from msgspec import Raw
 
+from holdfast.core.events import RunStarted
+from holdfast.core.state import PENDING
 from holdfast.engine.live import Definitions, LiveRun, revive
+from holdfast.engine.recording import recorded
 from holdfast.engine.stretch import read_stretch
-from holdfast.errors import NotDurable, NotFound, RunawayWorkflow, RunError
+from holdfast.errors import Conflict, NotDurable, RunawayWorkflow, RunError, RunTerminal
 from holdfast.store.guards import no_such_run
 from holdfast.store.port import LoadedRun, NewRun, Store
+
+START_S = 10.0
+"""How long a query waits for its run to start."""
 
 
 class LiveRuns:
@@ -69,10 +77,13 @@ class LiveRuns:
         self._runs.clear()
 
     async def query(self, run_id: str, name: str, arguments: Raw) -> Raw:
-        """Ask a run's program about its present state."""
-        [loaded] = await self._store.load([run_id])
-        if loaded is None:
-            raise no_such_run(run_id)
+        """Ask a run's program about its present state. Of one that is about to start it is asked then."""
+        loaded = await self._load(run_id)
+        if loaded.head.status is PENDING:
+            with suppress(TimeoutError, RunTerminal):
+                async with asyncio.timeout(START_S):
+                    await recorded(self._store, run_id, 1, lambda event: isinstance(event.data, RunStarted))
+            loaded = await self._load(run_id)
         live = self.get(loaded)
         if live is not None and not live.is_ahead:  # what is not durable may never come to be
             try:
@@ -89,8 +100,15 @@ class LiveRuns:
         finally:
             live.close()
 
+    async def _load(self, run_id: str) -> LoadedRun:
+        [loaded] = await self._store.load([run_id])
+        if loaded is None:
+            raise no_such_run(run_id)
+        return loaded
+
 
 def _answer(live: LiveRun, name: str, arguments: Raw) -> Raw:
     if live.replay.program is None:
-        raise NotFound(f"run {live.state.run_id} has not started", run_id=live.state.run_id)
+        run_id, status = live.state.run_id, live.state.status
+        raise Conflict(f"run {run_id} is {status} and has not started: nobody can answer a query", run_id=run_id)
     return live.replay.program.query(name, arguments)

@@ -31,7 +31,7 @@ class _InPlace(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         program = current_program()
-        if program is not None and program.is_replaying:
+        if program is not None and (program.is_replaying or program.loop.is_closed()):
             return False
         for name, value in place().items():
             setattr(record, name, value)

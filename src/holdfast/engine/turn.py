@@ -379,7 +379,8 @@ def _is_given_up(step_id: str, child: e.ChildStarted, state: RunState, events: l
     """Say whether a child is to be cancelled because its parent gave up waiting, or ended."""
     if any(event.step_id == step_id and isinstance(event.data, e.StepCancelled | e.StepSkipped) for event in events):
         return child.close_policy != "abandon"
-    return (state.is_finished and child.close_policy == "cancel") or (
+    has_rotated = any(isinstance(event.data, e.ContinuedAsNew) for event in events)
+    return ((state.is_finished or has_rotated) and child.close_policy == "cancel") or (
         state.status is CANCELLED and child.close_policy != "abandon"
     )
 

@@ -90,6 +90,8 @@ def on_query(name: str, handler: Callable[..., Any]) -> None:
 
 def on_update(name: str, handler: Callable[..., Any], *, validator: Callable[..., Any] | None = None) -> None:
     """Answer updates of this name with this function; the validator may refuse one by raising."""
+    if inspect.iscoroutinefunction(validator):
+        raise InvalidInput(f"update {name!r}: a validator may only look, so it is a plain function, not async")
     require_program("on_update").on_update(name, handler, validator)
 
 

@@ -41,6 +41,7 @@ from holdfast.program.definitions import (
 )
 from holdfast.program.endings import answer_of, ending_of
 from holdfast.program.failures import error_bytes
+from holdfast.program.looking import looking
 from holdfast.program.loop import DeterministicLoop, StepFuture, Timer, running, settle
 from holdfast.program.receiving import Handler, Received, recorded
 from holdfast.program.source import awaiting_line, calling_line, first_line, waiting_line
@@ -146,7 +147,8 @@ class CodeProgram:
         if handler is None:
             raise NotFound(f"run {self.run_id} answers no query {name!r}; it answers {sorted(self.queries)}")
         unpacked = Signature(handler).unpack(arguments)
-        answer = self.watch.run(lambda: codec.encode(handler(**unpacked)))
+        with looking(f"query {name!r}"):
+            answer = self.watch.run(lambda: codec.encode(handler(**unpacked)))
         if self._commands or self.loop.is_stirred:
             raise NotDurable(f"query {name!r} changed something; a query may only look")
         return answer
@@ -154,7 +156,10 @@ class CodeProgram:
     def receive(self, step_id: str, payload: Raw) -> Received | None:
         """Let the handler of a wait make something of a signal; None if the wait has none."""
         handler = self.handlers.get(step_id)
-        received = None if handler is None else handler.apply(payload, self.watch)
+        if handler is None:
+            return None
+        with looking(f"the handler of step {step_id!r}"):
+            received = handler.apply(payload, self.watch)
         if self._commands or self.loop.is_stirred:
             raise NotDurable(f"the handler of step {step_id!r} changed something; a handler may only compute")
         return received
@@ -473,7 +478,7 @@ _CLOSED.let_go()
 def current_program() -> CodeProgram | None:
     """Return the program whose code is running, or None outside a workflow."""
     loop = asyncio._get_running_loop()
-    return loop.host if isinstance(loop, DeterministicLoop) else None  # type: ignore[return-value]
+    return loop.host if type(loop) is DeterministicLoop else None  # type: ignore[return-value]
 
 
 def refuse_inside(what: str, instead: str) -> None:

@@ -56,7 +56,7 @@ from typing import Literal, Protocol
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from holdfast.core.access import AccessToken, TokenQuery
-from holdfast.core.events import NULL, Event
+from holdfast.core.events import NULL, Event, RunStarted, UpdateCompleted
 from holdfast.core.gates import RunLimit, Ticket
 from holdfast.core.instants import Instant
 from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settled, Settlement
@@ -135,11 +135,18 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     dead: tuple[DeadLetter, ...] = ()
 
 
+_AWAITED = frozenset({RunStarted, UpdateCompleted})
+
+
 def may_wake_others(turn: Turn) -> bool:
     """Say whether anybody but the run's owner can be waiting for what this turn does."""
-    return bool(
-        turn.release or turn.messages or turn.starts or turn.sends or turn.jobs or turn.snapshot.status in TERMINAL
-    ) or (bool(turn.received) and any(isinstance(event.data, DECISIONS) for event in turn.events))
+    if turn.release or turn.messages or turn.starts or turn.sends or turn.jobs or turn.snapshot.status in TERMINAL:
+        return True
+    for event in turn.events:
+        kind = type(event.data)
+        if kind in _AWAITED or (turn.received and kind in DECISIONS):
+            return True
+    return False
 
 
 class Job(Struct, frozen=True, kw_only=True, gc=False):
