@@ -26,6 +26,7 @@ SWALLOWING_ALLOWED: dict[str, str] = {
     "holdfast/engine/creations.py:Creations._create_batch": "what a store raises is told to everybody who asked",
     "holdfast/engine/live.py:revive": "what user code raises where no task takes it pauses its run",
     "holdfast/engine/live.py:take_turn": "what user code raises where no task takes it pauses its run",
+    "holdfast/engine/slots.py:_carry_out": "its future has it as its exception, and whoever waits for it gets it",
     "holdfast/engine/tracing.py:Tracing._work": "logged; an exporter is not ours, and losing a trace loses no run",
     "holdfast/program/api.py:Saga._undo_all": "failures are gathered, and raised together with the first error",
     "holdfast/program/failures.py:_attribute": "an exception whose own code fails is recorded without what it says",

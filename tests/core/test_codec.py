@@ -94,6 +94,15 @@ def test_a_value_that_has_no_json_is_refused_and_never_stored_as_something_else(
         codec.encode(value)
 
 
+@pytest.mark.contract("API-2")
+def test_what_is_wrong_with_a_key_is_said_in_plain_words() -> None:
+    with pytest.raises(
+        InvalidInput, match="of type list cannot be stored: the keys of a JSON object are text"
+    ) as caught:
+        codec.encode([{1: "a"}])
+    assert "order" not in str(caught.value)
+
+
 def test_none_and_raw_json_are_stored_as_they_are() -> None:
     assert bytes(codec.encode(None)) == b"null"
     assert bytes(codec.encode({"a": None, "b": Raw(b"[null]")})) == b'{"a":null,"b":[null]}'

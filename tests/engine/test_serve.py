@@ -3,6 +3,8 @@
 import asyncio
 import logging
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -64,6 +66,38 @@ async def test_a_node_ends_at_a_signal_and_the_signals_do_what_they_did_before(
     assert second.startswith("web-")
     assert first != second, "a name is for one life of one process"
     assert (await store.stats()).nodes == 0
+
+
+STUCK = """
+import asyncio, signal, threading
+import holdfast as hf
+
+app = hf.App("shop")
+
+@app.activity
+def pack():
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
+    threading.Event().wait()
+
+@app.workflow
+async def order() -> None:
+    await pack()
+
+async def main():
+    store = hf.MemoryStore()
+    async with app.connect(store):
+        await app.start(order)
+    await app.serve(store, options=hf.NodeOptions(drain_s=0.01))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.contract("MSG-4")
+def test_a_process_that_serves_ends_although_an_activity_does_not_return() -> None:
+    ended = subprocess.run([sys.executable, "-c", STUCK], timeout=30, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
+    assert "activities given up because they took too long: 1" in ended.stderr
 
 
 @pytest.mark.contract("MSG-4")

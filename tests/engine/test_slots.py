@@ -73,6 +73,32 @@ async def test_a_thread_keeps_its_place_until_it_has_ended() -> None:
     slots.close()
 
 
+async def test_a_thread_that_has_ended_its_work_is_used_again() -> None:
+    slots = Slots(3)
+    meeting = threading.Barrier(2)
+
+    def name() -> str:
+        return threading.current_thread().name
+
+    def meet() -> str:
+        meeting.wait(5)
+        return name()
+
+    async with asyncio.timeout(5):
+        both = {await asyncio.wrap_future(met) for met in [slots.run(meet), slots.run(meet)]}
+        names = {await asyncio.wrap_future(slots.run(name)) for _ in range(50)}
+        assert len(both) == 2
+        assert len(names | both) <= 3
+    threads = [thread for thread in threading.enumerate() if thread.name in names | both]
+    assert threads
+    assert all(thread.daemon for thread in threads)
+    slots.close()
+    slots.close()
+    for thread in threads:
+        thread.join(5)
+        assert not thread.is_alive()
+
+
 async def test_closing_waits_for_no_thread_and_begins_nothing_more() -> None:
     slots = Slots(1)
     loop, began, may_end = asyncio.get_running_loop(), asyncio.Event(), threading.Event()

@@ -70,5 +70,26 @@ async def test_who_waits_is_told_and_no_program_is_left(place: Place) -> None:
     async with asyncio.timeout(5):
         with pytest.raises(EngineError, match="stopped before the run had finished"):
             await waiting
+        with pytest.raises(EngineError, match="no node is open"):
+            await run.result()
     assert len(lives) == min(place.live_runs, 1)
     assert all(live.is_closed and live.replay.program is None for live in lives)
+
+
+@pytest.mark.contract("API-2")
+async def test_a_stopped_node_does_not_deny_that_a_run_has_finished(place: Place) -> None:
+    app = hf.App("shop")
+
+    @app.workflow
+    async def order(waits: bool) -> str:
+        return await hf.wait_signal("go", str) if waits else "packed"
+
+    async with place.opened() as store:
+        async with place.node(app, store):
+            finished, waiting = await app.start(order, False), await app.start(order, True)
+            await finished.result()
+        assert await finished.result() == "packed"
+        with pytest.raises(EngineError, match="stopped before the run had finished"):
+            await waiting.result()
+    with pytest.raises(EngineError, match="no node is open"):
+        await finished.result()

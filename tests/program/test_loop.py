@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import math
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.core.events import ErrorInfo
 from holdfast.engine.app import App
 from holdfast.errors import NondeterminismError, RunawayWorkflow
 from holdfast.program.loop import DeterministicLoop, Timer, apart, running
@@ -153,6 +155,32 @@ def test_a_callback_for_later_is_a_durable_timer() -> None:
     assert stage.open == ["timer"]
     stage.fire("timer")
     assert stage.result == "set"
+
+
+@pytest.mark.contract("WF-1")
+def test_infinity_is_never_and_no_timer() -> None:
+    async def patient() -> int:
+        value = await asyncio.wait_for(act(1), math.inf)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.sleep(math.inf), 10)
+        return value
+
+    stage = staged(patient)
+    assert stage.open == ["act"]
+    stage.complete("act", 1)
+    assert stage.open == ["timer"]
+    stage.fire("timer")
+    assert stage.result == 1
+    assert difference(stage, len(stage.events)) is None
+
+
+@pytest.mark.contract("WF-1")
+def test_a_timer_for_what_is_no_number_is_refused() -> None:
+    async def vague() -> None:
+        await asyncio.sleep(math.nan)
+
+    error = staged(vague).error
+    assert (error.code, "NaN" in error.message) == ("InvalidInput", True)
 
 
 @pytest.mark.contract("WF-1")
@@ -303,11 +331,34 @@ def test_a_workflow_that_does_not_come_to_rest_is_stopped() -> None:
     loop.let_go()
 
 
-def test_a_workflow_that_wants_to_end_the_process_only_ends_itself() -> None:
+@pytest.mark.parametrize("code", [3, "bye"])
+def test_a_workflow_that_wants_to_end_the_process_only_ends_itself(code: int | str) -> None:
     async def exits() -> None:
-        sys.exit(3)
+        sys.exit(code)
 
-    assert staged(exits).error.code == "SystemExit"
+    error = staged(exits).error
+    assert (error.code, error.message) == ("SystemExit", str(code))
+
+
+@pytest.mark.contract("API-2")
+def test_the_cause_of_a_group_is_its_own_or_its_first_member() -> None:
+    async def fails() -> None:
+        raise KeyError("gone") from OSError("lost")
+
+    async def grouped() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fails())
+            group.create_task(act(1))
+
+    async def explained() -> None:
+        raise ExceptionGroup("both", [KeyError("gone")]) from OSError("lost")
+
+    assert _codes(staged(grouped).error) == ["ExceptionGroup", "KeyError", "OSError"]
+    assert _codes(staged(explained).error) == ["ExceptionGroup", "OSError"]
+
+
+def _codes(error: ErrorInfo | None) -> list[str]:
+    return [] if error is None else [error.code, *_codes(error.cause)]
 
 
 # --- nothing depends on addresses

@@ -62,10 +62,12 @@ def node(
     set_up_logging(as_json)
     options = NodeOptions(queues=queue, takes_runs=runs, drain_s=drain_s)
     asyncio.run(app.serve(store, name=name, options=options))
-    if any(thread.name.startswith(THREADS) for thread in threading.enumerate()):
+    if working := [thread for thread in threading.enumerate() if thread.name.startswith(THREADS)]:
         leaving = threading.Timer(LEFT_BEHIND_S, _leave)
         leaving.daemon = True
         leaving.start()
+        for thread in working:
+            thread.join()
     return FINE
 
 
@@ -85,7 +87,7 @@ def _refuse_idle(queues: tuple[str, ...], takes_runs: bool) -> None:
 
 
 def _leave() -> None:
-    """End the process. The runs are given back, so nothing is lost; but threads would be waited for without end."""
+    """End the process. The runs are given back, so nothing is lost; and no thread is in the way of how it ends."""
     logger.warning("activities that did not stop are left behind")
     sys.stdout.flush()
     logging.shutdown()

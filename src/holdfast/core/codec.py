@@ -180,6 +180,8 @@ def _unstorable(value: object, problem: Exception) -> str:
     """Say what cannot be stored, and what to do instead."""
     outer, found = type(value).__qualname__, _UNSUPPORTED.match(str(problem))
     if found is None:
+        if "str keys" in str(problem):
+            problem = TypeError("the keys of a JSON object are text; use str() of them, or a list of pairs")
         return f"a value of type {outer} cannot be stored: {problem}"
     kind = found[1]
     inside = "" if kind == type(value).__name__ else f" (in a {outer})"

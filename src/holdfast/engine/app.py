@@ -1,7 +1,7 @@
 """`App`: where workflows and activities are registered, and where runs are started.
 
-An app is a plain object; nothing is global. Calling a registered activity inside a workflow is durable; outside it is
-a plain call, so unit tests need nothing.
+An app is a plain object; nothing is global. Calling a registered activity inside a workflow is durable; outside,
+the coroutine that it returns only calls the function, async or not, so unit tests need nothing.
 """
 
 import inspect
@@ -70,7 +70,7 @@ class Workflow(Generic[P, R]):
         update_wrapper(self, definition.function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
-        """Run it as a child inside a workflow, and wait for it; outside one it is a plain call."""
+        """Run it as a child inside a workflow, and wait for it; outside one the function itself is called."""
         program = current_program()
         if program is None:
             return self.definition.function(*args, **kwargs)  # type: ignore[no-any-return]
@@ -94,7 +94,7 @@ class Activity(Generic[P, R]):
         return Activity(self.definition, _options(self._options, **changes))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
-        """Run it as a durable step inside a workflow, or as a plain call outside one."""
+        """Run it as a durable step inside a workflow; outside one only call the function. Either is to be awaited."""
         program = current_program()
         if program is None:
             return self._plain(args, kwargs)

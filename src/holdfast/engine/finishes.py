@@ -39,14 +39,14 @@ class Finishes:
         self._poll_s = poll_s
         self._waiting: dict[str, list[asyncio.Future[Finish]]] = {}
         self._someone = asyncio.Event()
-        self._problem: EngineError | None = None
+        self.problem: EngineError | None = None
         self._asked: list[Asked] = []
         self._task: asyncio.Task[None] | None = None
 
     def wait(self, run_id: str) -> "asyncio.Future[Finish]":
         """Return a future that is given the run's end when it has finished. Who asks says when it is let go."""
-        if self._problem is not None:
-            raise self._problem
+        if self.problem is not None:
+            raise self.problem
         future: asyncio.Future[Finish] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(run_id, []).append(future)
         self._someone.set()
@@ -104,14 +104,14 @@ class Finishes:
 
     def close(self, problem: EngineError | None = None) -> None:
         """Tell everybody, also those who ask later, that nobody looks any more."""
-        self._problem = self._problem or problem or EngineError("the node was stopped before the run had finished")
+        self.problem = self.problem or problem or EngineError("the node was stopped before the run had finished")
         if self._task is not None:
             self._task.cancel()
-        _fail(self._asked, self._problem)
+        _fail(self._asked, self.problem)
         for futures in self._waiting.values():
             for future in futures:
                 if not future.done():
-                    future.set_exception(self._problem)
+                    future.set_exception(self.problem)
 
     async def watch(self) -> None:
         """Look for runs that finished elsewhere, as long as somebody waits for one."""

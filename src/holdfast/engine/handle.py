@@ -17,7 +17,15 @@ from holdfast.engine.node import Node
 from holdfast.engine.permitting import permits_of
 from holdfast.engine.recording import head_of, recorded
 from holdfast.engine.sending import Sender
-from holdfast.errors import InvalidInput, NotDurable, RunCancelled, RunFailed, UpdateFailed
+from holdfast.errors import (
+    EngineError,
+    InvalidInput,
+    NotDurable,
+    RunCancelled,
+    RunFailed,
+    StoreUnavailable,
+    UpdateFailed,
+)
 from holdfast.program.code import current_program, refuse_inside
 from holdfast.program.definitions import WorkflowDefinition
 from holdfast.program.signals import check_signal_name, send_signal
@@ -175,6 +183,8 @@ class RunHandle(Commands, Generic[R]):
         return last
 
     async def _finished(self, node: Node) -> Finish:
+        if node.finishes.problem is not None and node.failure is None:
+            return await self._finished_before(node.finishes.problem)
         finished = node.finishes.wait(self.run_id)
         try:
             if not node.holds(self.run_id):
@@ -186,6 +196,17 @@ class RunHandle(Commands, Generic[R]):
             return await finished
         finally:
             node.finishes.let_go(self.run_id, finished)
+
+    async def _finished_before(self, problem: EngineError) -> Finish:
+        """Look, although nobody waits for runs here any more: the store may still be open."""
+        try:
+            head = await self._head()
+        except StoreUnavailable as closed:
+            none_open = f"no node is open: ask `app.run({self.run_id!r})` inside `async with app.node(...)`"
+            raise EngineError(none_open) from closed
+        if head.status not in TERMINAL:
+            raise problem
+        return Finish(head.version)
 
     async def _finished_elsewhere(self) -> Finish:
         """Wait without a node: look whenever the store rings, and now and then."""

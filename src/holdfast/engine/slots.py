@@ -6,10 +6,14 @@ be stopped. One that is no longer waited for keeps its place until it returns.
 
 import asyncio
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from contextlib import suppress
 from contextvars import copy_context
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 THREADS = "holdfast-activity"
@@ -32,10 +36,9 @@ class Slots:
     """So many places."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
         self._left = most
         self._waiting: deque[Waiting] = deque()
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads = _Threads(most)
         self.on_free: Callable[[], None] = lambda: None
 
     @property
@@ -63,9 +66,7 @@ class Slots:
 
     def run(self, call: Callable[[], Any]) -> "Future[Any]":
         """Begin to carry out a call in a thread."""
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._most, THREADS)
-        return self._threads.submit(copy_context().run, _called, call)
+        return self._threads.submit(partial(copy_context().run, _called, call))
 
     def leave(self, thread: "Future[Any] | None", activity: str) -> None:
         """Take a place back; if a thread still works in it, when that is done."""
@@ -85,8 +86,54 @@ class Slots:
     def close(self) -> None:
         """Let go of the threads, without waiting for what they do."""
         self._waiting.clear()
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
+
+
+class _Threads:
+    """Threads that nobody waits for: those of an executor would keep the process until they return."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._made = 0
+        self._idle = threading.Semaphore(0)  # an upper bound once all are made, when nobody needs it any more
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._is_closed = False
+
+    def submit(self, call: Callable[[], Any]) -> "Future[Any]":
+        if self._is_closed:
+            raise RuntimeError("the node has stopped: nothing more is carried out")
+        if self._made < self._most and not self._idle.acquire(blocking=False):
+            threading.Thread(target=self._work, name=f"{THREADS}_{self._made}", daemon=True).start()
+            self._made += 1
+        future: Future[Any] = Future()
+        self._calls.put((future, call))
+        return future
+
+    def close(self) -> None:
+        self._is_closed = True
+        with suppress(Empty):
+            while asked := self._calls.get_nowait():
+                asked[0].cancel()
+        self._calls.put(None)
+
+    def _work(self) -> None:
+        while asked := self._calls.get():
+            _carry_out(*asked)
+            del asked
+            self._idle.release()
+        self._calls.put(None)  # for the next one
+
+
+def _carry_out(future: "Future[Any]", call: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = call()
+    except BaseException as problem:  # whatever it is, it is the activity's outcome
+        future.set_exception(problem)
+        del future  # this frame is in the traceback: else they would know each other
+    else:
+        future.set_result(result)
 
 
 def _called(call: Callable[[], Any]) -> Any:

@@ -7,12 +7,15 @@ from holdfast.limits import ERROR_CAUSES, ERROR_TEXT_CHARS
 
 
 def error_info(problem: BaseException, *, retryable: bool = False, causes: int = ERROR_CAUSES) -> ErrorInfo:
-    """Return an exception as it is kept in a history: bounded, with its cause."""
-    inner = problem.__cause__ or (None if problem.__suppress_context__ else problem.__context__)
+    """Return an exception as it is kept in a history: bounded, with its cause. That of a group is its first member."""
+    if isinstance(problem, BaseExceptionGroup):
+        inner = problem.__cause__ or problem.exceptions[0]
+    else:
+        inner = problem.__cause__ or (None if problem.__suppress_context__ else problem.__context__)
     cause = _attribute(problem, "info")
     if not isinstance(cause, ErrorInfo):
         cause = error_info(inner, causes=causes - 1) if inner is not None and causes > 0 else None
-    code = _attribute(problem, "code")
+    code = None if isinstance(problem, SystemExit) else _attribute(problem, "code")  # what it has is for the shell
     return ErrorInfo(
         code=_plain_text(code)[:ERROR_TEXT_CHARS] if isinstance(code, str) and code else type(problem).__name__,
         message=_message(problem)[:ERROR_TEXT_CHARS],

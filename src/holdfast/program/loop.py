@@ -19,6 +19,7 @@ Sets of strings in user code still iterate differently between processes; replay
 """
 
 import asyncio
+import math
 import sys
 import threading
 from collections import deque
@@ -28,7 +29,7 @@ from types import FrameType
 from typing import Any, Protocol, TypeVar
 
 from holdfast.core.instants import Instant
-from holdfast.errors import NotDurable, RunawayWorkflow
+from holdfast.errors import InvalidInput, NotDurable, RunawayWorkflow
 from holdfast.program.watchdog import UNWATCHED, Overdue, Watch
 
 T = TypeVar("T")
@@ -208,12 +209,14 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> Timer:
-        """Let the callback run then, by a durable timer; at once if the time has come."""
+        """Let the callback run then, by a durable timer; at once if the time has come, and never at infinity."""
         self.check_open()
+        if math.isnan(when):
+            raise InvalidInput("a timer is set for a number of seconds, and NaN is not a number")
         timer = Timer(when, callback, args, self, context)
         if when <= self.time():
             self._ready.append(timer)
-        else:
+        elif when != math.inf:
             timer._scheduled = True  # so that its cancellation is reported to _timer_handle_cancelled
             self.host.start_timer(timer, round(when * 1_000_000))
         return timer
