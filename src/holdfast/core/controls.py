@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from holdfast.core import events as e
 from holdfast.core import messages as m
+from holdfast.core.deadlines import schedule_deadline
 from holdfast.core.pen import Decision, Pen, Refusal
 from holdfast.core.state import APPROVED, PAUSED, PENDING, RUNNING, RunState
 
@@ -114,6 +115,8 @@ def _retry_step(state: RunState, command: m.Control, pen: Pen) -> None:
         command.id,
         started.opened_event_id,
     )
+    if isinstance(started.body, e.StepStarted):
+        schedule_deadline(started.step_id, started.logical_attempt_id + 1, started.body.options, pen)
     pen.dispatch.append(started.step_id)
     _go_on(state, command, pen)
 

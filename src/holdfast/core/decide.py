@@ -12,13 +12,13 @@ and nothing follows. Duplicates are harmless for the same reason.
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, get_args
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.core import codec, tasks
 from holdfast.core import events as e
 from holdfast.core import messages as m
 from holdfast.core.controls import control, definition_found, message_died
+from holdfast.core.deadlines import StepOptions, deadline_token, is_deadline, step_options, too_late
 from holdfast.core.events import EngineRunRef
 from holdfast.core.instants import Instant
 from holdfast.core.pen import NOTHING, Decision, Pen, Refusal
@@ -79,6 +79,8 @@ def _on_message(state: RunState, message: m.Message, pen: Pen) -> Decision | Ref
     step = state.open_steps.get(message.step_id or "")
     if step is not None and step.kind == "task" and message.type == "TimerDue":
         return tasks.on_timer(step, message, pen)
+    if step is not None and step.kind == "activity" and is_deadline(message):
+        return _on_deadline(step, message, pen)
     if step is None or step.token is None or step.token != message.waiting_token:
         return NOTHING
     decider, kinds = _MESSAGE_DECIDERS[message.type]
@@ -103,6 +105,17 @@ def _on_timer(step: OpenStep, message: m.Message, pen: Pen) -> Decision | Refusa
     else:
         pen.close(step, e.SignalTimedOut(step.name))
     return pen.decision()
+
+
+def _on_deadline(step: OpenStep, message: m.Message, pen: Pen) -> Decision | Refusal:
+    """End a step whose time is over, whatever it waits for."""
+    options = _options(step)
+    deadline = options.deadline_of(step)
+    if deadline is None or message.waiting_token != deadline_token(step.step_id, step.logical_attempt_id):
+        return NOTHING
+    if pen.now < deadline:
+        return Decision(messages=(message,))
+    return _give_up(step, e.ErrorInfo("TimeoutError", too_late(step, options.schedule_to_close_ms)), options, pen)
 
 
 def _on_retry(step: OpenStep, message: m.Message, pen: Pen) -> Decision | Refusal:
@@ -235,37 +248,30 @@ def _running(state: RunState, step_id: str, logical_attempt_id: int) -> OpenStep
     return step if is_it else None
 
 
-class _StepOptions(Struct, frozen=True):
-    """What of a step's recorded options matters here."""
-
-    retry: Retry = Retry()
-    schedule_to_close_ms: int | None = None
-    on_failure: str = "raise"
-
-
-def _options(step: OpenStep) -> _StepOptions:
-    options: Any = getattr(step.body, "options", e.NULL)
-    try:
-        return codec.decode(options, _StepOptions) if bytes(options) != b"null" else _StepOptions()
-    except InvalidInput:  # whoever is to carry it out finds that too, and the step fails there
-        return _StepOptions()
+def _options(step: OpenStep) -> StepOptions:
+    return step_options(getattr(step.body, "options", e.NULL))
 
 
 def _fail(step: OpenStep, error: e.ErrorInfo, retry: Retry, fraction: float, pen: Pen) -> Decision:
-    """Try again by the policy, or record the failure. A job is put again at once, to be seen when it is due."""
-    delay_ms = retry_delay_ms(retry, step.attempt, error, fraction)
-    if delay_ms is None:
-        if pen.state.status is RUNNING and _options(step).on_failure == "pause":
-            # First, so that the failure is one of the outcomes that the program hears of when the run is resumed.
-            pen.write(e.RunPaused(f"step {step.step_id!r} failed", failed_step_id=step.step_id))
-        pen.close(step, e.StepFailed(error))
-        return pen.decision()
+    """Try again by the policy and while there is time, or give up. A job is put again at once, to be seen when due."""
+    options = _options(step)
+    delay_ms, deadline = retry_delay_ms(retry, step.attempt, error, fraction), options.deadline_of(step)
+    if delay_ms is None or (deadline is not None and pen.now + delay_ms * 1_000 >= deadline):
+        return _give_up(step, error, options, pen)
     due_at = pen.now + delay_ms * 1_000
     _retry(step, pen, e.StepRetried("failed", due_at, error))
     if step.queue:
         pen.dispatch.append(step.step_id)
     else:
         pen.schedule("RetryDue", step.step_id, retry_token(step.step_id, step.engine_attempt_id + 1), due_at)
+    return pen.decision()
+
+
+def _give_up(step: OpenStep, error: e.ErrorInfo, options: StepOptions, pen: Pen) -> Decision:
+    if pen.state.status is RUNNING and options.on_failure == "pause":
+        # First, so that the failure is one of the outcomes that the program hears of when the run is resumed.
+        pen.write(e.RunPaused(f"step {step.step_id!r} failed", failed_step_id=step.step_id))
+    pen.close(step, e.StepFailed(error))
     return pen.decision()
 
 
@@ -283,9 +289,10 @@ def _detach(step: OpenStep, until: Instant | None, pen: Pen) -> Decision:
 def _too_late(step: OpenStep, pen: Pen) -> None:
     """Let an attempt fail whose outcome was not reported in time."""
     options = _options(step)
-    limit_ms = options.schedule_to_close_ms
-    has_time_left = limit_ms is None or pen.now < step.opened_at + limit_ms * 1_000
-    problem = f"the outcome of activity {step.name!r} was not reported in time"
+    deadline = options.deadline_of(step)
+    has_time_left = deadline is None or pen.now < deadline
+    unreported = f"the outcome of activity {step.name!r} was not reported in time"
+    problem = unreported if has_time_left else too_late(step, options.schedule_to_close_ms)
     _fail(step, e.ErrorInfo("TimeoutError", problem, retryable=has_time_left), options.retry, 0.0, pen)
 
 

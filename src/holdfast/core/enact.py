@@ -6,6 +6,7 @@ from typing import Any
 from holdfast.core import codec, tasks
 from holdfast.core import commands as c
 from holdfast.core import events as e
+from holdfast.core.deadlines import schedule_deadline
 from holdfast.core.events import Body, EngineRunRef
 from holdfast.core.idempotency import event_id, event_key
 from holdfast.core.instants import Instant
@@ -13,6 +14,8 @@ from holdfast.core.messages import SignalRequest
 from holdfast.core.pen import Decision, Pen, Refusal
 from holdfast.core.state import RUNNING, RunState, carried, fold
 from holdfast.errors import CallerError, Conflict
+
+_NO_OPTIONS = len(e.NULL)
 
 
 def enact(state: RunState, commands: Iterable[c.Command], now: Instant, by: EngineRunRef) -> Decision | Refusal:
@@ -33,6 +36,8 @@ def enact(state: RunState, commands: Iterable[c.Command], now: Instant, by: Engi
 def _run_activity(state: RunState, command: c.RunActivity, pen: Pen) -> None:
     body = e.StepStarted(command.name, command.input, command.queue, command.idempotency_key, command.options)
     pen.open(body, command.step_id, 1)
+    if len(command.options) > _NO_OPTIONS:
+        schedule_deadline(command.step_id, 1, command.options, pen)
     pen.dispatch.append(command.step_id)
 
 

@@ -383,6 +383,7 @@ def _step_retried(draft: RunState, event: Event) -> None:
         token=retry_token(step.step_id, engine_attempt_id),
         due_at=event.data.due_at,
         is_detached=False,
+        error=event.data.error or step.error,
     )
     _record_error(draft, event)
 

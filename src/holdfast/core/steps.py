@@ -23,6 +23,8 @@ class OpenStep(Struct, frozen=True, gc=False):
     first_engine_attempt_id: int = 1
     is_detached: bool = False
     task: TaskProgress | None = None
+    error: ErrorInfo | None = None
+    """Of the last attempt that has failed, within the logical attempt."""
 
     @property
     def attempt(self) -> int:

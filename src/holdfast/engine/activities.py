@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from holdfast.core import codec
+from holdfast.core.deadlines import too_late
 from holdfast.core.events import NULL, StepStarted
 from holdfast.core.instants import Instant
 from holdfast.core.messages import ActivityDetached, ActivityErrored, ActivitySucceeded
@@ -276,7 +277,7 @@ class Workers:
         work = attempt.work
         limit_ms = work.options.timeout_ms
         if not _has_time_left(deadline):
-            raise TimeoutError(_too_late(work))
+            raise TimeoutError(too_late(work.step, work.options.schedule_to_close_ms))
         until = None if limit_ms is None else asyncio.get_running_loop().time() + limit_ms / 1_000
         if deadline is not None:
             until = deadline if until is None else min(until, deadline)
@@ -290,7 +291,8 @@ class Workers:
         except TimeoutError:
             if limit.expired():
                 took = f"activity {work.definition.name!r} took longer than {limit_ms} ms"
-                raise TimeoutError(_too_late(work) if until == deadline else took) from None
+                late = too_late(work.step, work.options.schedule_to_close_ms)
+                raise TimeoutError(late if until == deadline else took) from None
             raise
 
     def _encoded(self, work: Work, result: Any) -> Raw:
@@ -365,11 +367,6 @@ def _is_the_engines(problem: BaseException, attempt: "_Attempt") -> bool:
 
 def _has_time_left(deadline: float | None) -> bool:
     return deadline is None or asyncio.get_running_loop().time() < deadline
-
-
-def _too_late(work: Work) -> str:
-    limit_ms = work.options.schedule_to_close_ms
-    return f"activity {work.definition.name!r} was not done within {limit_ms} ms of being scheduled"
 
 
 def _deadline(work: Work, now: Instant) -> float | None:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.commands import PauseRun
+from holdfast.core.deadlines import is_deadline
 from holdfast.core.decide import Input, wait_for
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
@@ -179,7 +180,7 @@ def pause_turn(
             draft.enact([pause])
     lost = [given for given in inputs if is_missing and isinstance(given, NodeLost)]  # whoever has it does it again
     inputs = [given for given in inputs if given not in lost]
-    for later in (*others, *inputs, *task_operations(loaded.signals, draft.state, None)):
+    for later in (*sorted((*others, *inputs), key=_place), *task_operations(loaded.signals, draft.state, None)):
         if is_poisoned and isinstance(later, Message):
             draft.put_aside(later, problem)
         else:
@@ -213,11 +214,11 @@ class _Turn:
             self._absorb(self._draft.handle(DefinitionFound()))
         if signals:
             starts = [given for given in inputs if _is_start(given)]
-            others = [given for given in inputs if not _is_start(given)]
+            others = sorted((given for given in inputs if not _is_start(given)), key=_place)
             asked = task_operations(signals, self._live.state, answer_check(self._live.replay.program))
             inputs = [*starts, *_controls(signals), *others, *asked, *_updates(signals)]
         else:
-            inputs = sorted(inputs, key=_is_start, reverse=True) if len(inputs) > 1 else inputs
+            inputs = sorted(inputs, key=_place) if len(inputs) > 1 else inputs
         for given in inputs:
             if self._mailbox and isinstance(given, Message) and given.type == "TimerDue":
                 self._offer_signals(until=given.due_at)  # what came in time is not too late because nobody looked
@@ -271,6 +272,13 @@ class _Turn:
 
 def _is_start(given: Input) -> bool:
     return isinstance(given, Message) and given.type == "InternalContinue"
+
+
+def _place(given: Input) -> int:
+    """Say in which order inputs are taken. An outcome that is at hand counts before the step's time is over."""
+    if not isinstance(given, Message):
+        return 1
+    return 0 if _is_start(given) else 2 if is_deadline(given) else 1
 
 
 def _controls(signals: Iterable[Signal]) -> Iterable[Control]:
