@@ -110,7 +110,8 @@ class Player:
         self, seconds: float, failures: int, attempts: int, queue: str, is_later: bool, on_failure: str
     ) -> Any:
         policy = hf.Retry(max_attempts=attempts, initial_ms=200, most_ms=2_000)
-        work = self._activity.options(retry=policy, queue=queue, on_failure=on_failure)
+        limit = 1.5 if failures == 5 else 6.0 if seconds > 8 else None
+        work = self._activity.options(retry=policy, queue=queue, on_failure=on_failure, schedule_to_close=limit)
         return await work(seconds, failures, is_later)
 
     async def _sleep(self, seconds: float) -> Any:

@@ -16,6 +16,7 @@ from msgspec import Raw, Struct
 
 from holdfast.core import codec
 from holdfast.core import events as e
+from holdfast.core.deadlines import step_options
 from holdfast.core.events import Event
 from holdfast.core.gates import RunLimit
 from holdfast.core.invariants import check
@@ -202,6 +203,9 @@ class World:
         elif isinstance(body, e.StepFailed) and body.error.code == "WorkerLost":
             self.note(f"given up {where}", "lost workers")
             self._check_given_up(event, history)
+        elif isinstance(body, e.StepFailed) and body.error.code == "TimeoutError":
+            self.note(f"too late {where}", "deadlines")
+            self._check_deadline(event, history)
         elif isinstance(body, e.StepFailed) and not any(effect.result is None for effect in effects):
             self.violate(f"{where}: a failure was recorded and nothing has failed")
         elif isinstance(body, e.StepRetried) and body.reason == "node lost":
@@ -215,6 +219,16 @@ class World:
             due_at: int = getattr(opened.data, "due_at", None) or getattr(opened.data, "until", None) or 0
             if event.persisted_at < due_at:
                 self.violate(f"{where}: fired {due_at - event.persisted_at} us early")
+
+    def _check_deadline(self, event: Event, history: Sequence[Event]) -> None:
+        """The time of a step is over when it is, and not before. It begins anew when an operator has it tried again."""
+        of_step = [other for other in history if other.step_id == event.step_id]
+        started = of_step[0].data
+        since = next(other for other in of_step if other.logical_attempt_id == event.logical_attempt_id)
+        assert isinstance(started, e.StepStarted)
+        limit_ms = step_options(started.options).schedule_to_close_ms
+        if limit_ms is None or event.persisted_at < since.emitted_at + limit_ms * 1_000:
+            self.violate(f"{event.run_id} {event.step_id}: it was not done within {limit_ms} ms, too early")
 
     def _check_task(self, event: Event, history: Sequence[Event]) -> None:
         """A task is completed by as many people as it asks for, and nothing happens to it by itself too early."""
