@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from msgspec.structs import replace
 
-from holdfast.core import commands
+from holdfast.core import codec, commands
 from holdfast.core import events as e
 from holdfast.core.invariants import check
 from holdfast.core.messages import ActivityDetached, NodeLost, check_message
@@ -17,6 +17,7 @@ from holdfast.core.snapshot import project_run
 from holdfast.core.state import state_of
 from holdfast.core.tokens import ActivityToken, read_token, write_token
 from holdfast.errors import InvalidInput
+from holdfast.limits import LOST_ATTEMPTS
 from tests.core.driving import SECOND, START, Driver, outcome
 
 TWICE = Raw(b'{"retry":{"max_attempts":2,"initial_ms":5000,"jitter":0.5}}')
@@ -238,3 +239,13 @@ def test_a_message_of_the_future_is_set_aside() -> None:
     run = begun()
     answer = run.try_tell(replace(outcome(run), expected_version=99))
     assert isinstance(answer, Refusal)
+
+
+@pytest.mark.contract("ACT-1")
+@pytest.mark.parametrize(("on_failure", "last"), [("raise", ["StepFailed"]), ("pause", ["RunPaused", "StepFailed"])])
+def test_an_activity_whose_node_is_lost_each_time_has_failed_as_any_other(on_failure: str, last: list[str]) -> None:
+    options = codec.encode({"retry": {"max_attempts": 2}, "on_failure": on_failure})
+    run = begun("", options)
+    for _ in range(LOST_ATTEMPTS - 1):
+        assert types(run.tell(NodeLost("charge"))) == ["StepRetried"]
+    assert types(run.tell(NodeLost("charge"))) == last

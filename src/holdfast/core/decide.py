@@ -301,10 +301,10 @@ def _on_node_lost(state: RunState, lost: m.NodeLost, pen: Pen) -> Decision | Ref
     step = state.open_steps.get(lost.step_id)
     if step is None or step.kind != "activity" or step.is_detached or _is_early(step, pen):
         return NOTHING
-    if step.attempt >= max(_options(step).retry.max_attempts, LOST_ATTEMPTS):
+    options = _options(step)
+    if step.attempt >= max(options.retry.max_attempts, LOST_ATTEMPTS):
         problem = f"activity {step.name!r} was tried {step.attempt} times, and its node was lost each time"
-        pen.close(step, e.StepFailed(e.ErrorInfo("NodeLost", problem)))
-        return pen.decision()
+        return _give_up(step, e.ErrorInfo("NodeLost", problem), options, pen)
     _retry(step, pen, e.StepRetried("node lost"))
     pen.dispatch.append(step.step_id)
     return pen.decision()
