@@ -42,10 +42,10 @@ class Library:
 class Scene:
     """Finishes of a node that holds some runs, and looks when the store rings."""
 
-    def __init__(self, *held: str) -> None:
+    def __init__(self, *held: str, poll_s: float = 60.0) -> None:
         store: Any = Library()
         self.store: Library = store
-        self.finishes = Finishes(store, lambda run_id: run_id in held, 60.0)
+        self.finishes = Finishes(store, lambda run_id: run_id in held, poll_s)
 
     async def __aenter__(self) -> "Scene":
         self._watching = asyncio.create_task(self.finishes.watch())
@@ -60,6 +60,17 @@ class Scene:
 async def soon(future: "asyncio.Future[Any]") -> Any:
     async with asyncio.timeout(5):
         return await future
+
+
+@pytest.mark.contract("OWN-3")
+async def test_a_run_that_was_lost_without_notice_is_looked_up_now_and_then() -> None:
+    async with Scene("held", poll_s=0.01) as scene:
+        waiting = scene.finishes.wait("held")
+        scene.store.finished = {"far": 7, "held": 9}
+        assert await soon(scene.finishes.wait("far")) == Finish(7)
+        assert not waiting.done()
+        assert await soon(waiting) == Finish(9)
+    assert sum("held" in asked for asked in scene.store.asked) < len(scene.store.asked)
 
 
 @pytest.mark.contract("OWN-3")

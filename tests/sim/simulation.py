@@ -40,7 +40,7 @@ from tests.sim.world import World, decoded
 
 STRAYS = 6
 RAGE_S = 25.0
-RESTED_WITHIN_S = 120.0
+RESTED_WITHIN_S = 40.0
 HEALED_WITHIN_S = 400.0
 TOLD_WITHIN_S = 200.0
 PEOPLE = ("ann", "bob", "eve")

@@ -19,6 +19,8 @@ PAGE_RUNS = 500
 REST = 10
 """How many times as long as a look took to wait before the next, within the time after which to look anyway."""
 
+HELD_POLLS = 6
+"""After how many times that time runs that are held here are looked at as well."""
 
 Asked = tuple[str, "asyncio.Future[RunHead | None]"]
 
@@ -114,8 +116,12 @@ class Finishes:
                     future.set_exception(self.problem)
 
     async def watch(self) -> None:
-        """Look for runs that finished elsewhere, as long as somebody waits for one."""
+        """Look for runs that finished elsewhere, as long as somebody waits for one.
+
+        Those that are held here are looked at now and then: a node may have lost a run without having noticed.
+        """
         loop = asyncio.get_running_loop()
+        whole_at = loop.time()
         listener = self._store.wakeups.listen()
         try:
             while True:
@@ -124,7 +130,9 @@ class Finishes:
                     await self._someone.wait()
                 await listener.wait(self._poll_s)
                 began = loop.time()
-                await self._look()
+                if is_whole := began >= whole_at + HELD_POLLS * self._poll_s:
+                    whole_at = began
+                await self._look(is_whole)
                 # A look that took long because the store was away says nothing of the next.
                 await asyncio.sleep(min(REST * (loop.time() - began), self._poll_s))
         finally:
@@ -139,8 +147,8 @@ class Finishes:
             half = len(run_ids) // 2
             return [*await self._load(run_ids[:half]), *await self._load(run_ids[half:])]
 
-    async def _look(self) -> None:
-        elsewhere = [run_id for run_id in self._waiting if not self._holds(run_id)]
+    async def _look(self, is_whole: bool) -> None:
+        elsewhere = [run_id for run_id in self._waiting if is_whole or not self._holds(run_id)]
         for start in range(0, len(elsewhere), PAGE_RUNS):
             for run in await self._load(elsewhere[start : start + PAGE_RUNS]):
                 if run is not None and run.head.status in TERMINAL:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any, Protocol
 
 from msgspec import UNSET
@@ -393,11 +394,12 @@ class Node:
         A node that is stopping begins nothing any more. It keeps its runs to the end, and gives them back as ready.
         So it does with a run that waits for an activity which is not known here: the next node may know it.
         """
-        if self._is_stopping or draft.dispatch:
+        if self._is_stopping:
             return True
-        working = self._workers.steps_of(draft.state.run_id)
-        if any(step_id in draft.state.open_steps for step_id in working):
-            return True
+        open_steps = draft.state.open_steps
+        for step_id in chain(draft.dispatch, self._workers.steps_of(draft.state.run_id)):
+            if step_id in open_steps:  # else the turn itself has closed it
+                return True
         state = draft.state
         return self._dispatcher.waits_for_unknown(state) and self.known.has(state.plan_id, state.plan_version)
 
