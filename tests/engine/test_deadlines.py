@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import holdfast as hf
-from holdfast.core.state import RunStatus
+from holdfast.core.state import RunState, RunStatus
 from holdfast.engine.app import App
 from holdfast.errors import ActivityFailed
 from holdfast.store.port import Store
@@ -251,3 +252,10 @@ async def test_a_run_is_woken_only_for_an_activity_whose_time_is_bounded(place: 
         [loaded] = await store.load([run.run_id])
         assert loaded is not None
         assert loaded.head.ready_at == (None if limit_s is None else clock.now() + limit_s * 1_000_000)
+
+
+async def test_a_run_is_let_go_if_its_turn_has_closed_what_it_would_begin() -> None:
+    """An attempt is due and the step's time is over, both in one turn: nobody works on it."""
+    async with hf.App("shop").node(hf.MemoryStore()) as node:
+        draft: Any = SimpleNamespace(dispatch=["charge"], state=RunState(run_id="r-1"))
+        assert not node._is_busy(draft)
