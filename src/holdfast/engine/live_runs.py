@@ -10,7 +10,7 @@ from contextlib import suppress
 from msgspec import Raw
 
 from holdfast.core.events import RunStarted
-from holdfast.core.state import PENDING
+from holdfast.core.state import APPROVED, PENDING
 from holdfast.engine.live import Definitions, LiveRun, revive
 from holdfast.engine.recording import recorded
 from holdfast.engine.stretch import read_stretch
@@ -79,7 +79,7 @@ class LiveRuns:
     async def query(self, run_id: str, name: str, arguments: Raw) -> Raw:
         """Ask a run's program about its present state. Of one that is about to start it is asked then."""
         loaded = await self._load(run_id)
-        if loaded.head.status is PENDING:
+        if loaded.head.status in (PENDING, APPROVED):
             with suppress(TimeoutError, RunTerminal):
                 async with asyncio.timeout(START_S):
                     await recorded(self._store, run_id, 1, lambda event: isinstance(event.data, RunStarted))

@@ -393,10 +393,8 @@ def _untie(tasks: list[asyncio.Task[Any]]) -> None:
     """Take tasks and what they wait for apart, which know each other, so that they go without the garbage collector."""
     tied = {id(future): future for task in tasks for future in (task, task._fut_waiter)}  # type: ignore[attr-defined]
     for future in tied.values():
-        callbacks = future._callbacks if isinstance(future, asyncio.Future) else None
-        if (
-            callbacks and len(callbacks) <= FEW_TASKS
-        ):  # each is looked for; where there are many the collector is faster
+        callbacks = (isinstance(future, asyncio.Future) and future._callbacks) or ()
+        if len(callbacks) <= FEW_TASKS:  # each is searched for: where there are many the collector is faster
             for callback, _ in callbacks:
                 future.remove_done_callback(callback)
 
