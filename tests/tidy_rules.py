@@ -52,8 +52,6 @@ CLOCK_AND_CHANCE = frozenset(
 )
 CHANCE_MODULES = ("random", "secrets")
 
-PUBLIC_NAMES_MAX = 25
-FILE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 70
 
 UNFINISHED = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b")
@@ -271,21 +269,12 @@ def public_name_problems(package: ModuleType) -> Iterator[str]:
     if names is None:
         yield f"{package.__name__} has no __all__"
         return
-    if len(names) > PUBLIC_NAMES_MAX:
-        yield f"{package.__name__}.__all__ has {len(names)} names, more than {PUBLIC_NAMES_MAX}"
     for name in names:
         if not hasattr(package, name):
             yield f"{package.__name__}.__all__ names {name}, which does not exist"
 
 
 # --- Size ---
-
-
-def long_file(path: PurePosixPath, text: str) -> Iterator[str]:
-    """A file that probably holds two ideas."""
-    lines = len(text.splitlines())
-    if lines > FILE_LINES_MAX:
-        yield f"{path}: {lines} lines, more than {FILE_LINES_MAX}"
 
 
 def long_functions(source: Source) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """Bringing a schema up to date, once, whichever node comes first.
 
-Migrations are the files `migrations/NNNN_*.sql`, applied in order, each recorded in `holdfast_schema`. All that are
-missing are applied in one transaction, under a lock that every node asks for. As in the embedded store, a migration
+Migrations are the files `migrations/NNNN_*.sql`, applied in order, each recorded in `holdfast_schema`; then
+`functions.sql`, which replaces every function. All that is missing is applied in one transaction, under a lock that
+every node asks for. As in the embedded store, a migration
 names the oldest schema whose code can still work with what it makes; code that is too old refuses the store.
 """
 
@@ -31,6 +32,11 @@ def migrations() -> tuple[Migration, ...]:
     return tuple(Migration(version, _oldest_reader(script), script) for version, script in sorted(scripts.items()))
 
 
+def functions() -> str:
+    """Return the script that makes every function, or replaces it."""
+    return (files("holdfast.store.postgres") / "functions.sql").read_text()
+
+
 def latest_version() -> int:
     """Return the version of the schema that this code writes."""
     return migrations()[-1].version
@@ -48,14 +54,16 @@ async def migrate(db: Session, schema: str, shown: str) -> int:
             "CREATE TABLE IF NOT EXISTS holdfast.holdfast_schema ("
             "version bigint PRIMARY KEY, oldest_reader bigint NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())"
         )
-    for migration in migrations():
-        if migration.version > present:
-            await db.script(migration.script)
-            await db.fetch(
-                "INSERT INTO holdfast.holdfast_schema (version, oldest_reader) VALUES ($1, $2)",
-                migration.version,
-                migration.oldest_reader,
-            )
+    missing = [migration for migration in migrations() if migration.version > present]
+    for migration in missing:
+        await db.script(migration.script)
+        await db.fetch(
+            "INSERT INTO holdfast.holdfast_schema (version, oldest_reader) VALUES ($1, $2)",
+            migration.version,
+            migration.oldest_reader,
+        )
+    if missing:
+        await db.script(functions())
     return await schema_version(db, schema, shown)
 
 
