@@ -39,6 +39,7 @@
         ├── CheckpointOwnershipCapabilityError   the store cannot guard commits as the settings demand
         ├── InternalError           nobody expected this; the log has it, under the same correlation id
         ├── RequestTimedOut         the answer took longer than a service waits; what was asked may still be done
+        ├── ServiceStopping         the service is being stopped; `outcome` says whether what was asked was done
         └── StoreError
             ├── StoreBusy           another process has held the store for longer than the limit
             ├── StoreCorrupt        the file is damaged, cut short, or not a Holdfast store
@@ -229,6 +230,10 @@ class InternalError(EngineError):
 
 class RequestTimedOut(EngineError):
     """The answer took longer than a service waits. What was asked may still be done: ask again with the same id."""
+
+
+class ServiceStopping(EngineError):
+    """The service is being stopped: ask again. `outcome` says of what was asked that it is `not-done` or `unknown`."""
 
 
 class StoreError(EngineError):

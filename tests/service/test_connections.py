@@ -11,7 +11,8 @@ from msgspec import Raw
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from holdfast.service import server
-from holdfast.service.connections import HEAD_BYTES, connection_class
+from holdfast.service.connections import connection_class
+from holdfast.service.origin import HEAD_BYTES
 from tests.service.test_server import socketed
 
 PARSERS = {"h11": "H11Protocol", "httptools": "HttpToolsProtocol"}
@@ -167,3 +168,49 @@ async def test_nothing_is_read_while_whole_requests_wait_for_an_answer() -> None
 
 def test_the_installed_parser_is_the_one_that_is_used() -> None:
     assert issubclass(connection_class(1.0), AutoHTTPProtocol)
+
+
+async def answered(port: int, request: bytes) -> tuple[int, bytes]:
+    """Send one request; return the status, and all that is answered until the connection is closed."""
+    async with asyncio.timeout(10), connected(port) as (reader, writer):
+        writer.write(request)
+        text = await reader.read()
+        return int(text.split(b" ")[1]), text
+
+
+@pytest.mark.contract("API-2")
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n",
+        b"Transfer-Encoding: chunked\r\nContent-Length: 4\r\n",
+        b"Content-Length: 4\r\nContent-Length: 40\r\n",
+    ],
+    ids=["length first", "encoding first", "two lengths"],
+)
+async def test_a_body_whose_end_is_in_two_places_is_refused_and_nothing_behind_it_is_read(
+    parser: str, head: bytes
+) -> None:
+    smuggled = b"GET /v1/health HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with socketed() as (_, port):
+        request = b"POST /rpc HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" + head + b"\r\n0\r\n\r\n"
+        status, text = await answered(port, request + smuggled)
+        assert status == 400
+        assert text.count(b"HTTP/1.1 ") == 1, "what stands behind it is no request"
+
+
+@pytest.mark.contract("API-2")
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /v1/health?" + b"a" * HEAD_BYTES + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        HEAD + b"X-A: " + b"a" * HEAD_BYTES + b"\r\n\r\n",
+        HEAD + b"X-A: b\r\n" * (HEAD_BYTES // 7) + b"\r\n",
+    ],
+    ids=["address", "header", "headers"],
+)
+async def test_a_head_that_arrives_at_once_is_not_larger_than_others(parser: str, head: bytes) -> None:
+    async with socketed() as (_, port):
+        assert (await answered(port, head))[0] == 400
+        usual = HEAD + b"X-A: " + b"a" * (HEAD_BYTES // 2) + b"\r\nConnection: close\r\n\r\n"
+        assert (await answered(port, usual))[0] == 200

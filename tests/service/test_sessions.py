@@ -99,7 +99,8 @@ async def test_a_session_changes_something_only_from_a_page_of_the_service(
             response = await stage.http.request(verb, path, json=body, headers={**headers, **session})
             assert (response.status_code < 300) == is_own, response.text
             assert is_own or code_in(response) == "NotPermitted"
-        assert (await stage.http.get("/v1/runs", headers={**headers, **session})).status_code == 200
+        seen = await stage.http.get("/v1/runs", headers={**headers, **session})
+        assert seen.status_code == (403 if "sec-fetch-site" in headers else 200)
         assert ((await sign_in(stage, token, headers)).status_code == 200) == is_own
         bearer = {**headers, **bearing(token)}
         stage.http.cookies.clear()
@@ -166,6 +167,9 @@ async def test_browsers_are_told_to_be_careful_and_other_origins_nothing() -> No
             assert "unsafe-inline" not in str(policy)
             assert headers["x-content-type-options"] == "nosniff"
             assert headers["referrer-policy"] == "no-referrer"
+            assert headers["cross-origin-opener-policy"] == "same-origin"
+            assert headers["cross-origin-resource-policy"] == "same-origin"
+            assert "geolocation=()" in headers["permissions-policy"]
             assert headers["cache-control"] == "no-store"
             assert not [name for name in headers if name.startswith("access-control-")]
 
@@ -187,6 +191,11 @@ async def test_browsers_are_told_to_be_careful_and_other_origins_nothing() -> No
         ({"host": "localhost:8321", "origin": "http://localhost:9999"}, False),
         ({"host": "localhost:8321", "origin": "null"}, False),
         ({"host": "evil:8321", "origin": "http://evil:8321"}, False),
+        ({"sec-fetch-site": "none"}, True),
+        ({"sec-fetch-site": "same-origin"}, True),
+        ({"sec-fetch-site": "same-site"}, False),
+        ({"sec-fetch-site": "cross-site"}, False),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"}, False),
         ({"host": "evil"}, False),
         ({"host": "127.0.0.1.evil"}, False),
         ({"host": "localhost.evil"}, False),

@@ -13,9 +13,9 @@ from holdfast.service.calling import Headers, Principal
 from holdfast.service.examples import ASKS
 from holdfast.service.operations import CATALOGUE
 from holdfast.service.tenancy import TenantView
-from holdfast.store.port import RunQuery, Store, TaskQuery, WaitQuery
+from holdfast.store.port import Refused, RunQuery, Store, TaskQuery, WaitQuery
 from holdfast.testing.clock import VirtualClock
-from holdfast.testing.samples import SampleNode, task, wait
+from holdfast.testing.samples import SampleNode, signal, task, wait
 from holdfast.testing.samples import dead_letter as dead_letter_of
 from tests.service.scenes import dead_letter
 from tests.service.stage import Stage, on_stage
@@ -191,3 +191,53 @@ async def test_nobody_acts_for_somebody_else() -> None:
         assert (status, problem["code"]) == (403, "NotPermitted")
         task = (await stage.rest("tasks.claim", {"task_id": task_id}, **{"x-name": "bob"}))[1]
         assert task["assignee"] == "bob", "with the roles of who asks"
+
+
+@pytest.mark.contract("API-4")
+async def test_a_run_of_another_tenant_costs_what_an_unknown_run_costs() -> None:
+    """What it holds is not read, so that neither its size nor its existence can be told from the time."""
+    store = hf.MemoryStore()
+    await SampleNode(store).start("run-b", wait("go"), tenant="b")
+
+    async def cost(run_id: str) -> Counter[str]:
+        counting: Any = Counting(store)
+        mine = TenantView(counting, "a")
+        assert await mine.load([run_id]) == [None]
+        assert await mine.read_events(run_id) == []
+        [refused] = await mine.deliver([signal(run_id, "go")])
+        assert isinstance(refused, Refused)
+        verbs: Counter[str] = counting.verbs
+        return verbs
+
+    assert await cost("run-b") == await cost("unknown")
+
+
+@pytest.mark.contract("API-4", "TSK-1")
+async def test_what_a_task_hides_is_hidden_in_the_events_of_its_run_too() -> None:
+    """Everybody who may read runs sees that somebody was asked; only those whom it concerns see what."""
+    viewer, clerk = {"x-tenant": "a", "x-name": "bob"}, {"x-tenant": "a", "x-name": "ann"}
+
+    async def of_nobody(headers: Headers) -> Principal:
+        principal = await by_header(headers)
+        return replace(principal, roles=() if principal.name == "bob" else principal.roles)
+
+    async with on_stage(authenticate=of_nobody) as stage:
+        run_id = await start(stage, "a", "asking", who="a secret name")
+        tasks = await stage.until("tasks.list", {"run_id": run_id}, lambda page: page["items"])
+        task_id = tasks["items"][0]["task_id"]
+        await stage.rest("tasks.comment", {"task_id": task_id, "text": "a secret remark"}, **clerk)
+        await stage.rest("tasks.complete", {"task_id": task_id, "answer": True}, **clerk)
+        assert (await stage.rest("tasks.get", {"task_id": task_id}, **viewer))[0] == 404
+        shown = (await stage.rest("runs.events", {"run_id": run_id}, **viewer))[1]["items"]
+        redacted = {event["event_type"]: event["data"] for event in shown if event["is_redacted"]}
+        assert redacted.keys() == {"TaskCreated", "TaskCommented", "TaskCompleted"}
+        assert redacted["TaskCreated"].get("payload") is None
+        assert redacted["TaskCompleted"].get("answer") is None
+        assert "secret remark" not in str(shown)
+        assert "payload" in str((await stage.rest("runs.events", {"run_id": run_id}, **clerk))[1])
+        async with stage.http.stream("GET", f"/v1/runs/{run_id}/stream", headers=viewer) as response:
+            streamed = (await response.aread()).decode()
+        assert "TaskCommented" in streamed
+        assert "secret remark" not in streamed
+        async with stage.http.stream("GET", f"/v1/runs/{run_id}/stream", headers=clerk) as response:
+            assert "secret remark" in (await response.aread()).decode()

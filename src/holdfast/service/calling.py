@@ -6,13 +6,15 @@ where tenants are kept apart, and no operation can forget to.
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.core.messages import Actor
+from holdfast.core.tasks import is_effective
 from holdfast.engine.app import App
 from holdfast.engine.controls import Caller
 from holdfast.engine.handle import RunHandle
@@ -23,12 +25,13 @@ from holdfast.errors import EngineError, HoldfastError, InvalidInput, NotPermitt
 from holdfast.ports import Ids, SystemIds
 from holdfast.service.alerts import Alerts
 from holdfast.service.options import ServiceOptions
+from holdfast.service.problems import stopping
 from holdfast.service.projections import Projections
 from holdfast.service.refusals import Refusals
 from holdfast.service.roles import OF_ALL_TENANTS
 from holdfast.service.tenancy import seen_by
 from holdfast.service.watching import Watchers
-from holdfast.store.port import Store
+from holdfast.store.port import Store, TaskQuery
 
 T = TypeVar("T")
 
@@ -90,7 +93,9 @@ class Service(Struct, frozen=True, kw_only=True):
     requests: Counter[tuple[str, int]]
 
     def call(self, principal: Principal, correlation_id: str) -> "Call":
-        """Return a call of this principal."""
+        """Return a call of this principal. A service that is being stopped begins nothing any more."""
+        if self.stopping.is_set():
+            raise stopping(is_begun=False)
         try:
             opened = self.app.opened()
         except InvalidInput as problem:
@@ -102,7 +107,7 @@ def make_service(
     app: App, options: ServiceOptions | None = None, authenticate: Authenticate = let_in, ids: Ids | None = None
 ) -> Service:
     """Return a service for an app. It answers while the app has a node or a connection open."""
-    alerts, stopping, options = Alerts(), asyncio.Event(), options or ServiceOptions()
+    alerts, stops, options = Alerts(), asyncio.Event(), options or ServiceOptions()
     return Service(
         app=app,
         options=options,
@@ -111,8 +116,8 @@ def make_service(
         alerts=alerts,
         projections=Projections(alerts),
         refusals=Refusals(options.refusals_per_minute),
-        stopping=stopping,
-        watchers=Watchers(app, alerts, options, stopping),
+        stopping=stops,
+        watchers=Watchers(app, alerts, options, stops),
         requests=Counter(),
     )
 
@@ -152,6 +157,17 @@ class Call:
         if self.principal.tenant is not None:
             await head_of(self.store, run_id)
         return self.opened.run(run_id, caller=self.principal)
+
+    async def redacted_steps(self, run_id: str, step_ids: Iterable[str | None]) -> frozenset[str]:
+        """Return those of a run's steps that are tasks which do not concern the caller."""
+        asked = tuple({step_id for step_id in step_ids if step_id is not None})
+        if not asked or self.principal.is_admin:
+            return frozenset()
+        actor, query, redacted = self.actor(), TaskQuery(run_id=run_id, step_ids=asked, limit=len(asked)), set[str]()
+        while page := await self.store.find_tasks(query):
+            redacted |= {task.step_id for task in page if not is_effective(task.assignee, task.roles, actor)}
+            query = replace(query, after=page[-1].task_id)
+        return frozenset(redacted)
 
     def within(self, tenant: str, project: str, environment: str) -> tuple[str, str, str]:
         """Return whose it is what the caller makes: as they ask for it, or whom they are bound to."""

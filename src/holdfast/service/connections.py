@@ -9,8 +9,7 @@ from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-HEAD_BYTES = 64 * 1024
-"""How large the head of a request may be. Addresses, tokens and cookies are much smaller."""
+from holdfast.service.origin import HEAD_BYTES
 
 
 def connection_class(head_s: float, parser: type[Any] = AutoHTTPProtocol) -> type[Any]:

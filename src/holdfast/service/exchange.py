@@ -23,8 +23,8 @@ from holdfast.errors import (
 from holdfast.limits import JSON_DEPTH
 from holdfast.ports import Ids
 from holdfast.service.calling import Headers, Principal, Service
-from holdfast.service.origin import check_head, check_origin, shown
-from holdfast.service.problems import CONTENT_TYPE, Problem, problem_of, retry_after
+from holdfast.service.origin import check_head, check_origin, check_site, shown
+from holdfast.service.problems import CONTENT_TYPE, Problem, problem_of, retry_after, unexpected
 
 JSON = b"application/json"
 BODY_DEPTH = JSON_DEPTH + 10
@@ -45,6 +45,9 @@ SECURITY_HEADERS = (
         b"content-security-policy",
         b"default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
     ),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"permissions-policy", b"camera=(), display-capture=(), geolocation=(), microphone=(), payment=(), usb=()"),
     (b"referrer-policy", b"no-referrer"),
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
@@ -95,8 +98,10 @@ class Exchange:
         try:
             check_head(self._scope["headers"], self.query)
             principal = await self.service.authenticate(self.headers)
-            if principal.is_session and self.method not in ("GET", "HEAD"):
-                check_origin(self.headers)
+            if principal.is_session:
+                check_site(self.headers)
+                if self.method not in ("GET", "HEAD"):
+                    check_origin(self.headers)
             return principal
         except (NotAuthenticated, NotPermitted) as refusal:
             who = f"{shown(self.headers)} at {(self._scope.get('client') or '?')[0]}"
@@ -160,6 +165,10 @@ class Exchange:
     async def answer(self, status: int, value: Any, headers: HeaderList = ()) -> None:
         """Answer with a value as JSON."""
         await self.send(status, _encoder.encode(value), JSON, headers)
+
+    def unexpected(self, problem: Exception) -> HoldfastError:
+        """Log an error that is not one of ours, and return what the caller is told of it."""
+        return unexpected(problem, self.correlation_id, self.service.stopping.is_set())
 
     async def refuse(self, error: HoldfastError) -> None:
         """Answer with a problem."""

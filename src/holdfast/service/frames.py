@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from holdfast.core.events import Event
-from holdfast.service.views import event_view
+from holdfast.service.views import TASK_CONTENTS, event_view
 
 HEARTBEAT = b": still here\n\n"
 OPENING = b"retry: 1000\n\n"
@@ -17,11 +17,16 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Frame(Struct, frozen=True, gc=False):
-    """One event of a run as it goes over the wire; `is_last` if nothing follows it in the history."""
+    """One event of a run as it goes over the wire; `is_last` if nothing follows it in the history.
+
+    One that holds the contents of a task has the step of it, and goes as `redacted` to whom the task does not concern.
+    """
 
     seq: int
     text: bytes
     is_last: bool = False
+    task_step_id: str | None = None
+    redacted: bytes = b""
 
 
 def frame(data: Any, *, event: str = "", id: str = "") -> bytes:
@@ -33,7 +38,11 @@ def frame(data: Any, *, event: str = "", id: str = "") -> bytes:
 
 def event_frame(event: Event, is_last: bool = False) -> Frame:
     """Return an event of a run. Its id is its number, which a reader gives back as `Last-Event-ID`."""
-    return Frame(event.run_seq, frame(event_view(event), id=str(event.run_seq)), is_last)
+    id = str(event.run_seq)
+    text = frame(event_view(event), id=id)
+    if not isinstance(event.data, TASK_CONTENTS) or event.step_id is None:
+        return Frame(event.run_seq, text, is_last)
+    return Frame(event.run_seq, text, is_last, event.step_id, frame(event_view(event, (event.step_id,)), id=id))
 
 
 class Piece(Struct, frozen=True):

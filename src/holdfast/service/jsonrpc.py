@@ -86,7 +86,7 @@ class JsonRpc:
         except HoldfastError as error:
             await exchange.refuse(error)
         except Exception as problem:
-            await exchange.refuse(unexpected(problem, exchange.correlation_id))
+            await exchange.refuse(exchange.unexpected(problem))
 
     async def _answer(self, exchange: Exchange) -> None:
         if exchange.method == "OPTIONS":
@@ -131,7 +131,8 @@ class JsonRpc:
         except HoldfastError as error:
             answer = _refused(error, caller.correlation_id)
         except Exception as problem:
-            answer = _refused(unexpected(problem, caller.correlation_id), caller.correlation_id)
+            told = unexpected(problem, caller.correlation_id, self._service.stopping.is_set())
+            answer = _refused(told, caller.correlation_id)
         return None if request.id is UNSET else msgspec.structs.replace(answer, id=request.id)
 
     async def _carry_out(self, caller: "_Caller", request: _Request) -> Response:

@@ -19,6 +19,23 @@ _IN_QUERY = re.compile(rb"hf_[0-9a-f]{16}_|(?:^|&)(?:access_)?token=", re.IGNORE
 _ONCE = frozenset({b"authorization", b"cookie", b"origin", b"host"})
 
 
+HEAD_BYTES = 64 * 1024
+"""How large the head of a request may be. Addresses, tokens and cookies are much smaller."""
+
+
+def check_framing(headers: Sequence[tuple[bytes, bytes]], address_bytes: int) -> None:
+    """Refuse a head that is too large, and a body whose end different readers would see in different places.
+
+    A parser counts only what it has to wait for, so that a head which arrives at once may be as large as it likes.
+    """
+    names = [name for name, _ in headers]
+    if b"transfer-encoding" in names and b"content-length" in names:
+        raise MalformedRequest("a request has a Content-Length or a Transfer-Encoding, not both")
+    size = address_bytes + sum(len(name) + len(value) + 4 for name, value in headers)
+    if size > HEAD_BYTES:
+        raise MalformedRequest(f"the head of a request has at most {HEAD_BYTES} bytes")
+
+
 def check_head(headers: Sequence[tuple[bytes, bytes]], query: bytes) -> None:
     """Refuse what different readers would read differently, and tokens where logs would keep them."""
     said = [name for name, _ in headers if name in _ONCE]
@@ -66,6 +83,15 @@ def _is_own_page(headers: Mapping[bytes, bytes]) -> bool:
     return OWN_HEADER in headers or (host != b"" and origin.partition(b"://")[2].lower() == host.lower())
 
 
+def check_site(headers: Mapping[bytes, bytes]) -> None:
+    """Refuse what a page of another site makes a browser ask, also where it names no origin: a picture, a link.
+
+    Browsers say it of every request. Other programs do not, and a page of this service may ask with its own header.
+    """
+    if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin") and OWN_HEADER not in headers:
+        raise NotPermitted("pages of other sites may ask nothing of this service", field="sec-fetch-site")
+
+
 def check_open(headers: Mapping[bytes, bytes], is_local: bool) -> None:
     """Refuse what a page of another site asks of a service that lets everybody in.
 
@@ -73,6 +99,7 @@ def check_open(headers: Mapping[bytes, bytes], is_local: bool) -> None:
     machine: another name means that somebody has let theirs point here, so that their page seems to be of this service.
     """
     host = headers.get(b"host", b"")
+    check_site(headers)
     if b"origin" in headers and not _is_own_page(headers):
         raise NotPermitted("open access is not for pages of other sites", field="origin")
     if is_local and host and not _is_own_name(host.decode("latin-1")):

@@ -105,10 +105,26 @@ def problem_of(error: HoldfastError, correlation_id: str) -> Problem:
     )
 
 
-def unexpected(problem: Exception, correlation_id: str) -> e.InternalError:
-    """Log what nobody expected, and return what the caller is told of it: nothing but where to look."""
+def unexpected(problem: Exception, correlation_id: str, is_stopping: bool = False) -> HoldfastError:
+    """Log an unexpected error, and return what the caller is told of it: nothing but where to look.
+
+    While the service is being stopped, parts of it that a request still needs are gone: that is no fault to look for.
+    """
+    if is_stopping:
+        logger.warning("request %s was cut off because the service stops: %r", correlation_id, problem)
+        return stopping(is_begun=True)
     logger.error("request %s failed", correlation_id, exc_info=problem)
     return e.InternalError("something went wrong here; the log has it, under this correlation id")
+
+
+def stopping(*, is_begun: bool) -> e.ServiceStopping:
+    """Return what a caller is told whom a service that is being stopped does not answer any more."""
+    if not is_begun:
+        return e.ServiceStopping("the service is being stopped; nothing was done: ask again", outcome="not-done")
+    return e.ServiceStopping(
+        "the service was stopped before it had an answer; what was asked may be done: ask again with the same id",
+        outcome="unknown",
+    )
 
 
 def retry_after(problem: Problem) -> int | None:

@@ -14,7 +14,6 @@ from holdfast.service.asking import Reader
 from holdfast.service.calling import NOBODY, Service
 from holdfast.service.catalogue import Operation
 from holdfast.service.exchange import ClientGone, Exchange, HeaderList
-from holdfast.service.problems import unexpected
 
 
 class Endpoint:
@@ -102,7 +101,7 @@ class Rest:
         except HoldfastError as error:
             await exchange.refuse(error)
         except Exception as problem:
-            await exchange.refuse(unexpected(problem, exchange.correlation_id))
+            await exchange.refuse(exchange.unexpected(problem))
 
     async def _answer(self, exchange: Exchange) -> None:
         endpoints, values = self._addresses.find(exchange.path)

@@ -24,16 +24,16 @@ from holdfast.engine.telling import without_password
 from holdfast.errors import HoldfastError, InvalidInput, MalformedRequest, MethodNotAllowed, NotFound
 from holdfast.service.access import HOW_TO_BEGIN, TokenAccess
 from holdfast.service.calling import Authenticate, Headers, Principal, Service, let_in, make_service
-from holdfast.service.connections import HEAD_BYTES, connection_class
+from holdfast.service.connections import connection_class
 from holdfast.service.exchange import CORRELATION_HEADER, JSON, SECURITY_HEADERS, Exchange, correlation_of
 from holdfast.service.jsonrpc import JsonRpc
 from holdfast.service.metrics import Metrics
 from holdfast.service.openapi import describe
 from holdfast.service.operations import CATALOGUE
 from holdfast.service.options import ServiceOptions
-from holdfast.service.origin import check_open, is_loopback
+from holdfast.service.origin import HEAD_BYTES, check_framing, check_open, is_loopback
 from holdfast.service.page import page_routes
-from holdfast.service.problems import unexpected
+from holdfast.service.problems import stopping
 from holdfast.service.rest import Rest
 from holdfast.service.sessions import Sessions
 from holdfast.service.stream import STREAMS, Streams, is_stream
@@ -67,13 +67,29 @@ class Front:
         scope["holdfast.correlation_id"] = correlation_id
         common = [*SECURITY_HEADERS, (CORRELATION_HEADER, correlation_id.encode())]
 
+        has_begun = False
+
         async def send_with_headers(message: Message) -> None:
+            nonlocal has_begun
             if message["type"] == "http.response.start":
+                has_begun = True
                 is_kept = any(name == b"cache-control" for name, _ in message["headers"])  # it comes first in `common`
                 message["headers"] = [*message["headers"], *common[is_kept:]]
             await send(message)
 
-        await self._application(scope["path"], scope["raw_path"])(scope, receive, send_with_headers)
+        exchange = Exchange(self._service, scope, receive, send_with_headers)
+        try:
+            check_framing(scope["headers"], len(scope["raw_path"]) + len(scope["query_string"]))
+        except MalformedRequest as problem:
+            common.append((b"connection", b"close"))  # what follows is a body that nobody can tell from a request
+            await exchange.refuse(problem)
+            return
+        try:
+            await self._application(scope["path"], scope["raw_path"])(scope, receive, send_with_headers)
+        except asyncio.CancelledError:
+            if has_begun or not self._service.stopping.is_set():
+                raise
+            await exchange.refuse(stopping(is_begun=True))  # else the server says that it has failed
 
     def _application(self, path: str, as_it_came: bytes) -> ASGIApp:
         if path.startswith("/v1/"):
@@ -103,7 +119,7 @@ def _error_of(problem: Exception, exchange: Exchange) -> HoldfastError:
     if isinstance(problem, HoldfastError):
         return problem
     if not isinstance(problem, HTTPException):
-        return unexpected(problem, exchange.correlation_id)
+        return exchange.unexpected(problem)
     allow = (problem.headers or {}).get("Allow")
     if allow is not None:
         return MethodNotAllowed(f"{exchange.method} is not for this address", allow=allow)

@@ -17,7 +17,6 @@ from holdfast.service.exchange import Exchange
 from holdfast.service.frames import HEARTBEAT
 from holdfast.service.operations import streams
 from holdfast.service.operations.streams import Stream
-from holdfast.service.problems import unexpected
 from holdfast.service.rest import Addresses, Endpoint
 
 STREAMS: dict[str, Operation] = collect((streams,))
@@ -50,7 +49,7 @@ class Streams:
         except HoldfastError as error:
             await exchange.refuse(error)
         except Exception as problem:
-            await exchange.refuse(unexpected(problem, exchange.correlation_id))
+            await exchange.refuse(exchange.unexpected(problem))
         else:
             if stream is not None:
                 await self._send_all(stream, exchange, receive, send)

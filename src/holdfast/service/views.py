@@ -1,14 +1,24 @@
 """What operations answer with: records of the engine as callers see them, with instants as text of ISO 8601."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Container, Hashable
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 from msgspec import Meta, Raw, Struct
+from msgspec.structs import replace
 
 from holdfast.core import codec
-from holdfast.core.events import ArtifactRef, ErrorInfo, Event
+from holdfast.core.events import (
+    NULL,
+    ArtifactRef,
+    ErrorInfo,
+    Event,
+    TaskAnswered,
+    TaskCommented,
+    TaskCompleted,
+    TaskCreated,
+)
 from holdfast.core.instants import Instant
 from holdfast.core.letters import DeadLetter
 from holdfast.core.messages import AcceptedSignalResult
@@ -156,17 +166,28 @@ class EventView(Struct, frozen=True, kw_only=True):
     caused_by_signal_id: str | None
     parent_event_id: str | None
     schema_version: int
+    is_redacted: bool = False
+    """Whether the contents of a task are left out of `data`, because it does not concern the caller."""
 
 
-def event_view(event: Event) -> EventView:
-    """Return an event as callers see it."""
-    by = event.engine_run_ref
+def event_view(event: Event, redacted: Container[str] = ()) -> EventView:
+    """Return an event as callers see it; of the tasks of the `redacted` steps without what they hold."""
+    by, data = event.engine_run_ref, event.data
+    is_redacted = event.step_id in redacted and isinstance(data, TASK_CONTENTS)
+    if is_redacted:
+        held = {"payload": NULL, "form": NULL, "answer": NULL, "text": ""}
+        data = replace(data, **{field: held[field] for field in held.keys() & set(data.__struct_fields__)})
     return shown(
         EventView,
         event,
-        data=Raw(codec.encode_body(event.data).encode()),
+        data=Raw(codec.encode_body(data).encode()),
         engine_run_ref=EngineRef(by.node, by.epoch, by.provider),
+        is_redacted=is_redacted,
     )
+
+
+TASK_CONTENTS = (TaskCreated, TaskCommented, TaskAnswered, TaskCompleted)
+"""The events that hold what a task asks, what was answered, and what was said about it."""
 
 
 class StepView(Struct, frozen=True, kw_only=True):

@@ -64,12 +64,14 @@ class TaskQuery(Struct, frozen=True, kw_only=True):
     """Which tasks to find. `role` matches tasks that list it; `due_before` those that have an instant before it.
 
     `actor` matches tasks that concern somebody of this name and with `actor_roles`: that are assigned to them, list
-    one of the roles, or list none and are nobody's. Ordered by task id.
+    one of the roles, or list none and are nobody's. `step_ids` are the only steps of which to look for tasks. Ordered
+    by task id.
     """
 
     tenant: str | None = None
     run_id: str | None = None
     task_id: str | None = None
+    step_ids: tuple[str, ...] | None = None
     status: Literal["OPEN", "COMPLETED", "CANCELLED"] | None = None
     assignee: str | None = None
     role: str | None = None

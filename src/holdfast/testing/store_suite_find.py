@@ -250,6 +250,8 @@ class FindSuite(SuiteBase):
         assert await find(role="clerk") == ["a"]
         assert await find(role="bos") == ["b"]
         assert await find(role="b%") == []
+        assert await find(run_id="run-1", step_ids=("b", "c", "\x00")) == ["b"]
+        assert await find(step_ids=()) == []
         assert await find(run_id="run-1", assignee="bob") == []
         [found] = await store.find_tasks(TaskQuery(assignee="ann"))
         assert await store.find_tasks(TaskQuery(task_id=found.task_id)) == [found]

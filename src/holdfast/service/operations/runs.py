@@ -26,6 +26,7 @@ from holdfast.service.operations.fields import OF_A_RUN, Name, RunId, SignalId, 
 from holdfast.service.paging import Cursor, PageSize, read_page
 from holdfast.service.tenancy import check_chosen_id
 from holdfast.service.views import (
+    TASK_CONTENTS,
     EventView,
     Failure,
     Moment,
@@ -187,12 +188,15 @@ class EventPage(Struct, frozen=True, kw_only=True):
 async def events(call: Call, ask: ReadEvents) -> EventPage:
     """Return a part of a run's history, in the order of `run_seq`, which has no gaps.
 
-    A reader that sees a gap knows that its view is stale: it fetches the snapshot, and goes on behind it.
+    A reader that sees a gap knows that its view is stale: it fetches the snapshot, and goes on behind it. What a task
+    asks, and what was answered, is left out for callers whom it does not concern (`is_redacted`).
     """
     head = await head_of(call.store, ask.run_id)
     page = await call.store.read_events(ask.run_id, ask.after, ask.limit)
+    asked = (event.step_id for event in page if isinstance(event.data, TASK_CONTENTS))
+    redacted = await call.redacted_steps(ask.run_id, asked)
     return EventPage(
-        items=[event_view(event) for event in page],
+        items=[event_view(event, redacted) for event in page],
         last_event_seq=max(head.version, page[-1].run_seq if page else 0),
         status=head.status,
     )

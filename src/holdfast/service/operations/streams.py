@@ -56,6 +56,7 @@ class RunStream:
     def __init__(self, call: Call, watcher: Watcher, head: RunHead, after: int) -> None:
         self.wake = asyncio.Event()
         self.is_closed = False
+        self._call = call
         self._watcher = watcher
         self._heartbeat_s = call.service.options.heartbeat_s
         self._status = head.status
@@ -86,10 +87,12 @@ class RunStream:
 
     async def _next(self, followed: Followed) -> bytes:
         size, texts = 0, []
-        for each in await followed.after(self._seq):
+        frames = await followed.after(self._seq)
+        redacted = await self._call.redacted_steps(followed.run_id, (each.task_step_id for each in frames))
+        for each in frames:
             self._seq, self._is_finished = each.seq, each.is_last
-            texts.append(each.text)
-            size += len(each.text)
+            texts.append(each.redacted if each.task_step_id in redacted else each.text)
+            size += len(texts[-1])
             if size >= CHUNK_BYTES:
                 break
         return b"".join(texts)

@@ -94,6 +94,7 @@ def find_tasks(runs: Runs, query: port.TaskQuery) -> list[Task]:
         for task_id, task in sorted(tasks.items())
         if task_id > query.after
         and all(getattr(query, field) in (None, getattr(task, field)) for field in exact)
+        and (query.step_ids is None or task.step_id in query.step_ids)
         and (query.role is None or query.role in task.roles)
         and (query.due_before is None or (task.due_at is not None and task.due_at < query.due_before))
         and (actor is None or is_effective(task.assignee, task.roles, actor))

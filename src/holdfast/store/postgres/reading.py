@@ -136,6 +136,8 @@ async def find_tasks(db: Db, query: port.TaskQuery, limit: int) -> list[Task]:
     where.add("task_id > ?", query.after)
     where.add_given("run_no = (SELECT run_no FROM holdfast.runs WHERE run_id = ?)", query.run_id)
     where.add_given("task_id = ?", query.task_id)
+    if query.step_ids is not None:
+        where.add("step_id = ANY (?)", list(map(askable, query.step_ids)))
     where.add_given("status = ?", query.status)
     where.add_given("assignee = ?", query.assignee)
     where.add_given("roles @> ARRAY[?::text]", query.role)

@@ -144,6 +144,8 @@ def find_tasks(db: sqlite3.Connection, query: port.TaskQuery, limit: int) -> lis
     where.add("task_id > ?", query.after)
     where.add_given("run_no = (SELECT run_no FROM runs WHERE run_id = ?)", query.run_id)
     where.add_given("task_id = ?", query.task_id)
+    if query.step_ids is not None:
+        where.add("step_id IN (SELECT value FROM json_each(?))", rows.listing(query.step_ids))
     where.add_given("status = ?", query.status)
     where.add_given("assignee = ?", query.assignee)
     if query.role is not None:
