@@ -393,6 +393,17 @@ def test_sleep_rule_finds(text: str) -> None:
     assert list(rules.sleeps(source("test_planted.py", text)))
 
 
+def test_no_cancellation_is_swallowed() -> None:
+    check_each(rules.swallowed_cancellations)
+
+
+@pytest.mark.parametrize(
+    "text", ["import asyncio\nasyncio.wait_for(f(), 1)", "from asyncio import wait_for as soon\nsoon(f(), 1)"]
+)
+def test_cancellation_rule_finds(text: str) -> None:
+    assert list(rules.swallowed_cancellations(source("holdfast/engine/planted.py", text)))
+
+
 def test_no_file_names_a_registry_or_a_folder_of_one_machine() -> None:
     assert_clean(problem for path, text in repository_texts() for problem in rules.places_of_this_machine(path, text))
 

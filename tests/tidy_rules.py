@@ -346,6 +346,13 @@ def sleeps(source: Source) -> Iterator[str]:
             yield source.problem(line, "sleeps; use the virtual clock or wait for what should happen")
 
 
+def swallowed_cancellations(source: Source) -> Iterator[str]:
+    """Uses of `asyncio.wait_for`, which on Python 3.11 may return as if its caller had not been cancelled."""
+    for line, name in references(source):
+        if name in {"asyncio.wait_for", "asyncio.tasks.wait_for"}:
+            yield source.problem(line, "uses asyncio.wait_for, which may swallow a cancellation; use asyncio.timeout")
+
+
 def places_of_this_machine(path: PurePosixPath, text: str) -> Iterator[str]:
     """Package registries and folders that exist for one developer only."""
     yield from _matching_lines(REGISTRY, path, text)

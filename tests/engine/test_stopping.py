@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 import holdfast as hf
+from holdfast.engine import node as node_module
 from holdfast.errors import EngineError
-from tests.engine.place import Place, until_event
+from holdfast.store.port import Store
+from tests.engine.place import Around, Place, until_event
 
 
 def working_app() -> tuple[hf.App, Any, asyncio.Event, list[Any]]:
@@ -93,3 +95,62 @@ async def test_a_stopped_node_does_not_deny_that_a_run_has_finished(place: Place
             await waiting.result()
     with pytest.raises(EngineError, match="no node is open"):
         await finished.result()
+
+
+def parts_of_nodes() -> set[str]:
+    """Return the names of the tasks of nodes that go on."""
+    names = {"pump", "lease", "wake-ups", "finishes", "run queue", "beats", "queues", "outcomes", "definitions"}
+    return names & {task.get_name() for task in asyncio.all_tasks()}
+
+
+@pytest.mark.contract("MSG-4", "OWN-1")
+@pytest.mark.parametrize("cancellations", [1, 2])
+async def test_a_node_that_is_cancelled_while_it_drains_gives_everything_back(place: Place, cancellations: int) -> None:
+    app, order, began, _ = working_app()
+    nodes, run_ids = [], []
+
+    async def live(store: Store) -> None:
+        async with place.node(app, store, drain_s=60.0) as node:
+            nodes.append(node)
+            run_ids.append((await app.start(order)).run_id)
+            await began.wait()
+
+    async with place.opened() as store:
+        living = asyncio.create_task(live(store))
+        await began.wait()
+        while not nodes[0]._is_stopping:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        for _ in range(cancellations):
+            living.cancel()
+            await asyncio.sleep(0)
+        await asyncio.wait([living], timeout=5)
+        assert living.cancelled()
+        assert parts_of_nodes() == set()
+        if cancellations == 1:
+            assert (await store.stats()).leases == {}
+        async with place.node(app, store, lease_ms=1_000):
+            async with asyncio.timeout(5):
+                assert cancellations == 2 or await app.run(run_ids[0]).result() == "packed"
+
+
+class Frozen(Around):
+    """A store that never answers a release."""
+
+    async def release(self, *asked: Any) -> int:
+        """Wait for ever."""
+        await asyncio.Event().wait()
+        return 0
+
+
+@pytest.mark.contract("MSG-4")
+async def test_a_node_does_not_wait_for_ever_for_a_store_that_takes_nothing_back(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(node_module, "GIVE_BACK_S", 0.05)
+    app = hf.App("shop")
+    async with place.opened() as store:
+        frozen: Any = Frozen(store)
+        async with place.node(app, frozen):
+            pass
+    assert "could not give its runs back" in caplog.text
+    assert parts_of_nodes() == set()

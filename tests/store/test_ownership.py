@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 
+import holdfast as hf
 from holdfast.core.messages import Message, SignalRequest
 from holdfast.errors import CheckpointOwnershipCapabilityError
 from holdfast.settings import Ownership
@@ -13,6 +17,7 @@ from holdfast.store.port import Accepted, Capabilities, Committed
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, marker, message, new_run, record, signal, wait
 from holdfast.testing.store_suite_base import unchanged
+from tests.engine.place import Around
 
 CAREFUL = Capabilities(conditional_batch=True, atomic_batch=True, read_after_write=True, scan_consistency="snapshot")
 CARELESS = Capabilities(conditional_batch=False, atomic_batch=True, read_after_write=True, scan_consistency="snapshot")
@@ -94,3 +99,51 @@ async def test_single_owner_may_do_all_that_needs_no_guard(store: MemoryStore) -
     assert [type(answer) for answer in answers] == [Accepted, Accepted]
     turn = await node.turn(await node.load("run-1"))
     assert isinstance(await node.commit(turn), Committed)
+
+
+class Careless(Around):
+    """A store object that guards nothing, around one that could."""
+
+    capabilities = CARELESS
+
+
+def signalled_app() -> tuple[hf.App, Any]:
+    app = hf.App("shop")
+
+    @app.workflow
+    async def order() -> str:
+        return await hf.wait_signal("go", str)
+
+    return app, order
+
+
+async def test_a_node_asks_a_store_object_too_before_it_claims_anything() -> None:
+    app, _ = signalled_app()
+    store = MemoryStore()
+    careless: Any = Careless(store)
+    with pytest.raises(CheckpointOwnershipCapabilityError) as raised:
+        async with app.node(careless):
+            pass
+    assert raised.value.details["store"] == "Careless"
+    assert raised.value.details["feature"] == "checkpoint_ownership='cas-required'"
+    assert (await store.stats()).leases == {}
+    assert app._node is None
+
+
+@pytest.mark.contract("SIG-5")
+async def test_a_single_owner_s_idempotent_signals_fail_fast_on_a_store_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_CHECKPOINT_OWNERSHIP", "single-owner")
+    app, order = signalled_app()
+    careless: Any = Careless(MemoryStore())
+    async with asyncio.timeout(5), app.node(careless):
+        run = await app.start(order)
+        for refused in (
+            run.signal("go", "yes", signal_id="click-1"),
+            app.start(order, with_signal={"name": "go", "payload": "yes", "signal_id": "click-1"}),
+        ):
+            with pytest.raises(CheckpointOwnershipCapabilityError) as raised:
+                await refused
+            assert raised.value.details["store"] == "Careless"
+            assert raised.value.details["feature"] == "idempotent signal delivery"
+        await run.signal("go", "yes")
+        assert await run.result() == "yes"

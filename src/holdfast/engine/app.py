@@ -51,6 +51,7 @@ from holdfast.program.port import Program
 from holdfast.program.signals import check_signal_name
 from holdfast.settings import Settings, load_settings
 from holdfast.store import port
+from holdfast.store.guards import check_ownership
 from holdfast.store.opening import open_store
 
 P = ParamSpec("P")
@@ -352,6 +353,7 @@ class App:
         options = options or NodeOptions()
         before = self._node, self._store, self._sender, self._limits, self._turn_s, self._opened_here
         async with self._open(store) as (unobserved, limits):
+            check_ownership(unobserved, _settings(None, None).checkpoint_ownership)
             opened = observed(unobserved)
             node = Node(name or f"{self.name}-{self._ids.new_id()}", opened, self, self._rng, options, limits)
             self._limits, self._turn_s = limits, options.turn_s
@@ -363,8 +365,10 @@ class App:
                 yield node
             finally:
                 self._node, self._store, self._sender, self._limits, self._turn_s, self._opened_here = before
-                await sender.stop()
-                await node.stop()
+                try:
+                    await sender.stop()
+                finally:
+                    await node.stop()
         if node.failure is not None:
             raise node.failure
 

@@ -48,6 +48,9 @@ from holdfast.store.port import Beat, CommitConflict, Committed, LoadedRun, NewR
 
 RETRY_S = 0.2
 
+GIVE_BACK_S = 5.0
+"""How long a node that stops waits for the store to take its runs back. Else they go on when its lease has ended."""
+
 logger = logging.getLogger("holdfast.node")
 
 
@@ -114,29 +117,45 @@ class Node:
         ]
 
     async def stop(self) -> None:
-        """Stop claiming, let what is under way finish for a while, and give everything back."""
+        """Stop claiming, let what is under way finish for a while, and give everything back.
+
+        If the caller is cancelled meanwhile, nothing is waited for any longer, and everything is given back all the
+        same before the cancellation goes on. A second cancellation leaves the runs to the end of the lease.
+        """
         self._is_stopping = True
         self._something.set()
         if under_way := self._workers.busy + self._queues.busy:
             logger.info("node %s: activities under way: %d", self.name, under_way)
-        if draining := [*self._queues.drain(), *self._pumping]:
-            await asyncio.wait(draining, timeout=self._options.drain_s)
+        try:
+            if draining := [*self._queues.drain(), *self._pumping]:
+                await asyncio.wait(draining, timeout=self._options.drain_s)
+        finally:
+            await self._give_back()
+
+    async def _give_back(self) -> None:
+        """End every part of the node, then its lease. What ends the parts does not wait: it cannot be interrupted."""
         for task in self._tasks:
             task.cancel()
-        await self.creations.stop()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
         if given_up := self._workers.busy + self._queues.busy:
             logger.warning("node %s: activities given up because they took too long: %d", self.name, given_up)
-        with suppress(StoreError):  # nothing but progress is lost; its runs are given back below
-            await self._queues.beats.flush()
         self._workers.cancel_all()
         self._queues.stop()
         self._slots.close()
         self._listener.close()
         self.finishes.close()
-        if given_back := await self.store.release(self.name):
-            logger.info("node %s: runs given back: %d", self.name, given_back)
-        self.lives.close()
+        try:
+            async with asyncio.timeout(GIVE_BACK_S):
+                await self.creations.stop()
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+                with suppress(StoreError):  # nothing but progress is lost; its runs are given back below
+                    await self._queues.beats.flush()
+                if given_back := await self.store.release(self.name):
+                    logger.info("node %s: runs given back: %d", self.name, given_back)
+        except TimeoutError:
+            text = "node %s could not give its runs back within %d s: others take them when its lease has ended"
+            logger.warning(text, self.name, GIVE_BACK_S)
+        finally:
+            self.lives.close()
 
     async def run_until(self, asked: "asyncio.Future[str]") -> None:
         """Wait until somebody asks; raise if a part of the node fails before."""

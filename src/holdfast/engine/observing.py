@@ -2,7 +2,8 @@
 
 An `ObservedStore` passes every verb on, and counts. Counting is done once for each call, which is once for a whole
 batch of turns or signals; who reads the counts adds nothing to it. Others may ask to be told of commits: so event
-streams hear at once of what happens here, and traces of runs that have finished.
+streams hear at once of what happens here, and traces of runs that have finished. What a store cannot guard is refused
+here too, by whichever class the store is.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from typing import Any, cast
 from holdfast.core.messages import Message, SignalRequest
 from holdfast.core.state import TERMINAL
 from holdfast.engine.node import Node
+from holdfast.store import guards
 from holdfast.store.port import (
     CommitConflict,
     Committed,
@@ -102,6 +104,7 @@ class ObservedStore:
         return getattr(self._store, verb)
 
     async def create(self, runs: Sequence[NewRun], claim_for: str | None = None) -> list[Created | Existing | Refused]:
+        guards.require_for_signals(self._store, (signal for new in runs for signal in new.signals))
         answers = await self._store.create(runs, claim_for)
         created = [new for new, answer in zip(runs, answers, strict=True) if isinstance(answer, Created)]
         self.counts.runs_created += len(created)
@@ -109,6 +112,7 @@ class ObservedStore:
         return answers
 
     async def deliver(self, items: Sequence[SignalRequest | Message]) -> list[Delivered]:
+        guards.require_for_signals(self._store, (item for item in items if isinstance(item, SignalRequest)))
         answers = await self._store.deliver(items)
         self.counts.signals.update(
             _fate(answer) for item, answer in zip(items, answers, strict=True) if isinstance(item, SignalRequest)
@@ -116,6 +120,7 @@ class ObservedStore:
         return answers
 
     async def commit(self, turns: Sequence[Turn]) -> list[Committed | CommitConflict]:
+        guards.require_for_records(self._store, turns)
         loop = asyncio.get_running_loop()
         began = loop.time()
         answers = await self._store.commit(turns)

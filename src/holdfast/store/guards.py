@@ -66,6 +66,20 @@ def require_conditional_batch(store: Store, feature: str) -> None:
         )
 
 
+def require_for_signals(store: Store, requests: Iterable[Any]) -> None:
+    """Refuse signals with an id on a store that could not tell a retry from a second signal."""
+    if store.capabilities.conditional_batch:
+        return
+    if any(getattr(request, "signal_id", None) is not None for request in requests):
+        require_conditional_batch(store, "idempotent signal delivery")
+
+
+def require_for_records(store: Store, turns: Iterable[Turn]) -> None:
+    """Refuse turns with activity records on a store that could not keep them once."""
+    if not store.capabilities.conditional_batch and any(turn.records for turn in turns):
+        require_conditional_batch(store, "activity reconciliation")
+
+
 def check_batch(items: Sequence[Any], limits: Limits) -> None:
     """Refuse a batch that would hold the store for too long."""
     if len(items) > limits.batch_items:

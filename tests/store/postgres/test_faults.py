@@ -21,8 +21,9 @@ from holdfast.errors import (
     StoreUnsafe,
 )
 from holdfast.store.port import Accepted, Committed, Created, Duplicate, Existing, RunQuery
-from holdfast.store.postgres import PostgresStore
+from holdfast.store.postgres import PostgresStore, server
 from holdfast.store.postgres.address import parse_address
+from holdfast.store.postgres.wakeups import NotifyWakeups
 from holdfast.testing.samples import SampleNode, marker, message, new_run, read_history, signal
 from tests.store.postgres.proxy import Proxy
 from tests.store.postgres.servers import behind, execute
@@ -356,3 +357,53 @@ async def test_text_with_a_nul_is_refused_or_finds_nothing(store: PostgresStore)
     assert await store.read_events("run-1\x00") == []
     assert await store.release("node\x00x", ["run-1\x00"]) == 0
     assert await store.next_due("node\x00x", [("plan\x00", "1\x00")]) is None
+
+
+@pytest.mark.parametrize("ticks", range(6))
+async def test_closing_does_not_swallow_a_cancellation(postgres_url: str, ticks: int) -> None:
+    store = await PostgresStore.open(postgres_url)
+    wakeups = store.wakeups
+    assert isinstance(wakeups, NotifyWakeups)
+    wakeups.listen()
+    wakeups._sent.clear()
+    flushing = asyncio.create_task(wakeups.flush(60.0))
+    await asyncio.sleep(0.01)
+    wakeups._sent.set()  # what it waits for comes at the same time as the cancellation
+    for _ in range(ticks):
+        await asyncio.sleep(0)
+    is_cancelled = flushing.cancel()
+    await asyncio.wait([flushing])
+    assert flushing.cancelled() == is_cancelled
+    await store.close()
+
+
+async def test_a_cancelled_close_leaves_no_connection_behind(postgres_url: str) -> None:
+    store = await PostgresStore.open(postgres_url)
+    await store.migrate()
+    asking = asyncio.create_task(store._server.fetch("SELECT pg_sleep(60)"))
+    while not store._server._in_use:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    [connection] = store._server._in_use
+    closing = asyncio.create_task(store.close())
+    store._server._tasks.add(asking)
+    await asyncio.sleep(0.01)
+    closing.cancel()
+    await asyncio.wait([closing, asking], timeout=5)
+    assert closing.cancelled()
+    assert connection.is_closed()
+    assert isinstance(asking.exception(), StoreUnavailable)
+
+
+async def test_closing_takes_a_bounded_time_though_a_server_does_not_answer(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "CLOSE_S", 0.05)
+    store = await PostgresStore.open(postgres_url)
+    await store.migrate()
+    asking = asyncio.create_task(store._server.finished(store._server.fetch("SELECT pg_sleep(60)")))
+    while not store._server._in_use:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    async with asyncio.timeout(5):
+        await store.close()
+        with pytest.raises(StoreUnavailable):
+            await asking

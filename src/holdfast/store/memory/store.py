@@ -83,10 +83,7 @@ class MemoryStore:
     ) -> list[port.Created | port.Existing | port.Refused]:
         now = self._now()
         guards.check_batch(runs, self._limits)
-        if any(
-            getattr(signal, "signal_id", None) is not None for new in runs for signal in getattr(new, "signals", ())
-        ):
-            guards.require_conditional_batch(self, "idempotent signal delivery")
+        guards.require_for_signals(self, (signal for new in runs for signal in getattr(new, "signals", ())))
         if claim_for is not None:
             self._check_node(claim_for, now)
         answers = [self._create(new, claim_for, now) for new in runs]
@@ -161,8 +158,7 @@ class MemoryStore:
     ) -> list[port.Accepted | port.Duplicate | port.Refused]:
         now = self._now()
         guards.check_batch(items, self._limits)
-        if any(isinstance(item, SignalRequest) and item.signal_id is not None for item in items):
-            guards.require_conditional_batch(self, "idempotent signal delivery")
+        guards.require_for_signals(self, (item for item in items if isinstance(item, SignalRequest)))
         answers = [self._deliver(item, self._limits, now) for item in items]
         self.wakeups.ring()
         return answers
@@ -181,8 +177,7 @@ class MemoryStore:
     async def commit(self, turns: Sequence[port.Turn]) -> list[port.Committed | port.CommitConflict]:
         now = self._now()
         guards.check_batch(turns, self._limits)
-        if any(turn.records for turn in turns):
-            guards.require_conditional_batch(self, "activity reconciliation")
+        guards.require_for_records(self, turns)
         answers = [self._commit(turn, now) for turn in turns]
         self.wakeups.ring()
         return answers

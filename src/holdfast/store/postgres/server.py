@@ -30,6 +30,9 @@ STATEMENT_S = 60.0
 
 CONNECT_S = 10.0
 
+CLOSE_S = 5.0
+"""How long a store that is closed waits for the answers to what was asked for, and for its connections to end."""
+
 _LOOK = """
 SELECT pg_is_in_recovery() AS is_replica, current_setting('transaction_read_only') = 'on' AS is_read_only,
     current_setting('server_encoding') AS encoding, current_setting('fsync') AS fsync,
@@ -76,9 +79,11 @@ class Server:
         self.address = address
         self._busy_s = busy_ms / 1_000
         self._free: list[Any] = []
+        self._in_use: set[Any] = set()
         self._places = asyncio.Semaphore(address.connections)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_closed = False
+        self._is_gone = False
         self._closing = asyncio.Event()
 
     # --- what is asked of it
@@ -119,16 +124,24 @@ class Server:
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        """Finish what was asked for, and give back the connections."""
+        """Finish what was asked for, within a bound, and give back the connections; if cancelled, at once."""
         if self._is_closed:
             return
         self._is_closed = True
         self._closing.set()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
         free, self._free = self._free, []
-        for connection in free:
-            await _close(connection)
+        try:
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=CLOSE_S)
+            async with asyncio.timeout(CLOSE_S):
+                for connection in free:
+                    await _close(connection)
+        except TimeoutError:
+            pass
+        finally:
+            self._is_gone = True
+            for connection in (*free, *self._in_use):
+                _abandon(connection)
 
     def check_open(self) -> None:
         """Raise if the store has been closed."""
@@ -161,10 +174,14 @@ class Server:
             connection = None
             try:
                 async with self._places:
+                    if self._is_gone:
+                        self.check_open()
                     connection = await self._take()
+                    self._in_use.add(connection)
                     try:
                         return await work(connection)
                     finally:
+                        self._in_use.discard(connection)
                         self._give_back(connection)
             except (Exception, asyncio.CancelledError) as problem:
                 fault = fault_of(problem, self.address.shown)
@@ -181,7 +198,8 @@ class Server:
                 if not fault.is_passing or loop.time() >= until or self._is_closed:
                     raise fault.error from problem
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), pause_s)
+                async with asyncio.timeout(pause_s):
+                    await self._closing.wait()
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def _take(self) -> Any:

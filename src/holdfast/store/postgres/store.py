@@ -91,11 +91,13 @@ class PostgresStore:
         return version
 
     async def close(self) -> None:
-        await self._server.close()
-        self._ring()
-        if isinstance(self.wakeups, NotifyWakeups):
-            await self.wakeups.flush(FLUSH_S)
-        self.wakeups.close()
+        try:
+            await self._server.close()
+            self._ring()
+            if isinstance(self.wakeups, NotifyWakeups):
+                await self.wakeups.flush(FLUSH_S)
+        finally:
+            self.wakeups.close()
 
     async def now(self) -> Instant:
         """Return the server's time: as it was heard last, counted on from here, if that was a moment ago.

@@ -61,7 +61,8 @@ class NotifyWakeups:
         """Wait until what was rung has been sent, but not for long: it is only a hint."""
         if self._task is not None and not self._address.has_pooler:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._sent.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await self._sent.wait()
 
     def _begin(self) -> None:
         if self._task is None and not self._is_closed:

@@ -93,9 +93,11 @@ class SqliteStore:
         return version
 
     async def close(self) -> None:
-        await self._database.close()
-        self._ring()
-        self.wakeups.close()
+        try:
+            await self._database.close()
+            self._ring()
+        finally:
+            self.wakeups.close()
 
     async def now(self) -> Instant:
         self._check_migrated()
