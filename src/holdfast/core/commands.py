@@ -144,3 +144,13 @@ Command = (
     | FailRun
     | CancelRun
 )
+
+OF_THE_RUN = "\0run"
+"""The key of a command that is about no step. No step has it, for names hold no control characters."""
+
+_PREFIXES: dict[type, str] = {CancelStep: "\0cancel ", CompleteUpdate: "\0answer ", RecordMarker: "\0marker "}
+
+
+def command_key(kind: type, step_id: str | None) -> str:
+    """Return the key of a command among those of its program: one step may be asked for, given up and answered."""
+    return OF_THE_RUN if step_id is None else _PREFIXES.get(kind, "") + step_id

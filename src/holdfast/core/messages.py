@@ -18,7 +18,7 @@ from holdfast.core.events import NULL, ErrorInfo
 from holdfast.core.instants import Instant
 from holdfast.core.retry import Retry
 from holdfast.errors import CallerError, InvalidInput, PayloadTooLarge
-from holdfast.limits import NAME_BYTES, SIGNAL_ID_BYTES, Limits
+from holdfast.limits import ACTIVITY_NAME_BYTES, NAME_BYTES, SIGNAL_ID_BYTES, Limits
 
 INTEGER_LIMIT = 2**62
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
@@ -298,15 +298,36 @@ def activity_completed(run_id: str, step_id: str, token: str, outcome: ActivityO
     )
 
 
-_LIKE_A_STEP_ID = re.compile(r"#[0-9]+$|^[0-9]+/")
+_LIKE_A_STEP_ID = re.compile(r"#[0-9]+$|^[0-9]+(?:/|$)|^(?:update|patched|cut):|:(?:taken|skipped)$")
+"""Step ids that the engine makes: the second `act`, `act` after a rotation, updates, and markers of a program."""
 
 
 def check_step_name(field: str, name: Any) -> CallerError | None:
-    """Return why steps cannot be named so, or None: the second `act` is `act#2`, and after a rotation `1/act`."""
+    """Return why steps cannot be named so, or None.
+
+    The one rule for names of activities, workflows, tasks, signals, queries, updates, patches and queues. The engine
+    makes step ids from them (`act#2`, `1/act`), so none of them may look like one, and each leaves room for that.
+    """
     problem = check_name(field, name)
-    if problem is None and _LIKE_A_STEP_ID.search(name):
-        problem = InvalidInput(f"{field} may not end in # and a number, nor begin with a number and /", field=field)
-    return problem
+    if problem is not None:
+        return problem
+    if _LIKE_A_STEP_ID.search(name):
+        return InvalidInput(
+            f"{field} {name!r} looks like a step id of the engine's own: it may not end in # and a number, :taken or "
+            ":skipped, nor be a number, nor begin with a number and /, update:, patched: or cut:",
+            field=field,
+        )
+    size = len(name.encode())
+    if size > ACTIVITY_NAME_BYTES:
+        return InvalidInput(f"{field} has {size} UTF-8 bytes; the most is {ACTIVITY_NAME_BYTES}", field=field)
+    return None
+
+
+def require_step_name(field: str, name: Any) -> None:
+    """Raise why steps cannot be named so, if they cannot."""
+    problem = check_step_name(field, name)
+    if problem is not None:
+        raise problem
 
 
 def check_signal(request: SignalRequest, limits: Limits) -> CallerError | None:

@@ -16,7 +16,7 @@ from msgspec.json import schema as json_schema
 from msgspec.structs import replace
 
 from holdfast.core.letters import DeadLetter, DeadLetterQuery, Reason
-from holdfast.core.messages import AcceptedSignalResult, check_step_name
+from holdfast.core.messages import AcceptedSignalResult, require_step_name
 from holdfast.core.records import Wait
 from holdfast.core.retry import Retry
 from holdfast.core.state import RunState
@@ -36,7 +36,7 @@ from holdfast.engine.serving import asked_to_end
 from holdfast.engine.tasks import Tasks
 from holdfast.engine.telling import place_of, work_of
 from holdfast.errors import CallerError, InvalidInput, VersionMismatch
-from holdfast.limits import ACTIVITY_NAME_BYTES, Limits
+from holdfast.limits import Limits
 from holdfast.ports import Ids, Rng, SystemIds, SystemRng
 from holdfast.program.code import CodeProgram, current_program, refuse_inside
 from holdfast.program.definitions import (
@@ -182,8 +182,8 @@ class App:
             check_signal_name(signal)
 
         def register(function: Callable[P, Coroutine[Any, Any, R]]) -> Workflow[P, R]:
-            definition = WorkflowDefinition(function, name or function.__name__, version, signals)
-            _check_name("a workflow's name", definition.name)
+            definition = WorkflowDefinition(function, function.__name__ if name is None else name, version, signals)
+            require_step_name("a workflow's name", definition.name)
             key = (definition.name, version)
             if key in self._workflows:
                 raise InvalidInput(f"workflow {definition.name!r} is registered twice with version {version!r}")
@@ -207,8 +207,9 @@ class App:
         """Register a function as an activity. Use as `@app.activity` or `@app.activity(retry=…, timeout=…)`."""
 
         def register(function: Callable[P, Any]) -> Activity[P, Any]:
-            definition = ActivityDefinition(function, name or function.__name__, _options(ActivityOptions(), **options))
-            _check_name("an activity's name", definition.name)
+            chosen = function.__name__ if name is None else name
+            definition = ActivityDefinition(function, chosen, _options(ActivityOptions(), **options))
+            require_step_name("an activity's name", definition.name)
             if definition.name in self._activities:
                 raise InvalidInput(f"activity {definition.name!r} is registered twice")
             self._activities[definition.name] = definition
@@ -484,8 +485,8 @@ def _options(base: ActivityOptions, **changes: Any) -> ActivityOptions:
         if name not in known:
             raise InvalidInput(f"unknown activity option {name!r}; known are {', '.join(sorted(known))}")
         fields |= known[name](value)
-    if fields.get("queue"):
-        _check_name("queue", fields["queue"])
+    if fields.get("queue", "") != "":  # the empty one is none
+        require_step_name("queue", fields["queue"])
     return replace(base, **fields)
 
 
@@ -493,12 +494,3 @@ def _retry(value: Any) -> Retry:
     if not isinstance(value, Retry):
         raise InvalidInput(f"retry is a Retry, such as Retry(max_attempts=5), not {value!r}", field="retry")
     return value
-
-
-def _check_name(what: str, name: str) -> None:
-    """Refuse a name that could not be kept, with room for what is added to it to name steps and attempts."""
-    problem = check_step_name(what, name)
-    if problem is None and len(name.encode()) > ACTIVITY_NAME_BYTES:
-        problem = InvalidInput(f"{what} has at most {ACTIVITY_NAME_BYTES} UTF-8 bytes: {name!r}", field=what)
-    if problem is not None:
-        raise problem

@@ -7,7 +7,7 @@ from holdfast.core import events as e
 from holdfast.core.decide import update_step_id
 from holdfast.core.events import Event
 from holdfast.core.idempotency import signal_uuid
-from holdfast.core.messages import UPDATE_SIGNAL, AcceptedSignalResult, SignalRequest, check_name
+from holdfast.core.messages import UPDATE_SIGNAL, AcceptedSignalResult, SignalRequest, require_step_name
 from holdfast.core.snapshot import RunSnapshot, project_run
 from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.engine.controls import Commands, Operators
@@ -119,6 +119,7 @@ class RunHandle(Commands, Generic[R]):
 
     async def query(self, name: str, /, **arguments: Any) -> Any:
         """Ask the run about its present state. It is answered by this process, from the run's program."""
+        require_step_name("query name", name)
         if self._node is None:
             raise InvalidInput("a query is answered by a node, and none is open here")
         return codec.decode(await self._node.lives.query(self.run_id, name, codec.encode(arguments)), Any)
@@ -129,9 +130,7 @@ class RunHandle(Commands, Generic[R]):
 
     async def update_with(self, name: str, arguments: dict[str, Any], update_id: str | None = None) -> Any:
         """Do what `update` does, with arguments of any name."""
-        problem = check_name("update name", name)
-        if problem is not None:
-            raise problem
+        require_step_name("update name", name)
         payload = codec.encode({"name": name, "input": arguments})
         request = SignalRequest(run_id=self.run_id, name=UPDATE_SIGNAL, payload=payload, signal_id=update_id)
         before = await self._head()

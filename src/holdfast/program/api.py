@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from holdfast.core import commands as c
+from holdfast.core.messages import require_step_name
 from holdfast.errors import InvalidInput
 from holdfast.ports import Random
 from holdfast.program.code import CodeProgram, current_program, require_program
@@ -78,11 +79,13 @@ def cut(*args: Any, **kwargs: Any) -> None:
 
 def patched(patch_id: str) -> bool:
     """Say whether to take the new way: True in runs that get here for the first time, False in older ones."""
+    require_step_name("patch_id", patch_id)
     return require_program("patched").is_patched(patch_id)
 
 
 def on_query(name: str, handler: Callable[..., Any]) -> None:
     """Answer queries of this name with this function, which may only look."""
+    require_step_name("query name", name)
     if inspect.iscoroutinefunction(handler):
         raise InvalidInput(f"query {name!r}: a query may only look, so its handler is a plain function, not async")
     require_program("on_query").on_query(name, handler)
@@ -90,6 +93,7 @@ def on_query(name: str, handler: Callable[..., Any]) -> None:
 
 def on_update(name: str, handler: Callable[..., Any], *, validator: Callable[..., Any] | None = None) -> None:
     """Answer updates of this name with this function; the validator may refuse one by raising."""
+    require_step_name("update name", name)
     if inspect.iscoroutinefunction(validator):
         raise InvalidInput(f"update {name!r}: a validator may only look, so it is a plain function, not async")
     require_program("on_update").on_update(name, handler, validator)

@@ -266,7 +266,7 @@ class CodeProgram:
 
     def note(self, command: c.RecordMarker | c.SendSignal) -> None:
         """Issue a command whose outcome is that it was recorded: nothing is waited for."""
-        self._commands[command.step_id] = command
+        self._commands[c.command_key(type(command), command.step_id)] = command
 
     def is_cut_here(self) -> bool:
         """Say whether to begin again here: the history says so, or it has grown long and nothing would be lost."""
@@ -320,7 +320,7 @@ class CodeProgram:
     def _give_up(self, step_id: str) -> None:
         """Close an open step; one that was opened in the same breath leaves no trace."""
         if self._commands.pop(step_id, None) is None:
-            self._commands[f"cancel {step_id}"] = c.CancelStep(step_id=step_id)
+            self._commands[c.command_key(c.CancelStep, step_id)] = c.CancelStep(step_id=step_id)
         else:
             self._steps -= 1
 
@@ -334,7 +334,7 @@ class CodeProgram:
         if self._answering:
             for step_id, task in self._answering.items():
                 if task.done():
-                    answer = self._commands[f"answer {step_id}"] = answer_of(step_id, task)
+                    answer = self._commands[c.command_key(c.CompleteUpdate, step_id)] = answer_of(step_id, task)
                     self._bytes += len(answer.result) + error_bytes(answer.error)
             self._answering = {step_id: task for step_id, task in self._answering.items() if not task.done()}
         self._end_if_done()
@@ -360,8 +360,8 @@ class CodeProgram:
         self._is_done = True
         for step_id in self._answering:
             error = ErrorInfo("RunTerminal", "the run ended before it had answered")
-            self._commands[f"answer {step_id}"] = c.CompleteUpdate(step_id=step_id, error=error)
-        self._commands["run"] = ending
+            self._commands[c.command_key(c.CompleteUpdate, step_id)] = c.CompleteUpdate(step_id=step_id, error=error)
+        self._commands[c.OF_THE_RUN] = ending
 
     # --- outcomes
 

@@ -65,13 +65,6 @@ _COMMANDED: dict[type[e.Body], type] = {
     e.RunCancelled: c.CancelRun,
 }
 
-_PREFIXES = {
-    c.CancelStep: "cancel ",
-    e.StepCancelled: "cancel ",
-    c.CompleteUpdate: "answer ",
-    e.UpdateCompleted: "answer ",
-}
-
 
 class Replay:
     """Keeps one run's program in step with its history."""
@@ -123,7 +116,7 @@ class Replay:
         self._note_closed(event)
         for command in self.advance(event):
             if not self._comes_too_late(command):
-                self._issued[command_key(command)] = command
+                self._issued[c.command_key(type(command), getattr(command, "step_id", None))] = command
 
     def _note_closed(self, event: Event) -> None:
         assert self._closed is not None
@@ -239,19 +232,9 @@ class Replay:
         )
 
 
-def command_key(command: c.Command) -> str:
-    """Return under which key a command and its event find each other."""
-    step_id: str | None = getattr(command, "step_id", None)
-    if step_id is None:
-        return "run"
-    return _PREFIXES.get(type(command), "") + step_id
-
-
 def event_key(event: Event) -> str:
     """Return under which key an event finds the command that led to it."""
-    if event.step_id is None:
-        return "run"
-    return _PREFIXES.get(type(event.data), "") + event.step_id
+    return c.command_key(_COMMANDED[type(event.data)], event.step_id)
 
 
 def _is_stuck(event: Event, following: Event) -> bool:

@@ -12,7 +12,7 @@ from holdfast.core import commands as c
 from holdfast.core.events import NULL
 from holdfast.core.idempotency import sent_signal_id
 from holdfast.core.instants import Instant
-from holdfast.core.messages import RESERVED_PREFIX, AcceptedSignalResult, SignalRequest, check_signal, check_step_name
+from holdfast.core.messages import RESERVED_PREFIX, AcceptedSignalResult, SignalRequest, check_signal, require_step_name
 from holdfast.errors import CallerError, InvalidInput
 from holdfast.program.code import CodeProgram, require_program
 from holdfast.program.definitions import milliseconds
@@ -146,9 +146,7 @@ def send_signal(
 
 def check_signal_name(name: Any) -> None:
     """Refuse what cannot be the name of a signal that people send and wait for."""
-    problem = check_step_name("signal name", name)
-    if problem is not None:
-        raise problem
+    require_step_name("signal name", name)
     if name.startswith(RESERVED_PREFIX):
         raise InvalidInput(
             f"signal {name!r}: names that begin with {RESERVED_PREFIX!r} are the engine's own", field="signal_name"

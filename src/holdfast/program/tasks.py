@@ -17,10 +17,9 @@ from holdfast.core import codec
 from holdfast.core import commands as c
 from holdfast.core.events import EscalationRule
 from holdfast.core.instants import Instant
-from holdfast.core.messages import check_name
+from holdfast.core.messages import check_name, require_step_name
 from holdfast.core.tasks import Check
 from holdfast.errors import InvalidInput
-from holdfast.limits import ACTIVITY_NAME_BYTES
 from holdfast.program.code import CodeProgram, require_program
 from holdfast.program.definitions import milliseconds
 from holdfast.program.port import Program
@@ -150,14 +149,13 @@ def _form(kind: Any) -> tuple[Raw, "msgspec.json.Decoder[Any]"]:
 def _check_names(name: str, roles: Sequence[str], assignee: str | None) -> None:
     if isinstance(roles, str):
         raise InvalidInput(f"task {name!r}: roles are a list of names, not {roles!r}", field="roles")
-    given = [("task name", name), *(("role", role) for role in roles)]
+    require_step_name("task name", name)
+    given = [("role", role) for role in roles]
     given += [("assignee", assignee)] if assignee is not None else []
     for field, value in given:
         problem = check_name(field, value)
         if problem is not None:
             raise problem
-    if len(name.encode()) > ACTIVITY_NAME_BYTES:
-        raise InvalidInput(f"task name has at most {ACTIVITY_NAME_BYTES} UTF-8 bytes: {name!r}", field="task name")
 
 
 def _due_at(program: CodeProgram, due: Due) -> Instant | None:
