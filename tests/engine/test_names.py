@@ -1,5 +1,6 @@
 """One rule for the names of everything that becomes a step, wherever a name comes in."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -69,8 +70,9 @@ async def test_a_name_that_could_be_a_step_id_is_refused_outside_a_workflow(name
             app.workflow(name=name)(function)
     with pytest.raises(InvalidInput):
         app.activity(queue=name or None)(function)
+    declared: Any = {5 if isinstance(name, list) else name: str}
     with pytest.raises(InvalidInput):
-        app.workflow(name="declares", signals={name: str} if not isinstance(name, list) else {5: str})(function)
+        app.workflow(name="declares", signals=declared)(function)
     async with app.node("memory://"):
         run: Any = await app.start(waits)
         with pytest.raises(InvalidInput):
@@ -97,8 +99,6 @@ def test_other_names_are_taken_and_no_step_is_mixed_up_with_what_the_engine_writ
 
     @app.workflow
     async def mixes() -> Any:
-        import asyncio
-
         given_up = asyncio.ensure_future(act())
         await hf.sleep(1)
         given_up.cancel()
