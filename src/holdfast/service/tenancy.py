@@ -103,7 +103,7 @@ class TenantView:
     async def load(self, run_ids: Sequence[str]) -> list[LoadedRun | None]:
         """Return the tenant's own runs. Those of others are not read: they cost no more time than none."""
         own = await self._own(run_ids)
-        runs = iter(await self._store.load([run_id for run_id in run_ids if run_id in own]))
+        runs = iter(await self._store.load([run_id for run_id in run_ids if run_id in own]) if own else ())
         return [next(runs) if run_id in own else None for run_id in run_ids]
 
     async def read_events(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
