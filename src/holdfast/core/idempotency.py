@@ -18,6 +18,8 @@ from holdfast.core.instants import format_instant
 from holdfast.errors import InvalidInput
 
 SEPARATOR = "|"
+ANY_VERSION = ""
+"""Stands for the version in the key of a start request that names none: it is the same whatever version starts."""
 _PLAIN = re.compile("[A-Za-z0-9_-]+")
 
 # The digit that marks a UUID's variant keeps two bits of the digit that it replaces.

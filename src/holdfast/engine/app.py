@@ -423,10 +423,13 @@ class App:
         environment: str = "default",
         priority: int = 0,
         with_signal: FirstSignal | None = None,
+        workflow_version: str | None = None,
         **kwargs: Any,
     ) -> RunHandle[R]:
         """Start a run with these arguments. The same request again gives the run that is there.
 
+        So it does after a deployment: the run of the version that was started first. Only with `workflow_version`, for
+        a version that is registered here, the version is a part of the request.
         `tenant`, `project` and `environment` say whose it is; a request is the same only within them. If the workflow
         has limits, the run may wait its turn, fair between tenants, by `priority` (higher first), or be `Overloaded`.
         `with_signal`, a dict of name, payload and signal_id, is in the run's mailbox from its beginning; if the run is
@@ -437,6 +440,8 @@ class App:
             raise InvalidInput("no node is open: start runs inside `async with app.node(...)` or `app.connect(...)`")
         opened = self.opened()  # it may be closed while this waits
         definition = self._known(workflow)
+        if workflow_version is not None:
+            definition = opened.workflow(definition.name, workflow_version)
         started = await opened.start(
             definition,
             definition.signature.pack(args, kwargs),
@@ -449,10 +454,11 @@ class App:
             environment=environment,
             priority=priority,
             with_signal=with_signal,
+            names_version=workflow_version is not None,
         )
         for delivered in started.signals:
             result_of(delivered)
-        return opened.run(started.run_id, definition)
+        return opened.run(started.run_id, self._workflows.get((definition.name, started.workflow_version)))
 
     def is_open_with(self, opened: Opened) -> bool:
         """Say whether this is still what is open here."""

@@ -26,6 +26,8 @@ class Started(Struct, frozen=True):
     """A run that is there now, by this request or by an earlier one, and how its first signals were answered."""
 
     run_id: str
+    workflow_version: str
+    """The version that it was started with, which is that of the earlier request, if there was one."""
     signals: tuple[port.Delivered, ...] = ()
 
 
@@ -82,8 +84,12 @@ class Opened(Struct, frozen=True):
         priority: int = 0,
         with_signal: FirstSignal | None = None,
         caller: Caller | None = None,
+        names_version: bool = False,
     ) -> Started:
-        """Start a run with this input, which fits the definition. When this returns it is durable."""
+        """Start a run with this input, which fits the definition. When this returns it is durable.
+
+        `names_version`: the caller asked for this very version of the workflow, and it is a part of the request.
+        """
         if self.node.failure is not None:
             raise self.node.failure
         for field, value in (("run_id", run_id), ("request_id", request_id)):
@@ -97,7 +103,13 @@ class Opened(Struct, frozen=True):
         )
         now = await self.store.now()
         new = start_run(
-            run_id or self.ids.new_id(), queued, now, self.node.name, reference_key=reference_key, tags=tags
+            run_id or self.ids.new_id(),
+            queued,
+            now,
+            self.node.name,
+            reference_key=reference_key,
+            tags=tags,
+            names_version=names_version,
         )
         if with_signal is not None:
             signal = first_signal(new.run_id, with_signal, definition)
@@ -110,4 +122,8 @@ class Opened(Struct, frozen=True):
         if isinstance(answer, port.Refused):
             raise answer.error
         self.node.run_queue.notice_start(new)
-        return Started(answer.run_id, answer.signals)
+        version = definition.version
+        if isinstance(answer, port.Existing) and not names_version:  # by an earlier release, perhaps
+            [existing] = await self.store.load([answer.run_id])
+            version = version if existing is None else existing.head.plan_version
+        return Started(answer.run_id, version, answer.signals)

@@ -15,7 +15,7 @@ from holdfast.core.commands import Command
 from holdfast.core.decide import Input, decide, is_taken, queue_run
 from holdfast.core.enact import enact
 from holdfast.core.events import EngineRunRef, Event, RunQueued
-from holdfast.core.idempotency import request_key
+from holdfast.core.idempotency import ANY_VERSION, request_key
 from holdfast.core.instants import Instant
 from holdfast.core.letters import DeadLetter, Reason, put_aside
 from holdfast.core.messages import (
@@ -393,8 +393,13 @@ def start_run(
     *,
     reference_key: str | None = None,
     tags: tuple[str, ...] = (),
+    names_version: bool = True,
+    key: str | None = None,
 ) -> NewRun:
-    """Return the run to create. Without a request id, the run's own id stands in: nothing can be a retry of it."""
+    """Return the run to create. Without a request id, the run's own id stands in.
+
+    Who does not name a version asks for the same whatever version starts. `key` is the request's, if it has its own.
+    """
     problem = codec.check(queued.input, "input")
     if problem is not None:
         raise problem
@@ -409,9 +414,7 @@ def start_run(
         plan_id=queued.plan_id,
         plan_version=queued.plan_version,
         run_request_id=request_id,
-        request_key=request_key(
-            queued.tenant, queued.project, queued.environment, queued.plan_id, queued.plan_version, request_id
-        ),
+        request_key=key or _key_of(queued, request_id, names_version),
         input_sha256=codec.digest(queued.input),
         snapshot=runtime_snapshot(state),
         events=decision.events,
@@ -420,3 +423,8 @@ def start_run(
         reference_key=reference_key,
         tags=tags,
     )
+
+
+def _key_of(queued: RunQueued, request_id: str, names_version: bool) -> str:
+    version = queued.plan_version if names_version else ANY_VERSION
+    return request_key(queued.tenant, queued.project, queued.environment, queued.plan_id, version, request_id)

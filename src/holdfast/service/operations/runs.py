@@ -78,8 +78,9 @@ async def start_run(
         priority=ask.priority,
         with_signal=with_signal,
         caller=call.principal,
+        names_version=ask.workflow_version is not None,
     )
-    answer = RunStarted(run_id=started.run_id, workflow=definition.name, workflow_version=definition.version)
+    answer = RunStarted(run_id=started.run_id, workflow=definition.name, workflow_version=started.workflow_version)
     return answer, started.signals
 
 
@@ -93,8 +94,9 @@ async def start_run(
 async def start(call: Call, ask: StartRun) -> RunStarted:
     """Start a run. When this answers the run is durable.
 
-    With a `request_id` a retry is recognised, by tenant, project, environment, workflow and version: it is answered
-    as the first time, and with `Conflict` if its input differs.
+    With a `request_id` a retry is recognised, by tenant, project, environment and workflow, and by the version where
+    one is named: it is answered as the first time, and with `Conflict` if its input differs. A retry that names no
+    version gets its run although another version would be started by now.
     """
     return (await start_run(call, ask))[0]
 
