@@ -112,7 +112,7 @@ async def test_signing_in_with_nonsense() -> None:
     async with guarded() as stage:
         token = await token_for(stage)
         session = cookie_in(await sign_in(stage, token)).value
-        for wrong in ("", "x" * 100_000, token[:-1], token + " ", session, "hf_é"):
+        for wrong in ("", "x" * 900, token[:-1], token + " ", session, "hf_é"):
             response = await sign_in(stage, wrong)
             assert (response.status_code, code_in(response)) == (401, "NotAuthenticated"), wrong[:80]
             assert "set-cookie" not in response.headers

@@ -12,6 +12,7 @@ version than this one knows, becomes an `UnknownBody`: it is preserved as it is 
 import re
 from collections.abc import Callable
 from hashlib import sha256
+from itertools import accumulate
 from math import isfinite
 from typing import Any, TypeVar
 
@@ -34,9 +35,13 @@ UPCASTERS: dict[tuple[str, int], Callable[[dict[str, Any]], dict[str, Any]]] = {
 _encoder = msgspec.json.Encoder(order="deterministic")
 _decoders = {name: msgspec.json.Decoder(body) for name, body in BODIES.items()}
 _plain = msgspec.json.Decoder()
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+# A string from its first quote to its last, or to where the text ends: after a quote it always matches, so that no
+# byte is looked at twice, whatever a caller sends.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _UNSUPPORTED = re.compile(r"Encoding objects of type (\S+) is unsupported")
-_BRACKET = re.compile(rb"[\[\]{}]")
+_NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
+_STEPS = bytes.maketrans(b"[]{}", b"\x01\xff\x01\xff")
+_CHUNK = 64 * 1024
 
 _UNREADABLE = (msgspec.ValidationError, msgspec.DecodeError, UnicodeError, RecursionError)
 
@@ -49,7 +54,7 @@ def encode(value: object) -> Raw:
             _refuse_not_finite(msgspec.to_builtins(value, enc_hook=lambda _: None))
     except (TypeError, ValueError, OverflowError, RecursionError) as problem:
         raise InvalidInput(_unstorable(value, problem)) from problem
-    if len(raw) > JSON_DEPTH and raw.count(b"[") + raw.count(b"{") > JSON_DEPTH and _depth(raw) > JSON_DEPTH:
+    if len(raw) > JSON_DEPTH and is_deeper(raw, JSON_DEPTH):
         raise InvalidInput(f"a value is nested more than {JSON_DEPTH} deep; keep it elsewhere and store a reference")
     return Raw(raw)
 
@@ -83,7 +88,7 @@ def check(raw: Any, field: str) -> InvalidInput | None:
             f"{field} must be encoded JSON (see codec.encode), not {type(raw).__qualname__}", field=field
         )
     text = bytes(raw)
-    if text.count(b"[") + text.count(b"{") > JSON_DEPTH and _depth(text) > JSON_DEPTH:
+    if is_deeper(text, JSON_DEPTH):
         return InvalidInput(f"{field} is nested more than {JSON_DEPTH} deep", field=field)
     try:
         _plain.decode(text)
@@ -93,16 +98,17 @@ def check(raw: Any, field: str) -> InvalidInput | None:
 
 
 def is_deeper(text: bytes, most: int) -> bool:
-    """Say whether JSON is nested deeper than this, without decoding it."""
-    return text.count(b"[") + text.count(b"{") > most and _depth(text) > most
-
-
-def _depth(text: bytes) -> int:
-    depth = deepest = 0
-    for bracket in _BRACKET.findall(_STRING.sub(b"", text)):
-        depth += 1 if bracket in b"[{" else -1
-        deepest = max(deepest, depth)
-    return deepest
+    """Return whether JSON is nested deeper than this, without decoding it: in one pass, which ends where it is."""
+    if text.count(b"[") + text.count(b"{") <= most:
+        return False
+    steps = _STRING.sub(b"", text).translate(_STEPS, _NO_BRACKET)
+    depth = 0
+    for start in range(0, len(steps), _CHUNK):
+        depths = list(accumulate(memoryview(steps)[start : start + _CHUNK].cast("b"), initial=depth))
+        if max(depths) > most:
+            return True
+        depth = depths[-1]
+    return False
 
 
 def digest(raw: Raw | bytes) -> str:

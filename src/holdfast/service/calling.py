@@ -24,6 +24,7 @@ from holdfast.engine.tasks import Tasks
 from holdfast.errors import EngineError, HoldfastError, InvalidInput, NotPermitted
 from holdfast.ports import Ids, SystemIds
 from holdfast.service.alerts import Alerts
+from holdfast.service.loop_watchdog import LoopWatchdog
 from holdfast.service.options import ServiceOptions
 from holdfast.service.problems import stopping
 from holdfast.service.projections import Projections
@@ -91,6 +92,7 @@ class Service(Struct, frozen=True, kw_only=True):
     stopping: asyncio.Event
     watchers: Watchers
     requests: Counter[tuple[str, int]]
+    watchdog: LoopWatchdog
 
     def call(self, principal: Principal, correlation_id: str) -> "Call":
         """Return a call of this principal. A service that is being stopped begins nothing any more."""
@@ -119,6 +121,7 @@ def make_service(
         stopping=stops,
         watchers=Watchers(app, alerts, options, stops),
         requests=Counter(),
+        watchdog=LoopWatchdog(),
     )
 
 

@@ -86,19 +86,23 @@ class Operation(Struct, frozen=True, kw_only=True):
         """Whether a run hears of refusals: who has been refused too often is not heard any more."""
         return self.scope in COUNTED or self.name == UPDATE
 
-    async def carry_out(self, call: Call, ask: Any) -> Any:
-        """Do it for a caller who may, within the time that the service allows. Every transport comes through here."""
+    def check_caller(self, call: Call) -> None:
+        """Refuse a caller who may not ask for this, before anything that they send is read."""
         principal = call.principal
         if self.is_counted:
             call.service.refusals.check(principal.token_id or principal.name)
-        is_heard = False
-        try:
+        with call.noting_refusals(self.name):
             principal.require(self.scope)
-            is_heard = True
-            async with asyncio.timeout(call.service.options.request_s + getattr(ask, "wait_s", 0.0)):
-                return await self.handle(call, ask)
+
+    async def carry_out(self, call: Call, ask: Any) -> Any:
+        """Do it for a caller who may, within the time that the service allows. Every transport comes through here."""
+        self.check_caller(call)
+        try:
+            with call.service.watchdog.doing(self.name):
+                async with asyncio.timeout(call.service.options.request_s + getattr(ask, "wait_s", 0.0)):
+                    return await self.handle(call, ask)
         except NotPermitted as refusal:
-            call.note_refusal(self.name, refusal, is_counted=is_heard)
+            call.note_refusal(self.name, refusal, is_counted=True)
             raise
         except TimeoutError as problem:
             raise RequestTimedOut(f"{self.name} took too long; it may still be done") from problem

@@ -108,22 +108,26 @@ class Exchange:
             self.service.refusals.log(who, f"{self.method} {self.path[:200]!r}", refusal.message, self.correlation_id)
             raise
 
-    async def body(self) -> bytes:
-        """Return the body, which is JSON as far as its caller says, and neither too large nor too slow nor too deep."""
+    async def body(self, most: int | None = None) -> bytes:
+        """Return the body, which is JSON as far as its caller says, and neither too large nor too slow nor too deep.
+
+        `most` is how many bytes it may have, where that is less than usual.
+        """
         options = self.service.options
+        most = options.body_bytes if most is None else min(most, options.body_bytes)
         said = self.headers.get(b"content-length", b"0")
-        if said.isdigit() and (len(said) > 18 or int(said) > options.body_bytes):
-            raise _too_large(options.body_bytes)
+        if said.isdigit() and (len(said) > 18 or int(said) > most):
+            raise _too_large(most)
         message = await self._receive()
         body = _part(message)
         if message.get("more_body", False):
             try:
                 async with asyncio.timeout(options.body_s):
-                    body = await self._rest_of(body, options.body_bytes)
+                    body = await self._rest_of(body, most)
             except TimeoutError as problem:
                 raise SlowRequest(f"the body did not arrive within {options.body_s:g} seconds") from problem
-        if len(body) > options.body_bytes:
-            raise _too_large(options.body_bytes)
+        if len(body) > most:
+            raise _too_large(most)
         if body:
             self._check_json(body)
         return body

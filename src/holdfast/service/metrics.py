@@ -78,6 +78,9 @@ class Metrics:
         yield from _counter("claims_total", "Claims made here.", _one(counts.claims))
         yield from _counter("runs_claimed_total", "Runs claimed here.", _one(counts.runs_claimed))
         yield from _counter("lease_renewals_total", "Renewals of the node's lease.", _one(counts.renewals))
+        yield from _counter("loop_stalls_total", "How often the event loop was held up.", _one(service.watchdog.stalls))
+        held_s = service.watchdog.stalled_s
+        yield from _counter("loop_stalled_seconds_total", "How long the event loop was held up.", _one(held_s))
         yield from _counter("alerts_total", "Alerts raised here.", _by("code", service.alerts.counts))
         yield from _histogram("commit_seconds", "How long commits take.", counts.commit_s)
         yield from _histogram("commit_turns", "How many turns share a commit.", counts.batch_turns)

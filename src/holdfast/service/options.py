@@ -71,6 +71,9 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
     watch_rest_s: float = 0.02
     """How long to wait at least between two looks for changes: what comes in between is looked at together."""
 
+    loop_s: float = 0.5
+    """How long the event loop, which API, node and leases share, may be held up before it is logged; 0 for ever."""
+
     list_rest_s: float = 0.1
     """How long to wait at least between two answers to one who watches lists."""
 

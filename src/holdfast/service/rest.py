@@ -115,12 +115,13 @@ class Rest:
         exchange.operation = operation.name
         principal = NOBODY if operation.scope is None else await exchange.principal()
         exchange.check_accept()
+        call = self._service.call(principal, exchange.correlation_id)
+        operation.check_caller(call)
         in_path = dict(zip(found.fields, values, strict=True))
         if found.has_body:
             ask = found.reader.from_body(in_path, await exchange.body())
         else:
             ask = found.reader.from_query(in_path, exchange.query)
-        call = self._service.call(principal, exchange.correlation_id)
         call.gone = exchange.gone
         answer = await operation.carry_out(call, ask)
         await exchange.answer(operation.status, answer, _location(answer) if operation.status == 201 else ())

@@ -39,6 +39,9 @@ from holdfast.service.sessions import Sessions
 from holdfast.service.stream import STREAMS, Streams, is_stream
 from holdfast.store.port import Store
 
+SHOWN_PATH = 200
+"""How much of an address is shown in the log."""
+
 logger = logging.getLogger("holdfast.service")
 
 
@@ -85,7 +88,8 @@ class Front:
             await exchange.refuse(problem)
             return
         try:
-            await self._application(scope["path"], scope["raw_path"])(scope, receive, send_with_headers)
+            with self._service.watchdog.doing(f"{scope['method']} {scope['raw_path'][:SHOWN_PATH]!r}"):
+                await self._application(scope["path"], scope["raw_path"])(scope, receive, send_with_headers)
         except asyncio.CancelledError:
             if has_begun or not self._service.stopping.is_set():
                 raise
@@ -207,8 +211,9 @@ async def listening(
     server = _Server(config)
     serving = asyncio.create_task(server.serve([listener]), name="http")
     try:
-        await server.has_begun.wait()
-        yield listener.getsockname()[1]
+        with service.watchdog.watching(options.loop_s):
+            await server.has_begun.wait()
+            yield listener.getsockname()[1]
     finally:
         service.stopping.set()
         server.should_exit = True

@@ -19,6 +19,9 @@ from holdfast.service.exchange import Exchange
 from holdfast.service.origin import SESSION_COOKIE, check_head, check_origin, given_token
 from holdfast.service.refusals import Meter
 
+SIGN_IN_BYTES = 1_024
+"""How large a request to sign in may be. It comes from callers whom nobody knows yet, and holds one token."""
+
 SIGN_INS_PER_MINUTE = 30
 """How often a token may be signed in with. Each time is a record in the store."""
 
@@ -71,7 +74,7 @@ class Sessions:
         check_head(scope["headers"], exchange.query)
         check_origin(exchange.headers)
         try:
-            given = msgspec.json.decode(await exchange.body(), type=SignIn)
+            given = msgspec.json.decode(await exchange.body(SIGN_IN_BYTES), type=SignIn)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as problem:
             raise refusal(problem) from problem
         try:

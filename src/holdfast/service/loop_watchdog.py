@@ -1,0 +1,120 @@
+"""Notices when the event loop of a service is held up, and says in the log by which operation.
+
+API, node and leases share one loop. A thread waits for a beat of that loop; if none comes in time it looks at what the
+loop's thread is doing, logs it once, and counts how long the loop was away. Even code that keeps the whole interpreter
+to itself (one long call of C) is named: the thread gets its turn when that call returns, before the operation goes on.
+"""
+
+import asyncio
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event, Thread, get_ident
+from traceback import extract_stack
+from typing import Any
+
+BEATS = 2
+"""How many beats there are in the time after which the loop counts as held up."""
+
+SHOWN_FRAMES = 3
+"""How many of the innermost lines of the loop's thread are logged."""
+
+logger = logging.getLogger("holdfast.service.loop")
+
+
+class LoopWatchdog:
+    """What operations are under way, and how often and for how long the loop was held up."""
+
+    def __init__(self) -> None:
+        self.stalls = 0
+        self.stalled_s = 0.0
+        self._in_flight: dict[asyncio.Task[Any], str] = {}
+
+    @contextmanager
+    def doing(self, operation: str) -> Iterator[None]:
+        """Note what the current task does, for the log."""
+        task = asyncio.current_task()
+        if task is None:
+            yield
+            return
+        before = self._in_flight.get(task)
+        self._in_flight[task] = operation
+        try:
+            yield
+        finally:
+            if before is None:
+                self._in_flight.pop(task, None)
+            else:
+                self._in_flight[task] = before
+
+    @contextmanager
+    def watching(self, most_s: float) -> Iterator[None]:
+        """Watch the running loop, which may be away for so long; 0 watches nothing."""
+        if most_s <= 0:
+            yield
+            return
+        watch = _Watch(self, asyncio.get_running_loop(), most_s)
+        try:
+            yield
+        finally:
+            watch.close()
+
+    def name_of(self, task: "asyncio.Task[Any] | None") -> str:
+        """Return what a task does."""
+        if task is None:
+            return "no task"
+        return self._in_flight.get(task) or f"task {task.get_name()}"
+
+
+class _Watch:
+    """One loop being watched."""
+
+    def __init__(self, dog: LoopWatchdog, loop: asyncio.AbstractEventLoop, most_s: float) -> None:
+        self._dog = dog
+        self._loop = loop
+        self._most_s = most_s
+        self._thread_id = get_ident()
+        self._bell = Event()
+        self._is_over = False
+        self._is_stalled = False
+        self._beaten_at = loop.time()
+        self._timer = loop.call_soon(self._beat)
+        Thread(target=self._run, name="holdfast-loop-watchdog", daemon=True).start()
+
+    def close(self) -> None:
+        self._is_over = True
+        self._timer.cancel()
+        self._bell.set()
+
+    def _beat(self) -> None:
+        now = self._loop.time()
+        if self._is_stalled:
+            self._is_stalled = False
+            self._dog.stalled_s += now - self._beaten_at
+            logger.warning("the event loop goes on after %.1f s", now - self._beaten_at)
+        self._beaten_at = now
+        self._bell.set()
+        self._timer = self._loop.call_later(self._most_s / BEATS, self._beat)
+
+    def _run(self) -> None:
+        while not self._is_over:
+            has_beaten = self._bell.wait(self._most_s)
+            self._bell.clear()
+            if not has_beaten and not self._is_over and not self._is_stalled:
+                self._is_stalled = True
+                self._dog.stalls += 1
+                logger.warning(
+                    "the event loop has not come round for %d ms: %s is under way, at %s",
+                    self._most_s * 1_000,
+                    self._dog.name_of(asyncio.current_task(self._loop)),
+                    _place(self._thread_id),
+                )
+
+
+def _place(thread_id: int) -> str:
+    frame = sys._current_frames().get(thread_id)
+    if frame is None:
+        return "an unknown place"
+    lines = [f"{found.filename}:{found.lineno} {found.name}" for found in extract_stack(frame)[-SHOWN_FRAMES:]]
+    return " < ".join(reversed(lines))

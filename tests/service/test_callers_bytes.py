@@ -1,0 +1,241 @@
+"""What callers send is read in time that grows with its size; and little of it before it is known who they are."""
+
+import asyncio
+import gc
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from holdfast.core import codec
+from holdfast.core.access import read_token
+from holdfast.errors import HoldfastError
+from holdfast.ports import SystemIds
+from holdfast.service.asking import Reader, refusal
+from holdfast.service.calling import OPEN
+from holdfast.service.exchange import BODY_DEPTH, Exchange, correlation_of
+from holdfast.service.metrics import Metrics
+from holdfast.service.operations import CATALOGUE
+from holdfast.service.origin import check_head, check_open, check_origin, given_token, shown
+from holdfast.service.paging import decode_cursor
+from holdfast.service.rest import Addresses
+from holdfast.service.stream import _last_id, is_stream
+from holdfast.store.searching import words_of
+from tests.service.bearers import bearing, guarded, token_for
+from tests.service.stage import on_stage
+from tests.service.test_server import socketed
+
+SMALL = 8 * 1024
+TIMES = 8
+MOST_GROWTH = 20
+"""Eight times the bytes may take twenty times as long, for caches and collectors. Quadratic would be sixty-four."""
+
+NOISE_S = 0.000_5
+
+Shape = Callable[[int], bytes]
+
+JSON_SHAPES: dict[str, Shape] = {
+    "one string without end": lambda n: b"{" * 200 + b'"' + b"a" * n,
+    "escaped quotes without end": lambda n: b"{" * 200 + b'"' + b'\\"' * (n // 2),
+    "escaped quotes and half an escape": lambda n: b"{" * 200 + b'"' + b'\\"' * (n // 2) + b"\\",
+    "quotes": lambda n: b"{" * 200 + b'"' * n,
+    "backslashes": lambda n: b"{" * 200 + b'"' + b"\\" * n,
+    "deep": lambda n: b"[" * n,
+    "deep objects": lambda n: b'{"a":' * (n // 5),
+    "closing": lambda n: b"]" * n + b"[" * 200,
+    "flat": lambda n: b"[" + b",".join([b"[]"] * (n // 3)) + b"]",
+    "many strings": lambda n: b"[" + b",".join([b'"",[]'] * (n // 6)) + b"]",
+    "a hundred deep": lambda n: b"[" + b",".join([b"[" * 100 + b"]" * 100] * (n // 201)) + b"]",
+    "one number": lambda n: b'{"a":' + b"9" * n + b"}",
+    "a long fraction": lambda n: b'{"a":0.' + b"1" * n + b"}",
+    "a long exponent": lambda n: b'{"a":1e' + b"1" * n + b"}",
+    "many keys": lambda n: b"{" + b",".join(b'"%d":1' % number for number in range(n // 8)) + b"}",
+    "one key again and again": lambda n: b"{" + b",".join([b'"input":{}'] * (n // 11)) + b"}",
+    "one field of another type": lambda n: b'{"workflow":' + b"[" * (n // 2) + b"]" * (n // 2) + b"}",
+    "an unknown field": lambda n: b'{"' + b"a - at `$" * (n // 9) + b'":1}',
+    "surrogates": lambda n: b'{"a":"' + b"\\ud800" * (n // 6) + b'"}',
+    "batch": lambda n: b"[" + b",".join([b"1"] * (n // 2)) + b"]",
+    "batch of calls": lambda n: b"[" + b",".join([b'{"jsonrpc":"2.0","method":"x"}'] * (n // 31)) + b"]",
+}
+TEXT_SHAPES: dict[str, Shape] = {
+    "letters": lambda n: b"a" * n,
+    "spaces": lambda n: b" " * n + b"x",
+    "pairs": lambda n: b"a=b&" * (n // 4),
+    "tokens": lambda n: b"hf_0123456789abcdef" * (n // 19),
+    "almost tokens": lambda n: b"&access_token" * (n // 13),
+    "semicolons": lambda n: b"; holdfast_session" * (n // 18),
+    "commas": lambda n: b"*/*;q=0 ,;" * (n // 10),
+    "percents": lambda n: b"%41" * (n // 3),
+    "slashes": lambda n: b"/v1/runs/" + b"a/" * (n // 2),
+    "digits": lambda n: b"1" * n,
+    "bearer": lambda n: b"bearer " + b" " * n,
+    "colons": lambda n: b"[" + b":1" * (n // 2),
+}
+
+
+def _exchange(headers: dict[bytes, bytes]) -> Exchange:
+    scope = {
+        "holdfast.headers": headers,
+        "method": "GET",
+        "raw_path": b"/",
+        "query_string": b"",
+        "holdfast.correlation_id": "c",
+        "headers": [],
+    }
+    unused: Any = None
+    return Exchange(unused, scope, unused, unused)
+
+
+READER = Reader(CATALOGUE["runs.start"])
+LISTING = Reader(CATALOGUE["runs.list"])
+ADDRESSES = Addresses(CATALOGUE)
+
+
+def _of_json(text: bytes) -> list[Callable[[], object]]:
+    return [
+        lambda: codec.is_deeper(text, BODY_DEPTH),
+        lambda: codec.check(Raw(text), "payload"),
+        lambda: READER.from_json(text),
+        lambda: READER.from_body({"run_id": "r"}, text),
+        lambda: refusal(ValueError(text.decode())),
+    ]
+
+
+def _of_text(text: bytes) -> list[Callable[[], object]]:
+    return [
+        lambda: LISTING.from_query({}, text),
+        lambda: check_head([(b"cookie", text)], text),
+        lambda: given_token({b"authorization": text}),
+        lambda: given_token({b"cookie": text}),
+        lambda: shown({b"cookie": text}),
+        lambda: check_origin({b"origin": text, b"host": text + b"x"}),
+        lambda: check_open({b"host": text}, is_local=True),
+        lambda: correlation_of({b"x-correlation-id": text}, SystemIds()),
+        lambda: is_stream(b"/v1/runs/" + text),
+        lambda: _last_id(text),
+        lambda: ADDRESSES.find(b"/" + text),
+        lambda: decode_cursor("runs", text.decode(), str),
+        lambda: read_token(text.decode()),
+        lambda: words_of(text.decode()),
+        _exchange({b"accept": text}).check_accept,
+    ]
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """Return how long it takes at best, in time of this thread: what others do on the machine does not count."""
+    best = 1e9
+    gc.disable()  # what it costs depends on all the objects of the tests
+    for _ in range(3):
+        before = time.thread_time()
+        with suppress(HoldfastError):
+            work()
+        best = min(best, time.thread_time() - before)
+        if best > 1.0:
+            break
+    gc.enable()
+    return best
+
+
+def _check_growth(shape: Shape, works: Callable[[bytes], list[Callable[[], object]]]) -> None:
+    for number, (small, large) in enumerate(zip(works(shape(SMALL)), works(shape(SMALL * TIMES)), strict=True)):
+        first = max(NOISE_S, _seconds(small))
+        then = _seconds(large)
+        assert then <= MOST_GROWTH * first, f"reader {number}: {first:.4f} s became {then:.4f} s"
+
+
+@pytest.mark.contract("API-2")
+@pytest.mark.parametrize("shape", JSON_SHAPES.values(), ids=JSON_SHAPES.keys())
+def test_reading_json_takes_time_as_its_size(shape: Shape) -> None:
+    _check_growth(shape, _of_json)
+
+
+@pytest.mark.contract("API-2")
+@pytest.mark.parametrize("shape", TEXT_SHAPES.values(), ids=TEXT_SHAPES.keys())
+def test_reading_heads_takes_time_as_their_size(shape: Shape) -> None:
+    _check_growth(shape, _of_text)
+
+
+@pytest.mark.contract("API-2")
+@pytest.mark.parametrize("shape", JSON_SHAPES.values(), ids=JSON_SHAPES.keys())
+async def test_a_hostile_body_does_not_hold_up_the_service(shape: Shape) -> None:
+    async with on_stage() as stage:
+        for path in ("/rpc", "/v1/runs", "/v1/signals"):
+            before = time.thread_time()
+            headers = {"content-type": "application/json"}
+            response = await stage.http.post(path, content=shape(64 * 1024), headers=headers)
+            assert response.status_code in (200, 204, 400, 422), response.text[:200]
+            assert time.thread_time() - before < 2.0
+
+
+@pytest.mark.contract("API-2")
+def test_depth_is_what_it_is_whatever_strings_hold() -> None:
+    for text, depth in [
+        (b"[" * 5 + b"]" * 5, 5),
+        (b'["[[[[[[",{"a":"}}}}"}]', 2),
+        (b'["\\"[[[[",[[]]]', 3),
+        (b'["\\\\",[[]]]', 3),
+        (b'{"a":[{"b":[]}]}', 4),
+    ]:
+        assert not codec.is_deeper(text, depth)
+        assert codec.is_deeper(text, depth - 1)
+
+
+@pytest.mark.contract("API-4")
+async def test_who_signs_in_sends_a_kilobyte_at_most() -> None:
+    async with guarded() as stage:
+        headers = {"content-type": "application/json", "x-holdfast-request": "1"}
+        token = await token_for(stage)
+        large = b'{"token":"' + b"a" * 1_024 + b'"}'
+        refused = await stage.http.post("/session", content=large, headers=headers)
+        assert (refused.status_code, refused.json()["details"]["limit_bytes"]) == (413, 1_024)
+
+        async def parts() -> Any:
+            for _ in range(200):
+                yield b" " * 1_000
+
+        refused = await stage.http.post("/session", content=parts(), headers=headers)
+        assert refused.status_code == 413
+        assert (await stage.http.post("/session", json={"token": token}, headers=headers)).status_code == 200
+
+
+@pytest.mark.contract("API-4")
+async def test_a_body_is_not_read_for_who_may_not_ask() -> None:
+    async with guarded() as stage:
+        viewer = bearing(await token_for(stage, "viewer"))
+
+        async def parts() -> Any:
+            raise AssertionError("the body was read")
+            yield b""
+
+        headers = {"content-type": "application/json", **viewer}
+        for path in ("/v1/runs", "/v1/signals", "/v1/tokens"):
+            assert (await stage.http.post(path, content=parts(), headers=headers)).status_code == 403
+        assert (await stage.http.post("/rpc", content=parts(), headers={"authorization": "x"})).status_code == 401
+
+
+@pytest.mark.contract("API-2")
+async def test_the_log_names_the_operation_that_holds_up_the_loop(caplog: pytest.LogCaptureFixture) -> None:
+    async with socketed(loop_s=0.05) as (service, _):
+        with caplog.at_level(logging.WARNING, logger="holdfast.service.loop"):
+            with service.watchdog.doing("runs.list"):
+                time.sleep(0.3)  # noqa: ASYNC251 - the loop is held up
+            while service.watchdog.stalled_s == 0.0:  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+        assert service.watchdog.stalls == 1
+        assert 0.25 < service.watchdog.stalled_s < 5.0
+        assert "runs.list is under way, at" in caplog.text
+        assert "test_callers_bytes.py" in caplog.text
+        call = service.call(OPEN, "c")
+
+        assert b"holdfast_loop_stalls_total 1" in await Metrics(service).text(call)
+
+
+async def test_a_loop_that_comes_round_is_not_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with socketed(loop_s=30.0) as (service, _):
+        await asyncio.sleep(0)
+        assert service.watchdog.stalls == 0
+    assert "event loop" not in caplog.text
