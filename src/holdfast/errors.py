@@ -27,6 +27,7 @@
     │   ├── ChildFailed             a child run failed or was cancelled; raised inside the parent
     │   ├── SignalHandlerFailed     the handler of a wait raised; raised inside the workflow
     │   ├── UpdateFailed            an update was refused or failed; raised to who sent it
+    │   ├── QueryFailed             a query raised, or its answer is no JSON; raised to who asked
     │   ├── NondeterminismError     replaying the code does not lead to the history that was recorded
     │   ├── VersionMismatch         no node has the version of the workflow that the run was started with
     │   ├── RunFailed               the run failed; raised to who asks for its result
@@ -182,6 +183,10 @@ class SignalHandlerFailed(_Recorded):
 
 class UpdateFailed(_Recorded):
     """An update was refused or failed. Raised to who sent it."""
+
+
+class QueryFailed(RunError):
+    """A query raised, or answered with what is no JSON. Raised to who asked; nothing is changed by it."""
 
 
 class RunFailed(_Recorded):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 import pytest
 
 from holdfast.cli import showing
+from holdfast.cli.ending import end_of
 from holdfast.cli.words import moment_of, value_of
-from holdfast.errors import InvalidInput
+from holdfast.errors import InvalidInput, NotFound
 
 
 @pytest.mark.parametrize(
@@ -82,6 +84,44 @@ def test_times_are_shown_with_their_distance(monkeypatch: pytest.MonkeyPatch) ->
         assert distance in showing.moment(text)
 
 
-def test_what_somebody_else_wrote_does_nothing_to_a_terminal() -> None:
-    assert showing.clean("a\x1b[2J\x07b\x9b") == "a\\x1b[2J\\x07b\\x9b"
-    assert showing.clean("tab\tand line\n stay, ü too") == "tab\tand line\n stay, ü too"
+NASTY = "a\x1b[2J\x07b\x9b\nstatus  COMPLETED\r\u2028\u202e\u2066\x7fü"
+SEEN = "a\\x1b[2J\\x07b\\x9b\\nstatus  COMPLETED\\r\\u2028\\u202e\\u2066\\x7fü"
+
+
+def test_what_somebody_else_wrote_does_nothing_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert showing.clean(NASTY) == SEEN
+    showing.show_fields({"run_id": NASTY, NASTY: 1, "tags": [NASTY], "error": {"message": NASTY}})
+    showing.show_items([{"run_id": NASTY, "tags": [NASTY]}], ["run_id", "tags", NASTY])
+    showing.show_line(NASTY)
+    showing.note(NASTY)
+    shown, told = capsys.readouterr()
+    assert len(shown.splitlines()) == 4 + 2 + 1
+    assert len(told.splitlines()) == 1
+    for text in (shown, told):
+        assert SEEN in text
+        assert all(character.isprintable() or character == "\n" for character in text)
+
+
+def test_json_for_programs_stays_json_and_does_nothing_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    showing.show_json({"run_id": NASTY, NASTY: [NASTY]})
+    [line] = capsys.readouterr().out.splitlines()
+    assert json.loads(line) == {"run_id": NASTY, NASTY: [NASTY]}
+    assert all(character.isprintable() for character in line)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_errors_do_nothing_to_a_terminal(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
+    def fails() -> int:
+        raise NotFound(f"there is no run {NASTY}", run_id=NASTY)
+
+    def breaks() -> int:
+        raise ValueError(NASTY)
+
+    assert end_of(fails, as_json=as_json) == 3
+    [line] = capsys.readouterr().err.splitlines()
+    assert all(character.isprintable() for character in line)
+    assert not as_json or json.loads(line)["run_id" if "run_id" in json.loads(line) else "details"]
+    with pytest.raises(SystemExit):
+        end_of(breaks, as_json=as_json)
+    told = capsys.readouterr().err
+    assert all(character.isprintable() or character == "\n" for character in told)

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+import holdfast as hf
 from holdfast.errors import Conflict, HoldfastError, StoreFull
 from holdfast.limits import JSON_DEPTH
 from holdfast.service.calling import make_service
@@ -256,6 +257,38 @@ async def test_what_nobody_expected_is_logged_and_not_told(caplog: pytest.LogCap
         assert "hunter2" in caplog.text
         answer = (await stage.http.post("/rpc", json={"jsonrpc": "2.0", "id": 1, "method": "system.stats"})).json()
         assert answer["error"]["code"] == -32_603
+
+
+@pytest.mark.contract("API-2", "WF-6")
+@pytest.mark.parametrize("is_rpc", [False, True])
+async def test_a_query_that_raises_is_one_line_and_a_typed_answer(
+    caplog: pytest.LogCaptureFixture, is_rpc: bool
+) -> None:
+    app = make_app()
+
+    @app.workflow
+    async def moody() -> Any:
+        def fails(why: str) -> None:
+            raise LookupError(why)
+
+        hf.on_query("fails", fails)
+        hf.on_query("odd", lambda: object())
+        return await hf.wait_signal("go")
+
+    async with on_stage(app=app) as stage:
+        run_id = await stage.start("moody")
+        ask = stage.rpc if is_rpc else stage.rest
+        with caplog.at_level(logging.INFO):
+            why = {"why": "no such\nthing\x1b[2J"}
+            status, problem = await ask("runs.query", {"run_id": run_id, "name": "fails", "input": why})
+            assert (status, problem["code"]) == (409, "QueryFailed")
+            assert "LookupError" in problem["detail"]
+            status, problem = await ask("runs.query", {"run_id": run_id, "name": "odd"})
+            assert (status, problem["code"]) == (409, "QueryFailed")
+        lines = [record for record in caplog.records if "query" in record.getMessage()]
+        assert [record.levelname for record in lines] == ["INFO", "INFO"]
+        assert all(record.exc_info is None for record in caplog.records)
+        assert all(character.isprintable() for record in lines for character in record.getMessage())
 
 
 async def test_routes_of_others_are_answered_alike() -> None:

@@ -11,7 +11,7 @@ from msgspec import inspect as types
 
 from holdfast.cli import words
 from holdfast.cli.calling import Caller, Target, calling
-from holdfast.cli.showing import note, show_fields, show_items, show_json
+from holdfast.cli.showing import clean, note, show_fields, show_items, show_json
 from holdfast.cli.table import Row
 from holdfast.service.catalogue import Operation
 
@@ -92,7 +92,7 @@ def show(row: Row, answer: Any, target: Target) -> None:
     elif row.shown is not None:
         show_json(answer[row.shown])
     elif row.secret is not None:
-        print(answer[row.secret])
+        print(clean(answer[row.secret]))
         note("this is shown once, and only its hash is kept")
     elif isinstance(answer, dict) and isinstance(answer.get("items"), list):
         items = answer["items"]

@@ -21,10 +21,10 @@ import sys
 import traceback
 from collections.abc import Callable
 
-import msgspec
 from cyclopts import CycloptsError
 
 from holdfast import errors as e
+from holdfast.cli.showing import clean, json_line
 from holdfast.client.transports import Unreachable
 from holdfast.errors import HoldfastError
 
@@ -79,7 +79,7 @@ def end_of(command: Callable[[], int | None], *, as_json: bool = False) -> int:
         return _say(f"{problem} (see {' '.join(['holdfast', *(problem.command_chain or ())])} --help)", BAD_INPUT)
     except HoldfastError as problem:
         if as_json:
-            print(msgspec.json.encode(problem.as_dict(), enc_hook=str).decode(), file=sys.stderr)
+            print(json_line(problem.as_dict()), file=sys.stderr)
             return code_of(type(problem))
         return _say(_sentence(problem), code_of(type(problem)))
     except KeyboardInterrupt:
@@ -88,7 +88,8 @@ def end_of(command: Callable[[], int | None], *, as_json: bool = False) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return INTERRUPTED
     except Exception as problem:
-        traceback.print_exc()  # nobody expected this one, so all of it is told
+        for line in traceback.format_exc().splitlines():  # nobody expected this one, so all of it is told
+            print(clean(line), file=sys.stderr)
         raise SystemExit(OUR_MISTAKE) from problem
 
 
@@ -103,5 +104,5 @@ def _sentence(problem: HoldfastError) -> str:
 
 
 def _say(line: str, code: int) -> int:
-    print(f"holdfast: {line}", file=sys.stderr)
+    print(f"holdfast: {clean(line)}", file=sys.stderr)
     return code

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
-import msgspec
 from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
 from holdfast.cli.ending import FAILED, FINE
+from holdfast.cli.showing import clean, json_line
 from holdfast.cli.target import load_app, settings_at
 from holdfast.engine.app import App
 from holdfast.engine.checking import Checked, check_runs, count_runs
@@ -71,9 +72,11 @@ async def _check(app: App, settings: Settings, finished: bool, as_json: bool) ->
     if not as_json and checked:
         Console().print(_table(checked, problems))
     place = without_password(settings.store)
-    print(f"runs checked: {checked.total()}; would be paused: {problems.total()}; store: {place}", file=sys.stderr)
+    print(
+        f"runs checked: {checked.total()}; would be paused: {problems.total()}; store: {clean(place)}", file=sys.stderr
+    )
     if is_empty and not checked:
-        print(f"holdfast: there is no run at all in {place}; is it the store that you mean?", file=sys.stderr)
+        print(f"holdfast: there is no run at all in {clean(place)}; is it the store that you mean?", file=sys.stderr)
     return FAILED if problems else FINE
 
 
@@ -92,7 +95,7 @@ def _kind(run: Checked) -> tuple[str, str]:
 
 
 def _line(problem: Problem) -> str:
-    return msgspec.json.encode(problem).decode()
+    return json_line(problem)
 
 
 def _paragraph(problem: Problem) -> str:
@@ -106,7 +109,7 @@ def _paragraph(problem: Problem) -> str:
         lines += [f"    {problem.message}"]
     if problem.source:
         lines += [f"    source:   {problem.source}"]
-    return "\n".join(lines)
+    return "\n".join(map(clean, lines))
 
 
 def _table(checked: Counter[tuple[str, str]], problems: Counter[tuple[str, str]]) -> Table:
@@ -115,5 +118,6 @@ def _table(checked: Counter[tuple[str, str]], problems: Counter[tuple[str, str]]
     table.add_column("would be paused", justify="right")
     for plan_id, plan_version in sorted(checked):
         kind = (plan_id, plan_version)
-        table.add_row(plan_id or "(unreadable)", plan_version, str(checked[kind]), str(problems[kind]))
+        names = Text(clean(plan_id or "(unreadable)")), Text(clean(plan_version))
+        table.add_row(*names, str(checked[kind]), str(problems[kind]))
     return table

@@ -8,7 +8,7 @@ from cyclopts import Parameter, validators
 
 from holdfast.cli.ending import FINE
 from holdfast.cli.target import load_app, settings_at
-from holdfast.engine.logs import JsonFormatter
+from holdfast.engine.logs import JsonFormatter, PlainFormatter
 from holdfast.engine.options import NodeOptions
 from holdfast.service.options import ServiceOptions
 
@@ -63,6 +63,5 @@ def set_up_logging(as_json: bool = False) -> None:
     """Log to stderr, with times, as a process does that serves. Uvicorn tells of its problems only."""
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     handler = logging.StreamHandler()
-    plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    handler.setFormatter(JsonFormatter() if as_json else plain)
+    handler.setFormatter(JsonFormatter() if as_json else PlainFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.engine.logs import escaped, escaped_json
 from holdfast.ports import SystemClock
 
 STYLES = {
@@ -34,19 +35,18 @@ STYLES = {
 """How words are coloured that say how something stands."""
 
 MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 AGES = ((60, 1, "s"), (3_600, 60, "min"), (172_800, 3_600, "h"), (2**62, 86_400, "days"))
 
 
 def show_json(value: Any) -> None:
     """Write one JSON document on a line of its own."""
-    print(msgspec.json.encode(value).decode(), flush=True)
+    print(json_line(value), flush=True)
 
 
 def show_items(items: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
     """Write a table. Where there is no terminal it is as wide as it needs to be, and nothing is cut off."""
-    rows = [[_cell(item.get(column)).replace("\n", " ") for column in columns] for item in items]
-    heads = [column.replace("_", " ") for column in columns]
+    rows = [[_cell(item.get(column)) for column in columns] for item in items]
+    heads = [clean(column.replace("_", " ")) for column in columns]
     if sys.stdout.isatty():
         table = Table(*heads, box=SIMPLE_HEAD, pad_edge=False)
         for column in table.columns:
@@ -62,7 +62,9 @@ def show_items(items: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
 
 def show_fields(answer: dict[str, Any]) -> None:
     """Write one thing: a line for each of its fields that says something."""
-    fields = {name.replace("_", " "): _cell(value) for name, value in answer.items() if value not in (None, [], {}, "")}
+    fields = {
+        clean(name.replace("_", " ")): _cell(value) for name, value in answer.items() if value not in (None, [], {}, "")
+    }
     width = max(map(len, fields), default=0)
     console = Console() if sys.stdout.isatty() else None
     for name, text in fields.items():
@@ -85,9 +87,13 @@ def note(text: str) -> None:
     print(f"holdfast: {clean(text)}", file=sys.stderr)
 
 
-def clean(text: str) -> str:
-    """Return a text whose control characters can be seen, and do nothing."""
-    return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+clean = escaped
+"""Returns a text as one line whose control characters can be seen, and do nothing."""
+
+
+def json_line(value: Any) -> str:
+    """Return a value as one line of JSON, with escapes for what a terminal would obey."""
+    return escaped_json(msgspec.json.encode(value, enc_hook=str).decode())
 
 
 def moment(text: str) -> str:

@@ -7,6 +7,7 @@ from holdfast.core import events as e
 from holdfast.core.events import ErrorInfo, Event
 from holdfast.core.instants import format_instant
 from holdfast.core.letters import DeadLetter
+from holdfast.engine.logs import escaped
 
 logger = logging.getLogger("holdfast.runs")
 
@@ -27,7 +28,7 @@ def mourn(letters: Iterable[DeadLetter]) -> None:
             letter.run_id,
             letter.letter_id,
             letter.reason,
-            letter.detail,
+            escaped(letter.detail),
             extra={"run_id": letter.run_id},
         )
 
@@ -62,7 +63,7 @@ def _place(event: Event) -> dict[str, str]:
 
 
 def _brief(error: ErrorInfo) -> str:
-    return f"{error.code}: {error.message[:200]}"
+    return escaped(f"{error.code}: {error.message[:200]}")
 
 
 _TELLERS: dict[type[e.Body], Callable[[Event], None]] = {

@@ -21,7 +21,16 @@ from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core.events import NULL, ErrorInfo, Event
 from holdfast.core.instants import Instant
-from holdfast.errors import ActivityFailed, ChildFailed, InvalidInput, NondeterminismError, NotDurable, NotFound
+from holdfast.errors import (
+    ActivityFailed,
+    ChildFailed,
+    InvalidInput,
+    NondeterminismError,
+    NotDurable,
+    NotFound,
+    QueryFailed,
+    RunError,
+)
 from holdfast.limits import (
     DURATION_MS,
     ERROR_TEXT_CHARS,
@@ -147,8 +156,17 @@ class CodeProgram:
         if handler is None:
             raise NotFound(f"run {self.run_id} answers no query {name!r}; it answers {sorted(self.queries)}")
         unpacked = Signature(handler).unpack(arguments)
-        with looking(f"query {name!r}"):
-            answer = self.watch.run(lambda: codec.encode(handler(**unpacked)))
+        try:
+            with looking(f"query {name!r}"):
+                answer = self.watch.run(lambda: codec.encode(handler(**unpacked)))
+        except RunError:
+            raise
+        except Exception as problem:
+            raise QueryFailed(
+                f"query {name!r} raised {type(problem).__qualname__}: {str(problem)[:ERROR_TEXT_CHARS]}",
+                run_id=self.run_id,
+                error=type(problem).__qualname__,
+            ) from problem
         if self._commands or self.loop.is_stirred:
             raise NotDurable(f"query {name!r} changed something; a query may only look")
         return answer

@@ -1,5 +1,6 @@
 """Runs: starting them, looking at them, asking them."""
 
+import logging
 from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
@@ -8,6 +9,7 @@ from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.events import NULL
 from holdfast.core.state import TERMINAL, RunStatus
+from holdfast.engine.logs import escaped
 from holdfast.engine.recording import head_of
 from holdfast.engine.sending import FirstSignal
 from holdfast.errors import (
@@ -15,6 +17,7 @@ from holdfast.errors import (
     NotFound,
     Overloaded,
     PayloadTooLarge,
+    QueryFailed,
     RateLimited,
     RunError,
     RunTerminal,
@@ -40,6 +43,11 @@ from holdfast.service.views import (
     snapshot_view,
 )
 from holdfast.store.port import Delivered, RunHead, RunQuery
+
+SHOWN_CHARS = 200
+"""How much of what a query raised is logged."""
+
+logger = logging.getLogger("holdfast.service")
 
 
 class StartRun(Ask, frozen=True, kw_only=True):
@@ -269,12 +277,18 @@ class Answered(Struct, frozen=True):
     result: Raw
 
 
-@operation("runs.query", "POST /v1/runs/{run_id}/queries/{name}", scope="runs:read", errors=(NotFound, RunError))
+@operation(
+    "runs.query", "POST /v1/runs/{run_id}/queries/{name}", scope="runs:read", errors=(NotFound, QueryFailed, RunError)
+)
 async def query(call: Call, ask: AskRun) -> Answered:
     """Ask a run about its present state. Nothing is recorded; a run that has finished answers too."""
     await call.run(ask.run_id)
     node = call.opened.node
-    return Answered(await node.lives.query(ask.run_id, ask.name, codec.encode(ask.input)))
+    try:
+        return Answered(await node.lives.query(ask.run_id, ask.name, codec.encode(ask.input)))
+    except QueryFailed as problem:
+        logger.info("run %s: %s", escaped(ask.run_id), escaped(problem.message[:SHOWN_CHARS]))
+        raise
 
 
 class UpdateRun(AskRun, frozen=True, kw_only=True):
