@@ -103,13 +103,13 @@ class _Watch:
             self._bell.clear()
             if not has_beaten and not self._is_over and not self._is_stalled:
                 self._is_stalled = True
-                self._dog.stalls += 1
                 logger.warning(
                     "the event loop has not come round for %d ms: %s is under way, at %s",
                     self._most_s * 1_000,
                     self._dog.name_of(asyncio.current_task(self._loop)),
                     _place(self._thread_id),
                 )
+                self._dog.stalls += 1
 
 
 def _place(thread_id: int) -> str:
