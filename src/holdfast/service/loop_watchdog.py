@@ -98,10 +98,12 @@ class _Watch:
         self._timer = self._loop.call_later(self._most_s / BEATS, self._beat)
 
     def _run(self) -> None:
-        while not self._is_over:
+        while True:
             has_beaten = self._bell.wait(self._most_s)
             self._bell.clear()
-            if not has_beaten and not self._is_over and not self._is_stalled:
+            if self._is_over:
+                return
+            if not has_beaten and not self._is_stalled:
                 self._is_stalled = True
                 logger.warning(
                     "the event loop has not come round for %d ms: %s is under way, at %s",
