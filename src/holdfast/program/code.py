@@ -72,6 +72,7 @@ class CodeProgram:
         "_counts",
         "_cuts",
         "_input",
+        "_is_cancelling",
         "_is_done",
         "_main",
         "_patches",
@@ -137,6 +138,7 @@ class CodeProgram:
         self._awaited_children: frozenset[str] = frozenset()
         self._main: asyncio.Task[Any] | None = None
         self._is_done = False
+        self._is_cancelling = False
 
     # --- what the engine asks
 
@@ -370,7 +372,7 @@ class CodeProgram:
     def _end_if_done(self) -> None:
         if self._main is None or not self._main.done():
             return
-        ending = ending_of(self._main, self.definition.signature)
+        ending = ending_of(self._main, self.definition.signature, is_cancelling=self._is_cancelling)
         if isinstance(ending, c.ContinueAsNew) and self._answering:
             return  # a rotation waits for the updates that are being answered
         if not isinstance(ending, c.CancelRun) and any(child in self._waiting for child in self._awaited_children):
@@ -396,6 +398,7 @@ class CodeProgram:
         self._main = self.loop.create_task(self.definition.function(**arguments), name=self.definition.name)
 
     def _cancel(self, event: Event) -> None:
+        self._is_cancelling = True
         if self._main is not None and not self._main.cancel(getattr(event.data, "reason", "") or None):
             for child in self._awaited_children & self._waiting.keys():  # it has ended, and waits only for them
                 self._waiting[child].cancel()

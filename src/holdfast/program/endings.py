@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 from msgspec import Raw
+from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core import commands as c
@@ -21,10 +22,13 @@ class Rotate(BaseException):
         self.input = input
 
 
-def ending_of(main: asyncio.Task[Any], signature: Signature) -> c.Command:
-    """Return what a program asks for whose main task has ended like this."""
+def ending_of(main: asyncio.Task[Any], signature: Signature, *, is_cancelling: bool) -> c.Command:
+    """Return what a program asks for whose main task has ended like this.
+
+    A `CancelledError` ends the run as cancelled only if the run was asked to cancel itself; else it is a failure.
+    """
     if main.cancelled():
-        return c.CancelRun()
+        return c.CancelRun() if is_cancelling else c.FailRun(error=_stray_cancellation(main, "the run"))
     problem = main.exception()
     while isinstance(problem, BaseExceptionGroup) and len(problem.exceptions) == 1 and _rotates(problem):
         [problem] = problem.exceptions  # a TaskGroup wraps whatever is raised inside
@@ -43,7 +47,7 @@ def ending_of(main: asyncio.Task[Any], signature: Signature) -> c.Command:
 def answer_of(step_id: str, task: asyncio.Task[Any]) -> c.CompleteUpdate:
     """Return the answer to an update whose task has ended like this."""
     if task.cancelled():
-        return c.CompleteUpdate(step_id=step_id, error=ErrorInfo("RunCancelled", "the answer was cancelled"))
+        return c.CompleteUpdate(step_id=step_id, error=_stray_cancellation(task, "the update"))
     problem = task.exception()
     if problem is not None:
         return c.CompleteUpdate(step_id=step_id, error=error_info(problem))
@@ -51,6 +55,16 @@ def answer_of(step_id: str, task: asyncio.Task[Any]) -> c.CompleteUpdate:
         return c.CompleteUpdate(step_id=step_id, result=codec.encode(task.result()))
     except InvalidInput as unfit:
         return c.CompleteUpdate(step_id=step_id, error=error_info(unfit))
+
+
+def _stray_cancellation(task: asyncio.Task[Any], what: str) -> ErrorInfo:
+    """Return the error of a task that ended with a `CancelledError` although no caller cancelled it."""
+    try:
+        task.result()
+    except asyncio.CancelledError as problem:
+        error = error_info(problem)
+        return error if error.message else replace(error, message=f"{what} was not asked to cancel; the code raised it")
+    raise AssertionError("the task was not cancelled")
 
 
 def _rotates(group: BaseExceptionGroup[BaseException]) -> bool:
