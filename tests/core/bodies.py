@@ -58,7 +58,7 @@ SAMPLES: list[tuple[Body, str | None]] = [
     (e.ChildCompleted(Raw(b"10")), "child"),
     (e.ChildFailed(ERROR), "child"),
     (e.MarkerRecorded("seed", Raw(b"11")), "fresh"),
-    (e.UpdateAccepted("rename", Raw(b"12")), "fresh"),
+    (e.UpdateAccepted("rename", Raw(b"12"), False), "fresh"),
     (e.UpdateCompleted(Raw(b"13"), ERROR), "update"),
 ]
 

@@ -12,6 +12,7 @@ and nothing follows. Duplicates are harmless for the same reason.
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, get_args
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from holdfast.core import codec, tasks
@@ -190,7 +191,11 @@ def _on_update(state: RunState, update: m.Update, pen: Pen) -> Decision | Refusa
     """
     step_id = update_step_id(update.id)
     if state.status is RUNNING and step_id not in state.open_steps:
-        pen.write(e.UpdateAccepted(update.name, update.input), step_id, 1, cause=update.id)
+        refusal = update.refusal
+        was_refused = None if refusal is UNSET else refusal is not None
+        pen.write(e.UpdateAccepted(update.name, update.input, was_refused), step_id, 1, cause=update.id)
+        if isinstance(refusal, e.ErrorInfo):  # the cause tells replay that it is not the program that answers
+            pen.write(e.UpdateCompleted(error=refusal), step_id, 1, cause=update.id)
     return pen.decision()
 
 

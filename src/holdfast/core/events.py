@@ -394,10 +394,15 @@ class MarkerRecorded(Body, frozen=True):
 
 
 class UpdateAccepted(Body, frozen=True):
-    """A request that will be answered was let in."""
+    """A request that will be answered was let in.
+
+    `was_refused` is the verdict of the validation, which runs once, when the update is accepted. A refused update is
+    answered by the next event, and the program is not told of it. None, of older writers: no verdict was recorded.
+    """
 
     name: str
     input: Raw = NULL
+    was_refused: bool | None = None
 
 
 class UpdateCompleted(Body, frozen=True):

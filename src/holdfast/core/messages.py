@@ -230,6 +230,8 @@ class Update(Struct, frozen=True, kw_only=True, gc=False):
     name: str
     input: Raw = NULL
     inbox_seq: int | None = None
+    refusal: ErrorInfo | UnsetType | None = UNSET
+    """Why the validation refuses it; None if it passes, UNSET if nobody has validated it."""
 
 
 class Actor(Struct, frozen=True, omit_defaults=True):

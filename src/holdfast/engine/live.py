@@ -200,13 +200,14 @@ _ENGINES_OWN = frozenset({CONTROL_SIGNAL, UPDATE_SIGNAL, TASK_SIGNAL})
 class _Turn:
     """Hands inputs to the core and outcomes to the program, until nothing moves any more."""
 
-    __slots__ = ("_draft", "_live", "_mailbox", "_now")
+    __slots__ = ("_draft", "_live", "_mailbox", "_now", "_updates")
 
     def __init__(self, live: LiveRun, draft: TurnDraft, signals: Sequence[Signal], now: Instant) -> None:
         self._live = live
         self._now = now
         self._draft = draft
         self._mailbox = [signal for signal in signals if signal.name not in _ENGINES_OWN] if signals else []
+        self._updates = list(_updates(signals)) if signals else []
 
     def run(self, inputs: Sequence[Input], signals: Sequence[Signal]) -> None:
         """Take the inputs. Operators' commands come first, once the run has started: a pause holds what follows."""
@@ -216,7 +217,7 @@ class _Turn:
             starts = [given for given in inputs if _is_start(given)]
             others = sorted((given for given in inputs if not _is_start(given)), key=_place)
             asked = task_operations(signals, self._live.state, answer_check(self._live.replay.program))
-            inputs = [*starts, *_controls(signals), *others, *asked, *_updates(signals)]
+            inputs = [*starts, *_controls(signals), *others, *asked]
         else:
             inputs = sorted(inputs, key=_place) if len(inputs) > 1 else inputs
         for given in inputs:
@@ -227,8 +228,28 @@ class _Turn:
                 self._offer_signals()
         if self._mailbox:
             self._offer_signals()
+        while self._updates and self._offer_updates():
+            self._offer_signals()
         if self._draft.should_pause:
             self._absorb(self._draft.handle(MessageDied()))
+
+    def _offer_updates(self) -> bool:
+        """Let the program answer the updates that wait, in order; return whether it has taken one."""
+        left = []
+        for update in self._updates:
+            program = self._live.replay.program
+            if program is None or self._draft.state.status is not RUNNING:
+                left.append(update)
+                continue
+            answer = self._draft.handle(replace(update, refusal=program.refusal_of(update.name, update.input)))
+            if isinstance(answer, Decision) and answer.events:
+                self._absorb(answer)
+                self._offer_signals()
+            else:
+                left.append(update)
+        has_taken = len(left) < len(self._updates)
+        self._updates = left
+        return has_taken
 
     def _heard(self, signal: Signal) -> Signal:
         """Let the handler of the wait that takes the signal, if it has one, make something of it."""

@@ -10,7 +10,7 @@ begin again under a prefix, because a step's name is unique in the whole run.
 
 import asyncio
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -49,10 +49,10 @@ from holdfast.program.definitions import (
     note_handler,
 )
 from holdfast.program.endings import answer_of, ending_of
-from holdfast.program.failures import error_bytes
+from holdfast.program.failures import error_bytes, error_info
 from holdfast.program.looking import looking
 from holdfast.program.loop import DeterministicLoop, StepFuture, Timer, running, settle
-from holdfast.program.receiving import Handler, Received, recorded
+from holdfast.program.receiving import Handler, Received, UpdateHandler, recorded
 from holdfast.program.source import awaiting_line, calling_line, first_line, waiting_line
 from holdfast.program.watchdog import Watch
 
@@ -116,7 +116,7 @@ class CodeProgram:
         number = codec.number_of(self._seed)
         self.loop = DeterministicLoop(self, most_callbacks, number, self.watch)  # type: ignore[abstract]
         self.queries: Mapping[str, Query] = _NOTHING  # what hardly any program uses is not there before it is used
-        self.updates: Mapping[str, tuple[Query, Query | None]] = _NOTHING
+        self.updates: Mapping[str, UpdateHandler] = _NOTHING
         self.conditions: list[tuple[Callable[[], bool], asyncio.Future[None]]] | None = None
         self.known_markers: frozenset[str] = frozenset()
         self.is_replaying = False
@@ -183,6 +183,20 @@ class CodeProgram:
         if self._commands or self.loop.is_stirred:
             raise NotDurable(f"the handler of step {step_id!r} changed something; a handler may only compute")
         return received
+
+    def refusal_of(self, name: str, input: Raw) -> ErrorInfo | None:
+        """Return why an update is not accepted, or None. Asked once, before it is recorded; never at replay."""
+        handler = self.updates.get(name)
+        if handler is None:
+            return error_info(self._unknown_update(name))
+        with looking(f"the validator of update {name!r}"):
+            refusal = handler.refusal_of(input, self.watch)
+        if self._commands or self.loop.is_stirred:
+            raise NotDurable(f"the validator of update {name!r} changed something; a validator may only look")
+        return refusal
+
+    def _unknown_update(self, name: str) -> NotFound:
+        return NotFound(f"run {self.run_id} takes no update {name!r}; it takes {sorted(self.updates)}")
 
     def where(self, command: c.Command | None) -> str:
         """Say where in the source a step was asked for; of everything else, where the program is waiting."""
@@ -266,7 +280,7 @@ class CodeProgram:
     def on_update(self, name: str, handler: Query, validator: Query | None) -> None:
         """Answer updates of this name with this function."""
         note_handler(self.definition.updates, name, handler)
-        self.updates = {**self.updates, name: (handler, validator)}
+        self.updates = {**self.updates, name: UpdateHandler(handler, validator)}
 
     def when(self, condition: Callable[[], bool]) -> "asyncio.Future[None]":
         """Return a future that is done when the condition holds."""
@@ -429,18 +443,40 @@ class CodeProgram:
         assert event.step_id is not None
         self._steps += 1
         self._bytes += len(event.data.input)
-        task = self.loop.create_task(self._update(event.data), name=event.step_id)
+        update = self._update(event.data) if event.data.was_refused is None else self._accepted(event, event.data)
+        task = self.loop.create_task(update, name=event.step_id)
         self._answering = {**self._answering, event.step_id: task}
 
+    def _accepted(self, event: Event, update: e.UpdateAccepted) -> Coroutine[Any, Any, Any]:
+        """Return what answers an update that was validated when it was accepted: it is applied, or has diverged."""
+        handler = self.updates.get(update.name)
+        try:
+            if handler is None:
+                raise self._unknown_update(update.name)
+            return _answer(handler.function, handler.unpack(update.input))
+        except (InvalidInput, NotFound) as problem:
+            raise NondeterminismError(
+                f"event {event.run_seq}: the recorded update {update.name!r} cannot be applied: {problem}",
+                run_seq=event.run_seq,
+                expected=f"UpdateAccepted ({update.name})",
+                found=problem.message,
+                source=self.where(None).removeprefix(" at "),
+            ) from problem
+
     async def _update(self, update: e.UpdateAccepted) -> Any:
-        handler, validator = self.updates.get(update.name, (None, None))
+        """Answer an update of an older history, which did not record how it was validated."""
+        handler = self.updates.get(update.name)
         if handler is None:
-            raise NotFound(f"run {self.run_id} takes no update {update.name!r}; it takes {sorted(self.updates)}")
-        arguments = Signature(handler).unpack(update.input)
-        if validator is not None:
-            validator(**arguments)
-        result = handler(**arguments)
-        return await result if asyncio.iscoroutine(result) else result
+            raise self._unknown_update(update.name)
+        arguments = handler.unpack(update.input)
+        if handler.validator is not None:
+            handler.validator(**arguments)
+        return await _answer(handler.function, arguments)
+
+
+async def _answer(function: Query, arguments: dict[str, Any]) -> Any:
+    result = function(**arguments)
+    return await result if asyncio.iscoroutine(result) else result
 
 
 def _completed(program: CodeProgram, event: Event) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from msgspec import Raw
 
 from holdfast.core.commands import Command
-from holdfast.core.events import Event
+from holdfast.core.events import ErrorInfo, Event
 from holdfast.program.definitions import WorkflowDefinition
 from holdfast.program.receiving import Received
 
@@ -32,6 +32,10 @@ class Program(Protocol):
 
     def receive(self, step_id: str, payload: Raw) -> Received | None:
         """Let the handler of a wait make something of a signal; None if the wait has none."""
+        ...
+
+    def refusal_of(self, name: str, input: Raw) -> ErrorInfo | None:
+        """Return why an update is not accepted, or None. Asked once, before it is recorded; never at replay."""
         ...
 
     def query(self, name: str, arguments: Raw) -> Raw:

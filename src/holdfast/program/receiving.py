@@ -1,4 +1,4 @@
-"""Signals on their way into a program: what the handler of a wait makes of one, once, and what replay reads of it."""
+"""Signals and updates on their way into a program: what a handler makes of one, once, and what replay reads of it."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.events import ErrorInfo, Event
 from holdfast.errors import InvalidInput, NondeterminismError, RunError, SignalHandlerFailed
+from holdfast.program.definitions import Signature
 from holdfast.program.failures import error_info
 from holdfast.program.watchdog import Watch
 
@@ -37,6 +38,34 @@ class Handler(Struct, frozen=True):
             raise
         except (Exception, asyncio.CancelledError) as problem:
             return Received(error=error_info(problem))
+
+
+class UpdateHandler:
+    """A function that answers updates of one name, and what may refuse one before it is accepted."""
+
+    __slots__ = ("_signature", "function", "validator")
+
+    def __init__(self, function: Callable[..., Any], validator: Callable[..., Any] | None) -> None:
+        self.function = function
+        self.validator = validator
+        self._signature: Signature | None = None
+
+    def unpack(self, input: Raw) -> dict[str, Any]:
+        """Return the arguments as the types of the function's parameters."""
+        if self._signature is None:
+            self._signature = Signature(self.function)
+        return self._signature.unpack(input)
+
+    def refusal_of(self, input: Raw, watch: Watch) -> ErrorInfo | None:
+        """Return why an update with this input is not accepted, or None. It is asked once, never at replay."""
+        try:
+            arguments = self.unpack(input)
+            if self.validator is not None:
+                validator = self.validator
+                watch.run(lambda: validator(**arguments))
+        except (Exception, asyncio.CancelledError) as problem:
+            return error_info(problem)
+        return None
 
 
 class Received(Struct, frozen=True):

@@ -151,7 +151,7 @@ class Replay:
             return [command for outcome in outcomes for command in self._hand(outcome)]
         elif kind is e.SignalAccepted:
             self._take_back(event)
-        elif kind in _OUTCOMES:
+        elif kind in _OUTCOMES and not _is_refused(event):
             if not self._is_paused:
                 return self._hand(event)
             if kind is e.RunCancelRequested and self._is_held:
@@ -211,6 +211,8 @@ class Replay:
         issued = self._issued.pop(key, None)
         if issued is None or type(issued) is not expected or _name(issued) != _name(event.data):
             raise self._missing(event, issued)
+        if isinstance(issued, c.CompleteUpdate) and (issued.error is None) is not (event.data.error is None):  # type: ignore[attr-defined]
+            raise self._missing(event, issued)  # what one has applied the other has not
 
     def _missing(self, event: Event, issued: c.Command | None) -> NondeterminismError:
         instead = issued or next(iter(self._issued.values()), None)
@@ -244,6 +246,11 @@ def _is_stuck(event: Event, following: Event) -> bool:
     return isinstance(following.data, e.RunPaused) and following.data.error is not None
 
 
+def _is_refused(event: Event) -> bool:
+    """Say whether an update was refused when it came: the program never hears of it."""
+    return isinstance(event.data, e.UpdateAccepted) and event.data.was_refused is True
+
+
 def _is_cancelling(event: Event) -> bool:
     """Say whether a run that rotates had been asked to cancel itself before."""
     if not isinstance(event.data, e.ContinuedAsNew):
@@ -263,11 +270,16 @@ def _name(of: object) -> str:
 
 def _describe_event(event: Event) -> str:
     step = f" of step {event.step_id!r}" if event.step_id else ""
-    name = _name(event.data)
-    return f"{event.event_type}{step}" + (f" ({name})" if name else "")
+    return f"{event.event_type}{step}" + _more(event.data)
 
 
 def _describe(command: c.Command) -> str:
     step_id = getattr(command, "step_id", None)
     step = f" for step {step_id!r}" if step_id else ""
-    return type(command).__name__ + step + (f" ({_name(command)})" if _name(command) else "")
+    return type(command).__name__ + step + _more(command)
+
+
+def _more(of: object) -> str:
+    if isinstance(of, c.CompleteUpdate | e.UpdateCompleted):
+        return "" if of.error is None else f" with {of.error.code}: {of.error.message}"
+    return f" ({_name(of)})" if _name(of) else ""
