@@ -59,13 +59,14 @@ class UpdateHandler:
     def refusal_of(self, input: Raw, watch: Watch) -> ErrorInfo | None:
         """Return why an update with this input is not accepted, or None. It is asked once, never at replay."""
         try:
-            arguments = self.unpack(input)
-            if self.validator is not None:
-                validator = self.validator
-                watch.run(lambda: validator(**arguments))
-        except (Exception, asyncio.CancelledError) as problem:
+            return Handler(self._validate, Raw).apply(input, watch).error
+        except RunError as problem:  # it blocks its node, or is not durable: nothing but this update is refused
             return error_info(problem)
-        return None
+
+    def _validate(self, input: Raw) -> None:
+        arguments = self.unpack(input)
+        if self.validator is not None:
+            self.validator(**arguments)
 
 
 class Received(Struct, frozen=True):
