@@ -37,6 +37,7 @@
     │   └── TurnRefused             the store refuses what a run would record, and would refuse it again
     └── EngineError                 the installation is at fault, not the caller
         ├── LeaseExpired            this node may not claim: it did not renew its lease in time
+        ├── NodeSuperseded          another process has started under this node's name, and took over what it held
         ├── CheckpointOwnershipCapabilityError   the store cannot guard commits as the settings demand
         ├── InternalError           nobody expected this; the log has it, under the same correlation id
         ├── RequestTimedOut         the answer took longer than a service waits; what was asked may still be done
@@ -223,6 +224,10 @@ class EngineError(HoldfastError):
 
 class LeaseExpired(EngineError):
     """This node did not renew its lease in time, so it may not claim runs."""
+
+
+class NodeSuperseded(EngineError):
+    """Another process has started under this node's name and took over what it held. This one has to end."""
 
 
 class CheckpointOwnershipCapabilityError(EngineError):

@@ -74,6 +74,9 @@ SIGNAL_ID_BYTES = 128
 NAME_BYTES = 255
 """The longest name of a plan, step, signal, tenant or run. It is part of keys in every store."""
 
+NODE_NAME_BYTES = 200
+"""The longest name of a node. What tells its lives apart is added to it, within `NAME_BYTES`."""
+
 ACTIVITY_NAME_BYTES = 200
 """The longest name of an activity or a queue. Steps, attempts and messages are named after it, within `NAME_BYTES`."""
 

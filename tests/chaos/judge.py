@@ -140,7 +140,7 @@ class Judge:
 
     def _measure(self, before: Event, after: Event) -> None:
         """Take the time of a takeover, unless somebody who was lost as well came in between."""
-        loss = self.chronicle.loss_after(before.engine_run_ref.node.partition("-")[0], before.persisted_at)
+        loss = self.chronicle.loss_after(before.engine_run_ref.node.partition("#")[0], before.persisted_at)
         if loss is None or loss.at > after.persisted_at:
             return
         self.counts[f"taken over from {loss.kind}"] += 1

@@ -196,7 +196,7 @@ async def test_what_takes_too_long_is_given_back_to_a_node_that_is_waiting(shop:
     async with shop.node("--drain-s", "0.2", "--name", "first") as first:
         await shop.start()
         await desk.call()
-        assert (await shop.owner() or "").startswith("first-")
+        assert (await shop.owner() or "").startswith("first#")
         async with shop.node("--name", "second") as second:
             await second.until("works on")
             loop = asyncio.get_running_loop()
@@ -204,7 +204,7 @@ async def test_what_takes_too_long_is_given_back_to_a_node_that_is_waiting(shop:
             first.send(signal.SIGTERM)
             again = await desk.call()
             assert loop.time() - told_at < LEASE_S / 2, "nobody waits for the lease to end"
-            assert (await shop.owner() or "").startswith("second-")
+            assert (await shop.owner() or "").startswith("second#")
             assert await first.ended() == 0
             again.answer("box")
             (await desk.call()).answer("bag")
@@ -273,7 +273,7 @@ async def test_a_node_with_nothing_to_do_ends_at_once_and_says_what_it_did(shop:
         assert await node.ended() == 0
     lines = node.said.splitlines()
     assert [line[:2] for line in lines] == ["20"] * 3, "the time comes first"
-    assert all("INFO holdfast.node: node quiet-" in line for line in lines)
+    assert all("INFO holdfast.node: node quiet#" in line for line in lines)
     assert number.name in lines[1]
     assert lines[2].endswith("has stopped")
     assert (await shop.store.stats()).nodes == 0

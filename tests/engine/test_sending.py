@@ -385,7 +385,10 @@ async def test_who_sends_while_the_node_stops_is_told_that_nobody_knows() -> Non
 
 
 @pytest.mark.contract("OWN-2", "SIG-5")
-async def test_signals_without_an_id_do_not_fail_with_those_that_the_store_cannot_take() -> None:
+async def test_signals_without_an_id_do_not_fail_with_those_that_the_store_cannot_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOLDFAST_CHECKPOINT_OWNERSHIP", "single-owner")
     app, order = approving_app()
     weak = Capabilities(conditional_batch=False, atomic_batch=True, read_after_write=True, scan_consistency="snapshot")
     async with asyncio.timeout(8), app.node(hf.MemoryStore(capabilities=weak)):

@@ -62,8 +62,8 @@ async def test_a_node_ends_at_a_signal_and_the_signals_do_what_they_did_before(
     assert all(set(changed).isdisjoint(before) for changed in during)
     assert f"stops because of {ending.name}" in caplog.text
     first, second = store.nodes
-    assert first.startswith("web-")
-    assert second.startswith("web-")
+    assert first.startswith("web#")
+    assert second.startswith("web#")
     assert first != second, "a name is for one life of one process"
     assert (await store.stats()).nodes == 0
 

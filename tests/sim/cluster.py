@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from contextlib import suppress
 from random import Random
 from typing import Any
 
 from holdfast.engine.app import App
 from holdfast.engine.node import Node
 from holdfast.engine.options import NodeOptions
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, NodeSuperseded
 from holdfast.limits import Limits
 from holdfast.testing.faults import CALM, Faults, FaultyStore, Weather
 from holdfast.testing.sim_loop import SimProcess
@@ -46,9 +48,10 @@ class SeededRng:
 class Member:
     """One process with an app and its node."""
 
-    def __init__(self, world: World, weather: Weather, name: str) -> None:
+    def __init__(self, world: World, weather: Weather, name: str, life: int) -> None:
         rng = Random(world.rng.random())
-        self.process = SimProcess(world.loop, name)
+        self.name = name
+        self.process = SimProcess(world.loop, f"{name}-{life}")
         self.store = FaultyStore(world.store, weather, Random(rng.random()))
         # Nodes need not agree on when to cut, or to give up.
         limits = Limits(rotation_steps=rng.choice((1, 3, 50)), poison_retries=rng.choice((1, 3)))
@@ -66,30 +69,37 @@ class Member:
         )
         self._takes_first_turns = rng.choice((True, False))
         self.node: Node | None = None
-        self._should_leave = asyncio.Event()
+        self._should_leave: asyncio.Future[str] = world.loop.create_future()
+        self.is_superseded = False
         self.life = self.process.spawn(self._live(), name="life")
 
     @property
     def is_open(self) -> bool:
         """Say whether it takes requests."""
-        return self.process.is_alive and self.node is not None and not self._should_leave.is_set()
+        return (
+            self.process.is_alive and self.node is not None and not self._should_leave.done() and not self.is_superseded
+        )
 
     async def _live(self) -> None:
         while True:
             try:
-                async with self.app.node(self.store, name=self.process.name, options=self._options) as self.node:
+                async with self.app.node(self.store, name=self.name, options=self._options) as self.node:
                     if self._takes_first_turns:
                         take_first_turns(self.node)
-                    await self._should_leave.wait()
+                    await self.node.run_until(self._should_leave)
+                return
+            except NodeSuperseded:
+                self.is_superseded = True
                 return
             except HoldfastError:
-                if self._should_leave.is_set():
+                if self._should_leave.done():
                     return  # it could not say goodbye; its lease will run out
                 await asyncio.sleep(0.3)
 
     def leave(self) -> None:
         """Shut down in good order."""
-        self._should_leave.set()
+        if not self._should_leave.done():
+            self._should_leave.set_result("leave")
 
     def bury(self) -> None:
         """Let go of what a dead process would take with it: programs that nobody advances any more."""
@@ -97,12 +107,17 @@ class Member:
             self.node.lives.close()
             self.node.creations.let_go()
 
-    def broken_tasks(self) -> list[str]:
+    def broken_tasks(self, *, may_be_superseded: bool) -> list[str]:
         """Return what has ended by an exception and should not have ended."""
-        return [
-            f"{self.process.name}: task {task.get_name()} ended: {task.exception()!r}"
+        problems = [
+            (task, task.exception())
             for task in self.process.tasks
-            if task.get_name() in NODE_TASKS and task.done() and not task.cancelled() and task.exception() is not None
+            if task.get_name() in NODE_TASKS and task.done() and not task.cancelled()
+        ]
+        return [
+            f"{self.process.name}: task {task.get_name()} ended: {problem!r}"
+            for task, problem in problems
+            if problem is not None and not (may_be_superseded and isinstance(problem, NodeSuperseded))
         ]
 
 
@@ -119,10 +134,10 @@ class Cluster:
             self._start(place)
 
     def _start(self, place: int) -> None:
-        name = f"n{place}-{len(self.all)}"
-        self._world.note(f"start  {name}", "starts")
-        self.members[place] = Member(self._world, self.weather, name)
-        self.all.append(self.members[place])  # type: ignore[arg-type]
+        member = Member(self._world, self.weather, f"n{place}", len(self.all))
+        self._world.note(f"start  {member.process.name}", "starts")
+        self.members[place] = member
+        self.all.append(member)
 
     def pick(self, rng: Random) -> Member | None:
         """Return a node that takes requests, or None."""
@@ -141,7 +156,7 @@ class Cluster:
         )
         self._world.note(f"weather {self.weather.faults}")
         pause_s = rng.choice((0.5, 2.0, 5.0))
-        harms = [self._kill, self._fuse, self._stop, self._expire, self._down, self._leave]
+        harms = [self._kill, self._fuse, self._stop, self._expire, self._down, self._leave, self._supersede]
         while loop.time() < until_s:
             await asyncio.sleep(rng.expovariate(1.0 / pause_s))
             self.watch()
@@ -175,7 +190,17 @@ class Cluster:
 
     async def _expire(self, member: Member) -> None:
         self._world.note(f"expire {member.process.name}", "lost leases")
-        await self._world.store.renew(member.process.name, 1)
+        if member.node is not None:
+            with suppress(NodeSuperseded):
+                await self._world.store.renew(member.node.name, 1)
+
+    async def _supersede(self, member: Member) -> None:
+        """Start a process under the name of one that is alive, and maybe frozen: the older one has to find out."""
+        self._world.note(f"double {member.process.name}", "doubles")
+        if self._rng.random() < 0.5:
+            member.process.stop()
+            self._world.loop.call_later(self._rng.choice((0.1, 4.0)), member.process.go_on)
+        self._start(self.members.index(member))
 
     async def _down(self, member: Member) -> None:
         duration_s = self._rng.choice((0.05, 1.0, 5.0))
@@ -201,10 +226,18 @@ class Cluster:
                 if not member.process.is_alive or not member.is_open:
                     self._start(place)
 
+    def watch_names(self) -> None:
+        """Note nodes that live on although another process has their name."""
+        alive = [member for member in self.all if member.process.is_alive and not member.life.done()]
+        for name, count in Counter(member.name for member in alive).items():
+            if count > 1:
+                self._world.violate(f"{name} is not superseded: {count} processes live under this name")
+
     def watch(self) -> None:
         """Note nodes whose own tasks have failed."""
+        names = Counter(member.name for member in self.all)
         for member in self.all:
-            for problem in member.broken_tasks():
+            for problem in member.broken_tasks(may_be_superseded=names[member.name] > 1):
                 self._world.violate(problem)
 
 

@@ -299,6 +299,7 @@ class Simulation:
 
     async def _judge(self) -> None:
         self.cluster.watch()
+        self.cluster.watch_names()
         world = self._world
         for violation in check_drained(await system_view(world.store, world.acknowledged)):
             world.violate(f"{violation.run_id}: {violation.invariant}: {violation.problem}")

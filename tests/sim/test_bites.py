@@ -17,12 +17,13 @@ from holdfast.core.messages import ActivityErrored
 from holdfast.core.pen import NOTHING, Decision, Pen
 from holdfast.core.state import OpenStep
 from holdfast.engine import held
+from holdfast.engine.app import App
 from holdfast.engine.creations import Creations
 from holdfast.engine.node import Node
 from holdfast.engine.queues import Queues
 from holdfast.engine.run_queue import RunQueue
 from holdfast.engine.turn import TurnDraft
-from holdfast.store import port
+from holdfast.store import guards, port
 from holdfast.store.memory import run
 from holdfast.store.memory.gates import Gate
 from holdfast.store.memory.run import Run
@@ -84,6 +85,18 @@ def test_it_finds_a_store_that_does_not_look_at_the_epoch(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Run, "commit", commit_anyway)
     assert "committed a turn of a run that belongs to" in first_finding()
+
+
+@pytest.mark.contract("OWN-1", "OWN-3")
+def test_it_finds_a_life_that_keeps_the_lease_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(App, "_life_of", lambda self, name: name)
+    assert first_finding() != "nothing"
+
+
+@pytest.mark.contract("OWN-1")
+def test_it_finds_a_store_that_gives_a_former_life_its_lease_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guards, "is_another_life", lambda node, other: False)
+    assert "is not superseded" in first_finding()
 
 
 @pytest.mark.contract("OWN-3")

@@ -66,7 +66,7 @@ def test_the_stories_hold_every_kind_of_harm() -> None:
     counts: Counter[str] = Counter()
     for seed in range(20):
         counts.update(simulate(seed).counts)
-    harm = {"kills", "stops", "lost leases", "outages", "leaves", "conflicts", "signals"}
+    harm = {"kills", "stops", "lost leases", "outages", "leaves", "doubles", "conflicts", "signals"}
     harm |= {"takes", "reports", "late reports", "lost workers"}
     harm |= {"TaskCompleted", "TaskReminded", "TaskAssigned", "TaskRefused", "escalations"}
     harm |= {"settled steps", "dead letters", "deadlines", "let in", "let in later: STARTED"}

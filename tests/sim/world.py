@@ -67,6 +67,7 @@ class World:
         self.client: port.Store = self.store
         self.said: dict[tuple[str, str], list[object]] = {}
         self.taken: dict[tuple[str, str], dict[int, set[str]]] = {}
+        self.processes: dict[str, str] = {}
 
     def note(self, line: str, count: str | None = None) -> None:
         """Add a line to the trace, and count what it tells of."""
@@ -172,8 +173,9 @@ class World:
         process = current_process()
         is_free_again = turn.release and not turn.events and before.lease_owner is None  # by the first of two calls
         is_retry = before.version != turn.expected_version or is_free_again
-        if process is not None and not is_retry and before.lease_owner != process.name:
-            self.violate(f"{run_id}: {process.name} committed a turn of a run that belongs to {before.lease_owner}")
+        owner = self.processes.get(before.lease_owner or "")
+        if process is not None and not is_retry and owner != process.name:
+            self.violate(f"{run_id}: {process.name} committed a turn of a run that belongs to {owner}")
         for event in new:
             self._check_event(event, history)
         if before.plan_id == "narrow" and any(isinstance(event.data, e.RunStarted) for event in new):
@@ -325,6 +327,15 @@ class WatchedStore(MemoryStore):
             self._world.note(f"let in {each.run_id} {each.status}", f"let in later: {each.status}")
         return admitted, next_at
 
+    async def renew(
+        self, node: str, lease_ms: int, plans: Sequence[port.Plan] | None = None, is_start: bool = False
+    ) -> int:
+        """Renew, and note which process a node is that starts."""
+        process = current_process()
+        if is_start and process is not None:
+            self._world.processes[node] = process.name
+        return await super().renew(node, lease_ms, plans, is_start)
+
     async def take(
         self, node: str, queues: Sequence[str], activities: Sequence[str], limit: int, visible_ms: int
     ) -> list[port.Job]:
@@ -333,7 +344,9 @@ class WatchedStore(MemoryStore):
         for job in jobs:
             where, attempt = f"{job.run_id} {job.step_id}", job.engine_attempt_id
             self._world.note(f"take   {where} attempt {attempt}", "takes")
-            self._world.taken.setdefault((job.run_id, job.step_id), {}).setdefault(attempt, set()).add(node)
+            self._world.taken.setdefault((job.run_id, job.step_id), {}).setdefault(attempt, set()).add(
+                self._world.processes[node]
+            )
             step = state_of(job.run_id, self.events_of(job.run_id)).open_steps.get(job.step_id)
             if step is None or step.is_detached:
                 self._world.violate(f"{where}: taken, and nobody waits for it to be carried out")

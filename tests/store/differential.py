@@ -366,7 +366,7 @@ async def renew(world: World) -> None:
     values = world.values
     node = values.pick(("", "a\nb")) if values.happens(0.03) else values.pick(NODES)
     lease_ms = values.pick((1, 1_000, 20_000, 60_000, 60_000, 120_000)) if values.happens(0.97) else 0
-    await world.ask("renew", node, lease_ms, values.plans() if values.happens(0.3) else None)
+    await world.ask("renew", node, lease_ms, values.plans() if values.happens(0.3) else None, values.happens(0.2))
 
 
 async def release(world: World) -> None:

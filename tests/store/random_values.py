@@ -21,7 +21,7 @@ from holdfast.testing.store_suite_base import BAD_NAMES, STRANGE_IDS
 
 T = TypeVar("T")
 
-NODES = ("node-a", "node-b", "knot:c")
+NODES = ("node-a", "knot:b#1", "knot:b#2")
 NAMES = ("go", "Go", "g:o", "\u00e9", "e\u0301", "a/b")
 STEPS = ("first", "second", "a|b", "%", "\u00e9", "e\u0301")
 TENANTS = ("default", "acme", "Acme")

@@ -90,7 +90,7 @@ MUST_BE_REACHED = {
         conflict cannot be stored; raised InvalidInput""",
     "admit": "STARTED; STARTED and claimed; raised LeaseExpired; raised InvalidInput",
     "claim": "free; own; orphan; raised LeaseExpired; raised InvalidInput",
-    "renew": "something; raised InvalidInput",
+    "renew": "something; raised InvalidInput; raised NodeSuperseded",
     "release": "something; nothing",
     "next_due": "something; nothing",
     "find_missing": "something; nothing; raised InvalidInput",

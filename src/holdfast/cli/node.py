@@ -47,7 +47,7 @@ def node(
         The address of the store, such as sqlite:///orders.db; otherwise HOLDFAST_STORE, then sqlite:///holdfast.db.
         It is made if it is not there.
     name: str
-        What the node is called in logs and histories; each start adds something of its own.
+        What the node is called; its own, for a process that starts under it takes over what its former life held.
     queue: str
         A queue whose activities are carried out here; for several queues, give it several times.
     runs: bool

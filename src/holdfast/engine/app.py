@@ -51,11 +51,14 @@ from holdfast.program.port import Program
 from holdfast.program.signals import check_signal_name
 from holdfast.settings import Settings, load_settings
 from holdfast.store import port
-from holdfast.store.guards import check_ownership
+from holdfast.store.guards import LIFE, check_node_name, check_ownership
 from holdfast.store.opening import open_store
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+LIFE_DIGITS = 12
+"""How much of a new id tells one life of a node from the others."""
 
 MOST_CALLBACKS = 1_000_000
 
@@ -349,6 +352,7 @@ class App:
     ) -> AsyncIterator[Node]:
         """Run this app's workflows while the context is open. The store: an address, a store, or `HOLDFAST_STORE`.
 
+        A node that comes back under its name takes over what its former life held; without one it gets one of its own.
         The signals of the process are left alone: who ends the context decides when the node stops. See `serve`.
         """
         options = options or NodeOptions()
@@ -356,7 +360,7 @@ class App:
         async with self._open(store) as (unobserved, limits):
             check_ownership(unobserved, _settings(None, None).checkpoint_ownership)
             opened = observed(unobserved)
-            node = Node(name or f"{self.name}-{self._ids.new_id()}", opened, self, self._rng, options, limits)
+            node = Node(self._life_of(name), opened, self, self._rng, options, limits)
             self._limits, self._turn_s = limits, options.turn_s
             await node.start()
             sender = Sender(opened, self._workflows, node.expect)
@@ -372,6 +376,13 @@ class App:
                     await node.stop()
         if node.failure is not None:
             raise node.failure
+
+    def _life_of(self, name: str | None) -> str:
+        """Return what a node is known by: its name, and what tells this life of it from others."""
+        if name is not None and (problem := check_node_name(name)) is not None:
+            raise problem
+        name = name or f"{self.name}-{self._ids.new_id()}".replace(LIFE, "-")
+        return f"{name}{LIFE}{self._ids.new_id()[-LIFE_DIGITS:]}"
 
     @asynccontextmanager
     async def _open(self, store: str | port.Store | None) -> AsyncIterator[tuple[port.Store, Limits]]:
@@ -397,14 +408,13 @@ class App:
     ) -> None:
         """Run a node until SIGTERM or SIGINT, then let it finish what is under way, for at most `drain_s`.
 
-        A second signal ends the process at once. To the name is added what tells this life of the process from the
-        ones before. Works on the main thread only; an error of the node itself is raised.
+        A second signal ends the process at once. A node that comes back under its name takes over what its former life
+        held. Works on the main thread only; an error of the node itself is raised.
         """
         with asked_to_end() as asked:
-            life = f"{name or self.name}-{self._ids.new_id()}"
             work = work_of(self.plan_ids(), options or NodeOptions())
             place = place_of(_settings(store, None).store if store is None else store)  # before it is made
-            async with self.node(store, name=life, options=options) as node:
+            async with self.node(store, name=name, options=options) as node:
                 logger.info("node %s works on %s; store: %s", node.name, work, place)
                 await node.run_until(asked)
                 logger.info("node %s stops because of %s; once more ends it at once", node.name, asked.result())

@@ -15,6 +15,7 @@ from typing import Protocol
 from holdfast.core.letters import DeadLetterQuery
 from holdfast.engine.options import NodeOptions
 from holdfast.errors import StoreCorrupt, StoreError
+from holdfast.store.guards import name_of
 from holdfast.store.port import LoadedRun, Plan, Store
 
 logger = logging.getLogger("holdfast.node")
@@ -76,7 +77,7 @@ class Known:
         after = (0, "")
         while letters := await self._store.find_dead_letters(DeadLetterQuery(reason="definition missing", after=after)):
             known = [letter.letter_id for letter in letters if await self._can_run(letter.run_id)]
-            await self._store.settle_dead_letters(known, "requeue", self._node)
+            await self._store.settle_dead_letters(known, "requeue", name_of(self._node))
             after = letters[-1].died_at, letters[-1].letter_id
 
     async def _can_run(self, run_id: str) -> bool:

@@ -12,7 +12,10 @@ logger = logging.getLogger("holdfast.node")
 async def keep_lease(
     renew: Callable[[], Awaitable[None]], node: str, lease_ms: int, has_failed: Callable[[], bool]
 ) -> None:
-    """Renew the lease of a node three times in its length, until the node has failed."""
+    """Renew the lease of a node three times in its length, until the node has failed.
+
+    Raise `NodeSuperseded` if another process has taken over the name of the node.
+    """
     loop, third_s = asyncio.get_running_loop(), lease_ms / 3_000
     while True:
         due = loop.time() + third_s

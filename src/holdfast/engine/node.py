@@ -39,7 +39,15 @@ from holdfast.engine.refusals import Refusals, left_turn
 from holdfast.engine.run_queue import LimitedDefinitions, RunQueue
 from holdfast.engine.slots import Slots
 from holdfast.engine.turn import LIMITS, TurnDraft
-from holdfast.errors import EngineError, HoldfastError, LeaseExpired, RunError, StoreCorrupt, StoreError
+from holdfast.errors import (
+    EngineError,
+    HoldfastError,
+    LeaseExpired,
+    NodeSuperseded,
+    RunError,
+    StoreCorrupt,
+    StoreError,
+)
 from holdfast.limits import Limits
 from holdfast.ports import Rng
 from holdfast.program.loop import apart
@@ -100,8 +108,8 @@ class Node:
     # --- life
 
     async def start(self) -> None:
-        """Take a lease and begin to work."""
-        await self._renew()
+        """Take a lease, and with it what former lives of this node held; begin to work."""
+        await self.store.renew(self.name, self._options.lease_ms, self.known.plans(), True)
         self._listener = self.store.wakeups.listen()
         self._pumping = [asyncio.create_task(self._pump(), name="pump")] if self._options.takes_runs else []
         self._tasks = [
@@ -169,7 +177,22 @@ class Node:
         return self.failure is not None
 
     async def _renew(self) -> None:
-        await self.store.renew(self.name, self._options.lease_ms, self.known.plans())
+        try:
+            await self.store.renew(self.name, self._options.lease_ms, self.known.plans())
+        except NodeSuperseded as problem:
+            self._end_superseded(problem)
+            raise
+
+    def _end_superseded(self, problem: NodeSuperseded) -> None:
+        """Do nothing more: another process has this node's name, and what it held."""
+        if self.failure is None:
+            logger.critical("node %s ends its work: %s", self.name, problem)
+            self.failure = problem
+            self.finishes.close(problem)
+            self._workers.cancel_all()
+            self._queues.drain()
+            self._queues.stop()
+            self._something.set()
 
     async def _hear(self) -> None:
         while True:
@@ -196,6 +219,8 @@ class Node:
         while True:
             try:
                 batch = await self._gather()
+                if isinstance(self.failure, NodeSuperseded):
+                    raise self.failure
                 if batch:
                     await self._take_turns(batch)
                 elif self._is_stopping and not self._workers.busy:
@@ -206,8 +231,9 @@ class Node:
                 logger.exception("node %s: the store failed; trying again", self.name)
                 await asyncio.sleep(RETRY_S)
             except Exception as failure:
-                logger.critical("node %s has failed: no run goes on here any more", self.name, exc_info=True)
-                self.failure = EngineError(f"node {self.name} has failed: {type(failure).__name__}: {failure}")
+                if self.failure is None:
+                    logger.critical("node %s has failed: no run goes on here any more", self.name, exc_info=True)
+                    self.failure = EngineError(f"node {self.name} has failed: {type(failure).__name__}: {failure}")
                 self.finishes.close(self.failure)  # who waits for a result here is told, and does not wait for ever
                 raise
 

@@ -140,8 +140,10 @@ class ObservedStore:
         self.counts.runs_claimed += len(claimed)
         return claimed
 
-    async def renew(self, node: str, lease_ms: int, plans: Sequence[Plan] | None = None) -> int:
+    async def renew(self, node: str, lease_ms: int, plans: Sequence[Plan] | None = None, is_start: bool = False) -> int:
         self.counts.renewals += 1
+        if is_start:
+            return await self._store.renew(node, lease_ms, plans, is_start)
         return await self._store.renew(node, lease_ms, plans)
 
 

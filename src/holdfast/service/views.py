@@ -26,6 +26,7 @@ from holdfast.core.records import Wait
 from holdfast.core.snapshot import RunSnapshot, StepError, StepStatus
 from holdfast.core.state import RunStatus
 from holdfast.engine.tasks import TaskView
+from holdfast.store.guards import name_of
 from holdfast.store.port import RunHead
 
 T = TypeVar("T", bound=Struct)
@@ -135,7 +136,7 @@ def run_view(head: RunHead) -> RunView:
         waiting_until=_moment_or_none(snapshot.waiting_until) if snapshot else None,
         active_task_id=snapshot.active_task_id if snapshot else None,
         last_error=failure_of(snapshot.last_error) if snapshot else None,
-        node=head.lease_owner,
+        node=None if head.lease_owner is None else name_of(head.lease_owner),
     )
 
 

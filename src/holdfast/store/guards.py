@@ -31,19 +31,23 @@ from holdfast.errors import (
     Conflict,
     InvalidInput,
     LeaseExpired,
+    NodeSuperseded,
     NotFound,
     NotWaiting,
     RateLimited,
     RunTerminal,
     SignalAcceptanceIndeterminate,
 )
-from holdfast.limits import LEASE_MS, Limits
+from holdfast.limits import LEASE_MS, NODE_NAME_BYTES, Limits
 from holdfast.settings import Ownership
 from holdfast.store.port import Beat, Job, NewRun, Store, Turn
 
 MINUTE = 60_000_000
 LEASE_BELIEVED = 2 * LEASE_MS * 1_000
 """How far ahead, in microseconds, a lease may end: the longest one, given by a clock that is a little ahead."""
+
+LIFE = "#"
+"""Stands in a node's identity between its name and what tells this life of it from others; in no name."""
 
 _SHA256 = re.compile("[0-9a-f]{64}")
 
@@ -426,6 +430,42 @@ def check_item(item: Any, limits: Limits) -> CallerError | None:
 def lease_expired(node: str) -> LeaseExpired:
     """Make the error of a node that claims without a current lease."""
     return LeaseExpired(f"node {node} has no current lease; renew it before claiming", node=node)
+
+
+def check_node_name(name: Any) -> InvalidInput | None:
+    """Return what is wrong with the name of a node, which has room for what tells its lives apart."""
+    problem = check_name("name", name)
+    if problem is None and len(name.encode()) > NODE_NAME_BYTES:
+        problem = InvalidInput(f"the name of a node has at most {NODE_NAME_BYTES} UTF-8 bytes: {name!r}", field="name")
+    if problem is None and LIFE in name:
+        problem = InvalidInput(f"the name of a node has no {LIFE!r} in it: {name!r}", field="name")
+    return problem
+
+
+def name_of(node: str) -> str:
+    """Return the name under which a node is known to people, without what tells its lives apart."""
+    return node.partition(LIFE)[0]
+
+
+def lives_of(node: str) -> tuple[str, str] | None:
+    """Return the range of text, without its ends, in which all lives of the node's name are; None: it has one life."""
+    name, mark, _ = node.partition(LIFE)
+    return (name + mark, name + chr(ord(LIFE) + 1)) if mark else None
+
+
+def is_another_life(node: str, other: str) -> bool:
+    """Return whether this is another life of the same node."""
+    lives = lives_of(node)
+    return lives is not None and other != node and lives[0] < other < lives[1]
+
+
+def superseded(node: str) -> NodeSuperseded:
+    """Make the error of a node whose name has another life by now."""
+    name = name_of(node)
+    return NodeSuperseded(
+        f"node {name}: another process has started under this name and took over; give each process its own name",
+        node=name,
+    )
 
 
 def no_such_run(run_id: str) -> NotFound:

@@ -303,11 +303,15 @@ class Store(Protocol):
         """
         ...
 
-    async def renew(self, node: str, lease_ms: int, plans: Sequence[Plan] | None = None) -> Instant:
+    async def renew(
+        self, node: str, lease_ms: int, plans: Sequence[Plan] | None = None, is_start: bool = False
+    ) -> Instant:
         """Give the node a lease until now + `lease_ms`, whatever it had before; return its end.
 
-        A node's name is for one life of one process: one that starts again takes another name. `plans` are all that it
-        can run, until it says otherwise; of a node that has not said it, anything is believed.
+        A node is its name and its life (`web-1#5f2a`): each process that starts has a life of its own. With `is_start`
+        the leases of all other lives of the name end now, and what they held can be claimed and taken at once. A node
+        that has lost its lease to another life which is current gets `NodeSuperseded`. `plans` are all that it can run,
+        until it says otherwise; of a node that has not said it, anything is believed.
         """
         ...
 

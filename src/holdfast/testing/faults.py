@@ -138,8 +138,10 @@ class FaultyStore:
     ) -> tuple[list[port.Admitted], Instant | None]:
         return await self._reach(lambda: self._store.admit(limits, limit, claim_for))
 
-    async def renew(self, node: str, lease_ms: int, plans: Sequence[port.Plan] | None = None) -> Instant:
-        return await self._reach(lambda: self._store.renew(node, lease_ms, plans))
+    async def renew(
+        self, node: str, lease_ms: int, plans: Sequence[port.Plan] | None = None, is_start: bool = False
+    ) -> Instant:
+        return await self._reach(lambda: self._store.renew(node, lease_ms, plans, is_start))
 
     async def release(self, node: str, run_ids: Sequence[str] | None = None) -> int:
         return await self._reach(lambda: self._store.release(node, run_ids))

@@ -216,9 +216,9 @@ class SampleNode:
         self.name = name
         self.lease_ms = lease_ms
 
-    async def renew(self) -> Instant:
+    async def renew(self, *, is_start: bool = False) -> Instant:
         """Renew the node's lease."""
-        return await self.store.renew(self.name, self.lease_ms)
+        return await self.store.renew(self.name, self.lease_ms, None, is_start)
 
     async def create(self, run_id: str, **options: Any) -> LoadedRun:
         """Create a run that belongs to this node, and return it before its first turn. Options: see `new_run`."""

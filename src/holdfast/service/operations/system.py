@@ -11,6 +11,7 @@ from holdfast.service.calling import Call
 from holdfast.service.catalogue import Ask, operation
 from holdfast.service.paging import PageSize
 from holdfast.service.views import moment
+from holdfast.store.guards import name_of
 from holdfast.store.port import Stats
 
 VERSION = version("holdfast")
@@ -40,7 +41,7 @@ async def health(call: Call, ask: Nothing) -> Health:
         status="ok",
         app=call.service.app.name,
         version=VERSION,
-        node=node.name,
+        node=name_of(node.name),
         time=moment(await call.opened.store.now()),
     )
 
@@ -126,7 +127,8 @@ class NodeList(Struct, frozen=True):
 async def nodes(call: Call, ask: Nothing) -> NodeList:
     """Return the nodes that are there."""
     counted, here = await _stats(call), call.opened.node.name
-    return NodeList([NodeView(name, moment(until), name == here) for name, until in sorted(counted.leases.items())])
+    leases = sorted(counted.leases.items())
+    return NodeList([NodeView(name_of(node), moment(until), node == here) for node, until in leases])
 
 
 class ListAlerts(Ask, frozen=True, kw_only=True):

@@ -273,9 +273,17 @@ class MemoryStore:
         run.head = replace(run.head, lease_owner=node, lease_epoch=run.head.lease_epoch + 1)
         return port.Admitted(run_id, "STARTED", run.loaded(now))
 
-    async def renew(self, node: str, lease_ms: int, plans: Sequence[port.Plan] | None = None) -> Instant:
+    async def renew(
+        self, node: str, lease_ms: int, plans: Sequence[port.Plan] | None = None, is_start: bool = False
+    ) -> Instant:
         now = self._now()
         guards.check_lease(node, lease_ms, plans)
+        others = [name for name in self._nodes if guards.is_another_life(node, name)]
+        has_lease = guards.lease_end(self._nodes.get(node, 0), now) > now
+        if is_start:
+            self._end_lives(node, others, now)
+        elif not has_lease and any(self._lease_end(name, now) > now for name in others):
+            raise guards.superseded(node)
         self._nodes[node] = now + lease_ms * 1_000
         if plans is not None:
             self._known[node] = frozenset(plans)
@@ -285,6 +293,17 @@ class MemoryStore:
         }
         self._known = {name: known for name, known in self._known.items() if name in self._nodes}
         return self._nodes[node]
+
+    def _end_lives(self, node: str, others: Sequence[str], now: Instant) -> None:
+        """End the leases of other lives of a node, and let others take the jobs that they had taken."""
+        for name in others:
+            self._nodes[name] = min(self._nodes[name], now)
+        for run in self._runs.values():
+            for step_id, work in run.work.items():
+                is_theirs = work.taken_by is not None and guards.is_another_life(node, work.taken_by)
+                if is_theirs and work.visible_at > now:
+                    run.work[step_id] = replace(work, visible_at=now)
+        self.wakeups.ring()
 
     async def release(self, node: str, run_ids: Sequence[str] | None = None) -> int:
         guards.check_values(node=node)

@@ -1207,16 +1207,37 @@ END
 $$;
 
 -- Give a node its lease; `p_plans` is what it can run, NULL leaves what it has said before. Nodes that are gone and
--- hold nothing are forgotten, unless somebody claims for them just now.
-CREATE OR REPLACE FUNCTION holdfast.renew_2(
-    p_now bigint, p_node text, p_lease bigint, p_plans text[], OUT o_now bigint, OUT o_until bigint
+-- hold nothing are forgotten, unless somebody claims for them just now. The lives of the node's name, if it has any, are
+-- between p_first and p_last. A life that starts ends the leases of the others, and lets their jobs be taken; one that
+-- lost its lease to another life, which is current, gets no lease. Lives that start at the same time wait for each other.
+CREATE OR REPLACE FUNCTION holdfast.renew_3(
+    p_now bigint, p_node text, p_lease bigint, p_plans text[], p_is_start boolean, p_first text, p_last text,
+    OUT o_now bigint, OUT o_until bigint
 ) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
 SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_gone text[];
+    v_until bigint;
 BEGIN
+    IF p_first IS NOT NULL AND p_is_start THEN
+        PERFORM pg_advisory_xact_lock(hashtextextended('holdfast.nodes ' || p_first, 0));
+    END IF;
+    SELECT n.lease_until INTO v_until FROM holdfast.nodes n WHERE n.node = p_node FOR UPDATE;
     o_now := holdfast.time_1(p_now);
+    IF p_first IS NOT NULL AND p_is_start THEN
+        UPDATE holdfast.nodes n SET lease_until = least(n.lease_until, o_now)
+        WHERE n.node > p_first AND n.node < p_last AND n.node <> p_node;
+        UPDATE holdfast.jobs j SET visible_at = o_now
+        WHERE j.taken_by > p_first AND j.taken_by < p_last AND j.taken_by <> p_node AND j.visible_at > o_now;
+    ELSIF p_first IS NOT NULL AND coalesce(holdfast.lease_end_1(v_until, o_now), 0) <= o_now THEN
+        PERFORM 1 FROM holdfast.nodes n
+        WHERE n.node > p_first AND n.node < p_last AND n.node <> p_node
+            AND holdfast.lease_end_1(n.lease_until, o_now) > o_now;
+        IF FOUND THEN
+            RETURN;
+        END IF;
+    END IF;
     o_until := o_now + p_lease;
     INSERT INTO holdfast.nodes AS n (node, lease_until, plans) VALUES (p_node, o_until, p_plans)
     ON CONFLICT (node) DO UPDATE

@@ -34,7 +34,8 @@ SELECT {LOADED} FROM holdfast.loaded_2(holdfast.numbers_1($2), holdfast.time_1($
 """
 NEXT_DUE = "SELECT o_now, o_due FROM holdfast.next_due_2($1, $2, $3, $4, $5)"
 RENEW = """
-SELECT r.o_now, r.o_until FROM holdfast.renew_2($1, $2, $3, $4) r CROSS JOIN LATERAL holdfast.forget_growth_1(r.o_now)
+SELECT r.o_now, r.o_until FROM holdfast.renew_3($1, $2, $3, $4, $5, $6, $7) r
+CROSS JOIN LATERAL holdfast.forget_growth_1(r.o_now)
 """
 MISSING = "SELECT o_plan, o_version, o_since FROM holdfast.missing_1($1, $2)"
 RELEASE = "SELECT o_now, o_freed FROM holdfast.release_1($1, $2, $3)"
@@ -189,11 +190,19 @@ async def next_due(
 
 
 async def renew(
-    server: Server, node: str, lease_ms: int, plans: Sequence[port.Plan] | None, now: Instant | None
+    server: Server,
+    node: str,
+    lease_ms: int,
+    plans: Sequence[port.Plan] | None,
+    is_start: bool,
+    now: Instant | None,
 ) -> tuple[Instant, Instant]:
     """Give the node a lease; return the time, and the end of the lease."""
     known = None if plans is None else list(map(askable, rows.plan_keys(plans)))
-    [[heard, until]] = await server.fetch(RENEW, now, node, lease_ms * 1_000, known)
+    first, last = guards.lives_of(node) or (None, None)
+    [[heard, until]] = await server.fetch(RENEW, now, node, lease_ms * 1_000, known, is_start, first, last)
+    if until is None:
+        raise guards.superseded(node)
     return heard, until
 
 

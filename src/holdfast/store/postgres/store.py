@@ -170,12 +170,16 @@ class PostgresStore:
             self._ring_soon()
         return admitted, next_at
 
-    async def renew(self, node: str, lease_ms: int, plans: Sequence[port.Plan] | None = None) -> Instant:
+    async def renew(
+        self, node: str, lease_ms: int, plans: Sequence[port.Plan] | None = None, is_start: bool = False
+    ) -> Instant:
         guards.check_lease(node, lease_ms, plans)
         now, lease_until = await self._server.finished(
-            owning.renew(self._ready(), node, lease_ms, plans, self._asked())
+            owning.renew(self._ready(), node, lease_ms, plans, is_start, self._asked())
         )
         self._hear(now)
+        if is_start:
+            self._ring_soon()
         return lease_until
 
     async def release(self, node: str, run_ids: Sequence[str] | None = None) -> int:

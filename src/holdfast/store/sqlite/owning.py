@@ -63,6 +63,15 @@ SELECT plan_id, plan_version, since FROM (
     WHERE {rows.IS_CURRENT} AND (plans IS NULL OR {PLAN_KEY} IN (SELECT value FROM json_each(plans)))
 ) ORDER BY since, plan_id, plan_version
 """
+END_LIVES = (
+    "UPDATE nodes SET lease_until = min(lease_until, :now) WHERE node > :first AND node < :last AND node <> :node",
+    """UPDATE jobs SET visible_at = :now
+    WHERE taken_by > :first AND taken_by < :last AND taken_by <> :node AND visible_at > :now""",
+)
+IS_SUPERSEDED = f"""
+SELECT 1 FROM nodes WHERE node > :first AND node < :last AND node <> :node AND {rows.IS_CURRENT}
+    AND NOT EXISTS (SELECT 1 FROM (SELECT lease_until FROM nodes WHERE node = :node) WHERE {rows.IS_CURRENT})
+"""
 NEXT_VISIBLE = "SELECT min(visible_at) FROM jobs WHERE queue = ? AND visible_at IS NOT NULL"
 
 
@@ -146,9 +155,23 @@ def _check_unreadable(problem: Exception) -> None:
         raise problem
 
 
-def renew(db: sqlite3.Connection, node: str, lease_ms: int, plans: Sequence[port.Plan] | None, now: Instant) -> Instant:
+def renew(
+    db: sqlite3.Connection,
+    node: str,
+    lease_ms: int,
+    plans: Sequence[port.Plan] | None,
+    is_start: bool,
+    now: Instant,
+) -> Instant:
     """Give the node a lease until then, and forget nodes that are gone and hold nothing."""
     lease_until = now + lease_ms * 1_000
+    first, last = guards.lives_of(node) or ("", "")
+    lives = {"node": node, "first": first, "last": last, "now": now}
+    if first and is_start:
+        for end_others in END_LIVES:
+            db.execute(end_others, lives)
+    elif first and db.execute(IS_SUPERSEDED, lives).fetchone():
+        raise guards.superseded(node)
     db.execute("INSERT OR REPLACE INTO nodes VALUES (?, ?)", (node, lease_until))
     if plans is not None:
         db.execute(

@@ -155,9 +155,11 @@ class SqliteStore:
             self._ring_soon()
         return admitted, next_at
 
-    async def renew(self, node: str, lease_ms: int, plans: Sequence[port.Plan] | None = None) -> Instant:
+    async def renew(
+        self, node: str, lease_ms: int, plans: Sequence[port.Plan] | None = None, is_start: bool = False
+    ) -> Instant:
         guards.check_lease(node, lease_ms, plans)
-        return await self._write(lambda db, now: owning.renew(db, node, lease_ms, plans, now))
+        return await self._write(lambda db, now: owning.renew(db, node, lease_ms, plans, is_start, now), rings=is_start)
 
     async def release(self, node: str, run_ids: Sequence[str] | None = None) -> int:
         guards.check_values(node=node)

@@ -1,4 +1,4 @@
 -- oldest reader: 1
 -- Nodes that have several lives, turns that are counted, and what else an audit asked for.
 
-ALTER TABLE holdfast.nodes ADD COLUMN life text NOT NULL DEFAULT '';   -- which life of the node its lease is of
+ALTER TABLE holdfast.runs ADD COLUMN losses bigint NOT NULL DEFAULT 0;   -- nodes that went away with it since its last turn

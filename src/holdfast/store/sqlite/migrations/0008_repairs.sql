@@ -3,7 +3,4 @@
 -- insert into without naming columns (nodes, tasks, jobs, gate_starts, node_plans) get no columns: what is new of
 -- them stands in tables beside.
 
-CREATE TABLE node_lives (
-    node TEXT PRIMARY KEY NOT NULL,
-    life TEXT NOT NULL                                    -- which life of the node its lease is of
-) WITHOUT ROWID;
+ALTER TABLE runs ADD COLUMN losses INTEGER NOT NULL DEFAULT 0;   -- nodes that went away with it since its last turn
