@@ -121,3 +121,6 @@ OVERLOAD_RETRY_MS = 1_000
 
 LOST_ATTEMPTS = 20
 """How often an activity may take its node along before its step fails. It may be what kills the nodes."""
+
+MAILBOX_SIGNALS = 100
+"""How many unread signals a run is loaded with whatever their names. Of more, only what its open waits can take."""

@@ -64,6 +64,13 @@ def parent_and_child(child_status: RunStatus = RUNNING) -> tuple[RunView, RunVie
     return parent.view(), offspring.view()
 
 
+def timed(until: int) -> Driver:
+    """Return a run with a wait that ends then."""
+    run = run_in(RUNNING)
+    run.ask(wait("timed", "on", until=until))
+    return run
+
+
 # --- the collection
 
 PLANTED: list[tuple[str, str, Callable[[], View]]] = []
@@ -434,3 +441,11 @@ def a_parent_was_purged() -> View:
 @plants("ended_children_are_reported")
 def a_parent_waits_for_a_child_that_has_ended() -> View:
     return SystemView(parent_and_child(RunStatus.COMPLETED))
+
+
+@plants("deadlines_decide")
+def a_signal_that_came_too_late_was_taken() -> View:
+    run = timed(START + 9 * SECOND)
+    run.tell(run.sent("on"))
+    [place] = [place for place, signal in consumed(run.view()) if signal.name == "on"]
+    return with_signal(run.view(), place, accepted_at=START + 9 * SECOND + 1)

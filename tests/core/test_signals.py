@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from holdfast.core import commands
 from holdfast.core import events as e
 from holdfast.core.decide import decide, is_taken, wait_for
-from holdfast.core.messages import Signal
+from holdfast.core.messages import Signal, as_they_came
 from holdfast.core.pen import NOTHING, Decision
 from holdfast.core.snapshot import runtime_snapshot
 from tests.core.driving import BY, SECOND, START, Driver, activity, wait
@@ -54,7 +54,7 @@ def test_the_wait_that_takes_a_signal_can_be_told_beforehand() -> None:
     run = Driver().start()
     run.ask(wait("first", "go"), wait("second", "go"))
     for step_id, taker in ((None, "first"), ("second", "second"), ("nowhere", None)):
-        step = wait_for(run.state, run.sent("go", step_id=step_id), run.now)
+        step = wait_for(run.state, run.sent("go", step_id=step_id))
         assert (step.step_id if step is not None else None) == taker
 
 
@@ -161,9 +161,30 @@ def test_a_wait_whose_time_is_over_takes_nothing_that_came_later() -> None:
     run.now = START + SECOND
     late = run.sent("go")
     assert late.accepted_at > run.now
-    takers = [wait_for(run.state, signal, now) for signal in (in_time, late) for now in (START, run.now)]
-    # By a clock that says it is not over yet, it is not: the store's times of acceptance may run ahead.
-    assert [step.step_id for step in takers if step is not None] == ["timed", "timed", "timed", "patient"]
+    takers = [wait_for(run.state, signal) for signal in (in_time, late)]
+    assert [step.step_id for step in takers if step is not None] == ["timed", "patient"]
+    run.now = START  # a turn whose clock is behind
+    run.tell(late)
+    assert receivers(run) == [("patient", late.signal_id)]
+
+
+@pytest.mark.contract("SIG-8", "SIG-1")
+def test_after_a_clock_was_set_back_signals_came_when_it_said() -> None:
+    run = Driver().start()
+    signals = [
+        replace(run.sent("go"), accepted_at=START + accepted * SECOND, received_at=START + received * SECOND)
+        for accepted, received in ((10, 10), (3_600, 3_600), (3_601, 20), (3_602, 30))
+    ]
+    came = as_they_came(signals)
+    assert [(signal.accepted_at - START) // SECOND for signal in came] == [10, 20, 20, 30]
+    assert [signal.suffix for signal in came] == [signal.suffix for signal in signals]
+
+
+@pytest.mark.contract("SIG-8")
+def test_signals_of_one_instant_come_one_after_the_other() -> None:
+    run = Driver().start()
+    signals = [replace(run.sent("go"), received_at=START) for _ in range(3)]
+    assert as_they_came(signals) is signals
 
 
 @pytest.mark.contract("SIG-8")

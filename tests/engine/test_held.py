@@ -9,8 +9,10 @@ from msgspec.structs import replace
 
 from holdfast.core.messages import ActivityDetached, ActivityErrored, ActivitySucceeded
 from holdfast.core.retry import Retry
+from holdfast.core.state import state_of
 from holdfast.engine.held import Held, is_local, unsuccessful
 from holdfast.store.memory import MemoryStore
+from holdfast.testing import samples
 from holdfast.testing.clock import START, VirtualClock
 from holdfast.testing.samples import SampleNode, activity, signal, wait
 from tests.core.driving import SECOND, Driver, failed, timer
@@ -88,3 +90,21 @@ async def test_what_a_turn_has_consumed_is_gone_afterwards_and_the_rest_is_kept(
     draft.received = []
     given.advance(draft)
     assert [kept.name for kept in given.loaded.signals] == ["other"]
+
+
+@pytest.mark.contract("SIG-8")
+async def test_a_load_that_waits_for_nobody_brings_no_time_out_of_a_wait() -> None:
+    clock = VirtualClock()
+    store = MemoryStore(clock)
+    node = SampleNode(store)
+    await node.start("run-1")
+    await node.step("run-1", activity("charge"), wait("go", until=START + SECOND), samples.timer(START + SECOND))
+    given = Held(await node.load("run-1"))
+    clock.advance(ms=1_000)
+    later = await node.load("run-1")
+    assert sorted(str(message.step_id) for message in later.messages) == ["go", "sleep"]
+    given.load_again(later, state_of("run-1", await store.read_events("run-1")))
+    assert [message.step_id for message in given.loaded.messages] == ["sleep"]
+    given = Held(later)
+    given.load_again(later, state_of("run-1", await store.read_events("run-1")))
+    assert len(given.loaded.messages) == 2, "what was claimed stays"

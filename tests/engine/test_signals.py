@@ -84,6 +84,63 @@ async def test_a_signal_in_time_is_not_too_late_because_nobody_looked(
                 assert await run.result() == ["nobody", "somebody"], "who comes too late is kept"
 
 
+def waits_twice(app: App) -> Any:
+    """Return a workflow with a wait for a minute, and one for what came too late."""
+
+    @app.workflow
+    async def waits() -> list[Any]:
+        first = await hf.wait_signal("go", str, timeout=60, on_timeout=lambda: "nobody")
+        return [first, await hf.wait_signal("go", str)]
+
+    return waits
+
+
+@pytest.mark.contract("SIG-8", "SIG-2")
+async def test_the_time_of_acceptance_decides_though_the_clock_of_the_node_is_behind(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = hf.App("signals")
+    waits = waits_twice(app)
+    async with stopped_time(place) as (store, clock), place.node(app, store):
+        run = await app.start(waits)
+        await until_event(run, "SignalWaiting")
+        now, claim, seen = store.now, store.claim, asyncio.Event()
+
+        async def behind() -> int:
+            return await now() - 20_000
+
+        async def watched(*args: Any) -> Any:
+            if turns:  # the turn before this claim had the signal
+                seen.set()
+            claimed = await claim(*args)
+            turns.extend(loaded for loaded in claimed if loaded.signals)
+            return claimed
+
+        turns: list[Any] = []
+        monkeypatch.setattr(store, "now", behind)
+        monkeypatch.setattr(store, "claim", watched)
+        clock.advance(us=60_000_000 + 5_000)  # five milliseconds too late; for the node it is not over yet
+        await run.signal("go", "somebody")
+        await seen.wait()
+        clock.advance(ms=20)
+        assert await run.result() == ["nobody", "somebody"]
+
+
+@pytest.mark.contract("SIG-8", "SIG-1")
+async def test_a_clock_that_is_set_back_makes_no_signal_too_late(place: Place) -> None:
+    app = hf.App("signals")
+    waits = waits_twice(app)
+    async with stopped_time(place) as (store, clock), place.node(app, store):
+        clock.advance(ms=3_600_000)
+        run = await app.start(waits)
+        await until_event(run, "SignalWaiting")
+        await run.signal("other", "from the future")
+        clock.set_back(ms=3_599_000)
+        await run.signal("go", "first")
+        await run.signal("go", "second")
+        assert await run.result() == ["first", "second"]
+
+
 @pytest.mark.contract("SIG-8", "SIG-3")
 async def test_a_wait_that_is_given_up_takes_no_signal_with_it(place: Place) -> None:
     app = hf.App("signals")

@@ -135,7 +135,7 @@ def _on_signal(state: RunState, signal: m.Signal, pen: Pen) -> Decision | Refusa
     """Give the signal to the oldest wait that it fits; if there is none it stays in the mailbox."""
     if state.status is not RUNNING:
         return NOTHING
-    step = wait_for(state, signal, pen.now)
+    step = wait_for(state, signal)
     if step is None:
         return NOTHING
     received = e.SignalReceived(
@@ -151,13 +151,13 @@ def _on_signal(state: RunState, signal: m.Signal, pen: Pen) -> Decision | Refusa
     return pen.decision()
 
 
-def wait_for(state: RunState, signal: m.Signal, now: Instant) -> OpenStep | None:
+def wait_for(state: RunState, signal: m.Signal) -> OpenStep | None:
     """Return the open wait that would take the signal: the one that it is addressed to, or the oldest of its name.
 
-    A wait whose time is over takes nothing that came later: it is about to time out.
+    A wait takes nothing that was accepted after its deadline: it is about to time out. The store's time of acceptance
+    decides, whenever the turn is taken and whatever the clock of the node says.
     """
-    came_at = min(signal.accepted_at, now + 1)
-    return next((step for step in _waits_for(state, signal) if not _ends_before(step, came_at)), None)
+    return next((step for step in _waits_for(state, signal) if not _ends_before(step, signal.accepted_at)), None)
 
 
 def is_taken(state: RunState, step: OpenStep, signals: Iterable[m.Signal]) -> bool:

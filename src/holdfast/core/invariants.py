@@ -20,7 +20,7 @@ from holdfast.core.decide import RECORDED_AS, is_taken
 from holdfast.core.events import BODIES, Event
 from holdfast.core.idempotency import event_id, event_key, signal_storage_key
 from holdfast.core.instants import Instant
-from holdfast.core.messages import AcceptedSignalResult, Message, Signal
+from holdfast.core.messages import AcceptedSignalResult, Message, Signal, as_they_came
 from holdfast.core.records import Task, Wait
 from holdfast.core.snapshot import RuntimeSnapshot, runtime_snapshot
 from holdfast.core.state import PAUSED, TERMINAL, OpenStep, RunState, RunStatus, state_of
@@ -304,6 +304,20 @@ def signal_order_is_kept(view: RunView) -> list[str]:
     if any(a[0] >= b[0] or a[1] >= b[1] for a, b in pairwise(places)):
         found.append("the mailbox is not in the order of acceptance")
     return found
+
+
+@_invariant(RunView, "SIG-8", "A wait takes nothing that was accepted after its deadline.")
+def deadlines_decide(view: RunView) -> list[str]:
+    """Find signals that came too late and were taken."""
+    until = {event.step_id: event.data.until for event in view.events if isinstance(event.data, e.SignalWaiting)}
+    came = {signal.id: signal.accepted_at for signal in as_they_came(view.signals)}
+    return [
+        f"event {event.run_seq}: a signal was taken that came after the deadline of its wait"
+        for event in view.events
+        if isinstance(event.data, e.SignalReceived)
+        and (deadline := until.get(event.step_id)) is not None
+        and came.get(event.caused_by_signal_id or "", 0) > deadline
+    ]
 
 
 # --- waits and tasks -----------------------------------------------------------------------------------------------

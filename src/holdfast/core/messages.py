@@ -9,9 +9,11 @@ consumes it, and it can be followed afterwards.
 """
 
 import re
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core.events import NULL, ErrorInfo
@@ -96,6 +98,7 @@ class SignalRequest(Struct, frozen=True, kw_only=True, gc=False):
 class Signal(Struct, frozen=True, kw_only=True, gc=False):
     """A signal in a run's mailbox. `id` is the store's, `signal_id` the sender's.
 
+    `accepted_at` strictly grows within a run; `received_at` is what the store's clock said then.
     `state_after` or `error` says what the handler of the wait made of it, for the turn that consumes it.
     """
 
@@ -111,6 +114,31 @@ class Signal(Struct, frozen=True, kw_only=True, gc=False):
     consumed_seq: int | None = None
     state_after: Raw | UnsetType = UNSET
     error: ErrorInfo | None = None
+    received_at: Instant | None = None
+
+
+CLOCK_SET_BACK = 1_000_000
+"""By how much times of acceptance run ahead of the clock at most, in microseconds, unless it was set back."""
+
+
+def as_they_came(signals: Sequence[Signal]) -> Sequence[Signal]:
+    """Return signals of a run with the times that their waits' deadlines are compared to.
+
+    That is the time of acceptance. After the clock was set back these run ahead of it for as long, and so would be too
+    late for every wait; then the clock counts, and what was accepted before came no later than what is behind it.
+    """
+    if not any(_is_ahead(signal) for signal in signals):
+        return signals
+    came: list[Signal] = []
+    for signal in reversed(signals):
+        came_at = signal.received_at if _is_ahead(signal) and signal.received_at is not None else signal.accepted_at
+        came_at = min(came_at, came[-1].accepted_at) if came else came_at
+        came.append(replace(signal, accepted_at=came_at))
+    return came[::-1]
+
+
+def _is_ahead(signal: Signal) -> bool:
+    return signal.received_at is not None and signal.accepted_at > signal.received_at + CLOCK_SET_BACK
 
 
 class AcceptedSignalResult(Struct, frozen=True, kw_only=True, gc=False):
@@ -270,6 +298,7 @@ class TaskOperation(Struct, frozen=True, kw_only=True, gc=False):
 CONTROL_SIGNAL = "holdfast.control"
 UPDATE_SIGNAL = "holdfast.update"
 TASK_SIGNAL = "holdfast.task"
+ENGINE_SIGNALS = frozenset({CONTROL_SIGNAL, UPDATE_SIGNAL, TASK_SIGNAL})
 RESERVED_PREFIX = "holdfast."
 """Names of signals that the engine sends to itself. They are not counted against a run's rate limit."""
 

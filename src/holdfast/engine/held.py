@@ -55,6 +55,19 @@ class Held:
             and (step.token is None or step.token not in tokens)
         ]
 
+    def load_again(self, loaded: LoadedRun, state: RunState) -> None:
+        """Take the run as it was loaded once more, without ownership being claimed again.
+
+        Such a load waits for nobody: it may miss a signal that was accepted in time and is about to be durable. So it
+        brings no time-outs of waits; they are handed out again with the next claim.
+        """
+        known = {message.signal_id for message in self.loaded.messages}
+        waits = {step.step_id for step in state.open_steps.values() if step.kind == "signal"}
+        messages = [
+            m for m in loaded.messages if m.signal_id in known or m.type != "TimerDue" or m.step_id not in waits
+        ]
+        self.loaded = replace(loaded, messages=tuple(messages))
+
     def take_drafted(self, live: LiveRun) -> Drafted | None:
         """Return the turn that was taken before, if it was by what is live now; whatever came in since waits."""
         drafted, self.drafted = self.drafted, None
@@ -78,7 +91,7 @@ class Held:
         if details:
             details = {step_id: said for step_id, said in details.items() if step_id in state.open_steps}
         head = replace(self.loaded.head, version=state.version)
-        self.loaded = LoadedRun(head=head, signals=signals, details=details)
+        self.loaded = LoadedRun(head=head, signals=signals, details=details, is_whole=self.loaded.is_whole)
 
 
 def unsuccessful(batch: Sequence[Held]) -> list[tuple[str, str]]:

@@ -22,7 +22,7 @@ from holdfast.core.events import Event
 from holdfast.core.instants import Instant
 from holdfast.core.messages import (
     CONTROL_SIGNAL,
-    TASK_SIGNAL,
+    ENGINE_SIGNALS,
     UPDATE_SIGNAL,
     Control,
     ControlPayload,
@@ -141,7 +141,7 @@ def take_turn(
     draft = TurnDraft(live.state, loaded, now, node, limits)
     live.is_ahead = True
     try:
-        _Turn(live, draft, loaded.signals, now).run([*loaded.messages, *inputs], loaded.signals)
+        _Turn(live, draft).run([*loaded.messages, *inputs])
         return draft, None
     except KeyboardInterrupt:
         raise
@@ -194,25 +194,23 @@ def _has_paused(draft: TurnDraft) -> bool:
     return draft.state.status is PAUSED and any(isinstance(event.data, e.RunPaused) for event in draft.events)
 
 
-_ENGINES_OWN = frozenset({CONTROL_SIGNAL, UPDATE_SIGNAL, TASK_SIGNAL})
-
-
 class _Turn:
     """Hands inputs to the core and outcomes to the program, until nothing moves any more."""
 
-    __slots__ = ("_draft", "_live", "_mailbox", "_now", "_updates")
+    __slots__ = ("_draft", "_live", "_mailbox", "_updates")
 
-    def __init__(self, live: LiveRun, draft: TurnDraft, signals: Sequence[Signal], now: Instant) -> None:
+    def __init__(self, live: LiveRun, draft: TurnDraft) -> None:
         self._live = live
-        self._now = now
         self._draft = draft
-        self._mailbox = [signal for signal in signals if signal.name not in _ENGINES_OWN] if signals else []
+        signals = draft.signals
+        self._mailbox = [signal for signal in signals if signal.name not in ENGINE_SIGNALS] if signals else []
         self._updates = list(_updates(signals)) if signals else []
 
-    def run(self, inputs: Sequence[Input], signals: Sequence[Signal]) -> None:
+    def run(self, inputs: Sequence[Input]) -> None:
         """Take the inputs. Operators' commands come first, once the run has started: a pause holds what follows."""
         if self._live.state.awaits_definition:
             self._absorb(self._draft.handle(DefinitionFound()))
+        signals = self._draft.signals
         if signals:
             starts = [given for given in inputs if _is_start(given)]
             others = sorted((given for given in inputs if not _is_start(given)), key=_place)
@@ -254,7 +252,7 @@ class _Turn:
     def _heard(self, signal: Signal) -> Signal:
         """Let the handler of the wait that takes the signal, if it has one, make something of it."""
         program = self._live.replay.program
-        step = wait_for(self._draft.state, signal, self._now) if program is not None and program.handlers else None
+        step = wait_for(self._draft.state, signal) if program is not None and program.handlers else None
         received = program.receive(step.step_id, signal.payload) if program is not None and step is not None else None
         return signal if received is None else replace(signal, state_after=received.state_after, error=received.error)
 

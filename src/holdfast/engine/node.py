@@ -470,7 +470,7 @@ class Node:
                 await self._put_aside(held, damage, now)
                 return None, None
             if loaded is not None and loaded.head.lease_epoch == held.loaded.head.lease_epoch:
-                held.loaded = loaded
+                held.load_again(loaded, live.state)
         return live, problem
 
     async def _prepared_again(

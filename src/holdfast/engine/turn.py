@@ -25,11 +25,12 @@ from holdfast.core.messages import (
     Message,
     SentName,
     SignalRequest,
+    as_they_came,
 )
 from holdfast.core.pen import NOTHING, Decision, Refusal
 from holdfast.core.records import ActivityRecord, index_changes
 from holdfast.core.snapshot import RuntimeSnapshot, runtime_snapshot
-from holdfast.core.state import CANCELLED, PAUSED, RunState, fold_onto, own_copy, state_of
+from holdfast.core.state import CANCELLED, PAUSED, OpenStep, RunState, fold_onto, own_copy, state_of
 from holdfast.errors import HoldfastError, VersionMismatch
 from holdfast.limits import NAME_BYTES, SIGNAL_ID_BYTES, Limits
 from holdfast.store.port import Job, LoadedRun, NewRun, Turn
@@ -39,6 +40,8 @@ LIMITS = Limits()
 DEFINITION = "definition"
 """The id of the message that a run without its definition leaves itself, so that it is looked at again."""
 
+MAILBOX = "mailbox"
+"""The id of the message that a run leaves itself which has read a part of its mailbox."""
 
 _OF_PLAIN_TURNS = frozenset({e.RunStarted, e.StepStarted, e.StepCompleted, e.RunCompleted})
 
@@ -62,6 +65,7 @@ class TurnDraft:
         "events",
         "is_plain",
         "received",
+        "signals",
         "snapshot",
         "state",
     )
@@ -74,6 +78,7 @@ class TurnDraft:
         self._queued: tuple[str, ...] = ()
         self._before = state
         self._loaded = loaded
+        self.signals = as_they_came(loaded.signals) if loaded.signals else ()
         self._now = now
         self._by = EngineRunRef(node, loaded.head.lease_epoch)
         self.events: list[Event] = []  # as they were decided: without their numbers and times in the store
@@ -89,6 +94,8 @@ class TurnDraft:
             NOTHING
             if self.state.status is PAUSED and self._is_held(message)
             else decide(self.state, message, self._now, self._by)
+            if self._loaded.is_whole or not self._may_be_in_time(message)
+            else Decision(messages=(message,))  # type: ignore[arg-type]
         )
         if isinstance(message, Message):
             if isinstance(answer, Refusal):
@@ -106,10 +113,32 @@ class TurnDraft:
 
         When the run is resumed the wait takes the signal; if it does not, it is told of its time again.
         """
-        if not self._loaded.signals or not isinstance(message, Message):
-            return False
-        step = self.state.open_steps.get(message.step_id or "") if message.type == "TimerDue" else None
-        return step is not None and step.kind == "signal" and is_taken(self.state, step, self._loaded.signals)
+        step = self._timed_wait(message) if self.signals else None
+        return step is not None and is_taken(self.state, step, self.signals)
+
+    def _may_be_in_time(self, message: Input) -> bool:
+        """Say whether a signal that was not loaded may have come in time for the wait whose time is over.
+
+        Only if the turn has taken some of that name: what it was loaded with are the oldest.
+        """
+        step = self._timed_wait(message)
+        return step is not None and any(
+            isinstance(event.data, e.SignalReceived) and event.data.name == step.name for event in self.events
+        )
+
+    def _timed_wait(self, message: Input) -> OpenStep | None:
+        if not isinstance(message, Message) or message.type != "TimerDue":
+            return None
+        step = self.state.open_steps.get(message.step_id or "")
+        return step if step is not None and step.kind == "signal" else None
+
+    def _read_on(self) -> None:
+        """Leave word to go on with the mailbox, of which the turn has seen a part, if a wait may find more in it."""
+        is_open = any(step.kind == "signal" for step in self.state.open_steps.values())
+        has_opened = any(type(event.data) is e.SignalWaiting for event in self.events)
+        if (has_opened and is_open) or (self.received and not self.state.is_finished):
+            word = Message(signal_id=MAILBOX, run_id=self.state.run_id, type="InternalContinue", occurred_at=self._now)
+            self._messages.append(word)
 
     def put_aside(self, message: Message, problem: HoldfastError) -> None:
         """Leave a message for later, or after too many times for an operator: what was accepted is not dropped."""
@@ -149,6 +178,8 @@ class TurnDraft:
         """Return the turn to commit. `release` lets go of the run with the same commit."""
         if self.dispatch:
             self.dispatch = [step_id for step_id in self.dispatch if step_id in self.state.open_steps]
+        if not self._loaded.is_whole:
+            self._read_on()
         self.snapshot = runtime_snapshot(self.state)
         self.is_plain = self._is_plain()
         head = self._loaded.head

@@ -110,7 +110,9 @@ class RunHead(Struct, frozen=True, kw_only=True, gc=False):
 class LoadedRun(Struct, frozen=True, kw_only=True, gc=False):
     """A run with what waits for it: due messages, unconsumed signals in order, activity records not completed.
 
-    `details` holds, by step, what activities have last said of their progress.
+    `details` holds, by step, what activities have last said of their progress. If there are more unconsumed signals
+    than `MAILBOX_SIGNALS` it is not whole: of each name that an open wait is for, and of the engine's own names, the
+    oldest so many are here, without those that are addressed to steps which do not wait.
     """
 
     head: RunHead
@@ -118,6 +120,7 @@ class LoadedRun(Struct, frozen=True, kw_only=True, gc=False):
     signals: tuple[Signal, ...] = ()
     records: tuple[ActivityRecord, ...] = ()
     details: dict[str, Raw] = {}
+    is_whole: bool = True
 
 
 class Admitted(Struct, frozen=True, gc=False):

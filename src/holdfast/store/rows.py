@@ -38,7 +38,7 @@ EVENT = (
     "persisted_at, adapter_version, engine_run_ref, caused_by_signal_id, parent_event_id, schema_version"
 )
 JOB = "next_attempt, details, job"
-SIGNAL = "inbox_seq, name, signal_id, step_id, accepted_at, consumed_seq, payload"
+SIGNAL = "inbox_seq, name, signal_id, step_id, accepted_at, consumed_seq, payload, received_at"
 
 
 def plan_keys(plans: Iterable[Plan]) -> list[str]:
@@ -198,4 +198,5 @@ def signal_of(run_id: str, row: tuple[Any, ...]) -> Signal:
         payload=payload_of(row[6]),
         step_id=row[3],
         consumed_seq=row[5],
+        received_at=row[7],
     )

@@ -4,11 +4,13 @@ import asyncio
 import re
 
 import pytest
-from msgspec import Raw
+from msgspec import Raw, json
+from msgspec.structs import replace
 
 from holdfast.core.instants import format_instant, parse_instant
-from holdfast.core.messages import AcceptedSignalResult, SignalRequest
+from holdfast.core.messages import TASK_SIGNAL, AcceptedSignalResult, SignalRequest
 from holdfast.errors import Conflict, InvalidInput, PayloadTooLarge, SignalAcceptanceIndeterminate
+from holdfast.limits import MAILBOX_SIGNALS, Limits
 from holdfast.store.port import Accepted, Duplicate, MailboxQuery, PurgePolicy, Refused, Store
 from holdfast.testing.clock import START, VirtualClock
 from holdfast.testing.samples import SampleNode, complete, new_run, read_mailbox, signal, wait
@@ -120,6 +122,66 @@ class SignalSuite(SuiteBase):
         assert [parse_instant(suffix[:27]) for suffix in suffixes] == [
             result.accepted_at for result in (first, second, third)
         ]
+
+    @pytest.mark.contract("SIG-8", "SIG-2")
+    async def test_a_signal_has_what_the_clock_said_beside_its_time_of_acceptance(
+        self, store: Store, clock: VirtualClock, node: SampleNode
+    ) -> None:
+        """Deadlines go by the clock, also after it was set back and times of acceptance run ahead of it."""
+        await node.start("run-1")
+        await store.deliver([signal("run-1", "go"), signal("run-1", "go")])
+        clock.set_back(ms=3_600_000)
+        await accept(store, signal("run-1", "go"))
+        expected = [START, START, START - 3_600_000_000]
+        assert [found.received_at for found in await read_mailbox(store, "run-1")] == expected
+        assert [found.received_at for found in (await node.load("run-1")).signals] == expected
+
+    # --- large mailboxes
+
+    @pytest.mark.contract("SIG-1", "SIG-3")
+    async def test_of_a_large_mailbox_a_run_is_loaded_with_what_its_waits_can_take(self, clock: VirtualClock) -> None:
+        """Unread signals of other names, and those for steps that do not wait, cost nothing, however many there are."""
+        much = MAILBOX_SIGNALS + 5
+        sent = [
+            *(signal("run-1", "go", "lost", step_id="gone") for _ in range(much)),
+            *(signal("run-1", "other") for _ in range(much)),
+            signal("run-1", "stop", "for it", step_id="stop"),
+            *(signal("run-1", "go", number) for number in range(much)),
+            signal("run-1", TASK_SIGNAL),
+        ]
+        async with self.opened(clock, Limits(signals_per_run_per_minute=10_000)) as store:
+            node = SampleNode(store)
+            for run_id in ("run-1", "run-2"):
+                await node.start(run_id)
+                await node.step(run_id, wait("go"), wait("stop"))
+                await store.deliver([replace(request, run_id=run_id) for request in sent])
+            await node.create("run-3")
+            expected = [("stop", "for it"), *(("go", number) for number in range(MAILBOX_SIGNALS)), (TASK_SIGNAL, None)]
+            claimed = {run.head.run_id: run for run in await node.claim()}
+            assert {run_id: run.is_whole for run_id, run in claimed.items()} == {
+                "run-1": False,
+                "run-2": False,
+                "run-3": True,
+            }
+            for run in (claimed["run-1"], await node.load("run-1"), claimed["run-2"]):
+                assert [(kept.name, json.decode(kept.payload)) for kept in run.signals] == expected
+            for request in sent[:1]:
+                assert len(await read_mailbox(store, request.run_id)) == len(sent)
+
+    @pytest.mark.contract("SIG-3")
+    async def test_a_mailbox_that_is_not_large_is_loaded_whole_although_many_were_consumed(
+        self, clock: VirtualClock
+    ) -> None:
+        """What counts is what is unread."""
+        async with self.opened(clock, Limits(signals_per_run_per_minute=10_000)) as store:
+            node = SampleNode(store)
+            await node.start("run-1")
+            await store.deliver([signal("run-1", "go") for _ in range(MAILBOX_SIGNALS + 1)])
+            assert not (await node.load("run-1")).is_whole
+            await node.step("run-1", wait("go"))
+            await node.step("run-1")
+            run = await node.load("run-1")
+            assert (run.is_whole, len(run.signals)) == (True, MAILBOX_SIGNALS)
 
     # --- the same signal again
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,7 +17,9 @@ import pytest
 import holdfast as hf
 from holdfast import Settings, open_store
 from holdfast.core.invariants import check_drained
+from holdfast.engine.handle import RunHandle
 from holdfast.store.port import Store
+from holdfast.store.postgres.store import PostgresStore
 from holdfast.testing.views import system_view
 from tests.store.postgres import worker
 from tests.store.postgres.proxy import Proxy
@@ -190,3 +193,41 @@ async def test_a_node_goes_on_when_its_server_was_away(address: str, store: Stor
         await far.close()
     assert results == [[True, f"o-{number}: {number}", 1, 2] for number in range(10)]
     assert check_drained(await system_view(store)) == []
+
+
+@pytest.mark.contract("SIG-8", "SIG-2")
+async def test_signals_around_the_deadline_of_their_waits_go_by_the_time_of_the_server(address: str) -> None:
+    app = hf.App("shop")
+
+    @app.workflow
+    async def waits() -> str:
+        return await hf.wait_signal("go", str, timeout=0.3, on_timeout=lambda: "nobody")  # type: ignore[no-any-return]
+
+    class Behind(PostgresStore):
+        """A store that heard of the time a while ago."""
+
+        async def now(self) -> int:
+            return await super().now() - 30_000
+
+    store = await Behind.open(address)
+    await store.migrate()
+    async with asyncio.timeout(PATIENCE_S), app.node(store):
+        runs = [await app.start(waits) for _ in range(40)]
+        until = {}
+        for run in runs:
+            while not (found := [wait async for wait in app.waits(run_id=run.run_id)]):  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+            until[run.run_id] = found[0].until or 0
+        sent = {}
+
+        async def send(number: int, run: RunHandle[str]) -> None:
+            moment = until[run.run_id] + (number - 20) * 1_000  # from 20 ms before to 20 ms after
+            await asyncio.sleep((moment - await PostgresStore.now(store)) / 1_000_000)
+            with contextlib.suppress(hf.errors.RunTerminal):
+                sent[run.run_id] = (await run.signal("go", "somebody")).accepted_at
+
+        await asyncio.gather(*(send(number, run) for number, run in enumerate(runs)))
+        for run in runs:
+            in_time = sent.get(run.run_id, until[run.run_id] + 1) <= until[run.run_id]
+            assert await run.result() == ("somebody" if in_time else "nobody"), sent[run.run_id] - until[run.run_id]
+    await store.close()

@@ -3,7 +3,8 @@
 Written to be read as the specification of `port`: no indexes, no cleverness. Every method is one atomic step.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -14,6 +15,7 @@ from holdfast.core.idempotency import inbox_uuid, signal_storage_key, signal_suf
 from holdfast.core.instants import Instant
 from holdfast.core.letters import DeadLetter, Settled, Settlement
 from holdfast.core.messages import (
+    ENGINE_SIGNALS,
     INTEGER_LIMIT,
     RESERVED_PREFIX,
     AcceptanceRecord,
@@ -25,7 +27,7 @@ from holdfast.core.messages import (
 from holdfast.core.records import ActivityRecord, Task, Wait
 from holdfast.core.state import TERMINAL
 from holdfast.errors import CallerError
-from holdfast.limits import Limits
+from holdfast.limits import MAILBOX_SIGNALS, Limits
 from holdfast.store import guards, port
 from holdfast.store.beginnings import new_head
 from holdfast.store.memory.work import Work, put
@@ -66,13 +68,27 @@ class Run:
     def loaded(self, now: Instant) -> port.LoadedRun:
         """Return the run with what waits for it."""
         due = sorted((due_at, signal_id) for signal_id, (due_at, _) in self.messages.items() if due_at <= now)
+        unconsumed = [signal for signal in self.signals if signal.consumed_seq is None]
+        is_whole = len(unconsumed) <= MAILBOX_SIGNALS
         return port.LoadedRun(
             head=self.head,
             messages=tuple(self.messages[signal_id][1] for _, signal_id in due),
-            signals=tuple(signal for signal in self.signals if signal.consumed_seq is None),
+            signals=tuple(unconsumed if is_whole else self._wanted(unconsumed)),
             records=tuple(self.records[key] for key in sorted(self.records) if self.records[key].status != "completed"),
             details={step_id: work.details for step_id, work in self.work.items() if work.details is not None},
+            is_whole=is_whole,
         )
+
+    def _wanted(self, unconsumed: Iterable[Signal]) -> Iterator[Signal]:
+        """Return what open waits can take, and the engine's own: the oldest of each name."""
+        names = {wait.name for wait in self.waits.values()} | ENGINE_SIGNALS
+        waits = {(wait.name, wait.step_id) for wait in self.waits.values()}
+        counts: Counter[str] = Counter()
+        for signal in unconsumed:
+            is_wanted = signal.name in names if signal.step_id is None else (signal.name, signal.step_id) in waits
+            if is_wanted and counts[signal.name] < MAILBOX_SIGNALS:
+                counts[signal.name] += 1
+                yield signal
 
     def wake(self, at: Instant) -> None:
         """Make the run ready at this instant, unless it is so earlier."""
@@ -158,6 +174,7 @@ class Run:
             accepted_at=accepted_at,
             payload=request.payload,
             step_id=request.step_id,
+            received_at=now,
         )
         result = AcceptedSignalResult(
             workflow_id=signal.run_id,

@@ -1037,15 +1037,16 @@ BEGIN
 END
 $$;
 
--- Runs with what waits for them, as of one instant, and since when each waits at its gate.
-CREATE OR REPLACE FUNCTION holdfast.loaded_2(p_runs bigint[], p_now bigint)
+-- Runs with what waits for them, as of one instant, and since when each waits at its gate. Of a mailbox of more than `p_most` signals, only what open waits can take is looked at,
+-- and the engine's own: of each name the oldest so many.
+CREATE OR REPLACE FUNCTION holdfast.loaded_3(p_runs bigint[], p_now bigint, p_most bigint)
 RETURNS TABLE (
     run_no bigint, run_id text, tenant text, project text, environment text, plan_id text, plan_version text,
     run_request_id text, parent_run_id text, reference_key text, tags text, status text, version bigint,
     snapshot text, created_at bigint, updated_at bigint, finished_at bigint, inbox_seq bigint, ready_at bigint,
     lease_owner text, lease_epoch bigint, queued_at bigint, o_now bigint, messages text[], s_seq bigint[],
-    s_name text[], s_signal text[], s_step text[], s_at bigint[], s_payload text[], records text[], d_step text[],
-    d_details text[]
+    s_name text[], s_signal text[], s_step text[], s_at bigint[], s_payload text[], s_received bigint[],
+    is_whole boolean, records text[], d_step text[], d_details text[]
 ) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
 SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
@@ -1054,7 +1055,8 @@ BEGIN
     SELECT r.run_no, r.run_id, r.tenant, r.project, r.environment, r.plan_id, r.plan_version, r.run_request_id,
         r.parent_run_id, r.reference_key, r.tags, r.status, r.version, r.snapshot, r.created_at, r.updated_at,
         r.finished_at, r.inbox_seq, r.ready_at, r.lease_owner, r.lease_epoch, r.queued_at, p_now,
-        m.messages, s.seqs, s.names, s.signals, s.steps, s.ats, s.payloads, c.records, d.steps, d.details
+        m.messages, s.seqs, s.names, s.signals, s.steps, s.ats, s.payloads, s.receiveds, f.is_full IS NULL,
+        c.records, d.steps, d.details
     FROM unnest(p_runs) WITH ORDINALITY AS t (no, ord)
     JOIN holdfast.runs r ON r.run_no = t.no
     LEFT JOIN LATERAL (
@@ -1062,11 +1064,29 @@ BEGIN
         FROM holdfast.messages x WHERE x.run_no = r.run_no AND x.due_at <= p_now
     ) m ON true
     LEFT JOIN LATERAL (
+        SELECT true AS is_full FROM holdfast.signals y
+        WHERE r.inbox_seq > p_most AND y.run_no = r.run_no AND y.consumed_seq IS NULL OFFSET p_most LIMIT 1
+    ) f ON true
+    LEFT JOIN LATERAL (
         SELECT array_agg(x.inbox_seq) AS seqs, array_agg(x.name) AS names, array_agg(x.signal_id) AS signals,
-            array_agg(x.step_id) AS steps, array_agg(x.accepted_at) AS ats, array_agg(x.payload) AS payloads
+            array_agg(x.step_id) AS steps, array_agg(x.accepted_at) AS ats, array_agg(x.payload) AS payloads,
+            array_agg(x.received_at) AS receiveds
         FROM (
-            SELECT y.inbox_seq, y.name, y.signal_id, y.step_id, y.accepted_at, y.payload FROM holdfast.signals y
-            WHERE y.run_no = r.run_no AND y.consumed_seq IS NULL ORDER BY y.inbox_seq
+            SELECT y.inbox_seq, y.name, y.signal_id, y.step_id, y.accepted_at, y.payload, y.received_at
+            FROM holdfast.signals y WHERE f.is_full IS NULL AND y.run_no = r.run_no AND y.consumed_seq IS NULL
+            UNION ALL
+            SELECT z.* FROM (
+                SELECT w.name FROM holdfast.waits w WHERE f.is_full AND w.run_no = r.run_no
+                UNION SELECT 'holdfast' || o.own FROM unnest(ARRAY['.control', '.update', '.task']) AS o (own) WHERE f.is_full
+            ) n CROSS JOIN LATERAL (
+                SELECT y.inbox_seq, y.name, y.signal_id, y.step_id, y.accepted_at, y.payload, y.received_at
+                FROM holdfast.signals y
+                WHERE y.run_no = r.run_no AND y.name = n.name AND y.consumed_seq IS NULL
+                    AND (y.step_id IS NULL OR (SELECT true FROM holdfast.waits w
+                        WHERE w.run_no = y.run_no AND w.step_id = y.step_id AND w.name = y.name))
+                ORDER BY y.inbox_seq LIMIT p_most
+            ) z
+            ORDER BY 1
         ) x
     ) s ON true
     LEFT JOIN LATERAL (

@@ -13,6 +13,7 @@ from typing import Any
 
 from holdfast.core.gates import RunLimit, overloaded, place_in_line
 from holdfast.core.instants import Instant
+from holdfast.limits import MAILBOX_SIGNALS
 from holdfast.store import guards, port
 from holdfast.store.postgres.columns import askable, columns
 from holdfast.store.postgres.owning import LOADED, readable
@@ -23,7 +24,7 @@ CREATE = f"SELECT o_now, o_ord, o_code, o_run_id, o_input, o_epoch, o_free FROM 
 ADMIT = f"""
 SELECT a.o_now, a.o_code, a.o_again, a.o_free, {LOADED}
 FROM holdfast.admit_1($1, $2, $3, $4, $5, $6, $7, $8) a
-LEFT JOIN LATERAL holdfast.loaded_2(a.o_runs, a.o_now) l ON true
+LEFT JOIN LATERAL holdfast.loaded_3(a.o_runs, a.o_now, {MAILBOX_SIGNALS}) l ON true
 """
 LOCK = "SELECT holdfast.lock_gates_1($1)"
 LOCK_KNOWN = "SELECT 1 FROM holdfast.runs WHERE request_key = ANY ($1) ORDER BY run_id FOR UPDATE"

@@ -15,6 +15,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.messages import Message
 from holdfast.core.records import ActivityRecord
 from holdfast.errors import StoreCorrupt
+from holdfast.limits import MAILBOX_SIGNALS
 from holdfast.store import guards, port, rows
 from holdfast.store.postgres.columns import askable
 from holdfast.store.postgres.letters import bury_unreadable
@@ -22,16 +23,17 @@ from holdfast.store.postgres.server import Db, Server, Session
 
 HEAD = ", ".join(f"l.{name.strip().rpartition('.')[2]}" for name in rows.HEAD.split(","))
 LOADED = (
-    f"{HEAD}, l.messages, l.s_seq, l.s_name, l.s_signal, l.s_step, l.s_at, l.s_payload, l.records, "
-    "l.d_step, l.d_details"
+    f"{HEAD}, l.messages, l.s_seq, l.s_name, l.s_signal, l.s_step, l.s_at, l.s_payload, l.s_received, l.is_whole, "
+    "l.records, l.d_step, l.d_details"
 )
 CLAIM = f"""
 SELECT c.o_now, c.o_from, {LOADED} FROM holdfast.claim_2($1, $2, $3, $4, $5) c
-LEFT JOIN LATERAL holdfast.loaded_2(c.o_runs, c.o_now) l ON true
+LEFT JOIN LATERAL holdfast.loaded_3(c.o_runs, c.o_now, {MAILBOX_SIGNALS}) l ON true
 """
 LOAD = f"""
-SELECT {LOADED} FROM holdfast.loaded_2(holdfast.numbers_1($2), holdfast.time_1($1)) l
+SELECT {LOADED} FROM holdfast.loaded_3(holdfast.numbers_1($2), holdfast.time_1($1), {MAILBOX_SIGNALS}) l
 """
+LOAD_ONE = f"SELECT {LOADED} FROM holdfast.loaded_3(ARRAY[$1::bigint], $2, {MAILBOX_SIGNALS}) l"
 NEXT_DUE = "SELECT o_now, o_due FROM holdfast.next_due_2($1, $2, $3, $4, $5)"
 RENEW = """
 SELECT r.o_now, r.o_until FROM holdfast.renew_3($1, $2, $3, $4, $5, $6, $7) r
@@ -118,20 +120,23 @@ async def load(server: Server, run_ids: Sequence[str], now: Instant | None) -> l
 def loaded_of(row: Any) -> port.LoadedRun:
     """Return the run that a row of LOADED describes."""
     head = rows.head_of(row)
-    messages, seqs, names, signals, steps, ats, payloads, records, d_steps, details = tuple(row)[22:]
+    messages, seqs, names, signals, steps, ats, payloads, receiveds, is_whole, records, d_steps, details = tuple(row)[
+        22:
+    ]
     return port.LoadedRun(
         head=head,
         messages=tuple(map(_message, messages)) if messages else (),
         signals=tuple(
-            rows.signal_of(head.run_id, (seq, name, signal_id, step_id, at, None, payload))
-            for seq, name, signal_id, step_id, at, payload in zip(
-                seqs, names, signals, steps, ats, payloads, strict=True
+            rows.signal_of(head.run_id, (seq, name, signal_id, step_id, at, None, payload, received_at))
+            for seq, name, signal_id, step_id, at, payload, received_at in zip(
+                seqs, names, signals, steps, ats, payloads, receiveds, strict=True
             )
         )
         if seqs
         else (),
         records=tuple(map(_record, records)) if records else (),
         details=_details(d_steps, details) if d_steps else {},
+        is_whole=is_whole,
     )
 
 
@@ -163,7 +168,7 @@ async def _repaired(session: Session, run_no: int, node: str, now: Instant) -> p
     await session.fetch("SELECT 1 FROM holdfast.runs WHERE run_no = $1 FOR UPDATE", run_no)
     await bury_unreadable(session, run_no, node, now)
     try:
-        [row] = await session.fetch(f"SELECT {LOADED} FROM holdfast.loaded_2(ARRAY[$1::bigint], $2) l", run_no, now)
+        [row] = await session.fetch(LOAD_ONE, run_no, now)
         return loaded_of(row)
     except StoreCorrupt:
         await session.fetch(

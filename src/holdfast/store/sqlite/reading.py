@@ -8,8 +8,9 @@ from msgspec import Raw
 
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
-from holdfast.core.messages import Message, Signal
+from holdfast.core.messages import ENGINE_SIGNALS, Message, Signal
 from holdfast.core.records import ActivityRecord, Task, Wait
+from holdfast.limits import MAILBOX_SIGNALS
 from holdfast.store import port
 from holdfast.store.sqlite import rows
 from holdfast.store.where import Where
@@ -28,7 +29,7 @@ def load(db: sqlite3.Connection, run_ids: Sequence[str], now: Instant) -> list[p
 
 
 def load_numbers(db: sqlite3.Connection, run_nos: Sequence[int], now: Instant) -> dict[int, port.LoadedRun]:
-    """Return the runs with what waits for them: five statements, however many runs."""
+    """Return the runs with what waits for them: a few statements, however many runs."""
     if not run_nos:
         return {}
     numbers = rows.listing(run_nos)
@@ -40,13 +41,8 @@ def load_numbers(db: sqlite3.Connection, run_nos: Sequence[int], now: Instant) -
         (numbers, now),
     ):
         messages.setdefault(run_no, []).append(rows.message_of(text))
-    signals: dict[int, list[Signal]] = {}
-    for row in db.execute(
-        f"SELECT run_no, {rows.SIGNAL} FROM signals INDEXED BY signals_unconsumed "
-        f"WHERE {among} AND consumed_seq IS NULL ORDER BY run_no, inbox_seq",
-        (numbers,),
-    ):
-        signals.setdefault(row[0], []).append(rows.signal_of(heads[row[0]].run_id, row[1:]))
+    full = _full_mailboxes(db, heads)
+    signals = _signals(db, heads, full)
     records: dict[int, list[ActivityRecord]] = {}
     for run_no, text in db.execute(
         "SELECT run_no, record FROM activity_records INDEXED BY activity_records_open "
@@ -67,9 +63,50 @@ def load_numbers(db: sqlite3.Connection, run_nos: Sequence[int], now: Instant) -
             signals=tuple(signals.get(run_no, ())),
             records=tuple(records.get(run_no, ())),
             details=details.get(run_no, {}),
+            is_whole=run_no not in full,
         )
         for run_no, head in heads.items()
     }
+
+
+_FULL = """
+SELECT value FROM json_each(?) WHERE EXISTS (
+    SELECT 1 FROM signals INDEXED BY signals_unconsumed WHERE run_no = value AND consumed_seq IS NULL LIMIT 1 OFFSET ?
+)
+"""
+_ALL = f"""
+SELECT run_no, {rows.SIGNAL} FROM signals INDEXED BY signals_unconsumed
+WHERE run_no IN (SELECT value FROM json_each(?)) AND consumed_seq IS NULL ORDER BY run_no, inbox_seq
+"""
+_WANTED = f"""
+SELECT s.run_no, {", ".join(f"s.{column}" for column in rows.SIGNAL.split(", "))} FROM (
+    SELECT run_no, name FROM waits WHERE run_no IN (SELECT value FROM json_each(?1))
+    UNION SELECT r.value, n.value FROM json_each(?1) AS r, json_each(?2) AS n
+) AS w CROSS JOIN signals AS s ON s.run_no = w.run_no AND s.inbox_seq IN (
+    SELECT x.inbox_seq FROM signals AS x INDEXED BY signals_unconsumed
+    WHERE x.run_no = w.run_no AND x.name = w.name AND x.consumed_seq IS NULL AND (x.step_id IS NULL OR EXISTS (
+        SELECT 1 FROM waits WHERE waits.run_no = x.run_no AND waits.step_id = x.step_id AND waits.name = x.name
+    )) ORDER BY x.inbox_seq LIMIT ?3
+) ORDER BY s.run_no, s.inbox_seq
+"""
+
+
+def _full_mailboxes(db: sqlite3.Connection, heads: dict[int, port.RunHead]) -> set[int]:
+    """Return the runs with more unconsumed signals than are loaded whatever their names; they are few."""
+    much = [run_no for run_no, head in heads.items() if head.inbox_seq > MAILBOX_SIGNALS]
+    return {run_no for (run_no,) in db.execute(_FULL, (rows.listing(much), MAILBOX_SIGNALS))} if much else set()
+
+
+def _signals(db: sqlite3.Connection, heads: dict[int, port.RunHead], full: set[int]) -> dict[int, list[Signal]]:
+    """Return the signals that runs are loaded with."""
+    found = db.execute(_ALL, (rows.listing(run_no for run_no in heads if run_no not in full),)).fetchall()
+    if full:
+        wanted = (rows.listing(full), rows.listing(sorted(ENGINE_SIGNALS)), MAILBOX_SIGNALS)
+        found += db.execute(_WANTED, wanted).fetchall()
+    signals: dict[int, list[Signal]] = {}
+    for row in found:
+        signals.setdefault(row[0], []).append(rows.signal_of(heads[row[0]].run_id, row[1:]))
+    return signals
 
 
 def read_events(db: sqlite3.Connection, run_id: str, after: int, limit: int) -> list[Event]:
