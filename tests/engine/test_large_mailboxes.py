@@ -47,7 +47,8 @@ async def test_unread_signals_of_another_name_are_not_read_by_turns(
     async def waits() -> list[int]:
         return [await hf.wait_signal("go", int) for _ in range(5)]
 
-    store, read = await opened(place), []
+    store = await opened(place)
+    read: list[int] = []
     claim = store.claim
 
     async def counted(*args: Any) -> list[LoadedRun]:
