@@ -196,6 +196,18 @@ def test_tokens(place: Place) -> None:
 
 
 @pytest.mark.contract("API-4")
+def test_the_audit_log_is_listed_and_exported(place: Place) -> None:
+    place.hf("token", "create", "auditor", "--role", "viewer")
+    newest = place.json("audit", "list", "--limit", "1")["items"][0]
+    assert (newest["operation"], newest["actor"], newest["by"]) == ("tokens.create", "anonymous", None), "it is open"
+    assert "tokens.create" in place.hf("audit", "list").stdout
+    lines = [json.loads(line) for line in place.hf("audit", "export").stdout.splitlines()]
+    assert lines[-1] == newest
+    assert [line["at"] for line in lines] == sorted(line["at"] for line in lines)
+    assert place.hf("audit", "export", "--operation", "nothing").stdout == ""
+
+
+@pytest.mark.contract("API-4")
 def test_the_first_token_is_made_on_the_store_and_opens_the_server(tmp_path: Path, place: Place) -> None:
     (tmp_path / "shop.py").write_text(SHOP)
     direct = {"HOLDFAST_STORE": "sqlite:///own.db"}

@@ -13,12 +13,13 @@ from msgspec import Raw
 
 from holdfast.core import codec
 from holdfast.core import events as e
-from holdfast.core.events import Body, EngineRunRef, UnknownBody
+from holdfast.core.events import Body, CallerRef, EngineRunRef, UnknownBody
 from holdfast.errors import CorruptHistory, InvalidInput
 from tests.core.bodies import SAMPLES
 from tests.core.driving import Driver, activity
 
-BY_NAME = [pytest.param(body, id=type(body).__name__) for body, _ in SAMPLES]
+ANN = CallerRef("0123456789abcdef", "ann")
+BY_NAME = [pytest.param(msgspec.structs.replace(body, by=ANN), id=type(body).__name__) for body, _ in SAMPLES]
 
 json_values = st.recursive(
     st.none()

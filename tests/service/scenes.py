@@ -597,6 +597,19 @@ async def _tokens(stage: Stage, call: Caller) -> None:
     assert not any(secret in str(found) for secret in secrets)
 
 
+@scene("audit.list")
+async def _audit(stage: Stage, call: Caller) -> None:
+    made = [await fine(call, "runs.start", {"workflow": "echo"}, 201) for _ in range(3)]
+    page = await fine(call, "audit.list", {"operation": "runs.start", "limit": 2})
+    rest = await fine(call, "audit.list", {"operation": "runs.start", "cursor": page["next"]})
+    found = [item["run_id"] for item in page["items"] + rest["items"]]
+    assert found == [run["run_id"] for run in reversed(made)]
+    oldest = await fine(call, "audit.list", {"order": "oldest", "limit": 1})
+    assert oldest["items"][0]["run_id"] == made[0]["run_id"]
+    assert (await fine(call, "audit.list", {"actor": "nobody-of-this-name"}))["items"] == []
+    await refused(call, "audit.list", {"cursor": page["next"], "order": "oldest"}, "InvalidInput", 422)
+
+
 @scene("tokens.revoke")
 async def _revoke(stage: Stage, call: Caller) -> None:
     made = (await fine(call, "tokens.create", {"name": "ann", "role": "viewer"}, 201))["item"]

@@ -51,7 +51,7 @@ LEAST = {
         OPERATOR,
     ),
     **dict.fromkeys("runs.start runs.update signals.send signals.send_many signals.start_with".split(), ENGINEER),
-    **dict.fromkeys("tokens.create tokens.list tokens.revoke".split(), ADMIN),
+    **dict.fromkeys("tokens.create tokens.list tokens.revoke audit.list".split(), ADMIN),
 }
 """The least role that may ask for each operation."""
 
@@ -186,7 +186,15 @@ async def test_every_other_address_for_everybody(address: str) -> None:
 # --- another tenant
 
 OF_THINGS = {"run_id": "run", "task_id": "task", "letter_id": "letter", "token_id": "token"}
-LISTS = {"runs.list", "signals.waiting", "signals.unconsumed", "tasks.list", "letters.list", "tokens.list"}
+LISTS = {
+    "runs.list",
+    "signals.waiting",
+    "signals.unconsumed",
+    "tasks.list",
+    "letters.list",
+    "tokens.list",
+    "audit.list",
+}
 MAKES = {"runs.start", "signals.start_with", "tokens.create"}
 SHARED = {"workflows.list", "workflows.get", "system.health"}
 MANY = {"signals.send_many"}

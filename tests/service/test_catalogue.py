@@ -47,7 +47,8 @@ async def test_no_way_has_an_operation_that_another_lacks() -> None:
     said = {f"{noun} {verb}" for noun in _command_nouns() for verb in commands[noun] if verb[0] != "-"}
     derived = {row_of(operation).words: name for name, operation in CATALOGUE.items()}
     assert len(derived) == len(CATALOGUE)
-    assert said == {*derived, "run show", "run tail"}, "which show a run whole, and follow it"
+    more = {"run show", "run tail", "audit export"}
+    assert said == {*derived, *more}, "which show a run whole, follow it, and write the audit log as lines"
     async with on_stage() as stage:
         description = (await stage.http.get("/openapi.json")).json()
         described = {

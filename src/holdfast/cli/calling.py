@@ -108,7 +108,7 @@ async def _in_process(target: Target) -> AsyncIterator[Caller]:
         raise StoreUnavailable(told, **problem.details) from problem
     try:
         async with app.connect(store):
-            transport = InProcess(app, Principal(name=_user(), is_admin=True))
+            transport = InProcess(app, Principal(name=_user(), is_admin=True, token_id=f"os-user:{_user()}"))
             try:
                 yield Caller(transport)
             finally:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from cyclopts import App
 
+from holdfast.cli.audit import export
 from holdfast.cli.bench import bench
 from holdfast.cli.call import call
 from holdfast.cli.derive import Extra, command_of
@@ -60,6 +61,7 @@ def _assemble() -> None:
         noun, _, verb = row.words.partition(" ")
         made = OWN.get(name) or command_of(operation, row, WAIT if name == "runs.start" else None)
         _group(noun).command(made, name=verb)
+    _group("audit").command(export, name="export")
     _group("run").command(run_show, name="show")
     _group("run").command(run_tail, name="tail")
     stores = App(name="store", help="The store: bring it up to date, copy it, put a copy back.")

@@ -44,6 +44,7 @@ HELP = {
     "queue": "Queues of activities.",
     "system": "The installation: its health, its nodes, and what operators should know.",
     "token": "Who may call the server.",
+    "audit": "What callers have changed, who they were, and when.",
 }
 
 RUN = ("run_id",)
@@ -99,6 +100,7 @@ ROWS: dict[str, Row] = {
     "tokens.create": Row(words="token create", arguments=("name",), secret="token"),
     "tokens.list": Row(words="token list", columns=("prefix", "name", "role", "tenant", "expires_at", "is_valid")),
     "tokens.revoke": Row(words="token revoke", arguments=("token_id",)),
+    "audit.list": Row(words="audit list", columns=("at", "actor", "by", "operation", "run_id", "subject", "outcome")),
     "system.queues": Row(words="queue list", columns=("name", "jobs")),
     "system.nodes": Row(words="system nodes", columns=("name", "lease_until", "is_here")),
     "system.alerts": Row(words="system alerts", columns=("number", "code", "priority", "run_id", "detail")),

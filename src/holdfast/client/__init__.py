@@ -67,6 +67,7 @@ class Client:
         self.workflows = nouns.Workflows(self._calls)
         self.system = nouns.System(self._calls)
         self.tokens = nouns.Tokens(self._calls)
+        self.audit = nouns.Audit(self._calls)
         self.lists = nouns.Lists(self._calls)
 
     async def result(self, run_id: str, kind: Any = Any) -> Any:
@@ -113,6 +114,7 @@ class SyncClient:
         self.workflows = nouns.SyncWorkflows(self._client.workflows, self._runner.run)
         self.system = nouns.SyncSystem(self._client.system, self._runner.run)
         self.tokens = nouns.SyncTokens(self._client.tokens, self._runner.run)
+        self.audit = nouns.SyncAudit(self._client.audit, self._runner.run)
         self.lists = nouns.SyncLists(self._client.lists, self._runner.run)
 
     def result(self, run_id: str, kind: Any = Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from holdfast.client.calls import Calls
 from holdfast.core.state import RunStatus
 from holdfast.service.catalogue import Operation
+from holdfast.service.operations.audit import AuditPage
 from holdfast.service.operations.controls import Commanded
 from holdfast.service.operations.letters import LetterPage, OpenedLetter, SettledLetter
 from holdfast.service.operations.mail import UnconsumedPage
@@ -429,6 +430,7 @@ class Tokens:
                 "letters:write",
                 "workflows:read",
                 "system:read",
+                "audit:read",
                 "admin",
             ]
         ] = ...,
@@ -463,6 +465,7 @@ class SyncTokens:
                 "letters:write",
                 "workflows:read",
                 "system:read",
+                "audit:read",
                 "admin",
             ]
         ] = ...,
@@ -476,6 +479,40 @@ class SyncTokens:
         self, *, tenant: str | None = ..., sessions: bool = ..., cursor: str = ..., limit: int = ...
     ) -> TokenPage: ...
     def revoke(self, token_id: str) -> TokenView: ...
+
+class Audit:
+    def __init__(self, calls: Calls) -> None: ...
+    async def list(
+        self,
+        *,
+        tenant: str | None = ...,
+        run_id: str | None = ...,
+        actor: str | None = ...,
+        token_id: str | None = ...,
+        operation: str | None = ...,
+        since: datetime | None = ...,
+        until: datetime | None = ...,
+        order: Literal["newest", "oldest"] = ...,
+        cursor: str = ...,
+        limit: int = ...,
+    ) -> AuditPage: ...
+
+class SyncAudit:
+    def __init__(self, noun: Any, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None: ...
+    def list(
+        self,
+        *,
+        tenant: str | None = ...,
+        run_id: str | None = ...,
+        actor: str | None = ...,
+        token_id: str | None = ...,
+        operation: str | None = ...,
+        since: datetime | None = ...,
+        until: datetime | None = ...,
+        order: Literal["newest", "oldest"] = ...,
+        cursor: str = ...,
+        limit: int = ...,
+    ) -> AuditPage: ...
 
 class Lists:
     def __init__(self, calls: Calls) -> None: ...

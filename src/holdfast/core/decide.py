@@ -58,7 +58,9 @@ def decide(state: RunState, message: Input, now: Instant, by: EngineRunRef) -> D
         problem = f"run {state.run_id} is {state.status}"
         return Refusal(RunTerminal(problem, run_id=state.run_id, status=str(state.status)))
     try:
-        return _DECIDERS[type(message)](state, message, Pen(state, now, by))
+        pen = Pen(state, now, by)
+        pen.caller = getattr(message, "by", None)
+        return _DECIDERS[type(message)](state, message, pen)
     except InvalidInput as problem:
         return Refusal(problem)
 

@@ -54,10 +54,19 @@ class EngineRunRef(Struct, frozen=True, omit_defaults=True, gc=False):
     provider: str = "holdfast"
 
 
-class Body(Struct, frozen=True, omit_defaults=True, gc=False):
-    """The part of an event that differs by type."""
+class CallerRef(Struct, frozen=True, omit_defaults=True, gc=False):
+    """Who called the service: the id of the token, and its name. An actor may be somebody whom the caller acts for."""
+
+    token_id: str
+    name: str = ""
+
+
+class Body(Struct, frozen=True, omit_defaults=True, gc=False, kw_only=True):
+    """The part of an event that differs by type. `by` is the caller who caused it; None if it was none."""
 
     KEYED_BY: ClassVar[str] = "step"
+
+    by: CallerRef | None = None
 
 
 # --- the run -----------------------------------------------------------------------------------------------------

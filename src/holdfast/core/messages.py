@@ -16,7 +16,8 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from msgspec.structs import replace
 
 from holdfast.core import codec
-from holdfast.core.events import NULL, ErrorInfo
+from holdfast.core.audit import AuditEntry
+from holdfast.core.events import NULL, CallerRef, ErrorInfo
 from holdfast.core.instants import Instant
 from holdfast.core.retry import Retry
 from holdfast.errors import CallerError, InvalidInput, PayloadTooLarge
@@ -51,6 +52,9 @@ class Message(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     payload: Raw = NULL
     attempts: int = 0
     """How often it was put aside because it could not be handled."""
+
+    by: CallerRef | None = None
+    """The caller of the service who sent it."""
 
 
 class Answer(Struct, frozen=True, omit_defaults=True, gc=False):
@@ -94,6 +98,9 @@ class SignalRequest(Struct, frozen=True, kw_only=True, gc=False):
     actor: str = ""
     """Who sends it, for the authoriser. It is not stored."""
 
+    audit: AuditEntry | None = None
+    """What the audit log keeps once the signal is accepted; its `by` is kept with the signal. A retry may differ."""
+
 
 class Signal(Struct, frozen=True, kw_only=True, gc=False):
     """A signal in a run's mailbox. `id` is the store's, `signal_id` the sender's.
@@ -115,6 +122,7 @@ class Signal(Struct, frozen=True, kw_only=True, gc=False):
     state_after: Raw | UnsetType = UNSET
     error: ErrorInfo | None = None
     received_at: Instant | None = None
+    by: CallerRef | None = None
 
 
 CLOCK_SET_BACK = 1_000_000
@@ -226,6 +234,7 @@ class Control(Struct, frozen=True, kw_only=True, gc=False):
     inbox_seq: int | None = None
     refusal: str = ""
     result: Raw = NULL
+    by: CallerRef | None = None
 
 
 class ControlPayload(Struct, frozen=True):
@@ -260,6 +269,7 @@ class Update(Struct, frozen=True, kw_only=True, gc=False):
     inbox_seq: int | None = None
     refusal: ErrorInfo | UnsetType | None = UNSET
     """Why the validation refuses it; None if it passes, UNSET if nobody has validated it."""
+    by: CallerRef | None = None
 
 
 class Actor(Struct, frozen=True, omit_defaults=True):
@@ -293,6 +303,7 @@ class TaskOperation(Struct, frozen=True, kw_only=True, gc=False):
     request: TaskRequest
     problem: str | None = None
     inbox_seq: int | None = None
+    by: CallerRef | None = None
 
 
 CONTROL_SIGNAL = "holdfast.control"

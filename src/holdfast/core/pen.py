@@ -4,10 +4,11 @@
 """
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core import messages as m
-from holdfast.core.events import ADAPTER_VERSION, Body, EngineRunRef, Event
+from holdfast.core.events import ADAPTER_VERSION, Body, CallerRef, EngineRunRef, Event
 from holdfast.core.idempotency import event_id, event_key
 from holdfast.core.instants import Instant
 from holdfast.core.state import OpenStep, RunState
@@ -36,14 +37,16 @@ class Pen:
     """Writes the events of one decision: envelope, idempotency key, and what goes with them.
 
     `opened` holds the steps that this decision has opened, by their first event, or None once it has given them up.
+    `caller` is who caused the decision through a service; every event of it says so.
     """
 
-    __slots__ = ("_by", "dispatch", "events", "has_ended", "messages", "now", "opened", "sends", "state")
+    __slots__ = ("_by", "caller", "dispatch", "events", "has_ended", "messages", "now", "opened", "sends", "state")
 
     def __init__(self, state: RunState, now: Instant, by: EngineRunRef) -> None:
         self.state = state
         self.now = now
         self._by = by
+        self.caller: CallerRef | None = None
         self.events: list[Event] = []
         self.messages: list[m.Message] = []
         self.dispatch: list[str] = []
@@ -62,6 +65,8 @@ class Pen:
     ) -> Event:
         event_type = type(body).__name__
         state = self.state
+        if self.caller is not None:
+            body = replace(body, by=self.caller)
         if body.KEYED_BY == "step":
             position, attempt = step_id or "", logical_attempt_id or 1
         else:

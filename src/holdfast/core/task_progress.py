@@ -9,11 +9,12 @@ from holdfast.core.instants import Instant
 
 
 class GivenAnswer(Struct, frozen=True, gc=False):
-    """Who has answered, when and what."""
+    """Who has answered, when and what. `token_id` is the caller's, who may act for the actor."""
 
     actor: str
     at: Instant
     answer: Raw = NULL
+    token_id: str = ""
 
 
 class TaskProgress(Struct, frozen=True, gc=False):
@@ -36,7 +37,8 @@ def progressed(task: e.TaskCreated, progress: TaskProgress, event: Event) -> tup
         is_escalated = progress.is_escalated or body.action == "escalate"
         return replace(task, assignee=body.assignee, roles=roles), replace(progress, is_escalated=is_escalated)
     if isinstance(body, e.TaskAnswered):
-        given = GivenAnswer(body.actor, event.emitted_at, body.answer)
+        token_id = "" if body.by is None else body.by.token_id
+        given = GivenAnswer(body.actor, event.emitted_at, body.answer, token_id)
         return replace(task, assignee=None), replace(progress, answers=(*progress.answers, given))  # others may answer
     if isinstance(body, e.TaskReminded):
         return task, replace(progress, reminders=body.count, reminded_at=event.emitted_at)

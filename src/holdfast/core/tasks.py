@@ -43,7 +43,9 @@ def task_operations(signals: Iterable[m.Signal], state: RunState, check: Check |
                 if check is None:
                     continue
                 problem = _misfit(state, request, check)
-            yield m.TaskOperation(id=signal.id, request=request, problem=problem, inbox_seq=signal.inbox_seq)
+            yield m.TaskOperation(
+                id=signal.id, request=request, problem=problem, inbox_seq=signal.inbox_seq, by=signal.by
+            )
 
 
 def _misfit(state: RunState, request: m.TaskRequest, check: Check) -> str | None:
@@ -128,17 +130,20 @@ def _objection(step: OpenStep, operation: m.TaskOperation) -> CallerError | None
             return NotPermitted(f"the task is {'nobody' if holder is None else repr(holder)}'s")
     if action == "release":
         return None
-    objection = _objection_to_person(step, actor.name)
+    objection = _objection_to_person(step, actor.name, operation.by if action == "complete" else None)
     if objection is None and action == "complete" and operation.problem is not None:
         return InvalidInput(operation.problem, field="answer")
     return objection
 
 
-def _objection_to_person(step: OpenStep, name: str | None) -> CallerError | None:
-    """Object to whoever has answered: nobody else could answer a task of theirs."""
+def _objection_to_person(step: OpenStep, name: str | None, by: e.CallerRef | None = None) -> CallerError | None:
+    """Object to a person who has answered. One caller is one person, whatever actors they name."""
     for given in _progress(step).answers:
         if given.actor == name:
             return Conflict(f"{name!r} has answered already", by=name, at=given.at)
+        if by is not None and by.token_id and given.token_id == by.token_id:
+            problem = f"{by.name!r} has answered already, for {given.actor!r}: one caller counts as one person"
+            return Conflict(problem, by=given.actor, at=given.at)
     return None
 
 
@@ -161,7 +166,7 @@ def _answer(step: OpenStep, actor: str, answer: Raw, pen: Pen, cause: str | None
     task = _created(step)
     if takes_several(task):
         _write(step, e.TaskAnswered(actor, answer), pen, cause)
-        answers = (*_progress(step).answers, GivenAnswer(actor, pen.now, answer))
+        answers = (*_progress(step).answers, GivenAnswer(actor, pen.now, answer))  # whose token it was, the event says
         if len(answers) < task.approvals:
             return
         answer = Raw(b"[" + b",".join(bytes(given.answer) for given in answers) + b"]")

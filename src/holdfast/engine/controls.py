@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core import events as e
+from holdfast.core.audit import DETAIL_CHARS, AuditEntry
 from holdfast.core.events import NULL, Event
 from holdfast.core.idempotency import signal_uuid
 from holdfast.core.messages import ControlName, SentName, SignalRequest, check_name, check_signal_id
@@ -33,7 +34,8 @@ OF_A_STEP = frozenset({"RETRY_STEP", "SKIP_STEP"})
 class Caller(Struct, frozen=True, kw_only=True):
     """Who asks through a service, as the service knows them. Without a tenant they see all of them.
 
-    `scopes` of None are all scopes.
+    `scopes` of None are all scopes. `token_id` is what tells callers apart; without one nobody has been asked who they
+    are. `operation` is what they ask for, and `correlation_id` under which id it is found in logs.
     """
 
     name: str
@@ -41,6 +43,14 @@ class Caller(Struct, frozen=True, kw_only=True):
     roles: tuple[str, ...] = ()
     scopes: frozenset[str] | None = None
     is_admin: bool = False
+    token_id: str = ""
+    operation: str = ""
+    correlation_id: str = ""
+
+    @property
+    def ref(self) -> e.CallerRef | None:
+        """The caller as events name them."""
+        return e.CallerRef(self.token_id, self.name) if self.token_id else None
 
 
 class ControlRequest(Struct, frozen=True, kw_only=True):
@@ -91,6 +101,30 @@ class Operators(Struct, frozen=True, kw_only=True):
                 reason=sent.reason,
                 caller=self.caller,
             )
+        )
+
+    @property
+    def by(self) -> e.CallerRef | None:
+        """The caller as events name them, or None."""
+        return None if self.caller is None else self.caller.ref
+
+    def audit(
+        self, *, actor: str = "", subject: str = "", detail: str = "", outcome: str = "done"
+    ) -> AuditEntry | None:
+        """Return what the audit log is to keep of what is asked; None if code of this process asks."""
+        caller = self.caller
+        if caller is None or not caller.operation:
+            return None
+        return AuditEntry(
+            entry_id=self.ids.new_id(),
+            operation=caller.operation,
+            actor=actor or caller.name,
+            by=caller.ref,
+            tenant=caller.tenant,
+            subject=subject,
+            detail=detail[:DETAIL_CHARS],
+            outcome=outcome,
+            correlation_id=caller.correlation_id,
         )
 
     async def objection(self, request: ControlRequest) -> str:
@@ -211,7 +245,7 @@ class Commands:
         head = await head_of(self._store, self.run_id)
         if head.status not in TERMINAL:
             try:
-                await self._deliver(sent.request(self.run_id))
+                await self._deliver(self._request(sent))
             except RunTerminal:
                 head = await head_of(self._store, self.run_id)  # it has finished in the meantime
             else:
@@ -235,7 +269,7 @@ class Commands:
         sent = _checked(name, reason, actor, signal_id, step_id, result)
         await self._authorise(sent)
         after = (await head_of(self._store, self.run_id)).version if wait else 0
-        answer = await self._deliver(sent.request(self.run_id))
+        answer = await self._deliver(self._request(sent))
         if wait:
             await self._decided(answer, after if isinstance(answer, port.Accepted) else 0, sent)
 
@@ -244,10 +278,18 @@ class Commands:
         if not refusal:
             return
         with suppress(RunTerminal):  # nothing is recorded in a run that has finished
-            await self._deliver(sent.request(self.run_id, refusal))
+            await self._deliver(self._request(sent, refusal))
         raise NotPermitted(
             f"{sent.name} of run {self.run_id}: {refusal}", run_id=self.run_id, command=sent.name, actor=sent.actor
         )
+
+    def _request(self, sent: _Sent, refusal: str = "") -> SignalRequest:
+        """Return the signal that carries a command, or the refusal of it, with its entry of the audit log."""
+        outcome = "refused" if refusal else "done"
+        audit = self._operators.audit(
+            actor=sent.actor, subject=sent.step_id or "", detail=refusal or sent.reason, outcome=outcome
+        )
+        return replace(sent.request(self.run_id, refusal), audit=audit)
 
     async def _deliver(self, request: SignalRequest) -> port.Accepted | port.Duplicate:
         [answer] = await self._store.deliver([request])
@@ -282,6 +324,7 @@ class Commands:
             parent_token=None,
             depth=0,
             retry_of=retry,
+            by=self._operators.by,
         )
         now = await self._store.now()
         tags = tuple(tag for tag in head.tags if not tag.startswith(RETRY_TAG))
@@ -293,6 +336,7 @@ class Commands:
             reference_key=head.reference_key,
             tags=(*tags, retry_tag(self.run_id)),
         )
+        new = replace(new, audit=self._operators.audit(actor=sent.actor, subject=self.run_id, detail=sent.reason))
         answer: Any
         if self._node is not None:
             new = self._node.run_queue.ticketed(new)

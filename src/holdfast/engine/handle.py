@@ -101,6 +101,7 @@ class RunHandle(Commands, Generic[R]):
             step_id=step_id,
             require_waiting=require_waiting,
             actor=actor,
+            audit=self._operators.audit(actor=actor, subject=name),
         )
         return await self._sender.send(request, self._definition, permits_of(self._operators, self._store))
 
@@ -132,7 +133,13 @@ class RunHandle(Commands, Generic[R]):
         """Do what `update` does, with arguments of any name."""
         require_step_name("update name", name)
         payload = codec.encode({"name": name, "input": arguments})
-        request = SignalRequest(run_id=self.run_id, name=UPDATE_SIGNAL, payload=payload, signal_id=update_id)
+        request = SignalRequest(
+            run_id=self.run_id,
+            name=UPDATE_SIGNAL,
+            payload=payload,
+            signal_id=update_id,
+            audit=self._operators.audit(subject=name),
+        )
         before = await self._head()
         permits = permits_of(self._operators, self._store)
         if permits is not None:

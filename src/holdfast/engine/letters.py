@@ -1,6 +1,7 @@
 """Dead letters as operators see them."""
 
 from holdfast.core import codec
+from holdfast.core.audit import AuditEntry
 from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settlement
 from holdfast.core.messages import Message
 from holdfast.errors import InvalidInput
@@ -10,10 +11,11 @@ from holdfast.store.port import Refused, Store
 class Letter:
     """A dead letter that can be settled: handled once more, or dropped."""
 
-    __slots__ = ("_store", "record")
+    __slots__ = ("_audit", "_store", "record")
 
-    def __init__(self, store: Store, record: DeadLetter) -> None:
+    def __init__(self, store: Store, record: DeadLetter, audit: AuditEntry | None = None) -> None:
         self._store = store
+        self._audit = audit
         self.record = record
 
     def message(self) -> Message | None:
@@ -32,7 +34,7 @@ class Letter:
         await self._settle("drop", actor)
 
     async def _settle(self, action: Settlement, actor: str) -> None:
-        [answer] = await self._store.settle_dead_letters([self.record.letter_id], action, actor)
+        [answer] = await self._store.settle_dead_letters([self.record.letter_id], action, actor, self._audit)
         if isinstance(answer, Refused):
             raise answer.error
 

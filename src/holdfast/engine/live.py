@@ -315,6 +315,7 @@ def _controls(signals: Iterable[Signal]) -> Iterable[Control]:
                 inbox_seq=signal.inbox_seq,
                 refusal=command.refusal or "",
                 result=command.result,
+                by=signal.by,
             )
 
 
@@ -328,6 +329,7 @@ def _updates(signals: Iterable[Signal]) -> Iterable[Update]:
                 name=update.name,
                 input=update.input,
                 inbox_seq=signal.inbox_seq,
+                by=signal.by,
             )
 
 

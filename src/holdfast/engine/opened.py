@@ -51,7 +51,7 @@ class Opened(Struct, frozen=True):
     def operators_for(self, caller: Caller | None) -> Operators:
         """Return who may do what, for somebody who asks through a service."""
         operators = self.operators
-        return operators if caller is None or operators.authoriser is None else replace(operators, caller=caller)
+        return operators if caller is None else replace(operators, caller=caller)
 
     def permits(self, caller: Caller | None = None) -> Permits | None:
         """Return who is asked about what is sent to runs, or None if nobody is."""
@@ -98,8 +98,16 @@ class Opened(Struct, frozen=True):
                 raise problem
         if run_id is not None and "/" in run_id:
             raise InvalidInput("run_id: a slash is for the ids of children", field="run_id")
+        operators = self.operators_for(caller)
         queued = e.RunQueued(
-            definition.name, definition.version, tenant, project, environment, run_request_id=request_id, input=input
+            definition.name,
+            definition.version,
+            tenant,
+            project,
+            environment,
+            run_request_id=request_id,
+            input=input,
+            by=operators.by,
         )
         now = await self.store.now()
         new = start_run(
@@ -111,8 +119,11 @@ class Opened(Struct, frozen=True):
             tags=tags,
             names_version=names_version,
         )
+        if caller is not None:
+            new = replace(new, audit=operators.audit(subject=definition.name))
         if with_signal is not None:
             signal = first_signal(new.run_id, with_signal, definition)
+            signal = replace(signal, audit=operators.audit(actor=signal.actor, subject=signal.name))
             permits = self.permits(caller)
             if permits is not None:
                 await permits.check_first(signal, queued, run_id)

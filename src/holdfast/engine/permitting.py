@@ -63,7 +63,7 @@ class Permits:
             objection = await self._operators.objection(asked)
             if objection:
                 answers[index] = _not_permitted(asked, objection)
-                refused.append(_record(request, asked, objection))
+                refused.append(self._record(request, asked, objection))
         if refused:
             await self._store.deliver(refused)  # to a run that has finished in the meantime nothing is added
         return answers
@@ -88,11 +88,24 @@ class Permits:
             return
         [run] = await self._store.load([run_id]) if run_id is not None else [None]
         if run is not None and (run.head.plan_id, run.head.tenant) == (asked.plan_id, asked.tenant):
-            await self._store.deliver([_record(request, asked, objection)])
+            await self._store.deliver([self._record(request, asked, objection)])
         elif asked.caller is None:  # else the service says it, with all that it knows
             what = f"{asked.command} {asked.name} with the start of {asked.plan_id}"
             logger.warning("refused: who=%r what=%r why=%r", asked.actor, what, objection)
         raise _not_permitted(asked, objection)
+
+    def _record(self, request: SignalRequest, asked: ControlRequest, objection: str) -> SignalRequest:
+        record = control_request(
+            request.run_id,
+            asked.command,
+            asked.actor,
+            step_id=asked.step_id,
+            signal_id=refused_id(request.signal_id, asked, objection),
+            refusal=objection,
+            subject=asked.name,
+        )
+        entry = self._operators.audit(actor=asked.actor, subject=asked.name, detail=objection, outcome="refused")
+        return replace(record, audit=entry)
 
     def _asked(self, request: SignalRequest, head: RunHead | None) -> ControlRequest:
         caller = self._operators.caller
@@ -127,18 +140,6 @@ class Permits:
 def permits_of(operators: Operators, store: Store) -> Permits | None:
     """Return who is asked about what is sent, or None if nobody is: without an authoriser everything is permitted."""
     return None if operators.authoriser is None else Permits(operators, store)
-
-
-def _record(request: SignalRequest, asked: ControlRequest, objection: str) -> SignalRequest:
-    return control_request(
-        request.run_id,
-        asked.command,
-        asked.actor,
-        step_id=asked.step_id,
-        signal_id=refused_id(request.signal_id, asked, objection),
-        refusal=objection,
-        subject=asked.name,
-    )
 
 
 def _not_permitted(asked: ControlRequest, objection: str) -> NotPermitted:

@@ -7,8 +7,10 @@ from typing import Any, NotRequired, TypedDict
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import replace
 
 from holdfast.core import codec
+from holdfast.core.audit import AuditEntry
 from holdfast.core.messages import AcceptedSignalResult, SignalRequest
 from holdfast.errors import CallerError, EngineError, HoldfastError, InvalidInput
 from holdfast.program.definitions import WorkflowDefinition
@@ -24,6 +26,9 @@ KNOWN_RUNS = 10_000
 Asked = tuple[SignalRequest, "asyncio.Future[port.Delivered]"]
 Permit = Callable[[Sequence[SignalRequest]], Awaitable[list[CallerError | None]]]
 """Says of each request, whose form is right, why it cannot be sent, or None."""
+
+Audit = Callable[[SignalRequest], AuditEntry | None]
+"""Returns what the audit log is to keep of a request."""
 
 
 class FirstSignal(TypedDict):
@@ -77,10 +82,12 @@ class Sender:
         return result_of(await self._deliver(request))
 
     async def send_many(
-        self, items: Sequence[Outgoing], permit: Permit | None = None
+        self, items: Sequence[Outgoing], permit: Permit | None = None, audit: Audit | None = None
     ) -> list[AcceptedSignalResult | CallerError]:
         """Send signals; answer each with what its sender is told, or why it is refused."""
         answers: list[Any] = [_attempt(item) for item in items]
+        if audit is not None:
+            answers = [replace(one, audit=audit(one)) if isinstance(one, SignalRequest) else one for one in answers]
         requests = [answer for answer in answers if isinstance(answer, SignalRequest)]
         definitions = await self._definitions([r.run_id for r in requests if self._is_declared(r.name)])
         for index, request in enumerate(answers):
@@ -216,7 +223,7 @@ def explain_unfit(problem: Exception) -> tuple[str, str]:
     return found[1] if found else "", reason
 
 
-_FIELDS = frozenset(SignalRequest.__struct_fields__)
+_FIELDS = frozenset(SignalRequest.__struct_fields__) - {"audit"}
 _WHERE = re.compile(r" - at `(?:key in )?\$([^`]*)`$")
 _SAFE = re.compile(r"Expected `|Object missing required field `")
 _MILD = {

@@ -19,6 +19,7 @@ from holdfast.core.messages import TASK_SIGNAL, Actor, SignalRequest, TaskAction
 from holdfast.core.records import Task
 from holdfast.core.state import TERMINAL
 from holdfast.core.tasks import DECISIONS, is_effective
+from holdfast.engine.controls import Operators
 from holdfast.engine.permitting import Permits
 from holdfast.errors import CallerError, Conflict, InvalidInput, NotFound, NotPermitted, RunTerminal
 from holdfast.limits import COMMENT_CHARS
@@ -48,10 +49,17 @@ Events = list[Event]
 class Tasks:
     """The tasks of all runs in one store."""
 
-    def __init__(self, store: Store, definitions: Iterable[WorkflowDefinition], permits: Permits | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        definitions: Iterable[WorkflowDefinition],
+        permits: Permits | None = None,
+        operators: Operators | None = None,
+    ) -> None:
         self._store = store
         self._definitions = definitions
         self._permits = permits
+        self._operators = operators or Operators()
 
     # --- looking
 
@@ -167,7 +175,13 @@ class Tasks:
         if action == "complete" and task.status == "OPEN":
             self._check_answer(task, request)
         payload = codec.encode(request)
-        signal = SignalRequest(run_id=task.run_id, name=TASK_SIGNAL, payload=payload, signal_id=operation_id)
+        signal = SignalRequest(
+            run_id=task.run_id,
+            name=TASK_SIGNAL,
+            payload=payload,
+            signal_id=operation_id,
+            audit=self._operators.audit(actor=by.name, subject=task_id),
+        )
         if self._permits is not None:
             await self._permits.check(signal)
         decision = await self._decided(task, signal)

@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.core.access import AccessToken, TokenQuery, digest_of, is_secret_of, read_token, write_token
+from holdfast.core.audit import DETAIL_CHARS, AuditEntry
 from holdfast.core.instants import Instant
 from holdfast.engine.app import App
 from holdfast.errors import EngineError, HoldfastError, InvalidInput, NotAuthenticated, StoreError
@@ -53,6 +54,7 @@ async def make_token(
     created_by: str = "",
     session_of: str | None = None,
     secrets: Secrets | None = None,
+    audit: AuditEntry | None = None,
 ) -> tuple[str, AccessToken]:
     """Make a token: return it, as only its bearer will have it, and what the store keeps of it.
 
@@ -79,7 +81,7 @@ async def make_token(
         expires_at=None if expires_in_s is None else now + _microseconds(expires_in_s),
         session_of=session_of,
     )
-    [kept] = await store.keep_tokens([token])
+    [kept] = await store.keep_tokens([token], _about(audit, token))
     if kept.digest != token.digest:
         raise EngineError("a token of the same id is there already; make another one")
     return write_token(token_id, secret), kept
@@ -109,9 +111,20 @@ def _microseconds(seconds: float) -> int:
     return int(seconds * 1_000_000)
 
 
-async def revoke_token(store: Store, token: AccessToken, by: str) -> AccessToken:
+def _about(entry: AuditEntry | None, token: AccessToken) -> list[AuditEntry]:
+    """Return the entry of the audit log about a token, if there is one: for the tenant that the token is of."""
+    if entry is None:
+        return []
+    place = {"tenant": token.tenant, "project": token.project, "environment": token.environment}
+    rights = " ".join((token.role, *token.scopes)).strip()
+    detail = f"{token.name}: {rights}" if token.session_of is None else f"session of {token.session_of}"
+    return [replace(entry, subject=token.token_id, detail=detail[:DETAIL_CHARS], **place)]
+
+
+async def revoke_token(store: Store, token: AccessToken, by: str, audit: AuditEntry | None = None) -> AccessToken:
     """Revoke a token for good. Doing it twice is harmless, and the first time stands."""
-    [kept] = await store.keep_tokens([replace(token, revoked_at=await store.now(), revoked_by=by)])
+    revoked = replace(token, revoked_at=await store.now(), revoked_by=by)
+    [kept] = await store.keep_tokens([revoked], _about(audit, token))
     return kept
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
+from holdfast.core.audit import AuditEntry
 from holdfast.core.messages import Actor
 from holdfast.core.tasks import is_effective
 from holdfast.engine.app import App
@@ -49,7 +50,6 @@ class Principal(Caller, frozen=True, kw_only=True):
 
     project: str | None = None
     environment: str | None = None
-    token_id: str = ""
     is_open: bool = False
     is_session: bool = False
 
@@ -153,7 +153,14 @@ class Call:
     @property
     def tasks(self) -> Tasks:
         """The tasks that the caller's tenant has."""
-        return Tasks(self.store, self.opened.workflows.values(), self.opened.permits(self.principal))
+        operators = self.opened.operators_for(self.principal)
+        return Tasks(self.store, self.opened.workflows.values(), self.opened.permits(self.principal), operators)
+
+    def audit(self, *, actor: str = "", subject: str = "", detail: str = "") -> AuditEntry | None:
+        """Return what the audit log is to keep of this call."""
+        entry = self.opened.operators_for(self.principal).audit(actor=actor, subject=subject, detail=detail)
+        principal = self.principal
+        return None if entry is None else replace(entry, project=principal.project, environment=principal.environment)
 
     async def run(self, run_id: str) -> RunHandle[Any]:
         """Return the handle of a run; to other tenants than its own it is not there."""

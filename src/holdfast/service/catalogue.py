@@ -10,9 +10,10 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable
 from types import ModuleType
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.errors import (
     EngineError,
@@ -29,6 +30,7 @@ from holdfast.service.refusals import COUNTED, UPDATE
 
 Handler = Callable[[Call, Any], Awaitable[Any]]
 Errors = tuple[type[HoldfastError], ...]
+AuditedWith = Literal["nothing", "its commit", "a commit after"]
 
 _FIELD = re.compile(r"\{(\w+)\}")
 _BODILESS = frozenset({"GET", "DELETE"})
@@ -53,6 +55,9 @@ class Operation(Struct, frozen=True, kw_only=True):
     handle: Handler
     media: str = "application/json"
     """How it answers."""
+
+    audit: AuditedWith = "nothing"
+    """Whether what it does is in the audit log: by the commit that does it, or by one after that."""
 
     @property
     def noun(self) -> str:
@@ -89,6 +94,8 @@ class Operation(Struct, frozen=True, kw_only=True):
     def check_caller(self, call: Call) -> None:
         """Refuse a caller who may not ask for this, before anything that they send is read."""
         principal = call.principal
+        if self.audit != "nothing":
+            call.principal = replace(principal, operation=self.name, correlation_id=call.correlation_id)
         if self.is_counted:
             call.service.refusals.check(principal.token_id or principal.name)
         with call.noting_refusals(self.name):
@@ -100,7 +107,11 @@ class Operation(Struct, frozen=True, kw_only=True):
         try:
             with call.service.watchdog.doing(self.name):
                 async with asyncio.timeout(call.service.options.request_s + getattr(ask, "wait_s", 0.0)):
-                    return await self.handle(call, ask)
+                    answer = await self.handle(call, ask)
+                    if self.audit == "a commit after":
+                        entry = call.audit(subject=getattr(ask, "name", ""))
+                        await call.store.append_audit([] if entry is None else [entry])
+                    return answer
         except NotPermitted as refusal:
             call.note_refusal(self.name, refusal, is_counted=True)
             raise
@@ -116,12 +127,15 @@ def operation(
     status: int = 200,
     errors: Errors = (),
     media: str = "application/json",
+    audit: AuditedWith | None = None,
 ) -> Callable[[Handler], Operation]:
     """Declare a function, from a call and what is asked to an answer, as an operation: `POST /v1/runs` is its address.
 
     `scope` is what a caller needs, None if nothing; `errors` are those that it may answer with beside the usual ones.
+    What is no GET is in the audit log, by a commit after it, unless `audit` says otherwise.
     """
     verb, path = address.split(" ")
+    audited: AuditedWith = audit or ("nothing" if verb == "GET" else "a commit after")
 
     def declare(function: Handler) -> Operation:
         hints = get_type_hints(function)
@@ -137,6 +151,7 @@ def operation(
             doc=inspect.getdoc(function) or "",
             handle=function,
             media=media,
+            audit=audited,
         )
         unknown = set(declared.path_fields) - set(declared.ask.__struct_fields__)
         if unknown or not declared.doc:

@@ -61,6 +61,7 @@ ASKS: dict[str, dict[str, Any]] = {
     "workflows.get": {"name": "order", "version": "1"},
     "tokens.create": {"name": "ann", "role": "operator", "roles": ["clerk"], "expires_in_s": 7_776_000},
     "tokens.list": {"limit": 50},
+    "audit.list": {"operation": "runs.cancel", "order": "newest", "limit": 50},
     "tokens.revoke": {"token_id": TOKEN},
     "system.health": {},
     "system.stats": {},

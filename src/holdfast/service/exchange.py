@@ -25,6 +25,7 @@ from holdfast.ports import Ids
 from holdfast.service.calling import Headers, Principal, Service
 from holdfast.service.origin import check_head, check_origin, check_site, shown
 from holdfast.service.problems import CONTENT_TYPE, Problem, problem_of, retry_after, unexpected
+from holdfast.service.refusals import client_of
 
 JSON = b"application/json"
 BODY_DEPTH = JSON_DEPTH + 10
@@ -104,8 +105,10 @@ class Exchange:
                     check_origin(self.headers)
             return principal
         except (NotAuthenticated, NotPermitted) as refusal:
-            who = f"{shown(self.headers)} at {(self._scope.get('client') or '?')[0]}"
-            self.service.refusals.log(who, f"{self.method} {self.path[:200]!r}", refusal.message, self.correlation_id)
+            client = client_of(self._scope)
+            what = f"{self.method} {self.path[:200]!r}"
+            who = f"{shown(self.headers)} at {client}"
+            self.service.refusals.log(who, what, refusal.message, self.correlation_id, client)
             raise
 
     async def body(self, most: int | None = None) -> bytes:

@@ -1,11 +1,13 @@
 """Refusals: logged, and counted, so that nobody fills logs or histories by asking for what they may not.
 
 Who has been refused too much within a minute is told to come back later with commands, signals, updates and operations
-on tasks, before a run hears of it. Lines of the log are bounded too; how many were left out is said.
+on tasks, before a run hears of it. Lines of the log are bounded for each caller; how many were left out is logged.
 """
 
 import asyncio
 import logging
+
+from starlette.types import Scope
 
 from holdfast.errors import HoldfastError, RateLimited
 
@@ -13,6 +15,11 @@ logger = logging.getLogger("holdfast.service.access")
 
 MINUTE_S = 60.0
 LINES_PER_MINUTE = 60
+"""How many refusals of one caller are logged in a minute. What others do leaves no line of theirs out."""
+
+ALL_LINES_PER_MINUTE = 6_000
+"""How many are logged of all callers, so that many addresses cannot fill a disk."""
+
 KEYS = 10_000
 """Of how many callers it is remembered how often they were counted within the minute."""
 
@@ -53,7 +60,7 @@ class Refusals:
         self._per_minute = per_minute
         self._refused = Meter()
         self._lines = Meter()
-        self._left_out = 0
+        self._left_out: dict[str, int] = {}
 
     def check(self, key: str) -> None:
         """Raise `RateLimited` if this caller has been refused too often to be heard."""
@@ -67,14 +74,24 @@ class Refusals:
 
     def note(self, key: str, who: str, what: str, refusal: HoldfastError, correlation_id: str) -> None:
         """Log that somebody may not do this."""
-        self.log(f"{who} ({key})" if key != who else who, what, refusal.message, correlation_id)
+        self.log(f"{who} ({key})" if key != who else who, what, refusal.message, correlation_id, key)
 
-    def log(self, who: str, what: str, why: str, correlation_id: str) -> None:
-        """Say in the log who was refused what, and why; or that there were more than it is good for."""
-        if self._lines.count("lines") > LINES_PER_MINUTE:
-            self._left_out += 1
+    def log(self, who: str, what: str, why: str, correlation_id: str, key: str) -> None:
+        """Log who was refused what, and why; or count it, if this caller has been refused too often in the minute.
+
+        `key` tells callers apart: the id of a token that is valid, or else the address that somebody calls from.
+        """
+        is_over = self._lines.count(key) > LINES_PER_MINUTE or self._lines.count("") > ALL_LINES_PER_MINUTE
+        if is_over:
+            if key in self._left_out or len(self._left_out) < KEYS:
+                self._left_out[key] = self._left_out.get(key, 0) + 1
             return
-        if self._left_out:
-            logger.warning("%d more refusals were not logged", self._left_out)
-            self._left_out = 0
+        left_out = self._left_out.pop(key, 0)
+        if left_out:
+            logger.warning("%d more refusals of %r were not logged", left_out, key)
         logger.warning("refused: who=%r what=%r why=%r correlation_id=%s", who, what, why, correlation_id)
+
+
+def client_of(scope: Scope) -> str:
+    """Return the address that a request comes from."""
+    return str((scope.get("client") or ("?",))[0])

@@ -14,6 +14,7 @@ Scope = Literal[
     "letters:write",
     "workflows:read",
     "system:read",
+    "audit:read",
     "admin",
 ]
 Role = Literal["viewer", "operator", "engineer", "admin"]
@@ -25,7 +26,7 @@ ADMIN = "admin"
 OF_ALL_TENANTS = frozenset({"system:read"})
 """Scopes of operations that count or show what all tenants have. They are of use only without a tenant."""
 
-_VIEWER = frozenset(scope for scope in SCOPES if scope.endswith(":read"))
+_VIEWER = frozenset(scope for scope in SCOPES if scope.endswith(":read")) - {"audit:read"}
 _OPERATOR = _VIEWER | {"runs:control", "tasks:write", "letters:write"}
 _ENGINEER = _OPERATOR | {"runs:write", "signals:write"}
 

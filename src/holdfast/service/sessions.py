@@ -11,19 +11,26 @@ from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
 from holdfast.core.access import TokenQuery, read_token
+from holdfast.core.audit import AuditEntry
 from holdfast.errors import NotAuthenticated, NotFound, RateLimited
 from holdfast.service.access import TokenAccess, make_token, revoke_token
 from holdfast.service.asking import refusal
 from holdfast.service.calling import Principal, Service
 from holdfast.service.exchange import Exchange
 from holdfast.service.origin import SESSION_COOKIE, check_head, check_origin, given_token
-from holdfast.service.refusals import Meter
+from holdfast.service.refusals import Meter, client_of
 
 SIGN_IN_BYTES = 1_024
 """How large a request to sign in may be. It comes from callers whom nobody knows yet, and holds one token."""
 
 SIGN_INS_PER_MINUTE = 30
 """How often a token may be signed in with. Each time is a record in the store."""
+
+FAILED_SIGN_INS = 10
+ALL_FAILED_SIGN_INS = 300
+"""How many sign-ins that failed the audit log keeps in a minute: of one address, and of all."""
+
+EVERYBODY = ""
 
 _COOKIE = "; Path=/; HttpOnly; SameSite=Strict"
 
@@ -53,6 +60,7 @@ class Sessions:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._meter = Meter()
+        self._failures = Meter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -82,14 +90,30 @@ class Sessions:
         except NotAuthenticated as problem:
             found = read_token(given.token)
             who = "somebody with what is no token" if found is None else f"hf_{found[0]}"
-            self._service.refusals.log(who, "sign in", problem.message, exchange.correlation_id)
+            self._service.refusals.log(who, "sign in", problem.message, exchange.correlation_id, client_of(scope))
+            await self._note_failure(access, who, exchange, scope)
             raise
-        text = await self._begin(access, principal)
+        text = await self._begin(access, principal, exchange.correlation_id)
         await exchange.answer(
             200, _view(principal), [_cookie(scope, text, f"; Max-Age={int(self._service.options.session_s)}")]
         )
 
-    async def _begin(self, access: TokenAccess, principal: Principal) -> str:
+    async def _note_failure(self, access: TokenAccess, who: str, exchange: Exchange, scope: Scope) -> None:
+        """Append a sign-in that failed to the audit log: so many of each address in a minute, and so many of all."""
+        client = client_of(scope)
+        if self._failures.count(client) > FAILED_SIGN_INS or self._failures.count(EVERYBODY) > ALL_FAILED_SIGN_INS:
+            return
+        entry = AuditEntry(
+            entry_id=self._service.ids.new_id(),
+            operation="session.sign_in",
+            actor=who,
+            detail=f"from {client}",
+            outcome="refused",
+            correlation_id=exchange.correlation_id,
+        )
+        await access.store.append_audit([entry])
+
+    async def _begin(self, access: TokenAccess, principal: Principal, correlation_id: str) -> str:
         left_ms = self._meter.left_ms(principal.token_id, SIGN_INS_PER_MINUTE)
         if left_ms:
             raise RateLimited("this token is being signed in with too often", retry_after_ms=left_ms)
@@ -104,8 +128,18 @@ class Sessions:
             expires_in_s=self._service.options.session_s,
             created_by=principal.name,
             session_of=principal.token_id,
+            audit=self._entry("session.sign_in", principal, correlation_id),
         )
         return text
+
+    def _entry(self, operation: str, principal: Principal, correlation_id: str) -> AuditEntry:
+        return AuditEntry(
+            entry_id=self._service.ids.new_id(),
+            operation=operation,
+            actor=principal.name,
+            by=principal.ref,
+            correlation_id=correlation_id,
+        )
 
     async def _sign_out(self, exchange: Exchange, scope: Scope) -> None:
         access = self._access()
@@ -114,7 +148,8 @@ class Sessions:
         found = read_token(given[0]) if given is not None and given[1] else None
         if found is not None:
             for token in await access.store.find_tokens(TokenQuery(token_ids=(found[0],), sessions=True)):
-                await revoke_token(access.store, token, principal.name)
+                entry = self._entry("session.sign_out", principal, exchange.correlation_id)
+                await revoke_token(access.store, token, principal.name, entry)
             access.forget(found[0])
         await exchange.send_nothing(204, [_cookie(scope, "", "; Max-Age=0")])
 

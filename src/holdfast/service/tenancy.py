@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar, cast
 from msgspec.structs import replace
 
 from holdfast.core.access import AccessToken, TokenQuery
+from holdfast.core.audit import AuditEntry, AuditQuery
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
 from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settled, Settlement
@@ -130,12 +131,26 @@ class TenantView:
             query = replace(query, after=page[-1].token_id)
         return []
 
-    async def keep_tokens(self, tokens: Sequence[AccessToken]) -> list[AccessToken]:
+    async def append_audit(self, entries: Sequence[AuditEntry]) -> None:
+        await self._store.append_audit([self._audited(entry) for entry in entries])
+
+    async def find_audit(self, query: AuditQuery) -> list[AuditEntry]:
+        query = replace(query, tenant=self.tenant)
+        while page := await self._store.find_audit(query):
+            if own := [entry for entry in page if belongs_to(self, entry)]:
+                return own
+            query = replace(query, after=(page[-1].at, page[-1].entry_id))
+        return []
+
+    def _audited(self, entry: AuditEntry) -> AuditEntry:
+        return replace(entry, tenant=self.tenant, project=self.project, environment=self.environment)
+
+    async def keep_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> list[AccessToken]:
         ids = tuple(token.token_id for token in tokens)
         known = await self._store.find_tokens(TokenQuery(token_ids=ids, sessions=True, limit=len(ids) or 1))
         if not all(belongs_to(self, token) for token in [*tokens, *known]):
             raise NotPermitted("a tenant keeps tokens of its own")
-        return await self._store.keep_tokens(tokens)
+        return await self._store.keep_tokens(tokens, [self._audited(entry) for entry in audit])
 
     async def find_mailbox(self, query: MailboxQuery) -> list[Signal]:
         if query.run_id is not None:
@@ -158,10 +173,10 @@ class TenantView:
         return await self._find(self._store.find_dead_letters, query, lambda letter: (letter.died_at, letter.letter_id))
 
     async def settle_dead_letters(
-        self, ids: Sequence[str], action: Settlement, actor: str = ""
+        self, ids: Sequence[str], action: Settlement, actor: str = "", audit: AuditEntry | None = None
     ) -> list[Settled | Refused]:
         own = [id for id in ids if await self.find_dead_letters(DeadLetterQuery(letter_id=id, settled=True))]
-        answers = iter(await self._store.settle_dead_letters(own, action, actor))
+        answers = iter(await self._store.settle_dead_letters(own, action, actor, audit))
         return [next(answers) if id in own else Refused(no_such_letter(id)) for id in ids]
 
     async def _find(

@@ -144,6 +144,7 @@ class PurgeReport(Struct, frozen=True, kw_only=True):
     runtime_states: int = 0
     acceptance_records: int = 0
     dead_letters: int = 0
+    audit_entries: int = 0
     stale_runs: int = 0
     has_more: bool = False
 

@@ -7,10 +7,11 @@ from hashlib import sha256
 from typing import Any, get_args
 
 from msgspec import UNSET, Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from holdfast.core import codec
 from holdfast.core.access import AccessToken
+from holdfast.core.audit import AuditEntry
 from holdfast.core.gates import RunLimit, check_limit, check_ticket
 from holdfast.core.instants import Instant
 from holdfast.core.letters import DeadLetter, Reason, Settlement
@@ -38,9 +39,9 @@ from holdfast.errors import (
     RunTerminal,
     SignalAcceptanceIndeterminate,
 )
-from holdfast.limits import LEASE_MS, NODE_NAME_BYTES, Limits
+from holdfast.limits import LEASE_MS, NAME_BYTES, NODE_NAME_BYTES, Limits
 from holdfast.settings import Ownership
-from holdfast.store.port import Beat, Job, NewRun, Store, Turn
+from holdfast.store.port import Beat, Job, NewRun, PurgeReport, Store, Turn
 
 MINUTE = 60_000_000
 LEASE_BELIEVED = 2 * LEASE_MS * 1_000
@@ -354,6 +355,62 @@ def check_tokens(tokens: Sequence[Any], limits: Limits) -> None:
         check_query(token)
 
 
+def check_audit(entries: Sequence[Any], limits: Limits) -> None:
+    """Refuse entries of the audit log that could not be kept, or not be found again."""
+    check_batch(entries, limits)
+    for entry in entries:
+        problem = unfit_entry(entry)
+        if problem is not None:
+            raise problem
+
+
+def unfit_entry(entry: Any) -> InvalidInput | None:
+    """Return why an entry of the audit log cannot be kept, or None."""
+    if not isinstance(entry, AuditEntry):
+        return InvalidInput(f"an entry of the audit log is an AuditEntry, not {type(entry).__qualname__}")
+    for field in ("entry_id", "operation"):
+        problem = check_name(field, getattr(entry, field))
+        if problem is not None:
+            return problem
+    for field in ("actor", "subject", "detail", "outcome", "correlation_id"):
+        value: Any = getattr(entry, field)
+        problem = _check_unicode(field, value) if isinstance(value, str) else InvalidInput(f"{field} is text")
+        if problem is not None:
+            return problem
+    for field in ("tenant", "project", "environment", "run_id"):
+        value = getattr(entry, field)
+        problem = None if value is None else check_name(field, value)
+        if problem is not None:
+            return problem
+    if entry.by is not None:
+        return check_name("by.token_id", entry.by.token_id) or _check_unicode("by.name", entry.by.name)
+    return None
+
+
+def audited(entry: AuditEntry, run_id: str, place: tuple[str, str, str], now: Instant) -> AuditEntry:
+    """Return an entry about a run, with whose run it is."""
+    tenant, project, environment = place
+    return replace(entry, run_id=run_id, tenant=tenant, project=project, environment=environment, at=now)
+
+
+def letter_entry(entry: AuditEntry, letter_id: str) -> AuditEntry:
+    """Return the entry about one of the dead letters that are settled together."""
+    return replace(entry, entry_id=f"{entry.entry_id}:{letter_id}"[:NAME_BYTES], subject=letter_id)
+
+
+def migration_entry(present: int, latest: int, now: Instant) -> AuditEntry:
+    """Return the entry about a migration of the schema, which the store itself does."""
+    detail = f"schema {present} to {latest}"
+    return AuditEntry(entry_id=f"migrate-{latest}", operation="store.migrate", actor="holdfast", detail=detail, at=now)
+
+
+def purge_entry(entry: AuditEntry, report: PurgeReport, now: Instant) -> AuditEntry:
+    """Return the entry about a purge, with what was deleted."""
+    counts = asdict(report)
+    said = ", ".join(f"{name} {count}" for name, count in counts.items() if count and name != "has_more")
+    return replace(entry, detail=said or "nothing", at=now)
+
+
 def check_new_run(new: Any) -> CallerError | None:
     """Return why the run cannot be created whatever is in the store, or None."""
     if not isinstance(new, NewRun):
@@ -393,6 +450,9 @@ def check_new_run(new: Any) -> CallerError | None:
     open_steps = [task.step_id for task in new.tasks if task.status == "OPEN"]
     if len(set(open_steps)) != len(open_steps):
         return InvalidInput("a step has at most one open task", field="tasks")
+    unfit = None if new.audit is None else unfit_entry(new.audit)
+    if unfit is not None:
+        return unfit
     signals: Any = new.signals
     if not isinstance(signals, tuple) or not all(isinstance(request, SignalRequest) for request in signals):
         return InvalidInput("the signals that come with a run are a tuple of SignalRequests", field="signals")
@@ -423,7 +483,7 @@ def check_item(item: Any, limits: Limits) -> CallerError | None:
     if isinstance(item, Message):
         return check_message(item)
     if isinstance(item, SignalRequest):
-        return check_signal(item, limits)
+        return check_signal(item, limits) or (None if item.audit is None else unfit_entry(item.audit))
     return InvalidInput(f"what is delivered is a SignalRequest or a Message, not {type(item).__qualname__}")
 
 

@@ -56,6 +56,7 @@ from typing import Literal, Protocol
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from holdfast.core.access import AccessToken, TokenQuery
+from holdfast.core.audit import AuditEntry, AuditQuery
 from holdfast.core.events import NULL, Event, RunStarted, UpdateCompleted
 from holdfast.core.gates import RunLimit, Ticket
 from holdfast.core.instants import Instant
@@ -210,19 +211,23 @@ class NewRun(Struct, frozen=True, kw_only=True, gc=False):
     tags: tuple[str, ...] = ()
     signals: tuple[SignalRequest, ...] = ()
     ticket: Ticket | None = None
+    audit: AuditEntry | None = None
+    """What the audit log keeps once the run is created. A request that was made before adds nothing."""
 
 
 class PurgePolicy(Struct, frozen=True, kw_only=True):
     """How long what belongs to finished runs is kept, counted from their end. None keeps it for ever.
 
     Acceptance records go when they expire, whatever the policy. `stale_run_ms` deletes nothing: unfinished runs
-    that nothing has happened to for so long are counted, for somebody to look at.
+    that nothing has happened to for so long are counted, for somebody to look at. `audit_ms` is how long entries of the
+    audit log are kept, counted from when they were written.
     """
 
     finished_run_ms: int | None = None
     task_ms: int | None = None
     runtime_state_ms: int | None = None
     stale_run_ms: int | None = None
+    audit_ms: int | None = None
     limit: int = 1_000
     dry_run: bool = False
 
@@ -375,20 +380,30 @@ class Store(Protocol):
         ...
 
     async def settle_dead_letters(
-        self, ids: Sequence[str], action: Settlement, actor: str = ""
+        self, ids: Sequence[str], action: Settlement, actor: str = "", audit: AuditEntry | None = None
     ) -> list[Settled | Refused]:
         """Put messages back into their runs' inboxes, due now, or drop them for good. Safe to repeat.
 
         Refused: `NotFound`; `Conflict`, if it was settled otherwise; of a requeue `RunTerminal`, and `InvalidInput` for
-        what cannot be read. A message of the same id that waits by now stays.
+        what cannot be read. A message of the same id that waits by now stays. With `audit` each letter that this call
+        settles has an entry of the audit log, in the same commit.
         """
         ...
 
-    async def keep_tokens(self, tokens: Sequence[AccessToken]) -> list[AccessToken]:
+    async def keep_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> list[AccessToken]:
         """Keep tokens, and return them as they are kept now. Of one that is known only what `joined` says changes.
 
-        So nothing makes a token valid again that was revoked. Sessions that have run out are forgotten meanwhile.
+        So nothing makes a token valid again that was revoked. Sessions that have run out are forgotten meanwhile. The
+        entries of the audit log are appended in the same commit.
         """
+        ...
+
+    async def append_audit(self, entries: Sequence[AuditEntry]) -> None:
+        """Append entries to the audit log, with the store's time. Those that go with another verb are given there."""
+        ...
+
+    async def find_audit(self, query: AuditQuery) -> list[AuditEntry]:
+        """Return the entries of the audit log that the query names."""
         ...
 
     async def find_tokens(self, query: TokenQuery) -> list[AccessToken]:
@@ -407,10 +422,11 @@ class Store(Protocol):
         """
         ...
 
-    async def purge(self, policy: PurgePolicy) -> PurgeReport:
-        """Delete what retention allows: only what belongs to finished runs, and expired acceptance records.
+    async def purge(self, policy: PurgePolicy, audit: AuditEntry | None = None) -> PurgeReport:
+        """Delete what retention allows: what belongs to finished runs, expired acceptance records, old audit entries.
 
-        A finished run stays while its parent or a child of it is unfinished.
+        A finished run stays while its parent or a child of it is unfinished. The entry of the audit log, with what was
+        deleted, is appended in the same commit, unless it is a dry run.
         """
         ...
 

@@ -8,10 +8,11 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
+from holdfast.core.audit import AuditEntry
 from holdfast.core.codec import decode_body, decode_ref
-from holdfast.core.events import NULL, EngineRunRef, Event
+from holdfast.core.events import NULL, CallerRef, EngineRunRef, Event
 from holdfast.core.idempotency import inbox_uuid, signal_suffix
-from holdfast.core.messages import AcceptanceRecord, Message, Signal
+from holdfast.core.messages import AcceptanceRecord, Message, Signal, SignalRequest
 from holdfast.core.records import ActivityRecord, Task
 from holdfast.core.snapshot import RuntimeSnapshot
 from holdfast.core.state import RunStatus
@@ -27,6 +28,8 @@ _acceptances = msgspec.json.Decoder(AcceptanceRecord)
 _jobs = msgspec.json.Decoder(Job)
 _names = msgspec.json.Decoder(tuple[str, ...])
 _raws = msgspec.json.Decoder(Raw)
+_callers = msgspec.json.Decoder(CallerRef)
+_audit = msgspec.json.Decoder(AuditEntry)
 
 HEAD = (
     "runs.run_no, run_id, tenant, project, environment, plan_id, plan_version, run_request_id, parent_run_id, "
@@ -38,7 +41,8 @@ EVENT = (
     "persisted_at, adapter_version, engine_run_ref, caused_by_signal_id, parent_event_id, schema_version"
 )
 JOB = "next_attempt, details, job"
-SIGNAL = "inbox_seq, name, signal_id, step_id, accepted_at, consumed_seq, payload, received_at"
+SIGNAL = "inbox_seq, name, signal_id, step_id, accepted_at, consumed_seq, payload, received_at, by_caller"
+AUDIT = "at, entry_id, tenant, project, environment, run_id, actor, token_id, operation, entry"
 
 
 def plan_keys(plans: Iterable[Plan]) -> list[str]:
@@ -199,4 +203,24 @@ def signal_of(run_id: str, row: tuple[Any, ...]) -> Signal:
         step_id=row[3],
         consumed_seq=row[5],
         received_at=row[7],
+        by=None if row[8] is None else _callers.decode(row[8]),
     )
+
+
+def by_of(request: SignalRequest) -> str | None:
+    """Return the caller of a signal as text, or None."""
+    return None if request.audit is None or request.audit.by is None else encode(request.audit.by)
+
+
+def audit_row(entry: AuditEntry) -> tuple[Any, ...]:
+    """Return the row of AUDIT for an entry of the audit log."""
+    token_id = None if entry.by is None else entry.by.token_id
+    place = (entry.tenant, entry.project, entry.environment)
+    return entry.at, entry.entry_id, *place, entry.run_id, entry.actor, token_id, entry.operation, encode(entry)
+
+
+@_reading
+def audit_of(row: tuple[Any, ...]) -> AuditEntry:
+    """Return the entry that a row of AUDIT describes: what the store knows of it stands in columns."""
+    entry = _audit.decode(row[9])
+    return replace(entry, at=row[0], tenant=row[2], project=row[3], environment=row[4], run_id=row[5])

@@ -16,6 +16,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from holdfast.core.access import AccessToken, TokenQuery
+from holdfast.core.audit import AuditEntry, AuditQuery
 from holdfast.core.events import Event
 from holdfast.core.gates import RunLimit
 from holdfast.core.instants import Instant
@@ -181,12 +182,18 @@ class FaultyStore:
         return await self._reach(lambda: self._store.find_dead_letters(query))
 
     async def settle_dead_letters(
-        self, ids: Sequence[str], action: Settlement, actor: str = ""
+        self, ids: Sequence[str], action: Settlement, actor: str = "", audit: AuditEntry | None = None
     ) -> list[Settled | port.Refused]:
-        return await self._reach(lambda: self._store.settle_dead_letters(ids, action, actor), may_repeat=True)
+        return await self._reach(lambda: self._store.settle_dead_letters(ids, action, actor, audit), may_repeat=True)
 
-    async def keep_tokens(self, tokens: Sequence[AccessToken]) -> list[AccessToken]:
-        return await self._reach(lambda: self._store.keep_tokens(tokens), may_repeat=True)
+    async def keep_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> list[AccessToken]:
+        return await self._reach(lambda: self._store.keep_tokens(tokens, audit), may_repeat=True)
+
+    async def append_audit(self, entries: Sequence[AuditEntry]) -> None:
+        return await self._reach(lambda: self._store.append_audit(entries))
+
+    async def find_audit(self, query: AuditQuery) -> list[AuditEntry]:
+        return await self._reach(lambda: self._store.find_audit(query))
 
     async def find_tokens(self, query: TokenQuery) -> list[AccessToken]:
         return await self._reach(lambda: self._store.find_tokens(query))
@@ -194,8 +201,8 @@ class FaultyStore:
     async def read_events(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
         return await self._reach(lambda: self._store.read_events(run_id, after, limit))
 
-    async def purge(self, policy: port.PurgePolicy) -> port.PurgeReport:
-        return await self._reach(lambda: self._store.purge(policy))
+    async def purge(self, policy: port.PurgePolicy, audit: AuditEntry | None = None) -> port.PurgeReport:
+        return await self._reach(lambda: self._store.purge(policy, audit))
 
     async def stats(self) -> port.Stats:
         return await self._reach(self._store.stats)

@@ -16,6 +16,7 @@ not look.
 """
 
 from holdfast.testing.store_suite_access import AccessSuite
+from holdfast.testing.store_suite_audit import AuditSuite
 from holdfast.testing.store_suite_beats import BeatSuite
 from holdfast.testing.store_suite_changes import ChangeSuite
 from holdfast.testing.store_suite_claim import ClaimSuite
@@ -51,6 +52,7 @@ class StoreSuite(
     LetterSuite,
     FindSuite,
     AccessSuite,
+    AuditSuite,
     ChangeSuite,
     PurgeSuite,
     LifecycleSuite,

@@ -30,6 +30,19 @@ CREATE TABLE activity_records (
     PRIMARY KEY (run_no, activity_name, step_id, idempotency_key)
 ) WITHOUT ROWID;
 INSERT INTO "activity_records" VALUES(3,'charge','charge','order-1',0,'{"run_id":"charging","activity_name":"charge","step_id":"charge","idempotency_key":"order-1","status":"indeterminate","created_at":1769601600000000,"updated_at":1769601600000000,"result":null,"error":null,"version":1}');
+CREATE TABLE audit_log (
+    at          INTEGER NOT NULL,
+    entry_id    TEXT NOT NULL,
+    tenant      TEXT,                                     -- NULL: about no tenant
+    project     TEXT,
+    environment TEXT,
+    run_id      TEXT,
+    actor       TEXT NOT NULL,
+    token_id    TEXT,
+    operation   TEXT NOT NULL,
+    entry       TEXT NOT NULL,                            -- JSON AuditEntry, as it was given
+    PRIMARY KEY (at, entry_id)
+) WITHOUT ROWID;
 CREATE TABLE dead_letters (
     letter_id  TEXT NOT NULL PRIMARY KEY,
     run_no     INTEGER NOT NULL,
@@ -205,10 +218,10 @@ CREATE TABLE signals (
     accepted_at  INTEGER NOT NULL,                 -- strictly grows with inbox_seq
     received_at  INTEGER NOT NULL,                 -- what the clock said; the rate limit counts by it
     consumed_seq INTEGER,                          -- run_seq of the event that consumed it
-    payload      TEXT NOT NULL,                    -- JSON
+    payload      TEXT NOT NULL, by_caller TEXT,                    -- JSON
     PRIMARY KEY (run_no, inbox_seq)
 ) WITHOUT ROWID;
-INSERT INTO "signals" VALUES(1,1,'early','click-1',NULL,1769601600000000,1769601600000000,NULL,'{"kept":true}');
+INSERT INTO "signals" VALUES(1,1,'early','click-1',NULL,1769601600000000,1769601600000000,NULL,'{"kept":true}',NULL);
 CREATE TABLE task_roles (
     role    NOT NULL,                              -- text; the number 0 for a task that names no role
     status  TEXT NOT NULL,
@@ -323,4 +336,9 @@ CREATE TRIGGER node_plans_leave AFTER DELETE ON nodes
 BEGIN
     DELETE FROM node_plans WHERE node = OLD.node;
 END;
+CREATE INDEX audit_log_by_tenant ON audit_log (tenant, at) WHERE tenant IS NOT NULL;
+CREATE INDEX audit_log_by_run ON audit_log (run_id, at) WHERE run_id IS NOT NULL;
+CREATE INDEX audit_log_by_actor ON audit_log (actor, at);
+CREATE INDEX audit_log_by_token ON audit_log (token_id, at) WHERE token_id IS NOT NULL;
+CREATE INDEX audit_log_by_operation ON audit_log (operation, at);
 COMMIT;

@@ -1,7 +1,9 @@
 """The catalogue: every operation once, typed in and out, without a transport."""
 
 from holdfast.service.catalogue import Operation, collect
-from holdfast.service.operations import controls, letters, mail, runs, signals, system, tasks, tokens, workflows
+from holdfast.service.operations import audit, controls, letters, mail, runs, signals, system, tasks, tokens, workflows
 
-CATALOGUE: dict[str, Operation] = collect((runs, controls, signals, mail, tasks, letters, workflows, system, tokens))
+CATALOGUE: dict[str, Operation] = collect(
+    (runs, controls, signals, mail, tasks, letters, workflows, system, tokens, audit)
+)
 """Every operation, by its name."""

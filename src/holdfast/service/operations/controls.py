@@ -34,35 +34,65 @@ def _how(call: Call, ask: Command) -> dict[str, Any]:
     return {"actor": call.name(ask.actor), "signal_id": given(ask.signal_id), "wait": ask.wait}
 
 
-@operation("runs.cancel", "POST /v1/runs/{run_id}/cancel", scope="runs:control", status=202, errors=TO_A_RUN)
+@operation(
+    "runs.cancel",
+    "POST /v1/runs/{run_id}/cancel",
+    scope="runs:control",
+    status=202,
+    errors=TO_A_RUN,
+    audit="its commit",
+)
 async def cancel(call: Call, ask: Command) -> Commanded:
     """Ask a run to cancel itself; it may clean up first."""
     await (await call.run(ask.run_id)).cancel(ask.reason, **_how(call, ask))
     return Commanded(ask.run_id, "CANCEL", ask.wait)
 
 
-@operation("runs.pause", "POST /v1/runs/{run_id}/pause", scope="runs:control", status=202, errors=TO_A_RUN)
+@operation(
+    "runs.pause", "POST /v1/runs/{run_id}/pause", scope="runs:control", status=202, errors=TO_A_RUN, audit="its commit"
+)
 async def pause(call: Call, ask: Command) -> Commanded:
     """Hold a run: results are still recorded, but its program does not go on."""
     await (await call.run(ask.run_id)).pause(ask.reason, **_how(call, ask))
     return Commanded(ask.run_id, "PAUSE", ask.wait)
 
 
-@operation("runs.resume", "POST /v1/runs/{run_id}/resume", scope="runs:control", status=202, errors=TO_A_RUN)
+@operation(
+    "runs.resume",
+    "POST /v1/runs/{run_id}/resume",
+    scope="runs:control",
+    status=202,
+    errors=TO_A_RUN,
+    audit="its commit",
+)
 async def resume(call: Call, ask: Command) -> Commanded:
     """Let a paused run go on."""
     await (await call.run(ask.run_id)).resume(ask.reason, **_how(call, ask))
     return Commanded(ask.run_id, "RESUME", ask.wait)
 
 
-@operation("runs.approve", "POST /v1/runs/{run_id}/approve", scope="runs:control", status=202, errors=TO_A_RUN)
+@operation(
+    "runs.approve",
+    "POST /v1/runs/{run_id}/approve",
+    scope="runs:control",
+    status=202,
+    errors=TO_A_RUN,
+    audit="its commit",
+)
 async def approve(call: Call, ask: Command) -> Commanded:
     """Let a run that has not started go ahead."""
     await (await call.run(ask.run_id)).approve(ask.reason, **_how(call, ask))
     return Commanded(ask.run_id, "APPROVE", ask.wait)
 
 
-@operation("runs.terminate", "POST /v1/runs/{run_id}/terminate", scope="runs:control", status=202, errors=TO_A_RUN)
+@operation(
+    "runs.terminate",
+    "POST /v1/runs/{run_id}/terminate",
+    scope="runs:control",
+    status=202,
+    errors=TO_A_RUN,
+    audit="its commit",
+)
 async def terminate(call: Call, ask: Command) -> Commanded:
     """End a run at once, as cancelled, without letting it clean up."""
     await (await call.run(ask.run_id)).stop(ask.reason, **_how(call, ask))
@@ -81,6 +111,7 @@ class StepCommand(Command, frozen=True, kw_only=True):
     scope="runs:control",
     status=202,
     errors=TO_A_RUN,
+    audit="its commit",
 )
 async def retry_step(call: Call, ask: StepCommand) -> Commanded:
     """Try a failed step again that the workflow has not been told of."""
@@ -100,6 +131,7 @@ class SkipStep(StepCommand, frozen=True, kw_only=True):
     scope="runs:control",
     status=202,
     errors=(*TO_A_RUN, PayloadTooLarge),
+    audit="its commit",
 )
 async def skip_step(call: Call, ask: SkipStep) -> Commanded:
     """Let a step not be done, whether it is open or has failed."""
@@ -122,6 +154,7 @@ class RetryRun(Ask, frozen=True, kw_only=True):
     scope="runs:control",
     status=201,
     errors=(NotFound, Conflict, NotPermitted, RateLimited),
+    audit="its commit",
 )
 async def retry_run(call: Call, ask: RetryRun) -> RunStarted:
     """Do a finished run again, with the same input, as a new run. With a `signal_id` a retry gives the same one."""

@@ -102,11 +102,12 @@ class SettledLetter(Struct, frozen=True):
     "POST /v1/dead-letters/{letter_id}/requeue",
     scope="letters:write",
     errors=(NotFound, Conflict, RunTerminal),
+    audit="its commit",
 )
 async def requeue(call: Call, ask: SettleLetter) -> SettledLetter:
     """Put a message back into its run's inbox, due now."""
     letter = await _letter(call, ask.letter_id)
-    await Letter(call.store, letter).requeue(actor=call.name(ask.actor))
+    await Letter(call.store, letter, call.audit(actor=call.name(ask.actor))).requeue(actor=call.name(ask.actor))
     await _tell(call, ask.letter_id)
     return SettledLetter(ask.letter_id, "requeue")
 
@@ -116,10 +117,11 @@ async def requeue(call: Call, ask: SettleLetter) -> SettledLetter:
     "POST /v1/dead-letters/{letter_id}/drop",
     scope="letters:write",
     errors=(NotFound, Conflict),
+    audit="its commit",
 )
 async def drop(call: Call, ask: SettleLetter) -> SettledLetter:
     """Say that nobody will ever handle a message."""
     letter = await _letter(call, ask.letter_id)
-    await Letter(call.store, letter).drop(actor=call.name(ask.actor))
+    await Letter(call.store, letter, call.audit(actor=call.name(ask.actor))).drop(actor=call.name(ask.actor))
     await _tell(call, ask.letter_id)
     return SettledLetter(ask.letter_id, "drop")

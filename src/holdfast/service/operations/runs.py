@@ -98,6 +98,7 @@ async def start_run(
     scope="runs:write",
     status=201,
     errors=(NotFound, Conflict, Overloaded, RateLimited, PayloadTooLarge),
+    audit="its commit",
 )
 async def start(call: Call, ask: StartRun) -> RunStarted:
     """Start a run. When this answers the run is durable.
@@ -278,7 +279,11 @@ class Answered(Struct, frozen=True):
 
 
 @operation(
-    "runs.query", "POST /v1/runs/{run_id}/queries/{name}", scope="runs:read", errors=(NotFound, QueryFailed, RunError)
+    "runs.query",
+    "POST /v1/runs/{run_id}/queries/{name}",
+    scope="runs:read",
+    errors=(NotFound, QueryFailed, RunError),
+    audit="nothing",
 )
 async def query(call: Call, ask: AskRun) -> Answered:
     """Ask a run about its present state. Nothing is recorded; a run that has finished answers too."""
@@ -302,6 +307,7 @@ class UpdateRun(AskRun, frozen=True, kw_only=True):
     "POST /v1/runs/{run_id}/updates/{name}",
     scope="runs:write",
     errors=(NotFound, Conflict, RunTerminal, UpdateFailed, RateLimited, PayloadTooLarge),
+    audit="its commit",
 )
 async def update(call: Call, ask: UpdateRun) -> Answered:
     """Ask a run for something and wait for its answer. With an `update_id` a retry gets the first answer."""

@@ -61,7 +61,14 @@ class SendSignal(Ask, frozen=True, kw_only=True):
     require_waiting: bool = False
 
 
-@operation("signals.send", "POST /v1/runs/{run_id}/signals/{name}", scope="signals:write", status=202, errors=REFUSALS)
+@operation(
+    "signals.send",
+    "POST /v1/runs/{run_id}/signals/{name}",
+    scope="signals:write",
+    status=202,
+    errors=REFUSALS,
+    audit="its commit",
+)
 async def send(call: Call, ask: SendSignal) -> AcceptedSignal:
     """Send a signal to a run. When this answers the signal is durable.
 
@@ -76,6 +83,7 @@ async def send(call: Call, ask: SendSignal) -> AcceptedSignal:
         signal_id=given(ask.signal_id),
         step_id=ask.step_id,
         require_waiting=ask.require_waiting,
+        audit=call.audit(subject=ask.name),
     )
     return accepted_signal(await call.opened.sender.send(request, permit=call.opened.permits(call.principal)))
 
@@ -99,12 +107,15 @@ class SentSignals(Struct, frozen=True):
     items: list[Sent]
 
 
-@operation("signals.send_many", "POST /v1/signals", scope="signals:write", errors=(PayloadTooLarge,))
+@operation(
+    "signals.send_many", "POST /v1/signals", scope="signals:write", errors=(PayloadTooLarge,), audit="its commit"
+)
 async def send_many(call: Call, ask: SendSignals) -> SentSignals:
     """Send many signals. Each is accepted or refused by itself."""
     own = await _own_runs(call, [signal.run_id for signal in ask.signals])
     outgoing = [_outgoing(signal) for signal in ask.signals if signal.run_id in own]
-    sent = iter(await call.opened.sender.send_many(outgoing, call.opened.permits(call.principal)))
+    permits = call.opened.permits(call.principal)
+    sent = iter(await call.opened.sender.send_many(outgoing, permits, lambda request: call.audit(subject=request.name)))
     answers = [next(sent) if signal.run_id in own else no_such_run(signal.run_id) for signal in ask.signals]
     for answer in answers:
         if isinstance(answer, NotPermitted):
@@ -157,6 +168,7 @@ class StartedWithSignal(Struct, frozen=True):
     scope="signals:write",
     status=201,
     errors=(*REFUSALS, Overloaded),
+    audit="its commit",
 )
 async def start_with(call: Call, ask: StartWithSignal) -> StartedWithSignal:
     """Start a run and send it a signal, both or neither; if the run is there already, send the signal to it."""

@@ -98,7 +98,7 @@ class AssignTask(DoTask, frozen=True, kw_only=True):
     to: Name
 
 
-@operation("tasks.assign", "POST /v1/tasks/{task_id}/assign", scope="tasks:write", errors=OF_A_TASK)
+@operation("tasks.assign", "POST /v1/tasks/{task_id}/assign", scope="tasks:write", errors=OF_A_TASK, audit="its commit")
 async def assign(call: Call, ask: AssignTask) -> TaskItem:
     """Give a task that is nobody's to somebody."""
     return task_item(
@@ -108,7 +108,7 @@ async def assign(call: Call, ask: AssignTask) -> TaskItem:
     )
 
 
-@operation("tasks.claim", "POST /v1/tasks/{task_id}/claim", scope="tasks:write", errors=OF_A_TASK)
+@operation("tasks.claim", "POST /v1/tasks/{task_id}/claim", scope="tasks:write", errors=OF_A_TASK, audit="its commit")
 async def claim(call: Call, ask: DoTask) -> TaskItem:
     """Take a task that is nobody's."""
     return task_item(
@@ -118,7 +118,9 @@ async def claim(call: Call, ask: DoTask) -> TaskItem:
     )
 
 
-@operation("tasks.release", "POST /v1/tasks/{task_id}/release", scope="tasks:write", errors=OF_A_TASK)
+@operation(
+    "tasks.release", "POST /v1/tasks/{task_id}/release", scope="tasks:write", errors=OF_A_TASK, audit="its commit"
+)
 async def release(call: Call, ask: DoTask) -> TaskItem:
     """Give one's task back."""
     return task_item(
@@ -135,7 +137,9 @@ class ReassignTask(DoTask, frozen=True, kw_only=True):
     roles: Annotated[tuple[Name, ...], Meta(max_length=100)] | None = None
 
 
-@operation("tasks.reassign", "POST /v1/tasks/{task_id}/reassign", scope="tasks:write", errors=OF_A_TASK)
+@operation(
+    "tasks.reassign", "POST /v1/tasks/{task_id}/reassign", scope="tasks:write", errors=OF_A_TASK, audit="its commit"
+)
 async def reassign(call: Call, ask: ReassignTask) -> TaskItem:
     """Give a task to somebody else, or to nobody, whoever has it; and to other roles, if some are given."""
     return task_item(
@@ -155,7 +159,9 @@ class CompleteTask(DoTask, frozen=True, kw_only=True):
     answer: Any = None
 
 
-@operation("tasks.complete", "POST /v1/tasks/{task_id}/complete", scope="tasks:write", errors=OF_A_TASK)
+@operation(
+    "tasks.complete", "POST /v1/tasks/{task_id}/complete", scope="tasks:write", errors=OF_A_TASK, audit="its commit"
+)
 async def complete(call: Call, ask: CompleteTask) -> TaskItem:
     """Answer a task. The first answer stands; later ones get `Conflict` with `completed_by` and `completed_at`."""
     return task_item(
@@ -171,7 +177,9 @@ class CommentTask(DoTask, frozen=True, kw_only=True):
     text: Annotated[str, Meta(min_length=1, max_length=COMMENT_CHARS)]
 
 
-@operation("tasks.comment", "POST /v1/tasks/{task_id}/comments", scope="tasks:write", errors=OF_A_TASK)
+@operation(
+    "tasks.comment", "POST /v1/tasks/{task_id}/comments", scope="tasks:write", errors=OF_A_TASK, audit="its commit"
+)
 async def comment(call: Call, ask: CommentTask) -> TaskItem:
     """Say something about a task. It is kept in the task's history."""
     return task_item(

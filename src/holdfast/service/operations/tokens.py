@@ -68,7 +68,7 @@ class MadeToken(Struct, frozen=True):
     item: TokenView
 
 
-@operation("tokens.create", "POST /v1/tokens", scope=ADMIN, status=201)
+@operation("tokens.create", "POST /v1/tokens", scope=ADMIN, status=201, audit="its commit")
 async def create(call: Call, ask: CreateToken) -> MadeToken:
     """Make a token. Only its hash is kept: who loses it needs another one."""
     if ask.role is None and not ask.scopes:
@@ -85,6 +85,7 @@ async def create(call: Call, ask: CreateToken) -> MadeToken:
         environment=_within("environment", principal.environment, ask.environment),
         expires_in_s=ask.expires_in_s,
         created_by=principal.name,
+        audit=call.audit(),
     )
     return MadeToken(text, await _view(call, token))
 
@@ -132,14 +133,14 @@ class OfToken(Ask, frozen=True, kw_only=True):
     token_id: Name
 
 
-@operation("tokens.revoke", "POST /v1/tokens/{token_id}/revoke", scope=ADMIN, errors=(NotFound,))
+@operation("tokens.revoke", "POST /v1/tokens/{token_id}/revoke", scope=ADMIN, errors=(NotFound,), audit="its commit")
 async def revoke(call: Call, ask: OfToken) -> TokenView:
     """Revoke a token for good, with the sessions that were made from it. In other processes this takes two seconds."""
     token_id = ask.token_id.removeprefix(PREFIX)
     found = await call.store.find_tokens(TokenQuery(token_ids=(token_id,), sessions=True))
     if not found:
         raise NotFound(f"there is no token {token_id!r}", token_id=token_id)
-    token = await revoke_token(call.store, found[0], call.principal.name)
+    token = await revoke_token(call.store, found[0], call.principal.name, call.audit())
     access = call.service.authenticate
     if isinstance(access, TokenAccess):
         access.forget(token_id)

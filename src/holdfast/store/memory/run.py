@@ -175,6 +175,7 @@ class Run:
             payload=request.payload,
             step_id=request.step_id,
             received_at=now,
+            by=None if request.audit is None else request.audit.by,
         )
         result = AcceptedSignalResult(
             workflow_id=signal.run_id,

@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.core.access import AccessToken, TokenQuery
+from holdfast.core.audit import AuditEntry, AuditQuery
 from holdfast.core.events import Event
 from holdfast.core.gates import RunLimit, overloaded, place_in_line
 from holdfast.core.instants import Instant
@@ -24,6 +25,7 @@ from holdfast.ports import Clock, SystemClock
 from holdfast.store import examining, guards, port
 from holdfast.store.memory import reading
 from holdfast.store.memory.access import Tokens
+from holdfast.store.memory.audit import AuditLog
 from holdfast.store.memory.changing import Grown
 from holdfast.store.memory.examining import examine
 from holdfast.store.memory.gates import Gate, Waiting
@@ -56,6 +58,7 @@ class MemoryStore:
         self._nodes: dict[str, Instant] = {}
         self._known: dict[str, frozenset[port.Plan]] = {}
         self._tokens = Tokens()
+        self._audit = AuditLog()
         self._grown = Grown()
         self._gates: dict[str, Gate] = {}
         self._is_closed = False
@@ -110,6 +113,7 @@ class MemoryStore:
         run = self._runs[new.run_id] = entry
         self._requests[new.request_key] = new.run_id
         self._grown.note(new.run_id, run.events)
+        self._note(new.audit, run, now)
         if run.head.queued_at is not None:
             self._let_in(new, owner, now)
         return port.Created(new.run_id, run.head.lease_epoch, self._deliver_first(new, new.run_id, now))
@@ -172,7 +176,16 @@ class MemoryStore:
             return port.Refused(guards.no_such_run(item.run_id))
         if isinstance(item, Message):
             return run.deliver_message(item, now)
-        return run.deliver_signal(item, limits, now)
+        answer = run.deliver_signal(item, limits, now)
+        if isinstance(answer, port.Accepted):
+            self._note(item.audit, run, now)
+        return answer
+
+    def _note(self, entry: AuditEntry | None, run: Run, now: Instant) -> None:
+        """Append an entry about a run to the audit log, if there is one."""
+        if entry is not None:
+            place = (run.head.tenant, run.head.project, run.head.environment)
+            self._audit.append(guards.audited(entry, run.head.run_id, place, now))
 
     async def commit(self, turns: Sequence[port.Turn]) -> list[port.Committed | port.CommitConflict]:
         now = self._now()
@@ -202,11 +215,19 @@ class MemoryStore:
         self._now()
         return self._grown.behind(place, min(guards.check_page(limit), self._limits.page_items), self._runs)
 
-    async def purge(self, policy: port.PurgePolicy) -> port.PurgeReport:
+    async def purge(self, policy: port.PurgePolicy, audit: AuditEntry | None = None) -> port.PurgeReport:
         guards.check_query(policy)
+        guards.check_audit(() if audit is None else (audit,), self._limits)
         now = self._now()
         guards.check_page(policy.limit)
         report, gone = purge(self._runs, policy, now)
+        entries = [] if policy.audit_ms is None else self._audit.old(now - policy.audit_ms * 1_000)
+        has_more = report.has_more or len(entries) > policy.limit
+        report = replace(report, audit_entries=len(entries[: policy.limit]), has_more=has_more)
+        if not policy.dry_run:
+            self._audit.forget(entries[: policy.limit])
+            if audit is not None:
+                self._audit.append(guards.purge_entry(audit, report, now))
         for run_id in gone:
             del self._requests[self._runs.pop(run_id).request_key]
         return report
@@ -430,25 +451,47 @@ class MemoryStore:
         return [letter for run in self._runs.values() for letter in run.letters.values()]
 
     async def settle_dead_letters(
-        self, ids: Sequence[str], action: Settlement, actor: str = ""
+        self, ids: Sequence[str], action: Settlement, actor: str = "", audit: AuditEntry | None = None
     ) -> list[Settled | port.Refused]:
         guards.check_settlement(ids, action, actor, self._limits)
+        guards.check_audit(() if audit is None else (audit,), self._limits)
         now = self._now()
-        answers = [self._settle(letter_id, action, actor, now) for letter_id in ids]
+        answers = [self._settle(letter_id, action, actor, now, audit) for letter_id in ids]
         self.wakeups.ring()
         return answers
 
-    def _settle(self, letter_id: str, action: Settlement, actor: str, now: Instant) -> Settled | port.Refused:
+    def _settle(
+        self, letter_id: str, action: Settlement, actor: str, now: Instant, audit: AuditEntry | None
+    ) -> Settled | port.Refused:
         for run in self._runs.values():
             if letter_id in run.letters:
-                return run.settle(run.letters[letter_id], action, actor, now)
+                before = run.letters[letter_id]
+                answer = run.settle(before, action, actor, now)
+                if audit is not None and isinstance(answer, Settled) and before.settled is None:
+                    self._note(guards.letter_entry(audit, letter_id), run, now)
+                return answer
         return port.Refused(guards.no_such_letter(letter_id))
 
     # --- access
 
-    async def keep_tokens(self, tokens: Sequence[AccessToken]) -> list[AccessToken]:
+    async def keep_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> list[AccessToken]:
         guards.check_tokens(tokens, self._limits)
-        return self._tokens.keep(tokens, self._now())
+        guards.check_audit(audit, self._limits)
+        now = self._now()
+        for entry in audit:
+            self._audit.append(replace(entry, at=now))
+        return self._tokens.keep(tokens, now)
+
+    async def append_audit(self, entries: Sequence[AuditEntry]) -> None:
+        guards.check_audit(entries, self._limits)
+        now = self._now()
+        for entry in entries:
+            self._audit.append(replace(entry, at=now))
+
+    async def find_audit(self, query: AuditQuery) -> list[AuditEntry]:
+        guards.check_query(query)
+        self._now()
+        return self._page(self._audit.find(query), query.limit)
 
     async def find_tokens(self, query: TokenQuery) -> list[AccessToken]:
         guards.check_query(query)

@@ -9,7 +9,7 @@ from holdfast.core.instants import Instant
 from holdfast.errors import InvalidInput
 from holdfast.limits import Limits
 from holdfast.store import guards, port, rows
-from holdfast.store.postgres import gates
+from holdfast.store.postgres import audit, gates
 from holdfast.store.postgres.columns import EVENT_COLUMNS, MESSAGE_COLUMNS, More, columns, event_rows, message_rows
 from holdfast.store.postgres.delivering import deliver
 from holdfast.store.postgres.faults import UNSTORABLE
@@ -19,6 +19,8 @@ Answer = port.Created | port.Existing | port.Refused
 
 PLACES = ", ".join(f"${number}" for number in range(1, 40))
 CREATE = f"SELECT o_now, o_ord, o_code, o_run_id, o_input FROM holdfast.create_1({PLACES})"
+CREATE_AUDITED = audit.with_audit(CREATE, 40, "C", is_known=False)
+GATED_AUDITED = audit.with_audit(gates.CREATE, 47, "C", is_known=False)
 RUN_COLUMNS = 17
 
 
@@ -110,9 +112,17 @@ async def _create(
 async def _fetch(
     db: Db, now: Instant | None, owner: str | None, new_runs: Sequence[port.NewRun], was_lost: list[None]
 ) -> list[Any]:
-    sql, arguments = CREATE, _arguments(now, owner, new_runs)
+    entries = [
+        (number, guards.audited(new.audit, new.run_id, (new.tenant, new.project, new.environment), 0))
+        for number, new in enumerate(new_runs, 1)
+        if new.audit is not None
+    ]
+    sql, arguments = CREATE_AUDITED if entries else CREATE, _arguments(now, owner, new_runs)
     if new_runs and new_runs[0].ticket is not None:
-        sql, arguments = gates.CREATE, [*arguments, *gates.ticket_columns(new_runs)]
+        sql = GATED_AUDITED if entries else gates.CREATE
+        arguments = [*arguments, *gates.ticket_columns(new_runs)]
+    if entries:
+        arguments = [*arguments, *audit.entry_columns(entries)]
     if isinstance(db, Session):  # what cannot be stored must not end the whole transaction
         async with db.savepoint():
             return await db.fetch(sql, *arguments)

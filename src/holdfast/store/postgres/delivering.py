@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from holdfast.core import codec
+from holdfast.core.audit import AuditEntry
 from holdfast.core.idempotency import inbox_uuid, signal_storage_key, signal_suffix
 from holdfast.core.instants import Instant
 from holdfast.core.messages import RESERVED_PREFIX, AcceptedSignalResult, Message, SignalRequest
@@ -11,14 +14,16 @@ from holdfast.core.state import RunStatus
 from holdfast.errors import CallerError, InvalidInput
 from holdfast.limits import Limits
 from holdfast.store import guards, port, rows
+from holdfast.store.postgres import audit
 from holdfast.store.postgres.columns import columns
 from holdfast.store.postgres.faults import UNSTORABLE
 from holdfast.store.postgres.server import Db, Session
 
 Answer = port.Accepted | port.Duplicate | port.Refused
 
-PLACES = ", ".join(f"${number}" for number in range(1, 18))
-DELIVER = f"SELECT o_now, o_ord, o_code, o_status, o_seq, o_at FROM holdfast.deliver_1({PLACES})"
+PLACES = ", ".join(f"${number}" for number in range(1, 19))
+DELIVER = f"SELECT o_now, o_ord, o_code, o_status, o_seq, o_at FROM holdfast.deliver_2({PLACES})"
+DELIVER_AUDITED = audit.with_audit(DELIVER, 19, "A", is_known=True)
 
 
 async def deliver(
@@ -80,6 +85,8 @@ async def _deliver(
     """Deliver a wave and answer it; return what must be delivered again after the rest."""
     signals: list[tuple[Any, ...]] = []
     messages: list[tuple[Any, ...]] = []
+    entries: list[tuple[int, AuditEntry]] = []
+    statement = DELIVER
     is_repeatable = True
     for index in wave:
         item = items[index]
@@ -88,10 +95,14 @@ async def _deliver(
         else:
             signals.append(_signal_row(index, item))
             is_repeatable = is_repeatable and item.signal_id is not None
+            if item.audit is not None:
+                entries.append((index, replace(item.audit, run_id=item.run_id)))
     retention = limits.acceptance_retention_ms * 1_000
-    arguments = [now, retention, limits.signals_per_run_per_minute, *columns(signals, 9), *columns(messages, 5)]
+    arguments = [now, retention, limits.signals_per_run_per_minute, *columns(signals, 10), *columns(messages, 5)]
+    if entries:
+        statement, arguments = DELIVER_AUDITED, [*arguments, *audit.entry_columns(entries)]
     try:
-        found = await db.fetch(DELIVER, *arguments, is_repeatable=is_repeatable)
+        found = await db.fetch(statement, *arguments, is_repeatable=is_repeatable)
     except UNSTORABLE as problem:
         if isinstance(db, Session):  # the transaction is spoilt; whoever began it finds out whose fault it was
             raise
@@ -119,6 +130,7 @@ def _signal_row(index: int, request: SignalRequest) -> tuple[Any, ...]:
         bytes.fromhex(codec.value_digest(request.payload)),
         request.require_waiting,
         request.name.startswith(RESERVED_PREFIX),
+        rows.by_of(request),
     )
 
 

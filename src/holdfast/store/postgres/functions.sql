@@ -370,10 +370,10 @@ $$;
 -- Codes: A accepted, D duplicate (both with inbox number and time of acceptance), F no such run, P other payload,
 -- I indeterminate, T finished (with the status), W not waiting, R over the rate (with the instant that it is counted
 -- from), N not looked at: deliver it again after the others.
-CREATE OR REPLACE FUNCTION holdfast.deliver_1(
+CREATE OR REPLACE FUNCTION holdfast.deliver_2(
     p_now bigint, p_retention bigint, p_most bigint,
     s_ord bigint[], s_run text[], s_name text[], s_signal text[], s_step text[], s_payload text[], s_digest bytea[],
-    s_waiting boolean[], s_uncounted boolean[],
+    s_waiting boolean[], s_uncounted boolean[], s_by text[],
     m_ord bigint[], m_run text[], m_signal text[], m_due bigint[], m_message text[]
 ) RETURNS TABLE (o_now bigint, o_ord bigint, o_code text, o_status text, o_seq bigint, o_at bigint) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
@@ -389,8 +389,8 @@ BEGIN
         WITH found AS (
             SELECT t.*, r.run_no, r.status, r.finished_at, r.inbox_seq AS base, r.last_accepted_at,
                 a.inbox_seq AS known_seq, a.accepted_at AS known_at, a.expires_at, a.payload_sha256
-            FROM unnest(s_ord, s_run, s_name, s_signal, s_step, s_payload, s_digest, s_waiting, s_uncounted)
-                AS t (ord, run_id, name, signal_id, step_id, payload, digest, is_waiting, is_uncounted)
+            FROM unnest(s_ord, s_run, s_name, s_signal, s_step, s_payload, s_digest, s_waiting, s_uncounted, s_by)
+                AS t (ord, run_id, name, signal_id, step_id, payload, digest, is_waiting, is_uncounted, by_caller)
             LEFT JOIN holdfast.runs r ON r.run_id = t.run_id
             LEFT JOIN LATERAL (SELECT * FROM holdfast.acceptance_records x
                 WHERE x.run_no = r.run_no AND x.name = t.name AND x.signal_id = t.signal_id LIMIT 1) a ON true
@@ -433,9 +433,9 @@ BEGIN
             FROM limited l
         ), accepted AS (
             INSERT INTO holdfast.signals
-                (run_no, inbox_seq, name, signal_id, step_id, accepted_at, received_at, payload)
+                (run_no, inbox_seq, name, signal_id, step_id, accepted_at, received_at, payload, by_caller)
             SELECT d.run_no, d.seq, d.name, coalesce(d.signal_id, holdfast.inbox_uuid_1(d.run_id, d.seq)),
-                d.step_id, d.accepted_at, v_now, d.payload
+                d.step_id, d.accepted_at, v_now, d.payload, d.by_caller
             FROM decided d WHERE d.code = 'A'
         ), recorded AS (
             INSERT INTO holdfast.acceptance_records
@@ -1046,7 +1046,7 @@ RETURNS TABLE (
     snapshot text, created_at bigint, updated_at bigint, finished_at bigint, inbox_seq bigint, ready_at bigint,
     lease_owner text, lease_epoch bigint, queued_at bigint, o_now bigint, messages text[], s_seq bigint[],
     s_name text[], s_signal text[], s_step text[], s_at bigint[], s_payload text[], s_received bigint[],
-    is_whole boolean, records text[], d_step text[], d_details text[]
+    s_by text[], is_whole boolean, records text[], d_step text[], d_details text[]
 ) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
 SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
@@ -1055,8 +1055,8 @@ BEGIN
     SELECT r.run_no, r.run_id, r.tenant, r.project, r.environment, r.plan_id, r.plan_version, r.run_request_id,
         r.parent_run_id, r.reference_key, r.tags, r.status, r.version, r.snapshot, r.created_at, r.updated_at,
         r.finished_at, r.inbox_seq, r.ready_at, r.lease_owner, r.lease_epoch, r.queued_at, p_now,
-        m.messages, s.seqs, s.names, s.signals, s.steps, s.ats, s.payloads, s.receiveds, f.is_full IS NULL,
-        c.records, d.steps, d.details
+        m.messages, s.seqs, s.names, s.signals, s.steps, s.ats, s.payloads, s.receiveds, s.bys,
+        f.is_full IS NULL, c.records, d.steps, d.details
     FROM unnest(p_runs) WITH ORDINALITY AS t (no, ord)
     JOIN holdfast.runs r ON r.run_no = t.no
     LEFT JOIN LATERAL (
@@ -1070,16 +1070,18 @@ BEGIN
     LEFT JOIN LATERAL (
         SELECT array_agg(x.inbox_seq) AS seqs, array_agg(x.name) AS names, array_agg(x.signal_id) AS signals,
             array_agg(x.step_id) AS steps, array_agg(x.accepted_at) AS ats, array_agg(x.payload) AS payloads,
-            array_agg(x.received_at) AS receiveds
+            array_agg(x.received_at) AS receiveds, array_agg(x.by_caller) AS bys
         FROM (
-            SELECT y.inbox_seq, y.name, y.signal_id, y.step_id, y.accepted_at, y.payload, y.received_at
+            SELECT y.inbox_seq, y.name, y.signal_id, y.step_id, y.accepted_at, y.payload, y.received_at,
+                y.by_caller
             FROM holdfast.signals y WHERE f.is_full IS NULL AND y.run_no = r.run_no AND y.consumed_seq IS NULL
             UNION ALL
             SELECT z.* FROM (
                 SELECT w.name FROM holdfast.waits w WHERE f.is_full AND w.run_no = r.run_no
                 UNION SELECT 'holdfast' || o.own FROM unnest(ARRAY['.control', '.update', '.task']) AS o (own) WHERE f.is_full
             ) n CROSS JOIN LATERAL (
-                SELECT y.inbox_seq, y.name, y.signal_id, y.step_id, y.accepted_at, y.payload, y.received_at
+                SELECT y.inbox_seq, y.name, y.signal_id, y.step_id, y.accepted_at, y.payload, y.received_at,
+                y.by_caller
                 FROM holdfast.signals y
                 WHERE y.run_no = r.run_no AND y.name = n.name AND y.consumed_seq IS NULL
                     AND (y.step_id IS NULL OR (SELECT true FROM holdfast.waits w

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from holdfast.core.audit import AuditEntry
 from holdfast.core.idempotency import inbox_uuid
 from holdfast.core.instants import Instant
 from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settled, Settlement, letter_id, unreadable_payload
@@ -10,6 +11,7 @@ from holdfast.core.messages import Message
 from holdfast.core.state import RunStatus
 from holdfast.errors import CallerError, StoreCorrupt
 from holdfast.store import guards, port, rows
+from holdfast.store.postgres import audit
 from holdfast.store.postgres.columns import More, askable
 from holdfast.store.postgres.server import Db, Session
 from holdfast.store.where import Where
@@ -52,7 +54,12 @@ async def find(db: Db, query: DeadLetterQuery, limit: int) -> list[DeadLetter]:
 
 
 async def settle(
-    session: Session, ids: Sequence[str], action: Settlement, actor: str, now: Instant | None
+    session: Session,
+    ids: Sequence[str],
+    action: Settlement,
+    actor: str,
+    now: Instant | None,
+    entry: AuditEntry | None = None,
 ) -> list[Settled | port.Refused]:
     """Settle each letter, or say why not."""
     await session.fetch(
@@ -61,13 +68,15 @@ async def settle(
         list(map(askable, ids)),
     )
     [[settled_at]] = await session.fetch("SELECT holdfast.time_1($1)", now)
-    return [await _settle(session, id_, action, actor, settled_at) for id_ in ids]
+    return [await _settle(session, id_, action, actor, settled_at, entry) for id_ in ids]
 
 
-async def _settle(session: Session, id_: str, action: Settlement, actor: str, now: Instant) -> Settled | port.Refused:
+async def _settle(
+    session: Session, id_: str, action: Settlement, actor: str, now: Instant, entry: AuditEntry | None
+) -> Settled | port.Refused:
     found = await session.fetch(
-        f"SELECT {_LETTER}, run_no, status FROM holdfast.dead_letters JOIN holdfast.runs USING (run_no) "
-        "WHERE letter_id = $1",
+        f"SELECT {_LETTER}, run_no, status, tenant, project, environment "
+        "FROM holdfast.dead_letters JOIN holdfast.runs USING (run_no) WHERE letter_id = $1",
         askable(id_),
     )
     if not found:
@@ -87,6 +96,9 @@ async def _settle(session: Session, id_: str, action: Settlement, actor: str, no
         actor.encode(),
         now,
     )
+    if entry is not None:
+        place = (found[0][12], found[0][13], found[0][14])
+        await audit.append(session, [guards.audited(guards.letter_entry(entry, id_), letter.run_id, place, now)])
     return Settled(id_, action)
 
 

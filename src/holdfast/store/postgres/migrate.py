@@ -13,6 +13,8 @@ from msgspec import Struct
 
 from holdfast.core.codec import number_of
 from holdfast.errors import StoreNotMigrated, StoreTooNew
+from holdfast.store import guards
+from holdfast.store.postgres import audit
 from holdfast.store.postgres.server import Db, Session
 
 
@@ -64,6 +66,9 @@ async def migrate(db: Session, schema: str, shown: str) -> int:
         )
     if missing:
         await db.script(functions())
+        if present > 0:
+            [[now]] = await db.fetch("SELECT holdfast.time_1(NULL)")
+            await audit.append(db, [guards.migration_entry(present, latest_version(), now)])
     return await schema_version(db, schema, shown)
 
 

@@ -23,8 +23,8 @@ from holdfast.store.postgres.server import Db, Server, Session
 
 HEAD = ", ".join(f"l.{name.strip().rpartition('.')[2]}" for name in rows.HEAD.split(","))
 LOADED = (
-    f"{HEAD}, l.messages, l.s_seq, l.s_name, l.s_signal, l.s_step, l.s_at, l.s_payload, l.s_received, l.is_whole, "
-    "l.records, l.d_step, l.d_details"
+    f"{HEAD}, l.messages, l.s_seq, l.s_name, l.s_signal, l.s_step, l.s_at, l.s_payload, l.s_received, l.s_by, "
+    "l.is_whole, l.records, l.d_step, l.d_details"
 )
 CLAIM = f"""
 SELECT c.o_now, c.o_from, {LOADED} FROM holdfast.claim_2($1, $2, $3, $4, $5) c
@@ -120,16 +120,15 @@ async def load(server: Server, run_ids: Sequence[str], now: Instant | None) -> l
 def loaded_of(row: Any) -> port.LoadedRun:
     """Return the run that a row of LOADED describes."""
     head = rows.head_of(row)
-    messages, seqs, names, signals, steps, ats, payloads, receiveds, is_whole, records, d_steps, details = tuple(row)[
-        22:
-    ]
+    messages, seqs, names, signals, steps, ats, payloads, receiveds, bys, is_whole, *rest = tuple(row)[22:]
+    records, d_steps, details = rest
     return port.LoadedRun(
         head=head,
         messages=tuple(map(_message, messages)) if messages else (),
         signals=tuple(
-            rows.signal_of(head.run_id, (seq, name, signal_id, step_id, at, None, payload, received_at))
-            for seq, name, signal_id, step_id, at, payload, received_at in zip(
-                seqs, names, signals, steps, ats, payloads, receiveds, strict=True
+            rows.signal_of(head.run_id, (seq, name, signal_id, step_id, at, None, payload, received_at, by))
+            for seq, name, signal_id, step_id, at, payload, received_at, by in zip(
+                seqs, names, signals, steps, ats, payloads, receiveds, bys, strict=True
             )
         )
         if seqs

@@ -2,8 +2,11 @@
 
 from typing import Any
 
+from holdfast.core.audit import AuditEntry
 from holdfast.core.instants import Instant
+from holdfast.store import guards
 from holdfast.store.port import PurgePolicy, PurgeReport
+from holdfast.store.postgres import audit
 from holdfast.store.postgres.server import Db, Session
 
 _GONE = """
@@ -31,7 +34,9 @@ _BELONGING = (
 _COUNTED = ("events", "signals", "acceptance_records", "tasks", "dead_letters")
 
 
-async def purge(session: Session, policy: PurgePolicy, given: Instant | None) -> PurgeReport:
+async def purge(
+    session: Session, policy: PurgePolicy, given: Instant | None, entry: AuditEntry | None = None
+) -> PurgeReport:
     """Delete, or with `dry_run` only count, what the policy allows."""
     limit = policy.limit
     [[now]] = await session.fetch("SELECT holdfast.time_1($1)", given)
@@ -46,6 +51,7 @@ async def purge(session: Session, policy: PurgePolicy, given: Instant | None) ->
     tasks = await select(_TASKS, policy.task_ms, doomed)
     states = await select(_STATES, policy.runtime_state_ms, doomed)
     expired = await select(_EXPIRED, 0, doomed)
+    entries = [] if policy.audit_ms is None else await audit.old(session, now - policy.audit_ms * 1_000, limit + 1)
     belonging = {table: await _count(session, table, doomed) for table in _COUNTED}
     report = PurgeReport(
         runs=len(doomed),
@@ -55,8 +61,9 @@ async def purge(session: Session, policy: PurgePolicy, given: Instant | None) ->
         runtime_states=len(states[:limit]),
         acceptance_records=belonging["acceptance_records"] + len(expired[:limit]),
         dead_letters=belonging["dead_letters"],
+        audit_entries=len(entries[:limit]),
         stale_runs=await _stale(session, policy.stale_run_ms, now),
-        has_more=max(len(gone), len(tasks), len(states), len(expired)) > limit,
+        has_more=max(map(len, (gone, tasks, states, expired, entries))) > limit,
     )
     if not policy.dry_run:
         for table in _BELONGING:
@@ -66,6 +73,9 @@ async def purge(session: Session, policy: PurgePolicy, given: Instant | None) ->
             "UPDATE holdfast.runs SET snapshot = NULL WHERE run_no = ANY ($1)", [row[0] for row in states[:limit]]
         )
         await _forget(session, expired[:limit], now)
+        await audit.forget(session, entries[:limit])
+        if entry is not None:
+            await audit.append(session, [guards.purge_entry(entry, report, now)])
     return report
 
 

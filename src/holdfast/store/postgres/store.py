@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from typing import TypeVar
 
 from holdfast.core.access import AccessToken, TokenQuery
+from holdfast.core.audit import AuditEntry, AuditQuery
 from holdfast.core.events import Event
 from holdfast.core.gates import RunLimit
 from holdfast.core.instants import Instant
@@ -21,13 +22,14 @@ from holdfast.ports import Clock
 from holdfast.store import guards, port
 from holdfast.store.examining import Bounds, Facts
 from holdfast.store.postgres import access, changing, examining, gates, letters, owning, reading, retention
+from holdfast.store.postgres import audit as audit_log
 from holdfast.store.postgres.address import parse_address
 from holdfast.store.postgres.columns import askable
 from holdfast.store.postgres.committing import Committing
 from holdfast.store.postgres.creating import create_on
 from holdfast.store.postgres.delivering import deliver
 from holdfast.store.postgres.migrate import latest_version, migrate, not_migrated, schema_version
-from holdfast.store.postgres.server import Server
+from holdfast.store.postgres.server import Server, Session
 from holdfast.store.postgres.wakeups import NotifyWakeups
 from holdfast.store.wakeups import Wakeups
 
@@ -144,12 +146,13 @@ class PostgresStore:
             self._hear(work.heard)
         return answers
 
-    async def purge(self, policy: port.PurgePolicy) -> port.PurgeReport:
+    async def purge(self, policy: port.PurgePolicy, audit: AuditEntry | None = None) -> port.PurgeReport:
         guards.check_query(policy)
+        guards.check_audit(() if audit is None else (audit,), self._limits)
         guards.check_page(policy.limit)
         now = self._asked()
         return await self._server.finished(
-            self._ready().transact(lambda session: retention.purge(session, policy, now))
+            self._ready().transact(lambda session: retention.purge(session, policy, now, audit))
         )
 
     # --- owning
@@ -255,21 +258,37 @@ class PostgresStore:
         return await self._server.finished(letters.find(self._ready(), query, self._page(query.limit)))
 
     async def settle_dead_letters(
-        self, ids: Sequence[str], action: Settlement, actor: str = ""
+        self, ids: Sequence[str], action: Settlement, actor: str = "", audit: AuditEntry | None = None
     ) -> list[Settled | port.Refused]:
         guards.check_settlement(ids, action, actor, self._limits)
+        guards.check_audit(() if audit is None else (audit,), self._limits)
         now = self._asked()
-        work = self._ready().transact(lambda session: letters.settle(session, ids, action, actor, now))
+        work = self._ready().transact(lambda session: letters.settle(session, ids, action, actor, now, audit))
         return await self._server.finished(self._then_ring(work))
 
-    async def keep_tokens(self, tokens: Sequence[AccessToken]) -> list[AccessToken]:
+    async def keep_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> list[AccessToken]:
         guards.check_tokens(tokens, self._limits)
+        guards.check_audit(audit, self._limits)
         now = self._asked()
-        return await self._server.finished(self._ready().transact(lambda session: access.keep(session, tokens, now)))
+
+        async def work(session: Session) -> list[AccessToken]:
+            await audit_log.append_now(session, audit, now)
+            return await access.keep(session, tokens, now)
+
+        return await self._server.finished(self._ready().transact(work))
 
     async def find_tokens(self, query: TokenQuery) -> list[AccessToken]:
         guards.check_query(query)
         return await self._server.finished(access.find(self._ready(), query, self._page(query.limit)))
+
+    async def append_audit(self, entries: Sequence[AuditEntry]) -> None:
+        guards.check_audit(entries, self._limits)
+        now = self._asked()
+        await self._server.finished(self._ready().transact(lambda session: audit_log.append_now(session, entries, now)))
+
+    async def find_audit(self, query: AuditQuery) -> list[AuditEntry]:
+        guards.check_query(query)
+        return await self._server.finished(audit_log.find(self._ready(), query, self._page(query.limit)))
 
     async def changes(self, place: str = "", limit: int = 1_000) -> port.Changes:
         return await self._server.finished(changing.changes(self._ready(), place, self._page(limit)))

@@ -11,7 +11,7 @@ from holdfast.core.instants import Instant
 from holdfast.errors import Overloaded
 from holdfast.limits import Limits
 from holdfast.store import guards, port
-from holdfast.store.sqlite import gates, rows
+from holdfast.store.sqlite import audit, gates, rows
 from holdfast.store.sqlite.delivering import deliver
 
 _INSERT_RUN = """
@@ -56,6 +56,13 @@ def create(
     _insert(db, created, owner, now)
     if learn is not None:
         learn((new.run_id, run_no) for run_no, new in created)
+    entries = [
+        guards.audited(new.audit, new.run_id, (new.tenant, new.project, new.environment), now)
+        for new, answer in zip(new_runs, answers, strict=True)
+        if isinstance(answer, port.Created) and new.audit is not None
+    ]
+    if entries:
+        audit.append(db, entries)
     if any(getattr(new, "signals", ()) for new in new_runs):
         return [_with_signals(db, new, answer, limits, now) for new, answer in zip(new_runs, answers, strict=True)]
     return answers

@@ -19,13 +19,14 @@ from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.errors import CallerError
 from holdfast.limits import Limits
 from holdfast.store import guards, port
-from holdfast.store.sqlite import rows
+from holdfast.store.rows import by_of
+from holdfast.store.sqlite import audit, rows
 
 Answer = port.Accepted | port.Duplicate | port.Refused
 
 _INSERT_SIGNAL = (
-    "INSERT INTO signals (run_no, inbox_seq, name, signal_id, step_id, accepted_at, received_at, payload) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO signals (run_no, inbox_seq, name, signal_id, step_id, accepted_at, received_at, payload, "
+    "by_caller) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 # When the so many-th last signal came that counts toward the rate of its run.
 _COUNTED = """
@@ -75,7 +76,22 @@ def deliver(
         "UPDATE runs SET inbox_seq = ?, last_accepted_at = ?, ready_at = ? WHERE run_no = ?",
         [(box.inbox_seq, box.last_accepted_at, box.ready_at, box.run_no) for box in inboxes.values()],
     )
+    _audit(db, items, answers, now)
     return answers
+
+
+def _audit(
+    db: sqlite3.Connection, items: Sequence[SignalRequest | Message], answers: Sequence[Answer], now: Instant
+) -> None:
+    """Append the entries of the signals that were accepted to the audit log."""
+    entries = [
+        (item.run_id, item.audit)
+        for item, answer in zip(items, answers, strict=True)
+        if isinstance(item, SignalRequest) and item.audit is not None and isinstance(answer, port.Accepted)
+    ]
+    if entries:
+        places = audit.places_of(db, {run_id for run_id, _ in entries})
+        audit.append(db, [guards.audited(entry, run_id, places[run_id], now) for run_id, entry in entries])
 
 
 def _inboxes(db: sqlite3.Connection, run_ids: set[str]) -> dict[str, _Inbox]:
@@ -225,6 +241,7 @@ def _accept(
             accepted_at,
             now,
             bytes(request.payload).decode(),
+            by_of(request),
         ),
         (inbox.run_no, request.name, signal_id, record.expires_at, rows.encode(record)),
     )

@@ -4,6 +4,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
+from holdfast.core.audit import AuditEntry
 from holdfast.core.idempotency import inbox_uuid
 from holdfast.core.instants import Instant
 from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settled, Settlement, letter_id, unreadable_payload
@@ -11,7 +12,7 @@ from holdfast.core.messages import Message
 from holdfast.core.state import RunStatus
 from holdfast.errors import CallerError, StoreCorrupt
 from holdfast.store import guards, port
-from holdfast.store.sqlite import rows
+from holdfast.store.sqlite import audit, rows
 from holdfast.store.where import Where
 
 _LETTER = "letter_id, run_id, envelope, reason, detail, node, died_at, settled, settled_by, settled_at"
@@ -71,13 +72,20 @@ def find(db: sqlite3.Connection, query: DeadLetterQuery, limit: int) -> list[Dea
 
 
 def settle(
-    db: sqlite3.Connection, ids: Sequence[str], action: Settlement, actor: str, now: Instant
+    db: sqlite3.Connection,
+    ids: Sequence[str],
+    action: Settlement,
+    actor: str,
+    now: Instant,
+    entry: AuditEntry | None = None,
 ) -> list[Settled | port.Refused]:
     """Settle each letter, or say why not."""
-    return [_settle(db, id_, action, actor, now) for id_ in ids]
+    return [_settle(db, id_, action, actor, now, entry) for id_ in ids]
 
 
-def _settle(db: sqlite3.Connection, id_: str, action: Settlement, actor: str, now: Instant) -> Settled | port.Refused:
+def _settle(
+    db: sqlite3.Connection, id_: str, action: Settlement, actor: str, now: Instant, entry: AuditEntry | None
+) -> Settled | port.Refused:
     found = db.execute(
         f"SELECT {_LETTER}, run_no, status FROM dead_letters JOIN runs USING (run_no) WHERE letter_id = ?", (id_,)
     ).fetchone()
@@ -96,6 +104,9 @@ def _settle(db: sqlite3.Connection, id_: str, action: Settlement, actor: str, no
         "UPDATE dead_letters SET settled = ?, settled_by = ?, settled_at = ? WHERE letter_id = ?",
         (action, actor, now, id_),
     )
+    if entry is not None:
+        place = audit.places_of(db, [letter.run_id])[letter.run_id]
+        audit.append(db, [guards.audited(guards.letter_entry(entry, id_), letter.run_id, place, now)])
     return Settled(id_, action)
 
 

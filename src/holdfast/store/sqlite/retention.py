@@ -3,9 +3,11 @@
 import sqlite3
 from typing import Any
 
+from holdfast.core.audit import AuditEntry
 from holdfast.core.instants import Instant
+from holdfast.store import guards
 from holdfast.store.port import PurgePolicy, PurgeReport
-from holdfast.store.sqlite import rows
+from holdfast.store.sqlite import audit, rows
 
 _GONE = """
 SELECT run_no FROM runs AS run WHERE finished_at <= :until
@@ -32,7 +34,7 @@ _BELONGING = ("events", "signals", "acceptance_records", "tasks", "waits", "mess
 _COUNTED = ("events", "signals", "acceptance_records", "tasks", "dead_letters")
 
 
-def purge(db: sqlite3.Connection, policy: PurgePolicy, now: Instant) -> PurgeReport:
+def purge(db: sqlite3.Connection, policy: PurgePolicy, now: Instant, entry: AuditEntry | None = None) -> PurgeReport:
     """Delete, or with `dry_run` only count, what the policy allows."""
     limit = policy.limit
 
@@ -46,6 +48,7 @@ def purge(db: sqlite3.Connection, policy: PurgePolicy, now: Instant) -> PurgeRep
     tasks = select(_TASKS, policy.task_ms, doomed)
     states = select(_STATES, policy.runtime_state_ms, doomed)
     expired = select(_EXPIRED, 0, doomed)
+    entries = [] if policy.audit_ms is None else audit.old(db, now - policy.audit_ms * 1_000, limit + 1)
     belonging = {table: _count(db, table, doomed) for table in _COUNTED}
     report = PurgeReport(
         runs=len(gone[:limit]),
@@ -55,8 +58,9 @@ def purge(db: sqlite3.Connection, policy: PurgePolicy, now: Instant) -> PurgeRep
         runtime_states=len(states[:limit]),
         acceptance_records=belonging["acceptance_records"] + len(expired[:limit]),
         dead_letters=belonging["dead_letters"],
+        audit_entries=len(entries[:limit]),
         stale_runs=_stale(db, policy.stale_run_ms, now),
-        has_more=max(len(gone), len(tasks), len(states), len(expired)) > limit,
+        has_more=max(map(len, (gone, tasks, states, expired, entries))) > limit,
     )
     if not policy.dry_run:
         for table in _BELONGING:
@@ -66,6 +70,9 @@ def purge(db: sqlite3.Connection, policy: PurgePolicy, now: Instant) -> PurgeRep
         db.executemany(
             "DELETE FROM acceptance_records WHERE run_no = ? AND name = ? AND signal_id = ?", expired[:limit]
         )
+        audit.forget(db, entries[:limit])
+        if entry is not None:
+            audit.append(db, [guards.purge_entry(entry, report, now)])
     return report
 
 

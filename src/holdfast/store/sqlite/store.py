@@ -14,6 +14,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from holdfast.core.access import AccessToken, TokenQuery
+from holdfast.core.audit import AuditEntry, AuditQuery
 from holdfast.core.events import Event
 from holdfast.core.gates import RunLimit
 from holdfast.core.instants import Instant
@@ -39,6 +40,7 @@ from holdfast.store.sqlite import (
     reading,
     retention,
 )
+from holdfast.store.sqlite import audit as audit_log
 from holdfast.store.sqlite.database import Database
 from holdfast.store.sqlite.migrate import latest_version, migrate, not_migrated, schema_version
 from holdfast.store.sqlite.wakeups import SocketWakeups
@@ -130,10 +132,11 @@ class SqliteStore:
             lambda db, now: committing.commit(db, turns, self._limits, now, self._short_cut), rings=rings
         )
 
-    async def purge(self, policy: port.PurgePolicy) -> port.PurgeReport:
+    async def purge(self, policy: port.PurgePolicy, audit: AuditEntry | None = None) -> port.PurgeReport:
         guards.check_query(policy)
+        guards.check_audit(() if audit is None else (audit,), self._limits)
         guards.check_page(policy.limit)
-        return await self._write(lambda db, now: retention.purge(db, policy, now))
+        return await self._write(lambda db, now: retention.purge(db, policy, now, audit))
 
     # --- owning
 
@@ -240,19 +243,35 @@ class SqliteStore:
         return await self._read(lambda db, _: letters.find(db, query, most))
 
     async def settle_dead_letters(
-        self, ids: Sequence[str], action: Settlement, actor: str = ""
+        self, ids: Sequence[str], action: Settlement, actor: str = "", audit: AuditEntry | None = None
     ) -> list[Settled | port.Refused]:
         guards.check_settlement(ids, action, actor, self._limits)
-        return await self._write(lambda db, now: letters.settle(db, ids, action, actor, now), rings=True)
+        guards.check_audit(() if audit is None else (audit,), self._limits)
+        return await self._write(lambda db, now: letters.settle(db, ids, action, actor, now, audit), rings=True)
 
-    async def keep_tokens(self, tokens: Sequence[AccessToken]) -> list[AccessToken]:
+    async def keep_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> list[AccessToken]:
         guards.check_tokens(tokens, self._limits)
-        return await self._write(lambda db, now: access.keep(db, tokens, now))
+        guards.check_audit(audit, self._limits)
+
+        def work(db: sqlite3.Connection, now: Instant) -> list[AccessToken]:
+            audit_log.append(db, [replace(entry, at=now) for entry in audit])
+            return access.keep(db, tokens, now)
+
+        return await self._write(work)
 
     async def find_tokens(self, query: TokenQuery) -> list[AccessToken]:
         guards.check_query(query)
         most = self._page(query.limit)
         return await self._read(lambda db, _: access.find(db, query, most))
+
+    async def append_audit(self, entries: Sequence[AuditEntry]) -> None:
+        guards.check_audit(entries, self._limits)
+        await self._write(lambda db, now: audit_log.append(db, [replace(entry, at=now) for entry in entries]))
+
+    async def find_audit(self, query: AuditQuery) -> list[AuditEntry]:
+        guards.check_query(query)
+        most = self._page(query.limit)
+        return await self._read(lambda db, _: audit_log.find(db, query, most))
 
     async def changes(self, place: str = "", limit: int = 1_000) -> port.Changes:
         most = self._page(limit)

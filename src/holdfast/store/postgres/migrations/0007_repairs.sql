@@ -7,3 +7,23 @@ ALTER TABLE holdfast.nodes ADD COLUMN life text NOT NULL DEFAULT '';   -- which 
 -- By name: of a large mailbox only what open waits can take is read.
 DROP INDEX holdfast.signals_unconsumed;
 CREATE INDEX signals_unconsumed ON holdfast.signals (run_no, name, inbox_seq) WHERE consumed_seq IS NULL;
+ALTER TABLE holdfast.signals ADD COLUMN by_caller text;   -- JSON CallerRef: who sent it through a service
+
+CREATE TABLE holdfast.audit_log (
+    at          bigint NOT NULL,
+    entry_id    text COLLATE "C" NOT NULL,
+    tenant      text COLLATE "C",                                     -- NULL: about no tenant
+    project     text,
+    environment text,
+    run_id      text COLLATE "C",
+    actor       text COLLATE "C" NOT NULL,
+    token_id    text COLLATE "C",
+    operation   text COLLATE "C" NOT NULL,
+    entry       text NOT NULL,                            -- JSON AuditEntry, as it was given
+    PRIMARY KEY (at, entry_id)
+);
+CREATE INDEX audit_log_by_tenant ON holdfast.audit_log (tenant, at) WHERE tenant IS NOT NULL;
+CREATE INDEX audit_log_by_run ON holdfast.audit_log (run_id, at) WHERE run_id IS NOT NULL;
+CREATE INDEX audit_log_by_actor ON holdfast.audit_log (actor, at);
+CREATE INDEX audit_log_by_token ON holdfast.audit_log (token_id, at) WHERE token_id IS NOT NULL;
+CREATE INDEX audit_log_by_operation ON holdfast.audit_log (operation, at);

@@ -4,3 +4,28 @@
 -- them stands in tables beside.
 
 ALTER TABLE runs ADD COLUMN losses INTEGER NOT NULL DEFAULT 0;   -- nodes that went away with it since its last turn
+CREATE TABLE node_lives (
+    node TEXT PRIMARY KEY NOT NULL,
+    life TEXT NOT NULL                                    -- which life of the node its lease is of
+) WITHOUT ROWID;
+
+ALTER TABLE signals ADD COLUMN by_caller TEXT;            -- JSON CallerRef: who sent it through a service
+
+CREATE TABLE audit_log (
+    at          INTEGER NOT NULL,
+    entry_id    TEXT NOT NULL,
+    tenant      TEXT,                                     -- NULL: about no tenant
+    project     TEXT,
+    environment TEXT,
+    run_id      TEXT,
+    actor       TEXT NOT NULL,
+    token_id    TEXT,
+    operation   TEXT NOT NULL,
+    entry       TEXT NOT NULL,                            -- JSON AuditEntry, as it was given
+    PRIMARY KEY (at, entry_id)
+) WITHOUT ROWID;
+CREATE INDEX audit_log_by_tenant ON audit_log (tenant, at) WHERE tenant IS NOT NULL;
+CREATE INDEX audit_log_by_run ON audit_log (run_id, at) WHERE run_id IS NOT NULL;
+CREATE INDEX audit_log_by_actor ON audit_log (actor, at);
+CREATE INDEX audit_log_by_token ON audit_log (token_id, at) WHERE token_id IS NOT NULL;
+CREATE INDEX audit_log_by_operation ON audit_log (operation, at);

@@ -1,0 +1,86 @@
+"""The audit log: what callers have changed, who they were, and when."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from holdfast.core.audit import AuditEntry, AuditQuery
+from holdfast.service.calling import Call
+from holdfast.service.catalogue import Ask, operation
+from holdfast.service.paging import Cursor, PageSize, read_page
+from holdfast.service.views import Moment, instant_of, shown
+
+
+class CallerView(Struct, frozen=True):
+    """A caller: the id of the token, and its name."""
+
+    token_id: str
+    name: str
+
+
+class AuditEntryView(Struct, frozen=True, kw_only=True):
+    """One thing that a caller has done. `by` is whose token it was, `actor` whom they named as acting."""
+
+    entry_id: str
+    at: datetime
+    operation: str
+    actor: str
+    by: CallerView | None
+    tenant: str | None
+    project: str | None
+    environment: str | None
+    run_id: str | None
+    subject: str
+    detail: str
+    outcome: str
+    correlation_id: str
+
+
+class ListAudit(Ask, frozen=True, kw_only=True):
+    """Which entries to list; what is left out may be anything."""
+
+    tenant: str | None = None
+    run_id: str | None = None
+    actor: str | None = None
+    token_id: Annotated[str, Meta(description="The caller's, whoever acted.")] | None = None
+    operation: Annotated[str, Meta(description="Such as runs.cancel.")] | None = None
+    since: Moment | None = None
+    until: Moment | None = None
+    order: Annotated[Literal["newest", "oldest"], Meta(description="Which come first.")] = "newest"
+    cursor: Cursor = ""
+    limit: PageSize = 100
+
+
+class AuditPage(Struct, frozen=True):
+    """Some entries. `next` is the cursor of the page behind it, if there is more."""
+
+    items: list[AuditEntryView]
+    next: str | None = None
+
+
+def _place(entry: AuditEntry) -> Any:
+    return entry.at, entry.entry_id
+
+
+@operation("audit.list", "GET /v1/audit", scope="audit:read")
+async def list_(call: Call, ask: ListAudit) -> AuditPage:
+    """Find what callers have changed: starts, signals, commands, tasks, tokens, sign-ins, deletions. Newest first."""
+    query = AuditQuery(
+        tenant=ask.tenant,
+        run_id=ask.run_id,
+        actor=ask.actor,
+        token_id=ask.token_id,
+        operation=ask.operation,
+        since=instant_of(ask.since),
+        until=instant_of(ask.until),
+        newest=ask.order == "newest",
+    )
+    rows, following = await read_page(
+        f"audit {ask.order}", call.store.find_audit, query, _place, cursor=ask.cursor, limit=ask.limit
+    )
+    return AuditPage([shown(AuditEntryView, row, by=_caller(row)) for row in rows], following)
+
+
+def _caller(entry: AuditEntry) -> CallerView | None:
+    return None if entry.by is None else CallerView(entry.by.token_id, entry.by.name)

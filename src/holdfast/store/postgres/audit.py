@@ -1,0 +1,87 @@
+"""The audit log on the server. What goes with another verb is appended by the same statement as that."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from holdfast.core.audit import AuditEntry, AuditQuery
+from holdfast.core.instants import Instant
+from holdfast.store import rows
+from holdfast.store.postgres.columns import askable, columns
+from holdfast.store.postgres.server import Db, Session
+from holdfast.store.sqlite.audit import conditions
+
+ENTRY_COLUMNS = 10
+_TYPES = ("bigint", *["text"] * 9)
+_APPEND = f"""
+INSERT INTO holdfast.audit_log ({rows.AUDIT})
+SELECT * FROM unnest({", ".join(f"${number}::{kind}[]" for number, kind in enumerate(_TYPES, 1))})
+ON CONFLICT DO NOTHING
+"""
+
+
+def with_audit(statement: str, first: int, done: str, *, is_known: bool) -> str:
+    """Return a statement whose rows have o_now, o_ord and o_code, so that it appends the entries of those `done`.
+
+    The entries are its parameters from `first` on: each its ord, and its columns. Runs that are known say themselves
+    whose they are.
+    """
+    places = ", ".join(f"${first + 1 + number}::{kind}[]" for number, kind in enumerate(_TYPES))
+    of_run = "r.tenant, r.project, r.environment" if is_known else "t.tenant, t.project, t.environment"
+    join = "JOIN holdfast.runs r ON r.run_id = t.run_id" if is_known else ""
+    return f"""
+WITH did AS MATERIALIZED ({statement}), audited AS (
+    INSERT INTO holdfast.audit_log ({rows.AUDIT})
+    SELECT did.o_now, t.entry_id, {of_run}, t.run_id, t.actor, t.token_id, t.operation, t.entry
+    FROM did JOIN unnest(${first}::bigint[], {places}) AS t (ord, {rows.AUDIT}) ON t.ord = did.o_ord {join}
+    WHERE did.o_code = '{done}' ON CONFLICT DO NOTHING
+) SELECT * FROM did"""
+
+
+def entry_columns(entries: Iterable[tuple[int, AuditEntry]]) -> list[list[Any]]:
+    """Return entries, each with its ord, as parameters of such a statement."""
+    return columns([(number, *_row(entry)) for number, entry in entries], 1 + ENTRY_COLUMNS)
+
+
+def _row(entry: AuditEntry) -> tuple[Any, ...]:
+    return tuple(map(askable, rows.audit_row(entry)))
+
+
+async def append(session: Db, entries: Sequence[AuditEntry]) -> None:
+    """Append entries that have their time."""
+    if entries:
+        await session.fetch(_APPEND, *columns([_row(entry) for entry in entries], ENTRY_COLUMNS))
+
+
+async def append_now(session: Session, entries: Sequence[AuditEntry], now: Instant | None) -> None:
+    """Append entries with the server's time."""
+    [[at]] = await session.fetch("SELECT holdfast.time_1($1)", now)
+    await append(session, [replace(entry, at=at) for entry in entries])
+
+
+async def find(db: Db, query: AuditQuery, limit: int) -> list[AuditEntry]:
+    """Return the entries that the query names."""
+    where, order = conditions(query), "DESC" if query.newest else "ASC"
+    sql = (
+        f"SELECT {rows.AUDIT} FROM holdfast.audit_log {where.numbered} "
+        f"ORDER BY at {order}, entry_id {order} LIMIT {where.next_place}"
+    )
+    return [rows.audit_of(tuple(row)) for row in await db.fetch(sql, *map(askable, where.values(limit)))]
+
+
+async def old(session: Session, until: Instant, limit: int) -> list[Any]:
+    """Return the places of the entries up to an instant, the oldest first."""
+    return await session.fetch(
+        "SELECT at, entry_id FROM holdfast.audit_log WHERE at <= $1 ORDER BY at, entry_id LIMIT $2", until, limit
+    )
+
+
+async def forget(session: Session, places: list[Any]) -> None:
+    """Delete entries."""
+    await session.fetch(
+        "DELETE FROM holdfast.audit_log a USING unnest($1::bigint[], $2::text[]) AS x (at, entry_id) "
+        "WHERE a.at = x.at AND a.entry_id = x.entry_id",
+        [row[0] for row in places],
+        [row[1] for row in places],
+    )

@@ -1,0 +1,60 @@
+"""The audit log in the file: entries clustered by time, with what they are found by in columns beside."""
+
+import sqlite3
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from holdfast.core.audit import AuditEntry, AuditQuery
+from holdfast.core.instants import Instant
+from holdfast.store import rows
+from holdfast.store.where import Where
+
+_INSERT = f"INSERT OR IGNORE INTO audit_log ({rows.AUDIT}) VALUES ({', '.join('?' * 10)})"
+
+
+def append(db: sqlite3.Connection, entries: Iterable[AuditEntry]) -> None:
+    """Append entries that have their time."""
+    db.executemany(_INSERT, [rows.audit_row(entry) for entry in entries])
+
+
+def places_of(db: sqlite3.Connection, run_ids: Iterable[str]) -> Mapping[str, tuple[str, str, str]]:
+    """Return whose these runs are."""
+    found = db.execute(
+        "SELECT run_id, tenant, project, environment FROM runs WHERE run_id IN (SELECT value FROM json_each(?))",
+        (rows.encode(list(run_ids)),),
+    )
+    return {run_id: (tenant, project, environment) for run_id, tenant, project, environment in found}
+
+
+def find(db: sqlite3.Connection, query: AuditQuery, limit: int) -> list[AuditEntry]:
+    """Return the entries that the query names."""
+    where, order = conditions(query), "DESC" if query.newest else "ASC"
+    found = db.execute(
+        f"SELECT {rows.AUDIT} FROM audit_log {where.text} ORDER BY at {order}, entry_id {order} LIMIT ?",
+        where.values(limit),
+    )
+    return [rows.audit_of(row) for row in found]
+
+
+def conditions(query: AuditQuery) -> Where:
+    """Return what the entries that a query names have in common."""
+    where = Where()
+    where.add("at >= ?", 0 if query.since is None else query.since)
+    where.add_given("at < ?", query.until)
+    if query.after is not None:
+        where.add(f"(at, entry_id) {'<' if query.newest else '>'} (?, ?)", *query.after)
+    for column in ("tenant", "run_id", "actor", "token_id", "operation"):
+        where.add_given(f"{column} = ?", getattr(query, column))
+    return where
+
+
+def old(db: sqlite3.Connection, until: Instant, limit: int) -> list[Any]:
+    """Return the places of the entries up to an instant, the oldest first."""
+    return db.execute(
+        "SELECT at, entry_id FROM audit_log WHERE at <= ? ORDER BY at, entry_id LIMIT ?", (until, limit)
+    ).fetchall()
+
+
+def forget(db: sqlite3.Connection, places: list[Any]) -> None:
+    """Delete entries."""
+    db.executemany("DELETE FROM audit_log WHERE at = ? AND entry_id = ?", places)

@@ -1,0 +1,266 @@
+"""Who did it: `by` in every event that a caller causes, and the audit log."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.core import codec
+from holdfast.core.access import read_token
+from holdfast.core.audit import AuditQuery
+from holdfast.core.events import CallerRef
+from holdfast.core.letters import DeadLetterQuery
+from holdfast.engine.app import App
+from holdfast.service.operations import CATALOGUE
+from holdfast.testing.samples import dead_letter
+from tests.service.bearers import TRANSPORTS, ask, bearing, code_in, guarded, store_of, token_for
+from tests.service.stage import Stage, make_app
+
+WRITES = {name for name, operation in CATALOGUE.items() if operation.verb != "GET"}
+
+
+def app_with_quorum() -> App:
+    app = make_app()
+
+    @app.workflow
+    async def quorum() -> Any:
+        return await hf.task("release", bool, roles=["clerk"], approvals=2, of=3)
+
+    return app
+
+
+async def events_of(stage: Stage, run_id: str) -> dict[str, Any]:
+    events = await stage.app.run(run_id).events()
+    return {event.event_type: event.data for event in events}
+
+
+async def made(stage: Stage, headers: dict[str, str], operation: str, /, **fields: Any) -> Any:
+    response = await ask(stage, "rest", operation, fields, headers)
+    assert response.status_code < 300, response.text
+    return response.json()
+
+
+async def entries(stage: Stage, **query: Any) -> list[tuple[str, str, str]]:
+    found = await store_of(stage).find_audit(AuditQuery(**query))
+    return [(entry.operation, entry.actor, entry.by.name if entry.by else "") for entry in found]
+
+
+async def open_task(stage: Stage, run_id: str) -> str:
+    """Return the task that a run asks, once it does."""
+    async with asyncio.timeout(20):
+        listener = store_of(stage).wakeups.listen()
+        while not (found := await stage.app.tasks.list(run_id=run_id, status="OPEN")):
+            await listener.wait(0.1)
+        listener.close()
+    return found[0].task_id
+
+
+@pytest.mark.contract("API-4", "EVT-4", "SIG-13")
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_every_event_that_a_caller_causes_names_the_token_beside_the_actor(transport: str) -> None:
+    async with guarded() as stage:
+        token = await token_for(stage, name="ann")
+        headers = bearing(token)
+        started = await made(stage, headers, "runs.start", workflow="order", input={"order_id": "o"})
+        run_id = started["run_id"]
+        for name, fields in (
+            ("runs.update", {"name": "change_address", "input": {"city": "Bern"}}),
+            ("runs.pause", {"actor": "bob", "wait": True}),
+            ("runs.resume", {"actor": "bob", "wait": True}),
+            ("signals.send", {"name": "approval", "payload": {"approved": True}}),
+        ):
+            response = await ask(stage, transport, name, {"run_id": run_id, **fields}, headers)
+            assert (response.is_success, code_in(response)) == (True, ""), response.text
+        await stage.app.run(run_id).result()
+        found = await events_of(stage, run_id)
+        for kind in ("RunQueued", "UpdateAccepted", "SignalAccepted", "RunPaused", "RunResumed", "SignalReceived"):
+            assert found[kind].by == CallerRef(read_token(token)[0], "ann"), kind  # type: ignore[index]
+        assert found["SignalAccepted"].actor == "bob"
+        assert (found["RunStarted"].by, found["RunCompleted"].by) == (None, None)
+
+
+@pytest.mark.contract("API-4")
+async def test_code_of_this_process_is_no_caller() -> None:
+    async with guarded() as stage:
+        opened = stage.app.opened()
+        started = await opened.start(opened.workflow("echo"), codec.encode({"value": 1}))
+        run = stage.app.run(started.run_id)
+        await run.result()
+        assert all(event.data.by is None for event in await run.events())
+        assert await entries(stage) == []
+
+
+@pytest.mark.contract("API-4", "SIG-5")
+async def test_a_retry_by_another_token_is_the_same_request() -> None:
+    """What is compared is what is asked, and not who asks."""
+    async with guarded() as stage:
+        ann, bob = [bearing(await token_for(stage, name=name)) for name in ("ann", "bob")]
+        fields: dict[str, Any] = {"workflow": "patient", "request_id": "r-1"}
+        first, again = [await made(stage, headers, "runs.start", **fields) for headers in (ann, bob)]
+        assert first["run_id"] == again["run_id"]
+        sent = {"run_id": first["run_id"], "name": "go", "signal_id": "s-1", "payload": 1}
+        taken = [await made(stage, headers, "signals.send", **sent) for headers in (ann, bob)]
+        assert taken[0] == taken[1]
+        pause = {"run_id": first["run_id"], "actor": "carl", "signal_id": "p-1", "wait": True}
+        for headers in (ann, bob):
+            await made(stage, headers, "runs.pause", **pause)
+        assert await entries(stage) == [
+            ("runs.start", "ann", "ann"),
+            ("signals.send", "ann", "ann"),
+            ("runs.pause", "carl", "ann"),
+        ]
+
+
+@pytest.mark.contract("API-4")
+async def test_one_token_is_one_person_in_a_quorum_whomever_it_acts_for() -> None:
+    async with guarded(app=app_with_quorum()) as stage:
+        admin = bearing(await token_for(stage, name="root"))
+        other = bearing(await token_for(stage, name="eve", roles=("clerk",)))
+        run_id = (await made(stage, admin, "runs.start", workflow="quorum"))["run_id"]
+        task_id = await open_task(stage, run_id)
+        answer = {"task_id": task_id, "answer": True, "actor_roles": ["clerk"]}
+        assert (await ask(stage, "rest", "tasks.complete", {**answer, "actor": "ann"}, admin)).status_code == 200
+        for actor in ("bob", "root", "ann"):
+            response = await ask(stage, "rest", "tasks.complete", {**answer, "actor": actor}, admin)
+            assert (response.status_code, code_in(response)) == (409, "Conflict"), response.text
+        assert (await stage.app.run(run_id).status()) == "RUNNING"
+        response = await ask(stage, "rest", "tasks.complete", {"task_id": task_id, "answer": True}, other)
+        assert response.status_code == 200, response.text
+        assert await stage.app.run(run_id).result() == [True, True]
+        answered: list[Any] = [e.data for e in await stage.app.run(run_id).events() if e.event_type == "TaskAnswered"]
+        assert [(body.actor, body.by.name) for body in answered] == [("ann", "root"), ("eve", "eve")]
+
+
+@pytest.mark.contract("API-4")
+async def test_a_session_is_its_token_in_a_quorum() -> None:
+    """Signing in does not make somebody a second person."""
+    async with guarded(app=app_with_quorum()) as stage:
+        token = await token_for(stage, name="root")
+        run_id = (await made(stage, bearing(token), "runs.start", workflow="quorum"))["run_id"]
+        task_id = await open_task(stage, run_id)
+        answer = {"task_id": task_id, "answer": True, "actor_roles": ["clerk"]}
+        await made(stage, bearing(token), "tasks.complete", **answer, actor="ann")
+        own = {"x-holdfast-request": "1"}
+        signed_in = await stage.http.post("/session", json={"token": token}, headers=own)
+        cookie = signed_in.headers["set-cookie"].partition(";")[0]
+        stage.http.cookies.clear()
+        fields = {**answer, "actor": "bob"}
+        response = await ask(stage, "rest", "tasks.complete", fields, {"cookie": cookie, **own})
+        assert code_in(response) == "Conflict"
+
+
+@pytest.mark.contract("API-4")
+async def test_what_a_caller_changes_is_in_the_audit_log_and_what_they_read_is_not() -> None:
+    async with guarded(app=app_with_quorum()) as stage:
+        token = await token_for(stage, name="ann", roles=("clerk",))
+        headers = bearing(token)
+        order = (await made(stage, headers, "runs.start", workflow="order", input={"order_id": "o"}))["run_id"]
+        asking = (await made(stage, headers, "runs.start", workflow="asking", input={"who": "x"}))["run_id"]
+        task_id = await open_task(stage, asking)
+        letter = dead_letter(order)
+        store: Any = store_of(stage)
+        store._store._runs[order].letters[letter.letter_id] = letter
+        done: list[tuple[str, dict[str, Any]]] = [
+            ("runs.update", {"run_id": order, "name": "change_address", "input": {"city": "Bern"}}),
+            ("signals.send_many", {"signals": [{"run_id": order, "name": "other"}]}),
+            ("signals.start_with", {"workflow": "patient", "signal_name": "go"}),
+            ("tasks.claim", {"task_id": task_id}),
+            ("tasks.comment", {"task_id": task_id, "text": "hm"}),
+            ("tasks.complete", {"task_id": task_id, "answer": True}),
+            ("letters.drop", {"letter_id": letter.letter_id}),
+            ("runs.cancel", {"run_id": order, "wait": True}),
+            ("tokens.create", {"name": "bot", "role": "viewer"}),
+        ]
+        for name, fields in done:
+            await made(stage, headers, name, **fields)
+        for name, fields in (("runs.get", {"run_id": order}), ("runs.list", {}), ("audit.list", {})):
+            await made(stage, headers, name, **fields)
+        assert (await ask(stage, "rest", "runs.query", {"run_id": order, "name": "progress"}, headers)).is_success
+        found = [operation for operation, _, _ in await entries(stage)]
+        wanted = ["runs.start", "runs.start", *(name for name, _ in done)]
+        wanted.insert(wanted.index("signals.start_with"), "signals.start_with")  # the run, and its signal
+        assert found == wanted
+        assert await store_of(stage).find_dead_letters(DeadLetterQuery()) == []
+
+
+@pytest.mark.contract("API-4")
+async def test_every_operation_that_changes_something_says_how_it_is_audited() -> None:
+    changing = {name for name in WRITES if CATALOGUE[name].audit != "nothing"}
+    assert WRITES - changing == {"runs.query"}
+    assert {name for name, operation in CATALOGUE.items() if operation.verb == "GET"}.isdisjoint(changing)
+
+
+@pytest.mark.contract("API-4")
+async def test_what_the_authoriser_refuses_is_in_the_audit_log_as_refused() -> None:
+    app = hf.App("shop", authoriser=lambda request: request.command != "PAUSE")
+
+    @app.workflow
+    async def patient() -> Any:
+        return await hf.wait_signal("go")
+
+    async with guarded(app=app) as stage:
+        headers = bearing(await token_for(stage, name="ann"))
+        run_id = (await made(stage, headers, "runs.start", workflow="patient"))["run_id"]
+        assert code_in(await ask(stage, "rest", "runs.pause", {"run_id": run_id}, headers)) == "NotPermitted"
+        [refused] = await store_of(stage).find_audit(AuditQuery(operation="runs.pause"))
+        assert (refused.outcome, refused.run_id, refused.by and refused.by.name) == ("refused", run_id, "ann")
+
+
+@pytest.mark.contract("API-4")
+async def test_the_audit_log_is_for_admins_and_of_their_tenant() -> None:
+    async with guarded() as stage:
+        acme, other = [bearing(await token_for(stage, name=t, tenant=t)) for t in ("acme", "other")]
+        everybody = bearing(await token_for(stage, name="root"))
+        for headers in (acme, other):
+            await made(stage, headers, "runs.start", workflow="echo")
+            await made(stage, headers, "tokens.create", name="bot", role="viewer")
+        await made(stage, everybody, "tokens.create", name="all", role="viewer")
+        for role in ("viewer", "operator", "engineer"):
+            limited = bearing(await token_for(stage, role, name=role))
+            assert code_in(await ask(stage, "rest", "audit.list", {}, limited)) == "NotPermitted"
+        seen = (await made(stage, acme, "audit.list", tenant="other", order="oldest"))["items"]
+        assert [(item["operation"], item["tenant"]) for item in seen] == [
+            ("runs.start", "acme"),
+            ("tokens.create", "acme"),
+        ]
+        assert len((await made(stage, everybody, "audit.list"))["items"]) == 5
+        newest = (await made(stage, everybody, "audit.list", limit=2))["items"]
+        assert [item["subject"] != "" for item in newest] == [True, True]
+        assert newest[0]["tenant"] is None
+
+
+@pytest.mark.contract("API-4")
+async def test_sign_ins_and_those_that_fail_are_in_the_audit_log_and_cannot_fill_it() -> None:
+    async with guarded() as stage:
+        token = await token_for(stage, name="ann")
+        own = {"x-holdfast-request": "1"}
+        signed_in = await stage.http.post("/session", json={"token": token}, headers=own)
+        cookie = signed_in.headers["set-cookie"].partition(";")[0]
+        stage.http.cookies.clear()
+        assert (await stage.http.delete("/session", headers={"cookie": cookie, **own})).status_code == 204
+        for _ in range(50):
+            assert (await stage.http.post("/session", json={"token": "guess"}, headers=own)).status_code == 401
+        found = await store_of(stage).find_audit(AuditQuery(limit=500))
+        assert [(entry.operation, entry.outcome, entry.actor) for entry in found[:2]] == [
+            ("session.sign_in", "done", "ann"),
+            ("session.sign_out", "done", "ann"),
+        ]
+        assert {(entry.operation, entry.outcome, entry.by) for entry in found[2:]} == {
+            ("session.sign_in", "refused", None)
+        }
+        assert 1 <= len(found[2:]) <= 10
+        assert "guess" not in str(found)
+
+
+@pytest.mark.contract("API-4")
+async def test_refusals_of_one_caller_leave_the_lines_of_others_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with guarded() as stage:
+        noisy = bearing(await token_for(stage, "viewer", name="mallory"))
+        quiet = bearing(await token_for(stage, "viewer", name="victim"))
+        for _ in range(200):
+            await stage.http.get("/v1/tokens", headers=noisy)
+        await stage.http.get("/v1/tokens", headers=quiet)
+        lines = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
+        assert 0 < sum("mallory" in line for line in lines) <= 60
+        assert sum("victim" in line for line in lines) == 1
