@@ -77,7 +77,7 @@ async def test_whatever_else_is_said_is_refused_and_breaks_nothing() -> None:
             b"Bearer " + token.encode()[:-1] + b"\xff",
             b"Bearer " + token.encode() + b"\x00",
             b"Bearer " + b"hf_" * 20_000,
-            b"Bearer " + b"f" * 1_000_000,
+            b"Bearer " + b"f" * 10_000,
             b"Bearer hf_" + b"0" * 16 + b"_" + "٠".encode() * 64,
             b"Bearer hf_" + b"0" * 16 + b"_" + b"0" * 64 + b"\n",
         ]
