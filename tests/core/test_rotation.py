@@ -21,6 +21,8 @@ NOT_CARRIED = {
     "status",
     "replay_from",
     "open_steps",
+    "waits",
+    "local_activities",
     "failed_steps",
     "is_held",
     "awaits_definition",

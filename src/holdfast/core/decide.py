@@ -177,9 +177,9 @@ def _waits_for(state: RunState, signal: m.Signal) -> Iterator[OpenStep]:
     """Return the open waits that the signal fits, oldest first."""
     if signal.step_id is None and signal.suffix <= state.cursors.get(signal.name, ""):
         return
-    for step in state.open_steps.values():
-        if step.kind == "signal" and step.name == signal.name and signal.step_id in (None, step.step_id):
-            yield step
+    for step_id in state.waits.get(signal.name, ()):
+        if signal.step_id in (None, step_id):
+            yield state.open_steps[step_id]
 
 
 def _ends_before(step: OpenStep, came_at: Instant) -> bool:

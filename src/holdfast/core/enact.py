@@ -64,7 +64,7 @@ def _send_signal(state: RunState, command: c.SendSignal, pen: Pen) -> None:
         signal_id=sent.signal_id,
         step_id=sent.addressed_to,
     )
-    pen.sends += (request,)
+    pen.sends.append(request)
 
 
 def _ask_human(state: RunState, command: c.AskHuman, pen: Pen) -> None:

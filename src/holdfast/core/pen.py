@@ -51,7 +51,7 @@ class Pen:
         self.messages: list[m.Message] = []
         self.dispatch: list[str] = []
         self.opened: dict[str, Event | None] = {}
-        self.sends: tuple[m.SignalRequest, ...] = ()
+        self.sends: list[m.SignalRequest] = []
         self.has_ended = False
 
     def write(
@@ -124,7 +124,7 @@ class Pen:
 
     def decision(self, messages: tuple[m.Message, ...] = ()) -> Decision:
         """Return what was written, with these messages before the ones that go with it."""
-        return Decision(tuple(self.events), messages + tuple(self.messages), tuple(self.dispatch), self.sends)
+        return Decision(tuple(self.events), messages + tuple(self.messages), tuple(self.dispatch), tuple(self.sends))
 
     def _occurrence(self, event_type: str) -> str:
         written = sum(event.event_type == event_type for event in self.events) if self.events else 0

@@ -84,23 +84,23 @@ _CONCERN_NO_INDEX = frozenset(
     }
 )
 _LEAVES_TASK_OPEN = frozenset({e.TaskAssigned, e.TaskAnswered, e.TaskReminded})
-_EVERYTHING_CLOSES = frozenset({e.RunCompleted, e.RunFailed, e.RunCancelled, e.ContinuedAsNew})
+EVERYTHING_CLOSES = frozenset({e.RunCompleted, e.RunFailed, e.RunCancelled, e.ContinuedAsNew})
 
 
 def index_changes(before: RunState, after: RunState, events: Iterable[Event]) -> IndexChanges:
     """Return how these events, which led from one state to the other, change the rows of waits and tasks."""
     touched: dict[str, Event] = {}
-    changed: list[Event] = []
+    changed: dict[str, list[Event]] = {}
     for event in events:
         if type(event.data) in _CONCERN_NO_INDEX:
             continue
-        if type(event.data) in _EVERYTHING_CLOSES:
+        if type(event.data) in EVERYTHING_CLOSES:
             ended = {step_id: by for step_id, by in touched.items() if type(by.data) not in _LEAVES_TASK_OPEN}
             touched = dict.fromkeys([*before.open_steps, *touched], event) | ended
         elif event.step_id is not None:
             touched[event.step_id] = event
             if type(event.data) in _LEAVES_TASK_OPEN:
-                changed.append(event)
+                changed.setdefault(event.step_id, []).append(event)
     if not touched:
         return _NO_CHANGES
     opened: list[Wait] = []
@@ -116,9 +116,8 @@ def index_changes(before: RunState, after: RunState, events: Iterable[Event]) ->
             tasks.append(_task(after, now, now.body, now.task or NO_PROGRESS, None))
         elif was is not None and isinstance(was.body, e.TaskCreated):
             body, progress = was.body, was.task or NO_PROGRESS
-            for change in changed:
-                if change.step_id == step_id:
-                    body, progress = progressed(body, progress, change)
+            for change in changed.get(step_id, ()):
+                body, progress = progressed(body, progress, change)
             tasks.append(_task(after, was, body, progress, event))
     return IndexChanges(tuple(opened), tuple(closed), tuple(tasks))
 

@@ -89,6 +89,10 @@ class RunState(Struct, frozen=True, kw_only=True, gc=False):
     depth: int = 0
     replay_from: int = 1
     open_steps: dict[str, OpenStep] = {}
+    waits: dict[str, tuple[str, ...]] = {}
+    """The open waits for each signal name, oldest first: found without looking at all that is open."""
+    local_activities: int = 0
+    """How many of the open steps are activities that are not for a queue."""
     failed_steps: dict[str, FailedStep] = {}
     cursors: dict[str, str] = {}
     occurrences: dict[str, int] = {}
@@ -127,6 +131,7 @@ def own_copy(state: RunState) -> RunState:
     return replace(
         state,
         open_steps=state.open_steps.copy(),
+        waits=state.waits.copy(),
         failed_steps=state.failed_steps.copy(),
         cursors=state.cursors.copy(),
         occurrences=state.occurrences.copy(),
@@ -225,7 +230,7 @@ def _change_status(draft: RunState, event: Event) -> None:
         raise _misfit(draft, event)
     _set(draft, "status", status)
     if status in TERMINAL:
-        draft.open_steps.clear()
+        _close_all(draft)
 
 
 def _check_allowed(draft: RunState, event: Event) -> None:
@@ -306,8 +311,14 @@ def _record_error(draft: RunState, event: Event) -> None:
         _set(draft, "last_error", error)
 
 
-def _rotated(draft: RunState, event: Event) -> None:
+def _close_all(draft: RunState) -> None:
     draft.open_steps.clear()
+    draft.waits.clear()
+    _set(draft, "local_activities", 0)
+
+
+def _rotated(draft: RunState, event: Event) -> None:
+    _close_all(draft)
     draft.failed_steps.clear()
     _set(draft, "replay_from", draft.version + 1)
     _set(draft, "steps_since_rotation", 0)
@@ -335,6 +346,10 @@ def _opener(kind: str, due: str = "due_at") -> Callable[[RunState, Event], None]
             engine_attempt_id,
         )
         _set(draft, "steps_since_rotation", draft.steps_since_rotation + 1)
+        if isinstance(body, e.StepStarted):
+            _set(draft, "local_activities", draft.local_activities + (body.queue == ""))
+        elif isinstance(body, e.SignalWaiting):
+            draft.waits[body.name] = (*draft.waits.get(body.name, ()), step_id)
 
     return opened
 
@@ -353,7 +368,20 @@ def _close(draft: RunState, event: Event, kind: str | None = None) -> OpenStep:
     if step is None or (kind is not None and step.kind != kind):
         raise _step_misfit(draft, event)
     del draft.open_steps[step.step_id]
+    if step.kind == "activity":
+        _set(draft, "local_activities", draft.local_activities - (step.queue == ""))
+    elif step.kind == "signal":
+        _close_wait(draft, step)
     return step
+
+
+def _close_wait(draft: RunState, step: OpenStep) -> None:
+    waits = draft.waits[step.name]
+    if len(waits) == 1:
+        del draft.waits[step.name]
+    else:
+        place = waits.index(step.step_id)
+        draft.waits[step.name] = waits[:place] + waits[place + 1 :]
 
 
 def _step_failed(draft: RunState, event: Event) -> None:

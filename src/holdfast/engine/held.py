@@ -42,7 +42,7 @@ class Held:
         Only a run that was just loaded shows it: then a step whose next attempt is due has its message beside it,
         unless a node took the message and was lost with it.
         """
-        if not self.is_fresh:
+        if not self.is_fresh or not state.local_activities:
             return []
         reported = {getattr(given, "step_id", None) for given in self.inputs}
         tokens = {message.waiting_token for message in self.loaded.messages}
@@ -62,7 +62,7 @@ class Held:
         brings no time-outs of waits; they are handed out again with the next claim.
         """
         known = {message.signal_id for message in self.loaded.messages}
-        waits = {step.step_id for step in state.open_steps.values() if step.kind == "signal"}
+        waits = {step_id for waits in state.waits.values() for step_id in waits}
         messages = [
             m for m in loaded.messages if m.signal_id in known or m.type != "TimerDue" or m.step_id not in waits
         ]

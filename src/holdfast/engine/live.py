@@ -278,6 +278,9 @@ class _Turn:
         """Give each waiting signal, in order, to whoever waits for it by now; only those that came `until` then."""
         position = 0
         while position < len(self._mailbox) and self._draft.state.status is RUNNING:
+            if self._mailbox[position].name not in self._draft.state.waits:
+                position += 1
+                continue
             if until is not None and self._mailbox[position].accepted_at > until:
                 return
             answer = self._draft.handle(self._heard(self._mailbox[position]))

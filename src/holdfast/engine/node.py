@@ -501,13 +501,12 @@ class Node:
 
     def _after(self, held: Held, live: LiveRun, draft: TurnDraft, is_released: bool, now: Instant) -> None:
         """Perform the effects of a turn that is durable."""
-        before, run_id = live.state, draft.state.run_id
+        run_id = draft.state.run_id
         live.settle(draft.state)
         if self._workers.steps_of(run_id) or self._queues.is_in_use:
-            for step_id in before.open_steps:
-                if step_id not in draft.state.open_steps:
-                    self._workers.cancel(run_id, step_id)
-                    self._queues.let_go(run_id, step_id)
+            for step_id in draft.closed():
+                self._workers.cancel(run_id, step_id)
+                self._queues.let_go(run_id, step_id)
         if not draft.is_plain:
             tell(draft.events)
         for step_id in draft.dispatch:

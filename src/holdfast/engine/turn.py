@@ -28,7 +28,7 @@ from holdfast.core.messages import (
     as_they_came,
 )
 from holdfast.core.pen import NOTHING, Decision, Refusal
-from holdfast.core.records import ActivityRecord, index_changes
+from holdfast.core.records import EVERYTHING_CLOSES, ActivityRecord, index_changes
 from holdfast.core.snapshot import RuntimeSnapshot, runtime_snapshot
 from holdfast.core.state import CANCELLED, PAUSED, OpenStep, RunState, fold_onto, own_copy, state_of
 from holdfast.errors import HoldfastError, VersionMismatch
@@ -61,6 +61,7 @@ class TurnDraft:
         "_queued",
         "_records",
         "_sent",
+        "_touched",
         "dispatch",
         "events",
         "is_plain",
@@ -73,9 +74,9 @@ class TurnDraft:
     def __init__(self, state: RunState, loaded: LoadedRun, now: Instant, node: str, limits: Limits = LIMITS) -> None:
         self.state = state
         self._limits = limits
-        self._dead: tuple[DeadLetter, ...] = ()  # what few turns have is not there before it is used
+        self._dead: list[DeadLetter] = []
         self.dispatch: list[str] = []
-        self._queued: tuple[str, ...] = ()
+        self._queued: list[str] = []
         self._before = state
         self._loaded = loaded
         self.signals = as_they_came(loaded.signals) if loaded.signals else ()
@@ -85,8 +86,9 @@ class TurnDraft:
         self._messages: list[Message] = []
         self._consumed: list[str] = []
         self.received: list[tuple[int, int]] = []
-        self._records: tuple[ActivityRecord, ...] = ()
-        self._sent: tuple[SignalRequest, ...] = ()
+        self._records: list[ActivityRecord] = []
+        self._sent: list[SignalRequest] = []
+        self._touched: list[OpenStep] = []
 
     def handle(self, message: Input) -> Decision | Refusal:
         """Decide what the world tells the run, and note that it has been handled."""
@@ -134,9 +136,8 @@ class TurnDraft:
 
     def _read_on(self) -> None:
         """Leave word to go on with the mailbox, of which the turn has seen a part, if a wait may find more in it."""
-        is_open = any(step.kind == "signal" for step in self.state.open_steps.values())
         has_opened = any(type(event.data) is e.SignalWaiting for event in self.events)
-        if (has_opened and is_open) or (self.received and not self.state.is_finished):
+        if (has_opened and self.state.waits) or (self.received and not self.state.is_finished):
             word = Message(signal_id=MAILBOX, run_id=self.state.run_id, type="InternalContinue", occurred_at=self._now)
             self._messages.append(word)
 
@@ -146,7 +147,7 @@ class TurnDraft:
         reason: Reason = "definition missing" if isinstance(problem, VersionMismatch) else "retries exhausted"
         left = put_aside(message, self._limits, reason, _detail(problem), self._by.node, self._now)
         if isinstance(left, DeadLetter):
-            self._dead += (left,)
+            self._dead.append(left)
         else:
             self._messages.append(left)
 
@@ -172,7 +173,7 @@ class TurnDraft:
 
     def record(self, record: ActivityRecord) -> None:
         """Keep what is known about an activity's effect, in the same commit."""
-        self._records += (record,)
+        self._records.append(record)
 
     def finish(self, *, release: bool = False) -> Turn:
         """Return the turn to commit. `release` lets go of the run with the same commit."""
@@ -181,6 +182,7 @@ class TurnDraft:
         if not self._loaded.is_whole:
             self._read_on()
         self.snapshot = runtime_snapshot(self.state)
+        self._touched = self._find_touched()
         self.is_plain = self._is_plain()
         head = self._loaded.head
         turn = Turn(
@@ -205,13 +207,31 @@ class TurnDraft:
             waits_opened=changes.waits_opened,
             waits_closed=changes.waits_closed,
             tasks=changes.tasks,
-            records=self._records,
+            records=tuple(self._records),
             starts=tuple(self._children()) if knows_children else (),
-            sends=self._sent + (tuple(self._sends()) if knows_children or self.state.parent_run_id is not None else ()),
+            sends=(*self._sent, *(self._sends() if knows_children or self.state.parent_run_id is not None else ())),
             jobs=tuple(self._jobs()) if self._queued else (),
             jobs_closed=self._jobs_closed(),
-            dead=self._dead,
+            dead=tuple(self._dead),
         )
+
+    def _find_touched(self) -> list[OpenStep]:
+        """Return the steps that this turn has to do with, as they were before it: all that are open only if it ends."""
+        before = self._before.open_steps
+        if not before:
+            return []
+        touched: dict[str, OpenStep] = {}
+        for event in self.events:
+            if type(event.data) in EVERYTHING_CLOSES:
+                return list(before.values())
+            step = before.get(event.step_id) if event.step_id is not None else None
+            if step is not None:
+                touched[step.step_id] = step
+        return list(touched.values())
+
+    def closed(self) -> Iterator[str]:
+        """Return the steps that were open before this turn, and are not after it."""
+        return (step.step_id for step in self._touched if step.step_id not in self.state.open_steps)
 
     def _is_plain(self) -> bool:
         """Say whether the turn is about nothing but activities of this node, as most are: no more is looked for."""
@@ -220,7 +240,7 @@ class TurnDraft:
         for event in self.events:
             if type(event.data) not in _OF_PLAIN_TURNS:
                 return False
-        for step in self._before.open_steps.values():
+        for step in self._touched:
             if type(step.body) is not e.StepStarted or step.body.queue:
                 return False
         return self.state.parent_run_id is None
@@ -246,14 +266,8 @@ class TurnDraft:
 
     def _jobs_closed(self) -> tuple[str, ...]:
         """Return the steps of which queues, and keepers of progress, need to know nothing more."""
-        before, after = self._before.open_steps, self.state.open_steps
-        if not self._loaded.details:
-            for step in before.values():
-                if step.kind == "activity" and step.queue:
-                    break
-            else:
-                return ()
-        closed = [step_id for step_id in before if step_id not in after and before[step_id].queue]
+        after = self.state.open_steps
+        closed = [step.step_id for step in self._touched if step.queue and step.step_id not in after]
         closed += [step_id for step_id in self._loaded.details if step_id not in after]
         for event in self.events:
             if type(event.data) is e.StepDetached:  # nobody is to carry it out any more
@@ -283,24 +297,26 @@ class TurnDraft:
         state = self.state
         if state.is_finished and not self._before.is_finished and state.parent_run_id is not None:
             yield _to_parent(state, self.events[-1], self._now)
+        given_up = {e_.step_id for e_ in self.events if isinstance(e_.data, e.StepCancelled | e.StepSkipped)}
+        has_ended = state.is_finished or any(type(event.data) is e.ContinuedAsNew for event in self.events)
         for step_id, child in self._known_children():
-            if step_id not in state.open_steps and _is_given_up(step_id, child, state, self.events):
+            if step_id not in state.open_steps and _is_given_up(child, state, step_id in given_up, has_ended):
                 yield cancel_request(child.child_run_id, f"parent:{state.run_id}", "the parent gave it up")
 
     def _has_children(self) -> bool:
         for event in self.events:
             if type(event.data) is e.ChildStarted:
                 return True
-        for step in self._before.open_steps.values():  # noqa: SIM110 - a generator would take longer than the loop
+        for step in self._touched:  # noqa: SIM110 - a generator would take longer than the loop
             if type(step.body) is e.ChildStarted:
                 return True
         return False
 
     def _known_children(self) -> Iterator[tuple[str, e.ChildStarted]]:
-        """Return the children that were open before this turn, and those that it starts."""
-        for step_id, step in self._before.open_steps.items():
+        """Return the children that were open before this turn and are touched by it, and those that it starts."""
+        for step in self._touched:
             if isinstance(step.body, e.ChildStarted):
-                yield step_id, step.body
+                yield step.step_id, step.body
         for event in self.events:
             if isinstance(event.data, e.ChildStarted):
                 yield event.step_id or "", event.data
@@ -316,7 +332,7 @@ class TurnDraft:
             for step_id in answer.dispatch:
                 step = self.state.open_steps.get(step_id)
                 if step is not None and step.queue:
-                    self._queued += (step_id,)
+                    self._queued.append(step_id)
                 else:
                     self.dispatch.append(step_id)
         return answer
@@ -406,12 +422,11 @@ def _to_parent(state: RunState, last: Event, now: Instant) -> Message:
     )
 
 
-def _is_given_up(step_id: str, child: e.ChildStarted, state: RunState, events: list[Event]) -> bool:
-    """Say whether a child is to be cancelled because its parent gave up waiting, or ended."""
-    if any(event.step_id == step_id and isinstance(event.data, e.StepCancelled | e.StepSkipped) for event in events):
+def _is_given_up(child: e.ChildStarted, state: RunState, is_cancelled: bool, has_ended: bool) -> bool:
+    """Return whether a child is to be cancelled because its parent gave up waiting, or ended."""
+    if is_cancelled:
         return child.close_policy != "abandon"
-    has_rotated = any(isinstance(event.data, e.ContinuedAsNew) for event in events)
-    return ((state.is_finished or has_rotated) and child.close_policy == "cancel") or (
+    return (has_ended and child.close_policy == "cancel") or (
         state.status is CANCELLED and child.close_policy != "abandon"
     )
 

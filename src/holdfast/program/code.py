@@ -135,7 +135,7 @@ class CodeProgram:
         self._waiting: dict[str, StepFuture] = {}
         self._timers: dict[str, Timer] = {}
         self._answering: Mapping[str, asyncio.Task[Any]] = _NOTHING
-        self._awaited_children: frozenset[str] = frozenset()
+        self._awaited_children: set[str] = set()
         self._main: asyncio.Task[Any] | None = None
         self._is_done = False
         self._is_cancelling = False
@@ -242,7 +242,7 @@ class CodeProgram:
         step_id = self.name_step(child.name)
         self._bytes += len(input)
         if close_policy == "await":
-            self._awaited_children |= {step_id}
+            self._awaited_children.add(step_id)
         command = c.StartChild(
             step_id=step_id,
             child_run_id=child_run_id(self.run_id, step_id),
@@ -265,6 +265,7 @@ class CodeProgram:
     def give_up_waiting(self, step_id: str) -> None:
         """Close a step whose outcome nobody waits for any more."""
         if self._waiting.pop(step_id, None) is not None:
+            self._awaited_children.discard(step_id)
             self._give_up(step_id)
 
     def name_step(self, name: str) -> str:
@@ -285,7 +286,8 @@ class CodeProgram:
     def when(self, condition: Callable[[], bool]) -> "asyncio.Future[None]":
         """Return a future that is done when the condition holds."""
         future: asyncio.Future[None] = self.loop.create_future()
-        self.conditions = [*(self.conditions or ()), (condition, future)]
+        self.conditions = self.conditions or []
+        self.conditions.append((condition, future))
         return future
 
     def is_patched(self, patch_id: str) -> bool:
@@ -389,7 +391,7 @@ class CodeProgram:
         ending = ending_of(self._main, self.definition.signature, is_cancelling=self._is_cancelling)
         if isinstance(ending, c.ContinueAsNew) and self._answering:
             return  # a rotation waits for the updates that are being answered
-        if not isinstance(ending, c.CancelRun) and any(child in self._waiting for child in self._awaited_children):
+        if not isinstance(ending, c.CancelRun) and self._awaited_children:
             return  # and every end but a cancellation for the children that are to be awaited
         self._is_done = True
         for step_id in self._answering:
@@ -429,12 +431,14 @@ class CodeProgram:
         if value is not None:
             self._bytes += len(value)
         future = self._waiting.pop(event.step_id or "", None)
+        self._awaited_children.discard(event.step_id or "")
         if future is not None and not future.done():
             future.set_result(value)
 
     def _reject(self, event: Event, error: BaseException) -> None:
         self._bytes += error_bytes(getattr(error, "info", None))
         future = self._waiting.pop(event.step_id or "", None)
+        self._awaited_children.discard(event.step_id or "")
         if future is not None and not future.done():
             future.set_exception(error)
 

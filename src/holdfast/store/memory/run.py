@@ -43,6 +43,7 @@ class Run:
         self.request_key = new.request_key
         self.input_sha256 = new.input_sha256
         self.events: list[Event] = []
+        self._by_key: dict[str, Event] = {}
         self.messages: dict[str, tuple[Instant, Message]] = {}
         self.signals: list[Signal] = []
         self.acceptances: dict[tuple[str, str], AcceptanceRecord] = {}
@@ -272,11 +273,12 @@ class Run:
         return port.Committed(end, there[0].persisted_at) if mine and mine == theirs else None
 
     def _existing_event(self, turn: port.Turn) -> Event | None:
-        there = {event.idempotency_key: event for event in self.events}
+        new: dict[str, Event] = {}
         for event in turn.events:
-            if event.idempotency_key in there:
-                return there[event.idempotency_key]
-            there[event.idempotency_key] = event
+            existing = self._by_key.get(event.idempotency_key) or new.get(event.idempotency_key)
+            if existing is not None:
+                return existing
+            new[event.idempotency_key] = event
         return None
 
     def _opens_second_task(self, turn: port.Turn) -> bool:
@@ -286,7 +288,9 @@ class Run:
 
     def _append(self, events: Iterable[Event], version: int, now: Instant) -> None:
         for run_seq, event in enumerate(events, version + 1):
-            self.events.append(replace(event, run_seq=run_seq, persisted_at=now))
+            kept = replace(event, run_seq=run_seq, persisted_at=now)
+            self.events.append(kept)
+            self._by_key[event.idempotency_key] = kept
 
     def _consume(self, turn: port.Turn) -> None:
         for signal_id in turn.consumed:
