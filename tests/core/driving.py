@@ -129,7 +129,13 @@ class Driver:
         return signal
 
     def control(
-        self, name: ControlName, step_id: str | None = None, *, reason: str = "because", is_allowed: bool = True
+        self,
+        name: ControlName,
+        step_id: str | None = None,
+        *,
+        reason: str = "because",
+        is_allowed: bool = True,
+        raise_failure: bool = False,
     ) -> Decision | Refusal:
         """Send an operator's command."""
         number = len(self.mailbox) + len(self.events) + 1_000
@@ -143,6 +149,7 @@ class Driver:
                 reason=reason,
                 step_id=step_id,
                 is_allowed=is_allowed,
+                raise_failure=raise_failure,
             )
         )
 

@@ -221,7 +221,7 @@ ACTS: dict[str, Act] = {
     "control": _control,
     "pause": lambda run, n: run.control("PAUSE"),
     "pause for an error": _ask(lambda run, n: commands.PauseRun(error=events.ErrorInfo("Stuck", "it is stuck"))),
-    "resume": lambda run, n: run.control("RESUME"),
+    "resume": lambda run, n: run.control("RESUME", raise_failure=n % 2 == 0),
     "retry": lambda run, n: run.control("RETRY_STEP", next(iter(run.state.failed_steps), None)),
     "cancel": lambda run, n: n % 4 == 0 and run.control("CANCEL"),
     "unknown": _unknown,

@@ -229,7 +229,7 @@ def test_a_failure_that_the_program_was_told_of_is_not_taken_back(name: ControlN
     resumed = Driver().start()
     resumed.ask(activity(on_failure="pause"))
     resumed.tell(failed())
-    resumed.control("RESUME")
+    resumed.control("RESUME", raise_failure=True)
     for run in (told, resumed):
         answer = run.control(name, "charge")
         assert types(answer) == R
@@ -241,7 +241,8 @@ def test_a_resumption_that_came_to_nothing_tells_the_program_nothing() -> None:
     run = Driver().start()
     run.ask(activity(on_failure="pause"))
     run.tell(failed())
-    run.control("RESUME")
+    assert types(run.control("RESUME")) == R
+    run.control("RESUME", raise_failure=True)
     run.ask(commands.PauseRun(error=FATAL))
     assert not run.state.failed_steps["charge"].is_told
     assert (

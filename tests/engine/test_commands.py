@@ -62,6 +62,8 @@ async def test_what_the_authoriser_refuses_is_recorded_and_changes_nothing(
     asked: list[ControlRequest] = []
 
     async def refuse(request: ControlRequest) -> Any:
+        if request.command == "START":
+            return True
         asked.append(request)
         return answer
 
@@ -86,13 +88,14 @@ async def test_what_the_authoriser_refuses_is_recorded_and_changes_nothing(
             step_id=step_id,
             actor="eve",
             reason="why",
+            step_kind="signal" if step_id else "",
         )
 
 
 @pytest.mark.contract("SIG-13")
 async def test_a_command_that_was_refused_can_be_permitted_later_with_the_same_id(place: Place) -> None:
     allowed: list[str] = []
-    app = hf.App("orders", authoriser=lambda request: request.actor in allowed)
+    app = hf.App("orders", authoriser=lambda request: request.command == "START" or request.actor in allowed)
     wait = waiting(app)
     async with place.node(app):
         run = await app.start(wait)
@@ -106,6 +109,8 @@ async def test_a_command_that_was_refused_can_be_permitted_later_with_the_same_i
 @pytest.mark.contract("SIG-13")
 async def test_an_authoriser_that_fails_lets_nothing_through() -> None:
     def fail(request: ControlRequest) -> bool:
+        if request.command == "START":
+            return True
         raise ConnectionError("the directory is down")
 
     app = hf.App("orders", authoriser=fail)
@@ -122,7 +127,7 @@ async def test_an_authoriser_that_fails_lets_nothing_through() -> None:
 
 @pytest.mark.contract("SIG-13", "WF-7")
 async def test_a_refusal_that_a_finished_run_cannot_record_is_still_a_refusal() -> None:
-    app = hf.App("orders", authoriser=lambda request: request.command == "SIGNAL")
+    app = hf.App("orders", authoriser=lambda request: request.command in ("START", "SIGNAL"))
     wait = waiting(app)
     async with asyncio.timeout(10), app.node("memory://"):
         run = await app.start(wait)
@@ -150,6 +155,7 @@ async def test_a_malformed_command_is_refused_before_anybody_is_asked_or_anythin
     async with asyncio.timeout(10), app.node("memory://") as node:
         run = await app.start(wait)
         await until_event(run, "SignalWaiting")
+        asked.clear()  # about the start
         bad: list[Any] = [
             lambda: run.retry_step(""),
             lambda: run.skip_step("a\nb"),

@@ -318,6 +318,30 @@ async def test_runs_that_an_error_has_paused_are_named(tmp_path: Path) -> None:
     assert paused.sentence == "1 runs were paused by NondeterminismError"
 
 
+@pytest.mark.contract("SIG-13")
+async def test_for_a_run_that_a_failed_step_has_paused_to_retry_the_step_is_advised() -> None:
+    app = hf.App("shop")
+
+    @app.activity(on_failure="pause", retry=hf.Retry(max_attempts=1))
+    async def charge() -> None:
+        raise ValueError("the card was refused")
+
+    @app.workflow
+    async def order() -> None:
+        await charge()
+
+    store = MemoryStore()
+    async with app.node(store):
+        run = await app.start(order, run_id="unpaid")
+        await until(run, lambda events: events[-1].event_type == "StepFailed")
+    report = await examine(store, VirtualClock(await store.now()))
+    [paused] = [one for one in report.findings if one.subject == "paused runs"]
+    assert (paused.level, paused.run_ids) == ("wrong", ("unpaid",))
+    assert paused.sentence == "1 runs were paused by a failed step"
+    assert paused.advice.index("retry-step") < paused.advice.index("resume --raise-failure")
+    assert "run resume RUN-ID" not in paused.advice
+
+
 @pytest.mark.contract("MSG-3")
 async def test_a_run_that_is_damaged_or_inconsistent_is_named_and_the_others_are_read(tmp_path: Path) -> None:
     clock = VirtualClock()

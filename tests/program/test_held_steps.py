@@ -28,12 +28,12 @@ async def ship() -> str:
     return "shipped"
 
 
-def command(stage: Stage, name: ControlName, step_id: str | None = None, result: Any = None) -> None:
+def command(stage: Stage, name: ControlName, step_id: str | None = None, result: Any = None, **more: Any) -> None:
     """Send an operator's command to a step."""
     stage._sent += 1
     id_ = inbox_uuid(stage.state.run_id, stage._sent)
     given = codec.encode(result)
-    stage.tell(Control(id=id_, name=name, signal_id=id_, actor="ann", step_id=step_id, result=given))
+    stage.tell(Control(id=id_, name=name, signal_id=id_, actor="ann", step_id=step_id, result=given, **more))
 
 
 def fail(stage: Stage, step_id: str, error: ErrorInfo = BROKEN) -> None:
@@ -94,7 +94,7 @@ def test_a_run_that_is_resumed_raises_the_error_after_all() -> None:
     stage = staged(pay_carefully)
     fail(stage, "charge")
     stage = stage.replayed()
-    command(stage, "RESUME")
+    command(stage, "RESUME", raise_failure=True)
     assert stage.result == "not paid: Broken"
     assert stage.replayed().state == stage.state
 

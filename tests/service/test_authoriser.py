@@ -23,8 +23,11 @@ class Guard:
     def __init__(self) -> None:
         self.asked: list[ControlRequest] = []
         self.is_closed = True
+        self.asks_about_starts = False
 
     def __call__(self, request: ControlRequest) -> bool | str:
+        if request.command == "START" and not self.asks_about_starts:
+            return True
         self.asked.append(request)
         return "not today" if self.is_closed else True
 
@@ -93,6 +96,47 @@ async def test_everything_that_is_sent_to_a_run_is_decided_by_the_authoriser(tra
         for name, fields in asks.items():
             if name != "runs.pause":
                 assert code_in(await ask(stage, transport, name, fields)) == "", name
+
+
+@pytest.mark.contract("API-4")
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_starts_and_queries_are_decided_by_the_authoriser(transport: str) -> None:
+    guard = Guard()
+    async with guarded(app=guarded_app(guard)) as stage:
+        stage.http.headers.update(bearing(await token_for(stage, name="ann", tenant="acme")))
+        run_id = await waiting_order(stage)
+        guard.asks_about_starts = True
+        asks: dict[str, dict[str, Any]] = {
+            "runs.query": {"run_id": run_id, "name": "progress"},
+            "runs.start": {"workflow": "order", "input": {"order_id": "o-2"}},
+        }
+        for name, fields in asks.items():
+            guard.is_closed = True
+            assert code_in(await ask(stage, transport, name, fields)) == "NotPermitted", name
+            asked = guard.asked[-1]
+            assert asked.caller is not None
+            assert (asked.actor, asked.caller.name, asked.tenant, asked.plan_id) == ("ann", "ann", "acme", "order")
+            guard.is_closed = False
+            assert code_in(await ask(stage, transport, name, fields)) == "", name
+        assert [each.command for each in guard.asked] == ["QUERY", "QUERY", "START", "START"]
+
+
+@pytest.mark.contract("SIG-13", "API-4")
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_an_operator_passes_no_approval_by_skipping_it(transport: str) -> None:
+    async with guarded() as stage:
+        stage.http.headers.update(bearing(await token_for(stage)))
+        order = await waiting_order(stage)
+        asking = str((await stage.rest("tasks.get", {"task_id": await open_task(stage)}))[1]["run_id"])
+        operator = bearing(await token_for(stage, role="engineer", name="olga"))
+        for run_id, step_id in ((order, "approval"), (asking, "approve")):
+            fields = {"run_id": run_id, "step_id": step_id, "wait": True}
+            for result in ({}, {"result": True}, {"result": GO}):
+                response = await ask(stage, transport, "runs.skip_step", {**fields, **result}, operator)
+                assert code_in(response) == "NotPermitted", result
+            assert code_in(await ask(stage, transport, "runs.skip_step", {**fields, "result": GO})) == "Conflict"
+        fields = {"run_id": asking, "step_id": "approve", "wait": True}
+        assert code_in(await ask(stage, transport, "runs.skip_step", fields)) == ""
 
 
 @pytest.mark.contract("API-4")

@@ -177,7 +177,17 @@ class Simulation:
 
     async def _control(self, run_id: str, name: ControlName, step_id: str | None = None) -> None:
         self._sent += 1
-        await self._deliver(control_request(run_id, name, "ann", step_id=step_id, signal_id=f"c{self._sent}"))
+        await self._deliver(
+            control_request(
+                run_id,
+                name,
+                "ann",
+                step_id=step_id,
+                signal_id=f"c{self._sent}",
+                raise_failure=name == "RESUME",
+                may_override=True,
+            )
+        )
 
     async def _settle(self, run_id: str, name: ControlName) -> None:
         """Have a step tried again or skipped: a failed one, if there is one, else any that is open."""

@@ -76,6 +76,39 @@ async def test_a_failed_step_is_shown_with_its_cause_and_tried_again(page: Page,
 
 
 @pytest.mark.contract("SIG-13")
+async def test_of_a_run_that_a_failed_step_has_paused_the_retry_is_offered_and_the_error_only_by_its_name(
+    page: Page, site: Site
+) -> None:
+    run_id = await site.start("courier", order_id="c-1")
+    await page.goto(f"/runs/{run_id}")
+    head = page.locator(".run-head-card")
+    await expect(head.locator(".button.primary")).to_have_text("Retry step")
+    await expect(head.get_by_role("button", name="Resume", exact=True)).to_have_count(0)
+    await head.get_by_label("More actions").click()
+    await head.get_by_role("button", name="Resume with the error").click()
+    dialog = page.get_by_role("dialog")
+    await expect(dialog).to_contain_text("fails for good")
+    await dialog.get_by_role("button", name="Back").click()
+    site.orchard.is_zoned = True
+    await head.get_by_role("button", name="Retry step").click()
+    await dialog.get_by_role("button", name="Retry step").click()
+    await expect(page.locator(".head-marks")).to_contain_text("Completed")
+
+
+@pytest.mark.contract("SIG-13")
+async def test_a_wait_is_skipped_without_a_result(page: Page, site: Site) -> None:
+    run_id = await site.start("patient")
+    await page.goto(f"/runs/{run_id}")
+    await page.locator(".steps").get_by_role("button").first.click()
+    await page.get_by_role("button", name="Skip step").click()
+    dialog = page.get_by_role("dialog")
+    await expect(dialog).to_contain_text("the workflow gets null")
+    await expect(dialog.get_by_label("Result for the workflow")).to_have_count(0)
+    await dialog.get_by_role("button", name="Skip step").click()
+    await expect(page.get_by_text("The step was skipped.")).to_be_visible()
+
+
+@pytest.mark.contract("SIG-13")
 async def test_a_run_is_paused_resumed_and_cancelled(page: Page, site: Site) -> None:
     run_id = await site.start("order", order_id="o-1")
     await page.goto(f"/runs/{run_id}")

@@ -71,7 +71,14 @@ class Runs:
         self, run_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ..., wait: bool = ...
     ) -> Commanded: ...
     async def resume(
-        self, run_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ..., wait: bool = ...
+        self,
+        run_id: str,
+        *,
+        reason: str = ...,
+        actor: str = ...,
+        signal_id: str = ...,
+        wait: bool = ...,
+        raise_failure: bool = ...,
     ) -> Commanded: ...
     async def approve(
         self, run_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ..., wait: bool = ...
@@ -141,7 +148,14 @@ class SyncRuns:
         self, run_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ..., wait: bool = ...
     ) -> Commanded: ...
     def resume(
-        self, run_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ..., wait: bool = ...
+        self,
+        run_id: str,
+        *,
+        reason: str = ...,
+        actor: str = ...,
+        signal_id: str = ...,
+        wait: bool = ...,
+        raise_failure: bool = ...,
     ) -> Commanded: ...
     def approve(
         self, run_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ..., wait: bool = ...
@@ -422,6 +436,7 @@ class Tokens:
                 "runs:read",
                 "runs:write",
                 "runs:control",
+                "runs:override",
                 "signals:read",
                 "signals:write",
                 "tasks:read",
@@ -457,6 +472,7 @@ class SyncTokens:
                 "runs:read",
                 "runs:write",
                 "runs:control",
+                "runs:override",
                 "signals:read",
                 "signals:write",
                 "tasks:read",

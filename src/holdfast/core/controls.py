@@ -4,14 +4,18 @@ The order is the contract's (SIG-13): the authoriser has spoken before; here the
 SignalAccepted or SignalRejected with actor and reason, and then applied.
 
 A failed step can be tried again, or skipped, for as long as the program has not been told of the failure: while the
-run is paused. If it was the failure that paused the run, the run goes on when the last such step is settled.
+run is paused. If it was the failure that paused the run, the run goes on when the last such step is settled. RESUME
+lets the failure reach the workflow, which may end the run, so it does that only if it says so (`raise_failure`).
+
+A task or a wait is skipped without a result: answering it is for those whom it asks. It takes a permission of its own
+(`may_override`), and the workflow gets None.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from holdfast.core import events as e
 from holdfast.core import messages as m
-from holdfast.core.deadlines import schedule_deadline
+from holdfast.core.deadlines import schedule_deadline, step_options
 from holdfast.core.pen import Decision, Pen, Refusal
 from holdfast.core.state import APPROVED, PAUSED, PENDING, RUNNING, RunState
 
@@ -34,13 +38,34 @@ def _objection(state: RunState, command: m.Control) -> str:
             return "the run has not started"
         case "APPROVE" if has_begun:
             return "the run has started already"
+        case "RESUME" if not command.raise_failure:
+            return objection_to_resume(failures_to_settle(state))
         case "RETRY_STEP":
             return _objection_to_retry(state, command.step_id or "")
         case "SKIP_STEP":
-            return _objection_to_skip(state, command.step_id or "")
+            return _objection_to_skip(state, command, command.step_id or "")
         case "RETRY_RUN":
             return "the run has not finished"
     return "" if command.name in _CONTROLS else "the command cannot be read"
+
+
+def failures_to_settle(state: RunState) -> tuple[str, ...]:
+    """Return the failed steps that wait for an operator: `on_failure="pause"`, and the workflow has not been told."""
+    return tuple(
+        step_id
+        for step_id, failed in state.failed_steps.items()
+        if not failed.is_told and step_options(getattr(failed.started.body, "options", e.NULL)).on_failure == "pause"
+    )
+
+
+def objection_to_resume(failed: Sequence[str]) -> str:
+    """Return why a plain RESUME is refused while these failed steps wait for an operator; nothing if there is none."""
+    if not failed:
+        return ""
+    return (
+        f"step {failed[0]!r} has failed, and to resume would raise its error in the workflow; retry the step "
+        "(RETRY_STEP) or skip it (SKIP_STEP), or resume with raise_failure to let the workflow have the error"
+    )
 
 
 def _objection_to_retry(state: RunState, step_id: str) -> str:
@@ -50,13 +75,28 @@ def _objection_to_retry(state: RunState, step_id: str) -> str:
     return f"the workflow has gone on since step {step_id!r} failed" if failed.is_told else ""
 
 
-def _objection_to_skip(state: RunState, step_id: str) -> str:
+OVERRIDES = frozenset({"task", "signal"})
+"""Kinds of steps that ask somebody else for an answer: to skip one takes a permission of its own."""
+
+_WITHOUT_RESULT = OVERRIDES | {"timer"}
+
+
+def _objection_to_skip(state: RunState, command: m.Control, step_id: str) -> str:
     step = state.open_steps.get(step_id)
     if step is not None:
-        return f"step {step_id!r} is an update, and somebody waits for its answer" if step.kind == "update" else ""
+        if step.kind == "update":
+            return f"step {step_id!r} is an update, and somebody waits for its answer"
+        if step.kind in _WITHOUT_RESULT and command.result != e.NULL:
+            return f"step {step_id!r} is a {_KINDS[step.kind]}: it is skipped without a result"
+        if step.kind in OVERRIDES and not command.may_override:
+            return f"step {step_id!r} is a {_KINDS[step.kind]}: to skip it takes a permission of its own, runs:override"
+        return ""
     if step_id in state.failed_steps:
         return _objection_to_retry(state, step_id)
     return f"step {step_id!r} is neither open nor failed"
+
+
+_KINDS = {"task": "task", "signal": "wait for a signal", "timer": "timer"}
 
 
 def _pause(state: RunState, command: m.Control, pen: Pen) -> None:
@@ -66,7 +106,7 @@ def _pause(state: RunState, command: m.Control, pen: Pen) -> None:
 
 def definition_found(state: RunState, found: m.DefinitionFound, pen: Pen) -> Decision | Refusal:
     """Let a run go on that was paused for want of its definition, and for nothing else."""
-    if state.awaits_definition:
+    if state.awaits_definition and not failures_to_settle(state):
         _go_on_for(state, "its definition is there again", None, pen)
     return pen.decision()
 
@@ -130,9 +170,9 @@ def _skip_step(state: RunState, command: m.Control, pen: Pen) -> None:
 
 
 def _go_on(state: RunState, command: m.Control, pen: Pen) -> None:
-    """Resume a run that only failed steps have paused, now that the last of them is settled."""
+    """Resume a run that only failed steps, or those and a missing definition, have paused, with the last of them."""
     left = [step_id for step_id, failed in state.failed_steps.items() if not failed.is_told]
-    if state.is_held and left == [command.step_id]:
+    if (state.is_held or state.awaits_definition) and left == [command.step_id]:
         _resume(state, command, pen)
 
 

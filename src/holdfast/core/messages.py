@@ -217,8 +217,8 @@ class MessageDied(Struct, frozen=True, gc=False):
 
 
 ControlName = Literal["PAUSE", "RESUME", "CANCEL", "APPROVE", "RETRY_STEP", "SKIP_STEP", "RETRY_RUN", "EMERGENCY_STOP"]
-SentName = Literal["SIGNAL", "TASK", "UPDATE"]
-"""What else is sent to a run: a signal, an operation on a task, an update."""
+SentName = Literal["SIGNAL", "TASK", "UPDATE", "START", "QUERY"]
+"""What else is asked of a run: a signal, an operation on a task, an update, its start, a query."""
 
 
 class Control(Struct, frozen=True, kw_only=True, gc=False):
@@ -235,12 +235,15 @@ class Control(Struct, frozen=True, kw_only=True, gc=False):
     refusal: str = ""
     result: Raw = NULL
     by: CallerRef | None = None
+    raise_failure: bool = False
+    may_override: bool = True
 
 
 class ControlPayload(Struct, frozen=True):
     """What a control signal carries. With a `refusal` the authoriser has said no, and why.
 
     What is no command comes here only when it was refused; `subject` is the name of the signal, operation or update.
+    `raise_failure` is what RESUME may do to a failed step, `may_override` what SKIP_STEP may do to a task or wait.
     """
 
     name: ControlName | SentName
@@ -250,6 +253,8 @@ class ControlPayload(Struct, frozen=True):
     refusal: str | None = None
     result: Raw = NULL
     subject: str = ""
+    raise_failure: bool = False
+    may_override: bool = False
 
 
 class UpdatePayload(Struct, frozen=True):

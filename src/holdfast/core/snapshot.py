@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.core import events as e
+from holdfast.core.controls import failures_to_settle
 from holdfast.core.events import ArtifactRef, ErrorInfo, Event
 from holdfast.core.instants import Instant
 from holdfast.core.state import RUNNING, TERMINAL, TRANSITIONS, RunState, RunStatus
@@ -94,6 +95,8 @@ class RuntimeSnapshot(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     last_error: ErrorInfo | None = None
     last_executed_by: str = ""
     last_executed_on: Instant = 0
+    failed_step_ids: tuple[str, ...] = ()
+    """Failed steps that wait for an operator to retry or skip them."""
 
 
 def runtime_snapshot(state: RunState) -> RuntimeSnapshot:
@@ -114,6 +117,7 @@ def runtime_snapshot(state: RunState) -> RuntimeSnapshot:
         last_error=error,
         last_executed_by=state.last_executed_by,
         last_executed_on=state.last_executed_on,
+        failed_step_ids=failures_to_settle(state) if state.failed_steps else (),
     )
 
 
@@ -146,7 +150,7 @@ def detect_gaps(last_seq: int, next_seq: int) -> bool:
     return next_seq > last_seq + 1
 
 
-_OPENING = {
+OPENING = {
     e.StepStarted: "activity",
     e.TimerStarted: "timer",
     e.SignalWaiting: "signal",
@@ -154,6 +158,8 @@ _OPENING = {
     e.ChildStarted: "child",
     e.UpdateAccepted: "update",
 }
+"""What kind of step an event opens, by the type of its body."""
+
 _CLOSING = {
     e.StepCompleted: StepStatus.SUCCESS,
     e.TimerFired: StepStatus.SUCCESS,
@@ -211,11 +217,11 @@ def _give_up_open(event: Event, steps: dict[str, StepSnapshot]) -> None:
 def _project_step(event: Event, steps: dict[str, StepSnapshot]) -> None:
     body, kind, step_id = event.data, type(event.data), event.step_id or ""
     step = steps.get(step_id) or StepSnapshot(step_id=step_id, status=StepStatus.PENDING)
-    if kind in _OPENING:
+    if kind in OPENING:
         steps[step_id] = StepSnapshot(
             step_id=step_id,
             status=StepStatus.RUNNING,
-            kind=_OPENING[kind],
+            kind=OPENING[kind],
             logical_attempt_id=event.logical_attempt_id or 1,
             engine_attempt_id=event.engine_attempt_id or 1,
             started_at=event.persisted_at,

@@ -15,6 +15,7 @@ from msgspec import Raw
 from msgspec.json import schema as json_schema
 from msgspec.structs import replace
 
+from holdfast.core import events as e
 from holdfast.core.letters import DeadLetter, DeadLetterQuery, Reason
 from holdfast.core.messages import AcceptedSignalResult, require_step_name
 from holdfast.core.records import Wait
@@ -343,6 +344,16 @@ class App:
     def activity_named(self, name: str) -> ActivityDefinition | None:
         """Return the activity of this name, or None."""
         return self._activities.get(name)
+
+    def check_result(self, step: e.Body, result: Raw) -> None:
+        """Refuse a result that does not fit what an activity or a child returns, if it is registered here."""
+        definition: ActivityDefinition | WorkflowDefinition | None = None
+        if isinstance(step, e.StepStarted):
+            definition = self._activities.get(step.name)
+        elif isinstance(step, e.ChildStarted):
+            definition = self._workflows.get((step.plan_id, step.plan_version))
+        if definition is not None:
+            definition.signature.result_of(result)
 
     # --- running
 

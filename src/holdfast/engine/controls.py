@@ -4,6 +4,7 @@ What a command does is decided by the core when the run takes its next turn. A c
 the same way, so that the refusal stands in the run's history, and its sender gets `NotPermitted`.
 """
 
+import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from inspect import isawaitable
@@ -15,13 +16,16 @@ from msgspec.structs import replace
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.audit import DETAIL_CHARS, AuditEntry
+from holdfast.core.controls import OVERRIDES, objection_to_resume
 from holdfast.core.events import NULL, Event
 from holdfast.core.idempotency import signal_uuid
 from holdfast.core.messages import ControlName, SentName, SignalRequest, check_name, check_signal_id
+from holdfast.core.snapshot import OPENING
 from holdfast.core.state import TERMINAL
 from holdfast.engine.node import Node
 from holdfast.engine.recording import head_of, recorded
 from holdfast.engine.sending import Sender
+from holdfast.engine.stretch import read_stretch
 from holdfast.engine.turn import control_request, start_run
 from holdfast.errors import CallerError, Conflict, InvalidInput, NotPermitted, RunTerminal
 from holdfast.limits import NAME_BYTES
@@ -29,6 +33,10 @@ from holdfast.ports import Ids, SystemIds
 from holdfast.store import port
 
 OF_A_STEP = frozenset({"RETRY_STEP", "SKIP_STEP"})
+OVERRIDE = "runs:override"
+"""The scope to skip tasks and waits, which ask others for an answer."""
+
+logger = logging.getLogger("holdfast.access")
 
 
 class Caller(Struct, frozen=True, kw_only=True):
@@ -54,11 +62,13 @@ class Caller(Struct, frozen=True, kw_only=True):
 
 
 class ControlRequest(Struct, frozen=True, kw_only=True):
-    """What is sent to a run, as the authoriser sees it: a command, or SIGNAL, TASK or UPDATE and its `name`.
+    """What is asked of a run, as the authoriser sees it: a command, or SIGNAL, TASK, UPDATE, START or QUERY.
 
     `caller` is who brings it, None if it comes from code in this process. `actor` is who gives it: the caller, or whom
-    an administrator acts for. `payload` is what a signal, the answer to a task or an update carries. A signal that
-    comes with a start has a `run_id` only if the start names one.
+    an administrator acts for. `name` is that of the signal, the operation on a task, the update, the workflow or the
+    query; `payload` what it carries: for SKIP_STEP the result that the workflow is to get. `step_kind` is what kind of
+    step a command is about: activity, timer, signal, task, child or update; empty if the step is not there yet. A
+    start, and a signal that comes with one, has a `run_id` only if the start names one.
     """
 
     run_id: str
@@ -71,6 +81,7 @@ class ControlRequest(Struct, frozen=True, kw_only=True):
     caller: Caller | None = None
     name: str = ""
     payload: Raw = NULL
+    step_kind: str = ""
 
 
 Verdict = bool | str
@@ -85,8 +96,10 @@ class Operators(Struct, frozen=True, kw_only=True):
     ids: Ids = SystemIds()
     caller: Caller | None = None
 
-    async def refusal(self, store: port.Store, run_id: str, sent: "_Sent") -> str:
-        """Return why the command is not permitted, or nothing. Without an authoriser everything is."""
+    async def refusal(self, store: port.Store, run_id: str, sent: "_Sent", step_kind: str) -> str:
+        """Return why the command is not permitted, or nothing. Without an authoriser everything is that has a scope."""
+        if sent.name == "SKIP_STEP" and step_kind in OVERRIDES and not self.has_override:
+            return f"to skip a {step_kind} takes the scope {OVERRIDE!r}"
         if self.authoriser is None:
             return ""
         head = await head_of(store, run_id)
@@ -100,6 +113,8 @@ class Operators(Struct, frozen=True, kw_only=True):
                 actor=sent.actor,
                 reason=sent.reason,
                 caller=self.caller,
+                payload=sent.result,
+                step_kind=step_kind,
             )
         )
 
@@ -126,6 +141,24 @@ class Operators(Struct, frozen=True, kw_only=True):
             outcome=outcome,
             correlation_id=caller.correlation_id,
         )
+
+    @property
+    def has_override(self) -> bool:
+        """Whether the caller may skip tasks and waits. Code in this process may, unless the authoriser refuses it."""
+        return self.caller is None or self.caller.scopes is None or OVERRIDE in self.caller.scopes
+
+    async def require(self, request: ControlRequest) -> None:
+        """Raise `NotPermitted` if the authoriser refuses what no run records: the start of one, or a query."""
+        actor = request.actor or ("" if self.caller is None else self.caller.name)
+        request = replace(request, caller=self.caller, actor=actor)
+        objection = await self.objection(request)
+        if not objection:
+            return
+        what = f"{request.command} {request.name}" + (f" of run {request.run_id}" if request.run_id else "")
+        if self.caller is None:  # else the service logs it, with all that it knows
+            logger.warning("refused: who=%r what=%r why=%r", request.actor, what, objection)
+        details = {"run_id": request.run_id, "command": request.command, "name": request.name, "actor": request.actor}
+        raise NotPermitted(f"{what}: {objection}", **details)
 
     async def objection(self, request: ControlRequest) -> str:
         """Return what the authoriser has against this, or nothing."""
@@ -156,6 +189,8 @@ class _Sent(Struct, frozen=True, kw_only=True):
     step_id: str | None
     signal_id: str | None
     result: Raw = NULL
+    raise_failure: bool = False
+    may_override: bool = False
 
     def request(self, run_id: str, refusal: str = "") -> SignalRequest:
         """Return the signal that carries it, or the refusal of it."""
@@ -168,7 +203,9 @@ class _Sent(Struct, frozen=True, kw_only=True):
             step_id=self.step_id,
             signal_id=signal_id,
             refusal=refusal,
-            result=self.result,
+            result=NULL if refusal else self.result,
+            raise_failure=self.raise_failure and not refusal,
+            may_override=self.may_override and not refusal,
         )
 
 
@@ -201,10 +238,27 @@ class Commands:
         await self._command("PAUSE", reason, actor, signal_id, wait=wait)
 
     async def resume(
-        self, reason: str = "", *, actor: str = "", signal_id: str | None = None, wait: bool = False
+        self,
+        reason: str = "",
+        *,
+        raise_failure: bool = False,
+        actor: str = "",
+        signal_id: str | None = None,
+        wait: bool = False,
     ) -> None:
-        """Let a paused run go on. A failure that has paused it is raised in the workflow after all."""
-        await self._command("RESUME", reason, actor, signal_id, wait=wait)
+        """Let a paused run go on.
+
+        While a failed step waits for an operator (`on_failure="pause"`) that is a `Conflict`: retry or skip the step.
+        With `raise_failure` its error is raised in the workflow after all, which ends a run that does not catch it.
+        """
+        sent = _checked("RESUME", reason, actor, signal_id, raise_failure=raise_failure)
+        await self._send(sent, wait=wait)
+        if raise_failure or wait:
+            return
+        snapshot = (await head_of(self._store, self.run_id)).snapshot
+        objection = objection_to_resume(snapshot.failed_step_ids) if snapshot is not None else ""
+        if objection:  # as the run itself decides, and records
+            raise Conflict(f"RESUME of run {self.run_id}: {objection}", run_id=self.run_id, command="RESUME")
 
     async def approve(
         self, reason: str = "", *, actor: str = "", signal_id: str | None = None, wait: bool = False
@@ -228,9 +282,14 @@ class Commands:
         signal_id: str | None = None,
         wait: bool = False,
     ) -> None:
-        """Let a step not be done, whether it is open or has failed. The workflow gets `result` in its place."""
-        given = codec.encode(result)
-        await self._command("SKIP_STEP", reason, actor, signal_id, step_id=step_id, result=given, wait=wait)
+        """Let a step not be done, whether it is open or has failed. The workflow gets `result` in its place.
+
+        A task or a wait for a signal is skipped without a result, by those only who may override it: the workflow gets
+        None, or what `on_timeout` returns.
+        """
+        await self._command(
+            "SKIP_STEP", reason, actor, signal_id, step_id=step_id, result=codec.encode(result), wait=wait
+        )
 
     async def stop(
         self, reason: str = "", *, actor: str = "", signal_id: str | None = None, wait: bool = False
@@ -240,8 +299,8 @@ class Commands:
 
     async def retry_run(self, reason: str = "", *, actor: str = "", signal_id: str | None = None) -> Self:
         """Do a finished run again, with the same input, as a new run; return that. An unfinished one: `Conflict`."""
-        sent = _checked("RETRY_RUN", reason, actor, signal_id or self._operators.ids.new_id())
-        await self._authorise(sent)
+        sent = _checked("RETRY_RUN", reason, actor, self._operators.ids.new_id() if signal_id is None else signal_id)
+        await self._authorise(sent, "")
         head = await head_of(self._store, self.run_id)
         if head.status not in TERMINAL:
             try:
@@ -266,15 +325,32 @@ class Commands:
         result: Raw = NULL,
         wait: bool,
     ) -> None:
-        sent = _checked(name, reason, actor, signal_id, step_id, result)
-        await self._authorise(sent)
+        await self._send(_checked(name, reason, actor, signal_id, step_id, result), wait=wait)
+
+    async def _send(self, sent: _Sent, *, wait: bool) -> None:
+        kind = ""
+        if sent.step_id is not None:
+            step = await self._step(sent.step_id)
+            kind = "" if step is None else OPENING[type(step)]
+            if sent.result != NULL and step is not None and self._node is not None:
+                self._node.check_result(step, sent.result)
+            if sent.name == "SKIP_STEP":
+                is_seen = kind in OVERRIDES or self._operators.authoriser is None
+                sent = replace(sent, may_override=is_seen and self._operators.has_override)
+        await self._authorise(sent, kind)
         after = (await head_of(self._store, self.run_id)).version if wait else 0
         answer = await self._deliver(self._request(sent))
         if wait:
             await self._decided(answer, after if isinstance(answer, port.Accepted) else 0, sent)
 
-    async def _authorise(self, sent: _Sent) -> None:
-        refusal = await self._operators.refusal(self._store, self.run_id, sent)
+    async def _step(self, step_id: str) -> e.Body | None:
+        """Return what opened a step, since the last rotation; None if it is not there, or not yet."""
+        events = await read_stretch(self._store, await head_of(self._store, self.run_id))
+        opened = [event.data for event in events if event.step_id == step_id and type(event.data) in OPENING]
+        return opened[-1] if opened else None
+
+    async def _authorise(self, sent: _Sent, step_kind: str) -> None:
+        refusal = await self._operators.refusal(self._store, self.run_id, sent, step_kind)
         if not refusal:
             return
         with suppress(RunTerminal):  # nothing is recorded in a run that has finished
@@ -363,7 +439,14 @@ def _fitting(name: str, otherwise: str) -> str:
 
 
 def _checked(
-    name: str, reason: str, actor: str, signal_id: str | None, step_id: str | None = None, result: Raw = NULL
+    name: str,
+    reason: str,
+    actor: str,
+    signal_id: str | None,
+    step_id: str | None = None,
+    result: Raw = NULL,
+    *,
+    raise_failure: bool = False,
 ) -> _Sent:
     """Return the command, or refuse one that is malformed: nothing is asked or stored then."""
     problem: CallerError | None = None
@@ -377,6 +460,9 @@ def _checked(
     for field, text in texts.items():
         if problem is None and not isinstance(text, str):
             problem = InvalidInput(f"{field} is text, not {text!r}", field=field)
+    is_raising: Any = raise_failure
+    if problem is None and not isinstance(is_raising, bool):
+        problem = InvalidInput(f"raise_failure is True or False, not {raise_failure!r}", field="raise_failure")
     if problem is not None:
         raise problem
     return _Sent(
@@ -386,4 +472,5 @@ def _checked(
         step_id=step_id,
         signal_id=signal_id,
         result=result,
+        raise_failure=raise_failure,
     )

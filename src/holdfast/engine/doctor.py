@@ -208,6 +208,13 @@ _TO_RESUME = {
 """What to do about runs that were paused with this code."""
 
 
+_TO_RETRY = (
+    "`holdfast run get RUN-ID` names the step; when what it failed of is mended, "
+    "`holdfast run retry-step RUN-ID STEP-ID`. `resume --raise-failure` would raise the error in the workflow, "
+    "and fail a run that does not catch it"
+)
+
+
 async def _paused(store: Store, picture: Picture) -> list[Finding]:
     """Name the runs that an error has paused: nobody has asked for that."""
     if not picture.stats.runs.get(PAUSED):
@@ -217,11 +224,18 @@ async def _paused(store: Store, picture: Picture) -> list[Finding]:
     except StoreCorrupt as damage:
         return [_damaged(damage, str(damage.details.get("run_id", "")))]
     by_code: dict[str, list[str]] = {}
+    failed: list[str] = []
     for head in heads:
         code = head.snapshot.last_error_code if head.snapshot is not None else None
-        if code is not None:
+        if head.snapshot is not None and head.snapshot.failed_step_ids:
+            failed.append(head.run_id)
+        elif code is not None:
             by_code.setdefault(code, []).append(head.run_id)
-    found = [
+    found = []
+    if failed:
+        sentence = f"{len(failed)} runs were paused by a failed step"
+        found.append(wrong("paused runs", sentence, _TO_RETRY, failed[: picture.bounds.listed]))
+    found += [
         wrong(
             "paused runs",
             f"{len(run_ids)} runs were paused by {code}",

@@ -2,6 +2,8 @@
 
 from typing import Any, Generic, TypeVar
 
+from msgspec import Raw
+
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.decide import update_step_id
@@ -10,7 +12,7 @@ from holdfast.core.idempotency import signal_uuid
 from holdfast.core.messages import UPDATE_SIGNAL, AcceptedSignalResult, SignalRequest, require_step_name
 from holdfast.core.snapshot import RunSnapshot, project_run
 from holdfast.core.state import TERMINAL, RunStatus
-from holdfast.engine.controls import Commands, Operators
+from holdfast.engine.controls import Commands, ControlRequest, Operators
 from holdfast.engine.finishes import Finish
 from holdfast.engine.following import Receipt, Unconsumed, mailbox_of, receipt_of
 from holdfast.engine.node import Node
@@ -120,10 +122,28 @@ class RunHandle(Commands, Generic[R]):
 
     async def query(self, name: str, /, **arguments: Any) -> Any:
         """Ask the run about its present state. It is answered by this process, from the run's program."""
+        return codec.decode(await self.query_with(name, codec.encode(arguments)), Any)
+
+    async def query_with(self, name: str, arguments: Raw) -> Raw:
+        """Do what `query` does, with arguments and an answer as JSON."""
         require_step_name("query name", name)
         if self._node is None:
             raise InvalidInput("a query is answered by a node, and none is open here")
-        return codec.decode(await self._node.lives.query(self.run_id, name, codec.encode(arguments)), Any)
+        if self._operators.authoriser is not None:
+            head = await self._head()
+            asked = ControlRequest(
+                run_id=self.run_id,
+                plan_id=head.plan_id,
+                tenant=head.tenant,
+                command="QUERY",
+                name=name,
+                step_id=None,
+                actor="",
+                reason="",
+                payload=arguments,
+            )
+            await self._operators.require(asked)
+        return await self._node.lives.query(self.run_id, name, arguments)
 
     async def update(self, name: str, /, *, update_id: str | None = None, **arguments: Any) -> Any:
         """Ask the run for something and wait for its answer. With an `update_id` a retry gets the first answer."""

@@ -319,6 +319,8 @@ def _controls(signals: Iterable[Signal]) -> Iterable[Control]:
                 refusal=command.refusal or "",
                 result=command.result,
                 by=signal.by,
+                raise_failure=command.raise_failure,
+                may_override=command.may_override,
             )
 
 

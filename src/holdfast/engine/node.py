@@ -13,7 +13,7 @@ from contextlib import suppress
 from itertools import chain
 from typing import Any, Protocol
 
-from msgspec import UNSET
+from msgspec import UNSET, Raw
 from msgspec.structs import replace
 
 from holdfast.collector import patient
@@ -65,6 +65,10 @@ logger = logging.getLogger("holdfast.node")
 class NodeDefinitions(Definitions, ActivityDefinitions, LimitedDefinitions, KnownDefinitions, Protocol):
     """What a node can run."""
 
+    def check_result(self, step: e.Body, result: Raw) -> None:
+        """Raise `InvalidInput` if a result does not fit what the step returns, as far as that is known here."""
+        ...
+
 
 class Node:
     """Runs workflows of one app on one store."""
@@ -83,6 +87,7 @@ class Node:
         self.store = store
         self.known = Known(name, store, definitions, options)
         self._definitions = definitions
+        self.check_result = definitions.check_result
         self._options = options
         self._slots = Slots(options.activities_at_once)
         self._workers = Workers(self._slots, self._on_outcome, self._on_beat, rng)

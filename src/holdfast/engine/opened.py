@@ -11,7 +11,7 @@ from holdfast.core.messages import check_name
 from holdfast.engine.controls import Caller, Operators
 from holdfast.engine.handle import RunHandle
 from holdfast.engine.node import Node
-from holdfast.engine.permitting import Permits, permits_of
+from holdfast.engine.permitting import Permits, check_start, permits_of
 from holdfast.engine.sending import FirstSignal, Sender, first_signal
 from holdfast.engine.turn import start_run
 from holdfast.errors import InvalidInput, NotFound
@@ -109,6 +109,7 @@ class Opened(Struct, frozen=True):
             input=input,
             by=operators.by,
         )
+        await check_start(operators, queued, run_id)
         now = await self.store.now()
         new = start_run(
             run_id or self.ids.new_id(),

@@ -137,6 +137,24 @@ class Permits:
         return asked
 
 
+async def check_start(operators: Operators, queued: RunQueued, run_id: str | None) -> None:
+    """Raise `NotPermitted` if the authoriser refuses the start of a run."""
+    if operators.authoriser is None:
+        return
+    asked = ControlRequest(
+        run_id=run_id or "",
+        plan_id=queued.plan_id,
+        tenant=queued.tenant,
+        command="START",
+        name=queued.plan_id,
+        step_id=None,
+        actor="",
+        reason="",
+        payload=queued.input,
+    )
+    await operators.require(asked)
+
+
 def permits_of(operators: Operators, store: Store) -> Permits | None:
     """Return who is asked about what is sent, or None if nobody is: without an authoriser everything is permitted."""
     return None if operators.authoriser is None else Permits(operators, store)

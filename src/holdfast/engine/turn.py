@@ -390,6 +390,8 @@ def control_request(
     refusal: str = "",
     result: Raw = e.NULL,
     subject: str = "",
+    raise_failure: bool = False,
+    may_override: bool = False,
 ) -> SignalRequest:
     """Return the signal that carries an operator's command, or the authoriser's refusal of whatever was sent."""
     payload: dict[str, object] = {"name": name, "actor": actor, "reason": reason, "step_id": step_id}
@@ -399,6 +401,8 @@ def control_request(
         payload["subject"] = subject
     if result != e.NULL:
         payload["result"] = result
+    payload |= {"raise_failure": True} if raise_failure else {}
+    payload |= {"may_override": True} if may_override else {}
     return SignalRequest(run_id=run_id, name=CONTROL_SIGNAL, payload=codec.encode(payload), signal_id=signal_id)
 
 

@@ -48,7 +48,7 @@ from holdfast.program.definitions import (
     encode_options,
     note_handler,
 )
-from holdfast.program.endings import answer_of, ending_of
+from holdfast.program.endings import answer_of, cannot_do_without, ending_of
 from holdfast.program.failures import error_bytes, error_info
 from holdfast.program.looking import looking
 from holdfast.program.loop import DeterministicLoop, StepFuture, Timer, running, settle
@@ -93,6 +93,7 @@ class CodeProgram:
         "open_sagas",
         "queries",
         "run_id",
+        "skipped",
         "updates",
         "watch",
     )
@@ -121,6 +122,8 @@ class CodeProgram:
         self.known_markers: frozenset[str] = frozenset()
         self.is_replaying = False
         self.open_sagas = 0
+        self.skipped: tuple[str, ...] = ()
+        """Tasks and waits that operators have skipped: the workflow got None, whatever it was to get."""
         self.limits = limits
         self.handlers: Mapping[str, Handler] = _NOTHING
         self._cuts = 0
@@ -389,6 +392,11 @@ class CodeProgram:
         if self._main is None or not self._main.done():
             return
         ending = ending_of(self._main, self.definition.signature, is_cancelling=self._is_cancelling)
+        if self.skipped and isinstance(ending, c.FailRun) and cannot_do_without(self._main):
+            raise RunError(  # which pauses the run: whoever skips a step does not decide that it fails
+                f"the workflow cannot do without the answer of {self.skipped[-1]!r}, which was skipped: "
+                f"{ending.error.code}: {ending.error.message}; deploy code that can and resume the run, or terminate it"
+            ) from self._main.exception()
         if isinstance(ending, c.ContinueAsNew) and self._answering:
             return  # a rotation waits for the updates that are being answered
         if not isinstance(ending, c.CancelRun) and self._awaited_children:

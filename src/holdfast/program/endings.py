@@ -44,6 +44,19 @@ def ending_of(main: asyncio.Task[Any], signature: Signature, *, is_cancelling: b
         return c.FailRun(error=error_info(unfit))
 
 
+def cannot_do_without(main: asyncio.Task[Any]) -> bool:
+    """Return whether a main task has failed as code does that got None and can do nothing with it."""
+    if main.cancelled():
+        return False
+    problem = main.exception()
+    if isinstance(problem, BaseExceptionGroup):
+        return problem.subgroup(_OF_NONE) is not None
+    return problem is None or isinstance(problem, _OF_NONE)  # without one, it is the result that does not fit
+
+
+_OF_NONE = (TypeError, AttributeError, InvalidInput)
+
+
 def answer_of(step_id: str, task: asyncio.Task[Any]) -> c.CompleteUpdate:
     """Return the answer to an update whose task has ended like this."""
     if task.cancelled():

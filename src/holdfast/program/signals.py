@@ -9,7 +9,6 @@ from msgspec import Raw
 
 from holdfast.core import codec
 from holdfast.core import commands as c
-from holdfast.core.events import NULL
 from holdfast.core.idempotency import sent_signal_id
 from holdfast.core.instants import Instant
 from holdfast.core.messages import RESERVED_PREFIX, AcceptedSignalResult, SignalRequest, check_signal, require_step_name
@@ -48,7 +47,8 @@ async def wait_signal(
 
     `on_timeout` is called, and its result returned, instead of raising. `condition` is looked at once, on entry: if it
     does not hold, nothing is waited for and None is returned. `handler` makes something of the payload, exactly once:
-    what it returns is recorded and returned, and what it raises is raised as `SignalHandlerFailed`.
+    what it returns is recorded and returned, and what it raises is raised as `SignalHandlerFailed`. A wait that
+    somebody skips who may override it returns None, or what `on_timeout` returns.
     """
     program = require_program("wait_signal")
     check_signal_name(name)
@@ -63,6 +63,10 @@ async def wait_signal(
         return None
     try:
         return await _wait(program, step_id, name, kind, until, handler)
+    except _Skipped:
+        if on_timeout is None:
+            program.skipped += (step_id,)
+            return None
     except TimeoutError:
         if on_timeout is None:
             raise
@@ -79,7 +83,8 @@ def signals(name: str, kind: Any = None, *, timeout: timedelta | float | None = 
 def signals(name: str, kind: Any = None, *, timeout: timedelta | float | None = None) -> "Signals[Any]":
     """Iterate over the signals of a name, in the order of their acceptance: `async for vote in signals("vote", Vote)`.
 
-    It ends `timeout` after it was made, once every signal that came in time was handed out; without one it never ends.
+    It ends `timeout` after it was made, once every signal that came in time was handed out, or when an operator skips
+    the present wait; else it never ends.
     """
     program = require_program("signals")
     check_signal_name(name)
@@ -102,7 +107,7 @@ class Signals(AsyncIterator[T], Generic[T]):
         step_id = self._program.name_step(self._name)
         try:
             value: T = await _wait(self._program, step_id, self._name, self._kind, self._until, None)
-        except TimeoutError:
+        except (TimeoutError, _Skipped):
             raise StopAsyncIteration from None
         return value
 
@@ -163,15 +168,24 @@ async def _wait(
 ) -> Any:
     command = c.WaitSignal(step_id=step_id, name=name, until=until)
     if function is None:
-        payload = await program.step(command)
-        return codec.decode(NULL if payload is None else payload, kind)  # None: an operator skipped the wait
+        return _read(await program.step(command), kind)
     handler = Handler(function, kind)
     program.handlers = {**program.handlers, step_id: handler}
     try:
-        raw: Raw = await program.step(command)
+        raw = await program.step(command)
     finally:
         program.handlers = {other: known for other, known in program.handlers.items() if other != step_id}
-    return codec.decode(raw, handler.result_type)
+    return _read(raw, handler.result_type)
+
+
+class _Skipped(Exception):
+    """An operator has skipped the wait."""
+
+
+def _read(raw: Raw | None, kind: Any) -> Any:
+    if raw is None:
+        raise _Skipped
+    return codec.decode(raw, kind)
 
 
 def _until(program: CodeProgram, timeout: timedelta | float | None) -> Instant | None:

@@ -89,7 +89,7 @@ async def task(
     """Ask a human and wait for the answer, however long it takes; giving up the wait cancels the task.
 
     With `approvals` or `of` so many different people are to answer, and the answers come as a list. After `due` the
-    task is overdue and stays open.
+    task is overdue and stays open. If somebody who may override it skips the task, this returns None.
     """
     program = require_program("task")
     _check_names(name, roles, assignee)
@@ -113,6 +113,9 @@ async def task(
         of=of,
     )
     answer = await program.step(command)
+    if answer is None:
+        program.skipped += (command.step_id,)
+        return None
     if approvals == 1 and of is None:
         return codec.decode_with(decoder, answer)
     return [codec.decode_with(decoder, one) for one in codec.decode(answer, list[Raw])]

@@ -6,6 +6,7 @@ Scope = Literal[
     "runs:read",
     "runs:write",
     "runs:control",
+    "runs:override",
     "signals:read",
     "signals:write",
     "tasks:read",

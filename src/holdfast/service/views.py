@@ -120,6 +120,8 @@ class RunView(Struct, frozen=True, kw_only=True):
     active_task_id: str | None = None
     last_error: Failure | None = None
     node: str | None = None
+    failed_step_ids: tuple[str, ...] = ()
+    """Failed steps that wait for somebody to retry or skip them."""
 
 
 def run_view(head: RunHead) -> RunView:
@@ -137,6 +139,7 @@ def run_view(head: RunHead) -> RunView:
         active_task_id=snapshot.active_task_id if snapshot else None,
         last_error=failure_of(snapshot.last_error) if snapshot else None,
         node=None if head.lease_owner is None else name_of(head.lease_owner),
+        failed_step_ids=snapshot.failed_step_ids if snapshot else (),
     )
 
 

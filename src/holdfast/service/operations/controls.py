@@ -1,8 +1,8 @@
 """What operators tell runs. Each command is durable when it is answered, and decided by the run's next turn."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from holdfast.engine.recording import head_of
 from holdfast.errors import Conflict, NotFound, NotPermitted, PayloadTooLarge, RateLimited
@@ -57,6 +57,14 @@ async def pause(call: Call, ask: Command) -> Commanded:
     return Commanded(ask.run_id, "PAUSE", ask.wait)
 
 
+class ResumeRun(Command, frozen=True, kw_only=True):
+    """Which run to resume, and whether to raise the error of a failed step that has paused it."""
+
+    raise_failure: Annotated[
+        bool, Meta(description="Raise the error of a failed step in the workflow, instead of retrying or skipping it.")
+    ] = False
+
+
 @operation(
     "runs.resume",
     "POST /v1/runs/{run_id}/resume",
@@ -65,9 +73,12 @@ async def pause(call: Call, ask: Command) -> Commanded:
     errors=TO_A_RUN,
     audit="its commit",
 )
-async def resume(call: Call, ask: Command) -> Commanded:
-    """Let a paused run go on."""
-    await (await call.run(ask.run_id)).resume(ask.reason, **_how(call, ask))
+async def resume(call: Call, ask: ResumeRun) -> Commanded:
+    """Let a paused run go on. If a failed step has paused it, `Conflict`: retry the step, or skip it.
+
+    With `raise_failure` the step's error is raised in the workflow, which ends a run that does not catch it.
+    """
+    await (await call.run(ask.run_id)).resume(ask.reason, raise_failure=ask.raise_failure, **_how(call, ask))
     return Commanded(ask.run_id, "RESUME", ask.wait)
 
 
@@ -120,7 +131,7 @@ async def retry_step(call: Call, ask: StepCommand) -> Commanded:
 
 
 class SkipStep(StepCommand, frozen=True, kw_only=True):
-    """Which step to skip, and what the workflow gets in place of its result."""
+    """Which step to skip, and what the workflow gets in place of its result. A task or a wait has none."""
 
     result: Any = None
 
@@ -134,7 +145,7 @@ class SkipStep(StepCommand, frozen=True, kw_only=True):
     audit="its commit",
 )
 async def skip_step(call: Call, ask: SkipStep) -> Commanded:
-    """Let a step not be done, whether it is open or has failed."""
+    """Let a step not be done, whether it is open or has failed. A task or a wait takes the scope `runs:override`."""
     await (await call.run(ask.run_id)).skip_step(ask.step_id, ask.reason, result=ask.result, **_how(call, ask))
     return Commanded(ask.run_id, "SKIP_STEP", ask.wait)
 

@@ -287,10 +287,9 @@ class Answered(Struct, frozen=True):
 )
 async def query(call: Call, ask: AskRun) -> Answered:
     """Ask a run about its present state. Nothing is recorded; a run that has finished answers too."""
-    await call.run(ask.run_id)
-    node = call.opened.node
+    run = await call.run(ask.run_id)
     try:
-        return Answered(await node.lives.query(ask.run_id, ask.name, codec.encode(ask.input)))
+        return Answered(await run.query_with(ask.name, codec.encode(ask.input)))
     except QueryFailed as problem:
         logger.info("run %s: %s", escaped(ask.run_id), escaped(problem.message[:SHOWN_CHARS]))
         raise

@@ -10,7 +10,7 @@ import { go, runAddress } from "../lib/router.js";
 import { may } from "../lib/session.js";
 import { toast } from "../lib/toast.js";
 import { workflowNamed } from "../lib/workflows.js";
-import { TERMINAL } from "./fold.js";
+import { failuresToSettle, TERMINAL } from "./fold.js";
 import { startDialog } from "./start.js";
 
 const COMMANDS = {
@@ -42,8 +42,20 @@ const COMMANDS = {
   },
 };
 
+const RAISE = {
+  name: "raise",
+  operation: "resume",
+  word: "Resume with the error",
+  title: "Raise the step’s error in the workflow",
+  done: "The workflow has the error.",
+  danger: true,
+  hint: "A workflow that does not catch the error fails for good. To try the step again, retry it instead.",
+  more: { raise_failure: true },
+};
+
 function command(runId, name) {
-  const { word, title, done, hint, danger = false, needed = false } = COMMANDS[name];
+  const { operation = name, word, title, done, hint, danger = false, needed = false, more = {} } =
+    name === RAISE.name ? RAISE : COMMANDS[name];
   const reason = reasonField({ needed });
   const signal_id = requestId();
   openDialog({
@@ -53,7 +65,7 @@ function command(runId, name) {
     body: [hint && h("p", {}, hint), reason.element],
     act: async () => {
       if (!reason.check()) return false;
-      await call(`runs.${name}`, { run_id: runId, reason: reason.value(), signal_id, wait: true });
+      await call(`runs.${operation}`, { run_id: runId, reason: reason.value(), signal_id, wait: true, ...more });
       toast(done);
       return true;
     },
@@ -63,9 +75,15 @@ function command(runId, name) {
 export function commandsFor(model) {
   const { status } = model.state;
   if (!may("runs:control")) return [];
-  return Object.keys(COMMANDS)
-    .filter((name) => COMMANDS[name].on.includes(status))
-    .map((name) => ({ name, ...COMMANDS[name], act: () => command(model.runId, name) }));
+  const offered = (name) => ({ name, ...COMMANDS[name], act: () => command(model.runId, name) });
+  const names = Object.keys(COMMANDS).filter((name) => COMMANDS[name].on.includes(status));
+  const [failed] = failuresToSettle(model.state);
+  if (failed === undefined) return names.map(offered);
+  return [
+    { name: "retry-step", word: "Retry step", step: failed.id, act: () => retryStep(model.runId, failed.id) },
+    ...names.filter((name) => name !== "resume").map(offered),
+    { ...RAISE, act: () => command(model.runId, RAISE.name) },
+  ];
 }
 
 export function othersFor(model) {
@@ -106,7 +124,8 @@ export function stepActions(model, step) {
   if (!may("runs:control") || TERMINAL.has(model.state.status)) return signalOnly(model, step);
   const current = model.state.steps.get(step.id);
   const canRetry = current?.status === "FAILED" && current.kind === "activity" && model.state.status === "PAUSED";
-  const canSkip = current && (current.status === "RUNNING" || canRetry) && current.kind !== "update";
+  const mayOverride = !ANSWERED.has(current?.kind) || may("runs:override");
+  const canSkip = current && (current.status === "RUNNING" || canRetry) && current.kind !== "update" && mayOverride;
   return [
     ...signalOnly(model, step),
     canRetry &&
@@ -118,7 +137,7 @@ export function stepActions(model, step) {
     canSkip &&
       h(
         "button",
-        { class: "button small", type: "button", onclick: () => skipStep(model.runId, step.id) },
+        { class: "button small", type: "button", onclick: () => skipStep(model.runId, current) },
         "Skip step",
       ),
   ].filter(Boolean);
@@ -150,8 +169,12 @@ export function retryStep(runId, stepId) {
   });
 }
 
-export function skipStep(runId, stepId) {
+// Steps that ask somebody for an answer. Who skips one gives none, and needs a scope of its own.
+const ANSWERED = new Set(["task", "signal"]);
+
+export function skipStep(runId, { id: stepId, kind }) {
   const reason = reasonField();
+  const hasResult = !ANSWERED.has(kind) && kind !== "timer";
   const result = fieldFor(
     "Result for the workflow",
     { description: "JSON; the workflow gets it in place of the step’s result. Empty is null." },
@@ -164,7 +187,11 @@ export function skipStep(runId, stepId) {
     title: "Skip this step",
     action: "Skip step",
     danger: true,
-    body: [h("p", {}, h("code", {}, stepId), " will not be done."), result.element, reason.element],
+    body: [
+      h("p", {}, h("code", {}, stepId), hasResult ? " will not be done." : " will not be done; the workflow gets null."),
+      hasResult && result.element,
+      reason.element,
+    ],
     act: async () => {
       let given;
       try {
@@ -176,7 +203,7 @@ export function skipStep(runId, stepId) {
       await call("runs.skip_step", {
         run_id: runId,
         step_id: stepId,
-        result: given ?? null,
+        result: hasResult ? (given ?? null) : null,
         reason: reason.value(),
         signal_id,
         wait: true,

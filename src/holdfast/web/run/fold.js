@@ -51,7 +51,6 @@ export function newState() {
     last: null,
     result: undefined,
     error: null,
-    failedStep: null,
   };
 }
 
@@ -85,10 +84,10 @@ function changeStatus(state, type, data, event, at) {
   if (status === "PAUSED") {
     state.pauses.push({ from: at, until: null, reason: data.reason ?? "" });
     state.error = data.error ?? state.error;
-    state.failedStep = data.failed_step_id ?? null;
+    if (data.error) tellFailures(state, state.seq, null); // right after a resumption: the program was told nothing
   } else if (state.status === "PAUSED") {
     state.pauses.at(-1).until = at;
-    state.failedStep = null;
+    tellFailures(state, null, event.run_seq);
   }
   state.status = status;
   if (status === "RUNNING") {
@@ -101,6 +100,21 @@ function changeStatus(state, type, data, event, at) {
   state.completedAt = at;
   if (type === "RunCompleted") state.result = data.result ?? null;
   state.error = data.error ?? null;
+}
+
+// The program is told of failures while it runs, else by the resumption; until then an operator can settle them.
+function tellFailures(state, was, now) {
+  for (const step of state.steps.values()) {
+    if (step.status === "FAILED" && step.toldBy === was) step.toldBy = now;
+  }
+}
+
+// Failed steps that wait for an operator: to resume the run would raise their errors in the workflow.
+export function failuresToSettle(state) {
+  if (state.status !== "PAUSED") return [];
+  return [...state.steps.values()].filter(
+    (step) => step.status === "FAILED" && step.toldBy === null && step.first.data.options?.on_failure === "pause",
+  );
 }
 
 function giveUpOpen(state, event, at) {
@@ -181,6 +195,7 @@ function applyToStep(state, event, at) {
     const own = type === "SignalTimedOut" ? TIMED_OUT : data.error;
     if (own && step.attempts.length) step.attempts.at(-1).error = own;
     close(step, own ? "FAILED" : CLOSING[type], event, at);
+    step.toldBy = state.status === "PAUSED" ? null : 0;
     if (own) state.error = own;
   }
 }

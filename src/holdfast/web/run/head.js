@@ -10,7 +10,7 @@ import { commandsFor, othersFor } from "./actions.js";
 import { TERMINAL } from "./fold.js";
 
 const iso = (ms) => new Date(ms).toISOString();
-const IN_MENU = new Set(["terminate", "again"]);
+const IN_MENU = new Set(["raise", "terminate", "again"]);
 
 export class RunHead {
   constructor() {
@@ -88,11 +88,11 @@ export class RunHead {
   // Buttons stay the same elements while the same things can be done: whoever is about to press one must not miss it.
   showActions(model) {
     const all = [...othersFor(model), ...commandsFor(model)];
-    const shown = all.map(({ name }) => name).join();
+    const shown = all.map(({ name, step = "" }) => `${name} ${step}`).join();
     if (shown === this.shown) return;
     this.shown = shown;
     const first =
-      all.find(({ name }) => ["approve", "resume", "retry"].includes(name)) ??
+      all.find(({ name }) => ["approve", "retry-step", "resume", "retry"].includes(name)) ??
       all.find(({ name }) => name === "signal");
     const buttons = all.filter(({ name }) => !IN_MENU.has(name));
     const rest = all.filter(({ name }) => IN_MENU.has(name));

@@ -8,14 +8,15 @@ import { may } from "../lib/session.js";
 import { ageOf, moment } from "../lib/time.js";
 import { retryStep, signalDialog, skipStep } from "./actions.js";
 import { errorView } from "./errors.js";
-import { TERMINAL } from "./fold.js";
+import { failuresToSettle, TERMINAL } from "./fold.js";
+
+const MOST_FAILED = 3;
 
 // What needs somebody: a failed step that holds the run, a wait for a signal, a task.
 export function needs(model, state) {
   if (TERMINAL.has(state.status)) return [];
   const cards = [];
-  const failed = state.failedStep && state.steps.get(state.failedStep);
-  if (failed?.status === "FAILED") {
+  for (const failed of failuresToSettle(state).slice(0, MOST_FAILED)) {
     cards.push(
       need(
         "FAILED",
@@ -28,7 +29,7 @@ export function needs(model, state) {
           ),
           h(
             "button",
-            { class: "button small", type: "button", onclick: () => skipStep(model.runId, failed.id) },
+            { class: "button small", type: "button", onclick: () => skipStep(model.runId, failed) },
             "Skip step",
           ),
         ],

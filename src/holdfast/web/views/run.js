@@ -6,7 +6,7 @@ import { failed, loading } from "../lib/states.js";
 import { stepActions } from "../run/actions.js";
 import { Asking } from "../run/asking.js";
 import { eventDetail, stepDetail } from "../run/detail.js";
-import { timeOf } from "../run/fold.js";
+import { failuresToSettle, timeOf } from "../run/fold.js";
 import { RunHead } from "../run/head.js";
 import { EventLog } from "../run/log.js";
 import { RunModel } from "../run/model.js";
@@ -144,7 +144,8 @@ class RunPage {
 
   // The cards stay the same elements while they say the same: whoever is about to press a button must not miss it.
   showNeeds(state) {
-    const open = [...state.steps.values()].filter((step) => step.status === "RUNNING" || step.id === state.failedStep);
+    const toSettle = new Set(failuresToSettle(state));
+    const open = [...state.steps.values()].filter((step) => step.status === "RUNNING" || toSettle.has(step));
     const stamp = `${this.isPast}:${state.status}:${open.map((step) => `${step.id} ${step.status}`)}`;
     if (stamp === this.needed) return;
     this.needed = stamp;
