@@ -449,3 +449,21 @@ def a_signal_that_came_too_late_was_taken() -> View:
     run.tell(run.sent("on"))
     [place] = [place for place, signal in consumed(run.view()) if signal.name == "on"]
     return with_signal(run.view(), place, accepted_at=START + 9 * SECOND + 1)
+
+
+@plants("families_are_of_one_tenant")
+def a_child_is_of_another_tenant() -> View:
+    parent, offspring = parent_and_child()
+    return SystemView((replace(parent, tenant="acme"), offspring))
+
+
+@plants("families_are_of_one_tenant")
+def a_child_is_of_another_project() -> View:
+    parent, offspring = parent_and_child()
+    return SystemView((parent, replace(offspring, project="shop")))
+
+
+@plants("families_are_of_one_tenant")
+def a_child_is_of_another_environment() -> View:
+    parent, offspring = parent_and_child()
+    return SystemView((replace(parent, environment="prod"), replace(offspring, environment="test")))

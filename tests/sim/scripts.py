@@ -27,7 +27,7 @@ def draw_script(rng: Random, depth: int = 0, length: int | None = None) -> Scrip
 
 
 def _draw(rng: Random, depth: int) -> list[Any]:
-    simple = ["work", "work", "work", "sleep", "wait", "wait", "ask"]
+    simple = ["work", "work", "work", "sleep", "wait", "wait", "ask", "send"]
     nested = ["all", "race", "child", "narrow", "limit", "cleanup", "attempt", "again", "saga"]
     kind = rng.choice(simple if depth >= 3 else simple + nested)
     match kind:
@@ -40,6 +40,8 @@ def _draw(rng: Random, depth: int) -> list[Any]:
             return ["wait", rng.choice(SIGNALS), rng.choice((None, 0.05, 1.0, 6.0))]
         case "ask":
             return ["ask", rng.choice((1, 1, 2)), rng.choice((None, 0.7, 4.0)), rng.choice((None, 1.5))]
+        case "send":
+            return ["send", f"r{rng.randint(0, 9)}", rng.choice(SIGNALS)]
         case "all" | "race":
             return [kind, [draw_script(rng, depth + 1) for _ in range(rng.randint(2, 3))]]
         case "child":
@@ -71,12 +73,12 @@ def register(app: App, world: World) -> dict[str, Any]:
 
         hf.on_query("seen", lambda: seen)
         hf.on_update("poke", poke)
-        return await Player(work, {"play": play, "narrow": narrow}, seen, is_top=True).run(script)
+        return await Player(app, work, {"play": play, "narrow": narrow}, seen, is_top=True).run(script)
 
     @app.workflow(at_once=AT_ONCE, per_key=PER_KEY, key=key_of, rate=(2, 0.5))
     async def narrow(script: list[Any], seen: list[Any]) -> list[Any]:
         hf.on_query("seen", lambda: seen)
-        return await Player(work, {}, seen, is_top=True).run(script)
+        return await Player(app, work, {}, seen, is_top=True).run(script)
 
     return {"play": play, "narrow": narrow}
 
@@ -84,7 +86,8 @@ def register(app: App, world: World) -> dict[str, Any]:
 class Player:
     """Plays one script inside a workflow."""
 
-    def __init__(self, activity: Any, workflows: dict[str, Any], seen: list[Any], *, is_top: bool) -> None:
+    def __init__(self, app: App, activity: Any, workflows: dict[str, Any], seen: list[Any], *, is_top: bool) -> None:
+        self._app = app
         self._activity = activity
         self._workflows = workflows
         self._seen = seen
@@ -104,7 +107,7 @@ class Player:
         return self._seen
 
     def _inner(self) -> Player:
-        return Player(self._activity, self._workflows, [], is_top=False)
+        return Player(self._app, self._activity, self._workflows, [], is_top=False)
 
     async def _work(
         self, seconds: float, failures: int, attempts: int, queue: str, is_later: bool, on_failure: str
@@ -123,6 +126,10 @@ class Player:
             return ["signal", await hf.wait_signal(name, str, timeout=timeout)]
         except TimeoutError:
             return ["no signal", name]
+
+    async def _send(self, run_id: str, name: str) -> Any:
+        await self._app.run(run_id).signal(name, "from a run")
+        return "sent"
 
     async def _ask(self, approvals: int, remind: float | None, escalate: float | None) -> Any:
         again = None if remind is None else timedelta(seconds=remind)

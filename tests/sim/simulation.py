@@ -93,6 +93,8 @@ class Simulation:
         self._plans: dict[str, Script] = {f"r{number}": draw_script(self._rng) for number in range(runs)}
         gates = Random(f"gates {seed}")
         self._gates = {run_id: gates.choice(("play", "play", "narrow")) for run_id in self._plans}
+        tenants = Random(f"tenants {seed}")
+        self._tenants = {run_id: tenants.choice(("default", "acme")) for run_id in self._plans}
         self._sent = 0
         self._waiting: dict[str, list[tuple[Any, asyncio.Task[Any]]]] = {}
 
@@ -128,6 +130,7 @@ class Simulation:
                     request_id=f"q-{run_id}",
                     run_id=run_id,
                     priority=len(self._plans[run_id]),
+                    tenant=self._tenants[run_id],
                 )
                 handle: RunHandle[Any] = await in_process(member, starting, 5.0)
             except (TimeoutError, HoldfastError):
@@ -317,6 +320,9 @@ class Simulation:
         if left:
             world.violate(f"every run has finished, and {left} jobs are left in queues")
         for letter in await world.store.find_dead_letters(DeadLetterQuery(limit=1_000)):
+            if letter.reason == "refused":
+                world.note(f"refused {letter.run_id} {letter.detail}", "refused")
+                continue
             world.note(f"dead   {letter.run_id}", "dead letters")
             if b'"poison' not in letter.envelope or letter.reason != "retries exhausted":
                 world.violate(f"{letter.run_id}: this died, and was no poison: {letter}")
@@ -344,6 +350,20 @@ class Simulation:
                 world.violate(f"{run_id}: {event.step_id} was let in and never answered")
             if isinstance(event.data, e.StepCancelled):
                 await self._judge_child(run_id, event)
+            if isinstance(event.data, e.SignalSent):
+                await self._judge_sent(head, event.data)
+
+    async def _judge_sent(self, sender: port.RunHead, sent: e.SignalSent) -> None:
+        """Check that what a run has sent is where it was for, or the sender has a letter; and that it stayed inside."""
+        store = self._world.store
+        [target] = await store.load([sent.run_id])
+        arrived = target is not None and sent.signal_id in {s.signal_id for s in await read_mailbox(store, sent.run_id)}
+        if arrived and target is not None and target.head.tenant != sender.tenant:
+            self._world.violate(f"{sender.run_id} has reached {sent.run_id}, a run of another tenant")
+        letters = await store.find_dead_letters(DeadLetterQuery(run_id=sender.run_id, reason="refused"))
+        if not arrived and not any(sent.signal_id.encode() in letter.envelope for letter in letters):
+            self._world.violate(f"{sender.run_id} has sent {sent.name} to {sent.run_id}, and it is nowhere")
+        self._world.note(f"sent   {sender.run_id} {sent.run_id}", "sent by runs")
 
     async def _judge_child(self, run_id: str, given_up: e.Event) -> None:
         """Check that a child that nobody waits for any more was told so, or had ended."""

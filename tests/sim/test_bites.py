@@ -23,7 +23,7 @@ from holdfast.engine.node import Node
 from holdfast.engine.queues import Queues
 from holdfast.engine.run_queue import RunQueue
 from holdfast.engine.turn import TurnDraft
-from holdfast.store import guards, port
+from holdfast.store import guards, outgoing, port
 from holdfast.store.memory import run
 from holdfast.store.memory.gates import Gate
 from holdfast.store.memory.run import Run
@@ -187,6 +187,29 @@ def test_it_finds_runs_that_nobody_lets_in(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(RunQueue, "work", rest)
     assert "does not finish" in first_finding()
+
+
+@pytest.mark.contract("API-4")
+def test_it_finds_children_of_another_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
+    children = TurnDraft._children
+
+    def forget_tenant(self: TurnDraft) -> Iterator[port.NewRun]:
+        return (replace(new, tenant="default") for new in children(self))
+
+    monkeypatch.setattr(TurnDraft, "_children", forget_tenant)
+    assert "families_are_of_one_tenant" in first_finding()
+
+
+@pytest.mark.contract("API-4")
+def test_it_finds_signals_that_reach_another_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outgoing, "unreachable", lambda turn, item, runs: None)
+    assert "a run of another tenant" in first_finding()
+
+
+@pytest.mark.contract("SIG-3")
+def test_it_finds_signals_that_are_dropped_because_they_were_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outgoing, "left_of", lambda turn, started, sent, now: outgoing.NOTHING_LEFT)
+    assert "and it is nowhere" in first_finding()
 
 
 @pytest.mark.contract("ACT-1")

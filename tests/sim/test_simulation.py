@@ -69,6 +69,6 @@ def test_the_stories_hold_every_kind_of_harm() -> None:
     harm = {"kills", "stops", "lost leases", "outages", "leaves", "doubles", "conflicts", "signals"}
     harm |= {"takes", "reports", "late reports", "lost workers"}
     harm |= {"TaskCompleted", "TaskReminded", "TaskAssigned", "TaskRefused", "escalations"}
-    harm |= {"settled steps", "dead letters", "deadlines", "let in", "let in later: STARTED"}
+    harm |= {"settled steps", "dead letters", "refused", "sent by runs", "deadlines", "let in", "let in later: STARTED"}
     assert harm <= counts.keys(), counts
     assert counts["commits"] > 1_000

@@ -186,11 +186,12 @@ class World:
             self.violate(f"{run_id}: {violation.invariant}: {violation.problem}")
 
     def _check_room(self) -> None:
-        """No more runs are under way than the workflow allows, nor of one key."""
+        """No more runs are under way than the workflow allows, nor of one key of one tenant."""
         inside = self.store.under_way("narrow")
         self.note(f"inside {' '.join(sorted(inside))}", "let in")
         keys = Counter(
-            key_of(codec.decode(queued.input, dict[str, list[object]])["script"]) for queued in inside.values()
+            (queued.tenant, key_of(codec.decode(queued.input, dict[str, list[object]])["script"]))
+            for queued in inside.values()
         )
         if len(inside) > AT_ONCE or any(count > PER_KEY for count in keys.values()):
             self.violate(f"more runs are under way than there is room for: {sorted(inside)}, {keys}")

@@ -374,7 +374,8 @@ class Letters:
         self,
         *,
         run_id: str | None = ...,
-        reason: Literal["undecodable", "definition missing", "history irreparable", "retries exhausted"] | None = ...,
+        reason: Literal["undecodable", "definition missing", "history irreparable", "retries exhausted", "refused"]
+        | None = ...,
         settled: bool = ...,
         cursor: str = ...,
         limit: int = ...,
@@ -389,7 +390,8 @@ class SyncLetters:
         self,
         *,
         run_id: str | None = ...,
-        reason: Literal["undecodable", "definition missing", "history irreparable", "retries exhausted"] | None = ...,
+        reason: Literal["undecodable", "definition missing", "history irreparable", "retries exhausted", "refused"]
+        | None = ...,
         settled: bool = ...,
         cursor: str = ...,
         limit: int = ...,
@@ -547,7 +549,8 @@ class Lists:
         assignee: str | None = ...,
         mine: bool = ...,
         actor: str = ...,
-        reason: Literal["undecodable", "definition missing", "history irreparable", "retries exhausted"] | None = ...,
+        reason: Literal["undecodable", "definition missing", "history irreparable", "retries exhausted", "refused"]
+        | None = ...,
         settled: bool = ...,
     ) -> AsyncIterator[tuple[str, Any]]: ...
 
@@ -568,6 +571,7 @@ class SyncLists:
         assignee: str | None = ...,
         mine: bool = ...,
         actor: str = ...,
-        reason: Literal["undecodable", "definition missing", "history irreparable", "retries exhausted"] | None = ...,
+        reason: Literal["undecodable", "definition missing", "history irreparable", "retries exhausted", "refused"]
+        | None = ...,
         settled: bool = ...,
     ) -> Iterator[tuple[str, Any]]: ...

@@ -20,6 +20,7 @@ from holdfast.core.decide import RECORDED_AS, is_taken
 from holdfast.core.events import BODIES, Event
 from holdfast.core.idempotency import event_id, event_key, signal_storage_key
 from holdfast.core.instants import Instant
+from holdfast.core.letters import DeadLetter
 from holdfast.core.messages import AcceptedSignalResult, Message, Signal, as_they_came
 from holdfast.core.records import Task, Wait
 from holdfast.core.snapshot import RuntimeSnapshot, runtime_snapshot
@@ -47,6 +48,10 @@ class RunView(Struct, frozen=True, kw_only=True):
     waits: tuple[Wait, ...] = ()
     tasks: tuple[Task, ...] = ()
     parent_run_id: str | None = None
+    tenant: str = "default"
+    project: str = "default"
+    environment: str = "default"
+    letters: tuple[DeadLetter, ...] = ()
     lease_owner: str | None = None
     ready_at: Instant | None = None
     queued_at: Instant | None = None
@@ -421,16 +426,32 @@ def finished_runs_leave_nothing(view: RunView) -> list[str]:
 # --- parents and children ------------------------------------------------------------------------------------------
 
 
-@_invariant(SystemView, "INV", "Every child of an unfinished run exists, and knows its parent.")
+@_invariant(SystemView, "INV", "Every child of an unfinished run exists and knows its parent, or the parent was told.")
 def started_children_exist(view: SystemView) -> list[str]:
-    """Find children that are missing, or belong to another parent. Retention may have taken those of finished runs."""
+    """Find children that are missing, or belong to another parent. Retention may have taken those of finished runs.
+
+    One that could not be created has failed, or a message says so, or a letter where nobody waits for it.
+    """
     runs = view.by_id()
     return [
         f"run {parent.run_id!r} started the child {body.child_run_id!r}, which is not there as its child"
         for parent in view.runs
         if not parent.is_finished
-        for body in _children(parent)
+        for step_id, body in _children(parent)
         if body.child_run_id not in runs or runs[body.child_run_id].parent_run_id != parent.run_id
+        if not _is_told(parent, step_id, body.child_run_id)
+    ]
+
+
+@_invariant(SystemView, "API-4", "A family is of one tenant, project and environment.")
+def families_are_of_one_tenant(view: SystemView) -> list[str]:
+    """Find children that are elsewhere than their parents."""
+    runs = view.by_id()
+    return [
+        f"run {child.run_id!r} is of {_place(child)}, and its parent {parent.run_id!r} of {_place(parent)}"
+        for child in view.runs
+        if child.parent_run_id is not None and (parent := runs.get(child.parent_run_id)) is not None
+        if _place(child) != _place(parent)
     ]
 
 
@@ -503,8 +524,21 @@ def _differences(what: str, rows: Set[tuple[object, ...]], steps: Set[tuple[obje
     return sorted(found + [f"there is no row for the {what} of {step[0]!r}" for step in steps - rows])
 
 
-def _children(view: RunView) -> Iterable[e.ChildStarted]:
-    return (event.data for event in view.events if isinstance(event.data, e.ChildStarted))
+def _children(view: RunView) -> Iterable[tuple[str, e.ChildStarted]]:
+    return ((event.step_id or "", event.data) for event in view.events if isinstance(event.data, e.ChildStarted))
+
+
+def _is_told(parent: RunView, step_id: str, child_run_id: str) -> bool:
+    """Return whether a parent knows, or is about to hear, that a child was not created."""
+    return (
+        any(event.step_id == step_id and isinstance(event.data, e.ChildFailed) for event in parent.events)
+        or any(message.step_id == step_id and message.type == "SubWorkflowCompleted" for message in parent.messages)
+        or any(letter.reason == "refused" and repr(child_run_id) in letter.detail for letter in parent.letters)
+    )
+
+
+def _place(view: RunView) -> str:
+    return f"{view.tenant}/{view.project}/{view.environment}"
 
 
 def _awaited_children(state: RunState) -> Iterable[str]:

@@ -3,7 +3,8 @@
 A message that cannot be handled is put aside and comes again: after a second, two, four, and so on, at most a minute,
 unless the limits say otherwise.
 What has been put aside too often becomes a dead letter, with the commit that would have put it aside once more. What
-cannot even be read becomes one when the store comes across it.
+cannot even be read becomes one when the store comes across it. What a run had for another run, and that one refused,
+becomes one of the run that sent it.
 """
 
 from hashlib import sha256
@@ -18,7 +19,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.messages import Message
 from holdfast.limits import Limits
 
-Reason = Literal["undecodable", "definition missing", "history irreparable", "retries exhausted"]
+Reason = Literal["undecodable", "definition missing", "history irreparable", "retries exhausted", "refused"]
 Settlement = Literal["requeue", "drop"]
 
 DETAIL_CHARS = 500

@@ -71,6 +71,27 @@ class ChildOutcome(Struct, frozen=True, omit_defaults=True, gc=False):
     error: ErrorInfo | None = None
 
 
+def child_outcome(
+    run_id: str, parent_run_id: str, step_id: str | None, token: str | None, outcome: ChildOutcome, now: Instant
+) -> Message:
+    """Return the message that tells a parent how a child has ended, or that it never began."""
+    return Message(
+        signal_id=fitting_id(f"child:{run_id}", NAME_BYTES),
+        run_id=parent_run_id,
+        type="SubWorkflowCompleted",
+        occurred_at=now,
+        expected_version=1,
+        waiting_token=token,
+        step_id=step_id,
+        payload=codec.encode(outcome),
+    )
+
+
+def fitting_id(id: str, most: int) -> str:
+    """Return an id as it is while it fits, else one that stands for it."""
+    return id if len(id.encode()) <= most else codec.digest(id.encode())
+
+
 class ActivityOutcome(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """The payload of `ActivityCompleted`: a result, or an error, or word that the outcome is reported later.
 

@@ -136,8 +136,11 @@ class App:
         ids: Ids | None = None,
         rng: Rng | None = None,
         authoriser: Authoriser | None = None,
+        allow_cross_tenant_signals: bool = False,
     ) -> None:
+        """`allow_cross_tenant_signals` lets workflows signal runs of other tenants, projects and environments."""
         self.name = name
+        self.allow_cross_tenant_signals = allow_cross_tenant_signals
         self.logger = logger_of(name)
         """The app's log. Inside a workflow it says nothing while a history is replayed, and knows run and step."""
         self._given_limits = limits

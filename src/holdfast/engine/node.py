@@ -65,6 +65,9 @@ logger = logging.getLogger("holdfast.node")
 class NodeDefinitions(Definitions, ActivityDefinitions, LimitedDefinitions, KnownDefinitions, Protocol):
     """What a node can run."""
 
+    allow_cross_tenant_signals: bool
+    """Whether runs may signal runs of other tenants, projects and environments."""
+
     def check_result(self, step: e.Body, result: Raw) -> None:
         """Raise `InvalidInput` if a result does not fit what the step returns, as far as that is known here."""
         ...
@@ -388,6 +391,8 @@ class Node:
             drafts = [self._draft(held, live, problem, now) for held, live, problem in prepared]
         turns = [draft.finish(release=not self._is_busy(draft)) for _, _, draft in drafts]
         turns = self.run_queue.with_tickets(turns)
+        if self._definitions.allow_cross_tenant_signals:
+            turns = [replace(turn, crosses_tenants=True) if turn.sends else turn for turn in turns]
         answers = await self._commit(turns)
         self.run_queue.notice_starts(turns)
         refused: list[tuple[Held, RunError]] = []

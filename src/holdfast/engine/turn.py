@@ -26,13 +26,15 @@ from holdfast.core.messages import (
     SentName,
     SignalRequest,
     as_they_came,
+    child_outcome,
+    fitting_id,
 )
 from holdfast.core.pen import NOTHING, Decision, Refusal
 from holdfast.core.records import EVERYTHING_CLOSES, ActivityRecord, index_changes
 from holdfast.core.snapshot import RuntimeSnapshot, runtime_snapshot
 from holdfast.core.state import CANCELLED, PAUSED, OpenStep, RunState, fold_onto, own_copy, state_of
 from holdfast.errors import HoldfastError, VersionMismatch
-from holdfast.limits import NAME_BYTES, SIGNAL_ID_BYTES, Limits
+from holdfast.limits import SIGNAL_ID_BYTES, Limits
 from holdfast.store.port import Job, LoadedRun, NewRun, Turn
 
 LIMITS = Limits()
@@ -276,13 +278,20 @@ class TurnDraft:
         return tuple(dict.fromkeys(closed)) if closed else ()
 
     def _children(self) -> Iterator[NewRun]:
-        """Return the runs that this turn starts."""
+        """Return the runs that this turn starts: of the same tenant, project and environment.
+
+        Their requests have keys that no caller's request can have: those of the events that ask for them.
+        """
+        head = self._loaded.head
         for event in self.events:
             body = event.data
             if isinstance(body, e.ChildStarted):
                 queued = RunQueued(
                     body.plan_id,
                     body.plan_version,
+                    head.tenant,
+                    head.project,
+                    head.environment,
                     run_request_id=body.child_run_id,
                     input=body.input,
                     parent_run_id=event.run_id,
@@ -290,7 +299,7 @@ class TurnDraft:
                     parent_token=body.token,
                     depth=self.state.depth + 1,
                 )
-                yield start_run(body.child_run_id, queued, self._now, self._by.node)
+                yield start_run(body.child_run_id, queued, self._now, self._by.node, key=event.idempotency_key)
 
     def _sends(self) -> Iterator[Message | SignalRequest]:
         """Return what this turn tells other runs: the parent that it is done, children that nobody waits for them."""
@@ -370,13 +379,8 @@ def _detail(problem: HoldfastError) -> str:
 def cancel_request(run_id: str, actor: str, reason: str, signal_id: str | None = None) -> SignalRequest:
     """Return the signal that asks a run to cancel itself."""
     return control_request(
-        run_id, "CANCEL", actor, reason, signal_id=signal_id or _fitting(f"cancel by {actor}", SIGNAL_ID_BYTES)
+        run_id, "CANCEL", actor, reason, signal_id=signal_id or fitting_id(f"cancel by {actor}", SIGNAL_ID_BYTES)
     )
-
-
-def _fitting(id: str, most: int) -> str:
-    """Return an id as it is while it fits, else one that stands for it."""
-    return id if len(id.encode()) <= most else codec.digest(id.encode())
 
 
 def control_request(
@@ -414,16 +418,8 @@ def _to_parent(state: RunState, last: Event, now: Instant) -> Message:
         outcome = ChildOutcome(error=body.error)
     else:
         outcome = ChildOutcome(error=e.ErrorInfo("RunCancelled", f"run {state.run_id} was cancelled"))
-    return Message(
-        signal_id=_fitting(f"child:{state.run_id}", NAME_BYTES),
-        run_id=state.parent_run_id or "",
-        type="SubWorkflowCompleted",
-        occurred_at=now,
-        expected_version=1,
-        waiting_token=state.parent_token,
-        step_id=state.parent_step_id,
-        payload=codec.encode(outcome),
-    )
+    parent_run_id = state.parent_run_id or ""
+    return child_outcome(state.run_id, parent_run_id, state.parent_step_id, state.parent_token, outcome, now)
 
 
 def _is_given_up(child: e.ChildStarted, state: RunState, is_cancelled: bool, has_ended: bool) -> bool:

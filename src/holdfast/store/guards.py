@@ -328,6 +328,9 @@ def settled_message(letter: DeadLetter, action: Settlement, status: RunStatus) -
         return Conflict(f"letter {letter.letter_id!r} was settled before: {letter.settled}", letter_id=letter.letter_id)
     if action == "drop":
         return None
+    if letter.reason == "refused":
+        problem = "was refused by the run that it was for: send it again yourself, or drop the letter"
+        return InvalidInput(f"what letter {letter.letter_id!r} holds {problem}")
     if status in TERMINAL:
         return run_terminal(letter.run_id, status)
     try:

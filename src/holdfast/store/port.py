@@ -108,9 +108,10 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     `received` names the signals that the turn consumed, as (inbox_seq, index of the event among `events`).
     `seen_inbox_seq` is the highest inbox number that the turn had before it: a later one makes the run ready again.
     `starts` and `sends` go to other runs: they become durable with the commit and arrive by themselves, as if by
-    `create` and `deliver`, each at most once by its id; what is refused there is dropped. How many signals a run takes
-    in a minute does not matter for them: they were recorded, and nobody is there to be told to try again. Nor is a run
-    in `starts` refused because of its ticket: it queues.
+    `create` and `deliver`, each at most once by its id. How many signals a run takes in a minute does not matter for
+    them: they were recorded, and nobody is there to be told to try again. Nor is a run in `starts` refused because of
+    its ticket: it queues. What is refused all the same is told to the run itself (`outgoing.py`), with the same commit.
+    Signals reach runs of the same tenant, project and environment; with `crosses_tenants` all.
     `dead` are messages that it gives up, and consumes.
     `jobs` go into queues, after `jobs_closed` names the steps whose jobs, and what was said of their progress, go.
     """
@@ -134,6 +135,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     jobs: tuple["Job", ...] = ()
     jobs_closed: tuple[str, ...] = ()
     dead: tuple[DeadLetter, ...] = ()
+    crosses_tenants: bool = False
 
 
 _AWAITED = frozenset({RunStarted, UpdateCompleted})

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from holdfast.core.events import Event
 from holdfast.core.invariants import RunView, SystemView
+from holdfast.core.letters import DeadLetter, DeadLetterQuery
 from holdfast.core.messages import AcceptedSignalResult, Signal
 from holdfast.core.records import Task, Wait
 from holdfast.store.port import LoadedRun, MailboxQuery, RunQuery, Store, TaskQuery, WaitQuery
@@ -62,6 +63,10 @@ async def _read(store: Store, run: LoadedRun, acknowledged: tuple[AcceptedSignal
         waits=tuple(await _read_waits(store, head.run_id)),
         tasks=tuple(await _read_tasks(store, head.run_id)),
         parent_run_id=head.parent_run_id,
+        tenant=head.tenant,
+        project=head.project,
+        environment=head.environment,
+        letters=tuple(await _read_letters(store, head.run_id)),
         lease_owner=head.lease_owner,
         ready_at=head.ready_at,
         queued_at=head.queued_at,
@@ -95,6 +100,14 @@ async def _read_tasks(store: Store, run_id: str) -> list[Task]:
         lambda after: store.find_tasks(TaskQuery(run_id=run_id, after=after, limit=PAGE)),
         "",
         lambda task: task.task_id,
+    )
+
+
+async def _read_letters(store: Store, run_id: str) -> list[DeadLetter]:
+    return await _read_all(
+        lambda after: store.find_dead_letters(DeadLetterQuery(run_id=run_id, settled=True, after=after, limit=PAGE)),
+        (0, ""),
+        lambda letter: (letter.died_at, letter.letter_id),
     )
 
 

@@ -23,6 +23,7 @@ from holdfast.testing.store_suite_claim import ClaimSuite
 from holdfast.testing.store_suite_commit import CommitSuite
 from holdfast.testing.store_suite_create import CreateSuite
 from holdfast.testing.store_suite_delivery import DeliverySuite
+from holdfast.testing.store_suite_families import FamilySuite
 from holdfast.testing.store_suite_find import FindSuite
 from holdfast.testing.store_suite_first_signals import FirstSignalSuite
 from holdfast.testing.store_suite_gates import GateSuite
@@ -50,6 +51,7 @@ class StoreSuite(
     GateSuite,
     BeatSuite,
     LetterSuite,
+    FamilySuite,
     FindSuite,
     AccessSuite,
     AuditSuite,

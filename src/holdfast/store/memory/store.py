@@ -22,7 +22,7 @@ from holdfast.core.records import Task, Wait
 from holdfast.errors import StoreUnavailable
 from holdfast.limits import Limits
 from holdfast.ports import Clock, SystemClock
-from holdfast.store import examining, guards, port
+from holdfast.store import examining, guards, outgoing, port
 from holdfast.store.memory import reading
 from holdfast.store.memory.access import Tokens
 from holdfast.store.memory.audit import AuditLog
@@ -205,11 +205,22 @@ class MemoryStore:
             self._grown.note(turn.run_id, run.events[before:])
             if run.is_finished and run.head.plan_id in self._gates:
                 self._gates[run.head.plan_id].leave(turn.run_id)
-            for new in guards.never_rejected(turn.starts):
-                self._create(new, None, now)
-            for item in turn.sends:
-                self._deliver(item, guards.without_rate(self._limits), now)
+            if before == turn.expected_version:  # else it was committed before, with all that it has for others
+                self._tell_others(turn, run, now)
         return answer
+
+    def _tell_others(self, turn: port.Turn, run: Run, now: Instant) -> None:
+        started = [self._create(new, None, now) for new in guards.never_rejected(turn.starts)]
+        sent = [self._send(turn, item, now) for item in turn.sends]
+        left = outgoing.left_of(turn, started, sent, now)
+        for message in left.messages:
+            run.deliver_message(message, now)
+        run.letters.update({letter.letter_id: letter for letter in left.letters})
+
+    def _send(self, turn: port.Turn, item: SignalRequest | Message, now: Instant) -> port.Delivered:
+        concerned = [run_id for run_id in outgoing.concerned(turn, item) if run_id in self._runs]
+        runs = {run_id: outgoing.whose(self._runs[run_id].head) for run_id in concerned}
+        return outgoing.unreachable(turn, item, runs) or self._deliver(item, guards.without_rate(self._limits), now)
 
     async def changes(self, place: str = "", limit: int = 1_000) -> port.Changes:
         self._now()

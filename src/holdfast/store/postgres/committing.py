@@ -15,9 +15,10 @@ from msgspec import Struct
 
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
+from holdfast.core.messages import Message, SignalRequest
 from holdfast.core.state import TERMINAL
 from holdfast.limits import Limits
-from holdfast.store import guards, port, rows
+from holdfast.store import guards, outgoing, port, rows
 from holdfast.store.postgres import gates
 from holdfast.store.postgres.columns import EVENT_COLUMNS, MESSAGE_COLUMNS, More, columns, event_rows, message_rows
 from holdfast.store.postgres.creating import create
@@ -29,7 +30,11 @@ Answer = port.Committed | port.CommitConflict
 
 PLACES = ", ".join(f"${number}" for number in range(1, 34))
 COMMIT = f"SELECT o_now, o_verdicts, o_versions, o_epochs FROM holdfast.commit_1({PLACES})"
-LOCK = "SELECT 1 FROM holdfast.runs WHERE run_id = ANY ($1) ORDER BY run_id FOR UPDATE"
+LOCK = """
+SELECT run_id, run_no, tenant, project, environment, parent_run_id FROM holdfast.runs
+WHERE run_id = ANY ($1) ORDER BY run_id FOR UPDATE
+"""
+KEEP = "SELECT holdfast.commit_more_1($1, $2, $3)"
 FOLLOWING = f"""
 SELECT {rows.EVENT} FROM holdfast.events
 WHERE run_no = (SELECT run_no FROM holdfast.runs WHERE run_id = $1) AND run_seq > $2 AND run_seq <= $3 ORDER BY run_seq
@@ -97,31 +102,53 @@ class Committing:
 
     async def _judge_and_tell(self, session: Session, turns: Sequence[port.Turn], arguments: list[Any]) -> Judged:
         """Commit, and start and tell other runs what the turns have for them, in one transaction."""
-        await _lock(session, turns)
+        locked = await _lock(session, turns)
         judged = await _judged(session, arguments)
-        await self._tell(session, [turn for turn, verdict in zip(turns, judged.verdicts, strict=True) if verdict == 0])
+        told = [turn for turn, verdict in zip(turns, judged.verdicts, strict=True) if verdict == 0]
+        await self._tell(session, [turn for turn in told if turn.starts or turn.sends], locked, judged.now)
         return judged
 
-    async def _tell_again(self, session: Session, turn: port.Turn) -> None:
-        await _lock(session, [turn])
-        await self._tell(session, [turn])
-
-    async def _tell(self, session: Session, turns: Sequence[port.Turn]) -> None:
+    async def _tell(self, session: Session, turns: list[port.Turn], locked: dict[str, Any], now: Instant) -> None:
+        """Start and tell other runs what the turns have for them, and keep what is refused."""
         starts = [new for turn in turns for new in turn.starts]
-        sends = [item for turn in turns for item in turn.sends]
-        if starts:
-            await create(session, guards.never_rejected(starts), None, self._limits, self._now)
-        if sends:
-            await deliver(session, sends, guards.without_rate(self._limits), self._now)
+        created = await create(session, guards.never_rejected(starts), None, self._limits, self._now) if starts else []
+        runs = {run_id: outgoing.Whose(*tuple(row)[2:]) for run_id, row in locked.items()}
+        runs |= {
+            new.run_id: outgoing.whose(new)
+            for new, answer in zip(starts, created, strict=True)
+            if isinstance(answer, port.Created)
+        }
+        sent = await self._send(session, [(turn, item) for turn in turns for item in turn.sends], runs)
+        answers = zip(outgoing.by_turn(turns, "starts", created), outgoing.by_turn(turns, "sends", sent), strict=True)
+        more, messages = More(), list[Message]()
+        numbers = [locked[turn.run_id][1] for turn in turns]
+        for number, (turn, (of_starts, of_sends)) in enumerate(zip(turns, answers, strict=True), 1):
+            left = outgoing.left_of(turn, of_starts, of_sends, now)
+            more.add_dead(number, left.letters)
+            messages += left.messages
+        if messages:
+            await deliver(session, messages, self._limits, self._now)
+        if (text := more.text()) is not None:
+            await session.fetch(KEEP, text, numbers, now)
+
+    async def _send(
+        self,
+        session: Session,
+        sends: list[tuple[port.Turn, SignalRequest | Message]],
+        runs: dict[str, outgoing.Whose],
+    ) -> list[port.Delivered]:
+        """Deliver what turns send to other runs, as far as it reaches them."""
+        answers = [outgoing.unreachable(turn, item, runs) for turn, item in sends]
+        near = [item for (_, item), answer in zip(sends, answers, strict=True) if answer is None]
+        delivered = iter(await deliver(session, near, guards.without_rate(self._limits), self._now) if near else ())
+        return [next(delivered) if answer is None else answer for answer in answers]
 
     async def _answer(self, turn: port.Turn, judged: Judged, place: int) -> Answer:
         verdict, version, epoch = judged.verdicts[place], judged.versions[place], judged.epochs[place]
         if verdict == 0:
             return port.Committed(turn.expected_version + len(turn.events), judged.now)
         if verdict == 2:
-            there = await self._already_there(turn)
-            if there is not None and (turn.starts or turn.sends):  # as every store does: each arrives once by its id
-                await self._server.transact(lambda session: self._tell_again(session, turn))
+            there = await self._already_there(turn)  # with all that it has for others
             if there is not None:
                 return there
         return port.CommitConflict(_REASONS[verdict], version, epoch)
@@ -184,11 +211,12 @@ def _waves(turns: Sequence[port.Turn]) -> list[list[int]]:
     return groups
 
 
-async def _lock(session: Session, turns: Sequence[port.Turn]) -> None:
-    """Lock what turns and what they have for others will touch."""
+async def _lock(session: Session, turns: Sequence[port.Turn]) -> dict[str, Any]:
+    """Lock what turns and what they have for others will touch; return the runs by their ids."""
     await gates.lock(session, [new for turn in turns for new in turn.starts])
     others = {item.run_id for turn in turns for item in turn.sends if isinstance(getattr(item, "run_id", 0), str)}
-    await session.fetch(LOCK, sorted({turn.run_id for turn in turns} | others))
+    found = await session.fetch(LOCK, sorted({turn.run_id for turn in turns} | others))
+    return {row[0]: row for row in found}
 
 
 async def _judged(db: Db, arguments: list[Any]) -> Judged:

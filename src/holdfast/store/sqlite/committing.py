@@ -21,10 +21,11 @@ from msgspec import Struct
 
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
+from holdfast.core.messages import Message, SignalRequest
 from holdfast.core.state import TERMINAL
 from holdfast.errors import StoreCorrupt
 from holdfast.limits import Limits
-from holdfast.store import guards, port
+from holdfast.store import guards, outgoing, port
 from holdfast.store.sqlite import letters, rows
 from holdfast.store.sqlite.creating import create
 from holdfast.store.sqlite.delivering import deliver
@@ -120,13 +121,14 @@ def commit(
         if _is_written(
             db, [(run_no, turn, _may_be_light(turn)) for run_no, turn in zip(numbers, turns, strict=True)], now
         ):
-            _tell_others(db, turns, limits, now)
+            _tell_others(db, list(zip(numbers, turns, strict=True)), limits, now)
             return [port.Committed(turn.expected_version + len(turn.events), now) for turn in turns]
         short_cut.avoid()
     heads = _heads(db, turns)
     short_cut.learn((run_id, head.run_no) for run_id, head in heads.items())
     answers: list[Answer | None] = [None] * len(turns)
     wave: dict[str, int] = {}
+    written: set[int] = set()  # not those that were committed before, with all that they have for others
     for index, turn in enumerate(turns):
         if turn.run_id in wave:
             _write_wave(db, turns, wave, heads, answers, now)
@@ -135,8 +137,13 @@ def commit(
         answers[index] = _conflict(db, turn, head)
         if answers[index] is None:
             wave[turn.run_id] = index
+            written.add(index)
     _write_wave(db, turns, wave, heads, answers, now)
-    committed = [turn for turn, answer in zip(turns, answers, strict=True) if isinstance(answer, port.Committed)]
+    committed = [
+        (heads[turn.run_id].run_no, turn)
+        for index, (turn, answer) in enumerate(zip(turns, answers, strict=True))
+        if index in written and isinstance(answer, port.Committed)
+    ]
     _tell_others(db, committed, limits, now)
     return [answer for answer in answers if answer is not None]
 
@@ -154,14 +161,51 @@ def _is_written(db: sqlite3.Connection, turns: list[tuple[int, port.Turn, bool]]
     return is_written
 
 
-def _tell_others(db: sqlite3.Connection, turns: Sequence[port.Turn], limits: Limits, now: Instant) -> None:
-    """Start and tell other runs what the turns have for them: here, in the same transaction."""
+def _tell_others(db: sqlite3.Connection, all_turns: list[tuple[int, port.Turn]], limits: Limits, now: Instant) -> None:
+    """Start and tell other runs what the turns have for them: here, in the same transaction. Keep what is refused."""
+    numbered = [(run_no, turn) for run_no, turn in all_turns if turn.starts or turn.sends]
+    if not numbered:
+        return
+    turns = [turn for _, turn in numbered]
     starts = [new for turn in turns for new in turn.starts]
-    sends = [item for turn in turns for item in turn.sends]
-    if starts:
-        create(db, guards.never_rejected(starts), None, limits, now)
-    if sends:
-        deliver(db, sends, guards.without_rate(limits), now)
+    created = create(db, guards.never_rejected(starts), None, limits, now) if starts else []
+    sent = _send(db, [(turn, item) for turn in turns for item in turn.sends], limits, now)
+    answers = zip(outgoing.by_turn(turns, "starts", created), outgoing.by_turn(turns, "sends", sent), strict=True)
+    for (run_no, turn), (of_starts, of_sends) in zip(numbered, answers, strict=True):
+        left = outgoing.left_of(turn, of_starts, of_sends, now)
+        if left.messages:
+            deliver(db, left.messages, limits, now)
+        if left.letters:
+            db.executemany(letters.INSERT, [letters.letter_row(run_no, letter) for letter in left.letters])
+
+
+def _send(
+    db: sqlite3.Connection,
+    sends: list[tuple[port.Turn, SignalRequest | Message]],
+    limits: Limits,
+    now: Instant,
+) -> list[port.Delivered]:
+    """Deliver what turns send to other runs, as far as it reaches them."""
+    if not sends:
+        return []
+    runs = _whose(db, sends)
+    answers = [outgoing.unreachable(turn, item, runs) if runs else None for turn, item in sends]
+    near = [item for (_, item), answer in zip(sends, answers, strict=True) if answer is None]
+    delivered = iter(deliver(db, near, guards.without_rate(limits), now))
+    return [next(delivered) if answer is None else answer for answer in answers]
+
+
+def _whose(db: sqlite3.Connection, sends: list[tuple[port.Turn, SignalRequest | Message]]) -> dict[str, outgoing.Whose]:
+    """Return whose the runs are that send signals and that are sent them; nothing if all are messages in families."""
+    run_ids = {run_id for turn, item in sends for run_id in outgoing.concerned(turn, item)}
+    if not run_ids:
+        return {}
+    found = db.execute(
+        "SELECT run_id, tenant, project, environment, parent_run_id FROM runs "
+        "WHERE run_id IN (SELECT value FROM json_each(?))",
+        (rows.listing(run_ids),),
+    )
+    return {run_id: outgoing.Whose(*row) for run_id, *row in found}
 
 
 def _heads(db: sqlite3.Connection, turns: Sequence[port.Turn]) -> dict[str, _Head]:
