@@ -12,6 +12,7 @@
     │   ├── NotAuthenticated        nobody knows who asks: no token, or one that is not valid
     │   ├── NotWaiting              `require_waiting` was asked for and nobody waits
     │   ├── PayloadTooLarge         over a size limit
+    │   ├── AnswerTooLarge          the answer would be larger than a service gives; ask for less
     │   ├── RateLimited             over a rate limit; `retry_after_ms` says when to try again
     │   ├── Overloaded              a workflow has as many runs as it allows; `retry_after_ms` says when to try again
     │   ├── SignalAcceptanceIndeterminate   a payload is stored whose acceptance record is missing
@@ -112,6 +113,10 @@ class NotWaiting(CallerError):
 
 class PayloadTooLarge(CallerError):
     """A payload is over its size limit."""
+
+
+class AnswerTooLarge(CallerError):
+    """The answer would be larger than a service gives. Ask for less: fewer items, fewer calls in a batch."""
 
 
 class RateLimited(CallerError):

@@ -80,6 +80,13 @@ NODE_NAME_BYTES = 200
 ACTIVITY_NAME_BYTES = 200
 """The longest name of an activity or a queue. Steps, attempts and messages are named after it, within `NAME_BYTES`."""
 
+LIST_S = 10.0
+"""How long a store looks for what a list or a search names. Who asks for more than that is told to ask for less."""
+
+SEARCH_WORDS = 10
+SEARCH_CHARS = 200
+"""How many words a search may have, and how long it may be: each word is looked for in every row."""
+
 LEASE_MS = 3_600_000
 """The longest lease of a node. One that ends much later than that from now was given by a clock that was ahead."""
 

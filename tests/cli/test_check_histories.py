@@ -207,7 +207,7 @@ class _Late:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def find_runs(self, query: Any) -> list[Any]:
+    async def find_runs(self, query: Any) -> Any:
         return [] if query.after else [self._head]
 
 

@@ -105,7 +105,7 @@ async def test_what_retention_leaves_has_no_violation(store: Store, clock: Virtu
 class RestlessStore(MemoryStore):
     """A store in which something happens to the run between the first two reads."""
 
-    async def read_events(self, run_id, after=0, limit=None):  # type: ignore[no-untyped-def]
+    async def read_events(self, run_id, after=0, limit=None, most_bytes=None):  # type: ignore[no-untyped-def]
         found = await super().read_events(run_id, after, limit)
         if not self.has_interfered:
             self.has_interfered = True

@@ -18,13 +18,13 @@ class Held(Around):
         self.asked, self.may_read = asyncio.Event(), asyncio.Event()
         self.holds_up = False
 
-    async def read_events(self, run_id: str, after: int = 0, limit: int | None = None) -> Any:
+    async def read_events(self, run_id: str, *bounds: int | None) -> Any:
         """Read, when it is allowed."""
         if self.holds_up:
             self.holds_up = False
             self.asked.set()
             await self.may_read.wait()
-        return await self.inner.read_events(run_id, after, limit)
+        return await self.inner.read_events(run_id, *bounds)
 
 
 class Slow(Around):

@@ -59,6 +59,7 @@ async def test_hot_statements_use_their_indexes(tmp_path: Path) -> None:
     for number in range(50):
         await node.start(f"run-{number}", wait("go"), timer(2**61), activity("charge"))
     recorder = Recorder()
+    store._list = store._read  # type: ignore[method-assign]  # on the connection that is looked at
     store._database.connection.set_trace_callback(recorder)
     await store.create([new_run("new", request_id="r")])
     await store.deliver([signal("run-1", signal_id="s", require_waiting=True), message("run-1")])
@@ -124,6 +125,7 @@ async def test_tasks_are_found_without_walking_through_all(tmp_path: Path, query
     for number in range(200):
         await node.start(f"run-{number}", task("a", roles=(f"role-{number}",), assignee=f"person-{number}"), complete())
     recorder = Recorder()
+    store._list = store._read  # type: ignore[method-assign]  # on the connection that is looked at
     store._database.connection.set_trace_callback(recorder)
     await store.find_tasks(query)
     store._database.connection.set_trace_callback(None)
@@ -143,6 +145,7 @@ async def test_the_newest_runs_are_found_without_walking_or_sorting(tmp_path: Pa
     await store.migrate()
     await store.create([new_run(f"run-{number}", request_id=f"r-{number}") for number in range(20)])
     recorder = Recorder()
+    store._list = store._read  # type: ignore[method-assign]  # on the connection that is looked at
     store._database.connection.set_trace_callback(recorder)
     await store.find_runs(RunQuery(newest=True, before=before))
     store._database.connection.set_trace_callback(None)
@@ -163,6 +166,7 @@ async def test_the_newest_runs_are_looked_for_in_windows(tmp_path: Path, monkeyp
     await store.create([replace(new, reference_key=f"ref {new.run_id}") for new in runs])
     monkeypatch.setattr(finding, "WINDOW", 8)
     recorder = Recorder()
+    store._list = store._read  # type: ignore[method-assign]  # on the connection that is looked at
     store._database.connection.set_trace_callback(recorder)
     assert [head.run_id for head in await store.find_runs(RunQuery(newest=True, tag="3", limit=5))] == [
         "run-45", "run-38", "run-31", "run-24", "run-17",
@@ -187,6 +191,7 @@ async def test_what_nobody_has_taken_is_found_by_its_index(tmp_path: Path, query
     await store.migrate()
     await store.create([new_run(f"run-{number}", request_id=f"r-{number}") for number in range(20)])
     recorder = Recorder()
+    store._list = store._read  # type: ignore[method-assign]  # on the connection that is looked at
     store._database.connection.set_trace_callback(recorder)
     await store.find_mailbox(query)
     store._database.connection.set_trace_callback(None)

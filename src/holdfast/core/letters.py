@@ -53,6 +53,7 @@ class DeadLetterQuery(Struct, frozen=True, kw_only=True):
     settled: bool = False
     after: tuple[Instant, str] = (0, "")
     limit: int = 100
+    most_bytes: int | None = None
 
 
 class Settled(Struct, frozen=True, gc=False):

@@ -8,7 +8,7 @@ caller waits for that decision. With an `operation_id`, which is unique within t
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from holdfast.core import codec
 from holdfast.core import events as e
@@ -26,9 +26,18 @@ from holdfast.limits import COMMENT_CHARS
 from holdfast.program.definitions import WorkflowDefinition
 from holdfast.program.tasks import check_with
 from holdfast.store.guards import check_page, no_such_run
-from holdfast.store.port import Accepted, Refused, Store, TaskQuery
+from holdfast.store.port import Accepted, Found, Refused, Store, TaskQuery
 
-PAGE_TASKS = 500
+PAGE_EVENTS = 500
+PAGE_BYTES = 4 * 1024 * 1024
+"""How much of a history is read at a time."""
+
+LOOK_EVENTS = 10_000
+"""How many events of a run one page of a task's history looks at."""
+
+LOOK_TASKS = 2_000
+"""How many tasks are looked at in one go for words in them."""
+
 POLL_S = 1.0
 """How often a decision is looked for without the bell having rung."""
 
@@ -79,7 +88,7 @@ class Tasks:
     ) -> Views:
         """Return tasks in the order of their ids, from behind `after`; with an actor, only those that concern them.
 
-        `text` is looked for in names and payloads, whatever its case; it is the one filter that no index serves.
+        Each word of `text` is looked for in names and payloads; it is the one filter that no index serves.
         """
         query = TaskQuery(
             run_id=run_id,
@@ -90,23 +99,22 @@ class Tasks:
             due_before=due_before,
             actor=None if actor is None else actor.name,
             actor_roles=() if actor is None else tuple(actor.roles),
+            text=text,
             after=after,
             limit=check_page(limit),
+            look=None if text is None else LOOK_TASKS,
         )
-        found = await self._store.find_tasks(query) if text is None else await self._search(query, text.casefold())
-        now = await self._store.now()
-        return [_view(task, now) for task in found]
+        found = await self.find(query)
+        while found.place is not None and len(found) < limit:
+            more = await self.find(replace(query, after=found.place, limit=limit - len(found)))
+            found = Found([*found, *more], more.place)
+        return found
 
-    async def _search(self, query: TaskQuery, text: str) -> Rows:
-        found: list[Task] = []
-        fields, after = asdict(query), query.after
-        while len(found) < query.limit:
-            page = await self._store.find_tasks(TaskQuery(**{**fields, "after": after, "limit": PAGE_TASKS}))
-            if not page:
-                break
-            after = page[-1].task_id
-            found += [task for task in page if _mentions(task, text)]
-        return found[: query.limit]
+    async def find(self, query: TaskQuery) -> Found[TaskView]:
+        """Return the tasks that a query names, as far as it is to be looked for them in one go."""
+        found = await self._store.find_tasks(query)
+        now = await self._store.now()
+        return Found((_view(task, now) for task in found), found.place)
 
     async def get(self, task_id: str, *, actor: Actor | None = None) -> TaskView:
         """Return one task; to an actor whom it does not concern it is not there."""
@@ -117,13 +125,38 @@ class Tasks:
 
     async def history(self, task_id: str, *, actor: Actor | None = None) -> Events:
         """Return everything that happened to the task, and what was refused: the events of its step, in order."""
+        found: list[Event] = []
+        following: int | None = 0
+        while following is not None:
+            page, following = await self.history_page(task_id, actor=actor, after=following)
+            found += page
+        return found
+
+    async def history_page(
+        self,
+        task_id: str,
+        *,
+        actor: Actor | None = None,
+        after: int = 0,
+        limit: int = PAGE_EVENTS,
+        most_bytes: int = PAGE_BYTES,
+    ) -> tuple[Events, int | None]:
+        """Return some of it from behind an event of the run, and from behind which one to go on, if there is more."""
         task = await self.get(task_id, actor=actor)
         found: list[Event] = []
-        seen = 0
-        while page := await self._store.read_events(task.run_id, seen):
-            seen = page[-1].run_seq
-            found += [event for event in page if task.step_id in (event.step_id, _target_of(event))]
-        return found
+        size, looked = 0, 0
+        while page := await self._store.read_events(task.run_id, after, PAGE_EVENTS, most_bytes):
+            looked += len(page)
+            for event in page:
+                if task.step_id in (event.step_id, _target_of(event)):
+                    found.append(event)
+                    size += len(codec.encode_body(event.data))
+                after = event.run_seq
+                if len(found) >= limit or size >= most_bytes:
+                    return found, after
+            if looked >= LOOK_EVENTS:
+                return found, after
+        return found, None
 
     # --- doing
 
@@ -245,10 +278,6 @@ def _target_of(event: Event) -> str | None:
 def _view(task: Task, now: Instant) -> TaskView:
     is_overdue = task.status == "OPEN" and task.due_at is not None and task.due_at < now
     return TaskView(**asdict(task), is_overdue=is_overdue)
-
-
-def _mentions(task: Task, text: str) -> bool:
-    return text in task.name.casefold() or text in bytes(task.payload).decode().casefold()
 
 
 def _person(name: str) -> str:

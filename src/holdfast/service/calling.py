@@ -7,7 +7,7 @@ where tenants are kept apart, and no operation can forget to.
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -22,13 +22,14 @@ from holdfast.engine.handle import RunHandle
 from holdfast.engine.opened import Opened
 from holdfast.engine.recording import head_of
 from holdfast.engine.tasks import Tasks
-from holdfast.errors import EngineError, HoldfastError, InvalidInput, NotPermitted
+from holdfast.errors import AnswerTooLarge, EngineError, HoldfastError, InvalidInput, NotPermitted
 from holdfast.ports import Ids, SystemIds
 from holdfast.service.alerts import Alerts
 from holdfast.service.loop_watchdog import LoopWatchdog
 from holdfast.service.options import ServiceOptions
 from holdfast.service.problems import stopping
 from holdfast.service.projections import Projections
+from holdfast.service.rates import ReadRates
 from holdfast.service.refusals import Refusals
 from holdfast.service.roles import OF_ALL_TENANTS
 from holdfast.service.tenancy import seen_by
@@ -93,6 +94,7 @@ class Service(Struct, frozen=True, kw_only=True):
     watchers: Watchers
     requests: Counter[tuple[str, int]]
     watchdog: LoopWatchdog
+    rates: ReadRates
 
     def call(self, principal: Principal, correlation_id: str) -> "Call":
         """Return a call of this principal. A service that is being stopped begins nothing any more."""
@@ -122,6 +124,7 @@ def make_service(
         watchers=Watchers(app, alerts, options, stops),
         requests=Counter(),
         watchdog=LoopWatchdog(),
+        rates=ReadRates(options.reads_per_minute, options.tenant_reads_per_minute, options.lists_at_once),
     )
 
 
@@ -131,10 +134,27 @@ def _bound(field: str, bound: str | None, asked: str) -> str:
     return asked if bound is None else bound
 
 
+class Room:
+    """How many bytes an answer may still have."""
+
+    def __init__(self, most: int) -> None:
+        self.bytes = most
+        self._most = most
+
+    def take(self, size: int) -> None:
+        """Use some of it, or raise `AnswerTooLarge`."""
+        if size > self.bytes or self.bytes <= 0:
+            raise AnswerTooLarge(
+                f"an answer has at most {self._most} bytes: ask for fewer items, or for fewer things at once",
+                limit_bytes=self._most,
+            )
+        self.bytes -= size
+
+
 class Call:
     """One operation being asked for."""
 
-    __slots__ = ("correlation_id", "gone", "opened", "principal", "service")
+    __slots__ = ("correlation_id", "gone", "opened", "principal", "room", "service", "taking_turns")
 
     def __init__(self, service: Service, opened: Opened, principal: Principal, correlation_id: str) -> None:
         self.service = service
@@ -143,6 +163,19 @@ class Call:
         self.correlation_id = correlation_id
         self.gone: Callable[[], Awaitable[None]] | None = None
         """Ends when nobody waits for the answer any more, if the transport can tell."""
+        self.room = Room(service.options.answer_bytes)
+        """How large the answer may be; of a batch, those that are not given yet."""
+        self.taking_turns: AbstractAsyncContextManager[Any] = nullcontext()
+        """Lists of one batch are read one after the other: each has the room that those before it have left."""
+
+    @property
+    def page_bytes(self) -> int:
+        """How large the rows of a page may be: an answer says more of each than what is stored."""
+        return max(1, self.room.bytes // 2)
+
+    def check_room(self) -> None:
+        """Raise `AnswerTooLarge` if the answers before this one have left no room for it."""
+        self.room.take(0)
 
     @property
     def store(self) -> Store:

@@ -16,6 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.errors import (
+    AnswerTooLarge,
     EngineError,
     HoldfastError,
     InternalError,
@@ -26,11 +27,15 @@ from holdfast.errors import (
     RequestTimedOut,
 )
 from holdfast.service.calling import Call
+from holdfast.service.rates import SEARCH_COST
 from holdfast.service.refusals import COUNTED, UPDATE
 
 Handler = Callable[[Call, Any], Awaitable[Any]]
 Errors = tuple[type[HoldfastError], ...]
 AuditedWith = Literal["nothing", "its commit", "a commit after"]
+
+LARGE = frozenset({"runs.snapshot", "tasks.history", "system.stats", "system.queues", "system.nodes"})
+"""Operations that have no pages, and read much all the same."""
 
 _FIELD = re.compile(r"\{(\w+)\}")
 _BODILESS = frozenset({"GET", "DELETE"})
@@ -82,14 +87,24 @@ class Operation(Struct, frozen=True, kw_only=True):
     @property
     def all_errors(self) -> Errors:
         """Every error that it may answer with, whatever the transport: its own, and those of every operation."""
-        common: Errors = (InvalidInput, EngineError, RequestTimedOut, InternalError)
-        limited: Errors = (RateLimited,) if self.is_counted and RateLimited not in self.errors else ()
+        common: Errors = (InvalidInput, AnswerTooLarge, EngineError, RequestTimedOut, InternalError)
+        is_limited = (self.is_counted or self.is_list) and RateLimited not in self.errors
+        limited: Errors = (RateLimited,) if is_limited else ()
         return (*self.errors, *limited, *common, *(() if self.scope is None else (NotPermitted, NotAuthenticated)))
 
     @property
     def is_counted(self) -> bool:
         """Whether a run hears of refusals: who has been refused too often is not heard any more."""
         return self.scope in COUNTED or self.name == UPDATE
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it reads much, or may: it is bounded by how much a caller may read."""
+        return self.scope is not None and ("limit" in self.ask.__struct_fields__ or self.name in LARGE)
+
+    def cost_of(self, ask: Any) -> int:
+        """Return what it costs to read what is asked."""
+        return SEARCH_COST if getattr(ask, "text", None) is not None else 1
 
     def check_caller(self, call: Call) -> None:
         """Refuse a caller who may not ask for this, before anything that they send is read."""
@@ -107,7 +122,7 @@ class Operation(Struct, frozen=True, kw_only=True):
         try:
             with call.service.watchdog.doing(self.name):
                 async with asyncio.timeout(call.service.options.request_s + getattr(ask, "wait_s", 0.0)):
-                    answer = await self.handle(call, ask)
+                    answer = await (self._read(call, ask) if self.is_list else self.handle(call, ask))
                     if self.audit == "a commit after":
                         entry = call.audit(subject=getattr(ask, "name", ""))
                         await call.store.append_audit([] if entry is None else [entry])
@@ -117,6 +132,15 @@ class Operation(Struct, frozen=True, kw_only=True):
             raise
         except TimeoutError as problem:
             raise RequestTimedOut(f"{self.name} took too long; it may still be done") from problem
+
+    async def _read(self, call: Call, ask: Any) -> Any:
+        """Read a list for a caller who has not read too much already, when it is their turn."""
+        principal, rates = call.principal, call.service.rates
+        caller = principal.token_id or principal.name
+        rates.charge(caller, principal.tenant, self.cost_of(ask))
+        async with call.taking_turns, rates.place(caller if principal.tenant is None else f"{principal.tenant} *"):
+            call.check_room()
+            return await self.handle(call, ask)
 
 
 def operation(

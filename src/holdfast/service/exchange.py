@@ -22,7 +22,7 @@ from holdfast.errors import (
 )
 from holdfast.limits import JSON_DEPTH
 from holdfast.ports import Ids
-from holdfast.service.calling import Headers, Principal, Service
+from holdfast.service.calling import Headers, Principal, Room, Service
 from holdfast.service.origin import check_head, check_origin, check_site, shown
 from holdfast.service.problems import CONTENT_TYPE, Problem, problem_of, retry_after, unexpected
 from holdfast.service.refusals import client_of
@@ -171,7 +171,9 @@ class Exchange:
 
     async def answer(self, status: int, value: Any, headers: HeaderList = ()) -> None:
         """Answer with a value as JSON."""
-        await self.send(status, _encoder.encode(value), JSON, headers)
+        text = _encoder.encode(value)
+        Room(self.service.options.answer_bytes).take(len(text))
+        await self.send(status, text, JSON, headers)
 
     def unexpected(self, problem: Exception) -> HoldfastError:
         """Log an error that is not one of ours, and return what the caller is told of it."""

@@ -36,13 +36,19 @@ def frame(data: Any, *, event: str = "", id: str = "") -> bytes:
     return head.encode() + b"data: " + _encode(data).replace(b"\n", b" ").replace(b"\r", b" ") + b"\n\n"
 
 
+EVENT_BYTES = 4 * 1024 * 1024
+"""How large the data of an event may be to go over a stream; of larger ones it is said how large they are."""
+
+
 def event_frame(event: Event, is_last: bool = False) -> Frame:
     """Return an event of a run. Its id is its number, which a reader gives back as `Last-Event-ID`."""
     id = str(event.run_seq)
-    text = frame(event_view(event), id=id)
+    text = frame(event_view(event, (), EVENT_BYTES), id=id)
     if not isinstance(event.data, TASK_CONTENTS) or event.step_id is None:
         return Frame(event.run_seq, text, is_last)
-    return Frame(event.run_seq, text, is_last, event.step_id, frame(event_view(event, (event.step_id,)), id=id))
+    return Frame(
+        event.run_seq, text, is_last, event.step_id, frame(event_view(event, (event.step_id,), EVENT_BYTES), id=id)
+    )
 
 
 class Piece(Struct, frozen=True):

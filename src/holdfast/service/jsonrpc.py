@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from holdfast.errors import HoldfastError, MethodNotAllowed
 from holdfast.service.asking import Reader
-from holdfast.service.calling import Principal, Service
+from holdfast.service.calling import Principal, Room, Service
 from holdfast.service.catalogue import Operation
 from holdfast.service.exchange import ClientGone, Exchange
 from holdfast.service.problems import (
@@ -28,6 +28,9 @@ from holdfast.service.problems import (
 )
 
 NO_ID = Raw(b"null")
+ENVELOPE_BYTES = 1_024
+"""How much of an answer is kept for what surrounds each result, and for refusals."""
+
 _ID_STARTS = frozenset(b'"-0123456789n')
 
 
@@ -55,17 +58,20 @@ class _Request(Struct, frozen=True, kw_only=True):
     id: Raw | UnsetType = UNSET
 
 
+_encoder = msgspec.json.Encoder()
 _request = msgspec.json.Decoder(_Request)
 _batch = msgspec.json.Decoder(list[Raw])
 _id = msgspec.json.Decoder(dict[str, Raw])
 
 
 class _Caller(NamedTuple):
-    """Who calls, under which id it is found in logs, and what ends when they have gone."""
+    """Who calls, under which id it is found in logs, what ends when they have gone, and how much room is left."""
 
     principal: Principal
     correlation_id: str
     gone: Callable[[], Awaitable[None]]
+    room: Room
+    turns: asyncio.Lock
 
 
 class JsonRpc:
@@ -97,7 +103,10 @@ class JsonRpc:
         principal = await exchange.principal()
         exchange.check_accept()
         text = await exchange.body()
-        answer = await self._answer_text(_Caller(principal, exchange.correlation_id, exchange.gone), text)
+        most = self._service.options.answer_bytes
+        room = Room(max(most // 2, most - ENVELOPE_BYTES * self._service.options.batch_calls))
+        caller = _Caller(principal, exchange.correlation_id, exchange.gone, room, asyncio.Lock())
+        answer = await self._answer_text(caller, text)
         if answer is None:
             await exchange.send_nothing(204)
         else:
@@ -144,8 +153,10 @@ class JsonRpc:
         if bytes(params)[:1] != b"{":
             return _failed(INVALID_PARAMS, "parameters go by name, in an object")
         call = self._service.call(caller.principal, caller.correlation_id)
-        call.gone = caller.gone
-        return Response(result=await operation.carry_out(call, reader.from_json(params)))
+        call.gone, call.room, call.taking_turns = caller.gone, caller.room, caller.turns
+        result = Raw(_encoder.encode(await operation.carry_out(call, reader.from_json(params))))
+        caller.room.take(len(result))
+        return Response(result=result)
 
 
 def _is_id(id: Any) -> bool:

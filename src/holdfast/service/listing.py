@@ -6,19 +6,20 @@ from functools import cached_property
 from typing import Any, Literal
 
 from holdfast.service.frames import frame
-from holdfast.service.views import letter_view, run_view, task_item
+from holdfast.service.views import letter_view, listed_task, run_view
 from holdfast.store.port import RunHead
 
 Kind = Literal["runs", "tasks", "letters"]
 
 MOST_PENDING = 500
+PENDING_BYTES = 1024 * 1024
 """How much one who watches may be behind; with more they are told to read their lists again."""
 
 RESET = frame({}, event="reset")
 
 _VIEWS: dict[Kind, tuple[str, str, Callable[[Any], Any]]] = {
     "runs": ("run", "run_id", run_view),
-    "tasks": ("task", "task_id", task_item),
+    "tasks": ("task", "task_id", listed_task),
     "letters": ("letter", "letter_id", letter_view),
 }
 
@@ -56,6 +57,7 @@ class Listing:
         self._is_seen = is_seen
         self._is_listed = is_listed
         self._pending: dict[Any, bytes] = {}
+        self._size = 0
         self._is_reset = True
 
     def wants(self, kind: Kind) -> bool:
@@ -69,15 +71,17 @@ class Listing:
         is_listed = self._is_listed(told)
         if not is_listed and told.kind == "letters" and told.record.settled is None:
             return
-        self._pending.pop(told.key, None)
-        self._pending[told.key] = told.is_there if is_listed else told.has_left
-        if len(self._pending) > MOST_PENDING:
+        self._size -= len(self._pending.pop(told.key, b""))
+        piece = self._pending[told.key] = told.is_there if is_listed else told.has_left
+        self._size += len(piece)
+        if len(self._pending) > MOST_PENDING or self._size > PENDING_BYTES:
             self.reset()
         self.wake.set()
 
     def reset(self) -> None:
         """Let them read their lists again, instead of telling them what has changed."""
         self._pending.clear()
+        self._size = 0
         self._is_reset = True
         self.wake.set()
 
@@ -86,5 +90,5 @@ class Listing:
         if self._is_reset:
             self._is_reset = False
             return RESET
-        pending, self._pending = self._pending, {}
+        pending, self._pending, self._size = self._pending, {}, 0
         return b"".join(pending.values())

@@ -41,6 +41,24 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
     wait_s: float = 60.0
     """The longest that a caller may ask to wait for something."""
 
+    answer_bytes: int = 8 * 1024 * 1024
+    """The largest answer, of a batch too. Pages end before they reach it, and say where to go on."""
+
+    search_rows: int = 50_000
+    """How many rows one request looks at for words; a search that has not ended by then says where to go on."""
+
+    search_s: float = 1.0
+    """For how long one request looks for words, about."""
+
+    reads_per_minute: int = 6_000
+    """How much a token may list and search within a minute: a list counts 1, a search for words 20."""
+
+    tenant_reads_per_minute: int = 30_000
+    """How much all tokens of a tenant may list and search within a minute, together."""
+
+    lists_at_once: int = 2
+    """How many lists and searches of one tenant, or of a token of all tenants, are read at once; others wait."""
+
     batch_calls: int = 100
     """The most calls in one batch of JSON-RPC."""
 
@@ -82,6 +100,11 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
             "port",
             "refusals_per_minute",
             "body_bytes",
+            "answer_bytes",
+            "search_rows",
+            "reads_per_minute",
+            "tenant_reads_per_minute",
+            "lists_at_once",
             "batch_calls",
             "connections",
             "compress_bytes",

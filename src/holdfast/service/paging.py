@@ -1,5 +1,6 @@
 """Long lists, a page at a time: in a fixed order, from behind an opaque place in it."""
 
+import asyncio
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, TypeVar, get_type_hints
@@ -9,6 +10,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from holdfast.errors import InvalidInput
+from holdfast.service.calling import Call
 
 Row = TypeVar("Row")
 Query = TypeVar("Query", bound=Struct)
@@ -17,6 +19,9 @@ PageSize = Annotated[int, Meta(ge=1, le=500, description="The most items to answ
 Cursor = Annotated[str, Meta(max_length=2_000, description="What the page before gave as `next`; empty for the first.")]
 
 Found = tuple[list[Row], str | None]
+
+LOOK_ROWS = 2_000
+"""How many rows are looked at in one go for words: others who search have their turn in between."""
 
 
 def encode_cursor(kind: str, place: Any) -> str:
@@ -37,6 +42,7 @@ def decode_cursor(kind: str, cursor: str, place_type: Any) -> Any:
 
 
 async def read_page(
+    call: Call,
     kind: str,
     find: Callable[[Query], Awaitable[list[Row]]],
     query: Query,
@@ -45,19 +51,46 @@ async def read_page(
     cursor: str,
     limit: int,
     place: str = "after",
+    size_of: Callable[[Row], int] = lambda row: 0,
 ) -> Found[Row]:
-    """Return a page of what the query finds, and the cursor of the next one if there is more.
+    """Return a page of what the query finds, and the cursor of the next one if there is more, or may be.
 
-    A store may answer with less than it was asked for, so only an empty answer says that there is no more. `place` is
-    the field of the query that holds a row's place.
+    A page ends early where its rows are large enough together, and a search for words where it has looked at enough:
+    then it has a cursor and may have no rows. A store may answer with less than it was asked for, so only an empty
+    answer without a place says that there is no more. `place` is the field of the query that holds a row's place.
     """
-    first = getattr(query, place)
-    first = decode_cursor(kind, cursor, get_type_hints(type(query))[place]) if cursor else first
+    behind = getattr(query, place)
+    behind = decode_cursor(kind, cursor, get_type_hints(type(query))[place]) if cursor else behind
+    most, bounds = call.page_bytes, query.__struct_fields__
+    if "most_bytes" in bounds:
+        query = replace(query, most_bytes=most)
+    search = _Search(call) if getattr(query, "text", None) is not None else None
+    if search is not None:
+        query = replace(query, look=min(LOOK_ROWS, search.rows_left))
     rows: list[Row] = []
+    size = 0
     while len(rows) <= limit:
-        behind = {place: place_of(rows[-1]) if rows else first}
-        more = await find(replace(query, **behind, limit=limit + 1 - len(rows)))
-        if not more:
-            break
+        more = await find(replace(query, **{place: behind}, limit=limit + 1 - len(rows)))
+        looked_to = getattr(more, "place", None)
         rows += more
-    return rows[:limit], encode_cursor(kind, place_of(rows[limit - 1])) if len(rows) > limit else None
+        size += sum(map(size_of, more))
+        if looked_to is None and not more:
+            return rows, None
+        behind = place_of(more[-1]) if looked_to is None else looked_to
+        is_enough = size >= most or (search is not None and search.is_enough())
+        if is_enough and len(rows) <= limit:
+            return rows, encode_cursor(kind, behind)
+    return rows[:limit], encode_cursor(kind, place_of(rows[limit - 1]))
+
+
+class _Search:
+    """How much one request has looked at."""
+
+    def __init__(self, call: Call) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._until = self._loop.time() + call.service.options.search_s
+        self.rows_left = call.service.options.search_rows
+
+    def is_enough(self) -> bool:
+        self.rows_left -= LOOK_ROWS
+        return self.rows_left <= 0 or self._loop.time() >= self._until

@@ -31,6 +31,7 @@ STATUS: dict[type[HoldfastError], int] = {
     e.NotWaiting: 409,
     e.SignalAcceptanceIndeterminate: 409,
     e.PayloadTooLarge: 413,
+    e.AnswerTooLarge: 413,
     e.UnsupportedMediaType: 415,
     e.InvalidInput: 422,
     e.RateLimited: 429,

@@ -34,16 +34,16 @@ class Meter:
     def __init__(self) -> None:
         self._counts: dict[str, tuple[float, int]] = {}
 
-    def count(self, key: str) -> int:
-        """Count one more, and return how many there were in the window."""
+    def count(self, key: str, by: int = 1) -> int:
+        """Count one more, or so many, and return how many there were in the window."""
         now = asyncio.get_running_loop().time()
         if len(self._counts) >= KEYS:
             self._counts = {key: count for key, count in self._counts.items() if now - count[0] < MINUTE_S}
         since, so_far = self._counts.get(key, (now, 0))
         if now - since >= MINUTE_S:
             since, so_far = now, 0
-        self._counts[key] = since, so_far + 1
-        return so_far + 1
+        self._counts[key] = since, so_far + by
+        return so_far + by
 
     def left_ms(self, key: str, most: int) -> int:
         """Return how long somebody has to wait who has been counted this often, or 0."""

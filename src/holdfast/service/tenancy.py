@@ -23,6 +23,7 @@ from holdfast.store.port import (
     Accepted,
     Capabilities,
     Duplicate,
+    Found,
     LoadedRun,
     MailboxQuery,
     Refused,
@@ -107,21 +108,28 @@ class TenantView:
         runs = iter(await self._store.load([run_id for run_id in run_ids if run_id in own]) if own else ())
         return [next(runs) if run_id in own else None for run_id in run_ids]
 
-    async def read_events(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
-        return await self._store.read_events(run_id, after, limit) if await self._own([run_id]) else []
+    async def read_events(
+        self, run_id: str, after: int = 0, limit: int | None = None, most_bytes: int | None = None
+    ) -> list[Event]:
+        own = await self._own([run_id])
+        return await self._store.read_events(run_id, after, limit, most_bytes) if own else []
 
     async def deliver(self, items: Sequence[SignalRequest | Message]) -> list[Accepted | Duplicate | Refused]:
         own = await self._own([item.run_id for item in items])
         answers = iter(await self._store.deliver([item for item in items if item.run_id in own]))
         return [next(answers) if item.run_id in own else Refused(no_such_run(item.run_id)) for item in items]
 
-    async def find_runs(self, query: RunQuery) -> list[RunHead]:
+    async def find_runs(self, query: RunQuery) -> Found[RunHead]:
         query = replace(query, tenant=self.tenant)
-        while page := await self._store.find_runs(query):
-            if own := [head for head in page if belongs_to(self, head)]:
-                return own
-            query = replace(query, after=page[-1].run_id, before=(page[-1].created_at, page[-1].run_id))
-        return []
+        while True:
+            page = await self._store.find_runs(query)
+            own = [head for head in page if belongs_to(self, head)]
+            if own or not page or page.place is not None:
+                return Found(own, page.place)
+            last = page[-1]
+            if query.look is not None:
+                return Found((), (last.created_at, last.run_id) if query.newest else last.run_id)
+            query = replace(query, after=last.run_id, before=(last.created_at, last.run_id))
 
     async def find_tokens(self, query: TokenQuery) -> list[AccessToken]:
         query = replace(query, tenant=self.tenant)
@@ -166,7 +174,7 @@ class TenantView:
     async def find_waits(self, query: WaitQuery) -> list[Wait]:
         return await self._find(self._store.find_waits, query, lambda wait: (wait.run_id, wait.step_id))
 
-    async def find_tasks(self, query: TaskQuery) -> list[Task]:
+    async def find_tasks(self, query: TaskQuery) -> Found[Task]:
         return await self._find(self._store.find_tasks, query, lambda task: task.task_id)
 
     async def find_dead_letters(self, query: DeadLetterQuery) -> list[DeadLetter]:
@@ -181,18 +189,21 @@ class TenantView:
 
     async def _find(
         self, find: Callable[[Query], Awaitable[list[Row]]], query: Query, place_of: Callable[[Row], Any]
-    ) -> list[Row]:
-        """Return the next rows of the tenant's own runs: none only when there are no more."""
+    ) -> Found[Row]:
+        """Return the next rows of the tenant's own runs: none, and no place, only when there are no more."""
         query = replace(query, tenant=self.tenant)
-        while page := await find(query):
-            if self.project is None and self.environment is None:
-                return page
+        while True:
+            page = await find(query)
+            place = page.place if isinstance(page, Found) else None
+            if not page or (self.project is None and self.environment is None):
+                return Found(page, place)
             own = await self._own([row.run_id for row in page])
             found = [row for row in page if row.run_id in own]
-            if found:
-                return found
+            if found or place is not None:
+                return Found(found, place)
+            if getattr(query, "look", None) is not None:
+                return Found((), place_of(page[-1]))
             query = replace(query, after=place_of(page[-1]))
-        return []
 
     async def _own(self, run_ids: Sequence[str]) -> set[str]:
         return set(await heads_of(cast(Store, self), run_ids))

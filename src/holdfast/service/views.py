@@ -173,18 +173,27 @@ class EventView(Struct, frozen=True, kw_only=True):
     is_redacted: bool = False
     """Whether the contents of a task are left out of `data`, because it does not concern the caller."""
 
+    data_bytes: int | None = None
+    """How large `data` is, if it was left out because no answer has room for it."""
 
-def event_view(event: Event, redacted: Container[str] = ()) -> EventView:
-    """Return an event as callers see it; of the tasks of the `redacted` steps without what they hold."""
+
+def event_view(event: Event, redacted: Container[str] = (), most_bytes: int | None = None) -> EventView:
+    """Return an event as callers see it; of the tasks of the `redacted` steps without what they hold.
+
+    Of one that is larger than `most_bytes` nothing is shown but how large it is.
+    """
     by, data = event.engine_run_ref, event.data
     is_redacted = event.step_id in redacted and isinstance(data, TASK_CONTENTS)
     if is_redacted:
         held = {"payload": NULL, "form": NULL, "answer": NULL, "text": ""}
         data = replace(data, **{field: held[field] for field in held.keys() & set(data.__struct_fields__)})
+    text = codec.encode_body(data).encode()
+    is_left_out = most_bytes is not None and len(text) > most_bytes
     return shown(
         EventView,
         event,
-        data=Raw(codec.encode_body(data).encode()),
+        data=Raw(b"{}") if is_left_out else Raw(text),
+        data_bytes=len(text) if is_left_out else None,
         engine_run_ref=EngineRef(by.node, by.epoch, by.provider),
         is_redacted=is_redacted,
     )
@@ -269,8 +278,15 @@ def wait_view(wait: Wait, head: RunHead) -> WaitView:
     )
 
 
+LISTED_BYTES = 16 * 1024
+"""How large payload and form of a task may be to be shown in a list."""
+
+
 class TaskItem(Struct, frozen=True, kw_only=True):
-    """What a human is asked, and how it stands. `form` is the JSON Schema of the answer."""
+    """What a human is asked, and how it stands. `form` is the JSON Schema of the answer.
+
+    `payload_bytes` is how large both are, if they were left out of a list: the task by itself has them.
+    """
 
     task_id: str
     run_id: str
@@ -294,11 +310,20 @@ class TaskItem(Struct, frozen=True, kw_only=True):
     reminders: int = 0
     is_escalated: bool = False
     is_overdue: bool = False
+    payload_bytes: int | None = None
 
 
 def task_item(task: TaskView) -> TaskItem:
     """Return a task as callers see it."""
     return shown(TaskItem, task, workflow=task.plan_id)
+
+
+def listed_task(task: TaskView) -> TaskItem:
+    """Return a task as lists show it: without payload and form if they are large."""
+    size = len(task.payload) + len(task.form)
+    if size <= LISTED_BYTES:
+        return task_item(task)
+    return shown(TaskItem, task, workflow=task.plan_id, payload=NULL, form=NULL, payload_bytes=size)
 
 
 class LetterView(Struct, frozen=True, kw_only=True):

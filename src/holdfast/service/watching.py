@@ -33,6 +33,9 @@ from holdfast.store.wakeups import Listener
 PAGE_EVENTS = 100
 """How many events are read at a time, and how many of a run are kept for those who follow it."""
 
+PAGE_BYTES = 1024 * 1024
+"""How large the events are together, about, that are read at a time."""
+
 KEPT_BYTES = 256 * 1024
 """How much of a run is kept at most, for those who follow it."""
 
@@ -82,7 +85,7 @@ class Followed:
         async with self._reading:
             if self._kept and self._kept[0].seq <= seq + 1 <= self._kept[-1].seq:
                 return self._kept[seq + 1 - self._kept[0].seq :]
-            page = await self._store.read_events(self.run_id, seq, PAGE_EVENTS)
+            page = await self._store.read_events(self.run_id, seq, PAGE_EVENTS, PAGE_BYTES)
             usable = [event for number, event in enumerate(page, seq + 1) if event.run_seq == number]
             if not usable:
                 await self._note_gap(seq, page)

@@ -1,6 +1,7 @@
 """What the store's verbs answer. They are used as `port.…`, where the verbs are."""
 
-from typing import Literal
+from collections.abc import Iterable
+from typing import Any, Literal, TypeVar
 
 from msgspec import Raw, Struct
 
@@ -11,6 +12,16 @@ from holdfast.core.records import ActivityRecord
 from holdfast.core.snapshot import RuntimeSnapshot
 from holdfast.core.state import RunStatus
 from holdfast.errors import CallerError
+
+T = TypeVar("T")
+
+
+class Found(list[T]):
+    """Rows that a query names. `place` is set if a bound of it ended the look: there may be more behind that."""
+
+    def __init__(self, rows: Iterable[T] = (), place: Any = None) -> None:
+        super().__init__(rows)
+        self.place = place
 
 
 class Created(Struct, frozen=True, gc=False):

@@ -39,7 +39,7 @@ from holdfast.errors import (
     RunTerminal,
     SignalAcceptanceIndeterminate,
 )
-from holdfast.limits import LEASE_MS, NAME_BYTES, NODE_NAME_BYTES, Limits
+from holdfast.limits import LEASE_MS, NAME_BYTES, NODE_NAME_BYTES, SEARCH_CHARS, SEARCH_WORDS, Limits
 from holdfast.settings import Ownership
 from holdfast.store.port import Beat, Job, NewRun, PurgeReport, Store, Turn
 
@@ -114,9 +114,25 @@ def check_values(**values: Any) -> None:
             raise problem
 
 
+TOO_SLOW = "the list took too long to read; ask for less, such as by workflow, status or time"
+
+
 def check_query(query: Struct) -> None:
     """Refuse a query or a policy with a field that no store can look up."""
     check_values(**{field: getattr(query, field) for field in query.__struct_fields__})
+    for field in ("look", "most_bytes"):
+        check_bound(field, getattr(query, field, None))
+    text = getattr(query, "text", None)
+    if text is not None and (len(text) > SEARCH_CHARS or len(text.split()) > SEARCH_WORDS):
+        raise InvalidInput(
+            f"text: a search has at most {SEARCH_WORDS} words and {SEARCH_CHARS} characters", field="text"
+        )
+
+
+def check_bound(field: str, most: int | None) -> None:
+    """Refuse a bound that is malformed."""
+    if most is not None and (type(most) is not int or not 1 <= most < 2**53):
+        raise InvalidInput(f"{field} is a whole number from 1, not {most!r}", field=field)
 
 
 def check_ids(ids: Sequence[Any], limits: Limits | None = None) -> None:

@@ -76,6 +76,7 @@ from holdfast.store.answers import Created as Created
 from holdfast.store.answers import Delivered as Delivered
 from holdfast.store.answers import Duplicate as Duplicate
 from holdfast.store.answers import Existing as Existing
+from holdfast.store.answers import Found as Found
 from holdfast.store.answers import LoadedRun as LoadedRun
 from holdfast.store.answers import Missing as Missing
 from holdfast.store.answers import Plan as Plan
@@ -361,7 +362,7 @@ class Store(Protocol):
         """
         ...
 
-    async def find_runs(self, query: RunQuery) -> list[RunHead]:
+    async def find_runs(self, query: RunQuery) -> Found[RunHead]:
         """Return the runs that the query names."""
         ...
 
@@ -373,7 +374,7 @@ class Store(Protocol):
         """Return the signals that the query names."""
         ...
 
-    async def find_tasks(self, query: TaskQuery) -> list[Task]:
+    async def find_tasks(self, query: TaskQuery) -> Found[Task]:
         """Return the tasks that the query names."""
         ...
 
@@ -412,7 +413,9 @@ class Store(Protocol):
         """Return the tokens that the query names."""
         ...
 
-    async def read_events(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
+    async def read_events(
+        self, run_id: str, after: int = 0, limit: int | None = None, most_bytes: int | None = None
+    ) -> list[Event]:
         """Return the run's events with a run_seq above `after`, in order; none for an unknown run."""
         ...
 

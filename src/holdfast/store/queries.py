@@ -1,4 +1,9 @@
-"""What can be looked for in a store. None means any; answers are in a fixed order, from after a place in it."""
+"""What can be looked for in a store. None means any; answers are in a fixed order, from after a place in it.
+
+A query has bounds beside its `limit`. `look` is how many rows are looked at, whether they fit or not: an answer that
+ends there is a `Found` with the `place` from where to go on, even if it is empty. `most_bytes` is how large the rows
+are together, about: an answer ends with the row that reaches it, so that it has at least one if there is any.
+"""
 
 from typing import Literal
 
@@ -30,6 +35,8 @@ class RunQuery(Struct, frozen=True, kw_only=True):
     before: tuple[Instant, str] = (2**62 - 1, "")
     after: str = ""
     limit: int = 100
+    look: int | None = None
+    most_bytes: int | None = None
 
 
 class WaitQuery(Struct, frozen=True, kw_only=True):
@@ -58,14 +65,16 @@ class MailboxQuery(Struct, frozen=True, kw_only=True):
     after_run: str = ""
     after: int = 0
     limit: int = 100
+    most_bytes: int | None = None
 
 
 class TaskQuery(Struct, frozen=True, kw_only=True):
     """Which tasks to find. `role` matches tasks that list it; `due_before` those that have an instant before it.
 
     `actor` matches tasks that concern somebody of this name and with `actor_roles`: that are assigned to them, list
-    one of the roles, or list none and are nobody's. `step_ids` are the only steps of which to look for tasks. Ordered
-    by task id.
+    one of the roles, or list none and are nobody's. `step_ids` are the only steps of which to look for tasks. Each
+    word of `text` is a part of the name or, as JSON, of the payload; small and capital letters from A to Z are the
+    same. Ordered by task id.
     """
 
     tenant: str | None = None
@@ -79,5 +88,8 @@ class TaskQuery(Struct, frozen=True, kw_only=True):
     due_before: Instant | None = None
     actor: str | None = None
     actor_roles: tuple[str, ...] = ()
+    text: str | None = None
     after: str = ""
     limit: int = 100
+    look: int | None = None
+    most_bytes: int | None = None

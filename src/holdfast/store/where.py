@@ -1,6 +1,25 @@
 """Conditions of a query that grow one by one."""
 
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def within(rows: Iterable[T], most_bytes: int | None, size_of: Callable[[T], int]) -> Iterator[T]:
+    """Return rows up to the one with which they reach this size together."""
+    size = 0
+    for row in rows:
+        yield row
+        if most_bytes is not None:
+            size += size_of(row)
+            if size >= most_bytes:
+                return
+
+
+def text_bytes(row: Iterable[Any]) -> int:
+    """Return about how large a row is: the texts in it."""
+    return sum(len(value) for value in row if isinstance(value, str | bytes))
 
 
 class Where:

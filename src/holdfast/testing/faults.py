@@ -166,7 +166,7 @@ class FaultyStore:
     async def changes(self, place: str = "", limit: int = 1_000) -> port.Changes:
         return await self._reach(lambda: self._store.changes(place, limit))
 
-    async def find_runs(self, query: port.RunQuery) -> list[port.RunHead]:
+    async def find_runs(self, query: port.RunQuery) -> port.Found[port.RunHead]:
         return await self._reach(lambda: self._store.find_runs(query))
 
     async def find_waits(self, query: port.WaitQuery) -> list[Wait]:
@@ -175,7 +175,7 @@ class FaultyStore:
     async def find_mailbox(self, query: port.MailboxQuery) -> list[Signal]:
         return await self._reach(lambda: self._store.find_mailbox(query))
 
-    async def find_tasks(self, query: port.TaskQuery) -> list[Task]:
+    async def find_tasks(self, query: port.TaskQuery) -> port.Found[Task]:
         return await self._reach(lambda: self._store.find_tasks(query))
 
     async def find_dead_letters(self, query: DeadLetterQuery) -> list[DeadLetter]:
@@ -198,8 +198,10 @@ class FaultyStore:
     async def find_tokens(self, query: TokenQuery) -> list[AccessToken]:
         return await self._reach(lambda: self._store.find_tokens(query))
 
-    async def read_events(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
-        return await self._reach(lambda: self._store.read_events(run_id, after, limit))
+    async def read_events(
+        self, run_id: str, after: int = 0, limit: int | None = None, most_bytes: int | None = None
+    ) -> list[Event]:
+        return await self._reach(lambda: self._store.read_events(run_id, after, limit, most_bytes))
 
     async def purge(self, policy: port.PurgePolicy, audit: AuditEntry | None = None) -> port.PurgeReport:
         return await self._reach(lambda: self._store.purge(policy, audit))

@@ -4,11 +4,13 @@ from collections.abc import Awaitable
 from typing import Any
 
 import pytest
+from msgspec import Raw
 from msgspec.structs import replace
 
 from holdfast.core.letters import DeadLetterQuery
 from holdfast.core.state import COMPLETED, RUNNING
 from holdfast.errors import InvalidInput
+from holdfast.limits import SEARCH_CHARS, SEARCH_WORDS
 from holdfast.store.port import MailboxQuery, RunQuery, Stats, Store, TaskQuery, WaitQuery
 from holdfast.testing.clock import START, VirtualClock
 from holdfast.testing.samples import (
@@ -31,6 +33,11 @@ from holdfast.testing.store_suite_base import MINUTE_MS, STRANGE_NAMES, SuiteBas
 async def run_ids(store: Store, **query: Any) -> list[str]:
     """Return the ids of the runs that a query finds."""
     return [head.run_id for head in await store.find_runs(RunQuery(**query))]
+
+
+def wrong_bounds(bound: Any) -> list[dict[str, Any]]:
+    """Return each bound of a query with this value."""
+    return [{"look": bound}, {"most_bytes": bound}]
 
 
 class FindSuite(SuiteBase):
@@ -293,6 +300,121 @@ class FindSuite(SuiteBase):
         assert (len(first), len(rest)) == (most, 3)
         ids = [found.task_id for found in first + rest]
         assert ids == sorted(set(ids))
+
+    @pytest.mark.contract("TSK-1")
+    async def test_tasks_are_found_by_words_in_names_and_payloads(self, store: Store, node: SampleNode) -> None:
+        """All of them, in any order, whatever the case of A to Z; in payloads as they stand in JSON."""
+        await node.start(
+            "run-1",
+            replace(task("a"), name="Approve order", payload=Raw(b'{"who":"Ann \\"the boss\\" O\xc3\x89"}')),
+            replace(task("b"), name="approve 100%", payload=Raw(b'["BOB_1"]')),
+            replace(task("c"), name="pay", payload=Raw(b'"a text\\n"')),
+        )
+
+        async def find(text: str) -> list[str]:
+            return sorted(found.step_id for found in await store.find_tasks(TaskQuery(text=text)))
+
+        assert await find("approve") == ["a", "b"]
+        assert await find("ORDER approve") == ["a"]
+        assert await find("order bob") == []
+        assert await find("ann order") == ["a"]
+        assert await find('"the') == ["a"]
+        assert await find("o\u00c9") == ["a"]
+        assert await find("o\u00e9") == []
+        assert await find("100%") == ["b"]
+        assert await find("0%0") == []
+        assert await find("bob_1") == ["b"]
+        assert await find("bobx1") == []
+        assert await find("text") == ["c"]
+        assert await find("a\x00") == []
+        assert await find("step_id") == [], "of a task only its name and its payload are looked at"
+        assert len(await find(" ")) == 3
+
+    @pytest.mark.contract("API-2")
+    async def test_a_search_has_so_many_words_and_no_more(self, store: Store) -> None:
+        """Each word is looked for in every row."""
+        for text in ("x " * (SEARCH_WORDS + 1), "x" * (SEARCH_CHARS + 1)):
+            for find in (store.find_runs(RunQuery(text=text)), store.find_tasks(TaskQuery(text=text))):
+                with pytest.raises(InvalidInput, match="words"):
+                    await find
+        for bound in (0, -1, 1.5, "7", 2**60):
+            for bounds in wrong_bounds(bound):
+                with pytest.raises(InvalidInput):
+                    await store.find_runs(RunQuery(**bounds))
+                with pytest.raises(InvalidInput):
+                    await store.find_tasks(TaskQuery(**bounds))
+
+    @pytest.mark.contract("API-2")
+    @pytest.mark.parametrize("newest", [False, True])
+    async def test_a_look_at_runs_ends_after_so_many_rows(
+        self, store: Store, clock: VirtualClock, newest: bool
+    ) -> None:
+        """With the place from where to go on, whether anything was found or not; and then it finds the rest."""
+        for number in range(9):
+            clock.advance(ms=1)
+            tags = ("rare",) if number in (0, 8) else ()
+            await store.create([new_run(f"run-{number}", tags=tags)])
+        found: list[str] = []
+        looks = 0
+        query = RunQuery(text="rare", newest=newest, look=3, limit=5)
+        while True:
+            page = await store.find_runs(query)
+            looks += 1
+            found += [head.run_id for head in page]
+            if page.place is None and not page:
+                break
+            if newest:
+                last = page.place or (page[-1].created_at, page[-1].run_id)
+                query = replace(query, before=last)
+            else:
+                query = replace(query, after=page.place or page[-1].run_id)
+        assert sorted(found) == ["run-0", "run-8"]
+        assert 3 <= looks <= 5
+        assert (await store.find_runs(RunQuery(text="rare", newest=newest, look=100))).place is None
+        full = await store.find_runs(RunQuery(newest=newest, look=100, limit=2))
+        assert (len(full), full.place) == (2, None)
+
+    @pytest.mark.contract("API-2")
+    async def test_a_look_at_tasks_ends_after_so_many_rows(self, store: Store, node: SampleNode) -> None:
+        """Those of others count too: looking at them takes as long."""
+        await node.start("run-1", *(task(f"task-{number}", roles=("boss",)) for number in range(5)), tenant="acme")
+        await node.start("run-2", task("mine", roles=("clerk",)))
+        found: list[str] = []
+        query, looks = TaskQuery(text="mine", role="clerk", look=2), 0
+        while True:
+            page = await store.find_tasks(query)
+            looks += 1
+            found += [each.step_id for each in page]
+            if page.place is None and not page:
+                break
+            query = replace(query, after=page.place or page[-1].task_id)
+        assert len(found) <= 1
+        assert 3 <= looks <= 5
+
+    @pytest.mark.contract("API-2")
+    async def test_rows_end_where_they_are_large_enough_together(
+        self, store: Store, node: SampleNode, clock: VirtualClock
+    ) -> None:
+        """With the row that reaches it: there is at least one, if there is any, however large."""
+        large = Raw(b'"' + b"x" * 1_000 + b'"')
+        await node.start("run-1", *(replace(task(f"task-{number}"), payload=large) for number in range(5)), wait("go"))
+        for number in range(5):
+            clock.advance(ms=MINUTE_MS)
+            await accept(store, replace(signal("run-1", "other"), payload=large, signal_id=f"s{number}"))
+        assert len(await store.find_tasks(TaskQuery(most_bytes=1))) == 1
+        assert len(await store.find_tasks(TaskQuery(most_bytes=2_000))) == 2
+        assert len(await store.find_tasks(TaskQuery(most_bytes=10**6))) == 5
+        assert len(await store.find_mailbox(MailboxQuery(run_id="run-1", most_bytes=1))) == 1
+        assert len(await store.find_mailbox(MailboxQuery(run_id="run-1", most_bytes=2_000))) == 2
+        assert len(await store.find_mailbox(MailboxQuery(most_bytes=2_500))) == 3
+        history = await store.read_events("run-1")
+        assert await store.read_events("run-1", most_bytes=10**6) == history
+        assert await store.read_events("run-1", most_bytes=1) == history[:1]
+        tasks = [event for event in history if event.step_id and event.step_id.startswith("task-")]
+        some = await store.read_events("run-1", tasks[0].run_seq - 1, most_bytes=2_000)
+        assert 1 <= len(some) <= 3
+        assert await store.read_events("missing", most_bytes=1) == []
+        assert len(await store.find_runs(RunQuery(most_bytes=1))) == 1
 
     @pytest.mark.contract("API-4")
     async def test_waits_tasks_and_letters_are_found_by_tenant(self, store: Store, node: SampleNode) -> None:

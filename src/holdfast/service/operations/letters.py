@@ -36,12 +36,14 @@ class LetterPage(Struct, frozen=True):
 async def list_(call: Call, ask: ListLetters) -> LetterPage:
     """Find messages that nobody could handle, the oldest first."""
     rows, following = await read_page(
+        call,
         "letters",
         call.store.find_dead_letters,
         DeadLetterQuery(run_id=ask.run_id, reason=ask.reason, settled=ask.settled),
         lambda letter: (letter.died_at, letter.letter_id),
         cursor=ask.cursor,
         limit=ask.limit,
+        size_of=lambda letter: len(letter.envelope),
     )
     return LetterPage([letter_view(letter) for letter in rows], following)
 

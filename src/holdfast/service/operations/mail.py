@@ -52,16 +52,18 @@ async def unconsumed(call: Call, ask: ListUnconsumed) -> UnconsumedPage:
 
     async def find(place: _Place) -> list[Signal]:
         run_id, inbox_seq = place.after
-        query = replace(place.query, after_run=run_id, after=inbox_seq, limit=place.limit)
+        query = replace(place.query, after_run=run_id, after=inbox_seq, limit=place.limit, most_bytes=call.page_bytes)
         return await call.store.find_mailbox(query)
 
     rows, following = await read_page(
+        call,
         "unconsumed signals",
         find,
         _Place(MailboxQuery(name=ask.name, unfinished=not ask.finished)),
         lambda signal: (signal.run_id, signal.inbox_seq),
         cursor=ask.cursor,
         limit=ask.limit,
+        size_of=lambda signal: len(signal.payload),
     )
     heads = await heads_of(call.store, (signal.run_id for signal in rows))
     now = await call.store.now()
@@ -70,6 +72,7 @@ async def unconsumed(call: Call, ask: ListUnconsumed) -> UnconsumedPage:
             UnconsumedView,
             signal,
             now,
+            call.page_bytes,
             run_id=signal.run_id,
             workflow=heads[signal.run_id].plan_id,
             run_status=heads[signal.run_id].status,

@@ -23,6 +23,7 @@ from holdfast.errors import (
     RunTerminal,
     UpdateFailed,
 )
+from holdfast.limits import SEARCH_CHARS, SEARCH_WORDS
 from holdfast.service.calling import Call
 from holdfast.service.catalogue import Ask, operation
 from holdfast.service.operations.fields import OF_A_RUN, Name, RunId, SignalId, WaitSeconds, given
@@ -43,6 +44,9 @@ from holdfast.service.views import (
     snapshot_view,
 )
 from holdfast.store.port import Delivered, RunHead, RunQuery
+
+HEAD_BYTES = 1_000
+"""How large a run is in a list, about, without its error."""
 
 SHOWN_CHARS = 200
 """How much of what a query raised is logged."""
@@ -122,7 +126,9 @@ async def get(call: Call, ask: OfRun) -> RunView:
     return run_view(await head_of(call.store, ask.run_id))
 
 
-_WORDS = "Words, each a part of the run's id, workflow, reference, a tag, or what it last failed with."
+_WORDS = (
+    f"Up to {SEARCH_WORDS} words, each a part of the run's id, workflow, reference, a tag, or what it last failed with."
+)
 
 
 class ListRuns(Ask, frozen=True, kw_only=True):
@@ -135,7 +141,7 @@ class ListRuns(Ask, frozen=True, kw_only=True):
     parent_run_id: str | None = None
     created_from: Moment | None = None
     created_until: Moment | None = None
-    text: Annotated[str, Meta(min_length=1, max_length=1_000, description=_WORDS)] | None = None
+    text: Annotated[str, Meta(min_length=1, max_length=SEARCH_CHARS, description=_WORDS)] | None = None
     order: Annotated[Literal["id", "newest"], Meta(description="By their ids, or the newest first.")] = "id"
     cursor: Cursor = ""
     limit: PageSize = 100
@@ -152,7 +158,8 @@ class RunPage(Struct, frozen=True):
 async def list_(call: Call, ask: ListRuns) -> RunPage:
     """Find runs by workflow, status, reference, tag, parent, time of creation and text, in the order that is asked for.
 
-    A cursor goes with the order that it was given out for.
+    A cursor goes with the order that it was given out for. A search looks at so many runs at a time: an answer with
+    `next` may have few items, or none, and there may be more behind it all the same.
     """
     query = RunQuery(
         plan_id=ask.workflow,
@@ -167,9 +174,22 @@ async def list_(call: Call, ask: ListRuns) -> RunPage:
     )
     kind, place_of, place = ("newest runs", _birth_of, "before") if query.newest else ("runs", _id_of, "after")
     rows, following = await read_page(
-        kind, call.store.find_runs, query, place_of, cursor=ask.cursor, limit=ask.limit, place=place
+        call,
+        kind,
+        call.store.find_runs,
+        query,
+        place_of,
+        cursor=ask.cursor,
+        limit=ask.limit,
+        place=place,
+        size_of=_head_bytes,
     )
     return RunPage([run_view(head) for head in rows], following)
+
+
+def _head_bytes(head: RunHead) -> int:
+    error = head.snapshot.last_error if head.snapshot is not None else None
+    return HEAD_BYTES + (len(error.message) + len(error.traceback) if error is not None else 0)
 
 
 def _id_of(head: RunHead) -> Any:
@@ -200,14 +220,15 @@ async def events(call: Call, ask: ReadEvents) -> EventPage:
     """Return a part of a run's history, in the order of `run_seq`, which has no gaps.
 
     A reader that sees a gap knows that its view is stale: it fetches the snapshot, and goes on behind it. What a task
-    asks, and what was answered, is left out for callers whom it does not concern (`is_redacted`).
+    asks, and what was answered, is left out for callers whom it does not concern (`is_redacted`). A page of large
+    events ends before `limit`; of one that is too large for an answer `data` is left out (`data_bytes`).
     """
     head = await head_of(call.store, ask.run_id)
-    page = await call.store.read_events(ask.run_id, ask.after, ask.limit)
+    page = await call.store.read_events(ask.run_id, ask.after, ask.limit, call.page_bytes)
     asked = (event.step_id for event in page if isinstance(event.data, TASK_CONTENTS))
     redacted = await call.redacted_steps(ask.run_id, asked)
     return EventPage(
-        items=[event_view(event, redacted) for event in page],
+        items=[event_view(event, redacted, call.page_bytes) for event in page],
         last_event_seq=max(head.version, page[-1].run_seq if page else 0),
         status=head.status,
     )

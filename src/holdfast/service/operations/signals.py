@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from holdfast.core import codec
+from holdfast.core.events import NULL
 from holdfast.core.instants import Instant
 from holdfast.core.messages import RESERVED_PREFIX, AcceptedSignalResult, Signal, SignalRequest
 from holdfast.engine.following import receipt_of
@@ -247,7 +248,13 @@ async def waits(call: Call, ask: ListWaitsOfRun) -> WaitPage:
 
 async def _waits(call: Call, query: WaitQuery, cursor: str, limit: int) -> WaitPage:
     rows, following = await read_page(
-        "waits", call.store.find_waits, query, lambda wait: (wait.run_id, wait.step_id), cursor=cursor, limit=limit
+        call,
+        "waits",
+        call.store.find_waits,
+        query,
+        lambda wait: (wait.run_id, wait.step_id),
+        cursor=cursor,
+        limit=limit,
     )
     heads = await heads_of(call.store, (wait.run_id for wait in rows))
     return WaitPage([wait_view(wait, heads[wait.run_id]) for wait in rows if wait.run_id in heads], following)
@@ -263,7 +270,10 @@ class ReadMailbox(Ask, frozen=True, kw_only=True):
 
 
 class MailView(Struct, frozen=True, kw_only=True):
-    """A signal that no wait has taken, and for how long it has been there."""
+    """A signal that no wait has taken, and for how long it has been there.
+
+    `payload_bytes` is how large its payload is, if it was left out because no answer has room for it.
+    """
 
     name: str
     signal_id: str
@@ -271,13 +281,16 @@ class MailView(Struct, frozen=True, kw_only=True):
     age_ms: int
     payload: Raw
     step_id: str | None = None
+    payload_bytes: int | None = None
 
 
 Mail = TypeVar("Mail", bound=MailView)
 
 
-def mail_view(kind: type[Mail], signal: Signal, now: Instant, **more: Any) -> Mail:
+def mail_view(kind: type[Mail], signal: Signal, now: Instant, most_bytes: int, **more: Any) -> Mail:
     """Return a signal that no wait has taken as callers see it."""
+    if len(signal.payload) > most_bytes:
+        more = {**more, "payload": NULL, "payload_bytes": len(signal.payload)}
     return shown(kind, signal, age_ms=max(0, now - signal.accepted_at) // 1_000, **more)
 
 
@@ -293,13 +306,16 @@ async def mailbox(call: Call, ask: ReadMailbox) -> MailPage:
     """Return the signals of a run that no wait has taken, oldest first."""
     await head_of(call.store, ask.run_id)
     rows, following = await read_page(
+        call,
         "mailbox",
         call.store.find_mailbox,
         MailboxQuery(run_id=ask.run_id, name=ask.name),
         lambda signal: signal.inbox_seq,
         cursor=ask.cursor,
         limit=ask.limit,
+        size_of=lambda signal: len(signal.payload),
     )
     now = await call.store.now()
-    items = [mail_view(MailView, signal, now) for signal in rows if not signal.name.startswith(RESERVED_PREFIX)]
+    own = [signal for signal in rows if not signal.name.startswith(RESERVED_PREFIX)]
+    items = [mail_view(MailView, signal, now, call.page_bytes) for signal in own]
     return MailPage(items, following)

@@ -5,14 +5,18 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from holdfast.errors import Conflict, HoldfastError, NotFound, NotPermitted, PayloadTooLarge, RateLimited
-from holdfast.limits import COMMENT_CHARS
+from holdfast.limits import COMMENT_CHARS, SEARCH_CHARS, SEARCH_WORDS
 from holdfast.service.calling import Call
 from holdfast.service.catalogue import Ask, operation
 from holdfast.service.operations.fields import ActorName, ActorRoles, Name, SignalId, given
-from holdfast.service.paging import Cursor, PageSize, decode_cursor, encode_cursor
-from holdfast.service.views import EventView, Moment, TaskItem, event_view, instant_of, task_item
+from holdfast.service.paging import Cursor, PageSize, decode_cursor, encode_cursor, read_page
+from holdfast.service.views import EventView, Moment, TaskItem, event_view, instant_of, listed_task, task_item
+from holdfast.store.port import TaskQuery
 
 OF_A_TASK: tuple[type[HoldfastError], ...] = (NotFound, Conflict, NotPermitted, RateLimited, PayloadTooLarge)
+
+
+_WORDS = f"Up to {SEARCH_WORDS} words, each a part of the name or of the payload."
 
 
 class ListTasks(Ask, frozen=True, kw_only=True):
@@ -26,7 +30,7 @@ class ListTasks(Ask, frozen=True, kw_only=True):
     due_before: Moment | None = None
     workflow: str | None = None
     status: Literal["OPEN", "COMPLETED", "CANCELLED"] | None = None
-    text: Annotated[str, Meta(min_length=1, description="What names or payloads mention.")] | None = None
+    text: Annotated[str, Meta(min_length=1, max_length=SEARCH_CHARS, description=_WORDS)] | None = None
     run_id: str | None = None
     cursor: Cursor = ""
     limit: PageSize = 100
@@ -41,23 +45,35 @@ class TaskPage(Struct, frozen=True):
 
 @operation("tasks.list", "GET /v1/tasks", scope="tasks:read")
 async def list_(call: Call, ask: ListTasks) -> TaskPage:
-    """Find tasks, in the order of their ids. Who is no admin sees those that concern them."""
+    """Find tasks, in the order of their ids. Who is no admin sees those that concern them.
+
+    Payload and form are left out where they are large (`payload_bytes`); the task by itself has them. A search looks at
+    so many tasks at a time: an answer with `next` may have few items, or none.
+    """
     is_own = ask.mine or not call.principal.is_admin
-    after = decode_cursor("tasks", ask.cursor, str) if ask.cursor else ""
-    found = await call.tasks.list(
-        actor=call.actor(ask.actor, ask.actor_roles) if is_own else None,
-        role=ask.role,
-        assignee=ask.assignee,
-        due_before=instant_of(ask.due_before),
-        workflow=ask.workflow,
-        status=ask.status,
-        text=ask.text,
+    actor = call.actor(ask.actor, ask.actor_roles) if is_own else None
+    query = TaskQuery(
         run_id=ask.run_id,
-        after=after,
-        limit=ask.limit + 1,
+        status=ask.status,
+        assignee=ask.assignee,
+        role=ask.role,
+        plan_id=ask.workflow,
+        due_before=instant_of(ask.due_before),
+        actor=None if actor is None else actor.name,
+        actor_roles=() if actor is None else tuple(actor.roles),
+        text=ask.text,
     )
-    items = [task_item(task) for task in found[: ask.limit]]
-    return TaskPage(items, encode_cursor("tasks", items[-1].task_id) if len(found) > ask.limit else None)
+    found, following = await read_page(
+        call,
+        "tasks",
+        call.tasks.find,
+        query,
+        lambda task: task.task_id,
+        cursor=ask.cursor,
+        limit=ask.limit,
+        size_of=lambda task: len(task.payload) + len(task.form),
+    )
+    return TaskPage([listed_task(task) for task in found], following)
 
 
 class OfTask(Ask, frozen=True, kw_only=True):
@@ -72,16 +88,30 @@ async def get(call: Call, ask: OfTask) -> TaskItem:
     return task_item(await call.tasks.get(ask.task_id, actor=call.actor()))
 
 
+class ReadTaskHistory(OfTask, frozen=True, kw_only=True):
+    """From where to read what happened to a task."""
+
+    cursor: Cursor = ""
+    limit: PageSize = 500
+
+
 class TaskHistory(Struct, frozen=True):
-    """Everything that happened to a task, and what was refused, in order."""
+    """What happened to a task, and what was refused, in order. `next` is the cursor of what may be behind it."""
 
     items: list[EventView]
+    next: str | None = None
 
 
 @operation("tasks.history", "GET /v1/tasks/{task_id}/history", scope="tasks:read", errors=(NotFound,))
-async def history(call: Call, ask: OfTask) -> TaskHistory:
-    """Return everything that happened to a task, and what was refused."""
-    return TaskHistory([event_view(event) for event in await call.tasks.history(ask.task_id, actor=call.actor())])
+async def history(call: Call, ask: ReadTaskHistory) -> TaskHistory:
+    """Return what happened to a task, and what was refused, a page of the run's history at a time."""
+    after = decode_cursor("task history", ask.cursor, int) if ask.cursor else 0
+    most = call.page_bytes
+    found, following = await call.tasks.history_page(
+        ask.task_id, actor=call.actor(), after=after, limit=ask.limit, most_bytes=most
+    )
+    items = [event_view(event, (), most) for event in found]
+    return TaskHistory(items, None if following is None else encode_cursor("task history", following))
 
 
 class DoTask(OfTask, frozen=True, kw_only=True):

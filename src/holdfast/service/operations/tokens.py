@@ -117,6 +117,7 @@ async def list_(call: Call, ask: ListTokens) -> TokenPage:
     """Return tokens, also those that were revoked, in the order of their ids. Secrets are not kept, so not shown."""
     _within("tenant", call.principal.tenant, ask.tenant)
     rows, following = await read_page(
+        call,
         "tokens",
         call.store.find_tokens,
         TokenQuery(tenant=ask.tenant, sessions=ask.sessions),

@@ -8,18 +8,24 @@ from holdfast.core.state import TERMINAL
 from holdfast.core.tasks import is_effective
 from holdfast.store import port
 from holdfast.store.memory.run import Run
-from holdfast.store.searching import is_found, words_of
+from holdfast.store.searching import is_found, is_task_found, words_of
 
 Runs = Mapping[str, Run]
 
 
-def find_runs(runs: Runs, query: port.RunQuery) -> list[port.RunHead]:
+def find_runs(runs: Runs, query: port.RunQuery) -> port.Found[port.RunHead]:
     """Return the heads of the runs that the query names."""
+    heads = _heads(runs, query)
+    place = None
+    if query.look is not None and len(heads) >= query.look:
+        last = heads[query.look - 1]
+        place = (last.created_at, last.run_id) if query.newest else last.run_id
+        heads = heads[: query.look]
     exact = ("tenant", "plan_id", "status", "reference_key", "parent_run_id")
     words = words_of(query.text)
-    return [
+    found = [
         head
-        for head in _heads(runs, query)
+        for head in heads
         if all(getattr(query, field) in (None, getattr(head, field)) for field in exact)
         and (query.tag is None or query.tag in head.tags)
         and (query.created_from is None or head.created_at >= query.created_from)
@@ -27,6 +33,7 @@ def find_runs(runs: Runs, query: port.RunQuery) -> list[port.RunHead]:
         and (query.run_ids is None or head.run_id in query.run_ids)
         and is_found(head, words)
     ]
+    return port.Found(found, place)
 
 
 def _heads(runs: Runs, query: port.RunQuery) -> list[port.RunHead]:
@@ -79,7 +86,7 @@ def _mailboxes(runs: Runs, query: port.MailboxQuery) -> list[tuple[Run, int]]:
     return [(run, after if place == first else 0) for place, run in enumerate(runs.values()) if place >= first]
 
 
-def find_tasks(runs: Runs, query: port.TaskQuery) -> list[Task]:
+def find_tasks(runs: Runs, query: port.TaskQuery) -> port.Found[Task]:
     """Return the tasks that the query names."""
     exact = ("run_id", "task_id", "status", "assignee")
     tasks = {
@@ -89,13 +96,19 @@ def find_tasks(runs: Runs, query: port.TaskQuery) -> list[Task]:
         for task_id, task in run.tasks.items()
     }
     actor = None if query.actor is None else Actor(query.actor, query.actor_roles)
-    return [
+    ids = sorted(task_id for run in runs.values() for task_id in run.tasks if task_id > query.after)
+    place = ids[query.look - 1] if query.look is not None and len(ids) >= query.look else None
+    words = words_of(query.text)
+    found = [
         task
         for task_id, task in sorted(tasks.items())
         if task_id > query.after
+        and (place is None or task_id <= place)
         and all(getattr(query, field) in (None, getattr(task, field)) for field in exact)
         and (query.step_ids is None or task.step_id in query.step_ids)
         and (query.role is None or query.role in task.roles)
         and (query.due_before is None or (task.due_at is not None and task.due_at < query.due_before))
         and (actor is None or is_effective(task.assignee, task.roles, actor))
+        and is_task_found(task, words)
     ]
+    return port.Found(found, place)

@@ -5,12 +5,14 @@ gives way to another task while it runs, so each item of a batch is atomic.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from msgspec import Struct
+from msgspec.json import encode
 from msgspec.structs import replace
 
+from holdfast.core import codec
 from holdfast.core.access import AccessToken, TokenQuery
 from holdfast.core.audit import AuditEntry, AuditQuery
 from holdfast.core.events import Event
@@ -34,6 +36,7 @@ from holdfast.store.memory.retention import purge
 from holdfast.store.memory.run import NEVER, Run
 from holdfast.store.memory.work import take
 from holdfast.store.wakeups import LocalWakeups
+from holdfast.store.where import within
 
 T = TypeVar("T", bound=Struct)
 
@@ -414,17 +417,21 @@ class MemoryStore:
         guards.check_ids(run_ids, self._limits)
         return [self._runs[run_id].loaded(now) if run_id in self._runs else None for run_id in run_ids]
 
-    async def read_events(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
+    async def read_events(
+        self, run_id: str, after: int = 0, limit: int | None = None, most_bytes: int | None = None
+    ) -> list[Event]:
         guards.check_values(run_id=run_id, after=after)
+        guards.check_bound("most_bytes", most_bytes)
         self._now()
         run = self._runs.get(run_id)
         most = self._limits.page_items if limit is None else guards.check_page(limit)
-        return run.events[max(after, 0) :][:most] if run else []
+        events = run.events[max(after, 0) :][:most] if run else []
+        return list(within(events, most_bytes, lambda event: len(codec.encode_body(event.data))))
 
-    async def find_runs(self, query: port.RunQuery) -> list[port.RunHead]:
+    async def find_runs(self, query: port.RunQuery) -> port.Found[port.RunHead]:
         guards.check_query(query)
         self._now()
-        return self._page(reading.find_runs(self._runs, query), query.limit)
+        return self._found(reading.find_runs(self._runs, query), query, lambda head: len(encode(head.snapshot)))
 
     async def find_waits(self, query: port.WaitQuery) -> list[Wait]:
         guards.check_query(query)
@@ -434,12 +441,19 @@ class MemoryStore:
     async def find_mailbox(self, query: port.MailboxQuery) -> list[Signal]:
         guards.check_query(query)
         self._now()
-        return self._page(reading.find_mailbox(self._runs, query), query.limit)
+        page = self._page(reading.find_mailbox(self._runs, query), query.limit)
+        return list(within(page, query.most_bytes, lambda signal: len(signal.payload)))
 
-    async def find_tasks(self, query: port.TaskQuery) -> list[Task]:
+    async def find_tasks(self, query: port.TaskQuery) -> port.Found[Task]:
         guards.check_query(query)
         self._now()
-        return self._page(reading.find_tasks(self._runs, query), query.limit)
+        return self._found(reading.find_tasks(self._runs, query), query, lambda task: len(encode(task)))
+
+    def _found(
+        self, found: port.Found[T], query: port.RunQuery | port.TaskQuery, size_of: Callable[[T], int]
+    ) -> port.Found[T]:
+        page = list(within(self._page(found, query.limit), query.most_bytes, size_of))
+        return port.Found(page, found.place if len(page) == len(found) < query.limit else None)
 
     def _page(self, found: list[T], limit: int) -> list[T]:
         return found[: min(guards.check_page(limit), self._limits.page_items)]
@@ -456,7 +470,7 @@ class MemoryStore:
             and all(getattr(query, field) in (None, getattr(letter, field)) for field in exact)
             and (query.settled or letter.settled is None)
         ]
-        return self._page(found, query.limit)
+        return list(within(self._page(found, query.limit), query.most_bytes, lambda letter: len(letter.envelope)))
 
     def _letters(self) -> list[DeadLetter]:
         return [letter for run in self._runs.values() for letter in run.letters.values()]

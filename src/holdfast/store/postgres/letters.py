@@ -13,6 +13,7 @@ from holdfast.errors import CallerError, StoreCorrupt
 from holdfast.store import guards, port, rows
 from holdfast.store.postgres import audit
 from holdfast.store.postgres.columns import More, askable
+from holdfast.store.postgres.reading import most_rows, read_page
 from holdfast.store.postgres.server import Db, Session
 from holdfast.store.where import Where
 
@@ -45,11 +46,9 @@ async def find(db: Db, query: DeadLetterQuery, limit: int) -> list[DeadLetter]:
     where.add_given("reason = ?", query.reason)
     if not query.settled:
         where.add("settled IS NULL")
-    found = await db.fetch(
-        f"SELECT {_LETTER} FROM holdfast.dead_letters JOIN holdfast.runs USING (run_no) {where.numbered} "
-        f"ORDER BY died_at, letter_id LIMIT {where.next_place}",
-        *map(askable, where.values(limit)),
-    )
+    letters, order = "holdfast.dead_letters JOIN holdfast.runs USING (run_no)", "died_at, letter_id"
+    limit = await most_rows(db, f"octet_length(envelope) FROM {letters}", where, order, limit, query.most_bytes)
+    found = await read_page(db, f"SELECT {_LETTER} FROM {letters}", where, order, limit)
     return [letter_of(row) for row in found]
 
 

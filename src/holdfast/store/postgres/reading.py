@@ -1,5 +1,6 @@
 """`read_events`, the `find_` verbs and `stats`."""
 
+from itertools import accumulate
 from typing import Any
 
 from msgspec import json
@@ -11,11 +12,15 @@ from holdfast.core.records import Task, Wait
 from holdfast.store import port, rows
 from holdfast.store.postgres.columns import askable
 from holdfast.store.postgres.server import Db
-from holdfast.store.searching import words_of
+from holdfast.store.searching import in_json, words_of
 from holdfast.store.where import Where
 
 EVENTS = f"""
 SELECT {rows.EVENT} FROM holdfast.events
+WHERE run_no = (SELECT run_no FROM holdfast.runs WHERE run_id = $1) AND run_seq > $2 ORDER BY run_seq LIMIT $3
+"""
+SIZES = """
+SELECT octet_length(data) FROM holdfast.events
 WHERE run_no = (SELECT run_no FROM holdfast.runs WHERE run_id = $1) AND run_seq > $2 ORDER BY run_seq LIMIT $3
 """
 STATS = """
@@ -40,8 +45,11 @@ FROM (SELECT holdfast.time_1($1) AS now OFFSET 0) t
 """
 
 
-async def read_events(db: Db, run_id: str, after: int, limit: int) -> list[Event]:
+async def read_events(db: Db, run_id: str, after: int, limit: int, most_bytes: int | None = None) -> list[Event]:
     """Return a page of the run's history."""
+    if most_bytes is not None:
+        sizes = await db.fetch(SIZES, askable(run_id), after, limit)
+        limit = _fitting(sizes, most_bytes) or limit
     return rows.events_of(run_id, await db.fetch(EVENTS, askable(run_id), after, limit))
 
 
@@ -62,13 +70,22 @@ _SAYS = (
 )
 
 
-async def find_runs(db: Db, query: port.RunQuery, limit: int) -> list[port.RunHead]:
+async def find_runs(db: Db, query: port.RunQuery, limit: int) -> port.Found[port.RunHead]:
     """Return the runs that the query names."""
     where = Where()
     if query.newest:
         where.add(_BEFORE, query.before[1], query.before[0])
     else:
         where.add("run_id > ?", query.after)
+    place = None
+    if query.look is not None:
+        last = "run_no DESC" if query.newest else "run_id"
+        ends = await read_page(
+            db, "SELECT created_at, run_id, run_no FROM holdfast.runs", where, last, 1, query.look - 1
+        )
+        for created_at, run_id, run_no in ends:
+            where.add(*(("run_no >= ?", run_no) if query.newest else ("run_id <= ?", run_id)))
+            place = (created_at, run_id) if query.newest else run_id
     where.add_given("tenant = ?", query.tenant)
     where.add_given("plan_id = ?", query.plan_id)
     where.add_given("status = ?", None if query.status is None else str(query.status))
@@ -82,8 +99,10 @@ async def find_runs(db: Db, query: port.RunQuery, limit: int) -> list[port.RunHe
     for word in words_of(query.text):
         where.add(_SAYS, word, word, word)
     order = "run_no DESC" if query.newest else "run_id"
-    found = await _page(db, f"SELECT {rows.HEAD} FROM holdfast.runs", where, order, limit)
-    return [rows.head_of(row) for row in found]
+    most = await most_rows(db, "octet_length(snapshot) FROM holdfast.runs", where, order, limit, query.most_bytes)
+    found = await read_page(db, f"SELECT {rows.HEAD} FROM holdfast.runs", where, order, most)
+    is_whole = len(found) < most == limit
+    return port.Found((rows.head_of(row) for row in found), place if is_whole else None)
 
 
 async def find_waits(db: Db, query: port.WaitQuery, limit: int) -> list[Wait]:
@@ -94,7 +113,7 @@ async def find_waits(db: Db, query: port.WaitQuery, limit: int) -> list[Wait]:
     where.add_given("run_id = ?", query.run_id)
     where.add_given("name = ?", query.name)
     select = "SELECT run_id, step_id, name, token, since, until FROM holdfast.waits JOIN holdfast.runs USING (run_no)"
-    found = await _page(db, select, where, "run_id, step_id", limit)
+    found = await read_page(db, select, where, "run_id, step_id", limit)
     return [Wait(run_id=r[0], step_id=r[1], name=r[2], token=r[3], since=r[4], until=r[5]) for r in found]
 
 
@@ -126,14 +145,30 @@ async def find_mailbox(db: Db, query: port.MailboxQuery, limit: int) -> list[Sig
     if not query.consumed:
         where.add("consumed_seq IS NULL")
     run = "(SELECT run_id FROM holdfast.runs WHERE runs.run_no = signals.run_no)"
-    found = await _page(db, f"SELECT {run}, {rows.SIGNAL} FROM holdfast.signals", where, "run_no, inbox_seq", limit)
+    size = "octet_length(payload) FROM holdfast.signals"
+    limit = await most_rows(db, size, where, "run_no, inbox_seq", limit, query.most_bytes)
+    found = await read_page(db, f"SELECT {run}, {rows.SIGNAL} FROM holdfast.signals", where, "run_no, inbox_seq", limit)
     return [rows.signal_of(run_id, row) for run_id, *row in found]
 
 
-async def find_tasks(db: Db, query: port.TaskQuery, limit: int) -> list[Task]:
+# The whole task is looked at first, because reading its JSON takes longer.
+_MENTIONS = (
+    """(strpos(lower(task COLLATE "C"), ?) > 0 AND (strpos(lower((task::json ->> 'name') COLLATE "C"), ?) > 0 """
+    """OR strpos(lower((task::json -> 'payload')::text COLLATE "C"), ?) > 0))"""
+)
+
+
+async def find_tasks(db: Db, query: port.TaskQuery, limit: int) -> port.Found[Task]:
     """Return the tasks that the query names."""
     where = Where()
     where.add("task_id > ?", query.after)
+    place = None
+    if query.look is not None:
+        ends = await read_page(db, "SELECT task_id FROM holdfast.tasks", where, "task_id", 1, query.look - 1)
+        place = ends[0][0] if ends else None
+        where.add_given("task_id <= ?", place)
+    for word in words_of(query.text):
+        where.add(_MENTIONS, in_json(word), word, in_json(word))
     where.add_given("run_no = (SELECT run_no FROM holdfast.runs WHERE run_id = ?)", query.run_id)
     where.add_given("task_id = ?", query.task_id)
     if query.step_ids is not None:
@@ -150,8 +185,10 @@ async def find_tasks(db: Db, query: port.TaskQuery, limit: int) -> list[Task]:
             query.actor,
             [askable(role) for role in query.actor_roles],
         )
-    found = await _page(db, "SELECT task FROM holdfast.tasks", where, "task_id", limit)
-    return [rows.task_of(text) for (text,) in found]
+    most = await most_rows(db, "octet_length(task) FROM holdfast.tasks", where, "task_id", limit, query.most_bytes)
+    found = await read_page(db, "SELECT task FROM holdfast.tasks", where, "task_id", most)
+    is_whole = len(found) < most == limit
+    return port.Found((rows.task_of(text) for (text,) in found), place if is_whole else None)
 
 
 async def stats(db: Db, now: Instant | None) -> port.Stats:
@@ -174,6 +211,21 @@ async def stats(db: Db, now: Instant | None) -> port.Stats:
     )
 
 
-async def _page(db: Db, select: str, where: Where, order: str, limit: int) -> list[Any]:
-    sql = f"{select} {where.numbered} ORDER BY {order} LIMIT {where.next_place}"
+async def most_rows(db: Db, size: str, where: Where, order: str, limit: int, most_bytes: int | None) -> int:
+    """Return how many rows there may be so that they are not too large together. Sizes are known without reading."""
+    if most_bytes is None:
+        return limit
+    fitting = _fitting(await read_page(db, f"SELECT {size}", where, order, limit), most_bytes)
+    return limit if fitting is None else fitting
+
+
+def _fitting(sizes: list[Any], most_bytes: int) -> int | None:
+    """Return with how many rows they reach this size together, or None if they do not."""
+    totals = accumulate(row[0] or 0 for row in sizes)
+    return next((number for number, total in enumerate(totals, 1) if total >= most_bytes), None)
+
+
+async def read_page(db: Db, select: str, where: Where, order: str, limit: int, skip: int = 0) -> list[Any]:
+    """Return so many rows in this order, behind so many that are passed over."""
+    sql = f"{select} {where.numbered} ORDER BY {order} LIMIT {where.next_place} OFFSET {skip:d}"
     return await db.fetch(sql, *(askable(value) for value in where.values(limit)))

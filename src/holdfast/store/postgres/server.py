@@ -16,7 +16,8 @@ from typing import Any, Protocol, TypeVar
 
 import asyncpg
 
-from holdfast.errors import InvalidInput, StoreError, StoreReadOnly, StoreUnavailable, StoreUnsafe
+from holdfast.errors import InvalidInput, RequestTimedOut, StoreError, StoreReadOnly, StoreUnavailable, StoreUnsafe
+from holdfast.store.guards import TOO_SLOW
 from holdfast.store.postgres.address import Address
 from holdfast.store.postgres.faults import Refusal, fault_of
 
@@ -73,10 +74,12 @@ class Session:
 
 
 class Server:
-    """The way to one server."""
+    """The way to one server. With `statement_s` a statement that takes longer is given up, and not tried again."""
 
-    def __init__(self, address: Address, busy_ms: int) -> None:
+    def __init__(self, address: Address, busy_ms: int, statement_s: float | None = None) -> None:
         self.address = address
+        self.busy_ms = busy_ms
+        self._statement_s = statement_s
         self._busy_s = busy_ms / 1_000
         self._free: list[Any] = []
         self._in_use: set[Any] = set()
@@ -97,6 +100,8 @@ class Server:
         async def work(connection: Any) -> Rows:
             if self.address.has_pooler:  # a statement is prepared and executed in two steps: they must not be parted
                 async with connection.transaction():
+                    if self._statement_s is not None:
+                        await connection.execute(f"SET LOCAL statement_timeout = {self._statement_s * 1_000:.0f}")
                     return await connection.fetch(text, *args)  # type: ignore[no-any-return]
             return await connection.fetch(text, *args)  # type: ignore[no-any-return]
 
@@ -184,6 +189,8 @@ class Server:
                         self._in_use.discard(connection)
                         self._give_back(connection)
             except (Exception, asyncio.CancelledError) as problem:
+                if self._statement_s is not None and isinstance(problem, asyncpg.QueryCanceledError):
+                    raise RequestTimedOut(TOO_SLOW) from problem
                 fault = fault_of(problem, self.address.shown)
                 if fault is None:
                     if connection is not None and isinstance(problem, asyncio.CancelledError):
@@ -216,7 +223,8 @@ class Server:
             self._free.append(connection)
 
     async def _connect(self, *, is_first: bool = False) -> Any:
-        connection = await connect(self.address)
+        timeout = {} if self._statement_s is None else {"statement_timeout": f"{self._statement_s * 1_000:.0f}"}
+        connection = await connect(self.address, **timeout)
         try:
             [found] = await connection.fetch(_LOOK)
             self._refuse(found, is_first)

@@ -17,7 +17,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settled, Settlement
 from holdfast.core.messages import Message, Signal, SignalRequest
 from holdfast.core.records import Task, Wait
-from holdfast.limits import Limits
+from holdfast.limits import LIST_S, Limits
 from holdfast.ports import Clock
 from holdfast.store import guards, port
 from holdfast.store.examining import Bounds, Facts
@@ -51,6 +51,7 @@ class PostgresStore:
         )
         self.wakeups = wakeups
         self._server = server
+        self._lists = Server(server.address, server.busy_ms, LIST_S)
         self._clock = clock
         self._limits = limits
         self._starts = owning.Starts()
@@ -94,7 +95,10 @@ class PostgresStore:
 
     async def close(self) -> None:
         try:
-            await self._server.close()
+            try:
+                await self._lists.close()
+            finally:
+                await self._server.close()
             self._ring()
             if isinstance(self.wakeups, NotifyWakeups):
                 await self.wakeups.flush(FLUSH_S)
@@ -232,29 +236,42 @@ class PostgresStore:
         guards.check_ids(run_ids, self._limits)
         return await self._server.finished(owning.load(self._ready(), run_ids, self._asked()))
 
-    async def read_events(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
+    async def read_events(
+        self, run_id: str, after: int = 0, limit: int | None = None, most_bytes: int | None = None
+    ) -> list[Event]:
         guards.check_values(run_id=run_id, after=after)
+        guards.check_bound("most_bytes", most_bytes)
         most = self._limits.page_items if limit is None else guards.check_page(limit)
+        if most_bytes is not None:
+            return await reading.read_events(self._listing(), run_id, after, most, most_bytes)
         return await self._server.finished(reading.read_events(self._ready(), run_id, after, most))
 
-    async def find_runs(self, query: port.RunQuery) -> list[port.RunHead]:
+    async def find_runs(self, query: port.RunQuery) -> port.Found[port.RunHead]:
         guards.check_query(query)
+        if query.run_ids is None:
+            return await reading.find_runs(self._listing(), query, self._page(query.limit))
         return await self._server.finished(reading.find_runs(self._ready(), query, self._page(query.limit)))
 
     async def find_waits(self, query: port.WaitQuery) -> list[Wait]:
         guards.check_query(query)
-        return await self._server.finished(reading.find_waits(self._ready(), query, self._page(query.limit)))
+        return await reading.find_waits(self._listing(), query, self._page(query.limit))
 
     async def find_mailbox(self, query: port.MailboxQuery) -> list[Signal]:
         guards.check_query(query)
+        if query.run_id is None or query.most_bytes is not None:
+            return await reading.find_mailbox(self._listing(), query, self._page(query.limit))
         return await self._server.finished(reading.find_mailbox(self._ready(), query, self._page(query.limit)))
 
-    async def find_tasks(self, query: port.TaskQuery) -> list[Task]:
+    async def find_tasks(self, query: port.TaskQuery) -> port.Found[Task]:
         guards.check_query(query)
+        if query.run_id is None and query.task_id is None:
+            return await reading.find_tasks(self._listing(), query, self._page(query.limit))
         return await self._server.finished(reading.find_tasks(self._ready(), query, self._page(query.limit)))
 
     async def find_dead_letters(self, query: DeadLetterQuery) -> list[DeadLetter]:
         guards.check_query(query)
+        if query.run_id is None and query.letter_id is None:
+            return await letters.find(self._listing(), query, self._page(query.limit))
         return await self._server.finished(letters.find(self._ready(), query, self._page(query.limit)))
 
     async def settle_dead_letters(
@@ -294,7 +311,7 @@ class PostgresStore:
         return await self._server.finished(changing.changes(self._ready(), place, self._page(limit)))
 
     async def stats(self) -> port.Stats:
-        return await self._server.finished(reading.stats(self._ready(), self._asked()))
+        return await reading.stats(self._listing(), self._asked())
 
     async def examine(self, bounds: Bounds, *, thorough: bool = False) -> Facts:
         return await self._server.finished(examining.examine(self._ready(), bounds, self._asked()))
@@ -307,6 +324,11 @@ class PostgresStore:
     def _asked(self) -> Instant | None:
         """Return the time of a clock that takes the place of the server's, or None."""
         return None if self._clock is None else self._clock.now()
+
+    def _listing(self) -> Server:
+        """Return the connections for what may take long: no commit waits for them."""
+        self._check_migrated()
+        return self._lists
 
     def _ready(self) -> Server:
         self._check_migrated()

@@ -106,7 +106,7 @@ class Database:
             try:
                 return work(self.connection)
             except Exception as problem:
-                _finish_reading(problem)
+                finish_reading(problem)
                 raise
             finally:
                 self._roll_back()
@@ -189,7 +189,7 @@ class Database:
         try:
             answer = work(self.connection)
         except Exception as problem:
-            _finish_reading(problem)
+            finish_reading(problem)
             if isinstance(problem, sqlite3.Error) and not isinstance(problem, _FAULTS_OF_ONE):
                 raise
             self.connection.execute("ROLLBACK TO work")
@@ -250,7 +250,7 @@ class _Pause:
         return True
 
 
-def _finish_reading(problem: BaseException | None) -> None:
+def finish_reading(problem: BaseException | None) -> None:
     """Let go of what was being read when this was raised.
 
     A cursor that was left half-way keeps this connection at the file as it was then, for as long as the exception is

@@ -5,12 +5,13 @@ So they are looked for in windows of so many runs, and others go on in between.
 """
 
 import sqlite3
+from typing import Any
 
 from holdfast.core.instants import Instant
 from holdfast.store import port
-from holdfast.store.searching import words_of
+from holdfast.store.searching import in_json, words_of
 from holdfast.store.sqlite import rows
-from holdfast.store.where import Where
+from holdfast.store.where import Where, text_bytes, within
 
 WINDOW = 20_000
 """How many runs are looked at in one go: about ten milliseconds, if none of them fits."""
@@ -30,15 +31,30 @@ _SAYS = (
     "AND (json_extract(snapshot, '$.last_error.code') LIKE ? ESCAPE '|' "
     "OR json_extract(snapshot, '$.last_error.message') LIKE ? ESCAPE '|')))"
 )
-_PATTERN_BYTES = 50_000
 _LITERAL = str.maketrans({"|": "||", "%": "|%", "_": "|_"})
 
 
-def find_runs(db: sqlite3.Connection, query: port.RunQuery, limit: int) -> list[port.RunHead]:
+def find_runs(db: sqlite3.Connection, query: port.RunQuery, limit: int) -> port.Found[port.RunHead]:
     """Return the runs that the query names, by their ids."""
     where = _where(query)
     where.add("run_id > ?", query.after)
-    return _heads(db, where, "run_id", limit)
+    place = None
+    if query.look is not None:
+        last = "SELECT run_id FROM runs WHERE run_id > ? ORDER BY run_id LIMIT 1 OFFSET ?"
+        place = next((run_id for (run_id,) in db.execute(last, (query.after, query.look - 1))), None)
+        where.add_given("run_id <= ?", place)
+    return _heads(db, where, "run_id", query, limit, place)
+
+
+def look_at_newest(db: sqlite3.Connection, query: port.RunQuery, limit: int) -> port.Found[port.RunHead]:
+    """Return those of the next so many runs that the query names, the newest first."""
+    before = place_of_newest(db, query)
+    where = _where(query)
+    where.add("run_no < ?", before)
+    last = "SELECT created_at, run_id, run_no FROM runs WHERE run_no < ? ORDER BY run_no DESC LIMIT 1 OFFSET ?"
+    found = db.execute(last, (before, (query.look or 1) - 1)).fetchone()
+    where.add_given("run_no >= ?", found and found[2])
+    return _heads(db, where, "run_no DESC", query, limit, found and found[:2])
 
 
 def place_of_newest(db: sqlite3.Connection, query: port.RunQuery) -> int:
@@ -49,11 +65,11 @@ def place_of_newest(db: sqlite3.Connection, query: port.RunQuery) -> int:
 
 def newest_runs(
     query: port.RunQuery, before: int, down_to: int, db: sqlite3.Connection, _now: Instant
-) -> list[port.RunHead]:
+) -> port.Found[port.RunHead]:
     """Return the runs that the query names with numbers from `down_to` on and before `before`, the newest first."""
     where = _where(query)
     where.add("run_no < ? AND run_no >= ?", before, down_to)
-    return _heads(db, where, "run_no DESC", query.limit)
+    return _heads(db, where, "run_no DESC", query, query.limit)
 
 
 def is_looked_up(query: port.RunQuery) -> bool:
@@ -61,9 +77,13 @@ def is_looked_up(query: port.RunQuery) -> bool:
     return any(given is not None for given in (query.run_ids, query.reference_key, query.parent_run_id))
 
 
-def _heads(db: sqlite3.Connection, where: Where, order: str, limit: int) -> list[port.RunHead]:
+def _heads(
+    db: sqlite3.Connection, where: Where, order: str, query: port.RunQuery, limit: int, place: Any = None
+) -> port.Found[port.RunHead]:
     found = db.execute(f"SELECT {rows.HEAD} FROM runs {where.text} ORDER BY {order} LIMIT ?", where.values(limit))
-    return [rows.head_of(row) for row in found]
+    taken = list(within(found, query.most_bytes, text_bytes))
+    is_whole = len(taken) < limit and next(found, None) is None
+    return port.Found(map(rows.head_of, taken), place if is_whole else None)
 
 
 def _where(query: port.RunQuery) -> Where:
@@ -83,10 +103,14 @@ def _where(query: port.RunQuery) -> Where:
     return where
 
 
+def patterns_of(word: str) -> tuple[str, str]:
+    """Return what LIKE takes to find a word in a text, and in a text of JSON."""
+    return f"%{word.translate(_LITERAL)}%", f"%{in_json(word).translate(_LITERAL)}%"
+
+
 def _add_word(where: Where, word: str) -> None:
-    plain = f"%{word.translate(_LITERAL)}%"
-    in_json = f"%{rows.encode(word)[1:-1].translate(_LITERAL)}%"
-    if "\0" in word or len(in_json.encode()) > _PATTERN_BYTES:
+    plain, quoted = patterns_of(word)
+    if "\0" in word:
         where.add("FALSE")  # SQLite reads no such pattern, and nothing that is stored holds it
     else:
-        where.add(_SAYS, plain, plain, plain, in_json, plain, in_json, plain, plain)
+        where.add(_SAYS, plain, plain, plain, quoted, plain, quoted, plain, plain)

@@ -13,7 +13,7 @@ from holdfast.core.state import RunStatus
 from holdfast.errors import CallerError, StoreCorrupt
 from holdfast.store import guards, port
 from holdfast.store.sqlite import audit, rows
-from holdfast.store.where import Where
+from holdfast.store.where import Where, text_bytes, within
 
 _LETTER = "letter_id, run_id, envelope, reason, detail, node, died_at, settled, settled_by, settled_at"
 INSERT = (
@@ -68,7 +68,7 @@ def find(db: sqlite3.Connection, query: DeadLetterQuery, limit: int) -> list[Dea
         f"SELECT {_LETTER} FROM dead_letters JOIN runs USING (run_no) {where.text} ORDER BY died_at, letter_id LIMIT ?",
         where.values(limit),
     )
-    return [letter_of(row) for row in found]
+    return [letter_of(row) for row in within(found, query.most_bytes, text_bytes)]
 
 
 def settle(

@@ -12,8 +12,10 @@ from holdfast.core.messages import ENGINE_SIGNALS, Message, Signal
 from holdfast.core.records import ActivityRecord, Task, Wait
 from holdfast.limits import MAILBOX_SIGNALS
 from holdfast.store import port
+from holdfast.store.searching import words_of
 from holdfast.store.sqlite import rows
-from holdfast.store.where import Where
+from holdfast.store.sqlite.finding import patterns_of
+from holdfast.store.where import Where, text_bytes, within
 
 
 def load(db: sqlite3.Connection, run_ids: Sequence[str], now: Instant) -> list[port.LoadedRun | None]:
@@ -109,14 +111,16 @@ def _signals(db: sqlite3.Connection, heads: dict[int, port.RunHead], full: set[i
     return signals
 
 
-def read_events(db: sqlite3.Connection, run_id: str, after: int, limit: int) -> list[Event]:
+def read_events(
+    db: sqlite3.Connection, run_id: str, after: int, limit: int, most_bytes: int | None = None
+) -> list[Event]:
     """Return a page of the run's history."""
     found = db.execute(
         f"SELECT {rows.EVENT} FROM events WHERE run_no = (SELECT run_no FROM runs WHERE run_id = ?) AND run_seq > ? "
         "ORDER BY run_seq LIMIT ?",
         (run_id, after, limit),
     )
-    return rows.events_of(run_id, found)
+    return rows.events_of(run_id, within(found, most_bytes, text_bytes))
 
 
 def find_waits(db: sqlite3.Connection, query: port.WaitQuery, limit: int) -> list[Wait]:
@@ -164,7 +168,7 @@ def find_mailbox(db: sqlite3.Connection, query: port.MailboxQuery, limit: int) -
         f"FROM signals {index} {where.text} ORDER BY run_no, inbox_seq LIMIT ?",
         where.values(limit),
     )
-    return [rows.signal_of(run_id, row) for run_id, *row in found]
+    return [rows.signal_of(run_id, row) for run_id, *row in within(found, query.most_bytes, text_bytes)]
 
 
 _CONCERNS = (
@@ -174,7 +178,14 @@ _CONCERNS = (
 )
 
 
-def find_tasks(db: sqlite3.Connection, query: port.TaskQuery, limit: int) -> list[Task]:
+# The whole task is looked at first, because reading its JSON takes longer.
+_MENTIONS = (
+    "(task LIKE ? ESCAPE '|' AND (json_extract(task, '$.name') LIKE ? ESCAPE '|' "
+    "OR json_quote(json_extract(task, '$.payload')) LIKE ? ESCAPE '|'))"
+)
+
+
+def find_tasks(db: sqlite3.Connection, query: port.TaskQuery, limit: int) -> port.Found[Task]:
     """Return the tasks that the query names."""
     of_status, status = ("", ()) if query.status is None else (" AND status = ?", (query.status,))
     where = Where()
@@ -193,8 +204,18 @@ def find_tasks(db: sqlite3.Connection, query: port.TaskQuery, limit: int) -> lis
     if query.actor is not None:
         roles = rows.listing([0, *query.actor_roles])
         where.add(_CONCERNS.format(of_status=of_status), roles, *status, query.actor, *status, query.actor)
+    for word in words_of(query.text):
+        plain, quoted = patterns_of(word)
+        where.add(_MENTIONS if "\0" not in word else "FALSE", *((quoted, plain, quoted) if "\0" not in word else ()))
+    place = None
+    if query.look is not None:
+        last = "SELECT task_id FROM tasks WHERE task_id > ? ORDER BY task_id LIMIT 1 OFFSET ?"
+        place = next((task_id for (task_id,) in db.execute(last, (query.after, query.look - 1))), None)
+        where.add_given("task_id <= ?", place)
     found = db.execute(f"SELECT task FROM tasks {where.text} ORDER BY task_id LIMIT ?", where.values(limit))
-    return [rows.task_of(text) for (text,) in found]
+    taken = list(within(found, query.most_bytes, text_bytes))
+    is_whole = len(taken) < limit and next(found, None) is None
+    return port.Found((rows.task_of(text) for (text,) in taken), place if is_whole else None)
 
 
 def stats(db: sqlite3.Connection, now: Instant) -> port.Stats:

@@ -43,6 +43,7 @@ from holdfast.store.sqlite import (
 from holdfast.store.sqlite import audit as audit_log
 from holdfast.store.sqlite.database import Database
 from holdfast.store.sqlite.migrate import latest_version, migrate, not_migrated, schema_version
+from holdfast.store.sqlite.readers import Readers
 from holdfast.store.sqlite.wakeups import SocketWakeups
 from holdfast.store.wakeups import Wakeups
 
@@ -63,6 +64,7 @@ class SqliteStore:
         self._is_migrated = False
         self._will_ring = False
         self._short_cut = committing.ShortCut()
+        self._readers = Readers(database.path)
 
     @classmethod
     async def open(
@@ -96,7 +98,10 @@ class SqliteStore:
 
     async def close(self) -> None:
         try:
-            await self._database.close()
+            try:
+                await self._readers.close()
+            finally:
+                await self._database.close()
             self._ring()
         finally:
             self.wakeups.close()
@@ -202,22 +207,29 @@ class SqliteStore:
         guards.check_ids(run_ids, self._limits)
         return await self._read(lambda db, now: reading.load(db, run_ids, now))
 
-    async def read_events(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
+    async def read_events(
+        self, run_id: str, after: int = 0, limit: int | None = None, most_bytes: int | None = None
+    ) -> list[Event]:
         guards.check_values(run_id=run_id, after=after)
+        guards.check_bound("most_bytes", most_bytes)
         most = self._limits.page_items if limit is None else guards.check_page(limit)
-        return await self._read(lambda db, _: reading.read_events(db, run_id, after, most))
+        read = self._read if most_bytes is None else self._list
+        return await read(lambda db, _: reading.read_events(db, run_id, after, most, most_bytes))
 
-    async def find_runs(self, query: port.RunQuery) -> list[port.RunHead]:
+    async def find_runs(self, query: port.RunQuery) -> port.Found[port.RunHead]:
         guards.check_query(query)
         most = self._page(query.limit)
         if not query.newest:
-            return await self._read(lambda db, _: finding.find_runs(db, query, most))
-        before = await self._read(lambda db, _: finding.place_of_newest(db, query))
+            read = self._read if query.run_ids is not None else self._list
+            return await read(lambda db, _: finding.find_runs(db, query, most))
+        if query.look is not None:
+            return await self._list(lambda db, _: finding.look_at_newest(db, query, most))
+        before = await self._list(lambda db, _: finding.place_of_newest(db, query))
         window = before if finding.is_looked_up(query) else finding.WINDOW
-        found: list[port.RunHead] = []
+        found = port.Found[port.RunHead]()
         while before > 0 and len(found) < most:
             part = replace(query, limit=most - len(found))
-            found += await self._read(partial(finding.newest_runs, part, before, before - window))
+            found += await self._list(partial(finding.newest_runs, part, before, before - window))
             before -= window
             await asyncio.sleep(0)
         return found
@@ -225,22 +237,26 @@ class SqliteStore:
     async def find_waits(self, query: port.WaitQuery) -> list[Wait]:
         guards.check_query(query)
         most = self._page(query.limit)
-        return await self._read(lambda db, _: reading.find_waits(db, query, most))
+        read = self._list if query.run_id is None else self._read
+        return await read(lambda db, _: reading.find_waits(db, query, most))
 
     async def find_mailbox(self, query: port.MailboxQuery) -> list[Signal]:
         guards.check_query(query)
         most = self._page(query.limit)
-        return await self._read(lambda db, _: reading.find_mailbox(db, query, most))
+        read = self._list if query.run_id is None or query.most_bytes is not None else self._read
+        return await read(lambda db, _: reading.find_mailbox(db, query, most))
 
-    async def find_tasks(self, query: port.TaskQuery) -> list[Task]:
+    async def find_tasks(self, query: port.TaskQuery) -> port.Found[Task]:
         guards.check_query(query)
         most = self._page(query.limit)
-        return await self._read(lambda db, _: reading.find_tasks(db, query, most))
+        read = self._list if query.run_id is None and query.task_id is None else self._read
+        return await read(lambda db, _: reading.find_tasks(db, query, most))
 
     async def find_dead_letters(self, query: DeadLetterQuery) -> list[DeadLetter]:
         guards.check_query(query)
         most = self._page(query.limit)
-        return await self._read(lambda db, _: letters.find(db, query, most))
+        read = self._list if query.run_id is None and query.letter_id is None else self._read
+        return await read(lambda db, _: letters.find(db, query, most))
 
     async def settle_dead_letters(
         self, ids: Sequence[str], action: Settlement, actor: str = "", audit: AuditEntry | None = None
@@ -278,7 +294,7 @@ class SqliteStore:
         return await self._read(lambda db, _: changing.changes(db, place, most))
 
     async def stats(self) -> port.Stats:
-        return await self._read(reading.stats)
+        return await self._list(reading.stats)
 
     async def examine(self, bounds: Bounds, *, thorough: bool = False) -> Facts:
         self._check_migrated()
@@ -292,6 +308,12 @@ class SqliteStore:
     async def _read(self, work: Callable[[sqlite3.Connection, Instant], T]) -> T:
         self._check_migrated()
         return await self._database.read(lambda db: work(db, self._clock.now()))
+
+    async def _list(self, work: Callable[[sqlite3.Connection, Instant], T]) -> T:
+        """Read what may take long in a thread beside the event loop, so that everything else goes on."""
+        self._check_migrated()
+        now = self._clock.now()
+        return await self._readers.read(lambda db: work(db, now))
 
     async def _write(self, work: Callable[[sqlite3.Connection, Instant], T], *, rings: bool = False) -> T:
         """Do the work in a transaction; the time is read when the lock is held, so that it grows with the commits."""

@@ -1,0 +1,120 @@
+"""Connections to the file that only read, in threads of their own: for lists and searches.
+
+The event loop's own thread writes and reads what is found by an index; what may take long is read here, so that API,
+node and leases go on meanwhile. A reading that takes too long is given up, and so is one whose caller has gone.
+"""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from holdfast.errors import RequestTimedOut, StoreUnavailable
+from holdfast.limits import LIST_S
+from holdfast.store.guards import TOO_SLOW
+from holdfast.store.sqlite.database import finish_reading, translate
+
+T = TypeVar("T")
+
+THREADS = 4
+STEPS = 5_000
+"""After how many steps of SQLite's machine it is seen that a reading is given up: well below a millisecond."""
+
+BUSY_S = 5.0
+
+
+class Readers:
+    """The threads that read one file."""
+
+    def __init__(self, path: Path, seconds: float = LIST_S) -> None:
+        self._path = path
+        self._seconds = seconds
+        self._free: list[sqlite3.Connection] = []
+        self._threads: ThreadPoolExecutor | None = None
+        self._readings: set[_Reading] = set()
+        self._is_closed = False
+
+    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run a function that only reads, in a thread. All its statements see the store as it was at one instant."""
+        if self._is_closed:
+            raise StoreUnavailable("the store is closed", path=str(self._path))
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="holdfast-reader")
+        loop = asyncio.get_running_loop()
+        reading = _Reading()
+        self._readings.add(reading)
+        timer = loop.call_later(self._seconds, reading.give_up)
+        try:
+            return await loop.run_in_executor(self._threads, self._run, work, reading)
+        except asyncio.CancelledError:
+            reading.give_up()
+            raise
+        finally:
+            timer.cancel()
+            self._readings.discard(reading)
+
+    async def close(self) -> None:
+        """Give up what is being read, and close the connections."""
+        self._is_closed = True
+        for reading in self._readings:
+            reading.give_up()
+        if self._threads is not None:
+            await asyncio.to_thread(self._threads.shutdown)
+        free, self._free = self._free, []
+        for connection in free:
+            connection.close()
+
+    def _run(self, work: Callable[[sqlite3.Connection], T], reading: "_Reading") -> T:
+        connection = None
+        try:
+            reading.check()
+            connection = self._free.pop() if self._free else self._connect()
+            connection.set_progress_handler(reading.is_given_up, STEPS)
+            connection.execute("BEGIN")
+            return work(connection)
+        except sqlite3.Error as problem:
+            finish_reading(problem)
+            reading.check()
+            raise translate(problem, self._path) from problem
+        except Exception as problem:
+            finish_reading(problem)
+            raise
+        finally:
+            if connection is not None:
+                self._let_go(connection)
+
+    def _connect(self) -> sqlite3.Connection:
+        address = f"{self._path.as_uri()}?mode=ro"
+        connection = sqlite3.connect(
+            address, uri=True, timeout=BUSY_S, isolation_level=None, cached_statements=64, check_same_thread=False
+        )
+        connection.execute("PRAGMA query_only = ON")
+        connection.execute("PRAGMA temp_store = MEMORY")
+        return connection
+
+    def _let_go(self, connection: sqlite3.Connection) -> None:
+        connection.set_progress_handler(None, 0)
+        if connection.in_transaction:
+            with suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+        self._free.append(connection)
+
+
+class _Reading:
+    """One reading, which may be given up from the event loop."""
+
+    def __init__(self) -> None:
+        self._is_given_up = False
+
+    def give_up(self) -> None:
+        self._is_given_up = True
+
+    def is_given_up(self) -> bool:
+        return self._is_given_up
+
+    def check(self) -> None:
+        if self._is_given_up:
+            raise RequestTimedOut(TOO_SLOW)
