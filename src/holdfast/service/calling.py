@@ -173,6 +173,11 @@ class Call:
         """How large the rows of a page may be: an answer says more of each than what is stored."""
         return max(1, self.room.bytes // 2)
 
+    @property
+    def item_bytes(self) -> int:
+        """How large one thing may be to be shown in a list."""
+        return max(1, self.service.options.answer_bytes // 2)
+
     def check_room(self) -> None:
         """Raise `AnswerTooLarge` if the answers before this one have left no room for it."""
         self.room.take(0)

@@ -72,7 +72,7 @@ async def unconsumed(call: Call, ask: ListUnconsumed) -> UnconsumedPage:
             UnconsumedView,
             signal,
             now,
-            call.page_bytes,
+            call.item_bytes,
             run_id=signal.run_id,
             workflow=heads[signal.run_id].plan_id,
             run_status=heads[signal.run_id].status,

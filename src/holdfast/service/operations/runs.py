@@ -228,7 +228,7 @@ async def events(call: Call, ask: ReadEvents) -> EventPage:
     asked = (event.step_id for event in page if isinstance(event.data, TASK_CONTENTS))
     redacted = await call.redacted_steps(ask.run_id, asked)
     return EventPage(
-        items=[event_view(event, redacted, call.page_bytes) for event in page],
+        items=[event_view(event, redacted, call.item_bytes) for event in page],
         last_event_seq=max(head.version, page[-1].run_seq if page else 0),
         status=head.status,
     )

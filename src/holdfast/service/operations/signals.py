@@ -317,5 +317,5 @@ async def mailbox(call: Call, ask: ReadMailbox) -> MailPage:
     )
     now = await call.store.now()
     own = [signal for signal in rows if not signal.name.startswith(RESERVED_PREFIX)]
-    items = [mail_view(MailView, signal, now, call.page_bytes) for signal in own]
+    items = [mail_view(MailView, signal, now, call.item_bytes) for signal in own]
     return MailPage(items, following)

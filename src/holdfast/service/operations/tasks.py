@@ -106,11 +106,10 @@ class TaskHistory(Struct, frozen=True):
 async def history(call: Call, ask: ReadTaskHistory) -> TaskHistory:
     """Return what happened to a task, and what was refused, a page of the run's history at a time."""
     after = decode_cursor("task history", ask.cursor, int) if ask.cursor else 0
-    most = call.page_bytes
     found, following = await call.tasks.history_page(
-        ask.task_id, actor=call.actor(), after=after, limit=ask.limit, most_bytes=most
+        ask.task_id, actor=call.actor(), after=after, limit=ask.limit, most_bytes=call.page_bytes
     )
-    items = [event_view(event, (), most) for event in found]
+    items = [event_view(event, (), call.item_bytes) for event in found]
     return TaskHistory(items, None if following is None else encode_cursor("task history", following))
 
 

@@ -41,9 +41,10 @@ export function streamFields(filter) {
 
 export function fits(filter, task) {
   const due = dueBefore(filter);
-  const text = filter.q.toLowerCase();
+  const words = filter.q.toLowerCase().split(/\s+/).filter(Boolean);
+  const said = `${task.name}\n${JSON.stringify(task.payload)}`.toLowerCase();
   return (due === null || (task.due_at !== null && Date.parse(task.due_at) < due))
-    && (text === "" || task.name.toLowerCase().includes(text) || JSON.stringify(task.payload).toLowerCase().includes(text));
+    && (task.payload_bytes !== null || words.every((word) => said.includes(word)));
 }
 
 export function filterBar(filter, changed) {

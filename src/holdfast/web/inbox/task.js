@@ -3,6 +3,7 @@
 import { call } from "../lib/api.js";
 import { h, put } from "../lib/dom.js";
 import { icon } from "../lib/icons.js";
+import { readAgain } from "../lib/pages.js";
 import { runAddress } from "../lib/router.js";
 import { who } from "../lib/session.js";
 import { failed, loading } from "../lib/states.js";
@@ -30,7 +31,7 @@ export class TaskPane {
     Object.assign(this, { taskId, task: null, events: null, shownForm: "", shownTalk: "", shownHead: "" });
     if (taskId === undefined) return put(this.place, h("p", { class: "pick" }, "Choose a task to see what it asks."));
     put(this.place, loading("Loading the task"));
-    if (known) this.take(known);
+    if (known && known.payload_bytes === null) this.take(known); // else it is in the list without its payload
     return this.refresh();
   }
 
@@ -104,7 +105,7 @@ export class TaskPane {
   async readHistory() {
     const { taskId } = this;
     try {
-      const { items } = await call("tasks.history", { task_id: taskId }, this.signal);
+      const { items } = await readAgain((cursor) => call("tasks.history", { task_id: taskId, cursor }, this.signal), Infinity);
       if (this.taskId !== taskId) return;
       this.events = items;
       put(this.history, h("h3", {}, "History"), historyList(items));

@@ -2,6 +2,7 @@
 
 import { call, queryOf } from "../lib/api.js";
 import { h, perFrame, put } from "../lib/dom.js";
+import { readAgain } from "../lib/pages.js";
 import { go } from "../lib/router.js";
 import { denied, empty, failed, loading } from "../lib/states.js";
 import { may } from "../lib/session.js";
@@ -70,7 +71,7 @@ class TaskList {
     this.reading = new AbortController();
     const { signal } = this.reading;
     try {
-      const page = await call("tasks.list", { ...listFields(this.filter), cursor, limit: PAGE }, signal);
+      const page = await readAgain((next) => call("tasks.list", { ...listFields(this.filter), cursor: next, limit: PAGE }, signal), 1, cursor);
       if (!cursor) this.tasks.clear();
       for (const task of page.items) this.tasks.set(task.task_id, task);
       Object.assign(this, { cursor: page.next, problem: null, isLoading: false });
@@ -92,7 +93,7 @@ class TaskList {
     const isListed = (this.filter.status === "ALL" || task.status === this.filter.status) && fits(this.filter, task);
     if (isListed) this.tasks.set(task.task_id, task);
     else this.tasks.delete(task.task_id);
-    if (task.task_id === this.taskId) this.pane.take(task);
+    if (task.task_id === this.taskId) task.payload_bytes === null ? this.pane.take(task) : this.pane.refresh();
     this.draw();
   }
 

@@ -2,6 +2,7 @@
 
 import { call } from "../lib/api.js";
 import { nowMs } from "../lib/clock.js";
+import { readAgain } from "../lib/pages.js";
 
 const PAGE = 200;
 const SPANS = { "1h": 3_600_000, "24h": 86_400_000, "7d": 604_800_000, "30d": 2_592_000_000 };
@@ -38,8 +39,8 @@ export class RunSource {
 
   async more() {
     const { workflow, status, tag, text } = this.filter;
-    const asked = { workflow, status, tag, text: text?.trim(), created_from: this.since, cursor: this.cursor };
-    const found = await call("runs.list", { ...asked, order: "newest", limit: PAGE }, this.signal);
+    const asked = { workflow, status, tag, text: text?.trim(), created_from: this.since };
+    const found = await readAgain((cursor) => call("runs.list", { ...asked, cursor, order: "newest", limit: PAGE }, this.signal), 1, this.cursor);
     this.cursor = found.next ?? "";
     this.isWhole = found.next === null;
     for (const run of found.items) this.upsert(run, true);

@@ -1,0 +1,280 @@
+"""What one caller can make a service read and answer: so many rows, so many bytes, so often, and no more."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.core.codec import encode
+from holdfast.core.messages import SignalRequest
+from holdfast.limits import SEARCH_WORDS
+from holdfast.service.options import ServiceOptions
+from holdfast.service.rates import SEARCH_COST
+from holdfast.store.port import RunQuery
+from tests.service.bearers import bearing, guarded, store_of, token_for
+from tests.service.stage import Stage, make_app, on_stage
+
+LARGE = "x" * 50_000
+SMALL_ANSWERS = ServiceOptions(answer_bytes=256 * 1024)
+
+
+def rpc(*calls: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a batch."""
+    return [{"jsonrpc": "2.0", "id": id, "method": name, "params": ask} for id, (name, ask) in enumerate(calls)]
+
+
+@asynccontextmanager
+async def crowded(options: ServiceOptions, mails: int = 30) -> AsyncIterator[tuple[Stage, str]]:
+    """Serve an app with a run that has large signals in its mailbox, and so in its history."""
+    async with on_stage(options=options) as stage:
+        run_id = await stage.start("patient")
+        store = store_of(stage)
+        for number in range(mails):
+            request = SignalRequest(run_id=run_id, name="later", payload=encode(LARGE), signal_id=f"s{number}")
+            await store.deliver([request])
+        yield stage, run_id
+
+
+# --- searching
+
+
+@pytest.mark.contract("API-2")
+@pytest.mark.parametrize("is_rpc", [False, True])
+@pytest.mark.parametrize("order", ["id", "newest"])
+async def test_a_search_looks_at_so_many_rows_and_says_where_to_go_on(is_rpc: bool, order: str) -> None:
+    async with on_stage(options=ServiceOptions(search_rows=5)) as stage:
+        for number in range(21):
+            tags = ["rare"] if number in (0, 20) else []
+            await stage.rest("runs.start", {"workflow": "echo", "tags": tags})
+        ask = stage.rpc if is_rpc else stage.rest
+        found, cursor, requests = [], "", 0
+        while cursor is not None:
+            status, page = await ask("runs.list", {"text": "rare", "order": order, "cursor": cursor})
+            assert status == 200
+            found += page["items"]
+            cursor, requests = page["next"], requests + 1
+        assert len(found) == 2
+        assert 4 <= requests <= 8, "each request looked at five runs"
+
+
+@pytest.mark.contract("API-2", "TSK-1")
+async def test_a_search_for_tasks_looks_at_so_many_rows() -> None:
+    async with on_stage(options=ServiceOptions(search_rows=5)) as stage:
+        for number in range(12):
+            await stage.start("asking", who="Rare Bird" if number == 7 else "x")
+        await stage.until("tasks.list", {"status": "OPEN"}, lambda page: len(page["items"]) == 12)
+        found, cursor, requests = [], "", 0
+        while cursor is not None:
+            _, page = await stage.rest("tasks.list", {"text": "bird rare", "cursor": cursor})
+            found += page["items"]
+            cursor, requests = page["next"], requests + 1
+        assert [task["payload"] for task in found] == [{"who": "Rare Bird"}]
+        assert requests >= 3
+
+
+@pytest.mark.contract("API-2")
+@pytest.mark.parametrize("name", ["runs.list", "tasks.list"])
+async def test_a_search_has_so_many_words(name: str) -> None:
+    async with on_stage() as stage:
+        for text in ("a " * (SEARCH_WORDS + 1), "a" * 1_000):
+            for ask in (stage.rest, stage.rpc):
+                status, problem = await ask(name, {"text": text})
+                assert (status, problem["code"]) == (422, "InvalidInput")
+
+
+@pytest.mark.contract("API-2", "STO-1")
+@pytest.mark.parametrize("name", ["runs.list", "tasks.list"])
+async def test_others_are_served_while_somebody_searches(tmp_path: Path, name: str) -> None:
+    """A batch of searches through a large store: the loop comes round, and runs go on."""
+    app = make_app()
+    async with on_stage(f"sqlite:///{tmp_path}/s.db", app=app) as stage:
+        run_id = await stage.start("asking", who="x" * 20_000)
+        await stage.until("tasks.list", {"run_id": run_id}, lambda page: page["items"])
+        db = store_of(stage)._database.connection  # type: ignore[attr-defined]
+        db.execute(
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 3000) "
+            "INSERT INTO tasks SELECT printf('zz-%06d', i), run_no, 'copy', 'COMPLETED', NULL, '[]', task FROM tasks, n"
+        )
+        text = " ".join(f"nothing{number}" for number in range(SEARCH_WORDS))
+        batch = rpc(*[(name, {"text": text})] * 20)
+        searching = asyncio.create_task(stage.http.post("/rpc", json=batch))
+        served = 0
+        while not searching.done():
+            await stage.start("echo")
+            assert (await stage.http.get("/v1/health")).status_code == 200
+            served += 1
+        assert served >= 3
+        assert all("result" in answer for answer in (await searching).json())
+
+
+# --- rates
+
+
+@pytest.mark.contract("API-2", "API-4")
+async def test_a_batch_costs_the_sum_of_its_parts() -> None:
+    async with guarded(options=ServiceOptions(reads_per_minute=3 * SEARCH_COST)) as stage:
+        viewer = bearing(await token_for(stage, "viewer"))
+        batch = rpc(*[("runs.list", {"text": "x"})] * 5)
+        answers = (await stage.http.post("/rpc", json=batch, headers=viewer)).json()
+        codes = [answer["error"]["data"]["code"] if "error" in answer else "" for answer in answers]
+        assert codes == ["", "", "", "RateLimited", "RateLimited"]
+        refused = await stage.http.get("/v1/runs", headers=viewer)
+        assert refused.status_code == 429
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        other = bearing(await token_for(stage, "viewer", name="bob"))
+        assert (await stage.http.get("/v1/runs", headers=other)).status_code == 200
+        assert (await stage.http.post("/v1/runs", json={"workflow": "echo"}, headers=viewer)).status_code == 403
+
+
+@pytest.mark.contract("API-2", "API-4")
+async def test_a_tenant_reads_so_much_whoever_asks() -> None:
+    async with guarded(options=ServiceOptions(tenant_reads_per_minute=4)) as stage:
+        tokens = [await token_for(stage, "viewer", tenant="acme", name=f"n{number}") for number in range(3)]
+        seen = [
+            (await stage.http.get("/v1/runs", headers=bearing(tokens[number % 3]))).status_code for number in range(6)
+        ]
+        assert seen == [200, 200, 200, 200, 429, 429]
+        other = bearing(await token_for(stage, "viewer", tenant="other"))
+        assert (await stage.http.get("/v1/runs", headers=other)).status_code == 200
+
+
+@pytest.mark.contract("API-4")
+async def test_one_tenant_does_not_keep_the_readers_to_itself() -> None:
+    async with guarded(options=ServiceOptions(lists_at_once=2)) as stage:
+        mine = bearing(await token_for(stage, "viewer", tenant="acme"))
+        theirs = bearing(await token_for(stage, "viewer", tenant="other"))
+        store = store_of(stage)
+        find, reading, may_read = store.find_runs, 0, asyncio.Event()
+
+        async def slow(query: RunQuery) -> Any:
+            nonlocal reading
+            if query.tenant == "acme" and query.run_ids is None:
+                reading += 1
+                await may_read.wait()
+            return await find(query)
+
+        store.find_runs = slow  # type: ignore[method-assign]
+        asked = [asyncio.create_task(stage.http.get("/v1/runs", headers=mine)) for _ in range(6)]
+        while reading < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+        assert (await stage.http.get("/v1/runs", headers=theirs)).status_code == 200
+        assert reading == 2
+        may_read.set()
+        assert [(await each).status_code for each in asked] == [200] * 6
+
+
+# --- bytes
+
+
+@pytest.mark.contract("API-2")
+@pytest.mark.parametrize("is_rpc", [False, True])
+async def test_pages_end_where_they_are_large_enough(is_rpc: bool) -> None:
+    async with crowded(SMALL_ANSWERS) as (stage, run_id):
+        ask = stage.rpc if is_rpc else stage.rest
+        for name, fields in [("signals.mailbox", {"run_id": run_id}), ("signals.unconsumed", {})]:
+            found, cursor = [], ""
+            while cursor is not None:
+                status, page = await ask(name, {**fields, "cursor": cursor, "limit": 500})
+                assert status == 200
+                assert len(page["items"]) <= 5
+                found += [mail["signal_id"] for mail in page["items"]]
+                cursor = page["next"]
+            assert sorted(found) == sorted(f"s{number}" for number in range(30))
+
+
+@pytest.mark.contract("API-2")
+@pytest.mark.parametrize("is_rpc", [False, True])
+async def test_histories_come_in_pages_of_bytes(is_rpc: bool) -> None:
+    async with on_stage(options=SMALL_ANSWERS) as stage:
+        ask = stage.rpc if is_rpc else stage.rest
+        run_id = await stage.start("patient")
+        for number in range(12):
+            await stage.rest(
+                "signals.send", {"run_id": run_id, "name": "go", "payload": LARGE, "signal_id": str(number)}
+            )
+        await stage.until("runs.get", {"run_id": run_id}, lambda run: run["last_event_seq"] >= 12)
+        seen = 0
+        while True:
+            status, page = await ask("runs.events", {"run_id": run_id, "after": seen, "limit": 500})
+            assert status == 200
+            if not page["items"]:
+                break
+            assert [event["run_seq"] for event in page["items"]] == list(range(seen + 1, seen + 1 + len(page["items"])))
+            assert sum(len(str(event["data"])) for event in page["items"]) < 256 * 1024
+            seen = page["items"][-1]["run_seq"]
+        assert seen == page["last_event_seq"]
+
+
+@pytest.mark.contract("API-2")
+async def test_a_batch_has_as_large_an_answer_as_one_call() -> None:
+    async with crowded(SMALL_ANSWERS) as (stage, run_id):
+        batch = rpc(*[("signals.mailbox", {"run_id": run_id, "limit": 500})] * 50)
+        response = await stage.http.post("/rpc", json=batch)
+        assert len(response.content) <= SMALL_ANSWERS.answer_bytes
+        answers = response.json()
+        assert [answer["id"] for answer in answers] == list(range(50))
+        codes = [answer["error"]["data"]["code"] for answer in answers if "error" in answer]
+        assert set(codes) == {"AnswerTooLarge"}
+        assert 1 <= 50 - len(codes) <= 5
+        assert {answer["error"]["data"]["status"] for answer in answers if "error" in answer} == {413}
+
+
+@pytest.mark.contract("API-2")
+@pytest.mark.parametrize("is_rpc", [False, True])
+async def test_one_large_thing_does_not_fail_its_list(is_rpc: bool) -> None:
+    """It is left out, and how large it is is said; by itself it is refused with a word of why."""
+    async with on_stage(options=ServiceOptions(answer_bytes=60_000)) as stage:
+        ask = stage.rpc if is_rpc else stage.rest
+        large = await stage.start("echo", value=LARGE + LARGE)
+        asking = await stage.start("asking", who=LARGE)
+        await stage.start("asking", who="small")
+        await stage.until("runs.get", {"run_id": large}, lambda run: run["status"] == "COMPLETED")
+        seen, left_out = 0, 0
+        while True:
+            status, page = await ask("runs.events", {"run_id": large, "after": seen})
+            assert status == 200
+            if not page["items"]:
+                break
+            seen = page["items"][-1]["run_seq"]
+            left_out += sum((event["data_bytes"] or 0) > len(LARGE) for event in page["items"])
+        assert left_out >= 1
+        assert seen == page["last_event_seq"]
+        status, problem = await ask("runs.result", {"run_id": large})
+        assert (status, problem["code"], problem["details"]["limit_bytes"] > 0) == (413, "AnswerTooLarge", True)
+        page = await stage.until("tasks.list", {}, lambda page: len(page["items"]) >= 1)
+        tasks, cursor = [], ""
+        while cursor is not None:
+            status, page = await ask("tasks.list", {"cursor": cursor})
+            assert status == 200
+            tasks += page["items"]
+            cursor = page["next"]
+        by_run = {task["run_id"] == asking: task for task in tasks}
+        assert by_run[True]["payload"] is None
+        assert by_run[True]["payload_bytes"] > len(LARGE)
+        assert by_run[False]["payload"] == {"who": "small"}
+        assert by_run[False]["payload_bytes"] is None
+
+
+@pytest.mark.contract("TSK-1")
+@pytest.mark.parametrize("is_rpc", [False, True])
+async def test_what_happened_to_a_task_comes_in_pages(is_rpc: bool) -> None:
+    async with on_stage() as stage:
+        ask = stage.rpc if is_rpc else stage.rest
+        run_id = await stage.start("asking", who="x")
+        page = await stage.until("tasks.list", {"run_id": run_id}, lambda page: page["items"])
+        task_id = page["items"][0]["task_id"]
+        for number in range(5):
+            await stage.rest("tasks.comment", {"task_id": task_id, "text": f"c{number}", "actor": "ann"})
+        whole = (await ask("tasks.history", {"task_id": task_id}))[1]
+        assert whole["next"] is None
+        items, cursor = [], ""
+        while cursor is not None:
+            _, page = await ask("tasks.history", {"task_id": task_id, "cursor": cursor, "limit": 2})
+            assert len(page["items"]) <= 2
+            items += page["items"]
+            cursor = page["next"]
+        assert items == whole["items"]
+        assert sum(event["event_type"] == "TaskCommented" for event in items) == 5
