@@ -77,7 +77,7 @@ async def list_(call: Call, ask: ListAudit) -> AuditPage:
         newest=ask.order == "newest",
     )
     rows, following = await read_page(
-        f"audit {ask.order}", call.store.find_audit, query, _place, cursor=ask.cursor, limit=ask.limit
+        call, f"audit {ask.order}", call.store.find_audit, query, _place, cursor=ask.cursor, limit=ask.limit
     )
     return AuditPage([shown(AuditEntryView, row, by=_caller(row)) for row in rows], following)
 

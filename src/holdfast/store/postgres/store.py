@@ -305,7 +305,7 @@ class PostgresStore:
 
     async def find_audit(self, query: AuditQuery) -> list[AuditEntry]:
         guards.check_query(query)
-        return await self._server.finished(audit_log.find(self._ready(), query, self._page(query.limit)))
+        return await audit_log.find(self._listing(), query, self._page(query.limit))
 
     async def changes(self, place: str = "", limit: int = 1_000) -> port.Changes:
         return await self._server.finished(changing.changes(self._ready(), place, self._page(limit)))

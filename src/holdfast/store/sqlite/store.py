@@ -287,7 +287,7 @@ class SqliteStore:
     async def find_audit(self, query: AuditQuery) -> list[AuditEntry]:
         guards.check_query(query)
         most = self._page(query.limit)
-        return await self._read(lambda db, _: audit_log.find(db, query, most))
+        return await self._list(lambda db, _: audit_log.find(db, query, most))
 
     async def changes(self, place: str = "", limit: int = 1_000) -> port.Changes:
         most = self._page(limit)
