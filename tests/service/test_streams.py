@@ -227,8 +227,8 @@ async def test_at_a_gap_a_stream_is_stale_until_the_gap_closes(monkeypatch: pyte
     hidden: set[int] = {3}
     read_events = store.read_events
 
-    async def with_gap(run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
-        return [event for event in await read_events(run_id, after, limit) if event.run_seq not in hidden]
+    async def with_gap(run_id: str, *bounds: int | None) -> list[Event]:
+        return [event for event in await read_events(run_id, *bounds) if event.run_seq not in hidden]  # type: ignore[arg-type]
 
     async with served(store) as shop:
         run_id = await shop.start("order", order_id="o-1")
@@ -278,9 +278,9 @@ async def test_what_many_follow_is_read_once(monkeypatch: pytest.MonkeyPatch) ->
         reads: list[int] = []
         read_events = store.read_events
 
-        async def counted(run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
+        async def counted(run_id: str, after: int = 0, *bounds: int | None) -> list[Event]:
             reads.append(after)
-            return await read_events(run_id, after, limit)
+            return await read_events(run_id, after, *bounds)
 
         monkeypatch.setattr(store, "read_events", counted)
         await shop.send(run_id, "approval", {"approved": True})
