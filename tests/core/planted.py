@@ -9,7 +9,7 @@ from holdfast.core import commands
 from holdfast.core import events as e
 from holdfast.core.events import Event
 from holdfast.core.invariants import RunView, SystemView
-from holdfast.core.messages import ActivityDetached, Message, Signal
+from holdfast.core.messages import ActivityDetached, Message, Signal, Update
 from holdfast.core.retry import Retry
 from holdfast.core.state import RUNNING, RunStatus
 from tests.core.bodies import run_in
@@ -268,6 +268,14 @@ def the_mailbox_is_out_of_order() -> View:
 def two_signals_have_one_number() -> View:
     view = busy().view()
     return with_signal(view, 1, inbox_seq=1)
+
+
+@plants("rotations_keep_updates")
+def a_rotation_forgets_an_update() -> View:
+    run = Driver().start()
+    run.tell(Update(id="0001", update_id="u-1", name="rename", refusal=None))
+    run.ask(commands.ContinueAsNew())
+    return run.view()
 
 
 @plants("waits_have_one_open_task")

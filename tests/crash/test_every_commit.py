@@ -24,6 +24,7 @@ from holdfast.engine.options import NodeOptions
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing.samples import read_history
 from holdfast.testing.views import system_view
+from tests.crash import counting
 from tests.crash.lives import OPTIONS, Edge, Lives, MortalStore, Story, counted_effects
 from tests.crash.stories import RUN_ID, STORIES, buy
 
@@ -136,3 +137,15 @@ async def test_run_finishes_though_life_after_life_is_cut_short(name: str, live_
         assert len(outcomes) > 1, "no life was cut short"
     assert set((await recorded_steps(path)).values()) <= {1}
     await check_file(path, lives.acknowledged)
+
+
+@pytest.mark.contract("WF-6", "CAN-1")
+@pytest.mark.parametrize("edge", ["before", "after"])
+@pytest.mark.parametrize("live_runs", [OPTIONS.live_runs, 0])
+async def test_an_update_that_is_answered_at_a_rotation_is_kept_after_a_crash_at_any_write(
+    live_runs: int, edge: Edge, tmp_path: Path
+) -> None:
+    story = partial(counting.rotate_while_answering, run_id=RUN_ID)
+    assert await Lives(counting.app, tmp_path / "first.db").live(story) == [10, 1]
+    deaths = await crash_everywhere(counting, story, tmp_path, edge, replace(OPTIONS, live_runs=live_runs))
+    assert deaths["commit"] >= 4

@@ -21,6 +21,11 @@ Script = list[Any]
 SIGNALS = ("go", "stop")
 
 
+def poked(token: str) -> list[str]:
+    """Return what a run has seen when it has answered an update."""
+    return ["poked", token]
+
+
 def draw_script(rng: Random, depth: int = 0, length: int | None = None) -> Script:
     """Return a random script."""
     return [_draw(rng, depth) for _ in range(length or rng.randint(1, 4 if depth == 0 else 2))]
@@ -68,8 +73,10 @@ def register(app: App, world: World) -> dict[str, Any]:
 
     @app.workflow
     async def play(script: list[Any], seen: list[Any]) -> list[Any]:
-        async def poke(seconds: float) -> str:
-            return await work(seconds, 0)
+        async def poke(seconds: float, token: str) -> str:
+            answer = await work(seconds, 0)
+            seen.append(poked(token))
+            return answer
 
         hf.on_query("seen", lambda: seen)
         hf.on_update("poke", poke)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from random import Random
 from typing import Any, get_args
@@ -35,7 +36,7 @@ from holdfast.testing.samples import message, read_mailbox, signal
 from holdfast.testing.sim_loop import SimLoop
 from holdfast.testing.views import system_view
 from tests.sim.cluster import Cluster, in_process
-from tests.sim.scripts import SIGNALS, Script, draw_script
+from tests.sim.scripts import SIGNALS, Script, draw_script, poked
 from tests.sim.world import World, decoded
 
 STRAYS = 6
@@ -206,7 +207,7 @@ class Simulation:
 
     async def _update(self, run_id: str, seconds: float) -> None:
         self._sent += 1
-        wish = {"name": "poke", "input": {"seconds": seconds}}
+        wish = {"name": "poke", "input": {"seconds": seconds, "token": f"u{self._sent}"}}
         await self._deliver(signal(run_id, UPDATE_SIGNAL, wish, signal_id=f"u{self._sent}"))
 
     async def _operate(self, task: Task, action: TaskAction, name: str) -> None:
@@ -344,6 +345,7 @@ class Simulation:
         counts = Counter((sent.name, sent.signal_id) for sent in mailbox)
         for sent_id in [sent_id for sent_id, count in counts.items() if count > 1]:
             world.violate(f"{run_id}: the signal {sent_id} was sent once and is there {counts[sent_id]} times")
+        self._judge_updates(run_id, history)
         answered = {event.step_id for event in history if isinstance(event.data, e.UpdateCompleted)}
         for event in history:
             if isinstance(event.data, e.UpdateAccepted) and event.step_id not in answered:
@@ -364,6 +366,25 @@ class Simulation:
         if not arrived and not any(sent.signal_id.encode() in letter.envelope for letter in letters):
             self._world.violate(f"{sender.run_id} has sent {sent.name} to {sent.run_id}, and it is nowhere")
         self._world.note(f"sent   {sender.run_id} {sent.run_id}", "sent by runs")
+
+    def _judge_updates(self, run_id: str, history: Sequence[e.Event]) -> None:
+        """Check that what an answered update did is in the result, once; and that of one that was refused is not."""
+        if not isinstance(history[-1].data, e.RunCompleted):
+            return
+        seen = decoded(history[-1].data.result)
+        assert isinstance(seen, list)
+        inputs = {event.step_id: event.data.input for event in history if isinstance(event.data, e.UpdateAccepted)}
+        for event in history:
+            if isinstance(event.data, e.UpdateCompleted):
+                wish = decoded(inputs[event.step_id])
+                assert isinstance(wish, dict)
+                times = seen.count(poked(wish["token"]))
+                expected = 1 if event.data.error is None else 0
+                self._world.note(f"answer {run_id} {event.step_id} {times}", f"updates with {expected} effects")
+                if times != expected:
+                    self._world.violate(
+                        f"{run_id}: {event.step_id} was answered, and its effect is there {times} times"
+                    )
 
     async def _judge_child(self, run_id: str, given_up: e.Event) -> None:
         """Check that a child that nobody waits for any more was told so, or had ended."""

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast.core import decide
+from holdfast.core import decide, enact
 from holdfast.core.events import NULL, ErrorInfo
 from holdfast.core.gates import RunLimit
 from holdfast.core.messages import ActivityErrored
 from holdfast.core.pen import NOTHING, Decision, Pen
-from holdfast.core.state import OpenStep
+from holdfast.core.state import OpenStep, carried
 from holdfast.engine import held
 from holdfast.engine.app import App
 from holdfast.engine.creations import Creations
@@ -23,6 +23,7 @@ from holdfast.engine.node import Node
 from holdfast.engine.queues import Queues
 from holdfast.engine.run_queue import RunQueue
 from holdfast.engine.turn import TurnDraft
+from holdfast.program.code import CodeProgram
 from holdfast.store import guards, outgoing, port
 from holdfast.store.memory import run
 from holdfast.store.memory.gates import Gate
@@ -161,6 +162,39 @@ def test_it_finds_a_detached_activity_that_is_given_up_with_its_node(monkeypatch
 
     monkeypatch.setattr(decide, "_detach", forget)
     assert "is open and no node has the run" in first_finding()
+
+
+@pytest.mark.contract("WF-6")
+def test_it_finds_updates_that_are_answered_after_the_arguments_of_a_rotation_were_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(CodeProgram, "after_callback", lambda self, number: None)
+    monkeypatch.setattr(CodeProgram, "_end_if_done", end_when_all_is_answered)
+    assert "was answered, and its effect is there 0 times" in first_finding()
+
+
+def end_when_all_is_answered(self: CodeProgram) -> None:
+    """End as a program did that let updates finish after its function had."""
+    if not self._answering:
+        END(self)
+
+
+END = CodeProgram._end_if_done
+
+
+@pytest.mark.contract("WF-6")
+def test_it_finds_updates_that_are_taken_after_the_function_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CodeProgram, "takes_updates", True)
+    monkeypatch.setattr(CodeProgram, "after_callback", lambda self, number: None)
+    monkeypatch.setattr(CodeProgram, "_end_if_done", end_when_all_is_answered)
+    assert "was answered, and its effect is there 0 times" in first_finding()
+
+
+@pytest.mark.contract("WF-6", "CAN-1")
+def test_it_finds_a_rotation_that_forgets_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(enact, "carried", lambda state, update_ids: carried(state))
+    monkeypatch.setattr(CodeProgram, "_can_finish", lambda self, in_progress, returns: False)
+    assert "forgets the update" in first_finding()
 
 
 @pytest.mark.contract("QUE-2")

@@ -108,6 +108,8 @@ class ContinueAsNew(Struct, frozen=True, kw_only=True, gc=False):
     """Forget what was; begin again with this input. Step ids stay unique in the whole run: none is used again."""
 
     input: Raw = NULL
+    updates: tuple[str, ...] = ()
+    """The steps of updates that were accepted and are answered by what begins."""
 
 
 class CompleteRun(Struct, frozen=True, kw_only=True, gc=False):

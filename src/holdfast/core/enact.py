@@ -131,7 +131,7 @@ def _pause_run(state: RunState, command: c.PauseRun, pen: Pen) -> None:
 
 def _continue_as_new(state: RunState, command: c.ContinueAsNew, pen: Pen) -> None:
     so_far = fold(state, pen.events)  # with what was decided in the same breath
-    pen.write(e.ContinuedAsNew(command.input, codec.encode(carried(so_far))))
+    pen.write(e.ContinuedAsNew(command.input, codec.encode(carried(so_far, command.updates))))
     pen.dispatch.clear()
 
 

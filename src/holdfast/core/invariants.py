@@ -24,7 +24,7 @@ from holdfast.core.letters import DeadLetter
 from holdfast.core.messages import AcceptedSignalResult, Message, Signal, as_they_came
 from holdfast.core.records import Task, Wait
 from holdfast.core.snapshot import RuntimeSnapshot, runtime_snapshot
-from holdfast.core.state import PAUSED, TERMINAL, OpenStep, RunState, RunStatus, state_of
+from holdfast.core.state import PAUSED, TERMINAL, OpenStep, RunState, RunStatus, carried_updates, state_of
 from holdfast.core.tasks import next_instants
 from holdfast.errors import RunError
 
@@ -323,6 +323,28 @@ def deadlines_decide(view: RunView) -> list[str]:
         and (deadline := until.get(event.step_id)) is not None
         and came.get(event.caused_by_signal_id or "", 0) > deadline
     ]
+
+
+@_invariant(RunView, "WF-6", "No rotation forgets an update: each is answered before it, or carried over.")
+def rotations_keep_updates(view: RunView) -> list[str]:
+    """Find updates that are neither answered nor carried over when the history rotates.
+
+    Those of older writers, which recorded no verdict of the validation, were always answered before.
+    """
+    found: list[str] = []
+    unanswered: dict[str, None] = {}
+    for event in view.events:
+        body, step_id = event.data, event.step_id or ""
+        if isinstance(body, e.UpdateAccepted) and body.was_refused is not None:
+            unanswered[step_id] = None
+        elif isinstance(body, e.UpdateCompleted):
+            unanswered.pop(step_id, None)
+        elif isinstance(body, e.ContinuedAsNew):
+            kept = {update.step_id for update in carried_updates(body)}
+            lost = [each for each in unanswered if each not in kept]
+            found += [f"event {event.run_seq} rotates the history and forgets the update {each!r}" for each in lost]
+            unanswered = dict.fromkeys(each for each in unanswered if each in kept)
+    return found
 
 
 # --- waits and tasks -----------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ incremental projection of the same events are equal. A snapshot is never edited:
 A snapshot is a cache. Deleting it and folding the events gives it back.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from enum import StrEnum
 
 from msgspec import Struct
@@ -18,7 +18,7 @@ from holdfast.core import events as e
 from holdfast.core.controls import failures_to_settle
 from holdfast.core.events import ArtifactRef, ErrorInfo, Event
 from holdfast.core.instants import Instant
-from holdfast.core.state import RUNNING, TERMINAL, TRANSITIONS, RunState, RunStatus
+from holdfast.core.state import RUNNING, TERMINAL, TRANSITIONS, RunState, RunStatus, carried_updates
 from holdfast.errors import HistoryGap
 
 SNAPSHOT_SCHEMA_VERSION = 1
@@ -186,7 +186,8 @@ def _project(snapshot: RunSnapshot, event: Event, steps: dict[str, StepSnapshot]
         substatus = CANCELLING if snapshot.status is RUNNING else snapshot.substatus
         snapshot = replace(snapshot, is_cancelling=True, substatus=substatus)
     elif kind is e.ContinuedAsNew:
-        _give_up_open(event, steps)
+        assert isinstance(body, e.ContinuedAsNew)
+        _give_up_open(event, steps, but={update.step_id for update in carried_updates(body)})
     status = TRANSITIONS[snapshot.status].get(kind)
     if status is None:
         return snapshot
@@ -207,10 +208,10 @@ def _project(snapshot: RunSnapshot, event: Event, steps: dict[str, StepSnapshot]
     return replace(snapshot, status=status)
 
 
-def _give_up_open(event: Event, steps: dict[str, StepSnapshot]) -> None:
+def _give_up_open(event: Event, steps: dict[str, StepSnapshot], but: Collection[str] = ()) -> None:
     """Mark what was open as not to be done: the run has ended, or forgotten it by a rotation."""
     for step_id, step in steps.items():
-        if step.status is StepStatus.RUNNING:
+        if step.status is StepStatus.RUNNING and step_id not in but:
             steps[step_id] = replace(step, status=StepStatus.SKIPPED, completed_at=event.persisted_at)
 
 

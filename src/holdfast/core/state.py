@@ -17,12 +17,12 @@ that the history is damaged, and raises `CorruptHistory`; it is never skipped. E
 and otherwise left alone.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from itertools import chain
 from typing import Any
 
-from msgspec import MsgspecError, Struct, convert
+from msgspec import MsgspecError, Raw, Struct, convert
 from msgspec.json import decode
 from msgspec.structs import force_setattr, replace
 
@@ -176,17 +176,65 @@ CARRIED = (
 """What of a state is still true after a rotation, and is carried over in its event."""
 
 
-def carried(state: RunState) -> dict[str, Any]:
-    """Return what a rotation carries over."""
-    return {field: getattr(state, field) for field in CARRIED}
+class CarriedUpdate(Struct, frozen=True, gc=False):
+    """An update that was accepted before a rotation and is answered after it."""
+
+    step_id: str
+    name: str
+    event_id: str
+    opened_at: Instant
+    input: Raw = e.NULL
+    was_refused: bool | None = None
+
+
+class _Carried(Struct, frozen=True):
+    updates: tuple[CarriedUpdate, ...] = ()
+
+
+def carried(state: RunState, update_ids: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what a rotation carries over: what is still true, and these updates, which have no answer yet."""
+    updates = [
+        CarriedUpdate(
+            step.step_id, step.name, step.opened_event_id, step.opened_at, step.body.input, step.body.was_refused
+        )
+        for step in map(state.open_steps.get, update_ids)
+        if step is not None and isinstance(step.body, e.UpdateAccepted)
+    ]
+    fields: dict[str, Any] = {field: getattr(state, field) for field in CARRIED}
+    return {**fields, "updates": updates} if updates else fields
+
+
+def carried_updates(rotation: e.ContinuedAsNew) -> tuple[CarriedUpdate, ...]:
+    """Return the updates that a rotation carries over."""
+    if b'"updates"' not in bytes(rotation.carried):  # the usual rotation, without the detour
+        return ()
+    try:
+        return decode(rotation.carried, type=_Carried).updates
+    except MsgspecError as problem:
+        raise CorruptHistory(f"ContinuedAsNew carries updates that cannot be read: {problem}") from problem
+
+
+def _open_updates(rotation: e.ContinuedAsNew) -> dict[str, OpenStep]:
+    return {
+        each.step_id: OpenStep(
+            each.step_id,
+            "update",
+            e.UpdateAccepted(each.name, each.input, each.was_refused),
+            each.event_id,
+            each.opened_at,
+        )
+        for each in carried_updates(rotation)
+    }
 
 
 def _state_before(run_id: str, first: Event) -> RunState:
     if isinstance(first.data, e.ContinuedAsNew) and first.run_seq > 1:
         fields = {"run_id": run_id, "version": first.run_seq - 1, "status": RUNNING}
         try:
-            return convert({**fields, **decode(first.data.carried)}, RunState)
-        except (TypeError, MsgspecError) as problem:
+            known = decode(first.data.carried)
+            known.pop("updates", None)  # opened by the event itself
+            return convert({**fields, **known}, RunState)
+        except (TypeError, AttributeError, MsgspecError) as problem:
             problem_text = f"ContinuedAsNew carries nothing that a fold could begin with: {problem}"
             raise _corrupt(RunState(run_id=run_id, version=first.run_seq - 1), problem_text) from problem
     return RunState(run_id=run_id)
@@ -318,7 +366,9 @@ def _close_all(draft: RunState) -> None:
 
 
 def _rotated(draft: RunState, event: Event) -> None:
+    assert isinstance(event.data, e.ContinuedAsNew)
     _close_all(draft)
+    draft.open_steps.update(_open_updates(event.data))
     draft.failed_steps.clear()
     _set(draft, "replay_from", draft.version + 1)
     _set(draft, "steps_since_rotation", 0)

@@ -41,7 +41,7 @@ from holdfast.engine.turn import LIMITS, TurnDraft
 from holdfast.errors import InvalidInput, RunawayWorkflow, RunError, VersionMismatch
 from holdfast.limits import ROTATIONS_IN_ONE_BREATH, Limits
 from holdfast.program.failures import error_info
-from holdfast.program.port import Program
+from holdfast.program.port import EndDeferred, Program
 from holdfast.program.replay import CONCERN_PROGRAM, Replay
 from holdfast.program.tasks import answer_check
 from holdfast.store.port import LoadedRun
@@ -98,8 +98,13 @@ class _Beginning:
         return self._definitions.begin(self._state, self._input, self._rotation)
 
 
-def revive(run_id: str, history: Sequence[Event], definitions: Definitions) -> tuple[LiveRun, RunError | None]:
-    """Make a live run from its history, whole or since a rotation; with the reason if its program cannot go on."""
+def revive(
+    run_id: str, history: Sequence[Event], definitions: Definitions, before: Replay | None = None
+) -> tuple[LiveRun, RunError | None]:
+    """Make a live run from its history, whole or since a rotation; with the reason if its program cannot go on.
+
+    `before` is what kept it in step before, if the end of a stretch was deferred.
+    """
     state = state_of(run_id, history)
     first = history[0].data
     if isinstance(first, e.ContinuedAsNew):
@@ -109,6 +114,8 @@ def revive(run_id: str, history: Sequence[Event], definitions: Definitions) -> t
         assert isinstance(first, e.RunQueued)
         begin = _Beginning(definitions, state, first.input, 0)
     live = LiveRun(state, Replay(begin))
+    if before is not None:
+        live.replay.deferred = before.deferred
     if len(history) == 1 and isinstance(first, e.RunQueued):  # nothing has begun
         return live, None
     try:
@@ -137,12 +144,18 @@ def take_turn(
     node: str,
     limits: Limits = LIMITS,
 ) -> tuple[TurnDraft, RunError | None]:
-    """Let a run take everything that waits for it; if its program cannot go on, pause the run instead."""
+    """Let a run take everything that waits for it; if its program cannot go on, pause the run instead.
+
+    Raises `EndDeferred`, and nothing has happened then: the run is to be made again (`revive`) for the same turn.
+    """
     draft = TurnDraft(live.state, loaded, now, node, limits)
     live.is_ahead = True
     try:
         _Turn(live, draft).run([*loaded.messages, *inputs])
         return draft, None
+    except EndDeferred as deferred:
+        live.replay.defer(deferred)
+        raise
     except KeyboardInterrupt:
         raise
     except BaseException as problem:  # user code that raised where no task could take it must not end the node
@@ -236,7 +249,7 @@ class _Turn:
         left = []
         for update in self._updates:
             program = self._live.replay.program
-            if program is None or self._draft.state.status is not RUNNING:
+            if program is None or not program.takes_updates or self._draft.state.status is not RUNNING:
                 left.append(update)
                 continue
             answer = self._draft.handle(replace(update, refusal=program.refusal_of(update.name, update.input)))
@@ -274,10 +287,14 @@ class _Turn:
                     raise RunError(f"the program asks for what cannot be: {enacted.error.message}")
                 events += enacted.events
 
+    def _takes_signals(self) -> bool:
+        program = self._live.replay.program
+        return self._draft.state.status is RUNNING and (program is None or program.takes_signals)
+
     def _offer_signals(self, until: Instant | None = None) -> None:
         """Give each waiting signal, in order, to whoever waits for it by now; only those that came `until` then."""
         position = 0
-        while position < len(self._mailbox) and self._draft.state.status is RUNNING:
+        while position < len(self._mailbox) and self._takes_signals():
             if self._mailbox[position].name not in self._draft.state.waits:
                 position += 1
                 continue

@@ -15,6 +15,7 @@ from holdfast.engine.live import Definitions, LiveRun, revive
 from holdfast.engine.recording import recorded
 from holdfast.engine.stretch import read_stretch
 from holdfast.errors import Conflict, NotDurable, RunawayWorkflow, RunError, RunTerminal
+from holdfast.program.replay import Replay
 from holdfast.store.guards import no_such_run
 from holdfast.store.port import LoadedRun, NewRun, Store
 
@@ -30,6 +31,7 @@ class LiveRuns:
         self._definitions = definitions
         self._most = most
         self._runs: OrderedDict[str, LiveRun] = OrderedDict()
+        self._deferred: dict[str, Replay] = {}
 
     def get(self, loaded: LoadedRun) -> LiveRun | None:
         """Return a run if it is in memory, as it was loaded."""
@@ -46,7 +48,8 @@ class LiveRuns:
             return live, None
         self.forget(loaded.head.run_id)
         history = await read_stretch(self._store, loaded.head)
-        live, problem = revive(loaded.head.run_id, history, self._definitions)
+        before = self._deferred.pop(loaded.head.run_id, None)
+        live, problem = revive(loaded.head.run_id, history, self._definitions, before)
         if problem is None:
             self.keep(live)
         return live, problem
@@ -58,6 +61,11 @@ class LiveRuns:
     def keep(self, live: LiveRun) -> None:
         """Keep a run in memory."""
         self._runs[live.state.run_id] = live
+
+    def make_again(self, live: LiveRun) -> None:
+        """Let go of a run whose stretch has ended too early. It is made again, and the end waits for updates then."""
+        self._deferred[live.state.run_id] = live.replay
+        self.forget(live.state.run_id)
 
     def trim(self) -> None:
         """Let go of those that have not been used for longest."""

@@ -51,6 +51,7 @@ from holdfast.errors import (
 from holdfast.limits import Limits
 from holdfast.ports import Rng
 from holdfast.program.loop import apart
+from holdfast.program.port import EndDeferred
 from holdfast.store.beginnings import created_run
 from holdfast.store.port import Beat, CommitConflict, Committed, LoadedRun, NewRun, Store, Turn
 
@@ -388,7 +389,10 @@ class Node:
     ) -> list[tuple[Held, RunError]]:
         """Let runs take their turns, commit them, and do what follows; return those of which nothing can be kept."""
         with apart():
-            drafts = [self._draft(held, live, problem, now) for held, live, problem in prepared]
+            taken = [self._draft(held, live, problem, now) for held, live, problem in prepared]
+        drafts = [each for each in taken if each is not None]
+        if not drafts:
+            return []
         turns = [draft.finish(release=not self._is_busy(draft)) for _, _, draft in drafts]
         turns = self.run_queue.with_tickets(turns)
         if self._definitions.allow_cross_tenant_signals:
@@ -410,10 +414,14 @@ class Node:
 
     def _draft(
         self, held: Held, live: LiveRun, problem: RunError | None, now: Instant
-    ) -> tuple[Held, LiveRun, TurnDraft]:
-        """Let a run take its turn. Until the commit nothing is awaited: what came in between would be of no turn."""
+    ) -> tuple[Held, LiveRun, TurnDraft] | None:
+        """Let a run take its turn, or return None if it is to be made again before.
+
+        Until the commit nothing is awaited: what came in between would be of no turn.
+        """
         if held.drafted is not None and (drafted := held.take_drafted(live)) is not None:
             return self._drafted(held, live, drafted.draft, drafted.problem)
+        was = held.inputs, held.is_fresh
         inputs = [*self._lost(held, live.state, now), *held.inputs] if held.is_fresh else held.inputs
         held.inputs, held.is_fresh = [], False
         held.refused = self._refusals.take(held.loaded)
@@ -421,7 +429,13 @@ class Node:
             problem = held.refused
             draft = pause_turn(live.state, held.loaded, [], problem, now, self.name, self._limits, is_poisoned=True)
         elif problem is None:
-            draft, problem = take_turn(live, held.loaded, inputs, now, self.name, self._limits)
+            try:
+                draft, problem = take_turn(live, held.loaded, inputs, now, self.name, self._limits)
+            except EndDeferred:
+                held.inputs, held.is_fresh = was
+                self.lives.make_again(live)
+                self._ready.add(live.state.run_id)
+                return None
         else:
             draft = pause_turn(live.state, held.loaded, inputs, problem, now, self.name, self._limits)
         return self._drafted(held, live, draft, problem)

@@ -61,7 +61,9 @@ async def wait_until(condition: Callable[[], bool], *, timeout: timedelta | floa
 def continue_as_new(*args: Any, **kwargs: Any) -> NoReturn:
     """Rotate the history: the workflow begins again with these arguments, as the same run with the same inbox."""
     program = require_program("continue_as_new")
-    raise Rotate(program.definition.signature.pack(args, kwargs))
+    input = program.definition.signature.pack(args, kwargs)
+    program.rotate()
+    raise Rotate(input)
 
 
 def cut(*args: Any, **kwargs: Any) -> None:

@@ -11,16 +11,19 @@ begin again under a prefix, because a step's name is unique in the whole run.
 import asyncio
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
+from contextvars import ContextVar, copy_context
 from types import MappingProxyType
 from typing import Any
 
 from msgspec import Raw
+from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core.events import NULL, ErrorInfo, Event
 from holdfast.core.instants import Instant
+from holdfast.core.state import carried_updates
 from holdfast.errors import (
     ActivityFailed,
     ChildFailed,
@@ -52,13 +55,20 @@ from holdfast.program.endings import answer_of, cannot_do_without, ending_of
 from holdfast.program.failures import error_bytes, error_info
 from holdfast.program.looking import looking
 from holdfast.program.loop import DeterministicLoop, StepFuture, Timer, running, settle
+from holdfast.program.port import EndDeferred
 from holdfast.program.receiving import Handler, Received, UpdateHandler, recorded
 from holdfast.program.source import awaiting_line, calling_line, first_line, waiting_line
 from holdfast.program.watchdog import Watch
 
 Query = Callable[..., Any]
 
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
+DEFERRED = "deferred"
+"""The name of the marker that says where the end of a function waits for updates."""
+
+_NOTHING: Mapping[Any, Any] = MappingProxyType({})
+
+_ANSWERING: ContextVar[str | None] = ContextVar("_ANSWERING", default=None)
+"""The update whose handler is running, or has made the task that is."""
 
 
 class CodeProgram:
@@ -71,14 +81,18 @@ class CodeProgram:
         "_commands",
         "_counts",
         "_cuts",
+        "_deferred",
         "_input",
         "_is_cancelling",
         "_is_done",
+        "_late",
         "_main",
+        "_noted",
+        "_owned",
         "_patches",
         "_prefix",
         "_random",
-        "_seed",
+        "_rotating",
         "_steps",
         "_timers",
         "_waiting",
@@ -93,6 +107,7 @@ class CodeProgram:
         "open_sagas",
         "queries",
         "run_id",
+        "seed",
         "skipped",
         "updates",
         "watch",
@@ -112,9 +127,9 @@ class CodeProgram:
         self.definition = definition
         self.run_id = run_id
         self.depth = depth
-        self._seed = f"{run_id}|{rotation}"
+        self.seed = f"{run_id}|{rotation}"
         self.watch = Watch(turn_s, run_id, definition.name)
-        number = codec.number_of(self._seed)
+        number = codec.number_of(self.seed)
         self.loop = DeterministicLoop(self, most_callbacks, number, self.watch)  # type: ignore[abstract]
         self.queries: Mapping[str, Query] = _NOTHING  # what hardly any program uses is not there before it is used
         self.updates: Mapping[str, UpdateHandler] = _NOTHING
@@ -142,6 +157,11 @@ class CodeProgram:
         self._main: asyncio.Task[Any] | None = None
         self._is_done = False
         self._is_cancelling = False
+        self._rotating: asyncio.Task[Any] | None = None
+        self._late: Mapping[str, asyncio.Task[Any]] = _NOTHING
+        self._owned: Mapping[str, tuple[str, bool]] = _NOTHING
+        self._deferred: Mapping[int, bool] = _NOTHING
+        self._noted = 0
 
     # --- what the engine asks
 
@@ -212,11 +232,11 @@ class CodeProgram:
         """Let go of the coroutines without running them any further."""
         self.loop.let_go()
         self.loop = _CLOSED  # nothing is left to the garbage collector; what still runs finds its own loop closed
-        self._main = None
+        self._main = self._rotating = None
         self._waiting = {}
         self._timers = {}
         self.conditions = None
-        self.queries = self.updates = self.handlers = self._answering = _NOTHING
+        self.queries = self.updates = self.handlers = self._answering = self._late = _NOTHING
 
     # --- what the workflow asks, through `holdfast.program.api`
 
@@ -260,9 +280,13 @@ class CodeProgram:
         """Issue a command that opens a step, and return its outcome to wait for."""
         self.loop.check_open()
         step_id = command.step_id
-        future = self._waiting[step_id] = StepFuture(self.loop, self.give_up_waiting, step_id)
+        kind = type(command)
+        future = StepFuture(self.loop, self.give_up_waiting, step_id, kind is c.RunActivity)
+        self._waiting[step_id] = future
         self._commands[step_id] = command
         self._steps += 1
+        if self._answering:
+            self._note_owner(step_id, kind is c.WaitSignal or kind is c.AskHuman)
         return future
 
     def give_up_waiting(self, step_id: str) -> None:
@@ -333,7 +357,7 @@ class CodeProgram:
     def random(self) -> Random:
         """The generator that is seeded by the run: it draws the same on every replay."""
         if self._random is None:
-            self._random = seeded(self._seed)
+            self._random = seeded(self.seed)
         return self._random
 
     def new_uuid(self) -> uuid.UUID:
@@ -348,6 +372,8 @@ class CodeProgram:
         timer.step_id = self.name_step("timer")
         self._timers[timer.step_id] = timer
         self._steps += 1
+        if self._answering:
+            self._note_owner(timer.step_id, False)
         if self.is_replaying:
             timer.asked_at = calling_line()
         self._commands[timer.step_id] = c.StartTimer(step_id=timer.step_id, due_at=due_at)
@@ -368,14 +394,17 @@ class CodeProgram:
     def _run(self) -> None:
         """Run until nothing is ready and no condition has come true."""
         self.loop.run_until_idle()
-        while self._settle_conditions():
+        while self._settle_conditions() or self._run_deferred():
             self.loop.run_until_idle()
+        self._forget_stray_rotation()
         if self._answering:
             for step_id, task in self._answering.items():
                 if task.done():
                     answer = self._commands[c.command_key(c.CompleteUpdate, step_id)] = answer_of(step_id, task)
                     self._bytes += len(answer.result) + error_bytes(answer.error)
-            self._answering = {step_id: task for step_id, task in self._answering.items() if not task.done()}
+            self._answering = self._in_progress() or _NOTHING
+            if not self._answering:
+                self._owned, self.loop.after_each = _NOTHING, None
         self._end_if_done()
 
     def _settle_conditions(self) -> bool:
@@ -397,15 +426,115 @@ class CodeProgram:
                 f"the workflow cannot do without the answer of {self.skipped[-1]!r}, which was skipped: "
                 f"{ending.error.code}: {ending.error.message}; deploy code that can and resume the run, or terminate it"
             ) from self._main.exception()
-        if isinstance(ending, c.ContinueAsNew) and self._answering:
-            return  # a rotation waits for the updates that are being answered
+        if isinstance(ending, c.ContinueAsNew):
+            if self._answering:
+                return  # only in a history that was written when rotations waited for updates like this
+            ending = replace(ending, updates=tuple(self._late))
+        else:
+            for step_id in (*self._late, *self._answering):
+                error = ErrorInfo("RunTerminal", "the run ended before it had answered")
+                answer = c.CompleteUpdate(step_id=step_id, error=error)
+                self._commands[c.command_key(c.CompleteUpdate, step_id)] = answer
+            self._late = self._answering = _NOTHING
         if not isinstance(ending, c.CancelRun) and self._awaited_children:
-            return  # and every end but a cancellation for the children that are to be awaited
+            return  # every end but a cancellation waits for the children that are to be awaited
         self._is_done = True
-        for step_id in self._answering:
-            error = ErrorInfo("RunTerminal", "the run ended before it had answered")
-            self._commands[c.command_key(c.CompleteUpdate, step_id)] = c.CompleteUpdate(step_id=step_id, error=error)
         self._commands[c.OF_THE_RUN] = ending
+
+    # --- updates at the end of a stretch
+    #
+    # The end of a workflow's function, its result or the arguments of `continue_as_new`, says what of its state is
+    # kept. An update that is answered later has changed a state that is lost. So once the end is asked for no update
+    # is taken, and the end waits for those that are being answered: the program is made again, and the callback in
+    # which the function ended runs after they have been. What can only be answered by that very callback is not
+    # waited for: a rotation carries such an update over, and it begins again; any other end refuses it.
+
+    @property
+    def takes_updates(self) -> bool:
+        """Whether an update would be answered by this stretch of the run, and its effect be kept."""
+        return self.takes_signals and self._rotating is None and self.loop.deferred_callback is None
+
+    @property
+    def takes_signals(self) -> bool:
+        """Whether the effect of a signal that is received now would be kept."""
+        return self._main is None or not self._main.done()
+
+    def defer(self, deferred: Mapping[int, bool]) -> None:
+        """Let these callbacks, and those that the history names, wait for updates; each with whether it returned."""
+        start = f"{self._prefix}cut:{DEFERRED}:"
+        named = [marker.removeprefix(start).split(":") for marker in self.known_markers if marker.startswith(start)]
+        known = {int(callback): how == "return" for callback, how in named}
+        self._deferred = {**known, **deferred}
+        self.loop.to_defer = frozenset(self._deferred)
+
+    def _marker(self, callback: int, returns: bool) -> str:
+        return f"{self._prefix}cut:{DEFERRED}:{callback}:{'return' if returns else 'rotate'}"
+
+    def rotate(self) -> None:
+        """Take note that the code asks to begin again."""
+        if _ANSWERING.get() is not None:
+            raise InvalidInput("continue_as_new: the handler of an update cannot begin the workflow again")
+        self._rotating = asyncio.current_task()
+
+    def after_callback(self, number: int) -> None:
+        """Look whether the function has ended while updates are being answered, and whether that can wait."""
+        assert self._main is not None
+        if not self._answering or (self._rotating is None and not self._main.done()):
+            return
+        in_progress = self._in_progress()
+        returns = self._rotating is None
+        if returns and (self._main.cancelled() or self._main.exception() is not None):
+            returns = False  # it has failed: nothing is kept of it
+        elif in_progress and self._can_finish(in_progress, returns):
+            if self.is_replaying:
+                return  # the history says where an end was deferred: this one was not
+            raise EndDeferred(self.seed, number, returns)
+        self._late = {**self._late, **in_progress}
+        self._answering = {step_id: task for step_id, task in self._answering.items() if step_id not in in_progress}
+
+    def _run_deferred(self) -> bool:
+        """Let the function end if the updates that it waits for are answered, or can only be answered by it."""
+        callback = self.loop.deferred_callback
+        if callback is None:
+            return False
+        in_progress = self._in_progress()
+        returns = self._deferred[callback]
+        if self._noted != callback:
+            self._noted = callback
+            self.note(c.RecordMarker(step_id=self._marker(callback, returns), name=DEFERRED))
+        if in_progress and self._can_finish(in_progress, returns):
+            return False
+        self.loop.run_deferred()
+        return True
+
+    def _in_progress(self) -> dict[str, asyncio.Task[Any]]:
+        return {step_id: task for step_id, task in self._answering.items() if not task.done()}
+
+    def _can_finish(self, in_progress: Mapping[str, object], returns: bool) -> bool:
+        """Say whether updates may come to their answers without the function: through a step of theirs that is open.
+
+        Or through an activity that another task waits for. A run that returns does not wait for signals and people.
+        """
+        if self._is_cancelling:
+            return False
+        for step_id, (owner, is_endless) in self._owned.items():
+            is_open = step_id in self._waiting or step_id in self._timers
+            if is_open and owner in in_progress and not (returns and is_endless):
+                return True
+        return any(future.is_work for future in self._waiting.values())
+
+    def _note_owner(self, step_id: str, is_endless: bool) -> None:
+        owner = _ANSWERING.get()
+        if owner is not None:
+            self._owned = {**self._owned, step_id: (owner, is_endless)}
+
+    def _forget_stray_rotation(self) -> None:
+        """Forget that a task asked to begin again if it ended and the function did not end by it."""
+        task = self._rotating
+        if task is None or task is self._main or not task.done() or self._main is None or self._main.done():
+            return
+        self._rotating = None
+        self._answering, self._late = {**self._answering, **self._late}, _NOTHING
 
     # --- outcomes
 
@@ -420,12 +549,17 @@ class CodeProgram:
                 found=f"async def {self.definition.name}{self.definition.signature}",
             ) from problem
         self._main = self.loop.create_task(self.definition.function(**arguments), name=self.definition.name)
+        if isinstance(event.data, e.ContinuedAsNew):
+            for update in carried_updates(event.data):  # they begin after the function, which says who takes them
+                accepted = e.UpdateAccepted(update.name, update.input, update.was_refused)
+                self._answer(update.step_id, self._update(accepted, validates=False))
 
     def _cancel(self, event: Event) -> None:
         self._is_cancelling = True
         if self._main is not None and not self._main.cancel(getattr(event.data, "reason", "") or None):
             for child in self._awaited_children & self._waiting.keys():  # it has ended, and waits only for them
                 self._waiting[child].cancel()
+        self.loop.run_deferred()
 
     def _fire(self, event: Event) -> None:
         timer = self._timers.pop(event.step_id or "", None)
@@ -455,9 +589,16 @@ class CodeProgram:
         assert event.step_id is not None
         self._steps += 1
         self._bytes += len(event.data.input)
-        update = self._update(event.data) if event.data.was_refused is None else self._accepted(event, event.data)
-        task = self.loop.create_task(update, name=event.step_id)
-        self._answering = {**self._answering, event.step_id: task}
+        is_old = event.data.was_refused is None
+        answering = self._update(event.data, validates=True) if is_old else self._accepted(event, event.data)
+        self._answer(event.step_id, answering)
+
+    def _answer(self, step_id: str, answering: Coroutine[Any, Any, Any]) -> None:
+        context = copy_context()
+        context.run(_ANSWERING.set, step_id)
+        task = self.loop.create_task(answering, name=step_id, context=context)
+        self._answering = {**self._answering, step_id: task}
+        self.loop.after_each = self.after_callback
 
     def _accepted(self, event: Event, update: e.UpdateAccepted) -> Coroutine[Any, Any, Any]:
         """Return what answers an update that was validated when it was accepted: it is applied, or has diverged."""
@@ -475,13 +616,13 @@ class CodeProgram:
                 source=self.where(None).removeprefix(" at "),
             ) from problem
 
-    async def _update(self, update: e.UpdateAccepted) -> Any:
-        """Answer an update of an older history, which did not record how it was validated."""
+    async def _update(self, update: e.UpdateAccepted, *, validates: bool) -> Any:
+        """Answer an update that was carried over; or one of an older history, which was not validated before."""
         handler = self.updates.get(update.name)
         if handler is None:
             raise self._unknown_update(update.name)
         arguments = handler.unpack(update.input)
-        if handler.validator is not None:
+        if validates and handler.validator is not None:
             handler.validator(**arguments)
         return await _answer(handler.function, arguments)
 

@@ -112,12 +112,16 @@ class _Ready(asyncio.Handle):
 class StepFuture(NumberedFuture[Any]):
     """The outcome of a step, while it is waited for. A wait that is given up closes the step."""
 
-    __slots__ = ("_give_up", "_step_id")
+    __slots__ = ("_give_up", "_step_id", "is_work")
 
-    def __init__(self, loop: "DeterministicLoop", give_up: Callable[[str], None], step_id: str) -> None:
+    def __init__(
+        self, loop: "DeterministicLoop", give_up: Callable[[str], None], step_id: str, is_work: bool = False
+    ) -> None:
         super().__init__(loop=loop)
         self._give_up = give_up
         self._step_id = step_id
+        self.is_work = is_work
+        """Whether the step is an activity."""
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Give the step up."""
@@ -152,6 +156,14 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         self._name = 0
         self._tasks: list[asyncio.Task[Any]] = []
         self._most_tasks = FEW_TASKS
+        self._callbacks = 0
+        self._deferred: asyncio.Handle | None = None
+        self.deferred_callback: int | None = None
+        """The number of the callback that waits for `run_deferred`."""
+        self.to_defer: frozenset[int] = frozenset()
+        """The callbacks, by their number, that do not run in their turn but after `run_deferred`."""
+        self.after_each: Callable[[int], None] | None = None
+        """Called after each callback, with its number."""
 
     def next_number(self) -> int:
         """Return the number of the next task or future."""
@@ -171,18 +183,31 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
 
     def _run_ready(self) -> None:
         ready, left = self._ready, self._most_callbacks
+        last, after_each, to_defer = self._callbacks + left, self.after_each, self.to_defer
         while ready:
             handle = ready.popleft()
             left -= 1
             if left < 0:
                 raise RunawayWorkflow(f"the workflow did not come to rest within {self._most_callbacks} callbacks")
+            if to_defer and last - left in to_defer:
+                self._deferred, self.deferred_callback = handle, last - left
+                continue
             if not handle._cancelled:
                 try:
                     handle._context.run(handle._callback, *handle._args)  # type: ignore[attr-defined]
                 except Overdue:
                     raise
                 except BaseException:  # the task has it as its exception: it ends the run, not the process
-                    continue
+                    pass
+            if after_each is not None:
+                after_each(last - left)
+        self._callbacks = last - left
+
+    def run_deferred(self) -> None:
+        """Let the callback that was deferred run, after what is ready already."""
+        if self._deferred is not None:
+            self._ready.append(self._deferred)
+            self._deferred = self.deferred_callback = None
 
     def fire(self, timer: Timer) -> None:
         """Let a timer that is due run."""
@@ -293,6 +318,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
             return
         self._is_closed = True
         self._ready.clear()
+        self._deferred = None
         with running(self):
             for task in reversed(self._tasks):
                 coro = task.get_coro()

@@ -11,6 +11,20 @@ from holdfast.program.definitions import WorkflowDefinition
 from holdfast.program.receiving import Received
 
 
+class EndDeferred(Exception):
+    """The workflow's function has ended too early: updates are still being answered, and would miss its end.
+
+    A coroutine cannot go back, so the program is of no use any more. Whoever has the history makes it again, with the
+    callback in which the function asked for its end among those that wait until the updates are answered.
+    """
+
+    def __init__(self, seed: str, callback: int, returns: bool) -> None:
+        super().__init__(f"the end of {seed} waits for updates")
+        self.seed = seed
+        self.callback = callback
+        self.returns = returns
+
+
 class Program(Protocol):
     """A run's program, at some point of its history."""
 
@@ -19,6 +33,23 @@ class Program(Protocol):
 
     known_markers: frozenset[str]
     """The steps in which the history has recorded a choice: a patch that was taken, a cut."""
+
+    seed: str
+    """What tells this stretch of the run apart from the others."""
+
+    def defer(self, deferred: Mapping[int, bool]) -> None:
+        """Let these callbacks, and those that the history names, wait for updates; each with whether it returned."""
+        ...
+
+    @property
+    def takes_updates(self) -> bool:
+        """Whether an update would be answered by this stretch of the run, and its effect be kept."""
+        ...
+
+    @property
+    def takes_signals(self) -> bool:
+        """Whether the effect of a signal that is received now would be kept."""
+        ...
 
     definition: WorkflowDefinition
     """What the program is a run of. It knows the types of the forms that were asked for."""

@@ -24,7 +24,7 @@ from holdfast.core import commands as c
 from holdfast.core import events as e
 from holdfast.core.events import Event
 from holdfast.errors import NondeterminismError
-from holdfast.program.port import Program
+from holdfast.program.port import EndDeferred, Program
 from holdfast.program.source import origins
 
 Begin = Callable[[Event], Program]
@@ -78,6 +78,7 @@ class Replay:
         "_is_replaying",
         "_issued",
         "_markers",
+        "deferred",
         "program",
     )
 
@@ -91,6 +92,13 @@ class Replay:
         self._markers = _NO_MARKERS
         self._is_replaying = False
         self.program: Program | None = None
+        self.deferred: dict[str, dict[int, bool]] = {}
+        """The callbacks that wait for updates, by the stretch that they are of."""
+
+    def defer(self, deferred: EndDeferred) -> None:
+        """Take note that the function of a stretch has ended too early, for the program that is made again."""
+        known = self.deferred.get(deferred.seed, {})
+        self.deferred = {**self.deferred, deferred.seed: {**known, deferred.callback: deferred.returns}}
 
     def replay(self, events: Iterable[Event]) -> None:
         """Bring the program to the end of this history, or raise at the first difference."""
@@ -176,6 +184,8 @@ class Replay:
         self.close()
         self.program = self._begin(event)
         self._set_replaying(self._is_replaying)
+        if self.deferred or self._markers:
+            self.program.defer(self.deferred.get(self.program.seed, {}))
         commands = self.program.handle(event)
         if _is_cancelling(event):  # asked for before a rotation that did not heed it
             commands += self.program.handle(replace(event, data=e.RunCancelRequested()))

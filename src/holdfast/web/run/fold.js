@@ -68,7 +68,7 @@ export function apply(state, event) {
     state.isCancelling = true;
     if (state.status === "RUNNING") state.substatus = "CANCELLING";
   } else if (type === "ContinuedAsNew") {
-    giveUpOpen(state, event, at);
+    giveUpOpen(state, event, at, data.carried?.updates); // which are answered after the rotation
     state.rotations.push({ at, seq: event.run_seq });
   } else if (type === "RunQueued") state.queued = data;
   changeStatus(state, type, data, event, at);
@@ -117,9 +117,10 @@ export function failuresToSettle(state) {
   );
 }
 
-function giveUpOpen(state, event, at) {
-  for (const step of state.steps.values()) {
-    if (step.status === "RUNNING") close(step, "SKIPPED", event, at);
+function giveUpOpen(state, event, at, but = []) {
+  const kept = new Set(but.map((each) => each.step_id));
+  for (const [stepId, step] of state.steps) {
+    if (step.status === "RUNNING" && !kept.has(stepId)) close(step, "SKIPPED", event, at);
   }
 }
 
