@@ -1,8 +1,10 @@
 """Values and events as JSON and back, and what happens when formats change.
 
-**User values** are encoded as canonical JSON (keys sorted, no spaces), so that equal values have equal bytes and
-digests. A value that cannot be encoded, or does not fit the type it is read as, raises; it never falls back. NaN and
-the infinities have no JSON, so they are refused.
+**User values** are encoded as JSON in the order in which they were given: dicts and fields come back as they were.
+Sets, which have no order, are sorted, so that every process writes them alike. Only `value_digest` uses the canonical
+form (keys sorted, no spaces): equal values have equal digests, however their JSON was written. A value that cannot be
+encoded, or does not fit the type it is read as, raises; it never falls back. NaN and the infinities have no JSON, so
+they are refused.
 
 **Event bodies** carry the schema version of their type. `SCHEMA_VERSIONS` names the types whose version is past 1;
 `UPCASTERS[type, n]` turns the plain dict of version n into that of n + 1. A body of an unknown type, or of a newer
@@ -32,7 +34,8 @@ SCHEMA_VERSIONS: dict[str, int] = {}
 UPCASTERS: dict[tuple[str, int], Callable[[dict[str, Any]], dict[str, Any]]] = {}
 """From (event type, version) to the function that makes the next version's dict."""
 
-_encoder = msgspec.json.Encoder(order="deterministic")
+_canonical = msgspec.json.Encoder(order="deterministic")
+_encoder = msgspec.json.Encoder()
 _decoders = {name: msgspec.json.Decoder(body) for name, body in BODIES.items()}
 _plain = msgspec.json.Decoder()
 # A string from its first quote to its last, or to where the text ends: after a quote it always matches, so that no
@@ -47,9 +50,11 @@ _UNREADABLE = (msgspec.ValidationError, msgspec.DecodeError, UnicodeError, Recur
 
 
 def encode(value: object) -> Raw:
-    """Return the value as canonical JSON."""
+    """Return the value as JSON, in its own order."""
     try:
-        raw = _encoder.encode(value)
+        raw = _canonical.encode(value)  # which also refuses keys that are no text
+        if b"{" in raw:  # else there is nothing with keys in it
+            raw = _in_given_order(_encoder.encode(value), raw)
         if b"null" in raw:  # a number that is not finite would be written so, and come back as None
             _refuse_not_finite(msgspec.to_builtins(value, enc_hook=lambda _: None))
     except (TypeError, ValueError, OverflowError, RecursionError) as problem:
@@ -57,6 +62,40 @@ def encode(value: object) -> Raw:
     if len(raw) > JSON_DEPTH and is_deeper(raw, JSON_DEPTH):
         raise InvalidInput(f"a value is nested more than {JSON_DEPTH} deep; keep it elsewhere and store a reference")
     return Raw(raw)
+
+
+def _in_given_order(given: bytes, canonical: bytes) -> bytes:
+    """Return the JSON in the order of the value, but for sets: they are as in its canonical form."""
+    if given == canonical or b"[" not in given:  # where there is no array, there is no set
+        return given
+    value, sorted_value = _plain.decode(given), _plain.decode(canonical)
+    if value == sorted_value:  # only the keys of dicts are in another order
+        return given
+    return _encoder.encode(_in_order_of(value, sorted_value))
+
+
+def _in_order_of(given: Any, canonical: Any) -> Any:
+    if isinstance(given, dict):
+        return {key: _in_order_of(value, canonical[key]) for key, value in given.items()}
+    if isinstance(given, list) and given != canonical:
+        pairs = list(zip(given, canonical, strict=True))
+        if all(_canonical.encode(one) == _canonical.encode(other) or _holds_set(one, other) for one, other in pairs):
+            return [_in_order_of(one, other) for one, other in pairs]
+        return canonical  # a set: nothing in it has an order of its own
+    return given
+
+
+def _holds_set(given: Any, canonical: Any) -> bool:
+    """Return whether two elements can be the same place of a list: something with a set in it, written in two ways."""
+    if isinstance(given, dict) and isinstance(canonical, dict):
+        return given.keys() == canonical.keys() and all(
+            given[key] == canonical[key] or _holds_set(given[key], canonical[key]) for key in given
+        )
+    if isinstance(given, list) and isinstance(canonical, list) and len(given) == len(canonical):
+        return sorted(map(_canonical.encode, given)) == sorted(map(_canonical.encode, canonical)) or all(
+            one == other or _holds_set(one, other) for one, other in zip(given, canonical, strict=True)
+        )
+    return False
 
 
 def decode(raw: Raw | bytes | str, kind: type[T]) -> T:
@@ -78,7 +117,7 @@ def decode_with(decoder: msgspec.json.Decoder[T], raw: Raw | bytes | str) -> T:
 
 def value_digest(raw: Raw) -> str:
     """Return the SHA256 of a value, however its JSON was written."""
-    return sha256(_encoder.encode(_plain.decode(raw))).hexdigest()
+    return sha256(_canonical.encode(_plain.decode(raw))).hexdigest()
 
 
 def check(raw: Any, field: str) -> InvalidInput | None:

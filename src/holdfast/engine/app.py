@@ -12,7 +12,6 @@ from functools import update_wrapper
 from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from msgspec import Raw
-from msgspec.json import schema as json_schema
 from msgspec.structs import replace
 
 from holdfast.core import events as e
@@ -49,6 +48,7 @@ from holdfast.program.definitions import (
 )
 from holdfast.program.limiting import LimitOptions, WorkflowLimit
 from holdfast.program.port import Program
+from holdfast.program.schema import json_schema
 from holdfast.program.signals import check_signal_name
 from holdfast.settings import Settings, load_settings
 from holdfast.store import port

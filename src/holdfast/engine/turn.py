@@ -461,7 +461,7 @@ def start_run(
         plan_version=queued.plan_version,
         run_request_id=request_id,
         request_key=key or _key_of(queued, request_id, names_version),
-        input_sha256=codec.digest(queued.input),
+        input_sha256=codec.value_digest(queued.input),
         snapshot=runtime_snapshot(state),
         events=decision.events,
         messages=decision.messages,

@@ -19,6 +19,7 @@ from holdfast.core import codec
 from holdfast.core.retry import Retry
 from holdfast.errors import InvalidInput
 from holdfast.limits import DURATION_MS, NAME_BYTES
+from holdfast.program.schema import json_schema
 
 
 class Signature:
@@ -120,7 +121,7 @@ class WorkflowDefinition:
         self.signature = Signature(function, f"workflow {name!r}")
         self.signals = dict(signals or {})
         self.signal_decoders = {name: _decoder(f"signal {name!r}", kind) for name, kind in self.signals.items()}
-        self.forms: dict[bytes, msgspec.json.Decoder[Any]] = {}
+        self.forms: dict[str, msgspec.json.Decoder[Any]] = {}
         self.queries: dict[str, Signature] = {}
         self.updates: dict[str, Signature] = {}
         """What its runs have said that they answer, as far as they have run in this process."""
@@ -135,7 +136,7 @@ def note_handler(known: dict[str, Signature], name: str, handler: Callable[..., 
 
 def _schema(kind: Any) -> dict[str, Any]:
     try:
-        return msgspec.json.schema(kind)
+        return json_schema(kind)
     except TypeError:
         return {}
 

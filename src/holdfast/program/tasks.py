@@ -23,6 +23,7 @@ from holdfast.errors import InvalidInput
 from holdfast.program.code import CodeProgram, require_program
 from holdfast.program.definitions import milliseconds
 from holdfast.program.port import Program
+from holdfast.program.schema import json_schema
 
 T = TypeVar("T")
 
@@ -96,7 +97,7 @@ async def task(
     if type(approvals) is not int or approvals < 1 or (of is not None and (type(of) is not int or of < approvals)):
         raise InvalidInput(f"task {name!r}: {approvals!r} approvals of {of!r} cannot be given", field="approvals")
     schema, decoder = _form_of(form)
-    program.definition.forms[bytes(schema)] = decoder
+    program.definition.forms[_form_key(bytes(schema))] = decoder
     command = c.AskHuman(
         step_id=program.name_step(name),
         name=name,
@@ -126,11 +127,17 @@ def answer_check(program: Program | None) -> Check | None:
     return None if program is None else check_with(program.definition.forms)
 
 
-def check_with(forms: dict[bytes, "msgspec.json.Decoder[Any]"]) -> Callable[[Raw, Raw], None]:
+@lru_cache(maxsize=1_024)
+def _form_key(form: bytes) -> str:
+    """Return the key of a form: however its JSON is written, and whichever release wrote it."""
+    return codec.value_digest(Raw(form))
+
+
+def check_with(forms: dict[str, "msgspec.json.Decoder[Any]"]) -> Callable[[Raw, Raw], None]:
     """Return what refuses answers that do not fit; a form that is not among these takes anything."""
 
     def check(form: Raw, answer: Raw) -> None:
-        decoder = forms.get(bytes(form))
+        decoder = forms.get(_form_key(bytes(form)))
         if decoder is not None:
             codec.decode_with(decoder, answer)
 
@@ -146,7 +153,7 @@ def _form_of(kind: Any) -> tuple[Raw, "msgspec.json.Decoder[Any]"]:
 
 @lru_cache(maxsize=256)
 def _form(kind: Any) -> tuple[Raw, "msgspec.json.Decoder[Any]"]:
-    return codec.encode(msgspec.json.schema(kind)), msgspec.json.Decoder(kind)
+    return codec.encode(json_schema(kind)), msgspec.json.Decoder(kind)
 
 
 def _check_names(name: str, roles: Sequence[str], assignee: str | None) -> None:

@@ -56,6 +56,25 @@ class SignalSuite(SuiteBase):
         assert (kept.run_id, kept.name, kept.signal_id, kept.step_id) == ("run-1", "go", "click-1", "s-1")
         assert (kept.payload, kept.accepted_at, kept.inbox_seq, kept.consumed_seq) == (Raw(b'{"n":1}'), START, 1, None)
 
+    @pytest.mark.contract("SIG-5", "EVT-2")
+    async def test_values_come_back_in_the_order_in_which_they_were_given(self, store: Store) -> None:
+        """Of a signal and of an event; a retry is the same whatever order it is written in."""
+        given, retried = (
+            Raw(b'{"zeta":[{"b":1,"a":2}],"alpha":{"0":1,"-1":2}}'),
+            Raw(b'{"alpha":{"-1":2,"0":1},"zeta":[{"a":2,"b":1}]}'),
+        )
+        node = SampleNode(store)
+        await node.start("run-1", wait("go"))
+        first = await accept(store, replace(signal("run-1", "go", signal_id="s-1"), payload=given))
+        again = await deliver_one(store, replace(signal("run-1", "go", signal_id="s-1"), payload=retried))
+        assert isinstance(again, Duplicate)
+        assert again.result == first
+        [kept] = await store.find_mailbox(MailboxQuery(run_id="run-1"))
+        assert kept.payload == given
+        await node.step("run-1")
+        [received] = [event.data for event in await store.read_events("run-1") if event.event_type == "SignalReceived"]
+        assert received.payload == given  # type: ignore[attr-defined]
+
     @pytest.mark.contract("SIG-1", "SIG-5")
     async def test_storage_keys_are_different_whatever_the_names_contain(
         self, store: Store, clock: VirtualClock

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from holdfast.core.gates import RunLimit
 from holdfast.errors import NotFound
 from holdfast.program.definitions import Signature, WorkflowDefinition
+from holdfast.program.schema import json_schema
 from holdfast.service.calling import Call
 from holdfast.service.catalogue import Ask, operation
 from holdfast.service.operations.fields import Name
@@ -52,7 +52,7 @@ def _view(call: Call, definition: WorkflowDefinition) -> WorkflowView:
         doc=(definition.function.__doc__ or "").strip(),
         input=input,
         result=result,
-        signals={name: msgspec.json.schema(kind) for name, kind in definition.signals.items()},
+        signals={name: json_schema(kind) for name, kind in definition.signals.items()},
         queries=_handled(definition.queries),
         updates=_handled(definition.updates),
         limit=None if limited is None else limited.limit,
