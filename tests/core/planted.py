@@ -9,7 +9,7 @@ from holdfast.core import commands
 from holdfast.core import events as e
 from holdfast.core.events import Event
 from holdfast.core.invariants import RunView, SystemView
-from holdfast.core.messages import ActivityDetached, Message, Signal, Update
+from holdfast.core.messages import OUTCOME_SIGNAL, ActivityDetached, Message, Signal, Update
 from holdfast.core.retry import Retry
 from holdfast.core.state import RUNNING, RunStatus
 from tests.core.bodies import run_in
@@ -191,6 +191,13 @@ def an_unconsumed_signal_is_gone() -> View:
 def a_consumed_signal_is_gone() -> View:
     view = busy().view()
     return replace(view, signals=view.signals[1:])
+
+
+@plants("reported_outcomes_are_recorded")
+def an_outcome_was_accepted_and_its_step_was_closed_without_it() -> View:
+    run = busy()
+    run.sent(OUTCOME_SIGNAL, {"logical_attempt_id": 1, "engine_attempt_id": 1}, step_id="closed")
+    return run.view()
 
 
 @plants("consumed_signals_are_recorded")

@@ -1,17 +1,22 @@
 """Activities whose outcome somebody reports later, by a token: recorded once, whatever comes in between."""
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import holdfast as hf
 from holdfast.core import events as e
+from holdfast.core.events import Event
+from holdfast.core.state import TERMINAL
 from holdfast.core.tokens import ActivityToken, read_token, write_token
-from holdfast.errors import ActivityFailed, Conflict, InvalidInput, NotFound, RunTerminal
-from holdfast.store.port import Store
-from tests.engine.place import Place, types, until_event
+from holdfast.errors import ActivityFailed, CallerError, Conflict, InvalidInput, NotFound, RunTerminal
+from holdfast.program.check import check_histories
+from holdfast.store.port import Store, Turn
+from tests.engine.place import Around, Place, stopped_time, types, until, until_event
 
 QUICK = hf.Retry(max_attempts=3, initial_ms=1, jitter=0.0)
 
@@ -134,6 +139,7 @@ async def test_the_first_outcome_stands_and_the_second_reporter_is_told(place: P
         assert await run.result() == "signed by ann"
         with pytest.raises(RunTerminal):
             await app.complete_activity(token, "bob")
+        await app.complete_activity(token, "ann")  # whose first answer may have been lost
         assert (await types(run)).count("StepCompleted") == 1
 
 
@@ -168,8 +174,8 @@ async def test_a_step_that_is_closed_takes_no_outcome(place: Place) -> None:
 @pytest.mark.contract("ACT-1", "ATT-1")
 async def test_a_failure_is_tried_again_with_a_new_token(place: Place) -> None:
     office = Office()
-    async with place.node(office.app):
-        app = office.app
+    async with place.node(office.app) as node:
+        app, key = office.app, node.completion_key
         run = await app.start(office.contract, "lease")
         tokens = [await office.tokens.get()]
         await app.fail_activity(tokens[0], "the pen is empty")
@@ -178,7 +184,7 @@ async def test_a_failure_is_tried_again_with_a_new_token(place: Place) -> None:
             await app.fail_activity(tokens[0], "again")
         await app.fail_activity(tokens[1], ConnectionError("nobody there"))
         tokens.append(await office.tokens.get())
-        assert [read_token(token).engine_attempt_id for token in tokens] == [1, 2, 3]
+        assert [read_token(token, key).engine_attempt_id for token in tokens] == [1, 2, 3]
         await app.fail_activity(tokens[2], "enough")
         assert await run.result() == "ActivityError: enough"
         errors = [event.data.error for event in await run.events() if isinstance(event.data, e.StepRetried)]
@@ -302,26 +308,340 @@ async def test_an_activity_from_a_queue_may_be_completed_later_too(place: Place)
 
 @pytest.mark.contract("API-2")
 @pytest.mark.parametrize(
-    "token", ["", "nonsense", "é", "W10", "====", write_token(ActivityToken("run-1", "sign", 1, 1)) + "A", 7, None]
+    "token", ["", "nonsense", "é", "W10", "====", write_token(ActivityToken("run-1", "sign", 1, 1), "f" * 64), 7, None]
 )
 async def test_a_malformed_token_is_refused(place: Place, token: Any) -> None:
     office = Office()
     with pytest.raises(InvalidInput, match="no node is open"):
         await office.app.complete_activity("any", 1)
-    async with place.node(office.app):
+    async with place.node(office.app) as node:
         with pytest.raises(InvalidInput, match="not the token of an activity"):
             await office.app.complete_activity(token, "ann")
+        unknown = write_token(ActivityToken("run-1", "sign", 1, 1), node.completion_key)
         with pytest.raises(NotFound):
-            await office.app.complete_activity(write_token(ActivityToken("run-1", "sign", 1, 1)), "ann")
+            await office.app.complete_activity(unknown, "ann")
 
 
 @pytest.mark.contract("API-2")
 async def test_a_token_of_a_step_that_never_was_is_told_so(place: Place) -> None:
     office = Office()
+    async with place.node(office.app) as node:
+        key = node.completion_key
+        run = await office.app.start(office.contract, "lease")
+        token = await office.tokens.get()
+        with pytest.raises(Conflict):
+            await office.app.complete_activity(write_token(ActivityToken(run.run_id, "other", 1, 1), key), "ann")
+        with pytest.raises(InvalidInput, match="there was none"):
+            await office.app.complete_activity(write_token(ActivityToken(run.run_id, "sign", 1, 7), key), "ann")
+        with pytest.raises(InvalidInput, match="cannot be stored"):
+            await office.app.complete_activity(token, object())
+
+
+# --- what was acknowledged is recorded, whatever comes between the acceptance and the turn
+
+
+class Closing(Around):
+    """Holds back the next commit that closes the step until something else has happened."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.meanwhile: Callable[[], Awaitable[object]] | None = None
+
+    async def commit(self, turns: Sequence[Turn]) -> Any:
+        closes = any(isinstance(event.data, CLOSING) for turn in turns for event in turn.events)
+        if closes and self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            await meanwhile()
+        return await self.inner.commit(turns)
+
+
+CLOSING = (e.StepRetried, e.StepFailed, e.StepCancelled, e.RunCancelled, e.ContinuedAsNew, e.RunCompleted)
+
+
+def outcomes(events: list[Event]) -> list[str]:
+    """Return what the history says of outcomes."""
+    return [event.event_type for event in events if isinstance(event.data, e.StepCompleted | e.StepFailed)]
+
+
+@pytest.mark.contract("ACT-1", "SIG-8")
+@pytest.mark.parametrize("closing", ["time-out", "deadline", "cancel", "race", "return", "stop", "rotation"])
+@pytest.mark.parametrize("is_success", [True, False])
+async def test_an_outcome_that_was_acknowledged_before_its_step_is_closed_is_recorded(
+    place: Place, closing: str, is_success: bool
+) -> None:
+    """The turn that closes the step was computed before the outcome came, and is committed after it."""
+    tokens: asyncio.Queue[str] = asyncio.Queue()
+    app = hf.App("office")
+    once = hf.Retry(max_attempts=1)
+    limits: dict[str, Any] = {"time-out": {"timeout": 0.2}, "deadline": {"schedule_to_close": 0.2}}.get(closing, {})
+
+    @app.activity(retry=once, **limits)
+    async def sign() -> str:
+        tokens.put_nowait(hf.activity_context().token)
+        hf.activity_context().complete_later()
+
+    @app.workflow
+    async def contract(is_first: bool) -> str:
+        if not is_first:
+            return "again"
+        signing = asyncio.ensure_future(sign())
+        try:
+            if closing in ("return", "rotation"):
+                await hf.wait_signal("go", str)
+                if closing == "rotation":
+                    hf.continue_as_new(False)
+                return "left"
+            async with asyncio.timeout(0.2 if closing == "race" else None):
+                return await signing
+        except (TimeoutError, ActivityFailed) as failure:
+            return type(failure).__name__
+
+    async with place.opened() as inner:
+        store = Closing(inner)
+        async with place.node(app, cast(Store, store)):
+            run = await app.start(contract, True)
+            token = await tokens.get()
+            await until_event(run, "StepDetached")
+            report = app.complete_activity(token, "ann") if is_success else app.fail_activity(token, "no")
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+            async def meanwhile() -> None:
+                try:
+                    await report
+                    done.set_result(None)
+                except CallerError as refusal:
+                    done.set_exception(refusal)
+
+            store.meanwhile = meanwhile
+            if closing == "cancel":
+                await run.cancel()
+            elif closing == "stop":
+                await run.stop(actor="op")
+            elif closing in ("return", "rotation"):
+                await run.signal("go", "on")
+            await until(run, lambda events: isinstance(events[-1].data, FINISHED))
+            try:
+                await done
+                is_acknowledged = True
+            except Conflict:
+                is_acknowledged = False
+            events = await run.events()
+        assert is_acknowledged or closing in ("time-out", "deadline")
+        recorded = [event for event in events if event.caused_by_signal_id and isinstance(event.data, ENDS)]
+        assert len(recorded) == is_acknowledged
+        if is_acknowledged:
+            assert recorded[0].event_type == ("StepCompleted" if is_success else "StepFailed")
+
+
+FINISHED = (e.RunCompleted, e.RunCancelled, e.RunFailed)
+ENDS = (e.StepCompleted, e.StepFailed, e.StepRetried)
+
+
+@pytest.mark.contract("ACT-1")
+async def test_the_work_of_a_run_goes_on_when_its_turn_is_taken_again(place: Place) -> None:
+    """The turn that has not seen an outcome is taken again by the same node; activities beside it are left alone."""
+    app, tokens, began = hf.App("office"), asyncio.Queue[str](), 0
+    gate = asyncio.Event()
+
+    @app.activity
+    async def sign() -> str:
+        tokens.put_nowait(hf.activity_context().token)
+        hf.activity_context().complete_later()
+
+    @app.activity(retry=hf.Retry(max_attempts=1))
+    async def think() -> str:
+        nonlocal began
+        began += 1
+        await gate.wait()
+        return "thought"
+
+    @app.activity
+    async def quick() -> str:
+        return "quick"
+
+    @app.workflow
+    async def contract() -> list[str]:
+        async def twice() -> str:
+            await hf.wait_signal("go", str)
+            return await quick()
+
+        return list(await asyncio.gather(sign(), think(), twice()))
+
+    async with place.opened() as inner:
+        store = Closing(inner)
+        async with place.node(app, cast(Store, store)):
+            run = await app.start(contract)
+            token = await tokens.get()
+            await until_event(run, "SignalWaiting")
+            await until_event(run, "StepDetached")
+
+            async def commit(turns: Sequence[Turn]) -> Any:
+                if any(isinstance(event.data, e.SignalReceived) for turn in turns for event in turn.events):
+                    store.commit = inner.commit  # type: ignore[method-assign]
+                    await app.complete_activity(token, "ann")
+                return await inner.commit(turns)
+
+            store.commit = commit  # type: ignore[method-assign]
+            await run.signal("go", "on")
+            await until_event(run, "StepCompleted", 2)
+            gate.set()
+            assert await run.result() == ["ann", "thought", "quick"]
+    assert began == 1
+
+
+@pytest.mark.contract("ACT-1")
+@pytest.mark.parametrize("is_success", [True, False])
+async def test_a_paused_run_records_outcomes_and_goes_on_with_them(place: Place, is_success: bool) -> None:
+    office = Office(retry=hf.Retry(max_attempts=1))
     async with place.node(office.app):
         run = await office.app.start(office.contract, "lease")
-        await office.tokens.get()
+        token = await office.tokens.get()
+        await until_event(run, "StepDetached")
+        await run.pause(actor="op")
+        if is_success:
+            await office.app.complete_activity(token, "ann")
+        else:
+            await office.app.fail_activity(token, "no")
+        await until(run, lambda events: bool(outcomes(events)))
         with pytest.raises(Conflict):
-            await office.app.complete_activity(write_token(ActivityToken(run.run_id, "other", 1, 1)), "ann")
-        with pytest.raises(InvalidInput, match="cannot be stored"):
-            await office.app.complete_activity(write_token(ActivityToken(run.run_id, "sign", 1, 1)), object())
+            await office.app.complete_activity(token, "bob")
+        await run.resume(actor="op")
+        assert await run.result() == ("signed by ann" if is_success else "ActivityError: no")
+
+
+@pytest.mark.contract("ACT-1", "ATT-2")
+async def test_a_step_that_an_operator_retries_takes_the_outcome_of_its_new_attempt_only(place: Place) -> None:
+    office = Office(retry=hf.Retry(max_attempts=1), on_failure="pause")
+    async with place.node(office.app):
+        app = office.app
+        run = await app.start(office.contract, "lease")
+        first = await office.tokens.get()
+        await app.fail_activity(first, "no")
+        await until_event(run, "RunPaused")
+        await run.retry_step("sign", actor="op")
+        second = await office.tokens.get()
+        with pytest.raises(Conflict):
+            await app.complete_activity(first, "late")
+        await app.fail_activity(first, "no")  # again, as it was accepted before
+        await app.complete_activity(second, "ann")
+        assert await run.result() == "signed by ann"
+
+
+@pytest.mark.contract("ACT-1", "SIG-8")
+async def test_the_stores_clock_decides_whether_an_outcome_comes_in_time(place: Place) -> None:
+    """No node is there to record that the time is over, and nobody is told that an outcome counts which does not."""
+    office, later = Office(schedule_to_close=5, retry=hf.Retry(max_attempts=1)), Office()
+    async with stopped_time(place) as (store, clock):
+        async with place.node(office.app, store):
+            run_id = (await office.app.start(office.contract, "lease")).run_id
+            token = await office.tokens.get()
+            await until_event(office.app.run(run_id), "StepDetached")
+        clock.advance(ms=5_000)
+        async with asyncio.timeout(5), later.app.connect(store):
+            with pytest.raises(Conflict, match="time is over"):
+                await later.app.complete_activity(token, "ann")
+        async with place.node(office.app, store):
+            assert (await office.app.run(run_id).result()).startswith("TimeoutError")
+
+
+@pytest.mark.contract("ACT-1")
+@pytest.mark.slow
+async def test_of_many_callers_with_one_token_exactly_one_is_acknowledged(place: Place) -> None:
+    """Callers, some of them alike, race with each other, with time-outs and with an operator."""
+    office = Office(timeout=0.03, retry=hf.Retry(max_attempts=2, initial_ms=1, jitter=0.0))
+    async with place.opened() as store, place.node(office.app, store):
+        app = office.app
+        for number in range(25):
+            run = await app.start(office.contract, "lease")
+            tokens = [await office.tokens.get()]
+            reports = [app.complete_activity(tokens[0], f"{who}") for who in range(4)]
+            reports += [app.fail_activity(tokens[0], "no") for _ in range(2)]
+            if number % 3 == 0:
+                await asyncio.sleep(0.028)
+            cancelling = [run.cancel()] if number % 5 == 0 else []
+            answers = await asyncio.gather(*reports, *cancelling, return_exceptions=True)
+            answers = answers[:6]
+            while (await run.snapshot()).status not in TERMINAL:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(0.05):
+                        tokens.append(await office.tokens.get())
+                        with suppress(Conflict, RunTerminal):
+                            await app.complete_activity(tokens[-1], "last")
+            kept = {min(number, 4) for number in range(6) if answers[number] is None}  # the last two are alike
+            assert len(kept) <= 1, answers
+            assert all(answer is None or isinstance(answer, Conflict | RunTerminal) for answer in answers), answers
+            events = await run.events()
+            recorded = [event for event in events if event.caused_by_signal_id and isinstance(event.data, ENDS)]
+            of_first = [event for event in recorded if _is_of_first(event)]
+            assert len(of_first) == len(kept)
+            while not office.tokens.empty():
+                office.tokens.get_nowait()
+
+
+def _is_of_first(event: Event) -> bool:
+    """Say whether the event records what was reported with the first token."""
+    if isinstance(event.data, e.StepCompleted):
+        return event.data.result != b'"last"'
+    return True
+
+
+@pytest.mark.contract("ACT-1", "WF-2")
+@pytest.mark.parametrize("second", ["success", "failure", "pause"])
+@pytest.mark.parametrize("ends", ["race", "rotation", "return"])
+async def test_outcomes_of_several_steps_that_come_together_are_all_recorded(
+    place: Place, second: str, ends: str
+) -> None:
+    """The first lets the program give up the other step, which has its outcome by then; replay goes the same way."""
+    app, tokens = hf.App("office"), asyncio.Queue[tuple[str, str]]()
+
+    async def ask() -> str:
+        context = hf.activity_context()
+        tokens.put_nowait((context.step_id, context.token))
+        context.complete_later()
+
+    ask = app.activity(retry=hf.Retry(max_attempts=1), on_failure="pause" if second == "pause" else "raise")(ask)
+
+    @app.activity
+    async def after() -> str:
+        return "after"
+
+    @app.workflow
+    async def contract(is_first: bool = True) -> str:
+        if not is_first:
+            return "again"
+        asked = [asyncio.ensure_future(ask()) for _ in range(2)]
+        _, left = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        for other in left:
+            other.cancel()
+        if ends == "rotation":
+            hf.continue_as_new(False)
+        if ends == "race":
+            await hf.wait_signal("go", str)
+        return await after()
+
+    async with place.opened() as store:
+        async with place.node(app, store):
+            run_id = (await app.start(contract)).run_id
+            given = dict([await tokens.get(), await tokens.get()])
+            await until_event(app.run(run_id), "StepDetached", 2)
+        async with asyncio.timeout(8), app.connect(store):
+            await app.complete_activity(given["ask"], "ann")
+            if second == "success":
+                await app.complete_activity(given["ask#2"], "bob")
+            else:
+                await app.fail_activity(given["ask#2"], "no")
+        async with place.node(app, store):
+            run = app.run(run_id)
+            await until(run, lambda events: len(outcomes(events)) >= 2)
+            if second == "pause":
+                await until_event(run, "RunPaused")
+                await run.resume(actor="op", raise_failure=True)
+            if ends == "race":
+                await run.signal("go", "on")
+            assert await run.result() == ("again" if ends == "rotation" else "after")
+            events = await run.events()
+    ended = {event.step_id: event.event_type for event in events if isinstance(event.data, ENDS)}
+    assert ended["ask"] == "StepCompleted"
+    assert ended["ask#2"] == ("StepCompleted" if second == "success" else "StepFailed")
+    assert not any(isinstance(event.data, e.StepCancelled) for event in events)
+    assert check_histories(app, [events]) == []

@@ -11,7 +11,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from holdfast.core import codec
 from holdfast.core.gates import RunLimit, Ticket
+from holdfast.core.messages import OUTCOME_SIGNAL, ActivityOutcome, SignalRequest
 from holdfast.core.state import CANCELLED
 from holdfast.errors import LeaseExpired, RunTerminal
 from holdfast.store import port
@@ -45,6 +47,27 @@ async def send_signal(
         seat.meet()
         for _ in range(times):
             answers += [(payload, answer) for answer in await store.deliver([request])]
+    return answers
+
+
+async def report_outcome(seat: Seat, path: Path | str, run_id: str, steps: int) -> list[Delivered]:
+    """Report the outcome of each step, with a result that only this player has, at the version that is read."""
+    answers: list[Delivered] = []
+    async with opened_anywhere(path) as store:
+        for step in range(steps):
+            [run] = await store.load([run_id])
+            assert run is not None
+            outcome = ActivityOutcome(logical_attempt_id=1, engine_attempt_id=1, result=codec.encode(seat.number))
+            request = SignalRequest(
+                run_id=run_id,
+                name=OUTCOME_SIGNAL,
+                payload=codec.encode(outcome),
+                signal_id=f"outcome {step} of attempt {seat.number % 2}",
+                step_id=f"step-{step}",
+                expected_version=run.head.version,
+            )
+            seat.meet()
+            answers += await store.deliver([request])
     return answers
 
 

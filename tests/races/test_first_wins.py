@@ -53,6 +53,22 @@ async def test_of_simultaneous_payloads_under_one_id_one_stands_and_the_others_c
     assert all(isinstance(answer, port.Refused) and isinstance(answer.error, Conflict) for answer in losers)
 
 
+@pytest.mark.contract("ACT-1")
+async def test_of_simultaneous_outcomes_of_one_step_exactly_one_is_accepted(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    await prepare(path, new_run("run-1"))
+
+    played = play(players.report_outcome, processes=4, threads=3, path=path, run_id="run-1", steps=20)
+
+    for answers in zip(*played, strict=True):
+        assert sum(isinstance(answer, port.Accepted) for answer in answers) == 1
+        refused = [answer.error for answer in answers if isinstance(answer, port.Refused)]
+        assert len(refused) == 11
+        assert all(isinstance(error, Conflict) for error in refused)
+    async with opened(path) as store:
+        assert len(await read_mailbox(store, "run-1")) == 20
+
+
 @pytest.mark.contract("QUE-1")
 async def test_of_simultaneous_requests_with_one_id_exactly_one_creates_a_run(tmp_path: Path) -> None:
     path = tmp_path / "store.db"

@@ -22,9 +22,8 @@ from holdfast.core.gates import RunLimit
 from holdfast.core.invariants import check
 from holdfast.core.messages import AcceptedSignalResult, Message
 from holdfast.core.state import retry_token, state_of
-from holdfast.core.tokens import read_token
 from holdfast.engine.activities import ActivityContext, activity_context
-from holdfast.engine.completion import report_result
+from holdfast.engine.completion import completion_key, report_result
 from holdfast.errors import CallerError, NotDurable, StoreError
 from holdfast.program.definitions import decode_options
 from holdfast.store import port
@@ -125,7 +124,7 @@ class World:
         done.append(Effect(f"{step_id}/{len(done)}", "outside"))
         while True:
             try:
-                await report_result(self.client, token, done[-1].result)
+                await report_result(self.client, await completion_key(self.client), token, done[-1].result)
                 self.note(f"later  {run_id} {step_id}", "reports")
             except StoreError:
                 await asyncio.sleep(0.3)
@@ -140,7 +139,7 @@ class World:
         A job that is taken again counts on by itself. It is begun by who has taken it, which was not too early then;
         by now it may have failed elsewhere, and be due later under the same number.
         """
-        run_id, step_id, attempt = context.run_id, context.step_id, read_token(context.token).engine_attempt_id
+        run_id, step_id, attempt = context.run_id, context.step_id, context._work.step.engine_attempt_id
         dispatches = [
             event
             for event in self.store.events_of(run_id)

@@ -292,6 +292,8 @@ async def deliver(world: World) -> None:
     for _ in range(LIMITS.batch_items + 1 if values.happens(0.03) else values.number(1, 4)):
         if answers and values.happens(0.2):
             items.append(values.pick(answers))
+        elif world.heads and values.happens(0.1):
+            items.append(values.outcome(world.heads, now))
         elif values.happens(0.7):
             items.append(values.signal(world.run_ids, world.picture["waits"]))
         else:

@@ -9,13 +9,25 @@ from typing import Any, TypeVar, get_args
 from msgspec import UNSET, Raw
 from msgspec.structs import replace
 
+from holdfast.core import codec
 from holdfast.core.gates import Overload, RunLimit, Ticket
 from holdfast.core.instants import Instant
 from holdfast.core.letters import DeadLetter, DeadLetterQuery, Reason, bury
-from holdfast.core.messages import Message, MessageType, SignalRequest
+from holdfast.core.messages import OUTCOME_SIGNAL, ActivityOutcome, Message, MessageType, SignalRequest
 from holdfast.core.records import ActivityRecord, Task, Wait
 from holdfast.core.state import RunStatus
-from holdfast.store.port import Beat, Job, MailboxQuery, NewRun, Plan, PurgePolicy, RunQuery, TaskQuery, WaitQuery
+from holdfast.store.port import (
+    Beat,
+    Job,
+    MailboxQuery,
+    NewRun,
+    Plan,
+    PurgePolicy,
+    RunHead,
+    RunQuery,
+    TaskQuery,
+    WaitQuery,
+)
 from holdfast.testing.samples import job, message, new_run, record
 from holdfast.testing.store_suite_base import BAD_NAMES, STRANGE_IDS
 
@@ -220,6 +232,21 @@ class Values:
             return self._spoiled_signal(request)
         self.sent.append(request)
         return request
+
+    def outcome(self, heads: Sequence[RunHead], now: Instant) -> SignalRequest:
+        """Draw the outcome of a step, for a version and an instant that may be the right ones."""
+        head = self.pick(heads)
+        step_id = self.pick(STEPS)
+        outcome = ActivityOutcome(logical_attempt_id=1, engine_attempt_id=self.number(1, 2))
+        return SignalRequest(
+            run_id=head.run_id,
+            name=OUTCOME_SIGNAL,
+            payload=codec.encode(outcome),
+            signal_id=f"{step_id} {self.number(1, 2)}",
+            step_id=step_id,
+            expected_version=head.version - (self.number(0, 2) if self.happens(0.2) else 0),
+            accept_before=self.pick((None, None, now + 1, now)),
+        )
 
     def _spoiled_signal(self, request: SignalRequest) -> SignalRequest:
         match self.number(0, 3):

@@ -87,7 +87,7 @@ MUST_BE_REACHED = {
         raised InvalidInput""",
     "commit": """committed; committed again; conflict no such run; conflict version; conflict epoch;
         conflict finished; conflict event exists; conflict task is open;
-        conflict cannot be stored; raised InvalidInput""",
+        conflict cannot be stored; conflict unseen; raised InvalidInput""",
     "admit": "STARTED; STARTED and claimed; raised LeaseExpired; raised InvalidInput",
     "claim": "free; own; orphan; raised LeaseExpired; raised InvalidInput",
     "renew": "something; raised InvalidInput; raised NodeSuperseded",

@@ -34,6 +34,7 @@ Input = (
     | m.ActivitySucceeded
     | m.ActivityErrored
     | m.ActivityDetached
+    | m.ReportedOutcome
     | m.NodeLost
     | m.DefinitionFound
     | m.MessageDied
@@ -233,8 +234,15 @@ def _on_outcome(state: RunState, message: m.Message, pen: Pen) -> Decision | Ref
 
     A job that was taken again counts on without word to the run, so the step moves to the attempt that was made.
     """
-    outcome = codec.decode(message.payload, m.ActivityOutcome)
-    step = _running(state, message.step_id or "", outcome.logical_attempt_id)
+    return _conclude(state, message.step_id or "", codec.decode(message.payload, m.ActivityOutcome), pen, None)
+
+
+def _on_reported(state: RunState, reported: m.ReportedOutcome, pen: Pen) -> Decision | Refusal:
+    return _conclude(state, reported.step_id, reported.outcome, pen, reported.id)
+
+
+def _conclude(state: RunState, step_id: str, outcome: m.ActivityOutcome, pen: Pen, cause: str | None) -> Decision:
+    step = _running(state, step_id, outcome.logical_attempt_id)
     is_success = outcome.error is None and not outcome.is_detached
     if step is None or (outcome.engine_attempt_id < step.engine_attempt_id and not is_success):
         return NOTHING
@@ -243,8 +251,8 @@ def _on_outcome(state: RunState, message: m.Message, pen: Pen) -> Decision | Ref
     if outcome.is_detached:
         return _detach(step, outcome.until, pen)
     if outcome.error is not None:
-        return _fail(step, outcome.error, _options(step).retry, outcome.fraction, pen)
-    pen.close(step, e.StepCompleted(outcome.result))
+        return _fail(step, outcome.error, _options(step).retry, outcome.fraction, pen, cause)
+    pen.close(step, e.StepCompleted(outcome.result), cause)
     return pen.decision()
 
 
@@ -259,14 +267,16 @@ def _options(step: OpenStep) -> StepOptions:
     return step_options(getattr(step.body, "options", e.NULL))
 
 
-def _fail(step: OpenStep, error: e.ErrorInfo, retry: Retry, fraction: float, pen: Pen) -> Decision:
+def _fail(
+    step: OpenStep, error: e.ErrorInfo, retry: Retry, fraction: float, pen: Pen, cause: str | None = None
+) -> Decision:
     """Try again by the policy and while there is time, or give up. A job is put again at once, to be seen when due."""
     options = _options(step)
     delay_ms, deadline = retry_delay_ms(retry, step.attempt, error, fraction), options.deadline_of(step)
     if delay_ms is None or (deadline is not None and pen.now + delay_ms * 1_000 >= deadline):
-        return _give_up(step, error, options, pen)
+        return _give_up(step, error, options, pen, cause)
     due_at = pen.now + delay_ms * 1_000
-    _retry(step, pen, e.StepRetried("failed", due_at, error))
+    _retry(step, pen, e.StepRetried("failed", due_at, error), cause)
     if step.queue:
         pen.dispatch.append(step.step_id)
     else:
@@ -274,11 +284,11 @@ def _fail(step: OpenStep, error: e.ErrorInfo, retry: Retry, fraction: float, pen
     return pen.decision()
 
 
-def _give_up(step: OpenStep, error: e.ErrorInfo, options: StepOptions, pen: Pen) -> Decision:
+def _give_up(step: OpenStep, error: e.ErrorInfo, options: StepOptions, pen: Pen, cause: str | None = None) -> Decision:
     if pen.state.status is RUNNING and options.on_failure == "pause":
         # First, so that the failure is one of the outcomes that the program hears of when the run is resumed.
-        pen.write(e.RunPaused(f"step {step.step_id!r} failed", failed_step_id=step.step_id))
-    pen.close(step, e.StepFailed(error))
+        pen.write(e.RunPaused(f"step {step.step_id!r} failed", failed_step_id=step.step_id), cause=cause)
+    pen.close(step, e.StepFailed(error), cause)
     return pen.decision()
 
 
@@ -317,9 +327,9 @@ def _on_node_lost(state: RunState, lost: m.NodeLost, pen: Pen) -> Decision | Ref
     return pen.decision()
 
 
-def _retry(step: OpenStep, pen: Pen, body: e.StepRetried) -> None:
+def _retry(step: OpenStep, pen: Pen, body: e.StepRetried, cause: str | None = None) -> None:
     next_attempt = step.engine_attempt_id + 1
-    pen.write(body, step.step_id, step.logical_attempt_id, next_attempt, None, step.opened_event_id)
+    pen.write(body, step.step_id, step.logical_attempt_id, next_attempt, cause, step.opened_event_id)
 
 
 _DECIDERS: dict[type, Callable[[RunState, Any, Pen], Decision | Refusal]] = {
@@ -328,6 +338,7 @@ _DECIDERS: dict[type, Callable[[RunState, Any, Pen], Decision | Refusal]] = {
     m.ActivitySucceeded: _on_success,
     m.ActivityErrored: _on_error,
     m.ActivityDetached: _on_detached,
+    m.ReportedOutcome: _on_reported,
     m.NodeLost: _on_node_lost,
     m.DefinitionFound: definition_found,
     m.MessageDied: message_died,
@@ -340,6 +351,7 @@ RECORDED_AS: dict[str, tuple[type[e.Body], ...]] = {
     m.CONTROL_SIGNAL: (e.SignalAccepted, e.SignalRejected),
     m.UPDATE_SIGNAL: (e.UpdateAccepted,),
     m.TASK_SIGNAL: tasks.DECISIONS,
+    m.OUTCOME_SIGNAL: (e.StepCompleted, e.StepFailed, e.StepRetried, e.RunPaused),
 }
 """The first event of the decision about a signal of the engine's own, by its name."""
 

@@ -21,7 +21,7 @@ from holdfast.core.events import BODIES, Event
 from holdfast.core.idempotency import event_id, event_key, signal_storage_key
 from holdfast.core.instants import Instant
 from holdfast.core.letters import DeadLetter
-from holdfast.core.messages import AcceptedSignalResult, Message, Signal, as_they_came
+from holdfast.core.messages import OUTCOME_SIGNAL, AcceptedSignalResult, Message, Signal, as_they_came
 from holdfast.core.records import Task, Wait
 from holdfast.core.snapshot import RuntimeSnapshot, runtime_snapshot
 from holdfast.core.state import PAUSED, TERMINAL, OpenStep, RunState, RunStatus, carried_updates, state_of
@@ -345,6 +345,19 @@ def rotations_keep_updates(view: RunView) -> list[str]:
             found += [f"event {event.run_seq} rotates the history and forgets the update {each!r}" for each in lost]
             unanswered = dict.fromkeys(each for each in unanswered if each in kept)
     return found
+
+
+@_invariant(RunView, "ACT-1", "An outcome that was accepted is recorded before its step is closed by anything else.")
+def reported_outcomes_are_recorded(view: RunView) -> list[str]:
+    """Find outcomes, reported by token, that wait for a step which is not open any more."""
+    state = _fold(view)
+    if state is None:
+        return []
+    return [
+        f"the outcome of step {signal.step_id!r} was accepted and will never be recorded"
+        for signal in view.signals
+        if signal.name == OUTCOME_SIGNAL and signal.consumed_seq is None and signal.step_id not in state.open_steps
+    ]
 
 
 # --- waits and tasks -----------------------------------------------------------------------------------------------

@@ -116,6 +116,10 @@ class SignalRequest(Struct, frozen=True, kw_only=True, gc=False):
     signal_id: str | None = None
     step_id: str | None = None
     require_waiting: bool = False
+    expected_version: int | None = None
+    """Accept it only while the run is at this version, and no other signal of its name waits for the same step."""
+    accept_before: Instant | None = None
+    """Accept it only before this instant, by the store's clock."""
     actor: str = ""
     """Who sends it, for the authoriser. It is not stored."""
 
@@ -221,6 +225,15 @@ class ActivityDetached(Struct, frozen=True, gc=False):
     logical_attempt_id: int
     engine_attempt_id: int
     until: Instant | None = None
+
+
+class ReportedOutcome(Struct, frozen=True, kw_only=True, gc=False):
+    """The outcome of an activity, reported by its token. `id` is the store's id of the signal that carried it."""
+
+    id: str
+    step_id: str
+    outcome: ActivityOutcome
+    inbox_seq: int | None = None
 
 
 class NodeLost(Struct, frozen=True, gc=False):
@@ -335,12 +348,18 @@ class TaskOperation(Struct, frozen=True, kw_only=True, gc=False):
 CONTROL_SIGNAL = "holdfast.control"
 UPDATE_SIGNAL = "holdfast.update"
 TASK_SIGNAL = "holdfast.task"
-ENGINE_SIGNALS = frozenset({CONTROL_SIGNAL, UPDATE_SIGNAL, TASK_SIGNAL})
+OUTCOME_SIGNAL = "holdfast.outcome"
+"""Carries the outcome of an activity that was reported by its token. No turn commits that has not seen it."""
+ENGINE_SIGNALS = frozenset({CONTROL_SIGNAL, UPDATE_SIGNAL, TASK_SIGNAL, OUTCOME_SIGNAL})
 RESERVED_PREFIX = "holdfast."
 """Names of signals that the engine sends to itself. They are not counted against a run's rate limit."""
 
 
-_SIGNAL_PAYLOADS: dict[str, type] = {CONTROL_SIGNAL: ControlPayload, UPDATE_SIGNAL: UpdatePayload}
+_SIGNAL_PAYLOADS: dict[str, type] = {
+    CONTROL_SIGNAL: ControlPayload,
+    UPDATE_SIGNAL: UpdatePayload,
+    OUTCOME_SIGNAL: ActivityOutcome,
+}
 _PAYLOADS: dict[str, type] = {
     "TaskCompleted": Answer,
     "SubWorkflowCompleted": ChildOutcome,
@@ -407,7 +426,9 @@ def check_signal(request: SignalRequest, limits: Limits) -> CallerError | None:
         problem = check_signal_id(request.signal_id)
     if problem is not None:
         return problem
-    problem = codec.check(request.payload, "payload")
+    for field in ("expected_version", "accept_before"):
+        problem = problem or check_integer(field, getattr(request, field), optional=True)
+    problem = problem or codec.check(request.payload, "payload")
     if problem is not None:
         return problem
     size = len(bytes(request.payload))

@@ -65,12 +65,24 @@ Beat = Callable[[Work, Details], None]
 class ActivityContext:
     """What an activity may know of itself, and say while it works."""
 
-    __slots__ = ("_beat", "_extend", "_is_announced", "_is_over", "_loop", "_said", "_thread_id", "_work", "details")
+    __slots__ = (
+        "_beat",
+        "_extend",
+        "_is_announced",
+        "_is_over",
+        "_key",
+        "_loop",
+        "_said",
+        "_thread_id",
+        "_work",
+        "details",
+    )
 
-    def __init__(self, work: Work, beat: Beat) -> None:
+    def __init__(self, work: Work, beat: Beat, key: str = "") -> None:
         self.details: Any = None if work.details is NULL else codec.decode(work.details, Any)
         self._work = work
         self._beat = beat
+        self._key = key
         self._loop = asyncio.get_running_loop()
         self._thread_id = get_ident()
         self._extend: Callable[[], None] | None = None
@@ -110,9 +122,13 @@ class ActivityContext:
 
     @property
     def token(self) -> str:
-        """The name of this attempt, with which its outcome can be reported from outside."""
+        """The right to report the outcome of this attempt from outside, as text for a link or a message.
+
+        Who has it may report one outcome, and nothing else; nobody can make it up. Treat it as a secret.
+        """
         step = self._work.step
-        return write_token(ActivityToken(self.run_id, step.step_id, step.logical_attempt_id, step.engine_attempt_id))
+        of = ActivityToken(self.run_id, step.step_id, step.logical_attempt_id, step.engine_attempt_id)
+        return write_token(of, self._key)
 
     def complete_later(self) -> NoReturn:
         """End the activity without an outcome: whoever has its `token` reports it with `App.complete_activity`."""
@@ -174,6 +190,8 @@ class Workers:
         self._rng = rng
         self._attempts: dict[str, dict[str, _Attempt]] = {}
         self._lanes = Lanes(self.carry_out)
+        self.key = ""
+        """The store's key for tokens."""
 
     @property
     def busy(self) -> int:
@@ -227,7 +245,7 @@ class Workers:
         if not is_without_limits:
             now = attempt.started_at()
             deadline = _deadline(work, now)
-        context = ActivityContext(work, self._beat)
+        context = ActivityContext(work, self._beat, self.key)
         before = _context.set(context)
         outcome: Outcome
         try:

@@ -256,19 +256,23 @@ class App:
     async def complete_activity(self, token: str, result: Any = None) -> None:
         """Report the result of an activity that ended by `complete_later`. When this returns it is durable.
 
-        Each attempt takes one outcome, and the first stands: whoever comes second, or after the step was closed by
-        other means, gets `Conflict`. After an error of the store that may be your own earlier call. A token that is
-        none: `InvalidInput`; a run that has finished: `RunTerminal`. A success counts even when it comes after the
-        attempt's time, as long as the step is open.
+        Each attempt takes one outcome, and the first stands: a second one gets `Conflict`, and so does one that comes
+        after the step was closed by other means. The same outcome again is answered as the first time, so after an
+        error of the store the call can be repeated. A token that is none: `InvalidInput`; a run that has finished:
+        `RunTerminal`. A success counts even when it comes after the attempt's time, as long as the step is open.
         """
-        await report_result(self._opened(), token, result)
+        await report_result(self._opened(), self._completion_key(), token, result)
 
     async def fail_activity(self, token: str, error: BaseException | str) -> None:
         """Report that such an activity has failed: it is tried again by its policy, unless it is `NonRetryable`.
 
         Answers like `complete_activity`; once the step has come to a later attempt, with `Conflict`.
         """
-        await report_error(self._opened(), token, error, self._rng.fraction())
+        await report_error(self._opened(), self._completion_key(), token, error)
+
+    def _completion_key(self) -> str:
+        assert self._node is not None
+        return self._node.completion_key
 
     async def dead_letters(
         self,

@@ -27,11 +27,12 @@ class Drafted(Struct, frozen=True):
 class Held:
     """A run that belongs to this node. It is fresh until it has taken a turn as it was loaded."""
 
-    __slots__ = ("drafted", "inputs", "is_fresh", "loaded", "refused")
+    __slots__ = ("drafted", "inputs", "is_fresh", "loaded", "refused", "taken")
 
     def __init__(self, loaded: LoadedRun) -> None:
         self.loaded = loaded
         self.inputs: list[Input] = []
+        self.taken: list[Input] = []  # the inputs of the turn that is being committed
         self.is_fresh = True
         self.drafted: Drafted | None = None  # what it did before it was created
         self.refused: TurnRefused | None = None  # why its present turn is no more than a pause
@@ -84,6 +85,7 @@ class Held:
 
     def advance(self, draft: TurnDraft) -> None:
         """Take note of a turn that was committed."""
+        self.taken = []
         state, signals, details = draft.state, self.loaded.signals, self.loaded.details
         if draft.received:
             consumed = {inbox_seq for inbox_seq, _ in draft.received}

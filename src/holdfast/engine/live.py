@@ -15,21 +15,24 @@ from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core import events as e
-from holdfast.core.commands import PauseRun
-from holdfast.core.deadlines import is_deadline
+from holdfast.core.commands import Command, PauseRun
+from holdfast.core.deadlines import is_deadline, step_options
 from holdfast.core.decide import Input, wait_for
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
 from holdfast.core.messages import (
     CONTROL_SIGNAL,
     ENGINE_SIGNALS,
+    OUTCOME_SIGNAL,
     UPDATE_SIGNAL,
+    ActivityOutcome,
     Control,
     ControlPayload,
     DefinitionFound,
     Message,
     MessageDied,
     NodeLost,
+    ReportedOutcome,
     Signal,
     Update,
     UpdatePayload,
@@ -193,7 +196,12 @@ def pause_turn(
             draft.enact([pause])
     lost = [given for given in inputs if is_missing and isinstance(given, NodeLost)]  # whoever has it does it again
     inputs = [given for given in inputs if given not in lost]
-    for later in (*sorted((*others, *inputs), key=_place), *task_operations(loaded.signals, draft.state, None)):
+    reported = [] if is_poisoned and not is_missing else list(_outcomes(loaded.signals))
+    for later in (
+        *reported,
+        *sorted((*others, *inputs), key=_place),
+        *task_operations(loaded.signals, draft.state, None),
+    ):
         if is_poisoned and isinstance(later, Message):
             draft.put_aside(later, problem)
         else:
@@ -221,14 +229,15 @@ class _Turn:
 
     def run(self, inputs: Sequence[Input]) -> None:
         """Take the inputs. Operators' commands come first, once the run has started: a pause holds what follows."""
+        signals = self._draft.signals
+        commands = self._report(signals) if signals else []
         if self._live.state.awaits_definition:
             self._absorb(self._draft.handle(DefinitionFound()))
-        signals = self._draft.signals
         if signals:
             starts = [given for given in inputs if _is_start(given)]
             others = sorted((given for given in inputs if not _is_start(given)), key=_place)
             asked = task_operations(signals, self._live.state, answer_check(self._live.replay.program))
-            inputs = [*starts, *_controls(signals), *others, *asked]
+            inputs = [*starts, *commands, *others, *asked]
         else:
             inputs = sorted(inputs, key=_place) if len(inputs) > 1 else inputs
         for given in inputs:
@@ -243,6 +252,30 @@ class _Turn:
             self._offer_signals()
         if self._draft.should_pause:
             self._absorb(self._draft.handle(MessageDied()))
+
+    def _report(self, signals: Sequence[Signal]) -> list[Control]:
+        """Record the outcomes that were reported by token, and return the commands that are left to take.
+
+        Their senders were told that they count, so they come before everything that may close their steps: all of them
+        are recorded before the program hears of the first. Only a pause that was asked for before comes earlier.
+        """
+        commands = list(_controls(signals))
+        reported = sorted(_outcomes(signals), key=lambda reported: not self._may_pause(reported))
+        if not reported:
+            return commands
+        while commands and commands[0].name == "PAUSE":
+            self._absorb(self._draft.handle(commands.pop(0)))
+        answers = [self._draft.handle(outcome) for outcome in reported]
+        events = [event for answer in answers if isinstance(answer, Decision) for event in answer.events]
+        asked = [command for event in events for command in self._hand(event)]
+        self._follow(self._enact(asked))
+        return commands
+
+    def _may_pause(self, reported: ReportedOutcome) -> bool:
+        """Return whether the run is paused if this fails: before the program asks for anything, or else after it."""
+        step = self._draft.state.open_steps.get(reported.step_id)
+        options = step_options(getattr(step.body, "options", e.NULL)) if step is not None else None
+        return reported.outcome.error is not None and options is not None and options.on_failure == "pause"
 
     def _offer_updates(self) -> bool:
         """Let the program answer the updates that wait, in order; return whether it has taken one."""
@@ -271,21 +304,29 @@ class _Turn:
 
     def _absorb(self, answer: Decision | Refusal) -> None:
         """Hand events to the program, enact what it asks for, and so on."""
-        if isinstance(answer, Refusal):
-            return
-        events, rotations = list(answer.events), 0
+        if isinstance(answer, Decision):
+            self._follow(answer.events)
+
+    def _follow(self, first: Iterable[Event]) -> None:
+        events, rotations = list(first), 0
         for event in events:  # which grow on the way
-            if type(event.data) not in CONCERN_PROGRAM:
-                continue
             rotations += type(event.data) is e.ContinuedAsNew
             if rotations > ROTATIONS_IN_ONE_BREATH:
                 raise RunawayWorkflow(f"the workflow began again {rotations} times without waiting for anything")
-            commands = self._live.replay.advance(event)
+            commands = self._hand(event)
             if commands:
-                enacted = self._draft.enact(commands)
-                if isinstance(enacted, Refusal):
-                    raise RunError(f"the program asks for what cannot be: {enacted.error.message}")
-                events += enacted.events
+                events += self._enact(commands)
+
+    def _hand(self, event: Event) -> Sequence[Command]:
+        return self._live.replay.advance(event) if type(event.data) in CONCERN_PROGRAM else ()
+
+    def _enact(self, commands: Sequence[Command]) -> Sequence[Event]:
+        if not commands:
+            return ()
+        enacted = self._draft.enact(commands)
+        if isinstance(enacted, Refusal):
+            raise RunError(f"the program asks for what cannot be: {enacted.error.message}")
+        return enacted.events
 
     def _takes_signals(self) -> bool:
         program = self._live.replay.program
@@ -341,6 +382,15 @@ def _controls(signals: Iterable[Signal]) -> Iterable[Control]:
             )
 
 
+def _outcomes(signals: Iterable[Signal]) -> Iterable[ReportedOutcome]:
+    for signal in signals:
+        if signal.name == OUTCOME_SIGNAL:
+            outcome = _payload(signal, ActivityOutcome, _UNREADABLE_OUTCOME)
+            yield ReportedOutcome(
+                id=signal.id, step_id=signal.step_id or "", outcome=outcome, inbox_seq=signal.inbox_seq
+            )
+
+
 def _updates(signals: Iterable[Signal]) -> Iterable[Update]:
     for signal in signals:
         if signal.name == UPDATE_SIGNAL:
@@ -357,6 +407,7 @@ def _updates(signals: Iterable[Signal]) -> Iterable[Update]:
 
 _UNREADABLE_COMMAND = ControlPayload("", "", refusal="the command cannot be read")  # type: ignore[arg-type]
 _UNREADABLE_UPDATE = UpdatePayload("", e.NULL)
+_UNREADABLE_OUTCOME = ActivityOutcome(logical_attempt_id=0, engine_attempt_id=0)
 
 
 def _payload(signal: Signal, kind: type[T], otherwise: T) -> T:

@@ -22,6 +22,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.messages import NodeLost
 from holdfast.core.state import RunState
 from holdfast.engine.activities import Details, Outcome, Work, Workers
+from holdfast.engine.completion import completion_key
 from holdfast.engine.creations import Creations
 from holdfast.engine.dispatching import Dispatcher
 from holdfast.engine.finishes import Finishes
@@ -107,6 +108,8 @@ class Node:
         self.run_queue = RunQueue(store, definitions, self.known, self._owner_of_queued, self.hold, options)
         self._refusals = Refusals()
         self._to_release: list[str] = []
+        self._to_load: list[str] = []
+        self.completion_key = ""
         self._should_claim = True
         self._is_stopping = False
         self._is_idle = False
@@ -119,6 +122,7 @@ class Node:
     async def start(self) -> None:
         """Take a lease, and with it what former lives of this node held; begin to work."""
         await self.store.renew(self.name, self._options.lease_ms, self.known.plans(), True)
+        self.completion_key = self._workers.key = await completion_key(self.store)
         self._listener = self.store.wakeups.listen()
         self._pumping = [asyncio.create_task(self._pump(), name="pump")] if self._options.takes_runs else []
         self._tasks = [
@@ -128,7 +132,7 @@ class Node:
             asyncio.create_task(self._hear(), name="wake-ups"),
             asyncio.create_task(self._watch(), name="finishes"),
             asyncio.create_task(self.run_queue.work(), name="run queue"),
-            *self._queues.start(),
+            *self._queues.start(self.completion_key),
             *self.known.start(),
             *self._pumping,
         ]
@@ -251,6 +255,8 @@ class Node:
         if self._to_release:
             await self.store.release(self.name, self._to_release)
             self._to_release = []
+        if self._to_load:
+            await self._load_again()
         if self._claiming is not None:
             claiming, self._claiming = self._claiming, None
             await claiming
@@ -271,6 +277,21 @@ class Node:
         if self._is_idle and self._claiming is None and not self._is_stopping:
             self._claiming = asyncio.create_task(self._claim(), name="claim")
             self._something.set()
+
+    async def _load_again(self) -> None:
+        """Load runs of which an outcome was accepted that their last turn had not seen; they take that turn again."""
+        try:
+            runs = await self.store.load(self._to_load)
+        except StoreCorrupt:  # whoever claims them makes dead letters of what cannot be read
+            for run_id in self._to_load:
+                self._drop(run_id)
+            self._to_release += self._to_load
+            runs = []
+        self._to_load = []
+        for loaded in runs:
+            held = None if loaded is None else self._held.get(loaded.head.run_id)
+            if loaded is not None and held is not None and loaded.head.lease_epoch == held.loaded.head.lease_epoch:
+                self.hold(loaded)
 
     async def _claim(self) -> None:
         self._should_claim = False  # before the call: somebody may ring while it is under way
@@ -423,7 +444,7 @@ class Node:
             return self._drafted(held, live, drafted.draft, drafted.problem)
         was = held.inputs, held.is_fresh
         inputs = [*self._lost(held, live.state, now), *held.inputs] if held.is_fresh else held.inputs
-        held.inputs, held.is_fresh = [], False
+        held.taken, held.inputs, held.is_fresh = held.inputs, [], False
         held.refused = self._refusals.take(held.loaded)
         if held.refused is not None:  # what came in leads to what cannot be
             problem = held.refused
@@ -512,9 +533,7 @@ class Node:
         turn = left_turn(held.loaded, now, self.name, damage, self._limits)
         mourn(turn.dead)
         [answer] = await self._commit([turn])
-        self._workers.cancel(run_id)
-        self._held.pop(run_id, None)
-        self.lives.forget(run_id)
+        self._drop(run_id)
         if isinstance(answer, CommitConflict):
             logger.warning("run %s: it could not be put aside (%s)", run_id, answer.reason)
 
@@ -549,14 +568,27 @@ class Node:
             held.advance(draft)
 
     def _lose(self, run_id: str, conflict: CommitConflict, held: Held) -> None:
-        """Let go of a run that somebody else has taken, or whose turn cannot be: its next turn pauses it."""
+        """Let go of a run that somebody else has taken, or whose turn cannot be: its next turn pauses it.
+
+        A turn that has not seen an outcome which was accepted meanwhile is taken again, with all that it was given.
+        """
+        if conflict.reason == "unseen":
+            self.lives.forget(run_id)
+            held.inputs, held.taken, held.refused = [*held.taken, *held.inputs], [], None
+            self._to_load.append(run_id)
+            self._something.set()
+            return
         logger.warning("run %s: a turn was not committed (%s)", run_id, conflict.reason)
         if self._refusals.note(held, conflict):
             self._to_release.append(run_id)
+        self._drop(run_id)
+        self._should_claim = True
+
+    def _drop(self, run_id: str) -> None:
+        """Forget a run, and give up what is carried out for it here."""
         self._workers.cancel(run_id)
         self._held.pop(run_id, None)
         self.lives.forget(run_id)
-        self._should_claim = True
 
     def _owner_of_queued(self) -> str | None:
         """Return for whom runs are claimed that are let in: this node, unless it takes none, or none any more."""

@@ -81,8 +81,9 @@ class Queues:
         self._is_stopping = False
         self._saw_strangers = 0
 
-    def start(self) -> "list[asyncio.Task[None]]":
-        """Begin to work, and return what is to be cancelled in the end."""
+    def start(self, key: str) -> "list[asyncio.Task[None]]":
+        """Begin to work, with the store's key for tokens, and return what is to be cancelled in the end."""
+        self._workers.key = key
         loops = {"beats": self.beats.run}
         if self._queues:
             loops |= {"queues": self._take_on, "outcomes": self._report_on}

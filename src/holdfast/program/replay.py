@@ -11,6 +11,9 @@ that has itself paused the run, also not if the run is cancelled instead.
 A start or a resumption that is directly followed by a pause with an error came to nothing: the program could not go
 on. It is held back, like an outcome, for the next resumption.
 
+Outcomes that were reported by token, and stand one after the other, were recorded together before the program heard of
+the first: what it asked for because of any of them comes behind all of them.
+
 During replay `take` raises `NondeterminismError` at the first difference. At the end of the history the two are in
 step, and from then on `advance` returns the commands instead of comparing them.
 """
@@ -48,6 +51,7 @@ _OUTCOMES = frozenset(
 CONCERN_PROGRAM = _OUTCOMES | {e.RunStarted, e.ContinuedAsNew, e.RunPaused, e.RunResumed, e.SignalAccepted}
 """The events that `advance` has to be told of; the others change nothing for a program."""
 
+_REPORTED = frozenset({e.StepCompleted, e.StepFailed, e.StepRetried, e.RunPaused})
 _NO_MARKERS: frozenset[str] = frozenset()
 _COMMANDED: dict[type[e.Body], type] = {
     e.StepStarted: c.RunActivity,
@@ -72,6 +76,7 @@ class Replay:
     __slots__ = (
         "_begin",
         "_closed",
+        "_follows_report",
         "_held",
         "_is_held",
         "_is_paused",
@@ -87,6 +92,7 @@ class Replay:
         self._issued: dict[str, c.Command] = {}
         self._is_paused = False
         self._is_held = False
+        self._follows_report = False
         self._held: list[Event] | None = None
         self._closed: set[str] | None = None
         self._markers = _NO_MARKERS
@@ -214,9 +220,13 @@ class Replay:
         kind = type(event.data)
         expected = _COMMANDED.get(kind)
         if expected is None or self.program is None or _is_from_outside(event):
-            if self._issued and kind in _OUTCOMES and not self._is_paused:
+            follows_report, self._follows_report = self._follows_report, _is_reported(event)
+            if follows_report and self._follows_report:  # what the program asked for stands behind all of them
+                self._issued.pop(c.command_key(c.CancelStep, event.step_id), None)
+            elif self._issued and kind in _OUTCOMES and not self._is_paused:
                 raise self._extra(event)
             return
+        self._follows_report = False
         key = event_key(event)
         issued = self._issued.pop(key, None)
         if issued is None or type(issued) is not expected or _name(issued) != _name(event.data):
@@ -259,6 +269,11 @@ def _is_stuck(event: Event, following: Event) -> bool:
 def _is_refused(event: Event) -> bool:
     """Say whether an update was refused when it came: the program never hears of it."""
     return isinstance(event.data, e.UpdateAccepted) and event.data.was_refused is True
+
+
+def _is_reported(event: Event) -> bool:
+    """Return whether an event records the outcome of an activity that was reported by token."""
+    return event.caused_by_signal_id is not None and type(event.data) in _REPORTED
 
 
 def _is_cancelling(event: Event) -> bool:

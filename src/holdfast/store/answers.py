@@ -82,10 +82,13 @@ class Committed(Struct, frozen=True, gc=False):
 class CommitConflict(Struct, frozen=True):
     """The deterministic conflict: the turn lost and left no trace.
 
-    `existing` is the event that is already there, when the reason is that the turn would append it again.
+    `existing` is the event that is already there, when the reason is that the turn would append it again. `unseen`: the
+    outcome of an activity was accepted that the turn does not know of; take the turn again with what `load` returns.
     """
 
-    reason: Literal["no such run", "version", "epoch", "finished", "event exists", "task is open", "cannot be stored"]
+    reason: Literal[
+        "no such run", "version", "epoch", "finished", "event exists", "task is open", "cannot be stored", "unseen"
+    ]
     version: int = 0
     epoch: int = 0
     existing: Event | None = None

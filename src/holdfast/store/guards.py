@@ -283,6 +283,8 @@ def check_first_signals(new: NewRun, limits: Limits) -> CallerError | None:
     """Return why a new run cannot take the signals that come with it, or None: then it takes every one of them."""
     for request in first_signals(new, new.run_id):
         problem = check_signal(request, limits)
+        if request.expected_version is not None or request.accept_before is not None:
+            return InvalidInput("the signals that come with a run have no conditions", field="signals")
         if problem is not None or request.require_waiting:
             return problem or not_waiting(request)
     scopes = [(request.name, request.signal_id) for request in new.signals if request.signal_id is not None]
@@ -430,6 +432,13 @@ def purge_entry(entry: AuditEntry, report: PurgeReport, now: Instant) -> AuditEn
     return replace(entry, detail=said or "nothing", at=now)
 
 
+def check_key(name: Any, key: Any) -> None:
+    """Refuse a key that could not be kept."""
+    check_names("name", [name])
+    if not isinstance(key, str) or not _SHA256.fullmatch(key):
+        raise InvalidInput("a key is 64 hex digits", field="key")
+
+
 def check_new_run(new: Any) -> CallerError | None:
     """Return why the run cannot be created whatever is in the store, or None."""
     if not isinstance(new, NewRun):
@@ -575,6 +584,39 @@ def payload_conflict(request: SignalRequest) -> Conflict:
         signal_name=request.name,
         signal_id=request.signal_id,
     )
+
+
+def version_moved(request: SignalRequest, version: int) -> Conflict:
+    """Make the refusal of a signal for a version of its run that is not the present one."""
+    return Conflict(
+        f"signal {request.name!r} was meant for version {request.expected_version} of run {request.run_id!r}, "
+        f"which is at {version}",
+        workflow_id=request.run_id,
+        expected_version=request.expected_version,
+        version=version,
+    )
+
+
+def not_accepted_any_more(request: SignalRequest) -> Conflict:
+    """Make the refusal of a signal that comes at or after the instant before which it was to be accepted."""
+    return Conflict(f"the time for signal {request.name!r} is over", workflow_id=request.run_id)
+
+
+def step_is_taken(request: SignalRequest) -> Conflict:
+    """Make the refusal of a conditional signal whose step another one, not yet recorded, is for."""
+    problem = f"another signal {request.name!r} was accepted for step {request.step_id!r} before"
+    return Conflict(problem, workflow_id=request.run_id, step_id=request.step_id)
+
+
+def check_conditions(request: SignalRequest, version: int, now: Instant, is_step_taken: bool) -> Conflict | None:
+    """Return why a signal that comes with conditions is not accepted, or None."""
+    if request.accept_before is not None and now >= request.accept_before:
+        return not_accepted_any_more(request)
+    if request.expected_version is not None and is_step_taken:
+        return step_is_taken(request)
+    if request.expected_version is not None and request.expected_version != version:
+        return version_moved(request, version)
+    return None
 
 
 def indeterminate(request: SignalRequest, now: Instant) -> SignalAcceptanceIndeterminate:

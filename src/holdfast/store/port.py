@@ -24,6 +24,12 @@ and leaves again under the same id. A *signal* gets the next `inbox_seq` of its 
 its order. It stays in the mailbox until a turn names it in `received`; one that no wait wanted stays there without
 waking anyone again.
 
+**Outcomes by token** are signals named `OUTCOME_SIGNAL`, each for one step. Its sender has read that the step is open,
+and the store makes that stick: such a signal is accepted only at the version that was read (`expected_version`), before
+the step's time is over (`accept_before`), and while no other one waits for the step. A turn that has not seen one (its
+`inbox_seq` is above `seen_inbox_seq`) is a `CommitConflict`: nothing can close the step between the acceptance and the
+turn that records the outcome.
+
 **Readiness.** A run is ready when a message is due, or when a signal came in that no turn has seen yet. A run that
 has finished is never ready and has no messages. Eligible for `claim` are:
 
@@ -283,7 +289,9 @@ class Store(Protocol):
 
         A signal is refused for, in this order: a malformed name or id or an oversize payload; `NotFound`;
         `Conflict` (the id was used with another payload); `SignalAcceptanceIndeterminate`; `RunTerminal`;
-        `NotWaiting`; `RateLimited`. A retry of what was accepted is a `Duplicate` even when the run has finished.
+        `Conflict` (the run is not at `expected_version`, which `details` then holds beside the `version`; it is
+        `accept_before` or later; or a signal of the name waits for the step); `NotWaiting`; `RateLimited`. A retry of
+        what was accepted is a `Duplicate` even when the run has finished.
         A message is refused for `InvalidInput`, `NotFound` and `RunTerminal`.
         """
         ...
@@ -407,6 +415,13 @@ class Store(Protocol):
 
     async def find_audit(self, query: AuditQuery) -> list[AuditEntry]:
         """Return the entries of the audit log that the query names."""
+        ...
+
+    async def keep_key(self, name: str, key: str) -> str:
+        """Keep a secret key of 64 hex digits under a name, unless there is one; return the key that is kept.
+
+        It is as old as the store, and goes where the store goes: into backups, and back.
+        """
         ...
 
     async def find_tokens(self, query: TokenQuery) -> list[AccessToken]:

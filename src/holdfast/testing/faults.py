@@ -195,6 +195,9 @@ class FaultyStore:
     async def find_audit(self, query: AuditQuery) -> list[AuditEntry]:
         return await self._reach(lambda: self._store.find_audit(query))
 
+    async def keep_key(self, name: str, key: str) -> str:
+        return await self._reach(lambda: self._store.keep_key(name, key), may_repeat=True)
+
     async def find_tokens(self, query: TokenQuery) -> list[AccessToken]:
         return await self._reach(lambda: self._store.find_tokens(query))
 

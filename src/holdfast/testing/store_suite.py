@@ -30,6 +30,7 @@ from holdfast.testing.store_suite_gates import GateSuite
 from holdfast.testing.store_suite_letters import LetterSuite
 from holdfast.testing.store_suite_lifecycle import LifecycleSuite
 from holdfast.testing.store_suite_lives import LivesSuite
+from holdfast.testing.store_suite_outcomes import OutcomeSuite
 from holdfast.testing.store_suite_plans import PlanSuite
 from holdfast.testing.store_suite_purge import PurgeSuite
 from holdfast.testing.store_suite_queues import QueueSuite
@@ -42,6 +43,7 @@ class StoreSuite(
     SignalSuite,
     FirstSignalSuite,
     DeliverySuite,
+    OutcomeSuite,
     CommitSuite,
     TurnSuite,
     ClaimSuite,

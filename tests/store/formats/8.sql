@@ -226,6 +226,10 @@ CREATE TABLE signals (
     PRIMARY KEY (run_no, inbox_seq)
 ) WITHOUT ROWID;
 INSERT INTO "signals" VALUES(1,1,'early','click-1',NULL,1769601600000000,1769601600000000,NULL,'{"kept":true}',NULL);
+CREATE TABLE store_keys (
+    name TEXT PRIMARY KEY NOT NULL,                       -- what the key is for
+    key BLOB NOT NULL                                     -- 32 bytes, secret
+) WITHOUT ROWID;
 CREATE TABLE task_roles (
     role    NOT NULL,                              -- text; the number 0 for a task that names no role
     status  TEXT NOT NULL,

@@ -17,6 +17,7 @@ from holdfast.core.letters import DeadLetter, Settled, Settlement
 from holdfast.core.messages import (
     ENGINE_SIGNALS,
     INTEGER_LIMIT,
+    OUTCOME_SIGNAL,
     RESERVED_PREFIX,
     AcceptanceRecord,
     AcceptedSignalResult,
@@ -81,13 +82,15 @@ class Run:
         )
 
     def _wanted(self, unconsumed: Iterable[Signal]) -> Iterator[Signal]:
-        """Return what open waits can take, and the engine's own: the oldest of each name."""
+        """Return what open waits can take, and the engine's own: the oldest of each name, and all outcomes."""
         names = {wait.name for wait in self.waits.values()} | ENGINE_SIGNALS
         waits = {(wait.name, wait.step_id) for wait in self.waits.values()}
         counts: Counter[str] = Counter()
         for signal in unconsumed:
             is_wanted = signal.name in names if signal.step_id is None else (signal.name, signal.step_id) in waits
-            if is_wanted and counts[signal.name] < MAILBOX_SIGNALS:
+            if signal.name == OUTCOME_SIGNAL:
+                yield signal
+            elif is_wanted and counts[signal.name] < MAILBOX_SIGNALS:
                 counts[signal.name] += 1
                 yield signal
 
@@ -149,9 +152,14 @@ class Run:
     def _signal_problem(self, request: SignalRequest, limits: Limits, now: Instant) -> CallerError | None:
         if self.is_finished:
             return guards.run_terminal(self.head.run_id, self.head.status)
+        unconsumed = [signal for signal in self.signals if signal.consumed_seq is None]
+        is_taken = (request.name, request.step_id) in {(signal.name, signal.step_id) for signal in unconsumed}
+        problem = guards.check_conditions(request, self.head.version, now, is_taken)
+        if problem is not None:
+            return problem
         if request.require_waiting:
             waits = [wait for wait in self.waits.values() if wait.name == request.name]
-            ahead = [s.step_id for s in self.signals if s.consumed_seq is None and s.name == request.name]
+            ahead = [signal.step_id for signal in unconsumed if signal.name == request.name]
             if not guards.finds_wait(waits, ahead, request.step_id):
                 return guards.not_waiting(request)
         most = limits.signals_per_run_per_minute
@@ -244,6 +252,8 @@ class Run:
             return port.CommitConflict("epoch", head.version, head.lease_epoch)
         if self.is_finished and (turn.events or turn.snapshot.status not in TERMINAL):
             return port.CommitConflict("finished", head.version, head.lease_epoch)
+        if self._has_unseen_outcome(turn):
+            return port.CommitConflict("unseen", head.version, head.lease_epoch)
         if not guards.can_be_queued(turn) or not guards.can_be_buried(turn):
             return port.CommitConflict("cannot be stored", head.version, head.lease_epoch)
         existing = self._existing_event(turn)
@@ -271,6 +281,12 @@ class Run:
         mine = [(event.idempotency_key, event.engine_run_ref) for event in turn.events]
         theirs = [(event.idempotency_key, event.engine_run_ref) for event in there]
         return port.Committed(end, there[0].persisted_at) if mine and mine == theirs else None
+
+    def _has_unseen_outcome(self, turn: port.Turn) -> bool:
+        return any(
+            signal.name == OUTCOME_SIGNAL and signal.consumed_seq is None and signal.inbox_seq > turn.seen_inbox_seq
+            for signal in self.signals
+        )
 
     def _existing_event(self, turn: port.Turn) -> Event | None:
         new: dict[str, Event] = {}

@@ -62,6 +62,7 @@ class MemoryStore:
         self._known: dict[str, frozenset[port.Plan]] = {}
         self._tokens = Tokens()
         self._audit = AuditLog()
+        self._keys: dict[str, str] = {}
         self._grown = Grown()
         self._gates: dict[str, Gate] = {}
         self._is_closed = False
@@ -517,6 +518,11 @@ class MemoryStore:
         guards.check_query(query)
         self._now()
         return self._page(self._audit.find(query), query.limit)
+
+    async def keep_key(self, name: str, key: str) -> str:
+        guards.check_key(name, key)
+        self._now()
+        return self._keys.setdefault(name, key)
 
     async def find_tokens(self, query: TokenQuery) -> list[AccessToken]:
         guards.check_query(query)

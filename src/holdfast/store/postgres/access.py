@@ -32,6 +32,8 @@ FROM unnest($1::text[], $2::bigint[], $3::bytea[], $4::bigint[]) AS t (token_id,
 WHERE a.token_id = t.token_id
 """
 
+_KEEP_KEY = "INSERT INTO holdfast.store_keys (name, key) VALUES ($1, $2) ON CONFLICT DO NOTHING"
+
 
 async def keep(session: Session, tokens: Sequence[AccessToken], now: Instant | None) -> list[AccessToken]:
     """Keep tokens, joined with what is there."""
@@ -50,6 +52,13 @@ async def keep(session: Session, tokens: Sequence[AccessToken], now: Instant | N
     if changed:
         await session.fetch(_JOIN, *columns(changed, 4))
     return [kept[token.token_id] for token in tokens]
+
+
+async def keep_key(db: Db, name: str, key: str) -> str:
+    """Keep a key unless there is one, and return the one that is kept."""
+    await db.fetch(_KEEP_KEY, name, bytes.fromhex(key))
+    [[kept]] = await db.fetch("SELECT key FROM holdfast.store_keys WHERE name = $1", name)
+    return bytes(kept).hex()
 
 
 async def find(db: Db, query: TokenQuery, limit: int) -> list[AccessToken]:

@@ -50,6 +50,7 @@ _REASONS: dict[int, Any] = {
     3: "epoch",
     4: "finished",
     5: "cannot be stored",
+    6: "unseen",
 }
 
 

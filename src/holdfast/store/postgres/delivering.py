@@ -24,6 +24,8 @@ Answer = port.Accepted | port.Duplicate | port.Refused
 PLACES = ", ".join(f"${number}" for number in range(1, 19))
 DELIVER = f"SELECT o_now, o_ord, o_code, o_status, o_seq, o_at FROM holdfast.deliver_2({PLACES})"
 DELIVER_AUDITED = audit.with_audit(DELIVER, 19, "A", is_known=True)
+DELIVER_IF = f"SELECT o_now, o_ord, o_code, o_status, o_seq, o_at FROM holdfast.deliver_if_1({PLACES}, $19, $20)"
+DELIVER_IF_AUDITED = audit.with_audit(DELIVER_IF, 21, "A", is_known=True)
 
 
 async def deliver(
@@ -48,15 +50,19 @@ async def deliver(
 def _wave(items: Sequence[SignalRequest | Message], waiting: Sequence[int]) -> tuple[list[int], list[int]]:
     """Return what can be delivered by one call, and what comes after it.
 
-    What has the id of something before it comes later, and so does a signal that must find a wait if its run is sent
-    other signals before it, and everything for the run after it: whether it finds one depends on them.
+    A signal with conditions comes alone. What has the id of something before it comes later, and so does a signal that
+    must find a wait if its run is sent other signals before it, and everything for the run after it: whether it
+    finds one depends on them.
     """
-    wave, later = [], []
+    wave: list[int] = []
+    later: list[int] = []
     scopes: set[tuple[str, ...]] = set()
     busy: set[str] = set()
     closed: set[str] = set()
-    for index in waiting:
+    for place, index in enumerate(waiting):
         item = items[index]
+        if _is_conditional(item):
+            return (wave, [*later, *waiting[place:]]) if wave else ([index], [*later, *waiting[place + 1 :]])
         if isinstance(item, Message):
             scope: tuple[str, ...] = (item.run_id, item.signal_id)
         else:
@@ -74,6 +80,10 @@ def _wave(items: Sequence[SignalRequest | Message], waiting: Sequence[int]) -> t
     return wave, later
 
 
+def _is_conditional(item: SignalRequest | Message) -> bool:
+    return isinstance(item, SignalRequest) and not (item.expected_version is None and item.accept_before is None)
+
+
 async def _deliver(
     db: Db,
     items: Sequence[SignalRequest | Message],
@@ -86,7 +96,6 @@ async def _deliver(
     signals: list[tuple[Any, ...]] = []
     messages: list[tuple[Any, ...]] = []
     entries: list[tuple[int, AuditEntry]] = []
-    statement = DELIVER
     is_repeatable = True
     for index in wave:
         item = items[index]
@@ -99,8 +108,12 @@ async def _deliver(
                 entries.append((index, replace(item.audit, run_id=item.run_id)))
     retention = limits.acceptance_retention_ms * 1_000
     arguments = [now, retention, limits.signals_per_run_per_minute, *columns(signals, 10), *columns(messages, 5)]
+    statement, audited, first = DELIVER, DELIVER_AUDITED, items[wave[0]]
+    if isinstance(first, SignalRequest) and _is_conditional(first):  # then it is alone
+        statement, audited = DELIVER_IF, DELIVER_IF_AUDITED
+        arguments += [first.expected_version, first.accept_before]
     if entries:
-        statement, arguments = DELIVER_AUDITED, [*arguments, *audit.entry_columns(entries)]
+        statement, arguments = audited, [*arguments, *audit.entry_columns(entries)]
     try:
         found = await db.fetch(statement, *arguments, is_repeatable=is_repeatable)
     except UNSTORABLE as problem:
@@ -146,14 +159,20 @@ def _answer(
     if code in ("A", "D"):
         result = _result(item, seq, at)
         return port.Accepted(result) if code == "A" else port.Duplicate(result)
-    return port.Refused(_refusal(item, code, at, limits, now))
+    return port.Refused(_refusal(item, code, seq, at, limits, now))
 
 
-def _refusal(item: SignalRequest, code: str, at: Instant, limits: Limits, now: Instant) -> CallerError:
+def _refusal(item: SignalRequest, code: str, seq: int, at: Instant, limits: Limits, now: Instant) -> CallerError:
     if code == "P":
         return guards.payload_conflict(item)
     if code == "I":
         return guards.indeterminate(item, now)
+    if code == "L":
+        return guards.not_accepted_any_more(item)
+    if code == "S":
+        return guards.step_is_taken(item)
+    if code == "V":
+        return guards.version_moved(item, seq)
     if code == "W":
         return guards.not_waiting(item)
     return guards.rate_limited(item, limits, at + guards.MINUTE, now)

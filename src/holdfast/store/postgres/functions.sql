@@ -132,7 +132,21 @@ BEGIN
 END
 $$;
 
--- Turns of different runs. Verdicts: 0 committed, 1 no such run, 2 version, 3 epoch, 4 finished, 5 cannot be stored.
+-- Whether the outcome of an activity was accepted after the signals that a turn has seen. (The name is written in two
+-- parts, because in one it would be taken for the schema.)
+CREATE OR REPLACE FUNCTION holdfast.has_unseen_outcome_1(p_run bigint, p_seen bigint) RETURNS boolean
+LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    PERFORM 1 FROM holdfast.signals s
+    WHERE s.run_no = p_run AND s.inbox_seq > p_seen AND s.consumed_seq IS NULL AND s.name = 'holdfast' || '.outcome'
+    LIMIT 1;
+    RETURN FOUND;
+END
+$$;
+
+-- Turns of different runs. Verdicts: 0 committed, 1 no such run, 2 version, 3 epoch, 4 finished, 5 cannot be stored,
+-- 6 the outcome of an activity was accepted that the turn has not seen.
 -- A turn that would append an event again, or open a second task, makes the whole call fail: the caller finds out which.
 CREATE OR REPLACE FUNCTION holdfast.commit_1(
     p_now bigint,
@@ -170,11 +184,12 @@ BEGIN
                 WHEN r.version <> t.version THEN 2
                 WHEN r.lease_epoch <> t.epoch THEN 3
                 WHEN r.finished_at IS NOT NULL AND (t.events > 0 OR NOT t.is_end) THEN 4
+                WHEN r.inbox_seq > t.seen AND holdfast.has_unseen_outcome_1(r.run_no, t.seen) THEN 6
                 WHEN t.is_unfit THEN 5
                 ELSE 0
             END AS verdict
-        FROM unnest(p_run_ids, p_versions, p_epochs, p_counts, p_ends, p_unfit)
-            WITH ORDINALITY AS t (run_id, version, epoch, events, is_end, is_unfit, ord)
+        FROM unnest(p_run_ids, p_versions, p_epochs, p_counts, p_ends, p_seen, p_unfit)
+            WITH ORDINALITY AS t (run_id, version, epoch, events, is_end, seen, is_unfit, ord)
         LEFT JOIN holdfast.runs r ON r.run_id = t.run_id
     ) j;
 
@@ -490,6 +505,50 @@ BEGIN
     IF v_changed IS NOT NULL THEN
         PERFORM holdfast.enter_1(v_changed, v_now);
     END IF;
+END
+$$;
+
+-- One signal with conditions: those of deliver_2, with codes that come between T and W: L it is too late, S another
+-- signal of its name waits for the step, V the run is at another version, which stands in place of the inbox number.
+CREATE OR REPLACE FUNCTION holdfast.deliver_if_1(
+    p_now bigint, p_retention bigint, p_most bigint,
+    s_ord bigint[], s_run text[], s_name text[], s_signal text[], s_step text[], s_payload text[], s_digest bytea[],
+    s_waiting boolean[], s_uncounted boolean[], s_by text[],
+    m_ord bigint[], m_run text[], m_signal text[], m_due bigint[], m_message text[],
+    p_version bigint, p_before bigint
+) RETURNS TABLE (o_now bigint, o_ord bigint, o_code text, o_status text, o_seq bigint, o_at bigint) LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
+SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_run holdfast.runs%ROWTYPE;
+    v_now bigint;
+    v_code text;
+    v_expires bigint;
+BEGIN
+    SELECT * INTO v_run FROM holdfast.runs r WHERE r.run_id = s_run[1] FOR UPDATE;
+    v_now := holdfast.time_1(p_now);
+    SELECT a.expires_at INTO v_expires FROM holdfast.acceptance_records a
+    WHERE a.run_no = v_run.run_no AND a.name = s_name[1] AND a.signal_id = s_signal[1];
+    IF v_run.finished_at IS NULL AND (v_expires IS NULL OR v_expires <= v_now) AND NOT (
+        v_expires IS NULL AND s_signal[1] IS NOT NULL
+        AND holdfast.has_signal_1(v_run.run_no, s_name[1], s_signal[1], v_now - p_retention)
+    ) THEN
+        v_code := CASE
+            WHEN v_now >= p_before THEN 'L'
+            WHEN p_version IS NOT NULL AND EXISTS (
+                SELECT 1 FROM holdfast.signals s
+                WHERE s.run_no = v_run.run_no AND s.consumed_seq IS NULL AND s.name = s_name[1]
+                    AND s.step_id IS NOT DISTINCT FROM s_step[1]
+            ) THEN 'S'
+            WHEN p_version <> v_run.version THEN 'V'
+        END;
+    END IF;
+    IF v_code IS NOT NULL THEN
+        RETURN QUERY SELECT v_now, s_ord[1], v_code, v_run.status, v_run.version, NULL::bigint;
+        RETURN;
+    END IF;
+    RETURN QUERY SELECT * FROM holdfast.deliver_2(v_now, p_retention, p_most, s_ord, s_run, s_name, s_signal, s_step,
+        s_payload, s_digest, s_waiting, s_uncounted, s_by, m_ord, m_run, m_signal, m_due, m_message);
 END
 $$;
 
@@ -1088,6 +1147,11 @@ BEGIN
                         WHERE w.run_no = y.run_no AND w.step_id = y.step_id AND w.name = y.name))
                 ORDER BY y.inbox_seq LIMIT p_most
             ) z
+            UNION ALL
+            SELECT y.inbox_seq, y.name, y.signal_id, y.step_id, y.accepted_at, y.payload, y.received_at,
+                y.by_caller
+            FROM holdfast.signals y
+            WHERE f.is_full AND y.run_no = r.run_no AND y.name = 'holdfast' || '.outcome' AND y.consumed_seq IS NULL
             ORDER BY 1
         ) x
     ) s ON true

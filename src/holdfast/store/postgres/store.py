@@ -294,6 +294,10 @@ class PostgresStore:
 
         return await self._server.finished(self._ready().transact(work))
 
+    async def keep_key(self, name: str, key: str) -> str:
+        guards.check_key(name, key)
+        return await self._server.finished(access.keep_key(self._ready(), name, key))
+
     async def find_tokens(self, query: TokenQuery) -> list[AccessToken]:
         guards.check_query(query)
         return await self._server.finished(access.find(self._ready(), query, self._page(query.limit)))

@@ -40,6 +40,13 @@ def keep(db: sqlite3.Connection, tokens: Sequence[AccessToken], now: Instant) ->
     return [_of(db, token.token_id) for token in tokens]
 
 
+def keep_key(db: sqlite3.Connection, name: str, key: str) -> str:
+    """Keep a key unless there is one, and return the one that is kept."""
+    db.execute("INSERT OR IGNORE INTO store_keys (name, key) VALUES (?, ?)", (name, bytes.fromhex(key)))
+    [kept] = db.execute("SELECT key FROM store_keys WHERE name = ?", (name,)).fetchone()
+    return bytes(kept).hex()
+
+
 def find(db: sqlite3.Connection, query: TokenQuery, limit: int) -> list[AccessToken]:
     """Return the tokens that the query names."""
     where = Where()

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
-from holdfast.core.messages import Message, SignalRequest
+from holdfast.core.messages import OUTCOME_SIGNAL, Message, SignalRequest
 from holdfast.core.state import TERMINAL
 from holdfast.errors import StoreCorrupt
 from holdfast.limits import Limits
@@ -49,7 +49,10 @@ UPDATE runs SET status = ?, version = ?, snapshot = ?, updated_at = ?, finished_
         CASE WHEN inbox_seq > ? THEN ? ELSE {NEVER} END,
         coalesce((SELECT min(due_at) FROM messages WHERE run_no = ?), {NEVER})
     ), {NEVER})
-{_AS_EXPECTED} AND (finished_at IS NULL OR ?)
+{_AS_EXPECTED} AND (finished_at IS NULL OR ?) AND (inbox_seq <= ? OR NOT EXISTS (
+    SELECT 1 FROM signals INDEXED BY signals_unconsumed
+    WHERE signals.run_no = runs.run_no AND consumed_seq IS NULL AND name = '{OUTCOME_SIGNAL}' AND signals.inbox_seq > ?
+))
 """
 
 _UPDATE_STATE = f"""
@@ -57,6 +60,11 @@ UPDATE runs SET status = ?, version = ?, snapshot = ?, updated_at = ?
 {_AS_EXPECTED} AND finished_at IS NULL AND ready_at IS NULL AND inbox_seq <= ?
 """
 """For a turn after which its run is as ready as before, and its node's: no index has to be touched."""
+
+_UNSEEN_OUTCOME = """
+SELECT 1 FROM signals INDEXED BY signals_unconsumed
+WHERE run_no = ? AND consumed_seq IS NULL AND name = ? AND inbox_seq > ?
+"""
 
 _UNSTORABLE = (
     sqlite3.IntegrityError,
@@ -226,11 +234,18 @@ def _conflict(db: sqlite3.Connection, turn: port.Turn, head: _Head | None) -> An
         return port.CommitConflict("epoch", head.version, head.lease_epoch)
     if head.is_finished and (turn.events or turn.snapshot.status not in TERMINAL):
         return port.CommitConflict("finished", head.version, head.lease_epoch)
+    if head.inbox_seq > turn.seen_inbox_seq and _has_unseen_outcome(db, head, turn):
+        return port.CommitConflict("unseen", head.version, head.lease_epoch)
     if turn.jobs and not guards.can_be_queued(turn):
         return port.CommitConflict("cannot be stored", head.version, head.lease_epoch)
     if turn.dead and not guards.can_be_buried(turn):
         return port.CommitConflict("cannot be stored", head.version, head.lease_epoch)
     return None
+
+
+def _has_unseen_outcome(db: sqlite3.Connection, head: _Head, turn: port.Turn) -> bool:
+    found = db.execute(_UNSEEN_OUTCOME, (head.run_no, OUTCOME_SIGNAL, turn.seen_inbox_seq)).fetchone()
+    return found is not None
 
 
 def _already_there(db: sqlite3.Connection, turn: port.Turn, head: _Head) -> port.Committed | None:
@@ -334,13 +349,13 @@ def _write(db: sqlite3.Connection, winners: list[tuple[int, port.Turn, bool]], n
         if turn.received or turn.waits_opened or turn.waits_closed or turn.tasks or turn.records or turn.dead:
             others.append((run_no, turn))
         state = str(turn.snapshot.status), turn.expected_version + len(turn.events), rows.encode(turn.snapshot), now
-        expected = run_no, turn.run_id, turn.expected_version, turn.epoch
+        expected, seen = (run_no, turn.run_id, turn.expected_version, turn.epoch), turn.seen_inbox_seq
         if is_light:
-            states.append((*state, *expected, turn.seen_inbox_seq))
+            states.append((*state, *expected, seen))
         elif is_finished:
-            runs.append((*state, now, False, NEVER, now, run_no, *expected, not turn.events))
+            runs.append((*state, now, False, NEVER, now, run_no, *expected, not turn.events, seen, seen))
         else:
-            runs.append((*state, None, not turn.release, turn.seen_inbox_seq, now, run_no, *expected, False))
+            runs.append((*state, None, not turn.release, seen, now, run_no, *expected, False, seen, seen))
     db.executemany(rows.INSERT_EVENT, events)
     db.executemany("DELETE FROM messages WHERE run_no = ? AND signal_id = ?", consumed)
     db.executemany(rows.INSERT_MESSAGE, messages)

@@ -40,6 +40,14 @@ SELECT NULL FROM signals WHERE run_no = ? AND name = ? AND signal_id = ? AND acc
 """
 
 
+_CONDITIONS = """
+SELECT version, EXISTS (
+    SELECT 1 FROM signals INDEXED BY signals_unconsumed
+    WHERE run_no = ? AND consumed_seq IS NULL AND name = ? AND step_id IS ?
+) FROM runs WHERE run_no = ?
+"""
+
+
 class _Inbox:
     """A run while things are delivered to it."""
 
@@ -143,7 +151,8 @@ class _Pending:
 
 def _deliver_signal(pending: _Pending, inbox: _Inbox, request: SignalRequest, limits: Limits, now: Instant) -> Answer:
     scope = (inbox.run_no, request.name, request.signal_id)
-    if scope in pending.scopes or request.require_waiting or inbox.inbox_seq >= limits.signals_per_run_per_minute:
+    looks = request.require_waiting or request.expected_version is not None
+    if scope in pending.scopes or looks or inbox.inbox_seq >= limits.signals_per_run_per_minute:
         pending.write()
     known = _known_signal(pending.db, inbox, request, limits, now)
     if known is not None:
@@ -179,6 +188,10 @@ def _signal_problem(
 ) -> CallerError | None:
     if inbox.status in TERMINAL:
         return guards.run_terminal(request.run_id, inbox.status)
+    if request.expected_version is not None or request.accept_before is not None:
+        conflict = _unmet_condition(db, inbox, request, now)
+        if conflict is not None:
+            return conflict
     if request.require_waiting and not _is_awaited(db, inbox.run_no, request):
         return guards.not_waiting(request)
     most = limits.signals_per_run_per_minute
@@ -188,6 +201,13 @@ def _signal_problem(
     if found and now - guards.MINUTE < found[0] <= now:
         return guards.rate_limited(request, limits, found[0] + guards.MINUTE, now)
     return None
+
+
+def _unmet_condition(db: sqlite3.Connection, inbox: _Inbox, request: SignalRequest, now: Instant) -> CallerError | None:
+    [version, is_taken] = db.execute(
+        _CONDITIONS, (inbox.run_no, request.name, request.step_id, inbox.run_no)
+    ).fetchone()
+    return guards.check_conditions(request, version, now, bool(is_taken))
 
 
 def _is_awaited(db: sqlite3.Connection, run_no: int, request: SignalRequest) -> bool:

@@ -8,7 +8,7 @@ from msgspec import Raw
 
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
-from holdfast.core.messages import ENGINE_SIGNALS, Message, Signal
+from holdfast.core.messages import ENGINE_SIGNALS, OUTCOME_SIGNAL, Message, Signal
 from holdfast.core.records import ActivityRecord, Task, Wait
 from holdfast.limits import MAILBOX_SIGNALS
 from holdfast.store import port
@@ -80,6 +80,10 @@ _ALL = f"""
 SELECT run_no, {rows.SIGNAL} FROM signals INDEXED BY signals_unconsumed
 WHERE run_no IN (SELECT value FROM json_each(?)) AND consumed_seq IS NULL ORDER BY run_no, inbox_seq
 """
+_OUTCOMES = f"""
+SELECT run_no, {rows.SIGNAL} FROM signals INDEXED BY signals_unconsumed
+WHERE run_no IN (SELECT value FROM json_each(?)) AND name = ? AND consumed_seq IS NULL
+"""
 _WANTED = f"""
 SELECT s.run_no, {", ".join(f"s.{column}" for column in rows.SIGNAL.split(", "))} FROM (
     SELECT run_no, name FROM waits WHERE run_no IN (SELECT value FROM json_each(?1))
@@ -103,8 +107,10 @@ def _signals(db: sqlite3.Connection, heads: dict[int, port.RunHead], full: set[i
     """Return the signals that runs are loaded with."""
     found = db.execute(_ALL, (rows.listing(run_no for run_no in heads if run_no not in full),)).fetchall()
     if full:
-        wanted = (rows.listing(full), rows.listing(sorted(ENGINE_SIGNALS)), MAILBOX_SIGNALS)
+        wanted = (rows.listing(full), rows.listing(sorted(ENGINE_SIGNALS - {OUTCOME_SIGNAL})), MAILBOX_SIGNALS)
         found += db.execute(_WANTED, wanted).fetchall()
+        found += db.execute(_OUTCOMES, (rows.listing(full), OUTCOME_SIGNAL)).fetchall()
+        found.sort(key=lambda row: (row[0], row[1]))
     signals: dict[int, list[Signal]] = {}
     for row in found:
         signals.setdefault(row[0], []).append(rows.signal_of(heads[row[0]].run_id, row[1:]))

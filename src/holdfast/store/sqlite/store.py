@@ -275,6 +275,10 @@ class SqliteStore:
 
         return await self._write(work)
 
+    async def keep_key(self, name: str, key: str) -> str:
+        guards.check_key(name, key)
+        return await self._write(lambda db, _: access.keep_key(db, name, key))
+
     async def find_tokens(self, query: TokenQuery) -> list[AccessToken]:
         guards.check_query(query)
         most = self._page(query.limit)

@@ -27,3 +27,7 @@ CREATE INDEX audit_log_by_run ON holdfast.audit_log (run_id, at) WHERE run_id IS
 CREATE INDEX audit_log_by_actor ON holdfast.audit_log (actor, at);
 CREATE INDEX audit_log_by_token ON holdfast.audit_log (token_id, at) WHERE token_id IS NOT NULL;
 CREATE INDEX audit_log_by_operation ON holdfast.audit_log (operation, at);
+CREATE TABLE holdfast.store_keys (
+    name text PRIMARY KEY,                                -- what the key is for
+    key bytea NOT NULL                                    -- 32 bytes, secret
+);

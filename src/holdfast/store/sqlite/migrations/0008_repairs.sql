@@ -29,3 +29,7 @@ CREATE INDEX audit_log_by_run ON audit_log (run_id, at) WHERE run_id IS NOT NULL
 CREATE INDEX audit_log_by_actor ON audit_log (actor, at);
 CREATE INDEX audit_log_by_token ON audit_log (token_id, at) WHERE token_id IS NOT NULL;
 CREATE INDEX audit_log_by_operation ON audit_log (operation, at);
+CREATE TABLE store_keys (
+    name TEXT PRIMARY KEY NOT NULL,                       -- what the key is for
+    key BLOB NOT NULL                                     -- 32 bytes, secret
+) WITHOUT ROWID;
