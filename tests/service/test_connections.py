@@ -27,7 +27,7 @@ def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     name: str = request.param
     pytest.importorskip(name)
     chosen = getattr(importlib.import_module(f"uvicorn.protocols.http.{name}_impl"), PARSERS[name])
-    monkeypatch.setattr(server, "connection_class", lambda head_s: connection_class(head_s, chosen))
+    monkeypatch.setattr(server, "connection_class", lambda head_s, **more: connection_class(head_s, chosen, **more))
     return name
 
 

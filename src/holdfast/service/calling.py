@@ -29,7 +29,7 @@ from holdfast.service.loop_watchdog import LoopWatchdog
 from holdfast.service.options import ServiceOptions
 from holdfast.service.problems import stopping
 from holdfast.service.projections import Projections
-from holdfast.service.rates import ReadRates
+from holdfast.service.rates import Held, ReadRates
 from holdfast.service.refusals import Refusals
 from holdfast.service.roles import OF_ALL_TENANTS
 from holdfast.service.tenancy import seen_by
@@ -80,6 +80,25 @@ async def let_in(headers: Headers) -> Principal:
     return OPEN
 
 
+class Sending:
+    """How large the answers are together that callers have not taken yet."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.bytes = 0
+
+    @contextmanager
+    def hold(self, size: int) -> Iterator[None]:
+        """Count an answer until it is sent; raise `EngineError` if there are too many large ones to begin another."""
+        if self.bytes and self.bytes + size > self._most:
+            raise EngineError("too many large answers are being sent; come back later", retry_after_ms=1_000)
+        self.bytes += size
+        try:
+            yield
+        finally:
+            self.bytes -= size
+
+
 class Service(Struct, frozen=True, kw_only=True):
     """What calls share: the app, who may call, and how the service behaves."""
 
@@ -95,6 +114,8 @@ class Service(Struct, frozen=True, kw_only=True):
     requests: Counter[tuple[str, int]]
     watchdog: LoopWatchdog
     rates: ReadRates
+    streams: Held
+    sending: Sending
 
     def call(self, principal: Principal, correlation_id: str) -> "Call":
         """Return a call of this principal. A service that is being stopped begins nothing any more."""
@@ -124,6 +145,8 @@ def make_service(
         watchers=Watchers(app, alerts, options, stops),
         requests=Counter(),
         watchdog=LoopWatchdog(),
+        streams=Held("event streams"),
+        sending=Sending(options.sending_bytes),
         rates=ReadRates(options.reads_per_minute, options.tenant_reads_per_minute, options.lists_at_once),
     )
 

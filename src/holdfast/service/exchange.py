@@ -34,6 +34,9 @@ BODY_DEPTH = JSON_DEPTH + 10
 LARGE = 256 * 1024
 """From what size on compressing would keep others waiting, and is done beside them."""
 
+PIECE_BYTES = 256 * 1024
+"""How much of an answer is sent at a time: what is written and not taken is in memory twice."""
+
 HeaderList = Iterable[tuple[bytes, bytes]]
 
 _CORRELATION = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -197,9 +200,27 @@ class Exchange:
             body = await asyncio.to_thread(gzip.compress, body, 1) if len(body) > LARGE else gzip.compress(body, 1)
             listed += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
         listed.append((b"content-length", b"%d" % len(body)))
-        self.service.requests[self.operation, status] += 1
-        await self._send({"type": "http.response.start", "status": status, "headers": listed})
-        await self._send({"type": "http.response.body", "body": b"" if self.method == "HEAD" else body})
+        body, size = (b"", 0) if self.method == "HEAD" else (body, len(body))
+        if size <= PIECE_BYTES:
+            self.service.requests[self.operation, status] += 1
+            await self._send({"type": "http.response.start", "status": status, "headers": listed})
+            await self._send({"type": "http.response.body", "body": body})
+            return
+        with self.service.sending.hold(size):
+            self.service.requests[self.operation, status] += 1
+            await self._send({"type": "http.response.start", "status": status, "headers": listed})
+            await self._send_pieces(body)
+
+    async def _send_pieces(self, body: bytes) -> None:
+        """Send a large body as its reader takes it; one that takes nothing for a while is dropped."""
+        for start in range(0, len(body), PIECE_BYTES):
+            piece = {"type": "http.response.body", "body": body[start : start + PIECE_BYTES], "more_body": True}
+            try:
+                async with asyncio.timeout(self.service.options.stall_s):
+                    await self._send(piece)
+            except TimeoutError as problem:
+                raise ClientGone from problem
+        await self._send({"type": "http.response.body", "body": b""})
 
     async def send_nothing(self, status: int, headers: HeaderList = ()) -> None:
         """Answer without a body."""

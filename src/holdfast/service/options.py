@@ -63,7 +63,13 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
     """The most calls in one batch of JSON-RPC."""
 
     connections: int = 2_000
-    """How many connections are served at once; more are told to come back."""
+    """How many connections are served at once; more are told to come back. A few more are for `/v1/health`."""
+
+    connections_per_address: int = 1_000
+    """How many of them one address may have. Behind a proxy all are of one: give it as many as `connections` then."""
+
+    sending_bytes: int = 256 * 1024 * 1024
+    """How large the answers are together that callers have not taken yet; more are told to come back."""
 
     idle_s: float = 30.0
     """How long a connection is kept that asks nothing."""
@@ -76,6 +82,12 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
 
     streams: int = 1_000
     """How many event streams are open at once; more are told to come back."""
+
+    streams_per_token: int = 100
+    """How many of them are of one token."""
+
+    streams_per_tenant: int = 500
+    """How many of them are of all tokens of one tenant."""
 
     heartbeat_s: float = 15.0
     """How long an event stream is silent at most. Then, and when it has something to send, its reader is checked."""
@@ -107,6 +119,10 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
             "lists_at_once",
             "batch_calls",
             "connections",
+            "connections_per_address",
+            "sending_bytes",
+            "streams_per_token",
+            "streams_per_tenant",
             "compress_bytes",
             "streams",
         ):

@@ -5,14 +5,42 @@ comes through here. Of a tenant's lists only some are read at once, so that none
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 
 from holdfast.errors import RateLimited
 from holdfast.service.refusals import Meter
 
 SEARCH_COST = 20
 """What a search for words costs: it looks at every row, where a list looks at those that it shows."""
+
+
+class Held:
+    """How many of something each holds, of as many as there may be for one of its kind: a token, a tenant."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._counts: Counter[str] = Counter()
+
+    def count(self, key: str) -> int:
+        """Return how many one has."""
+        return self._counts[key]
+
+    @contextmanager
+    def hold(self, bounds: Mapping[str, int]) -> Iterator[None]:
+        """Hold one more while the context is open, for each of these keys, or raise `RateLimited`."""
+        for key, most in bounds.items():
+            if self._counts[key] >= most:
+                raise RateLimited(f"{key} has {most} {self._what}, and no more are served", retry_after_ms=5_000)
+        self._counts.update(bounds.keys())
+        try:
+            yield
+        finally:
+            self._counts.subtract(bounds.keys())
+            for key in bounds:
+                if self._counts[key] <= 0:
+                    del self._counts[key]
 
 
 class ReadRates:

@@ -21,10 +21,10 @@ from holdfast.engine.app import App
 from holdfast.engine.options import NodeOptions
 from holdfast.engine.serving import asked_to_end
 from holdfast.engine.telling import without_password
-from holdfast.errors import HoldfastError, InvalidInput, MalformedRequest, MethodNotAllowed, NotFound
+from holdfast.errors import EngineError, HoldfastError, InvalidInput, MalformedRequest, MethodNotAllowed, NotFound
 from holdfast.service.access import HOW_TO_BEGIN, TokenAccess
 from holdfast.service.calling import Authenticate, Headers, Principal, Service, let_in, make_service
-from holdfast.service.connections import connection_class
+from holdfast.service.connections import IS_SPARE, Places, connection_class
 from holdfast.service.exchange import CORRELATION_HEADER, JSON, SECURITY_HEADERS, Exchange, correlation_of
 from holdfast.service.jsonrpc import JsonRpc
 from holdfast.service.metrics import Metrics
@@ -81,6 +81,12 @@ class Front:
             await send(message)
 
         exchange = Exchange(self._service, scope, receive, send_with_headers)
+        if scope.get("state", {}).get(IS_SPARE, False):
+            common.append((b"connection", b"close"))
+            if scope["path"] != "/v1/health":
+                busy = "there are as many connections, from this address or from all, as are served; come back later"
+                await exchange.refuse(EngineError(busy, retry_after_ms=1_000))
+                return
         try:
             check_framing(scope["headers"], len(scope["raw_path"]) + len(scope["query_string"]))
         except MalformedRequest as problem:
@@ -193,7 +199,7 @@ async def listening(
     options = service.options
     config = uvicorn.Config(
         Front(service, routes),
-        http=connection_class(options.body_s),
+        http=connection_class(options.body_s, places=Places(options.connections, options.connections_per_address)),
         host=options.host,
         port=options.port,
         lifespan="off",
@@ -202,7 +208,6 @@ async def listening(
         log_level="error",  # what callers do wrong is not worth a line each
         server_header=False,
         ws="none",
-        limit_concurrency=options.connections,
         timeout_keep_alive=int(options.idle_s),
         timeout_graceful_shutdown=int(options.drain_s),
         h11_max_incomplete_event_size=HEAD_BYTES,

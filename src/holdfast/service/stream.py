@@ -6,6 +6,7 @@ store. A reader that comes back with the last id that it got misses nothing, who
 
 import asyncio
 import re
+from contextlib import ExitStack
 
 from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
@@ -45,16 +46,19 @@ class Streams:
         """Answer one request, for as long as its reader reads."""
         exchange = Exchange(self._service, scope, receive, send)
         try:
-            stream = await self._open(exchange)
+            with ExitStack() as held:
+                stream = await self._open(exchange, held)
+                holding = held.pop_all()
         except HoldfastError as error:
             await exchange.refuse(error)
         except Exception as problem:
             await exchange.refuse(exchange.unexpected(problem))
         else:
-            if stream is not None:
-                await self._send_all(stream, exchange, receive, send)
+            with holding:
+                if stream is not None:
+                    await self._send_all(stream, exchange, receive, send)
 
-    async def _open(self, exchange: Exchange) -> Stream | None:
+    async def _open(self, exchange: Exchange, held: ExitStack) -> Stream | None:
         """Return the stream that is asked for, or None if the answer is given."""
         endpoints, values = self._addresses.find(exchange.path)
         if exchange.method == "OPTIONS":
@@ -66,10 +70,11 @@ class Streams:
         exchange.operation = found.operation.name
         call = self._service.call(await exchange.principal(), exchange.correlation_id)
         with call.noting_refusals(found.operation.name):
+            call.principal.require(found.operation.scope)
+            held.enter_context(self._service.streams.hold(_bounds(call)))
             return await self._stream(exchange, call, found, values)
 
     async def _stream(self, exchange: Exchange, call: Call, found: Endpoint, values: list[str]) -> Stream | None:
-        call.principal.require(found.operation.scope)
         ask = found.reader.from_query(dict(zip(found.fields, values, strict=True)), exchange.query)
         last_id = exchange.headers.get(LAST_ID)
         if last_id and "after" in ask.__struct_fields__:
@@ -105,6 +110,16 @@ class Streams:
         finally:
             gone.cancel()
             await pieces.aclose()  # type: ignore[attr-defined]
+
+
+def _bounds(call: Call) -> dict[str, int]:
+    """Return how many streams the caller may have, and how many their tenant."""
+    principal, options = call.principal, call.service.options
+    most = options.streams if principal.is_open else options.streams_per_token  # nobody is told apart there
+    bounds = {f"token {principal.token_id or principal.name}": most}
+    if principal.tenant is not None:
+        bounds[f"tenant {principal.tenant}"] = options.streams_per_tenant
+    return bounds
 
 
 async def _close_when_gone(stream: Stream, receive: Receive) -> None:
