@@ -93,6 +93,7 @@ class CodeProgram:
         "_prefix",
         "_random",
         "_rotating",
+        "_signatures",
         "_steps",
         "_timers",
         "_waiting",
@@ -162,6 +163,7 @@ class CodeProgram:
         self._owned: Mapping[str, tuple[str, bool]] = _NOTHING
         self._deferred: Mapping[int, bool] = _NOTHING
         self._noted = 0
+        self._signatures: dict[str, Signature] = {}
 
     # --- what the engine asks
 
@@ -221,6 +223,21 @@ class CodeProgram:
     def _unknown_update(self, name: str) -> NotFound:
         return NotFound(f"run {self.run_id} takes no update {name!r}; it takes {sorted(self.updates)}")
 
+    def is_given(self, command: c.RunActivity | c.StartChild, recorded: Raw) -> bool:
+        """Return whether a step is given the input that was recorded of it, however it is written; at replay only.
+
+        Both are read as the parameters are now: what was left out has its default, and a set has no order.
+        """
+        signature = self._signatures.pop(command.step_id, None)
+        if bytes(command.input) == bytes(recorded):
+            return True
+        if signature is None:
+            return bool(codec.decode(command.input, Any) == codec.decode(recorded, Any))
+        try:
+            return signature.unpack(command.input) == signature.unpack(recorded)
+        except InvalidInput:  # parameters that are gone, or of another type
+            return False
+
     def where(self, command: c.Command | None) -> str:
         """Say where in the source a step was asked for; of everything else, where the program is waiting."""
         step_id = getattr(command, "step_id", "")
@@ -246,10 +263,13 @@ class CodeProgram:
         """Run an activity as a step, and return its result."""
         input = activity.signature.pack(args, kwargs)
         self._bytes += len(input)
+        step_id = self.name_step(activity.name)
+        if self.is_replaying:
+            self._signatures[step_id] = activity.signature
         command = c.RunActivity(
             name=activity.name,
             input=input,
-            step_id=self.name_step(activity.name),
+            step_id=step_id,
             queue=options.queue,
             options=encode_options(options),
         )
@@ -263,6 +283,8 @@ class CodeProgram:
         if self.depth >= NESTED_RUNS:
             raise InvalidInput(f"runs are nested at most {NESTED_RUNS} deep")
         step_id = self.name_step(child.name)
+        if self.is_replaying:
+            self._signatures[step_id] = child.signature
         self._bytes += len(input)
         if close_policy == "await":
             self._awaited_children.add(step_id)

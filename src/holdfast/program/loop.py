@@ -7,7 +7,9 @@ hands of the engine. Everything that could differ between two executions is take
 * `call_later` and `call_at`, and with them `asyncio.sleep` and `asyncio.timeout`, become durable timers of the host;
 * tasks and futures hash by a counter, those of `gather` too. `asyncio.wait`, `as_completed` and `TaskGroup` keep them
   in sets, which would otherwise iterate by address, and one history would replay to several outcomes;
-* async generators that are dropped half-way are closed by this loop, not by the one around it;
+* async generators that are dropped half-way are closed by this loop, at once, not by the one around it; those that only
+  the garbage collector finds, whenever it comes, are not closed: they end with the run;
+* `asyncio.all_tasks` raises `NotDurable`: the set is put together in the order of a set of all tasks of the process;
 * sockets, subprocesses, threads and signals raise `NotDurable`, which names what to use instead.
 
 A program that does not come to rest is stopped: by the number of its callbacks, and by the watchdog.
@@ -19,6 +21,7 @@ Sets of strings in user code still iterate differently between processes; replay
 """
 
 import asyncio
+import gc
 import math
 import sys
 import threading
@@ -136,6 +139,13 @@ class NumberedTask(_Numbered, asyncio.Task[T]):
 
     __slots__ = ("number",)
 
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """Return the loop. `asyncio.all_tasks` asks each task for it, and is refused inside a workflow."""
+        loop = super().get_loop()
+        if _is_listing_tasks() and asyncio._get_running_loop() is loop:
+            raise NotDurable("all_tasks: its order differs between replays; keep your tasks in a list or a TaskGroup")
+        return loop
+
 
 class NumberedGathering(_Numbered, asyncio.tasks._GatheringFuture):  # type: ignore[name-defined,misc]
     """What `asyncio.gather` returns on the deterministic loop."""
@@ -156,6 +166,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         self._name = 0
         self._tasks: list[asyncio.Task[Any]] = []
         self._most_tasks = FEW_TASKS
+        self._collected: list[AsyncGenerator[Any, Any]] = []
         self._callbacks = 0
         self._deferred: asyncio.Handle | None = None
         self.deferred_callback: int | None = None
@@ -326,6 +337,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
                     _let_go(coro, self.watch)
         _untie(self._tasks)
         self._tasks = []
+        self._collected = []
 
     def check_open(self) -> None:
         """Raise `Dropped` in code that was let go."""
@@ -335,8 +347,15 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
                 raise Dropped
 
     def finalize(self, generator: AsyncGenerator[Any, Any]) -> None:
-        """Close an async generator that was dropped half-way, as asyncio does. Called by the interpreter."""
-        if not self._is_closed and asyncio._get_running_loop() is self:
+        """Close an async generator that was dropped half-way, as asyncio does. Called by the interpreter.
+
+        Where it is the garbage collector that found it, nobody knows when: it is kept as it is, to end with the run.
+        """
+        if self._is_closed:
+            return
+        if _collection.thread == threading.get_ident():
+            self._collected.append(generator)
+        elif asyncio._get_running_loop() is self:
             self.create_task(generator.aclose())
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
@@ -391,6 +410,19 @@ class running:  # noqa: N801 - used like a function
             self._apart.__exit__()
 
 
+class _Collection:
+    """The thread in which the garbage collector is at work, or None."""
+
+    thread: int | None = None
+
+    def __call__(self, phase: str, info: object) -> None:
+        self.thread = threading.get_ident() if phase == "start" else None
+
+
+_collection = _Collection()
+gc.callbacks.append(_collection)  # it only listens
+
+
 class _Here(threading.local):
     """Whether this thread has stepped out of what runs in it."""
 
@@ -442,6 +474,18 @@ def _is_of_unordered_set() -> bool:
         frame = frame.f_back
     return False
 
+
+def _is_listing_tasks() -> bool:
+    """Return whether `asyncio.all_tasks` is asking; up to Python 3.11 from inside a comprehension of its own."""
+    frame: FrameType | None = sys._getframe(2)
+    if frame is None or frame.f_code is not _GET_LOOP or frame.f_back is None:
+        return False
+    asking = frame.f_back
+    return asking.f_code is _ALL_TASKS or (asking.f_back is not None and asking.f_back.f_code is _ALL_TASKS)
+
+
+_ALL_TASKS = getattr(asyncio.all_tasks, "__code__", None)
+_GET_LOOP = asyncio.futures._get_loop.__code__  # type: ignore[attr-defined]
 
 _NETWORK = "the network is not durable in a workflow; make the call an activity"
 _FILES = "files and sockets are not durable in a workflow; make the call an activity"

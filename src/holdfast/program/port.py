@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from msgspec import Raw
 
-from holdfast.core.commands import Command
+from holdfast.core.commands import Command, RunActivity, StartChild
 from holdfast.core.events import ErrorInfo, Event
 from holdfast.program.definitions import WorkflowDefinition
 from holdfast.program.receiving import Received
@@ -71,6 +71,10 @@ class Program(Protocol):
 
     def query(self, name: str, arguments: Raw) -> Raw:
         """Answer a question about the present, without changing anything."""
+        ...
+
+    def is_given(self, command: RunActivity | StartChild, recorded: Raw) -> bool:
+        """Return whether a step is given the input that was recorded of it, however it is written; at replay only."""
         ...
 
     def where(self, command: Command | None) -> str:

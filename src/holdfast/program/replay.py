@@ -2,8 +2,8 @@
 
 `Replay` is given every event of a run, in order. *Outcomes* (something has ended) are handed to the program, and the
 commands that it then issues must be the ones that follow in the history. They are matched by step id and name, not by
-position. While a run is paused its program is not advanced: outcomes that were recorded then are handed to it, in
-order, when it is resumed, at the time of the resumption.
+position; activities and children by their input too. While a run is paused its program is not advanced: outcomes that
+were recorded then are handed to it, in order, when it is resumed, at the time of the resumption.
 
 A failure that was recorded during a pause is not handed on if an operator has the step tried again, or skips it; one
 that has itself paused the run, also not if the run is cancelled instead.
@@ -20,6 +20,7 @@ step, and from then on `advance` returns the commands instead of comparing them.
 
 from collections.abc import Callable, Iterable
 
+from msgspec import Raw
 from msgspec.json import decode
 from msgspec.structs import replace
 
@@ -29,6 +30,9 @@ from holdfast.core.events import Event
 from holdfast.errors import NondeterminismError
 from holdfast.program.port import EndDeferred, Program
 from holdfast.program.source import origins
+
+SHOWN_CHARS = 1_000
+"""How much of an input an error shows."""
 
 Begin = Callable[[Event], Program]
 """Makes the program that begins with this event: RunStarted, or ContinuedAsNew."""
@@ -231,6 +235,10 @@ class Replay:
         issued = self._issued.pop(key, None)
         if issued is None or type(issued) is not expected or _name(issued) != _name(event.data):
             raise self._missing(event, issued)
+        if isinstance(issued, c.RunActivity | c.StartChild):
+            recorded: Raw = event.data.input  # type: ignore[attr-defined]
+            if not self.program.is_given(issued, recorded):  # the recorded result is that of another call
+                raise self._difference(event, _describe_event(event) + _shown(recorded), issued, _shown(issued.input))
         if isinstance(issued, c.CompleteUpdate) and (issued.error is None) is not (event.data.error is None):  # type: ignore[attr-defined]
             raise self._missing(event, issued)  # what one has applied the other has not
 
@@ -242,8 +250,10 @@ class Replay:
         [first, *_] = self._issued.values()
         return self._difference(event, f"no such step before event {event.run_seq}", first)
 
-    def _difference(self, event: Event, expected: str, command: c.Command | None) -> NondeterminismError:
-        found = _describe(command) if command is not None else "nothing"
+    def _difference(
+        self, event: Event, expected: str, command: c.Command | None, given: str = ""
+    ) -> NondeterminismError:
+        found = _describe(command) + given if command is not None else "nothing"
         where = self.program.where(command) if self.program is not None else ""
         return NondeterminismError(
             f"event {event.run_seq}: the history has {expected}; the code asks for {found}{where}",
@@ -302,6 +312,10 @@ def _describe(command: c.Command) -> str:
     step_id = getattr(command, "step_id", None)
     step = f" for step {step_id!r}" if step_id else ""
     return type(command).__name__ + step + _more(command)
+
+
+def _shown(input: Raw) -> str:
+    return f" with {bytes(input).decode(errors='replace')[:SHOWN_CHARS]}"
 
 
 def _more(of: object) -> str:
