@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +15,7 @@ from holdfast.engine.run_queue import Dequeued
 from holdfast.errors import Conflict, InvalidInput, Overloaded, RunCancelled
 from holdfast.program.limiting import LimitOptions
 from holdfast.testing.samples import SampleNode, complete
-from tests.engine.place import Place, types, until_event, until_status
+from tests.engine.place import Place, stopped_time, types, until_event, until_status
 
 CUSTOMERS = ("ann", "bob", "eve")
 
@@ -369,3 +370,54 @@ def test_the_limit_of_the_version_that_was_registered_last_holds() -> None:
     assert app.limited()["visit"].limit.at_once == 5
     register(version="3")(visit)
     assert app.limited() == {}
+
+
+def most_within(instants: list[int], period_us: int) -> int:
+    """Return how many of the instants lie within one period, at most."""
+    return max(sum(first <= other < first + period_us for other in instants) for first in instants)
+
+
+@pytest.mark.contract("QUE-2", "OWN-3")
+@pytest.mark.parametrize("overload", ["queue", "delay"])
+async def test_runs_that_queued_while_no_node_was_up_start_within_the_rate(place: Place, overload: Overload) -> None:
+    """Their starts were asked for over a long time; the node that comes at last starts no more than the rate allows."""
+    app = hf.App("crowd")
+
+    @app.workflow(rate=(2, timedelta(seconds=1)), overload=overload)
+    async def ping() -> None:
+        return None
+
+    async with stopped_time(place) as (store, clock):
+        async with app.connect(store):
+            for number in range(9):
+                await app.start(ping, run_id=f"r{number}", priority=number % 3, tenant="ab"[number % 2])
+                clock.advance(ms=3_000)
+                await app.dequeue_and_start()
+        async with place.node(app, store, safety_poll_s=0.005):
+            while (await store.stats()).runs.get("COMPLETED", 0) < 9:
+                clock.advance(ms=50)
+                await asyncio.sleep(0.005)
+            runs = [app.run(f"r{number}") for number in range(9)]
+            started = [(await until_event(run, "RunStarted")).persisted_at for run in runs]
+    assert most_within(started, 1_000_000) <= 2, sorted(started)
+
+
+@pytest.mark.contract("QUE-2", "OWN-1")
+async def test_several_nodes_start_no_more_than_the_rate_in_any_period(place: Place) -> None:
+    """By the instants of their commits, which come later than the decision to let runs in."""
+    apps = [hf.App("crowd") for _ in range(3)]
+    pings = []
+    for app in apps:
+
+        @app.workflow(rate=(3, timedelta(milliseconds=150)))
+        async def ping() -> None:
+            return None
+
+        pings.append(ping)
+    async with place.opened() as store, AsyncExitStack() as nodes:
+        for app in apps:
+            await nodes.enter_async_context(place.node(app, store))
+        runs = [await apps[number % 3].start(pings[number % 3]) for number in range(15)]
+        await asyncio.gather(*(run.result() for run in runs))
+        started = [(await until_event(run, "RunStarted")).persisted_at for run in runs]
+    assert most_within(started, 150_000) <= 3, sorted(started)

@@ -14,7 +14,7 @@ from typing import Any
 import holdfast as hf
 from holdfast.engine.app import App
 from holdfast.program.tasks import Escalation
-from tests.sim.world import AT_ONCE, PER_KEY, World, key_of
+from tests.sim.world import AT_ONCE, PER_KEY, RATE, World, key_of
 
 Script = list[Any]
 
@@ -82,7 +82,7 @@ def register(app: App, world: World) -> dict[str, Any]:
         hf.on_update("poke", poke)
         return await Player(app, work, {"play": play, "narrow": narrow}, seen, is_top=True).run(script)
 
-    @app.workflow(at_once=AT_ONCE, per_key=PER_KEY, key=key_of, rate=(2, 0.5))
+    @app.workflow(at_once=AT_ONCE, per_key=PER_KEY, key=key_of, rate=RATE)
     async def narrow(script: list[Any], seen: list[Any]) -> list[Any]:
         hf.on_query("seen", lambda: seen)
         return await Player(app, work, {}, seen, is_top=True).run(script)

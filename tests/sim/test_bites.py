@@ -209,6 +209,18 @@ def test_it_finds_a_gate_that_lets_in_one_too_many(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.contract("QUE-2")
+def test_it_finds_a_rate_that_counts_who_is_let_in_and_not_who_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_in = Gate.let_in
+
+    def count_at_once(self: Gate, run_id: str, limit: RunLimit, now: int) -> None:
+        let_in(self, run_id, limit, now)
+        self.note_start(run_id, now)
+
+    monkeypatch.setattr(Gate, "let_in", count_at_once)
+    assert "runs have started within" in first_finding()
+
+
+@pytest.mark.contract("QUE-2")
 def test_it_finds_a_run_that_does_not_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Gate, "leave", lambda self, run_id: None)
     assert "does not finish" in first_finding()

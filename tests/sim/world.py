@@ -33,8 +33,8 @@ from holdfast.testing.sim_loop import LoopClock, SimLoop, current_process
 from holdfast.testing.views import view_of
 
 TRACE_LINES = 4_000
-AT_ONCE, PER_KEY = 2, 1
-"""How many runs of the narrow workflow may be under way, and of one key."""
+AT_ONCE, PER_KEY, RATE = 2, 1, (2, 0.5)
+"""How many runs of the narrow workflow may be under way, and of one key, and may start within how many seconds."""
 
 
 def key_of(script: list[object]) -> str:
@@ -179,6 +179,7 @@ class World:
             self._check_event(event, history)
         if before.plan_id == "narrow" and any(isinstance(event.data, e.RunStarted) for event in new):
             self._check_room()
+            self._check_rate()
         view = await view_of(self.store, run_id, self.acknowledged)
         assert view is not None
         for violation in check(view):
@@ -194,6 +195,13 @@ class World:
         )
         if len(inside) > AT_ONCE or any(count > PER_KEY for count in keys.values()):
             self.violate(f"more runs are under way than there is room for: {sorted(inside)}, {keys}")
+
+    def _check_rate(self) -> None:
+        """No period holds more starts than the workflow allows."""
+        starts, period_us = RATE[0], round(RATE[1] * 1_000_000)
+        last = self.store.starts_of("narrow")[-starts - 1 :]
+        if len(last) > starts and last[-1] - last[0] < period_us:
+            self.violate(f"more than {starts} runs have started within {period_us} us: {last}")
 
     def _check_event(self, event: Event, history: Sequence[Event]) -> None:
         body, where = event.data, f"{event.run_id} {event.step_id}"
@@ -302,6 +310,13 @@ class WatchedStore(MemoryStore):
             for run_id, run in runs.items()
             if not run.is_finished and any(isinstance(event.data, e.RunStarted) for event in run.events)
         }
+
+    def starts_of(self, plan_id: str) -> list[int]:
+        """Return when the runs of a plan have started, in order."""
+        runs = [run for run in self._runs.values() if run.head.plan_id == plan_id]
+        return sorted(
+            event.persisted_at for run in runs for event in run.events if isinstance(event.data, e.RunStarted)
+        )
 
     def messages_of(self, run_id: str) -> list[Message]:
         """Return what waits for a run, due or not."""

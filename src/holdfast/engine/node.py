@@ -550,6 +550,8 @@ class Node:
             for step_id in draft.closed():
                 self._workers.cancel(run_id, step_id)
                 self._queues.let_go(run_id, step_id)
+        if self.run_queue.has_rates:
+            self.run_queue.notice_starts_of(draft.state.plan_id, draft.events)
         if not draft.is_plain:
             tell(draft.events)
         for step_id in draft.dispatch:

@@ -7,14 +7,14 @@ start, and now and then, in case that whoever should have called it is gone.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Literal, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from holdfast.core.events import RunQueued
+from holdfast.core.events import Event, RunQueued, RunStarted
 from holdfast.core.gates import NO_LIMIT, Ticket
 from holdfast.core.instants import Instant
 from holdfast.engine.known import Known
@@ -87,6 +87,16 @@ class RunQueue:
     def notice_start(self, new: NewRun) -> None:
         """Take note of a run that was created: if it waits for a rate, somebody has to watch the time."""
         if new.ticket is not None and new.ticket.limit.starts is not None:
+            self._something.set()
+
+    @property
+    def has_rates(self) -> bool:
+        """Return whether a workflow has a limit on its starts in a period."""
+        return any(limited.limit.starts is not None for limited in self._limited.values()) if self._limited else False
+
+    def notice_starts_of(self, plan_id: str, events: Sequence[Event]) -> None:
+        """Take note that a run has started here, if it has: it is known now when another one may."""
+        if plan_id in self._limited and any(type(event.data) is RunStarted for event in events):
             self._something.set()
 
     def notice_end(self, plan_id: str) -> None:

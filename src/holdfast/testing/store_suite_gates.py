@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast.core.gates import NO_LIMIT, RunLimit, Ticket
+from holdfast.core.events import RunStarted
+from holdfast.core.gates import NO_LIMIT, Overload, RunLimit, Ticket
 from holdfast.core.state import CANCELLED
 from holdfast.errors import Conflict, InvalidInput, LeaseExpired, Overloaded
 from holdfast.store.port import Admitted, CommitConflict, Created, Existing, Refused, Store
@@ -60,6 +61,30 @@ async def finish(node: SampleNode, *run_ids: str) -> None:
         if run.head.lease_owner is None:
             await node.claim()
         await node.step(run_id, complete())
+
+
+async def begin(node: SampleNode, *run_ids: str) -> list[int]:
+    """Let runs start, whoever owns them, and return when they did."""
+    for run_id in run_ids:
+        run = await node.load(run_id)
+        if run.head.lease_owner is None:
+            await node.claim()
+        await node.step(run_id, wait("go"))
+    return [await started_at(node.store, run_id) for run_id in run_ids]
+
+
+async def started_at(store: Store, run_id: str) -> int:
+    """Return when a run has started, or 0."""
+    events = await store.read_events(run_id)
+    return next((event.persisted_at for event in events if isinstance(event.data, RunStarted)), 0)
+
+
+async def start_all(node: SampleNode, limit: RunLimit) -> None:
+    """Let in who can be, and start whatever can be claimed."""
+    await node.renew()
+    await node.store.admit({"order": limit}, 2, node.name)
+    for run in await node.claim():
+        await node.commit(await node.turn(run, *(() if run.head.version > 1 else (wait("go"),))))
 
 
 async def let_in_one_by_one(node: SampleNode, limit: RunLimit, first: Iterable[str]) -> list[str]:
@@ -272,14 +297,17 @@ class GateSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-2")
     async def test_starts_within_a_period_are_bounded_and_others_wait_for_its_end(
-        self, store: Store, clock: VirtualClock
+        self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
         """In any period, not only in those that a clock counts; the caller is told when to come again."""
         limit = RunLimit(starts=2, period_ms=1_000)
         await come(store, "a", limit=limit)
+        await begin(node, "a")
         clock.advance(ms=600)
         await come(store, "b", "c", "d", limit=limit)
         assert await waiting(store, "a", "b", "c", "d") == ["c", "d"]
+        assert await store.admit({"order": limit}, 9) == ([], START + SECOND)
+        await begin(node, "b")
         assert await store.admit({"order": limit}, 9) == ([], START + SECOND)
         clock.advance(ms=399, us=999)
         assert await admit(store, limit) == []
@@ -289,24 +317,115 @@ class GateSuite(SuiteBase):
         clock.advance(ms=600)
         assert await admit(store, limit) == ["d"]
 
-    @pytest.mark.contract("QUE-2", "TMR-1")
-    async def test_delayed_start_is_given_the_next_free_instant(
+    @pytest.mark.contract("QUE-2")
+    @pytest.mark.parametrize("overload", ["queue", "delay"])
+    async def test_rate_bounds_what_starts_however_late_that_is(
+        self, store: Store, clock: VirtualClock, node: SampleNode, overload: Overload
+    ) -> None:
+        """No node is up for long: no more are let in than may start at once, and the next after they have."""
+        limit = RunLimit(starts=2, period_ms=1_000, overload=overload)
+        for run_id in "abcdef":
+            assert await come(store, run_id, limit=limit) == [Created(run_id)]
+            clock.advance(ms=1_500)
+        assert await waiting(store, *"abcdef") == ["c", "d", "e", "f"]
+        assert await store.admit({"order": limit}, 9) == ([], None)
+        assert await begin(node, "a", "b") == [clock.now()] * 2
+        assert await store.admit({"order": limit}, 9) == ([], clock.now() + SECOND)
+        clock.advance(ms=1_000)
+        assert await admit(store, limit, claim_for=node.name) == ["c", "d"]
+        clock.advance(ms=700)
+        await begin(node, "c")
+        assert await store.admit({"order": limit}, 9) == ([], clock.now() + SECOND)
+        clock.advance(ms=1_000)
+        assert await admit(store, limit, claim_for=node.name) == ["e"]
+        await begin(node, "d", "e")
+        assert await store.admit({"order": limit}, 9) == ([], clock.now() + SECOND)
+
+    @pytest.mark.contract("QUE-2", "OWN-3")
+    async def test_run_that_was_let_in_and_lost_its_node_starts_within_the_rate(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """At once and for good: it is ready then, and not before, without anybody letting it in."""
+        """Whoever takes it over starts it later, and those behind it later still."""
+        limit = RunLimit(starts=1, period_ms=1_000)
+        await node.renew()
+        await come(store, "a", "b", limit=limit, claim_for=node.name)
+        clock.advance(ms=node.lease_ms + 1)
+        assert await admit(store, limit) == []
+        other = SampleNode(store, "node-b")
+        assert [run.head.run_id for run in await other.claim()] == ["a"]
+        assert await begin(other, "a") == [clock.now()]
+        clock.advance(ms=999)
+        assert await admit(store, limit) == []
+        clock.advance(ms=1)
+        assert await admit(store, limit) == ["b"]
+
+    @pytest.mark.contract("QUE-2", "WF-7")
+    async def test_run_that_is_let_in_and_ends_without_a_start_gives_way(
+        self, store: Store, clock: VirtualClock, node: SampleNode
+    ) -> None:
+        """After a period, as if it had started."""
+        limit = RunLimit(starts=1, period_ms=1_000)
+        await come(store, "a", "b", limit=limit)
+        [loaded] = await node.claim()
+        cancelled = replace(await node.turn(replace(loaded, messages=())), seen_inbox_seq=0)
+        snapshot = replace(cancelled.snapshot, status=CANCELLED)
+        await node.commit(replace(cancelled, snapshot=snapshot))
+        assert await store.admit({"order": limit}, 9) == ([], clock.now() + SECOND)
+        clock.advance(ms=1_000)
+        assert await admit(store, limit) == ["b"]
+
+    @pytest.mark.contract("QUE-2", "EVT-1")
+    async def test_start_counts_once_however_often_it_is_committed(
+        self, store: Store, clock: VirtualClock, node: SampleNode
+    ) -> None:
+        """And a turn that lost does not count."""
+        limit = RunLimit(starts=2, period_ms=1_000)
+        await come(store, "a", "b", "c", limit=limit)
+        loaded = {run.head.run_id: run for run in await node.claim()}
+        turn = await node.turn(loaded["a"], wait("go"))
+        assert isinstance(await node.commit(replace(turn, epoch=7)), CommitConflict)
+        assert await store.admit({"order": limit}, 9) == ([], None)
+        for _ in range(3):
+            await node.commit(turn)
+        await begin(node, "b")
+        clock.advance(ms=1_000)
+        assert await admit(store, limit) == ["c"]
+
+    @pytest.mark.contract("QUE-2", "QUE-3", "OWN-1")
+    async def test_simultaneous_nodes_never_start_more_than_the_rate(
+        self, store: Store, peer: Store, clock: VirtualClock
+    ) -> None:
+        """They come, let in, claim and start all at once, over and over."""
+        limit = RunLimit(starts=3, period_ms=1_000)
+        nodes = [SampleNode(way, f"node-{number}", 3_600_000) for number, way in enumerate((store, peer, store))]
+        run_ids = [f"run-{number:02}" for number in range(15)]
+        await asyncio.gather(*(come(nodes[place % 3].store, id_, limit=limit) for place, id_ in enumerate(run_ids)))
+        started: list[int] = []
+        for _ in range(40):
+            await asyncio.gather(*(start_all(node, limit) for node in nodes))
+            started = [await started_at(store, run_id) for run_id in run_ids]
+            clock.advance(ms=350)
+        instants = sorted(started)
+        assert instants[0] > 0, "all have started"
+        assert all(later - first >= SECOND for first, later in zip(instants, instants[3:], strict=False)), instants
+
+    @pytest.mark.contract("QUE-2", "TMR-1")
+    async def test_delayed_start_comes_at_the_next_free_instant(
+        self, store: Store, clock: VirtualClock, node: SampleNode
+    ) -> None:
+        """It waits like any other, and is never refused; the caller is told when to let it in."""
         limit = RunLimit(starts=1, period_ms=500, overload="delay")
         await node.renew()
         answers = await come(store, "a", "b", "c", limit=limit, claim_for=node.name)
         assert answers == [Created("a", 1), Created("b"), Created("c")]
-        heads = [run.head for run in await store.load(["a", "b", "c"]) if run is not None]
-        assert [head.ready_at for head in heads] == [START, START + SECOND // 2, START + SECOND]
-        assert [head.queued_at for head in heads] == [None] * 3
+        assert await waiting(store, "a", "b", "c") == ["b", "c"]
         await finish(node, "a")
-        clock.advance(ms=499, us=999)
-        assert await node.claim() == []
-        clock.advance(us=1)
-        assert [(run.head.run_id, len(run.messages)) for run in await node.claim()] == [("b", 1)]
-        assert await store.next_due("nobody") == START + SECOND
+        assert await store.admit({"order": limit}, 9, node.name) == ([], START + SECOND // 2)
+        clock.advance(ms=500)
+        [admitted], next_at = await store.admit({"order": limit}, 9, node.name)
+        assert (admitted.run_id, next_at) == ("b", None)
+        await begin(node, "b")
+        assert await store.admit({"order": limit}, 9, node.name) == ([], START + SECOND)
 
     # --- refusing
 

@@ -112,9 +112,9 @@ CREATE TABLE gate_runs (
     key       TEXT NOT NULL,
     place     INTEGER NOT NULL,                    -- the least is first in its line
     is_inside INTEGER NOT NULL DEFAULT 0
-);
-INSERT INTO "gate_runs" VALUES(7,'limited','acme','k',1769601540005000,1);
-INSERT INTO "gate_runs" VALUES(8,'limited','acme','k',1769601540005000,0);
+, is_starting INTEGER NOT NULL DEFAULT 0);
+INSERT INTO "gate_runs" VALUES(7,'limited','acme','k',1769601540005000,1,0);
+INSERT INTO "gate_runs" VALUES(8,'limited','acme','k',1769601540005000,0,0);
 CREATE TABLE gate_starts (
     plan_id   TEXT NOT NULL,
     number    INTEGER NOT NULL,
@@ -127,8 +127,8 @@ CREATE TABLE gates (
     per_key     INTEGER NOT NULL,                  -- as it was last used; 2^62: no limit
     last_tenant TEXT NOT NULL DEFAULT '',          -- of whom a run was let in last
     last_start  INTEGER NOT NULL DEFAULT 0         -- number of the last row in gate_starts
-) WITHOUT ROWID;
-INSERT INTO "gates" VALUES('limited',1,4611686018427387904,'acme',0);
+, starting INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID;
+INSERT INTO "gates" VALUES('limited',1,4611686018427387904,'acme',0,0);
 CREATE TABLE holdfast_schema (version INTEGER PRIMARY KEY NOT NULL, oldest_reader INTEGER NOT NULL, applied_at INTEGER NOT NULL);
 INSERT INTO "holdfast_schema" VALUES(1,1,1769601600000000);
 INSERT INTO "holdfast_schema" VALUES(2,1,1769601600000000);
@@ -349,4 +349,12 @@ CREATE INDEX audit_log_by_run ON audit_log (run_id, at) WHERE run_id IS NOT NULL
 CREATE INDEX audit_log_by_actor ON audit_log (actor, at);
 CREATE INDEX audit_log_by_token ON audit_log (token_id, at) WHERE token_id IS NOT NULL;
 CREATE INDEX audit_log_by_operation ON audit_log (operation, at);
+CREATE TRIGGER gate_runs_start AFTER UPDATE OF is_starting ON gate_runs WHEN NEW.is_starting <> OLD.is_starting
+BEGIN
+    UPDATE gates SET starting = starting + NEW.is_starting - OLD.is_starting WHERE plan_id = NEW.plan_id;
+END;
+CREATE TRIGGER gate_runs_never_start AFTER DELETE ON gate_runs WHEN OLD.is_starting
+BEGIN
+    UPDATE gates SET starting = starting - 1 WHERE plan_id = OLD.plan_id;
+END;
 COMMIT;

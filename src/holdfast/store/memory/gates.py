@@ -22,15 +22,17 @@ class Gate:
         self._inside: dict[str, tuple[str, str]] = {}
         self._last_tenant = ""
         self._starts: list[Instant] = []
+        self._starting: set[str] = set()
 
     def free_at(self, limit: RunLimit, now: Instant) -> Instant:
         """Return the next instant at which the rate allows a start."""
-        return free_slot(self._starts, limit, now)
+        return free_slot(self._starts, limit, now, len(self._starting))
 
-    def note_start(self, at: Instant, limit: RunLimit) -> None:
-        """Take an instant of the rate, if there is a rate."""
-        if limit.starts is not None:
-            self._starts = [*self._starts, at][-limit.starts :]
+    def note_start(self, run_id: str, now: Instant) -> None:
+        """Take note that a run has started, or will not."""
+        if run_id in self._starting:
+            self._starting.discard(run_id)
+            self._starts.append(now)
 
     def next_in(self, limit: RunLimit) -> str | None:
         """Return the run that is next, if one has room but for the rate."""
@@ -52,7 +54,9 @@ class Gate:
         waiting = self.waiting.pop(run_id)
         self._inside[run_id] = waiting.tenant, waiting.key
         self._last_tenant = waiting.tenant
-        self.note_start(now, limit)
+        if limit.starts is not None:
+            self._starting.add(run_id)
+            self._starts = self._starts[-limit.starts :]
 
     def leave(self, run_id: str) -> None:
         """Forget a run that has finished, wherever it was."""

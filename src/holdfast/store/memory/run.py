@@ -26,7 +26,7 @@ from holdfast.core.messages import (
     SignalRequest,
 )
 from holdfast.core.records import ActivityRecord, Task, Wait
-from holdfast.core.state import TERMINAL
+from holdfast.core.state import APPROVED, PENDING, TERMINAL
 from holdfast.errors import CallerError
 from holdfast.limits import MAILBOX_SIGNALS, Limits
 from holdfast.store import guards, port
@@ -61,6 +61,11 @@ class Run:
         if starts_at is not None:
             self.messages = {signal_id: (starts_at, message) for signal_id, (_, message) in self.messages.items()}
         self.head = replace(self.head, ready_at=self._ready_at(0, now), queued_at=now if starts_at == NEVER else None)
+
+    @property
+    def has_begun(self) -> bool:
+        """Return whether the run has started, or ended without that."""
+        return self.head.status not in (PENDING, APPROVED)
 
     @property
     def is_finished(self) -> bool:

@@ -111,7 +111,7 @@ class MemoryStore:
         problem = guards.check_first_signals(new, self._limits)
         if problem is not None:
             return port.Refused(problem)
-        entry = self._enter(new, owner, now) if new.ticket is not None else Run(new, owner, now)
+        entry = self._enter(new, now) if new.ticket is not None else Run(new, owner, now)
         if isinstance(entry, port.Refused):
             return entry
         run = self._runs[new.run_id] = entry
@@ -122,18 +122,15 @@ class MemoryStore:
             self._let_in(new, owner, now)
         return port.Created(new.run_id, run.head.lease_epoch, self._deliver_first(new, new.run_id, now))
 
-    def _enter(self, new: port.NewRun, owner: str | None, now: Instant) -> Run | port.Refused:
-        """Bring a new run to its gate: in line, or with the instant at which it starts."""
+    def _enter(self, new: port.NewRun, now: Instant) -> Run | port.Refused:
+        """Bring a new run to its gate, in line."""
         ticket = new.ticket
         assert ticket is not None
         gate, limit = self._gates.setdefault(new.plan_id, Gate()), ticket.limit
         free_at = gate.free_at(limit, now)
-        if limit.overload == "delay":
-            gate.note_start(free_at, limit)
-            return Run(new, owner if free_at <= now else None, now, free_at)
         has_room = gate.has_room(limit, new.tenant, ticket.key) and gate.next_in(limit) is None
         if limit.overload == "reject" and not (has_room and free_at <= now):
-            return port.Refused(overloaded(new.plan_id, free_at, now))
+            return port.Refused(overloaded(new.plan_id, free_at, now, limit))
         gate.waiting[new.run_id] = Waiting(new.tenant, ticket.key, place_in_line(ticket.priority, now))
         return Run(new, None, now, NEVER)
 
@@ -152,7 +149,7 @@ class MemoryStore:
         while gate is not None and (run_id := gate.next_in(limit)) is not None:
             free_at = gate.free_at(limit, now)
             if free_at > now or len(admitted) == most:
-                return admitted, free_at
+                return admitted, None if free_at == NEVER else free_at
             gate.let_in(run_id, limit, now)
             self._runs[run_id].let_in(now)
             admitted.append(run_id)
@@ -203,12 +200,15 @@ class MemoryStore:
         run = self._runs.get(turn.run_id)
         if run is None:
             return port.CommitConflict("no such run")
-        before = run.head.version
+        before, was_begun = run.head.version, run.has_begun
         answer = run.commit(turn, now)
         if isinstance(answer, port.Committed):
             self._grown.note(turn.run_id, run.events[before:])
-            if run.is_finished and run.head.plan_id in self._gates:
-                self._gates[run.head.plan_id].leave(turn.run_id)
+            gate = self._gates.get(run.head.plan_id)
+            if gate is not None and run.has_begun and not was_begun:
+                gate.note_start(turn.run_id, now)
+            if gate is not None and run.is_finished:
+                gate.leave(turn.run_id)
             if before == turn.expected_version:  # else it was committed before, with all that it has for others
                 self._tell_others(turn, run, now)
         return answer

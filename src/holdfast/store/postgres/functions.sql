@@ -711,6 +711,11 @@ $do$;
 -- A run that waits has messages that are due at no time, 2^62: it is not ready for them.
 CREATE OR REPLACE FUNCTION holdfast.leave_1() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
+    IF OLD.status IN ('PENDING', 'APPROVED') AND NEW.status NOT IN ('PENDING', 'APPROVED')
+        AND (SELECT g.is_starting FROM holdfast.gate_runs g WHERE g.number = OLD.gate_no) THEN
+        INSERT INTO holdfast.gate_started (plan_id, number, started_at)
+        VALUES (OLD.plan_id, OLD.gate_no, NEW.updated_at) ON CONFLICT DO NOTHING;
+    END IF;
     IF NEW.finished_at IS NOT NULL AND OLD.finished_at IS NULL THEN
         INSERT INTO holdfast.gate_exits (plan_id, number) VALUES (OLD.plan_id, OLD.gate_no);
         NEW.queued_at := NULL;
@@ -745,20 +750,53 @@ BEGIN
 END
 $$;
 
--- Count out those who have left since somebody last looked.
+-- Take an instant of the rate. Whoever commits a little later may have begun a little earlier: instants only grow.
+CREATE OR REPLACE FUNCTION holdfast.note_start_2(p_plan text, p_at bigint) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_last bigint;
+BEGIN
+    UPDATE holdfast.gates SET last_start = last_start + 1, starting = starting - 1
+    WHERE plan_id = p_plan RETURNING last_start INTO v_last;
+    INSERT INTO holdfast.gate_starts (plan_id, number, starts_at)
+    VALUES (p_plan, v_last, greatest(p_at, (
+        SELECT least(s.starts_at, p_at + 1000000) FROM holdfast.gate_starts s
+        WHERE s.plan_id = p_plan AND s.number = v_last - 1
+    )));
+END
+$$;
+
+-- Count those who have started since somebody last looked, and count out those who have left.
 CREATE OR REPLACE FUNCTION holdfast.count_out_1(p_plan text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_tenants text[];
     v_keys text[];
     v_inside int[];
+    v_numbers bigint[];
+    v_instants bigint[];
+    v_never bigint;
 BEGIN
+    WITH started AS (
+        DELETE FROM holdfast.gate_started WHERE plan_id = p_plan RETURNING number, started_at
+    )
+    SELECT array_agg(number ORDER BY started_at, number), array_agg(started_at ORDER BY started_at, number)
+    INTO v_numbers, v_instants FROM started;
+    FOR i IN 1..coalesce(cardinality(v_numbers), 0) LOOP
+        UPDATE holdfast.gate_runs SET is_starting = false WHERE number = v_numbers[i] AND is_starting;
+        IF FOUND THEN
+            PERFORM holdfast.note_start_2(p_plan, v_instants[i]);
+        END IF;
+    END LOOP;
     WITH exits AS (
         DELETE FROM holdfast.gate_exits WHERE plan_id = p_plan RETURNING number
     ), gone AS (
         DELETE FROM holdfast.gate_runs WHERE number = ANY (ARRAY(SELECT e.number FROM exits e))
-        RETURNING tenant, key, is_inside
+        RETURNING tenant, key, is_inside, is_starting
     )
-    SELECT array_agg(tenant), array_agg(key), array_agg(is_inside::int) INTO v_tenants, v_keys, v_inside FROM gone;
+    SELECT array_agg(tenant), array_agg(key), array_agg(is_inside::int), count(*) FILTER (WHERE is_starting)
+    INTO v_tenants, v_keys, v_inside, v_never FROM gone;
+    IF v_never > 0 THEN
+        UPDATE holdfast.gates SET starting = starting - v_never WHERE plan_id = p_plan;
+    END IF;
     FOR i IN 1..coalesce(cardinality(v_inside), 0) LOOP
         PERFORM holdfast.count_1(p_plan, v_tenants[i], v_keys[i], -v_inside[i], v_inside[i] - 1);
     END LOOP;
@@ -791,28 +829,22 @@ BEGIN
 END
 $$;
 
--- The first instant, from now on, at which the rate allows another start; the same as core.gates.free_slot.
+-- The first instant, from now on, at which the rate allows another start; the same as core.gates.free_slot. Those who
+-- have yet to start take up some of what it allows; if all, the answer is 2^62.
 CREATE OR REPLACE FUNCTION holdfast.free_at_1(p_plan text, p_starts bigint, p_period bigint, p_now bigint)
 RETURNS bigint LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN CASE WHEN p_starts IS NULL THEN p_now ELSE greatest(p_now, (
-        SELECT s.starts_at + p_period FROM holdfast.gate_starts s
-        WHERE s.plan_id = p_plan
-            AND s.number = (SELECT g.last_start FROM holdfast.gates g WHERE g.plan_id = p_plan) - p_starts + 1
-    )) END;
-END
-$$;
-
--- Take an instant of the rate, if there is a rate, and forget those that no longer matter for it.
-CREATE OR REPLACE FUNCTION holdfast.note_start_1(p_plan text, p_starts bigint, p_at bigint) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
+    v_starting bigint;
     v_last bigint;
 BEGIN
-    IF p_starts IS NOT NULL THEN
-        UPDATE holdfast.gates SET last_start = last_start + 1 WHERE plan_id = p_plan RETURNING last_start INTO v_last;
-        INSERT INTO holdfast.gate_starts (plan_id, number, starts_at) VALUES (p_plan, v_last, p_at);
-        DELETE FROM holdfast.gate_starts WHERE plan_id = p_plan AND number <= v_last - p_starts;
+    IF p_starts IS NULL THEN
+        RETURN p_now;
     END IF;
+    SELECT g.starting, g.last_start INTO v_starting, v_last FROM holdfast.gates g WHERE g.plan_id = p_plan;
+    RETURN CASE WHEN v_starting >= p_starts THEN 4611686018427387904 ELSE greatest(p_now, (
+        SELECT s.starts_at + p_period FROM holdfast.gate_starts s
+        WHERE s.plan_id = p_plan AND s.number = v_last - (p_starts - v_starting) + 1
+    )) END;
 END
 $$;
 
@@ -853,7 +885,7 @@ BEGIN
         EXIT WHEN v_number IS NULL;
         v_free := holdfast.free_at_1(p_plan, p_starts, p_period, p_now);
         IF v_free > p_now OR cardinality(o_numbers) >= p_most THEN
-            o_again := v_free;
+            o_again := nullif(v_free, 4611686018427387904);
             RETURN;
         END IF;
         IF p_new IS NOT NULL AND array_position(p_new, v_number) IS NULL THEN
@@ -867,9 +899,13 @@ BEGIN
                 CONTINUE;
             END IF;
         END IF;
-        UPDATE holdfast.gate_runs SET is_inside = true WHERE number = v_number;
+        UPDATE holdfast.gate_runs SET is_inside = true, is_starting = p_starts IS NOT NULL WHERE number = v_number;
         PERFORM holdfast.count_1(p_plan, g.tenant, g.key, 1, -1) FROM holdfast.gate_runs g WHERE g.number = v_number;
-        PERFORM holdfast.note_start_1(p_plan, p_starts, p_now);
+        IF p_starts IS NOT NULL THEN  -- and forget the instants that no longer matter
+            UPDATE holdfast.gates SET starting = starting + 1 WHERE plan_id = p_plan;
+            DELETE FROM holdfast.gate_starts s WHERE s.plan_id = p_plan
+                AND s.number <= (SELECT g.last_start FROM holdfast.gates g WHERE g.plan_id = p_plan) - p_starts;
+        END IF;
         o_numbers := o_numbers || v_number;
     END LOOP;
 END
@@ -905,17 +941,11 @@ BEGIN
             OR EXISTS (SELECT 1 FROM holdfast.runs WHERE run_id = r_id[i]);
         PERFORM holdfast.use_limit_1(r_plan[i], t_per_key[i]);
         v_free := holdfast.free_at_1(r_plan[i], t_starts[i], t_period[i], p_now);
-        IF t_overload[i] = 'delay' THEN
-            PERFORM holdfast.note_start_1(r_plan[i], t_starts[i], v_free);
-            o_dues[i] := v_free;
-            o_starts[i] := v_free <= p_now;
-            CONTINUE;
-        END IF;
         IF t_overload[i] = 'reject' AND (v_free > p_now OR holdfast.next_in_1(r_plan[i], t_at_once[i]) IS NOT NULL
             OR EXISTS (SELECT 1 FROM holdfast.gates WHERE plan_id = r_plan[i] AND inside >= t_at_once[i])
             OR EXISTS (SELECT 1 FROM holdfast.gate_lines WHERE plan_id = r_plan[i] AND tenant = r_tenant[i]
                 AND key = t_key[i] AND inside >= t_per_key[i])) THEN
-            o_free := v_free;
+            o_free := CASE WHEN v_free = 4611686018427387904 THEN p_now + t_period[i] ELSE v_free END;
             RETURN;
         END IF;
         o_numbers[i] := nextval('holdfast.gate_numbers');

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from holdfast.core.events import Event
+from holdfast.core.events import Event, RunStarted
 from holdfast.core.instants import Instant
 from holdfast.core.messages import OUTCOME_SIGNAL, Message, SignalRequest
 from holdfast.core.state import TERMINAL
@@ -29,7 +29,7 @@ from holdfast.store import guards, outgoing, port
 from holdfast.store.sqlite import letters, rows
 from holdfast.store.sqlite.creating import create
 from holdfast.store.sqlite.delivering import deliver
-from holdfast.store.sqlite.gates import LEAVE
+from holdfast.store.sqlite.gates import LEAVE, note_starts
 
 NEVER = 2**62
 """Later than every due instant. Stands for "nothing in sight" while the earliest of several is looked for."""
@@ -329,6 +329,7 @@ def _write(db: sqlite3.Connection, winners: list[tuple[int, port.Turn, bool]], n
     consumed: list[tuple[int, str]] = []
     messages: list[tuple[Any, ...]] = []
     finished: list[int] = []
+    started: list[int] = []
     runs: list[tuple[Any, ...]] = []
     states: list[tuple[Any, ...]] = []
     jobs_closed: list[tuple[int, str]] = []
@@ -343,6 +344,8 @@ def _write(db: sqlite3.Connection, winners: list[tuple[int, port.Turn, bool]], n
             messages += [rows.message_row(run_no, message, now) for message in turn.messages]
         if is_finished:
             finished.append(run_no)
+        if is_finished or has_started(turn.events):
+            started.append(run_no)
         if turn.jobs or turn.jobs_closed:
             jobs_closed += [(run_no, step_id) for step_id in turn.jobs_closed]
             jobs += [rows.job_row(run_no, job, now) for job in turn.jobs]
@@ -364,6 +367,8 @@ def _write(db: sqlite3.Connection, winners: list[tuple[int, port.Turn, bool]], n
         db.executemany("DELETE FROM jobs WHERE run_no = ? AND step_id = ?", jobs_closed)
     if jobs:
         db.executemany(rows.INSERT_JOB, jobs)
+    if started:
+        note_starts(db, started, now)
     if finished:
         numbers = rows.listing(finished)
         for table in ("messages", "waits", "jobs"):
@@ -372,6 +377,14 @@ def _write(db: sqlite3.Connection, winners: list[tuple[int, port.Turn, bool]], n
     updated = db.executemany(_UPDATE_RUN, runs).rowcount if runs else 0
     updated += db.executemany(_UPDATE_STATE, states).rowcount if states else 0
     return updated == len(winners)
+
+
+def has_started(events: Iterable[Event]) -> bool:
+    """Return whether a run starts with these events."""
+    for event in events:  # noqa: SIM110 - a generator would take longer than the loop
+        if type(event.data) is RunStarted:
+            return True
+    return False
 
 
 def _write_others(db: sqlite3.Connection, turns: list[tuple[int, port.Turn]]) -> None:

@@ -6,9 +6,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from holdfast.core.gates import Ticket
+from holdfast.core.gates import NEVER, Ticket
 from holdfast.core.instants import Instant
-from holdfast.errors import Overloaded
 from holdfast.limits import Limits
 from holdfast.store import guards, port
 from holdfast.store.sqlite import audit, gates, rows
@@ -72,19 +71,13 @@ def _create_at_gate(
     db: sqlite3.Connection, run_no: int, new: port.NewRun, ticket: Ticket, owner: str | None, now: Instant
 ) -> Answer:
     """Create a run by itself: whether it may start depends on those before it."""
-    entry = gates.come(db, new, ticket, now)
-    if isinstance(entry, Overloaded):
-        return port.Refused(entry)
-    starts_at, is_in_line = entry
-    is_owned = owner is not None and starts_at <= now
-    _insert(db, [(run_no, new)], owner if is_owned else None, now)
-    db.execute("UPDATE messages SET due_at = ? WHERE run_no = ?", (starts_at, run_no))
-    db.execute(
-        "UPDATE runs SET ready_at = (SELECT nullif(min(due_at), ?1) FROM messages WHERE run_no = ?2) WHERE run_no = ?2",
-        (gates.NEVER, run_no),
-    )
-    if is_in_line:
-        is_owned = gates.stand_in_line(db, run_no, new, ticket, owner, now) and owner is not None
+    refusal = gates.come(db, new, ticket, now)
+    if refusal is not None:
+        return port.Refused(refusal)
+    _insert(db, [(run_no, new)], None, now)
+    db.execute("UPDATE messages SET due_at = ? WHERE run_no = ?", (NEVER, run_no))
+    db.execute("UPDATE runs SET ready_at = NULL WHERE run_no = ?", (run_no,))
+    is_owned = gates.stand_in_line(db, run_no, new, ticket, owner, now) and owner is not None
     return port.Created(new.run_id, 1 if is_owned else 0)
 
 

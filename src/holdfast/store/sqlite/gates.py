@@ -7,15 +7,12 @@ changes `gate_runs`; so finding who is next is one look into an index, however m
 import sqlite3
 from collections.abc import Mapping
 
-from holdfast.core.gates import RunLimit, Ticket, free_slot, overloaded, place_in_line
+from holdfast.core.gates import NEVER, RunLimit, Ticket, free_slot, overloaded, place_in_line
 from holdfast.core.instants import Instant
-from holdfast.core.messages import INTEGER_LIMIT
 from holdfast.errors import Overloaded
 from holdfast.store import port
+from holdfast.store.sqlite import rows
 from holdfast.store.sqlite.owning import check_node, take_over
-
-NEVER = INTEGER_LIMIT
-"""When a message is due that is held back: later than every instant. The run is not ready for it."""
 
 FIRST = """
 SELECT tenant, run_no FROM gate_lines INDEXED BY gate_lines_open
@@ -35,6 +32,9 @@ DELETE FROM gate_runs WHERE run_no IN (
 # A run in line that a node has finished which does not know of gates.
 ENDED = """
 DELETE FROM gate_runs WHERE run_no = ?1 AND (SELECT finished_at FROM runs WHERE run_no = ?1) IS NOT NULL
+"""
+STARTED = """
+UPDATE gate_runs SET is_starting = 0 WHERE is_starting AND run_no IN (SELECT value FROM json_each(?)) RETURNING plan_id
 """
 LEAVE = "DELETE FROM gate_runs WHERE run_no IN (SELECT value FROM json_each(?))"
 
@@ -74,18 +74,15 @@ def is_awaited(db: sqlite3.Connection, node: str | None, now: Instant) -> bool:
     return bool(_awaited(db))
 
 
-def come(db: sqlite3.Connection, new: port.NewRun, ticket: Ticket, now: Instant) -> tuple[Instant, bool] | Overloaded:
-    """Bring a run to its gate before it is created. Return when it starts, and whether it is to be put in line."""
+def come(db: sqlite3.Connection, new: port.NewRun, ticket: Ticket, now: Instant) -> Overloaded | None:
+    """Bring a run to its gate before it is created. Return why it is refused there, or None: it is put in line."""
     limit, plan_id = ticket.limit, new.plan_id
     db.execute("INSERT OR IGNORE INTO gates (plan_id, per_key) VALUES (?, ?)", (plan_id, NEVER))
     _use(db, plan_id, limit)
     free_at = _free_at(db, plan_id, limit, now)
-    if limit.overload == "delay":
-        _note_start(db, plan_id, limit, free_at)
-        return free_at, False
     if limit.overload == "reject" and (free_at > now or not _has_room(db, new, ticket)):
-        return overloaded(plan_id, free_at, now)
-    return NEVER, True
+        return overloaded(plan_id, free_at, now, limit)
+    return None
 
 
 def stand_in_line(
@@ -130,6 +127,12 @@ def _let_in(
 ) -> tuple[list[int], Instant | None]:
     """Let in up to so many at one gate; and when to ask again although nobody leaves."""
     _use(db, plan_id, limit)
+    if limit.starts is not None:  # forget instants that no longer matter
+        db.execute(
+            "DELETE FROM gate_starts WHERE plan_id = ?1 "
+            "AND number <= (SELECT last_start FROM gates WHERE plan_id = ?1) - ?2",
+            (plan_id, limit.starts),
+        )
     inside, tenant = db.execute("SELECT inside, last_tenant FROM gates WHERE plan_id = ?", (plan_id,)).fetchone()
     let_in: list[int] = []
     while limit.at_once is None or inside + len(let_in) < limit.at_once:
@@ -138,18 +141,18 @@ def _let_in(
             break
         free_at = _free_at(db, plan_id, limit, now)
         if free_at > now or len(let_in) == most:
-            return let_in, free_at
+            return let_in, None if free_at == NEVER else free_at
         if db.execute(ENDED, (first[1],)).rowcount:
             continue
         tenant, run_no = first
-        db.execute("UPDATE gate_runs SET is_inside = 1 WHERE run_no = ?", (run_no,))
+        is_starting = limit.starts is not None
+        db.execute("UPDATE gate_runs SET is_inside = 1, is_starting = ? WHERE run_no = ?", (is_starting, run_no))
         db.execute("UPDATE gates SET last_tenant = ? WHERE plan_id = ?", (tenant, plan_id))
         db.execute("UPDATE messages SET due_at = ? WHERE run_no = ? AND due_at = ?", (now, run_no, NEVER))
         db.execute(
             "UPDATE runs SET queued_at = NULL, ready_at = min(?1, coalesce(ready_at, ?1)) WHERE run_no = ?2",
             (now, run_no),
         )
-        _note_start(db, plan_id, limit, now)
         let_in.append(run_no)
     return let_in, None
 
@@ -157,23 +160,22 @@ def _let_in(
 def _free_at(db: sqlite3.Connection, plan_id: str, limit: RunLimit, now: Instant) -> Instant:
     if limit.starts is None:
         return now
-    found = db.execute(
-        "SELECT starts_at FROM gate_starts WHERE plan_id = ?1 "
-        "AND number = (SELECT last_start FROM gates WHERE plan_id = ?1) - ?2 + 1",
+    starting, starts_at = db.execute(
+        "SELECT starting, (SELECT starts_at FROM gate_starts WHERE gate_starts.plan_id = gates.plan_id "
+        "AND number = last_start - (?2 - starting) + 1) FROM gates WHERE plan_id = ?1",
         (plan_id, limit.starts),
     ).fetchone()
-    return now if found is None else free_slot([found[0]] * limit.starts, limit, now)
+    last_starts = [] if starts_at is None else [starts_at] * (limit.starts - starting)
+    return free_slot(last_starts, limit, now, starting)
 
 
-def _note_start(db: sqlite3.Connection, plan_id: str, limit: RunLimit, at: Instant) -> None:
-    """Take an instant of the rate, if there is a rate, and forget those that no longer matter for it."""
-    if limit.starts is None:
-        return
-    (number,) = db.execute(
-        "UPDATE gates SET last_start = last_start + 1 WHERE plan_id = ? RETURNING last_start", (plan_id,)
-    ).fetchone()
-    db.execute("INSERT INTO gate_starts VALUES (?, ?, ?)", (plan_id, number, at))
-    db.execute("DELETE FROM gate_starts WHERE plan_id = ? AND number <= ?", (plan_id, number - limit.starts))
+def note_starts(db: sqlite3.Connection, run_nos: list[int], now: Instant) -> None:
+    """Take note that runs have started, or ended without that: for those that were let in under a rate, it counts."""
+    for (plan_id,) in db.execute(STARTED, (rows.listing(run_nos),)).fetchall():
+        (number,) = db.execute(
+            "UPDATE gates SET last_start = last_start + 1 WHERE plan_id = ? RETURNING last_start", (plan_id,)
+        ).fetchone()
+        db.execute("INSERT INTO gate_starts VALUES (?, ?, ?)", (plan_id, number, now))
 
 
 def _admitted(db: sqlite3.Connection, run_nos: list[int], node: str | None, now: Instant) -> list[port.Admitted]:

@@ -49,9 +49,9 @@ INSERT INTO holdfast.nodes (node, lease_until, plans, life) VALUES ('node-a', '1
 2"}', '');
 INSERT INTO holdfast.access_tokens (token_id, tenant, session_of, expires_at, revoked_at, revoked_by, last_used_at, token) VALUES ('aaaaaaaaaaaaaaaa', NULL, NULL, NULL, NULL, E'\\x', NULL, '{"token_id":"aaaaaaaaaaaaaaaa","digest":"df0790f236013511e91fa4532fb7761f62320a51a3868dabf4a13fe5f53e3263","name":"ann","role":"admin","created_at":1769601600000000}');
 INSERT INTO holdfast.access_tokens (token_id, tenant, session_of, expires_at, revoked_at, revoked_by, last_used_at, token) VALUES ('bbbbbbbbbbbbbbbb', NULL, NULL, NULL, '1769601600000000', E'\\x616e6e', NULL, '{"token_id":"bbbbbbbbbbbbbbbb","digest":"df0790f236013511e91fa4532fb7761f62320a51a3868dabf4a13fe5f53e3263","name":"ann","role":"admin","created_at":1769601600000000,"revoked_at":1769601600000000,"revoked_by":"ann"}');
-INSERT INTO holdfast.gates (plan_id, inside, waiting, per_key, last_tenant, last_start) VALUES ('limited', '1', '1', '4611686018427387904', 'acme', '0');
-INSERT INTO holdfast.gate_runs (number, plan_id, tenant, key, run_id, place, is_inside) VALUES ('1', 'limited', 'acme', 'k', 'inside', '1769601540005000', 'true');
-INSERT INTO holdfast.gate_runs (number, plan_id, tenant, key, run_id, place, is_inside) VALUES ('2', 'limited', 'acme', 'k', 'in line', '1769601540005000', 'false');
+INSERT INTO holdfast.gates (plan_id, inside, waiting, per_key, last_tenant, last_start, starting) VALUES ('limited', '1', '1', '4611686018427387904', 'acme', '0', '0');
+INSERT INTO holdfast.gate_runs (number, plan_id, tenant, key, run_id, place, is_inside, is_starting) VALUES ('1', 'limited', 'acme', 'k', 'inside', '1769601540005000', 'true', 'false');
+INSERT INTO holdfast.gate_runs (number, plan_id, tenant, key, run_id, place, is_inside, is_starting) VALUES ('2', 'limited', 'acme', 'k', 'in line', '1769601540005000', 'false', 'false');
 INSERT INTO holdfast.gate_lines (plan_id, tenant, key, inside, per_key, place, number) VALUES ('limited', 'acme', 'k', '1', '4611686018427387904', '1769601540005000', '2');
 SELECT setval('holdfast.run_numbers', 8);
 SELECT setval('holdfast.gate_numbers', 2);

@@ -31,3 +31,14 @@ CREATE TABLE holdfast.store_keys (
     name text PRIMARY KEY,                                -- what the key is for
     key bytea NOT NULL                                    -- 32 bytes, secret
 );
+
+-- Runs that were let in under a rate and have yet to start take up what the rate allows. Who starts takes no lock of a
+-- gate: its number stands here until somebody next holds that lock.
+ALTER TABLE holdfast.gate_runs ADD COLUMN is_starting boolean NOT NULL DEFAULT false;
+ALTER TABLE holdfast.gates ADD COLUMN starting bigint NOT NULL DEFAULT 0;
+CREATE TABLE holdfast.gate_started (
+    plan_id    text COLLATE "C" NOT NULL,
+    number     bigint NOT NULL,
+    started_at bigint NOT NULL,
+    PRIMARY KEY (plan_id, number)
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);

@@ -33,3 +33,15 @@ CREATE TABLE store_keys (
     name TEXT PRIMARY KEY NOT NULL,                       -- what the key is for
     key BLOB NOT NULL                                     -- 32 bytes, secret
 ) WITHOUT ROWID;
+
+-- Runs that were let in under a rate and have yet to start take up what the rate allows.
+ALTER TABLE gate_runs ADD COLUMN is_starting INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE gates ADD COLUMN starting INTEGER NOT NULL DEFAULT 0;
+CREATE TRIGGER gate_runs_start AFTER UPDATE OF is_starting ON gate_runs WHEN NEW.is_starting <> OLD.is_starting
+BEGIN
+    UPDATE gates SET starting = starting + NEW.is_starting - OLD.is_starting WHERE plan_id = NEW.plan_id;
+END;
+CREATE TRIGGER gate_runs_never_start AFTER DELETE ON gate_runs WHEN OLD.is_starting
+BEGIN
+    UPDATE gates SET starting = starting - 1 WHERE plan_id = OLD.plan_id;
+END;
