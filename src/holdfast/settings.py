@@ -4,6 +4,7 @@ They come from, each over the one before: the defaults, a TOML file, environment
 `HOLDFAST_LIMITS__BATCH_ITEMS`, …), and arguments. An unknown key is refused, wherever it comes from.
 """
 
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -53,6 +54,21 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             )
         if type(self.busy_ms) is not int or self.busy_ms < 0:
             raise InvalidInput(f"busy_ms is a whole number from 0, not {self.busy_ms!r}", field="busy_ms")
+
+
+def without_password(address: str) -> str:
+    """Return an address as logs, errors and reports may show it: without a password, and without options.
+
+    What is no address of a known form is shown only where it cannot hold a password.
+    """
+    scheme, separator, rest = address.partition("://")
+    if not separator:
+        return address if re.fullmatch(r"[\w./-]*", address) else "(an address that is not shown)"
+    if scheme == "sqlite" and rest.startswith("/"):  # a path, which may have an @ in it
+        return address.partition("?")[0]
+    before, at, place = rest.partition("?")[0].rpartition("@")
+    user = before.partition(":")[0] if scheme in ("postgres", "postgresql") else ""
+    return f"{scheme}{separator}{user}{at}{place}"
 
 
 def load_settings(environ: Mapping[str, str], file: Path | None = None, **arguments: Any) -> Settings:

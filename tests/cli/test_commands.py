@@ -186,9 +186,9 @@ def test_the_installation_and_what_else_there_is(place: Place) -> None:
 @pytest.mark.contract("API-1", "API-4")
 def test_tokens(place: Place) -> None:
     done = place.hf("token", "create", "ann", "--role", "operator", "--scope", "runs:write", "--tenant", "acme")
-    assert re.fullmatch(r"hf_[0-9a-f]{16}_[0-9a-f]{64}\n", done.stdout), "a shell can take it as it is"
+    assert re.fullmatch(r"holdfast_[0-9a-f]{16}_[0-9a-f]{72}\n", done.stdout), "a shell can take it as it is"
     assert done.stderr == "holdfast: this is shown once, and only its hash is kept\n"
-    prefix = done.stdout[:19]
+    prefix = done.stdout[:25]
     assert re.search(rf"^{prefix} +ann +operator +acme +yes$", place.hf("token", "list").stdout, re.MULTILINE)
     revoked = place.json("token", "revoke", prefix)
     assert (revoked["is_valid"], revoked["name"], revoked["scopes"]) == (False, "ann", ["runs:write"])
@@ -218,7 +218,7 @@ def test_the_first_token_is_made_on_the_store_and_opens_the_server(tmp_path: Pat
     assert run("store", "migrate", **direct).returncode == 0
     token = run("token", "create", "ann", "--role", "viewer", **direct).stdout.strip()
     given: list[tuple[dict[str, str], int, str]] = [
-        ({}, 5, "this needs a token, as `Authorization: Bearer hf_…`"),
+        ({}, 5, "this needs a token, as `Authorization: Bearer holdfast_…`"),
         ({"HOLDFAST_TOKEN": f"{token[:-1]}x"}, 5, "this token is not valid"),
         ({"HOLDFAST_TOKEN": token}, 0, ""),
     ]

@@ -8,6 +8,7 @@ from urllib.parse import quote
 import httpx
 from msgspec.structs import replace
 
+from holdfast.core.access import write_token
 from holdfast.engine.app import App
 from holdfast.service.access import TokenAccess, make_token, revoke_token
 from holdfast.service.operations import CATALOGUE
@@ -55,9 +56,9 @@ async def useless_tokens(stage: Stage) -> dict[str, str]:
     good = await token_for(stage)
     return {
         "revoked": revoked,
-        "expired": expired.replace(record.token_id, ended.token_id),
-        "unknown": f"hf_{'0' * 16}_{'f' * 64}",
-        "another's secret": f"{good[:20]}{revoked[20:]}",
+        "expired": write_token(ended.token_id, expired[26:-8]),
+        "unknown": write_token("0" * 16, "f" * 64),
+        "another's secret": write_token(good[9:25], revoked[26:-8]),
         "cut short": good[:-1],
     }
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from holdfast.core.access import write_token
 from holdfast.testing.clock import VirtualClock
 from holdfast.testing.samples import message
 from tests.service.stage import Caller, Stage
@@ -595,6 +596,17 @@ async def _tokens(stage: Stage, call: Caller) -> None:
     assert (await fine(call, "tokens.list", {"tenant": "acme"}))["items"] == []
     secrets = [one["token"].rpartition("_")[2] for one in made]
     assert not any(secret in str(found) for secret in secrets)
+
+
+@scene("tokens.revoke_leaked")
+async def _revoke_leaked(stage: Stage, call: Caller) -> None:
+    made = await fine(call, "tokens.create", {"name": "ann", "role": "viewer"}, 201)
+    revoked = await fine(call, "tokens.revoke_leaked", {"token": f" {made['token']} "})
+    assert (revoked["token_id"], revoked["is_valid"]) == (made["item"]["token_id"], False)
+    wrong = made["token"][:-1] + ("0" if made["token"][-1] != "0" else "1")
+    await refused(call, "tokens.revoke_leaked", {"token": wrong}, "InvalidInput", 422)
+    await refused(call, "tokens.revoke", {"token_id": made["token"]}, "InvalidInput", 422)
+    await refused(call, "tokens.revoke_leaked", {"token": write_token("0" * 16, "0" * 64)}, "NotFound", 404)
 
 
 @scene("audit.list")

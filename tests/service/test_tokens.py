@@ -1,6 +1,8 @@
 """Tokens as callers and attackers use them: how they are said, for how long they are good, and what is kept of them."""
 
 import logging
+import re
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 import holdfast as hf
-from holdfast.core.access import TokenQuery, is_secret_of, read_token
+from holdfast.core.access import TokenQuery, is_secret_of, read_token, write_token
 from holdfast.engine.controls import ControlRequest
 from holdfast.errors import InvalidInput, StoreUnavailable
 from holdfast.service import access
@@ -78,8 +80,8 @@ async def test_whatever_else_is_said_is_refused_and_breaks_nothing() -> None:
             b"Bearer " + token.encode() + b"\x00",
             b"Bearer " + b"hf_" * 20_000,
             b"Bearer " + b"f" * 10_000,
-            b"Bearer hf_" + b"0" * 16 + b"_" + "٠".encode() * 64,
-            b"Bearer hf_" + b"0" * 16 + b"_" + b"0" * 64 + b"\n",
+            b"Bearer holdfast_" + b"0" * 16 + b"_" + "٠".encode() * 64,
+            b"Bearer holdfast_" + b"0" * 16 + b"_" + b"0" * 72 + b"\n",
         ]
         for said in tricks:
             response = await stage.http.get("/v1/runs", headers=[(b"authorization", said)])
@@ -157,7 +159,7 @@ async def test_a_token_revoked_here_ends_at_once_and_takes_its_sessions_along() 
         admin = bearing(await token_for(stage))
         token = await token_for(stage, "viewer", name="vic")
         assert (await ask(stage, "rest", "runs.list", {}, bearing(token))).status_code == 200
-        assert (await ask(stage, "rest", "tokens.revoke", {"token_id": token[:19]}, admin)).status_code == 200
+        assert (await ask(stage, "rest", "tokens.revoke", {"token_id": token[:25]}, admin)).status_code == 200
         assert (await ask(stage, "rest", "runs.list", {}, bearing(token))).status_code == 401
         listed = (await ask(stage, "rest", "tokens.list", {}, admin)).json()["items"]
         assert [(item["name"], item["revoked_by"]) for item in listed if item["revoked_at"]] == [("vic", "ann")]
@@ -254,9 +256,9 @@ async def test_secrets_are_neither_kept_nor_logged(tmp_path: Path, caplog: pytes
         await ask(stage, "rest", "runs.start", {"workflow": "echo"}, bearing(token))
         await ask(stage, "rest", "runs.list", {}, bearing(token[:-1] + "x"))
         await ask(stage, "rest", "runs.list", {}, bearing("sk_live_of_another_service"))
-        secret = token[20:]
+        secret = token[26:-8]
         files = b"".join(path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
-        assert token[3:19].encode() in files
+        assert token[9:25].encode() in files
         assert secret.encode() not in files
         assert secret[:-1] not in caplog.text
         assert "sk_live" not in caplog.text
@@ -268,7 +270,7 @@ def test_a_secret_is_compared_with_one_that_is_not_there_too() -> None:
     assert not is_secret_of(token, "b" * 64)
     assert not is_secret_of(None, "a" * 64)
     assert not is_secret_of(replace(token, digest="0" * 64), "a" * 64)
-    assert read_token(f"hf_{'0' * 16}_{'a' * 64}") == ("0" * 16, "a" * 64)
+    assert read_token(write_token("0" * 16, "a" * 64)) == ("0" * 16, "a" * 64)
 
 
 async def test_a_token_that_could_do_nothing_is_not_made() -> None:
@@ -333,7 +335,7 @@ async def test_refusals_are_logged_up_to_a_bound(caplog: pytest.LogCaptureFixtur
         response = await stage.http.post("/v1/runs", json=fields, headers={**bearing(token), "x-correlation-id": "c-7"})
         assert response.status_code == 403
         [line] = [record.getMessage() for record in caplog.records if record.name == "holdfast.service.access"]
-        assert all(part in line for part in ("vic", token[3:19], "runs.start", "runs:write", "c-7"))
+        assert all(part in line for part in ("vic", token[9:25], "runs.start", "runs:write", "c-7"))
         for _ in range(LINES_PER_MINUTE * 2):
             await stage.http.get("/v1/runs", headers={"authorization": "nonsense"})
         lines = [record for record in caplog.records if record.name == "holdfast.service.access"]
@@ -402,3 +404,78 @@ def test_open_access_is_chosen_and_said_so(caplog: pytest.LogCaptureFixture) -> 
     assert "access is open" in caplog.text
     with pytest.raises(InvalidInput):
         check_access(ServiceOptions(is_open=True), let_in)
+
+
+# --- ends, makers and leaks
+
+
+@pytest.mark.contract("API-4")
+async def test_a_token_ends_by_itself_and_none_lives_longer_than_the_service_says() -> None:
+    day = 86_400
+    async with guarded(options=ServiceOptions(longest_token_s=30 * day, token_s=10 * day)) as stage:
+        admin = bearing(await token_for(stage))
+        made = await ask(stage, "rest", "tokens.create", {"name": "bot", "role": "viewer"}, admin)
+        item = made.json()["item"]
+        life = datetime.fromisoformat(item["expires_at"]) - datetime.fromisoformat(item["created_at"])
+        assert life == timedelta(days=10)
+        fields = {"name": "bot", "role": "viewer", "expires_in_s": 30 * day + 1}
+        refused = await ask(stage, "rest", "tokens.create", fields, admin)
+        assert (refused.status_code, code_in(refused)) == (422, "InvalidInput")
+        assert (await ask(stage, "rest", "tokens.create", {**fields, "expires_in_s": day}, admin)).is_success
+    async with guarded() as stage:
+        _, token = await make_token(store_of(stage), "ann", role="viewer")
+        assert token.expires_at is not None
+        assert token.expires_at - token.created_at == 90 * day * 1_000_000
+        with pytest.raises(InvalidInput, match="no token lives for longer"):
+            await make_token(store_of(stage), "ann", role="viewer", expires_in_s=400 * day)
+
+
+@pytest.mark.contract("API-4")
+async def test_a_token_is_revoked_with_all_that_were_made_with_it() -> None:
+    """And with nothing else: neither with its maker, nor with those of others."""
+    async with guarded() as stage:
+        first = await token_for(stage, name="first")
+
+        async def make(maker: str, name: str) -> tuple[str, dict[str, Any]]:
+            fields = {"name": name, "role": "admin"}
+            made = (await ask(stage, "rest", "tokens.create", fields, bearing(maker))).json()
+            return made["token"], made["item"]
+
+        child, child_item = await make(first, "child")
+        assert child_item["created_by"] == first[9:25]
+        other, _ = await make(first, "other")
+        grandchild, _ = await make(child, "grandchild")
+        own = {"x-holdfast-request": "1"}
+        cookie = (await stage.http.post("/session", json={"token": grandchild}, headers=own)).headers["set-cookie"]
+        stage.http.cookies.clear()
+        fields = {"token_id": child[9:25], "descendants": True}
+        revoked = (await ask(stage, "rest", "tokens.revoke", fields, bearing(first))).json()
+        assert grandchild[9:25] in revoked["descendants"]
+        for gone in (bearing(child), bearing(grandchild), {"cookie": cookie.partition(";")[0]}):
+            assert (await stage.http.get("/v1/runs", headers=gone)).status_code == 401
+        for left in (first, other):
+            assert (await stage.http.get("/v1/runs", headers=bearing(left))).status_code == 200
+
+
+@pytest.mark.contract("API-4")
+async def test_tokens_begin_with_what_no_other_product_uses_and_carry_a_checksum() -> None:
+    async with guarded() as stage:
+        token = await token_for(stage)
+        assert re.fullmatch(r"holdfast_[0-9a-f]{16}_[0-9a-f]{72}", token)
+        for position in (9, 30, len(token) - 1):
+            other = "0" if token[position] != "0" else "1"
+            assert read_token(token[:position] + other + token[position + 1 :]) is None
+        former = f"hf_{token[9:25]}_{token[26:-8]}"
+        response = await stage.http.get("/v1/runs", headers=bearing(former))
+        assert response.status_code == 401
+        assert "holdfast_" in response.json()["detail"]
+
+
+@pytest.mark.contract("API-4")
+async def test_a_tenant_revokes_leaked_tokens_of_its_own_only() -> None:
+    async with guarded() as stage:
+        acme = bearing(await token_for(stage, tenant="acme"))
+        others = await token_for(stage, tenant="globex")
+        response = await ask(stage, "rest", "tokens.revoke_leaked", {"token": others}, acme)
+        assert code_in(response) == "NotFound"
+        assert (await stage.http.get("/v1/runs", headers=bearing(others))).status_code == 200

@@ -47,7 +47,7 @@ async def test_one_signs_in_with_a_token_and_is_offered_what_it_allows(browser: 
         run = await orchard.app.opened().start(order, order.signature.pack(("o-1",), {}), reference_key="ORD-1")
         async with looking(browser, site.address) as page:
             await page.goto(f"/runs/{run.run_id}")
-            await page.get_by_label("Token").fill("hf_0000000000000000_no")
+            await page.get_by_label("Token").fill("holdfast_0000000000000000_no")
             await page.get_by_role("button", name="Sign in").click()
             await expect(page.get_by_role("alert")).to_contain_text("not known")
             await page.get_by_label("Token").fill(viewer)

@@ -108,7 +108,7 @@ async def _in_process(target: Target) -> AsyncIterator[Caller]:
         raise StoreUnavailable(told, **problem.details) from problem
     try:
         async with app.connect(store):
-            transport = InProcess(app, Principal(name=_user(), is_admin=True, token_id=f"os-user:{_user()}"))
+            transport = InProcess(app, Principal(name=user_name(), is_admin=True, token_id=f"os-user:{user_name()}"))
             try:
                 yield Caller(transport)
             finally:
@@ -117,7 +117,8 @@ async def _in_process(target: Target) -> AsyncIterator[Caller]:
         await store.close()
 
 
-def _user() -> str:
+def user_name() -> str:
+    """Return the name of the user of the operating system."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a user id without a name, as in some containers

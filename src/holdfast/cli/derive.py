@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Literal
 
@@ -76,6 +77,8 @@ def command_of(operation: Operation, row: Row, extra: Extra | None = None) -> Ca
         is_all = bound.arguments.pop("all_pages", False)
         then = extra.then if extra is not None and bound.arguments.pop("is_extra", False) else None
         ask = _ask(fields, row.rest, bound.arguments)
+        if row.stdin is not None and ask.get(row.stdin) == "-":
+            ask[row.stdin] = sys.stdin.readline().strip()
         return asyncio.run(_carry_out(operation, row, target, ask, is_all, then))
 
     command.__signature__ = signature  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 from cyclopts import Parameter
 
-from holdfast.cli.dev_child import DRAIN_S, RELOAD, Given
+from holdfast.cli.dev_child import DRAIN_S, GIVEN, RELOAD, Given
 from holdfast.cli.ending import FINE
 from holdfast.cli.server import HOST, PORT, Port
 from holdfast.cli.showing import note
@@ -92,9 +92,10 @@ async def _supervise(target: str, store: str, host: str, listener: socket.socket
 
 
 async def _start(given: Given) -> asyncio.subprocess.Process:
-    arguments = [sys.executable, "-m", "holdfast.cli.dev_child", msgspec.json.encode(given).decode()]
+    # In the environment, which only this user can read: the store's address may hold a password.
     return await asyncio.create_subprocess_exec(
-        *arguments,
+        *[sys.executable, "-m", "holdfast.cli.dev_child"],
+        env={**os.environ, GIVEN: msgspec.json.encode(given).decode()},
         stdin=asyncio.subprocess.DEVNULL,
         pass_fds=(given.listener, given.life),
         process_group=0,  # Ctrl-C is for this process, which passes it on once

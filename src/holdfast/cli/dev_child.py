@@ -28,6 +28,9 @@ from holdfast.service.options import ServiceOptions
 RELOAD = 75
 """The exit code that asks to be started again."""
 
+GIVEN = "_HOLDFAST_DEV"
+"""The variable that holds what the process is told. It is taken out, so that nothing started from here has it."""
+
 DRAIN_S = 2.0
 LOOK_S = 0.5
 """How often to look whether a file has changed."""
@@ -144,4 +147,4 @@ def _files_of(problem: BaseException | None) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(end_of(lambda: run(msgspec.json.decode(sys.argv[1], type=Given))))
+    sys.exit(end_of(lambda: run(msgspec.json.decode(os.environ.pop(GIVEN), type=Given))))

@@ -11,11 +11,14 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import Progress
 
+from holdfast.cli.calling import user_name
 from holdfast.cli.ending import FINE
-from holdfast.cli.showing import show_fields, show_json
+from holdfast.cli.showing import note, show_fields, show_json
 from holdfast.cli.target import settings_at
+from holdfast.core.audit import AuditEntry
 from holdfast.engine.telling import without_password
 from holdfast.errors import InvalidInput
+from holdfast.ports import SystemClock, SystemIds
 from holdfast.settings import Settings
 from holdfast.store.opening import open_store, sqlite_path
 from holdfast.store.sqlite import backup as files
@@ -29,6 +32,12 @@ Address = Annotated[
     ),
 ]
 AsJson = Annotated[bool, Parameter(name="--json", negative="", show_default=False, help="Answer with JSON.")]
+
+
+KeepTokens = Annotated[
+    bool,
+    Parameter(negative="", show_default=False, help="Leave tokens and sessions as they are in the copy."),
+]
 
 
 def info(*, store: Address = None, as_json: AsJson = False) -> int:
@@ -65,8 +74,10 @@ def backup(to: Path, /, *, store: Address = None, as_json: AsJson = False) -> in
     return FINE
 
 
-def restore(copy: Path, /, *, store: Address = None, as_json: AsJson = False) -> int:
+def restore(copy: Path, /, *, store: Address = None, keep_tokens: KeepTokens = False, as_json: AsJson = False) -> int:
     """Put a copy where a store is to be. The copy is checked, and a store that is there is never overwritten.
+
+    All tokens and sessions in it are revoked: a copy does not know which were revoked since it was made.
 
     Parameters
     ----------
@@ -76,8 +87,15 @@ def restore(copy: Path, /, *, store: Address = None, as_json: AsJson = False) ->
     settings = settings_at(store)
     place = file_of(settings, "use pg_restore")
     with _progress("restoring") as progress:
-        copied = files.copy_store(copy, place, progress)
-    _show(msgspec.to_builtins(copied), as_json)
+        entry = AuditEntry(
+            entry_id=SystemIds().new_id(), operation="store.restore", actor=user_name(), at=SystemClock().now()
+        )
+        restored = files.restore_store(copy, place, entry, keep_tokens=keep_tokens, progress=progress)
+    _show(msgspec.to_builtins(restored), as_json)
+    if keep_tokens:
+        note("tokens and sessions are as the copy has them: one that was revoked since is valid again")
+    else:
+        note(f"{restored.tokens_revoked} tokens and sessions were revoked: make new ones with `holdfast token create`")
     return FINE
 
 

@@ -13,7 +13,8 @@ class Row(Struct, frozen=True, kw_only=True):
     """One command: its words, the fields that are arguments in their order, the one that takes all further words.
 
     `columns` are what a list shows of each item, `shown` is the field of the answer that is shown by itself. `secret`
-    is shown by itself too, as a shell takes it, and it is said that this is the only time.
+    is shown by itself too, as a shell takes it, and it is said that this is the only time. `stdin` is the field that is
+    read from the standard input where it is given as `-`, because others can see the words of a command.
     """
 
     words: str
@@ -22,6 +23,7 @@ class Row(Struct, frozen=True, kw_only=True):
     columns: tuple[str, ...] = ()
     shown: str | None = None
     secret: str | None = None
+    stdin: str | None = None
 
 
 NOUNS = {
@@ -100,6 +102,7 @@ ROWS: dict[str, Row] = {
     "tokens.create": Row(words="token create", arguments=("name",), secret="token"),
     "tokens.list": Row(words="token list", columns=("prefix", "name", "role", "tenant", "expires_at", "is_valid")),
     "tokens.revoke": Row(words="token revoke", arguments=("token_id",)),
+    "tokens.revoke_leaked": Row(words="token revoke-leaked", arguments=("token",), stdin="token"),
     "audit.list": Row(words="audit list", columns=("at", "actor", "by", "operation", "run_id", "subject", "outcome")),
     "system.queues": Row(words="queue list", columns=("name", "jobs")),
     "system.nodes": Row(words="system nodes", columns=("name", "lease_until", "is_here")),

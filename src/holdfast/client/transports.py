@@ -14,6 +14,7 @@ from holdfast.service.calling import Principal, make_service
 from holdfast.service.catalogue import Operation
 from holdfast.service.operations.streams import Stream
 from holdfast.service.problems import Problem, unexpected
+from holdfast.settings import without_password
 
 _reader = msgspec.json.Decoder(Problem)
 
@@ -90,7 +91,10 @@ class Http:
         except httpx.InvalidURL:
             is_address = False
         if not is_address:
-            raise InvalidInput(f"the service {address!r} is no address such as http://127.0.0.1:8321", field="address")
+            raise InvalidInput(
+                f"the service {without_password(address)!r} is no address such as http://127.0.0.1:8321",
+                field="address",
+            )
         self._address = address
         self._timeout_s = timeout_s
         self._failure = httpx.HTTPError
@@ -125,8 +129,9 @@ class Http:
         await self._http.aclose()
 
     def _unreachable(self, problem: Exception) -> Unreachable:
+        shown = without_password(self._address)
         why = f"{type(problem).__name__}: {problem}".removesuffix(": ")
-        return Unreachable(f"no server answers at {self._address}: {why}", address=self._address)
+        return Unreachable(f"no server answers at {shown}: {why}", address=shown)
 
 
 def _request(operation: Operation, fields: dict[str, Any]) -> dict[str, Any]:

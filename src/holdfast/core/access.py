@@ -1,8 +1,9 @@
 """Access tokens as they are kept: what is known of the secret, who has it, and what it is good for.
 
-A token is `hf_`, sixteen hex digits by which it is found and recognised, and a secret of 256 random bits. Of the secret
-only its SHA-256 is kept. A slow hash would add nothing: it makes guessing expensive where secrets are few, such as
-passwords, and nobody guesses 256 bits.
+A token is `holdfast_`, sixteen hex digits by which it is found and recognised, `_`, a secret of 256 random bits, and
+a checksum of eight digits: so scanners of source code find tokens, and tell them from what only looks like one. Of
+the secret only its SHA-256 is kept. A slow hash would add nothing: it makes guessing expensive where secrets are few,
+such as passwords, and nobody guesses 256 bits.
 
 A kept token never becomes valid again: what is known of it only grows, so records of it can be joined in any order.
 """
@@ -10,23 +11,27 @@ A kept token never becomes valid again: what is known of it only grows, so recor
 import re
 from hashlib import sha256
 from hmac import compare_digest
+from zlib import crc32
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.core.instants import Instant
 
-PREFIX = "hf_"
-TOKEN_CHARS = len(PREFIX) + 16 + 1 + 64
+PREFIX = "holdfast_"
+TOKEN_CHARS = len(PREFIX) + 16 + 1 + 64 + 8
+FORMER_PREFIX = "hf_"
+"""What tokens began with before; others' tokens do too, so it is refused, with a word of it."""
 
-_TOKEN = re.compile(rf"{PREFIX}([0-9a-f]{{16}})_([0-9a-f]{{64}})")
+_TOKEN = re.compile(rf"({PREFIX}([0-9a-f]{{16}})_([0-9a-f]{{64}}))([0-9a-f]{{8}})")
 
 
 class AccessToken(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is kept of a token. `role` and `scopes` are what it is good for, `roles` are its bearer's for tasks.
 
     Without a tenant it is for all of them; without a project or an environment, for all of its tenant. A session is a
-    token of a browser, made from the token `session_of`, and good for as long as that one is.
+    token of a browser, made from the token `session_of`, and good for as long as that one is. `created_by` is the id of
+    the token that made it, or the name of who did where that is known by other means.
     """
 
     token_id: str
@@ -64,13 +69,16 @@ class TokenQuery(Struct, frozen=True, kw_only=True):
 
 def write_token(token_id: str, secret: str) -> str:
     """Return the token as its bearer has it."""
-    return f"{PREFIX}{token_id}_{secret}"
+    text = f"{PREFIX}{token_id}_{secret}"
+    return f"{text}{crc32(text.encode()):08x}"
 
 
 def read_token(text: str) -> tuple[str, str] | None:
-    """Return id and secret of what may be a token, or None."""
+    """Return id and secret of what may be a token, or None. The checksum is no secret: it only saves a look-up."""
     found = _TOKEN.fullmatch(text) if len(text) == TOKEN_CHARS else None
-    return None if found is None else (found[1], found[2])
+    if found is None or f"{crc32(found[1].encode()):08x}" != found[4]:
+        return None
+    return found[2], found[3]
 
 
 def digest_of(secret: str) -> str:

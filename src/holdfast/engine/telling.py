@@ -1,6 +1,7 @@
 """What a node says of itself when it begins: what it works on, and where."""
 
 from holdfast.engine.options import NodeOptions
+from holdfast.settings import without_password as without_password
 from holdfast.store.opening import is_new
 from holdfast.store.port import Store
 
@@ -17,12 +18,3 @@ def place_of(store: str | Store) -> str:
     if not isinstance(store, str):
         return type(store).__name__
     return f"{without_password(store)} (new)" if is_new(store) else without_password(store)
-
-
-def without_password(address: str) -> str:
-    """Return the address of a store as it may be shown. Options may hold passwords too, so none is shown."""
-    scheme, separator, rest = address.partition("://")
-    if rest.startswith("/"):  # a path, which may have any character in it
-        return address
-    before, at, place = rest.rpartition("@")
-    return f"{scheme}{separator}{before.partition(':')[0]}{at}{place.partition('?')[0]}"

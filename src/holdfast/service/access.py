@@ -13,7 +13,16 @@ from collections.abc import Iterable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from holdfast.core.access import AccessToken, TokenQuery, digest_of, is_secret_of, read_token, write_token
+from holdfast.core.access import (
+    FORMER_PREFIX,
+    PREFIX,
+    AccessToken,
+    TokenQuery,
+    digest_of,
+    is_secret_of,
+    read_token,
+    write_token,
+)
 from holdfast.core.audit import DETAIL_CHARS, AuditEntry
 from holdfast.core.instants import Instant
 from holdfast.engine.app import App
@@ -21,6 +30,7 @@ from holdfast.errors import EngineError, HoldfastError, InvalidInput, NotAuthent
 from holdfast.limits import DURATION_MS
 from holdfast.ports import Secrets, SystemSecrets
 from holdfast.service.calling import Headers, Principal
+from holdfast.service.options import LONGEST_TOKEN_S, TOKEN_S
 from holdfast.service.origin import given_token
 from holdfast.service.roles import ADMIN, ROLES, SCOPES, scopes_of
 from holdfast.store.port import Store
@@ -50,7 +60,8 @@ async def make_token(
     tenant: str | None = None,
     project: str | None = None,
     environment: str | None = None,
-    expires_in_s: float | None = None,
+    expires_in_s: float = TOKEN_S,
+    longest_s: float = LONGEST_TOKEN_S,
     created_by: str = "",
     session_of: str | None = None,
     secrets: Secrets | None = None,
@@ -58,7 +69,8 @@ async def make_token(
 ) -> tuple[str, AccessToken]:
     """Make a token: return it, as only its bearer will have it, and what the store keeps of it.
 
-    `role` and `scopes` are what it is good for, `roles` its bearer's for tasks. Needs no server, so it makes the first.
+    `role` and `scopes` are what it is good for, `roles` its bearer's for tasks. It ends after `expires_in_s`, which is
+    no longer than `longest_s`. Needs no server, so it makes the first.
     """
     scopes = tuple(dict.fromkeys(scopes))
     _check_grant(role, scopes)
@@ -78,7 +90,7 @@ async def make_token(
         environment=environment,
         created_at=now,
         created_by=created_by,
-        expires_at=None if expires_in_s is None else now + _microseconds(expires_in_s),
+        expires_at=now + _microseconds(expires_in_s, longest_s),
         session_of=session_of,
     )
     [kept] = await store.keep_tokens([token], _about(audit, token))
@@ -105,9 +117,10 @@ def _check_places(tenant: str | None, project: str | None, environment: str | No
         raise InvalidInput("a project or an environment is a tenant's: name the tenant too", field="tenant")
 
 
-def _microseconds(seconds: float) -> int:
-    if not 0 < seconds <= DURATION_MS / 1_000:
-        raise InvalidInput("expires_in_s: a number of seconds above 0, at most a thousand years", field="expires_in_s")
+def _microseconds(seconds: float, longest_s: float) -> int:
+    if not 0 < seconds <= min(longest_s, DURATION_MS / 1_000):
+        problem = f"expires_in_s: a number of seconds above 0, at most {longest_s:.0f}: no token lives for longer here"
+        raise InvalidInput(problem, field="expires_in_s", longest_s=int(longest_s))
     return int(seconds * 1_000_000)
 
 
@@ -161,18 +174,18 @@ class TokenAccess:
         """Say who asks, or raise `NotAuthenticated`."""
         given = given_token(headers)
         if given is None:
-            raise NotAuthenticated(f"this needs a token, as `Authorization: Bearer hf_…`; {HOW_TO_BEGIN}")
+            raise NotAuthenticated(f"this needs a token, as `Authorization: Bearer holdfast_…`; {HOW_TO_BEGIN}")
         text, is_session = given
         found = read_token(text)
         if found is None:
-            raise _refusal()
+            raise _unreadable(text)
         return await self._bearer(*found, is_session=is_session)
 
     async def bearer(self, text: str) -> Principal:
         """Say whose token this is, which is no session's."""
         found = read_token(text)
         if found is None:
-            raise _refusal()
+            raise _unreadable(text)
         return await self._bearer(*found, is_session=False)
 
     async def has_any(self) -> bool:
@@ -273,6 +286,12 @@ def _present(known: _Known) -> Instant:
 
 def _is_valid(known: _Known) -> bool:
     return known.token.is_valid(_present(known))
+
+
+def _unreadable(text: str) -> NotAuthenticated:
+    if text.startswith(FORMER_PREFIX):
+        return NotAuthenticated(f"this token is not valid: tokens begin with {PREFIX!r}, make another one")
+    return _refusal()
 
 
 def _refusal() -> NotAuthenticated:

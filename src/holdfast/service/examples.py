@@ -5,6 +5,7 @@ from typing import Any
 RUN = "018f7f5e-0000-7000-8000-000000000001"
 TASK = f"{RUN}/approve"
 TOKEN = "4f0c2a9e51b7d836"
+LEAKED = f"holdfast_{TOKEN}_{'0123456789abcdef' * 4}f603f976"
 LETTER = "7d9f2c54-0000-8000-9000-000000000001"
 
 _OF_RUN: dict[str, Any] = {"run_id": RUN}
@@ -61,6 +62,7 @@ ASKS: dict[str, dict[str, Any]] = {
     "workflows.get": {"name": "order", "version": "1"},
     "tokens.create": {"name": "ann", "role": "operator", "roles": ["clerk"], "expires_in_s": 7_776_000},
     "tokens.list": {"limit": 50},
+    "tokens.revoke_leaked": {"token": LEAKED, "descendants": True},
     "audit.list": {"operation": "runs.cancel", "order": "newest", "limit": 50},
     "tokens.revoke": {"token_id": TOKEN},
     "system.health": {},

@@ -4,6 +4,13 @@ from msgspec import Struct
 
 from holdfast.errors import InvalidInput
 
+DAY_S = 86_400.0
+TOKEN_S = 90 * DAY_S
+"""How long a token is good for that is made without saying."""
+
+LONGEST_TOKEN_S = 366 * DAY_S
+"""How long a token is good for at most, unless the service says otherwise."""
+
 
 class ServiceOptions(Struct, frozen=True, kw_only=True):
     """How a service behaves. Durations end in `_s`."""
@@ -19,6 +26,12 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
 
     tokens_s: float = 2.0
     """For how long a token that another process has revoked may still be taken. In this process it ends at once."""
+
+    token_s: float = TOKEN_S
+    """How long a token is good for that is made over the API without saying."""
+
+    longest_token_s: float = LONGEST_TOKEN_S
+    """How long a token that is made over the API may be good for."""
 
     session_s: float = 12 * 3_600.0
     """How long somebody who has signed in with a browser stays so: a working day."""

@@ -15,7 +15,7 @@ MOST_BYTES = 200
 """A longer text is no token, whatever it says."""
 
 _BEARER = re.compile(rb"bearer +([^\s,]+)", re.IGNORECASE)
-_IN_QUERY = re.compile(rb"hf_[0-9a-f]{16}_|(?:^|&)(?:access_)?token=", re.IGNORECASE)
+_IN_QUERY = re.compile(rb"(?:hf|holdfast)_[0-9a-f]{16}_|(?:^|&)(?:access_)?token=", re.IGNORECASE)
 _ONCE = frozenset({b"authorization", b"cookie", b"origin", b"host"})
 
 

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
-from holdfast.core.access import TokenQuery, read_token
+from holdfast.core.access import PREFIX, TokenQuery, read_token
 from holdfast.core.audit import AuditEntry
 from holdfast.errors import NotAuthenticated, NotFound, RateLimited
 from holdfast.service.access import TokenAccess, make_token, revoke_token
@@ -89,7 +89,7 @@ class Sessions:
             principal = await access.bearer(given.token)
         except NotAuthenticated as problem:
             found = read_token(given.token)
-            who = "somebody with what is no token" if found is None else f"hf_{found[0]}"
+            who = "somebody with what is no token" if found is None else f"{PREFIX}{found[0]}"
             self._service.refusals.log(who, "sign in", problem.message, exchange.correlation_id, client_of(scope))
             await self._note_failure(access, who, exchange, scope)
             raise
@@ -126,7 +126,7 @@ class Sessions:
             project=principal.project,
             environment=principal.environment,
             expires_in_s=self._service.options.session_s,
-            created_by=principal.name,
+            created_by=principal.token_id,
             session_of=principal.token_id,
             audit=self._entry("session.sign_in", principal, correlation_id),
         )

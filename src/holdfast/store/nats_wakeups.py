@@ -16,6 +16,7 @@ from nats.aio.msg import Msg
 
 from holdfast.errors import InvalidInput
 from holdfast.ports import Rng, SystemRng
+from holdfast.settings import without_password
 from holdfast.store.wakeups import LocalListener, LocalWakeups
 
 SCHEMES = ("nats", "tls")
@@ -124,15 +125,14 @@ class NatsWakeups:
 
 def read_address(address: str) -> tuple[tuple[str, ...], str]:
     """Return the servers and the subject that an address names, or raise `InvalidInput`."""
-    parts = urlsplit(address)
+    try:
+        parts = urlsplit(address)
+    except ValueError:  # which may quote the password
+        raise InvalidInput("the address of the wakeups cannot be read", field="wakeups") from None
     name = parts.path.strip("/") or "wake"
     if parts.scheme not in SCHEMES or not parts.netloc or parts.query or not re.fullmatch(r"[\w-]+", name):
         raise InvalidInput(
-            f"wakeups is an address such as nats://localhost:4222/orders, not {_hidden(address)!r}", field="wakeups"
+            f"wakeups is an address such as nats://localhost:4222/orders, not {without_password(address)!r}",
+            field="wakeups",
         )
     return tuple(f"{parts.scheme}://{server}" for server in parts.netloc.split(",")), f"holdfast.{name}"
-
-
-def _hidden(address: str) -> str:
-    """Return an address without what may be a password."""
-    return re.sub(r"//.*@", "//…@", address)

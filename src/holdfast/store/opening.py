@@ -4,7 +4,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from holdfast.errors import InvalidInput, StoreNotMigrated, StoreUnavailable
-from holdfast.settings import Settings
+from holdfast.settings import Settings, without_password
 from holdfast.store.guards import check_ownership
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import Store
@@ -82,10 +82,11 @@ async def _open(settings: Settings) -> Store:
         return await SqliteStore.open(path, limits=settings.limits, busy_ms=settings.busy_ms, wakeups=wakeups)
     if separator and scheme in ("postgres", "postgresql"):
         return await _open_postgres(settings)
+    shown = repr(without_password(settings.store))
     if scheme == "s3":
-        raise InvalidInput(f"the store {settings.store!r}: {scheme} is not there yet", field="store")
+        raise InvalidInput(f"the store {shown}: {scheme} is not there yet", field="store")
     raise InvalidInput(
-        f"the store {settings.store!r} is not known: use sqlite:///relative.db, sqlite:////absolute.db, "
+        f"the store {shown} is not known: use sqlite:///relative.db, sqlite:////absolute.db, "
         "postgresql://host/database or memory://",
         field="store",
     )

@@ -3,9 +3,9 @@
 from datetime import datetime
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
-from holdfast.core.access import PREFIX, AccessToken, TokenQuery
+from holdfast.core.access import PREFIX, AccessToken, TokenQuery, read_token
 from holdfast.errors import InvalidInput, NotFound, NotPermitted
 from holdfast.service.access import TokenAccess, make_token, revoke_token
 from holdfast.service.calling import Call
@@ -58,7 +58,9 @@ class CreateToken(Ask, frozen=True, kw_only=True):
     tenant: Place | None = None
     project: Place | None = None
     environment: Place | None = None
-    expires_in_s: Annotated[int, Meta(ge=1, lt=2**36, description="Else it is good until it is revoked.")] | None = None
+    expires_in_s: (
+        Annotated[int, Meta(ge=1, lt=2**36, description="Else 90 days, if the service says no other.")] | None
+    ) = None
 
 
 class MadeToken(Struct, frozen=True):
@@ -73,7 +75,7 @@ async def create(call: Call, ask: CreateToken) -> MadeToken:
     """Make a token. Only its hash is kept: who loses it needs another one."""
     if ask.role is None and not ask.scopes:
         raise InvalidInput("role: a token needs a role, or scopes", field="role")
-    principal = call.principal
+    principal, options = call.principal, call.service.options
     text, token = await make_token(
         call.store,
         ask.name,
@@ -83,8 +85,9 @@ async def create(call: Call, ask: CreateToken) -> MadeToken:
         tenant=_within("tenant", principal.tenant, ask.tenant),
         project=_within("project", principal.project, ask.project),
         environment=_within("environment", principal.environment, ask.environment),
-        expires_in_s=ask.expires_in_s,
-        created_by=principal.name,
+        expires_in_s=min(options.token_s, options.longest_token_s) if ask.expires_in_s is None else ask.expires_in_s,
+        longest_s=options.longest_token_s,
+        created_by=principal.token_id or principal.name,
         audit=call.audit(),
     )
     return MadeToken(text, await _view(call, token))
@@ -128,21 +131,75 @@ async def list_(call: Call, ask: ListTokens) -> TokenPage:
     return TokenPage([await _view(call, token) for token in rows], following)
 
 
-class OfToken(Ask, frozen=True, kw_only=True):
-    """Which token is meant: the digits behind `hf_`, or both."""
+Descendants = Annotated[bool, Meta(description="Also every token that was made with it, and with those, and so on.")]
+
+
+class RevokeToken(Ask, frozen=True, kw_only=True):
+    """Which token is meant: the digits behind `holdfast_`, or both. Never the whole token: logs keep addresses."""
 
     token_id: Name
+    descendants: Descendants = False
+
+
+class RevokeLeaked(Ask, frozen=True, kw_only=True):
+    """The whole token, as it was found."""
+
+    token: Annotated[str, Meta(min_length=1, max_length=200)]
+    descendants: Descendants = True
+
+
+class RevokedToken(TokenView, frozen=True, kw_only=True):
+    """The token that is revoked. `descendants` are the ids of those that were revoked with it."""
+
+    descendants: tuple[str, ...] = ()
 
 
 @operation("tokens.revoke", "POST /v1/tokens/{token_id}/revoke", scope=ADMIN, errors=(NotFound,), audit="its commit")
-async def revoke(call: Call, ask: OfToken) -> TokenView:
+async def revoke(call: Call, ask: RevokeToken) -> RevokedToken:
     """Revoke a token for good, with the sessions that were made from it. In other processes this takes two seconds."""
     token_id = ask.token_id.removeprefix(PREFIX)
+    if "_" in token_id:
+        problem = "token_id: this is more than the id; revoke the token, whose secret is in logs now, by its id alone"
+        raise InvalidInput(problem, field="token_id")
+    return await _revoke(call, token_id, ask.descendants)
+
+
+@operation("tokens.revoke_leaked", "POST /v1/tokens/revoke-leaked", scope=ADMIN, errors=(NotFound,), audit="its commit")
+async def revoke_leaked(call: Call, ask: RevokeLeaked) -> RevokedToken:
+    """Revoke a token that was found somewhere, given as it was found, with all that were made with it."""
+    found = read_token(ask.token.strip())
+    if found is None:
+        raise InvalidInput(f"token: this is no token of ours: {PREFIX}, 16 digits, _ and 72 digits", field="token")
+    return await _revoke(call, found[0], ask.descendants)
+
+
+async def _revoke(call: Call, token_id: str, descendants: bool) -> RevokedToken:
     found = await call.store.find_tokens(TokenQuery(token_ids=(token_id,), sessions=True))
     if not found:
         raise NotFound(f"there is no token {token_id!r}", token_id=token_id)
     token = await revoke_token(call.store, found[0], call.principal.name, call.audit())
+    gone: list[str] = []
+    while descendants and (more := await _made_by(call, {token_id, *gone})):
+        for each in more:
+            await revoke_token(call.store, each, call.principal.name, call.audit())
+            gone.append(each.token_id)
     access = call.service.authenticate
     if isinstance(access, TokenAccess):
-        access.forget(token_id)
-    return await _view(call, token)
+        for each_id in (token_id, *gone):
+            access.forget(each_id)
+    view = await _view(call, token)
+    return RevokedToken(**structs.asdict(view), descendants=tuple(gone))
+
+
+async def _made_by(call: Call, makers: set[str]) -> list[AccessToken]:
+    """Return the tokens that were made with one of these and are not revoked."""
+    made: list[AccessToken] = []
+    query = TokenQuery(sessions=True, limit=500)
+    while page := await call.store.find_tokens(query):
+        made += [
+            token
+            for token in page
+            if token.revoked_at is None and not makers.isdisjoint((token.created_by, token.session_of))
+        ]
+        query = structs.replace(query, after=page[-1].token_id)
+    return made

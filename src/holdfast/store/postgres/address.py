@@ -37,7 +37,10 @@ def parse_address(text: str) -> Address:
     `pooler=transaction` is for poolers in transaction mode, `allow_unsafe=true` for servers that do not keep what they
     have acknowledged. Everything else in the query is for the driver.
     """
-    parts = urlsplit(text)
+    try:
+        parts = urlsplit(text)
+    except ValueError:  # which may quote the password
+        raise InvalidInput("the address of the PostgreSQL store cannot be read", field="store") from None
     if parts.scheme not in ("postgres", "postgresql"):
         raise InvalidInput("the address of a PostgreSQL store begins with postgresql://", field="store")
     given = parse_qsl(parts.query, keep_blank_values=True)

@@ -11,9 +11,12 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import asdict, replace
 
+from holdfast.core.audit import AuditEntry
 from holdfast.errors import Conflict, StoreCorrupt, StoreUnavailable
-from holdfast.store.sqlite.database import APPLICATION_ID, translate
+from holdfast.store.sqlite import audit
+from holdfast.store.sqlite.database import APPLICATION_ID, create_private, translate
 from holdfast.store.sqlite.migrate import latest_version, schema_version
 
 STEP_PAGES = 2_000
@@ -44,17 +47,64 @@ class FileInfo(Struct, frozen=True, kw_only=True):
     sqlite_version: str
 
 
-def copy_store(source: Path, to: Path, progress: Progress = lambda done, of: None) -> Copied:
-    """Copy a store to a file that is not there yet. It appears there when it is complete, checked and durable."""
+class Restored(Copied, frozen=True, kw_only=True):
+    """A store that was put back. `tokens_revoked` counts sessions too."""
+
+    tokens_revoked: int
+
+
+def restore_store(
+    copy: Path, to: Path, entry: AuditEntry, *, keep_tokens: bool = False, progress: Progress = lambda done, of: None
+) -> Restored:
+    """Put a copy where a store is to be, and revoke the tokens in it, unless they are to be kept.
+
+    A copy is as old as it is: a token that was revoked since would be valid again. The entry of the audit log, which
+    has its time, is in the store from its first moment.
+    """
+    revoked: list[int] = []
+
+    def work(db: sqlite3.Connection) -> None:
+        revoked.append(0 if keep_tokens else _revoke_tokens(db, entry))
+        if _has_table(db, "audit_log"):
+            kept = "tokens kept" if keep_tokens else f"{revoked[0]} tokens and sessions revoked"
+            audit.append(db, [replace(entry, detail=kept)])
+
+    copied = copy_store(copy, to, progress, work)
+    return Restored(**asdict(copied), tokens_revoked=revoked[0])
+
+
+def _revoke_tokens(db: sqlite3.Connection, entry: AuditEntry) -> int:
+    if not _has_table(db, "access_tokens"):
+        return 0
+    return db.execute(
+        "UPDATE access_tokens SET revoked_at = ?, revoked_by = ? WHERE revoked_at IS NULL", (entry.at, entry.operation)
+    ).rowcount
+
+
+def copy_store(
+    source: Path,
+    to: Path,
+    progress: Progress = lambda done, of: None,
+    work: Callable[[sqlite3.Connection], None] | None = None,
+) -> Copied:
+    """Copy a store to a file that is not there yet. It appears there when it is complete, checked and durable.
+
+    `work` is done to the copy before that.
+    """
     _refuse_taken(to)
     part = to.with_name(f"{to.name}.part-{os.getpid()}")
     try:
+        part.unlink(missing_ok=True)
+        create_private(part)
         with closing(_open(source)) as db, closing(sqlite3.connect(part)) as copy:
             _check_ours(db, source)
             db.execute("BEGIN")
             db.execute("SELECT count(*) FROM sqlite_master").fetchone()  # from here on it is as it is now
             db.backup(copy, pages=STEP_PAGES, progress=lambda _, left, of: progress(of - left, of))
             copy.execute("PRAGMA journal_mode = DELETE").fetchone()
+            if work is not None:
+                with copy:
+                    work(copy)
         copied = _checked(part)
         _keep(part, to)
     except sqlite3.Error as problem:
@@ -121,10 +171,15 @@ def _checked(path: Path) -> tuple[int, int]:
 
 
 def _count_runs(db: sqlite3.Connection) -> int:
-    if db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'runs'").fetchone() is None:
+    if not _has_table(db, "runs"):
         return 0
     (runs,) = db.execute("SELECT count(*) FROM runs").fetchone()
     return int(runs)
+
+
+def _has_table(db: sqlite3.Connection, name: str) -> bool:
+    found = db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (name,)).fetchone()
+    return found is not None
 
 
 def _keep(part: Path, to: Path) -> None:

@@ -39,6 +39,10 @@ APPLICATION_ID = 0x484F4C44
 SMALLEST_FILE = 512
 """No SQLite file with anything in it is smaller."""
 
+PRIVATE_FILE = 0o600
+PRIVATE_FOLDER = 0o700
+"""What others may do with the files and folders of a store, from the moment that they are there: nothing."""
+
 OLDEST_SQLITE = (3, 31, 0)
 SHORT_PAUSE_S = 0.001
 """Between tries while another process writes: about as long as a commit takes."""
@@ -81,6 +85,7 @@ class Database:
         """Open the file, and refuse it if it is damaged, foreign, or cannot promise durability."""
         try:
             path = _checked(path)
+            create_private(path)
         except (OSError, ValueError) as problem:
             raise StoreUnavailable(f"{path}: the path cannot be used: {problem}", path=str(path)) from problem
         try:
@@ -310,6 +315,16 @@ def _checked(path: Path) -> Path:
         # SQLite would take the file for a new one and delete the log, with everything in it.
         raise StoreCorrupt(f"{path}: the file is missing or empty, but its log {path.name}-wal is not", path=str(path))
     return path
+
+
+def create_private(path: Path) -> None:
+    """Create a file that only its user can read, unless it is there. SQLite gives its log the mode of the file."""
+    with suppress(FileExistsError):
+        made = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, PRIVATE_FILE)
+        try:
+            os.fchmod(made, PRIVATE_FILE)  # a umask takes rights away, also those that are needed
+        finally:
+            os.close(made)
 
 
 def _refuse_foreign(db: sqlite3.Connection, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import shutil
 import sqlite3
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,10 +34,22 @@ async def examine(database: Database, bounds: Bounds, now: Instant, *, thorough:
     except sqlite3.Error as problem:
         raise translate(problem, database.path) from problem
     findings.append(_disk(database.path, bounds))
+    findings.append(_rights(database.path))
     findings += await database.read(lambda db: list(_time(db, now)))
     if thorough:
         findings.append(await database.read(_whole))
     return await database.read(lambda db: _facts(db, database.path, bounds, now, tuple(findings)))
+
+
+def _rights(path: Path) -> Finding:
+    """Say who else may read the file, what belongs to it, or the folder of its sockets."""
+    beside = [path, *(path.with_name(f"{path.name}{end}") for end in ("-wal", "-shm", "-wake"))]
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in beside if file.exists()}
+    wide = [f"{name} ({mode:03o})" for name, mode in modes.items() if mode & 0o077]
+    if not wide:
+        return fine("rights", "only the user of the store can read its files")
+    advice = f"if they need not: `chmod go-rwx {path}*`, and the same for backups"
+    return note("rights", f"others than the user of the store have rights to {', '.join(wide)}", advice)
 
 
 def _facts(db: sqlite3.Connection, path: Path, bounds: Bounds, now: Instant, findings: tuple[Finding, ...]) -> Facts:

@@ -14,6 +14,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+from holdfast.store.sqlite.database import PRIVATE_FILE, PRIVATE_FOLDER
 from holdfast.store.wakeups import LocalListener, LocalWakeups
 
 LONGEST_ADDRESS = 100
@@ -65,13 +66,14 @@ class SocketWakeups:
             self._folder.rmdir()
 
     def _bind(self) -> None:
-        self._folder.mkdir(exist_ok=True)
+        self._folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
         bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         bell.setblocking(False)
         for number in itertools.count():
             self._name = f"{os.getpid()}-{number}"
             try:
                 bell.bind(self._address(self._name))
+                os.chmod(self._folder / self._name, PRIVATE_FILE)  # until now the folder keeps others out
                 break
             except OSError as problem:
                 if problem.errno != errno.EADDRINUSE:

@@ -9,7 +9,7 @@ function signInForm(done, text) {
     type: "password",
     autocomplete: "current-password",
     required: true,
-    placeholder: "hf_…",
+    placeholder: "holdfast_…",
     "aria-describedby": "token-problem",
   });
   const problem = h("p", { class: "problem", id: "token-problem", role: "alert", hidden: true });
