@@ -195,6 +195,15 @@ def test_tokens(place: Place) -> None:
     assert "a token needs a role" in place.hf("token", "create", "bob", code=2).stderr
 
 
+@pytest.mark.contract("API-4", "FMT-2")
+def test_what_is_leaked_or_to_be_forgotten_goes(place: Place) -> None:
+    token = place.hf("token", "create", "lost", "--role", "viewer").stdout.strip()
+    assert place.json("token", "revoke-leaked", token)["is_valid"] is False
+    assert "there is no run 'none'" in place.hf("run", "delete", "none", code=3).stderr
+    assert place.json("tenant", "delete", "nobody", "--yes")["runs"] == 0
+    assert "say that this is meant" in place.hf("tenant", "delete", "nobody", code=2).stderr
+
+
 @pytest.mark.contract("API-4")
 def test_the_audit_log_is_listed_and_exported(place: Place) -> None:
     place.hf("token", "create", "auditor", "--role", "viewer")

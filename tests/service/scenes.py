@@ -609,6 +609,24 @@ async def _revoke_leaked(stage: Stage, call: Caller) -> None:
     await refused(call, "tokens.revoke_leaked", {"token": write_token("0" * 16, "0" * 64)}, "NotFound", 404)
 
 
+@scene("runs.delete")
+async def _delete_run(stage: Stage, call: Caller) -> None:
+    run_id = await finished(stage, "echo")
+    assert (await fine(call, "runs.delete", {"run_id": run_id, "dry_run": True}))["runs"] == 1
+    assert (await fine(call, "runs.delete", {"run_id": run_id}))["runs"] == 1
+    await refused(call, "runs.delete", {"run_id": run_id}, "NotFound", 404)
+    await refused(call, "runs.delete", {"run_id": await waiting_order(stage)}, "Conflict", 409)
+
+
+@scene("tenants.delete")
+async def _delete_tenant(stage: Stage, call: Caller) -> None:
+    run_id = await finished(stage, "echo")
+    assert (await fine(call, "tenants.delete", {"tenant": "acme", "yes": True}))["runs"] == 0
+    assert (await fine(call, "tenants.delete", {"tenant": "default", "yes": True}))["runs"] == 1
+    await refused(call, "tenants.delete", {"tenant": "default"}, "InvalidInput", 422)
+    await refused(call, "runs.get", {"run_id": run_id}, "NotFound", 404)
+
+
 @scene("audit.list")
 async def _audit(stage: Stage, call: Caller) -> None:
     made = [await fine(call, "runs.start", {"workflow": "echo"}, 201) for _ in range(3)]

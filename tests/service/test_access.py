@@ -52,7 +52,10 @@ LEAST = {
         OPERATOR,
     ),
     **dict.fromkeys("runs.start runs.update signals.send signals.send_many signals.start_with".split(), ENGINEER),
-    **dict.fromkeys("tokens.create tokens.list tokens.revoke tokens.revoke_leaked audit.list".split(), ADMIN),
+    **dict.fromkeys(
+        "tokens.create tokens.list tokens.revoke tokens.revoke_leaked audit.list runs.delete tenants.delete".split(),
+        ADMIN,
+    ),
 }
 """The least role that may ask for each operation."""
 
@@ -199,7 +202,7 @@ LISTS = {
 }
 MAKES = {"runs.start", "signals.start_with", "tokens.create"}
 SHARED = {"workflows.list", "workflows.get", "system.health"}
-MANY = {"signals.send_many", "tokens.revoke_leaked"}
+MANY = {"signals.send_many", "tokens.revoke_leaked", "tenants.delete"}
 
 
 def clocked() -> AbstractAsyncContextManager[Stage]:

@@ -33,6 +33,7 @@ NOUNS = {
     "letters": "dead-letter",
     "workflows": "workflow",
     "tokens": "token",
+    "tenants": "tenant",
     "system": "system",
 }
 """What is said for the nouns of the catalogue; one that is not listed is said as it is."""
@@ -46,6 +47,7 @@ HELP = {
     "queue": "Queues of activities.",
     "system": "The installation: its health, its nodes, and what operators should know.",
     "token": "Who may call the server.",
+    "tenant": "Those who share this installation.",
     "audit": "What callers have changed, who they were, and when.",
 }
 
@@ -103,6 +105,8 @@ ROWS: dict[str, Row] = {
     "tokens.list": Row(words="token list", columns=("prefix", "name", "role", "tenant", "expires_at", "is_valid")),
     "tokens.revoke": Row(words="token revoke", arguments=("token_id",)),
     "tokens.revoke_leaked": Row(words="token revoke-leaked", arguments=("token",), stdin="token"),
+    "runs.delete": Row(words="run delete", arguments=RUN),
+    "tenants.delete": Row(words="tenant delete", arguments=("tenant",)),
     "audit.list": Row(words="audit list", columns=("at", "actor", "by", "operation", "run_id", "subject", "outcome")),
     "system.queues": Row(words="queue list", columns=("name", "jobs")),
     "system.nodes": Row(words="system nodes", columns=("name", "lease_until", "is_here")),

@@ -68,6 +68,7 @@ class Client:
         self.system = nouns.System(self._calls)
         self.tokens = nouns.Tokens(self._calls)
         self.audit = nouns.Audit(self._calls)
+        self.tenants = nouns.Tenants(self._calls)
         self.lists = nouns.Lists(self._calls)
 
     async def result(self, run_id: str, kind: Any = Any) -> Any:
@@ -115,6 +116,7 @@ class SyncClient:
         self.system = nouns.SyncSystem(self._client.system, self._runner.run)
         self.tokens = nouns.SyncTokens(self._client.tokens, self._runner.run)
         self.audit = nouns.SyncAudit(self._client.audit, self._runner.run)
+        self.tenants = nouns.SyncTenants(self._client.tenants, self._runner.run)
         self.lists = nouns.SyncLists(self._client.lists, self._runner.run)
 
     def result(self, run_id: str, kind: Any = Any) -> Any:

@@ -63,6 +63,8 @@ ASKS: dict[str, dict[str, Any]] = {
     "tokens.create": {"name": "ann", "role": "operator", "roles": ["clerk"], "expires_in_s": 7_776_000},
     "tokens.list": {"limit": 50},
     "tokens.revoke_leaked": {"token": LEAKED, "descendants": True},
+    "runs.delete": {**_OF_RUN, "dry_run": True},
+    "tenants.delete": {"tenant": "acme", "yes": True, "dry_run": True},
     "audit.list": {"operation": "runs.cancel", "order": "newest", "limit": 50},
     "tokens.revoke": {"token_id": TOKEN},
     "system.health": {},

@@ -159,6 +159,7 @@ class PurgeReport(Struct, frozen=True, kw_only=True):
     acceptance_records: int = 0
     dead_letters: int = 0
     audit_entries: int = 0
+    tokens: int = 0
     stale_runs: int = 0
     has_more: bool = False
 

@@ -41,7 +41,7 @@ from holdfast.errors import (
 )
 from holdfast.limits import LEASE_MS, NAME_BYTES, NODE_NAME_BYTES, SEARCH_CHARS, SEARCH_WORDS, Limits
 from holdfast.settings import Ownership
-from holdfast.store.port import Beat, Job, NewRun, PurgeReport, Store, Turn
+from holdfast.store.port import Beat, Job, NewRun, PurgePolicy, PurgeReport, Store, Turn
 
 MINUTE = 60_000_000
 LEASE_BELIEVED = 2 * LEASE_MS * 1_000
@@ -423,6 +423,17 @@ def migration_entry(present: int, latest: int, now: Instant) -> AuditEntry:
     """Return the entry about a migration of the schema, which the store itself does."""
     detail = f"schema {present} to {latest}"
     return AuditEntry(entry_id=f"migrate-{latest}", operation="store.migrate", actor="holdfast", detail=detail, at=now)
+
+
+def check_purge(policy: PurgePolicy, audit: AuditEntry | None, limits: Limits) -> None:
+    """Refuse to purge in a way that is malformed."""
+    check_query(policy)
+    check_page(policy.limit)
+    check_audit(() if audit is None else (audit,), limits)
+    if policy.run_ids is not None:
+        check_ids(policy.run_ids, limits)
+    if policy.tokens and policy.tenant is None:
+        raise InvalidInput("tokens are deleted of one tenant: name it", field="tenant")
 
 
 def purge_entry(entry: AuditEntry, report: PurgeReport, now: Instant) -> AuditEntry:

@@ -230,6 +230,8 @@ class PurgePolicy(Struct, frozen=True, kw_only=True):
     Acceptance records go when they expire, whatever the policy. `stale_run_ms` deletes nothing: unfinished runs
     that nothing has happened to for so long are counted, for somebody to look at. `audit_ms` is how long entries of the
     audit log are kept, counted from when they were written.
+
+    With a `tenant`, or `run_ids`, only what is theirs is deleted; `tokens` deletes the tenant's tokens too.
     """
 
     finished_run_ms: int | None = None
@@ -237,6 +239,9 @@ class PurgePolicy(Struct, frozen=True, kw_only=True):
     runtime_state_ms: int | None = None
     stale_run_ms: int | None = None
     audit_ms: int | None = None
+    tenant: str | None = None
+    run_ids: tuple[str, ...] | None = None
+    tokens: bool = False
     limit: int = 1_000
     dry_run: bool = False
 

@@ -22,6 +22,7 @@ from holdfast.testing.store_suite_changes import ChangeSuite
 from holdfast.testing.store_suite_claim import ClaimSuite
 from holdfast.testing.store_suite_commit import CommitSuite
 from holdfast.testing.store_suite_create import CreateSuite
+from holdfast.testing.store_suite_deletion import DeletionSuite
 from holdfast.testing.store_suite_delivery import DeliverySuite
 from holdfast.testing.store_suite_families import FamilySuite
 from holdfast.testing.store_suite_find import FindSuite
@@ -59,6 +60,7 @@ class StoreSuite(
     AuditSuite,
     ChangeSuite,
     PurgeSuite,
+    DeletionSuite,
     LifecycleSuite,
 ):
     """Every test of every verb. Subclass it once for each store."""

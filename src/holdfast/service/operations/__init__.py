@@ -1,9 +1,21 @@
 """The catalogue: every operation once, typed in and out, without a transport."""
 
 from holdfast.service.catalogue import Operation, collect
-from holdfast.service.operations import audit, controls, letters, mail, runs, signals, system, tasks, tokens, workflows
+from holdfast.service.operations import (
+    audit,
+    controls,
+    deletions,
+    letters,
+    mail,
+    runs,
+    signals,
+    system,
+    tasks,
+    tokens,
+    workflows,
+)
 
 CATALOGUE: dict[str, Operation] = collect(
-    (runs, controls, signals, mail, tasks, letters, workflows, system, tokens, audit)
+    (runs, controls, signals, mail, tasks, letters, workflows, system, tokens, audit, deletions)
 )
 """Every operation, by its name."""

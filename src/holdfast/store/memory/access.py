@@ -19,6 +19,15 @@ class Tokens:
             self._tokens[token.token_id] = joined(self._tokens.get(token.token_id, token), token)
         return [self._tokens[token.token_id] for token in tokens]
 
+    def of_tenant(self, tenant: str | None) -> list[str]:
+        """Return the ids of a tenant's tokens."""
+        return [token_id for token_id, token in self._tokens.items() if token.tenant == tenant]
+
+    def forget(self, token_ids: list[str]) -> None:
+        """Delete tokens."""
+        for token_id in token_ids:
+            del self._tokens[token_id]
+
     def find(self, query: TokenQuery) -> list[AccessToken]:
         """Return the tokens that the query names."""
         return [

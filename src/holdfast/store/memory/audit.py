@@ -2,6 +2,7 @@
 
 from holdfast.core.audit import AuditEntry, AuditQuery
 from holdfast.core.instants import Instant
+from holdfast.store.port import PurgePolicy
 
 _EXACT = ("tenant", "run_id", "actor", "operation")
 
@@ -33,9 +34,15 @@ class AuditLog:
                 found.append(entry)
         return found
 
-    def old(self, until: Instant) -> list[tuple[Instant, str]]:
-        """Return the places of the entries up to an instant, the oldest first."""
-        return sorted(place for place in self._entries if place[0] <= until)
+    def old(self, until: Instant, policy: PurgePolicy) -> list[tuple[Instant, str]]:
+        """Return the places of the entries up to an instant that a policy is about, the oldest first."""
+        return sorted(
+            place
+            for place, entry in self._entries.items()
+            if place[0] <= until
+            and policy.tenant in (None, entry.tenant)
+            and (policy.run_ids is None or entry.run_id in policy.run_ids)
+        )
 
     def forget(self, places: list[tuple[Instant, str]]) -> None:
         """Delete entries."""

@@ -9,15 +9,21 @@ from holdfast.store.port import PurgePolicy, PurgeReport
 
 def purge(runs: dict[str, Run], policy: PurgePolicy, now: Instant) -> tuple[PurgeReport, list[str]]:
     """Purge within the runs; return the report, and the ids of runs that are to be deleted whole."""
+    named = {
+        run_id
+        for run_id, run in runs.items()
+        if policy.tenant in (None, run.head.tenant) and (policy.run_ids is None or run_id in policy.run_ids)
+    }
     parents_in_use = {run.head.parent_run_id for run in runs.values() if not run.is_finished}
     gone = [
         run_id
         for run_id, run in sorted(runs.items())
-        if _is_past(run, policy.finished_run_ms, now)
+        if run_id in named
+        and _is_past(run, policy.finished_run_ms, now)
         and run_id not in parents_in_use
         and not _is_unfinished(runs, run.head.parent_run_id)
     ]
-    kept = [run for run_id, run in sorted(runs.items()) if run_id not in gone[: policy.limit]]
+    kept = [run for run_id, run in sorted(runs.items()) if run_id in named and run_id not in gone[: policy.limit]]
     tasks = [(run, id_) for run in kept if _is_past(run, policy.task_ms, now) for id_ in sorted(run.tasks)]
     states = [run for run in kept if _is_past(run, policy.runtime_state_ms, now) and run.head.snapshot is not None]
     expired = [

@@ -231,16 +231,16 @@ class MemoryStore:
         return self._grown.behind(place, min(guards.check_page(limit), self._limits.page_items), self._runs)
 
     async def purge(self, policy: port.PurgePolicy, audit: AuditEntry | None = None) -> port.PurgeReport:
-        guards.check_query(policy)
-        guards.check_audit(() if audit is None else (audit,), self._limits)
+        guards.check_purge(policy, audit, self._limits)
         now = self._now()
-        guards.check_page(policy.limit)
         report, gone = purge(self._runs, policy, now)
-        entries = [] if policy.audit_ms is None else self._audit.old(now - policy.audit_ms * 1_000)
+        entries = [] if policy.audit_ms is None else self._audit.old(now - policy.audit_ms * 1_000, policy)
         has_more = report.has_more or len(entries) > policy.limit
-        report = replace(report, audit_entries=len(entries[: policy.limit]), has_more=has_more)
+        tokens = self._tokens.of_tenant(policy.tenant) if policy.tokens else []
+        report = replace(report, audit_entries=len(entries[: policy.limit]), tokens=len(tokens), has_more=has_more)
         if not policy.dry_run:
             self._audit.forget(entries[: policy.limit])
+            self._tokens.forget(tokens)
             if audit is not None:
                 self._audit.append(guards.purge_entry(audit, report, now))
         for run_id in gone:

@@ -70,10 +70,15 @@ async def find(db: Db, query: AuditQuery, limit: int) -> list[AuditEntry]:
     return [rows.audit_of(tuple(row)) for row in await db.fetch(sql, *map(askable, where.values(limit)))]
 
 
-async def old(session: Session, until: Instant, limit: int) -> list[Any]:
-    """Return the places of the entries up to an instant, the oldest first."""
+async def old(session: Session, until: Instant, limit: int, tenant: str | None, run_ids: list[str] | None) -> list[Any]:
+    """Return the places of the entries up to an instant, of this tenant and these runs, the oldest first."""
     return await session.fetch(
-        "SELECT at, entry_id FROM holdfast.audit_log WHERE at <= $1 ORDER BY at, entry_id LIMIT $2", until, limit
+        "SELECT at, entry_id FROM holdfast.audit_log WHERE at <= $1 AND ($3::text IS NULL OR tenant = $3) "
+        "AND ($4::text[] IS NULL OR run_id = ANY ($4)) ORDER BY at, entry_id LIMIT $2",
+        until,
+        limit,
+        tenant,
+        run_ids,
     )
 
 

@@ -7,25 +7,28 @@ from holdfast.core.instants import Instant
 from holdfast.store import guards
 from holdfast.store.port import PurgePolicy, PurgeReport
 from holdfast.store.postgres import audit
+from holdfast.store.postgres.columns import askable
 from holdfast.store.postgres.server import Db, Session
 
-_GONE = """
-SELECT run_no FROM holdfast.runs AS run WHERE finished_at <= $1
+_NAMED = "($3::text IS NULL OR tenant = $3) AND ($4::text[] IS NULL OR run_id = ANY ($4))"
+_GONE = f"""
+SELECT run_no FROM holdfast.runs AS run WHERE finished_at <= $1 AND {_NAMED}
     AND NOT EXISTS (SELECT 1 FROM holdfast.runs p WHERE p.run_id = run.parent_run_id AND p.finished_at IS NULL)
     AND NOT EXISTS (SELECT 1 FROM holdfast.runs c WHERE c.parent_run_id = run.run_id AND c.finished_at IS NULL)
 ORDER BY run_id LIMIT $2 FOR UPDATE OF run
 """
-_TASKS = """
-SELECT task_id FROM holdfast.tasks JOIN holdfast.runs USING (run_no) WHERE finished_at <= $1 AND run_no <> ALL ($3)
+_TASKS = f"""
+SELECT task_id FROM holdfast.tasks JOIN holdfast.runs USING (run_no)
+WHERE finished_at <= $1 AND run_no <> ALL ($5) AND {_NAMED}
 ORDER BY run_id, task_id LIMIT $2
 """
-_STATES = """
-SELECT run_no FROM holdfast.runs WHERE finished_at <= $1 AND snapshot IS NOT NULL AND run_no <> ALL ($3)
+_STATES = f"""
+SELECT run_no FROM holdfast.runs WHERE finished_at <= $1 AND snapshot IS NOT NULL AND run_no <> ALL ($5) AND {_NAMED}
 ORDER BY run_id LIMIT $2 FOR UPDATE
 """
-_EXPIRED = """
+_EXPIRED = f"""
 SELECT run_no, name, signal_id FROM holdfast.acceptance_records JOIN holdfast.runs USING (run_no)
-WHERE expires_at <= $1 AND run_no <> ALL ($3) ORDER BY run_id, name, signal_id LIMIT $2
+WHERE expires_at <= $1 AND run_no <> ALL ($5) AND {_NAMED} ORDER BY run_id, name, signal_id LIMIT $2
 """
 _BELONGING = (
     *("events", "signals", "acceptance_records", "tasks", "waits", "messages", "activity_records", "jobs"),
@@ -39,19 +42,22 @@ async def purge(
 ) -> PurgeReport:
     """Delete, or with `dry_run` only count, what the policy allows."""
     limit = policy.limit
+    named = (askable(policy.tenant), None if policy.run_ids is None else list(map(askable, policy.run_ids)))
     [[now]] = await session.fetch("SELECT holdfast.time_1($1)", given)
 
     async def select(sql: str, window_ms: int | None, *doomed: list[int]) -> list[Any]:
         if window_ms is None:
             return []
-        return await session.fetch(sql, now - window_ms * 1_000, limit + 1, *doomed)
+        return await session.fetch(sql, now - window_ms * 1_000, limit + 1, *named, *doomed)
 
     gone = await select(_GONE, policy.finished_run_ms)
     doomed = [run_no for (run_no,) in gone[:limit]]
     tasks = await select(_TASKS, policy.task_ms, doomed)
     states = await select(_STATES, policy.runtime_state_ms, doomed)
     expired = await select(_EXPIRED, 0, doomed)
-    entries = [] if policy.audit_ms is None else await audit.old(session, now - policy.audit_ms * 1_000, limit + 1)
+    entries = (
+        [] if policy.audit_ms is None else await audit.old(session, now - policy.audit_ms * 1_000, limit + 1, *named)
+    )
     belonging = {table: await _count(session, table, doomed) for table in _COUNTED}
     report = PurgeReport(
         runs=len(doomed),
@@ -62,7 +68,8 @@ async def purge(
         acceptance_records=belonging["acceptance_records"] + len(expired[:limit]),
         dead_letters=belonging["dead_letters"],
         audit_entries=len(entries[:limit]),
-        stale_runs=await _stale(session, policy.stale_run_ms, now),
+        tokens=await _tokens(session, named[0]) if policy.tokens else 0,
+        stale_runs=await _stale(session, policy.stale_run_ms, now, named),
         has_more=max(map(len, (gone, tasks, states, expired, entries))) > limit,
     )
     if not policy.dry_run:
@@ -74,6 +81,8 @@ async def purge(
         )
         await _forget(session, expired[:limit], now)
         await audit.forget(session, entries[:limit])
+        if policy.tokens:
+            await session.fetch("DELETE FROM holdfast.access_tokens WHERE tenant = $1", named[0])
         if entry is not None:
             await audit.append(session, [guards.purge_entry(entry, report, now)])
     return report
@@ -97,9 +106,14 @@ async def _count(db: Db, table: str, doomed: list[int]) -> int:
     return int(count)
 
 
-async def _stale(db: Db, window_ms: int | None, now: Instant) -> int:
+async def _tokens(db: Db, tenant: str) -> int:
+    [[count]] = await db.fetch("SELECT count(*) FROM holdfast.access_tokens WHERE tenant = $1", tenant)
+    return int(count)
+
+
+async def _stale(db: Db, window_ms: int | None, now: Instant, named: tuple[Any, Any]) -> int:
     if window_ms is None:
         return 0
-    sql = "SELECT count(*) FROM holdfast.runs WHERE finished_at IS NULL AND updated_at <= $1"
-    [[count]] = await db.fetch(sql, now - window_ms * 1_000)
+    sql = f"SELECT count(*) FROM holdfast.runs WHERE finished_at IS NULL AND updated_at <= $1 AND $2 AND {_NAMED}"
+    [[count]] = await db.fetch(sql, now - window_ms * 1_000, True, *named)
     return int(count)

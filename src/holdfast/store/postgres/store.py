@@ -151,9 +151,7 @@ class PostgresStore:
         return answers
 
     async def purge(self, policy: port.PurgePolicy, audit: AuditEntry | None = None) -> port.PurgeReport:
-        guards.check_query(policy)
-        guards.check_audit(() if audit is None else (audit,), self._limits)
-        guards.check_page(policy.limit)
+        guards.check_purge(policy, audit, self._limits)
         now = self._asked()
         return await self._server.finished(
             self._ready().transact(lambda session: retention.purge(session, policy, now, audit))

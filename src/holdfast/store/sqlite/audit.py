@@ -7,6 +7,7 @@ from typing import Any
 from holdfast.core.audit import AuditEntry, AuditQuery
 from holdfast.core.instants import Instant
 from holdfast.store import rows
+from holdfast.store.port import PurgePolicy
 from holdfast.store.where import Where
 
 _INSERT = f"INSERT OR IGNORE INTO audit_log ({rows.AUDIT}) VALUES ({', '.join('?' * 10)})"
@@ -48,11 +49,15 @@ def conditions(query: AuditQuery) -> Where:
     return where
 
 
-def old(db: sqlite3.Connection, until: Instant, limit: int) -> list[Any]:
-    """Return the places of the entries up to an instant, the oldest first."""
-    return db.execute(
-        "SELECT at, entry_id FROM audit_log WHERE at <= ? ORDER BY at, entry_id LIMIT ?", (until, limit)
-    ).fetchall()
+def old(db: sqlite3.Connection, policy: PurgePolicy, until: Instant) -> list[Any]:
+    """Return the places of the entries up to an instant that a policy is about, the oldest first, and one more."""
+    where = Where()
+    where.add("at <= ?", until)
+    where.add_given("tenant = ?", policy.tenant)
+    if policy.run_ids is not None:
+        where.add("run_id IN (SELECT value FROM json_each(?))", rows.encode(policy.run_ids))
+    sql = f"SELECT at, entry_id FROM audit_log {where.text} ORDER BY at, entry_id LIMIT ?"
+    return db.execute(sql, where.values(policy.limit + 1)).fetchall()
 
 
 def forget(db: sqlite3.Connection, places: list[Any]) -> None:

@@ -138,9 +138,7 @@ class SqliteStore:
         )
 
     async def purge(self, policy: port.PurgePolicy, audit: AuditEntry | None = None) -> port.PurgeReport:
-        guards.check_query(policy)
-        guards.check_audit(() if audit is None else (audit,), self._limits)
-        guards.check_page(policy.limit)
+        guards.check_purge(policy, audit, self._limits)
         return await self._write(lambda db, now: retention.purge(db, policy, now, audit))
 
     # --- owning

@@ -1,0 +1,133 @@
+"""Deleting: one finished run, or everything that a tenant has. What is deleted is gone for good."""
+
+import asyncio
+from typing import Annotated
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from holdfast.core.state import TERMINAL, RunStatus
+from holdfast.engine.recording import head_of
+from holdfast.errors import Conflict, InvalidInput, NotFound, NotPermitted
+from holdfast.service.calling import Call
+from holdfast.service.catalogue import Ask, operation
+from holdfast.service.operations.fields import RunId
+from holdfast.service.operations.tokens import Place
+from holdfast.service.roles import ADMIN
+from holdfast.store.port import PurgePolicy, PurgeReport, RunQuery
+
+DryRun = Annotated[bool, Meta(description="Only count what would be deleted.")]
+UNFINISHED = tuple(status for status in RunStatus if status not in TERMINAL)
+PART = 500
+"""How many runs are deleted by one commit."""
+
+
+class DeletedView(Struct, frozen=True, kw_only=True):
+    """What was deleted, or, with `dry_run`, would be. `has_more` says that the time was too short: ask again."""
+
+    runs: int
+    events: int
+    signals: int
+    tasks: int
+    dead_letters: int
+    tokens: int
+    audit_entries: int
+    is_dry_run: bool
+    has_more: bool
+
+
+def _view(report: PurgeReport, *, is_dry_run: bool) -> DeletedView:
+    return DeletedView(
+        runs=report.runs,
+        events=report.events,
+        signals=report.signals,
+        tasks=report.tasks,
+        dead_letters=report.dead_letters,
+        tokens=report.tokens,
+        audit_entries=report.audit_entries,
+        is_dry_run=is_dry_run,
+        has_more=report.has_more,
+    )
+
+
+class DeleteRun(Ask, frozen=True, kw_only=True):
+    """Which run to delete. It has finished; terminate it first if it has not."""
+
+    run_id: RunId
+    dry_run: DryRun = False
+
+
+@operation("runs.delete", "POST /v1/runs/{run_id}/delete", scope=ADMIN, errors=(NotFound, Conflict), audit="its commit")
+async def delete_run(call: Call, ask: DeleteRun) -> DeletedView:
+    """Delete a finished run for good: its history, signals, tasks and dead letters. Its entries of the audit log stay.
+
+    It is refused (`Conflict`) while the run, its parent or a child of it has not finished.
+    """
+    head = await head_of(call.store, ask.run_id)
+    if head.status not in TERMINAL:
+        raise Conflict(f"run {ask.run_id} has not finished: terminate it first", run_id=ask.run_id)
+    entry = call.audit(subject=ask.run_id)
+    if entry is not None:
+        place = {"tenant": head.tenant, "project": head.project, "environment": head.environment}
+        entry = replace(entry, run_id=ask.run_id, **place)
+    policy = PurgePolicy(run_ids=(ask.run_id,), finished_run_ms=0, dry_run=ask.dry_run)
+    report = await call.opened.store.purge(policy, entry)
+    if report.runs == 0:
+        problem = f"the parent of run {ask.run_id}, or a child of it, has not finished"
+        raise Conflict(problem, run_id=ask.run_id)
+    return _view(report, is_dry_run=ask.dry_run)
+
+
+class DeleteTenant(Ask, frozen=True, kw_only=True):
+    """Whose data to delete, and that this is meant."""
+
+    tenant: Place
+    yes: Annotated[bool, Meta(description="That this is meant: nothing of it can be brought back.")] = False
+    dry_run: DryRun = False
+
+
+@operation("tenants.delete", "POST /v1/tenants/{tenant}/delete", scope=ADMIN, errors=(Conflict,), audit="its commit")
+async def delete_tenant(call: Call, ask: DeleteTenant) -> DeletedView:
+    """Delete everything that a tenant has, for good: tokens, runs with all that is theirs, and audit entries.
+
+    It needs a token without a tenant. It is refused (`Conflict`) while a run of the tenant has not finished. Entries of
+    the audit log that are no tenant's say what was deleted.
+    """
+    if call.principal.tenant is not None:
+        raise NotPermitted("this needs a token without a tenant", field="tenant")
+    if not ask.yes and not ask.dry_run:
+        raise InvalidInput(
+            "yes: say that this is meant, or ask for a dry_run; nothing can be brought back", field="yes"
+        )
+    await _refuse_unfinished(call, ask.tenant)
+    store, loop = call.opened.store, asyncio.get_running_loop()
+    until = loop.time() + call.service.options.request_s / 2
+    whole = PurgePolicy(tenant=ask.tenant, finished_run_ms=0, audit_ms=0, tokens=True, limit=PART, dry_run=ask.dry_run)
+    total = PurgeReport()
+    while True:
+        entry = call.audit(subject=ask.tenant)
+        report = await store.purge(whole, entry)
+        total = _sum(total, report)
+        if ask.dry_run or not report.has_more or loop.time() > until:
+            return _view(total, is_dry_run=ask.dry_run)
+
+
+async def _refuse_unfinished(call: Call, tenant: str) -> None:
+    left: list[str] = []
+    for status in UNFINISHED:
+        left += [head.run_id for head in await call.opened.store.find_runs(RunQuery(tenant=tenant, status=status))]
+    if left:
+        shown = ", ".join(left[:5])
+        problem = (
+            f"{len(left)} runs of tenant {tenant!r} or more have not finished, such as {shown}: terminate them first"
+        )
+        raise Conflict(problem, tenant=tenant)
+
+
+def _sum(total: PurgeReport, more: PurgeReport) -> PurgeReport:
+    counts = {
+        name: getattr(total, name) + getattr(more, name)
+        for name in PurgeReport.__struct_fields__
+        if name not in ("has_more", "stale_runs")
+    }
+    return PurgeReport(**counts, has_more=more.has_more)
