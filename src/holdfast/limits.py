@@ -126,8 +126,5 @@ PRIORITY_AGE_MS = 60_000
 OVERLOAD_RETRY_MS = 1_000
 """When to ask again for a start that was refused, where nobody knows how long the runs inside will take."""
 
-LOST_ATTEMPTS = 20
-"""How often an activity may take its node along before its step fails. It may be what kills the nodes."""
-
 MAILBOX_SIGNALS = 100
 """How many unread signals a run is loaded with whatever their names. Of more, only what its open waits can take."""

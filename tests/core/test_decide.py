@@ -4,7 +4,7 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
-from holdfast.core import commands
+from holdfast.core import codec, commands
 from holdfast.core import events as e
 from holdfast.core.decide import Input, decide, queue_run
 from holdfast.core.events import EngineRunRef, ErrorInfo, RunQueued
@@ -433,7 +433,8 @@ def test_an_operators_retry_has_all_attempts_of_the_policy_again() -> None:
 @pytest.mark.contract("OWN-3", "ATT-1")
 def test_a_lost_node_means_another_dispatch_of_the_same_logical_attempt() -> None:
     run = Driver().start()
-    run.ask(activity())
+    options = codec.encode({"retry": {"max_attempts": 0}})
+    run.ask(commands.RunActivity(step_id="charge", name="charge", options=options))
     for engine_attempt in range(2, 13):
         answer = run.tell(NodeLost("charge"))
         [event] = answer.events

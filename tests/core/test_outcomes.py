@@ -11,13 +11,12 @@ from msgspec.structs import replace
 from holdfast.core import codec, commands
 from holdfast.core import events as e
 from holdfast.core.invariants import check
-from holdfast.core.messages import ActivityDetached, NodeLost, check_message
+from holdfast.core.messages import ActivityDetached, ActivityReturned, NodeLost, check_message
 from holdfast.core.pen import NOTHING, Decision, Refusal
 from holdfast.core.snapshot import project_run
 from holdfast.core.state import state_of
 from holdfast.core.tokens import TOKEN_CHARS, ActivityToken, read_token, write_token
 from holdfast.errors import InvalidInput
-from holdfast.limits import LOST_ATTEMPTS
 from tests.core.driving import SECOND, START, Driver, outcome
 
 TWICE = Raw(b'{"retry":{"max_attempts":2,"initial_ms":5000,"jitter":0.5}}')
@@ -260,9 +259,46 @@ def test_a_message_of_the_future_is_set_aside() -> None:
 
 @pytest.mark.contract("ACT-1")
 @pytest.mark.parametrize(("on_failure", "last"), [("raise", ["StepFailed"]), ("pause", ["RunPaused", "StepFailed"])])
-def test_an_activity_whose_node_is_lost_each_time_has_failed_as_any_other(on_failure: str, last: list[str]) -> None:
-    options = codec.encode({"retry": {"max_attempts": 2}, "on_failure": on_failure})
-    run = begun("", options)
-    for _ in range(LOST_ATTEMPTS - 1):
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_the_bound_of_a_policy_is_the_bound_attempts_that_were_lost_included(
+    on_failure: str, last: list[str], most: int
+) -> None:
+    run = begun("", codec.encode({"retry": {"max_attempts": most}, "on_failure": on_failure}))
+    for _ in range(most - 1):
         assert types(run.tell(NodeLost("charge"))) == ["StepRetried"]
-    assert types(run.tell(NodeLost("charge"))) == last
+    answer = run.tell(NodeLost("charge"))
+    assert isinstance(answer, Decision)
+    assert types(answer) == last
+    failure = answer.events[-1].data
+    assert isinstance(failure, e.StepFailed)
+    assert (failure.error.code, failure.error.retryable) == ("NodeLost", False)
+    assert f"attempt {most}" in failure.error.message
+
+
+@pytest.mark.contract("ACT-1")
+def test_without_a_bound_lost_nodes_fail_nothing() -> None:
+    run = begun("", codec.encode({"retry": {"max_attempts": 0}}))
+    for attempt in range(2, 60):
+        [event] = run.tell(NodeLost("charge")).events
+        assert (event.event_type, event.engine_attempt_id) == ("StepRetried", attempt)
+
+
+@pytest.mark.contract("ACT-1")
+def test_a_policy_may_name_lost_nodes_as_not_retryable() -> None:
+    run = begun("", codec.encode({"retry": {"max_attempts": 9, "non_retryable": ["NodeLost"]}}))
+    assert types(run.tell(NodeLost("charge"))) == ["StepFailed"]
+
+
+@pytest.mark.contract("ACT-1", "ATT-1")
+def test_an_attempt_that_never_began_is_made_again_and_does_not_count() -> None:
+    run = begun("", codec.encode({"retry": {"max_attempts": 1}}))
+    for attempt in range(1, 25):
+        answer = run.tell(ActivityReturned("charge", 1, attempt))
+        [event] = answer.events
+        assert (event.event_type, event.engine_attempt_id) == ("StepRetried", attempt + 1)
+        assert answer.dispatch == ()
+        assert run.state.open_steps["charge"].attempt == 1
+        assert run.tell(ActivityReturned("charge", 1, attempt)) == NOTHING  # it is the next one's by now
+        assert run.tell(run.message("charge")).dispatch == ("charge",)
+    assert state_of(run.run_id, run.events) == run.state
+    assert types(run.tell(NodeLost("charge"))) == ["StepFailed"]

@@ -287,7 +287,7 @@ async def test_who_is_only_connected_starts_and_waits_but_works_on_nothing(place
 async def test_an_activity_that_takes_its_node_along_again_and_again_fails_in_the_end() -> None:
     app = hf.App("deadly")
 
-    @app.activity
+    @app.activity(retry=hf.Retry(max_attempts=20))
     async def deadly() -> None:
         await asyncio.Event().wait()
 

@@ -1,7 +1,7 @@
 """A node that stops leaves nothing behind: no activity, no program, nobody who waits, no word of progress unsaid."""
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -154,3 +154,156 @@ async def test_a_node_does_not_wait_for_ever_for_a_store_that_takes_nothing_back
             pass
     assert "could not give its runs back" in caplog.text
     assert parts_of_nodes() == set()
+
+
+# --- what never began
+
+
+@pytest.mark.contract("ACT-1", "ATT-1", "MSG-4")
+async def test_a_graceful_stop_uses_up_no_attempt_of_what_never_began(place: Place) -> None:
+    """Some wait for a place, some are scheduled while the node stops; none may be dispatched twice."""
+    app, began = hf.App("shop"), list[tuple[str, int]]()
+    gate, is_there = asyncio.Event(), asyncio.Event()
+
+    @app.activity(retry=hf.Retry(max_attempts=1))
+    async def pack(box: str) -> str:
+        began.append((box, hf.activity_context().attempt))
+        is_there.set()
+        await gate.wait()
+        return box
+
+    @app.workflow
+    async def order() -> list[str]:
+        packed = list(await asyncio.gather(*(pack(f"box {number}") for number in range(4))))
+        return [*packed, await pack("lid")]
+
+    async with place.opened() as store:
+        for _ in range(3):
+            is_there.clear()
+            async with place.node(app, store, activities_at_once=1) as node:
+                if not began:
+                    run_id = (await app.start(order)).run_id
+                await is_there.wait()
+                stopping = asyncio.create_task(node.stop())
+                await asyncio.sleep(0)
+                gate.set()
+                await stopping
+            gate.clear()
+        gate.set()
+        async with place.node(app, store):
+            assert await app.run(run_id).result() == [*(f"box {number}" for number in range(4)), "lid"]
+            events = await app.run(run_id).events()
+    assert sorted(began) == [*((f"box {number}", 1) for number in range(4)), ("lid", 1)]
+    attempts = [event.engine_attempt_id for event in events if event.event_type == "StepRetried"]
+    assert attempts, "every activity began at once: the test misses what it is aimed at"
+
+
+@pytest.mark.contract("ACT-1")
+@pytest.mark.parametrize(("most", "ends"), [(1, "NodeLost"), (2, "NodeLost"), (0, "packed")])
+async def test_an_attempt_that_began_and_was_lost_counts_and_the_bound_is_the_bound(
+    place: Place, most: int, ends: str
+) -> None:
+    app, began = hf.App("shop"), list[int]()
+    arrived = asyncio.Event()
+
+    @app.activity(retry=hf.Retry(max_attempts=most))
+    async def pack() -> str:
+        began.append(hf.activity_context().attempt)
+        arrived.set()
+        if len(began) == 23:
+            return "packed"
+        await asyncio.Event().wait()
+        return "never"
+
+    @app.workflow
+    async def order() -> str:
+        try:
+            return await pack()
+        except hf.errors.ActivityFailed as failure:
+            return str(failure.info.code)
+
+    async with place.opened() as store:
+        async with app.connect(store):
+            run_id = (await app.start(order)).run_id
+        for _ in range(22 if most == 0 else most):
+            arrived.clear()
+            async with place.node(app, store, drain_s=0):
+                await arrived.wait()
+        async with place.node(app, store):
+            assert await app.run(run_id).result() == ends
+    assert began == list(range(1, 24 if most == 0 else most + 1))
+
+
+class SlowTake(Around):
+    """A store whose answer to a take is under way until it is let go."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.has_taken, self.gate = asyncio.Event(), asyncio.Event()
+
+    async def take(self, *arguments: Any) -> Any:
+        jobs = await self.inner.take(*arguments)
+        if jobs:
+            self.has_taken.set()
+            await self.gate.wait()
+        return jobs
+
+
+@pytest.mark.contract("ACT-1", "MSG-4")
+@pytest.mark.parametrize("drain_s", [0.0, 2.0])
+async def test_a_worker_that_stops_while_its_take_is_under_way_gives_the_jobs_back(
+    place: Place, drain_s: float
+) -> None:
+    app, began = hf.App("shop"), list[int]()
+
+    @app.activity(queue="far", retry=hf.Retry(max_attempts=1))
+    async def pack() -> str:
+        began.append(hf.activity_context().attempt)
+        return "packed"
+
+    @app.workflow
+    async def order() -> str:
+        return await pack()
+
+    async with place.opened() as inner, place.node(app, inner):
+        run = await app.start(order)
+        slow = SlowTake(inner)
+        async with app.node(cast(Store, slow), options=hf.NodeOptions(queues=("far",), drain_s=drain_s)) as node:
+            async with asyncio.timeout(5):
+                await slow.has_taken.wait()
+                stopping = asyncio.create_task(node.stop())
+                await asyncio.sleep(0.02)
+                slow.gate.set()
+                await stopping
+        async with place.node(app, inner, queues=("far",)):  # at once: nobody waits until the job is visible again
+            assert await app.run(run.run_id).result() == "packed"
+    assert began == [1]
+
+
+@pytest.mark.contract("ACT-1", "MSG-4")
+async def test_jobs_that_wait_for_a_place_are_given_back_when_their_worker_stops(place: Place) -> None:
+    app, began = hf.App("shop"), list[tuple[str, int]]()
+    arrived, gate = asyncio.Event(), asyncio.Event()
+
+    @app.activity(queue="far", retry=hf.Retry(max_attempts=1))
+    async def pack(box: str) -> str:
+        began.append((box, hf.activity_context().attempt))
+        arrived.set()
+        await gate.wait()
+        return box
+
+    @app.workflow
+    async def order() -> list[str]:
+        return list(await asyncio.gather(*(pack(f"{number}") for number in range(3))))
+
+    async with place.opened() as store, place.node(app, store):
+        run = await app.start(order)
+        async with place.node(app, store, queues=("far",), takes_runs=False, activities_at_once=1) as node:
+            await arrived.wait()
+            stopping = asyncio.create_task(node.stop())
+            await asyncio.sleep(0)
+            gate.set()
+            await stopping
+        async with place.node(app, store, queues=("far",)):
+            assert await app.run(run.run_id).result() == ["0", "1", "2"]
+    assert sorted(began) == [("0", 1), ("1", 1), ("2", 1)]

@@ -31,7 +31,7 @@ from holdfast.store.memory.run import Run
 from holdfast.store.memory.work import put
 from tests.sim.simulation import simulate
 
-SEEDS = 40
+SEEDS = 120
 
 
 @pytest.fixture(autouse=True)

@@ -216,6 +216,9 @@ class World:
         elif isinstance(body, e.StepFailed) and body.error.code == "TimeoutError":
             self.note(f"too late {where}", "deadlines")
             self._check_deadline(event, history)
+        elif isinstance(body, e.StepFailed) and body.error.code == "NodeLost":
+            self.note(f"given up {where}", "lost nodes")
+            self._check_bound(event, history)
         elif isinstance(body, e.StepFailed) and not any(effect.result is None for effect in effects):
             self.violate(f"{where}: a failure was recorded and nothing has failed")
         elif isinstance(body, e.StepRetried) and body.reason == "node lost":
@@ -229,6 +232,21 @@ class World:
             due_at: int = getattr(opened.data, "due_at", None) or getattr(opened.data, "until", None) or 0
             if event.persisted_at < due_at:
                 self.violate(f"{where}: fired {due_at - event.persisted_at} us early")
+
+    def _check_bound(self, event: Event, history: Sequence[Event]) -> None:
+        """A step is given up with its node when it has been tried as often as its policy allows, and not before."""
+        retries = [
+            other.data
+            for other in history
+            if other.step_id == event.step_id
+            and other.logical_attempt_id == event.logical_attempt_id
+            and isinstance(other.data, e.StepRetried)
+        ]
+        attempts = 1 + sum(retried.reason != e.NOT_BEGUN for retried in retries)
+        started = [other.data for other in history if other.step_id == event.step_id]
+        most = [step_options(body.options).retry.max_attempts for body in started if isinstance(body, e.StepStarted)]
+        if attempts != most[-1]:
+            self.violate(f"{event.run_id} {event.step_id}: given up after {attempts} attempts of {most[-1]}")
 
     def _check_deadline(self, event: Event, history: Sequence[Event]) -> None:
         """The time of a step is over when it is, and not before. It begins anew when an operator has it tried again."""

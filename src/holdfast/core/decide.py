@@ -26,7 +26,6 @@ from holdfast.core.pen import NOTHING, Decision, Pen, Refusal
 from holdfast.core.retry import Retry, retry_delay_ms
 from holdfast.core.state import APPROVED, PENDING, RUNNING, OpenStep, RunState, retry_token
 from holdfast.errors import Conflict, InvalidInput, RunTerminal
-from holdfast.limits import LOST_ATTEMPTS
 
 Input = (
     m.Message
@@ -36,6 +35,7 @@ Input = (
     | m.ActivityDetached
     | m.ReportedOutcome
     | m.NodeLost
+    | m.ActivityReturned
     | m.DefinitionFound
     | m.MessageDied
     | m.Control
@@ -314,16 +314,30 @@ def _too_late(step: OpenStep, pen: Pen) -> None:
 
 
 def _on_node_lost(state: RunState, lost: m.NodeLost, pen: Pen) -> Decision | Refusal:
-    """Dispatch the activity again, unless it was waiting for its next attempt: then no node was running it."""
+    """Dispatch the activity again, unless it was waiting for its next attempt: then no node was running it.
+
+    The attempt that was lost may have begun, so it counts: the policy's bound is the bound, and 0 is none.
+    """
     step = state.open_steps.get(lost.step_id)
     if step is None or step.kind != "activity" or step.is_detached or _is_early(step, pen):
         return NOTHING
     options = _options(step)
-    if step.attempt >= max(options.retry.max_attempts, LOST_ATTEMPTS):
-        problem = f"activity {step.name!r} was tried {step.attempt} times, and its node was lost each time"
-        return _give_up(step, e.ErrorInfo("NodeLost", problem), options, pen)
+    problem = f"the node was lost that ran attempt {step.attempt} of activity {step.name!r}; its outcome is not known"
+    error = e.ErrorInfo("NodeLost", problem, retryable=True)
+    if retry_delay_ms(options.retry, step.attempt, error, 0.0) is None:
+        return _give_up(step, replace(error, retryable=False), options, pen)
     _retry(step, pen, e.StepRetried("node lost"))
     pen.dispatch.append(step.step_id)
+    return pen.decision()
+
+
+def _on_returned(state: RunState, returned: m.ActivityReturned, pen: Pen) -> Decision | Refusal:
+    """Leave an attempt that has not begun to the next node, at once; it does not count."""
+    step = _running(state, returned.step_id, returned.logical_attempt_id)
+    if step is None or step.engine_attempt_id != returned.engine_attempt_id or step.is_detached:
+        return NOTHING
+    _retry(step, pen, e.StepRetried(e.NOT_BEGUN, pen.now))
+    pen.schedule("RetryDue", step.step_id, retry_token(step.step_id, step.engine_attempt_id + 1), pen.now)
     return pen.decision()
 
 
@@ -340,6 +354,7 @@ _DECIDERS: dict[type, Callable[[RunState, Any, Pen], Decision | Refusal]] = {
     m.ActivityDetached: _on_detached,
     m.ReportedOutcome: _on_reported,
     m.NodeLost: _on_node_lost,
+    m.ActivityReturned: _on_returned,
     m.DefinitionFound: definition_found,
     m.MessageDied: message_died,
     m.Control: control,

@@ -200,8 +200,15 @@ class StepStarted(Body, frozen=True):
     options: Raw = NULL
 
 
+NOT_BEGUN = "not begun"
+"""Why an attempt is made again that no node has begun."""
+
+
 class StepRetried(RunBody, frozen=True):
     """An activity will be dispatched again within the same logical attempt: after a failure, or after a crash.
+
+    With the reason `NOT_BEGUN` the attempt before was given back by a node that stopped before it had begun it: it
+    does not count toward the policy's bound.
 
     Keyed like an event of the run, because it recurs and the engine's attempt is never part of a key.
     """

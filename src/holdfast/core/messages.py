@@ -242,6 +242,14 @@ class NodeLost(Struct, frozen=True, gc=False):
     step_id: str
 
 
+class ActivityReturned(Struct, frozen=True, gc=False):
+    """The node that was to run this step's activity is stopping, and has not begun it."""
+
+    step_id: str
+    logical_attempt_id: int
+    engine_attempt_id: int
+
+
 class DefinitionFound(Struct, frozen=True, gc=False):
     """The run has its turn where its definition is known."""
 

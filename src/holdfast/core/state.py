@@ -460,6 +460,7 @@ def _step_retried(draft: RunState, event: Event) -> None:
         engine_attempt_id=engine_attempt_id,
         token=retry_token(step.step_id, engine_attempt_id),
         due_at=event.data.due_at,
+        first_engine_attempt_id=step.first_engine_attempt_id + (event.data.reason == e.NOT_BEGUN),
         is_detached=False,
         error=event.data.error or step.error,
     )

@@ -28,7 +28,7 @@ class OpenStep(Struct, frozen=True, gc=False):
 
     @property
     def attempt(self) -> int:
-        """How often the step has been dispatched within its logical attempt, counted from 1."""
+        """The number of the present attempt within the logical one, counted from 1; what never began is not counted."""
         return self.engine_attempt_id - self.first_engine_attempt_id + 1
 
     @property

@@ -224,6 +224,15 @@ class Workers:
                 if attempt is not None:
                     attempt.cancel(self._slots)
 
+    def withdraw(self) -> list[Work]:
+        """Give up and return what has not begun: it waits for a place, or was just given one."""
+        attempts = [attempt for steps in self._attempts.values() for attempt in steps.values() if not attempt.has_begun]
+        for attempt in attempts:
+            attempt.is_given_up = True  # first, so that no place that becomes free goes to one of them
+        for attempt in attempts:
+            self.cancel(attempt.work.run_id, attempt.work.step.step_id)
+        return [attempt.work for attempt in attempts]
+
     def cancel_all(self) -> None:
         """Cancel everything that is under way."""
         for run_id in list(self._attempts):

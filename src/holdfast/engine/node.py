@@ -19,8 +19,8 @@ from msgspec.structs import replace
 from holdfast.collector import patient
 from holdfast.core import events as e
 from holdfast.core.instants import Instant
-from holdfast.core.messages import NodeLost
-from holdfast.core.state import RunState
+from holdfast.core.messages import ActivityReturned, NodeLost
+from holdfast.core.state import OpenStep, RunState
 from holdfast.engine.activities import Details, Outcome, Work, Workers
 from holdfast.engine.completion import completion_key
 from holdfast.engine.creations import Creations
@@ -147,6 +147,8 @@ class Node:
         self._something.set()
         if under_way := self._workers.busy + self._queues.busy:
             logger.info("node %s: activities under way: %d", self.name, under_way)
+        for work in self._workers.withdraw():
+            self._return(work.run_id, work.step)
         try:
             if draining := [*self._queues.drain(), *self._pumping]:
                 await asyncio.wait(draining, timeout=self._options.drain_s)
@@ -170,6 +172,7 @@ class Node:
                 await asyncio.gather(*self._tasks, return_exceptions=True)
                 with suppress(StoreError):  # nothing but progress is lost; its runs are given back below
                     await self._queues.beats.flush()
+                    await self._queues.release()
                 if given_back := await self.store.release(self.name):
                     logger.info("node %s: runs given back: %d", self.name, given_back)
         except TimeoutError:
@@ -381,6 +384,13 @@ class Node:
             self._ready.add(work.run_id)
         self._something.set()
 
+    def _return(self, run_id: str, step: OpenStep) -> None:
+        """Record that an attempt has not begun here, and never will: the node that goes on with the run makes it."""
+        held = self._held.get(run_id)
+        if held is not None:
+            held.inputs.append(ActivityReturned(step.step_id, step.logical_attempt_id, step.engine_attempt_id))
+            self._ready.add(run_id)
+
     def _on_beat(self, work: Work, details: Details) -> None:
         """Keep what an activity says of its progress: here for a next attempt, and in the store for another node."""
         held, step_id = self._held.get(work.run_id), work.step.step_id
@@ -556,7 +566,9 @@ class Node:
             tell(draft.events)
         for step_id in draft.dispatch:
             step = draft.state.open_steps.get(step_id)
-            if step is not None and not self._is_stopping:  # else it is for the node that goes on with the run
+            if step is not None and self._is_stopping:
+                self._return(run_id, step)
+            elif step is not None:
                 self._dispatcher.dispatch(run_id, step, held.loaded.details.get(step_id, e.NULL), now)
         is_finished = draft.state.is_finished
         if is_finished:

@@ -79,6 +79,8 @@ class Queues:
         self._to_report = asyncio.Event()
         self._reporting: list[asyncio.Task[None]] = []
         self._is_stopping = False
+        self._taking: asyncio.Future[list[Job]] | None = None
+        self._unbegun: list[Job] = []
         self._saw_strangers = 0
 
     def start(self, key: str) -> "list[asyncio.Task[None]]":
@@ -127,8 +129,21 @@ class Queues:
     def drain(self) -> "list[asyncio.Task[None]]":
         """Take nothing more, and return what ends once all that is under way has ended and was reported."""
         self._is_stopping = True
+        for work in self._workers.withdraw():
+            job = self._jobs.pop((work.run_id, work.step.step_id))
+            self.beats.let_go(job.run_id, job.step_id)
+            self._unbegun.append(job)
         self.ring()
         return self._reporting
+
+    async def release(self) -> None:
+        """Give back the jobs that were taken and never begun, also those of a take that is still under way."""
+        if self._taking is not None:
+            self._unbegun += await self._taking
+            self._taking = None
+        if self._unbegun:
+            await self._store.release_jobs(self._node, self._unbegun)
+            self._unbegun = []
 
     def stop(self) -> None:
         """Give up what is still under way; it becomes visible again by itself."""
@@ -137,10 +152,14 @@ class Queues:
     # --- taking
 
     async def _take_on(self) -> None:
-        while True:
+        is_over = False
+        while not is_over:
             try:
                 self._rung.clear()  # before the call: somebody may ring while it is under way
-                if not await self._take():
+                if self._is_stopping:
+                    await self.release()
+                    is_over = True
+                elif not await self._take():
                     await self._idle()
             except StoreError:
                 logger.exception("node %s could not take jobs; trying again", self._node)
@@ -149,12 +168,20 @@ class Queues:
     async def _take(self) -> bool:
         """Take what there is room for, and say whether there may be more at once."""
         limit, activities = self._slots.free, self._definitions.activity_names()
-        if limit == 0 or not activities or self._is_stopping:
+        if limit == 0 or not activities:
             return False
         await self.beats.catch_up()
-        jobs = await self._store.take(self._node, self._queues, activities, limit, self._visible_ms)
+        # A task of its own: what it has taken is known even if this one is cancelled meanwhile.
+        self._taking = asyncio.ensure_future(
+            self._store.take(self._node, self._queues, activities, limit, self._visible_ms)
+        )
+        jobs = self._unbegun = await asyncio.shield(self._taking)
+        self._taking = None
         if jobs:
             now = await self._now()
+            if self._is_stopping:
+                return True
+            self._unbegun = []
             unreported = {(job.run_id, job.step_id) for job, _ in self._outcomes}
             for job in jobs:
                 if (job.run_id, job.step_id) not in unreported:  # else it was lost to nobody, and is done

@@ -230,6 +230,17 @@ def _check_beat(beat: Any) -> InvalidInput | None:
     return problem
 
 
+def check_release(node: str, jobs: Sequence[Any], limits: Limits) -> None:
+    """Refuse to give back jobs in a way that is malformed."""
+    check_names("node", [node])
+    check_batch(jobs, limits)
+    for job in jobs:
+        run_id = getattr(job, "run_id", "")
+        problem = check_name("run_id", run_id) or _check_job(job, run_id)
+        if problem is not None:
+            raise problem
+
+
 def can_be_queued(turn: Turn) -> bool:
     """Say whether the turn's jobs are the run's own and can be read again by whoever takes them."""
     return all(_check_job(job, turn.run_id) is None for job in turn.jobs)

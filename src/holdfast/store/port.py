@@ -368,6 +368,13 @@ class Store(Protocol):
         """
         ...
 
+    async def release_jobs(self, node: str, jobs: Sequence[Job]) -> int:
+        """Undo the take of jobs that this node was given and has not begun. Return how many were given back.
+
+        Each is as it was before: visible at once, and its next take has the same `engine_attempt_id`.
+        """
+        ...
+
     async def beat(self, node: str, beats: Sequence[Beat], visible_ms: int) -> list[bool]:
         """Keep jobs that this node has taken for `visible_ms` more, and keep the details of their progress.
 

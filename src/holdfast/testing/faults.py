@@ -160,6 +160,9 @@ class FaultyStore:
     ) -> list[port.Job]:
         return await self._reach(lambda: self._store.take(node, queues, activities, limit, visible_ms))
 
+    async def release_jobs(self, node: str, jobs: Sequence[port.Job]) -> int:
+        return await self._reach(lambda: self._store.release_jobs(node, jobs), may_repeat=True)
+
     async def beat(self, node: str, beats: Sequence[port.Beat], visible_ms: int) -> list[bool]:
         return await self._reach(lambda: self._store.beat(node, beats, visible_ms))
 

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.errors import InvalidInput
-from holdfast.store.port import CommitConflict, Committed, Job, PurgePolicy, Store, Turn
+from holdfast.store.port import Beat, CommitConflict, Committed, Job, PurgePolicy, Store, Turn
 from holdfast.testing.clock import START, VirtualClock
 from holdfast.testing.samples import SampleNode, complete, job, marker, wait
 from holdfast.testing.store_suite_base import BAD_NAMES, STRANGE_NAMES, SuiteBase, unchanged
@@ -297,3 +297,31 @@ class QueueSuite(SuiteBase):
             for queues, activities in ((many, ["charge"]), (["mail"], many)):
                 with pytest.raises(InvalidInput):
                     await store.take("n", queues, activities, 1, 1)
+
+    # --- giving back
+
+    @pytest.mark.contract("ACT-1", "ATT-1")
+    async def test_a_job_that_was_not_begun_is_given_back_as_it_was(self, store: Store, node: SampleNode) -> None:
+        """Visible at once, with the same attempt; its former taker has nothing more to say."""
+        await put(node, job("run-1"))
+        [taken] = await store.take("node-a", ["mail"], ["charge"], 5, VISIBLE_MS)
+        assert await store.release_jobs("node-b", [taken]) == 0
+        assert await store.release_jobs("node-a", [replace(taken, engine_attempt_id=7)]) == 0
+        assert await store.take("node-b", ["mail"], ["charge"], 5, VISIBLE_MS) == []
+        assert await store.release_jobs("node-a", [taken]) == 1
+        assert await store.release_jobs("node-a", [taken]) == 0
+        beat = Beat(run_id="run-1", step_id=taken.step_id, queue="mail", engine_attempt_id=taken.engine_attempt_id)
+        assert await store.beat("node-a", [beat], VISIBLE_MS) == [False]
+        assert await store.take("node-b", ["mail"], ["charge"], 5, VISIBLE_MS) == [taken]
+        assert await store.release_jobs("node-a", [taken]) == 0
+
+    @pytest.mark.contract("ACT-1", "API-2")
+    async def test_to_give_back_what_is_no_job_is_refused(self, store: Store) -> None:
+        """And what is not there, or was put again, stays as it is."""
+        for unfit in ("job", job("run-1", step_id=""), job("")):
+            with pytest.raises(InvalidInput):
+                await store.release_jobs("node-a", [unfit])  # type: ignore[list-item]
+        with pytest.raises(InvalidInput):
+            await store.release_jobs("", [])
+        assert await store.release_jobs("node-a", [job("run-1")]) == 0
+        assert await store.release_jobs("node-a", []) == 0

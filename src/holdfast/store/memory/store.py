@@ -406,6 +406,19 @@ class MemoryStore:
             taken.append(given)
         return taken
 
+    async def release_jobs(self, node: str, jobs: Sequence[port.Job]) -> int:
+        guards.check_release(node, jobs, self._limits)
+        now = self._now()
+        released = 0
+        for job in jobs:
+            run = self._runs.get(job.run_id)
+            work = None if run is None else run.work.get(job.step_id)
+            if run is not None and work is not None and work.is_taken_by(node, job.engine_attempt_id):
+                run.work[job.step_id] = work.returned(job.engine_attempt_id, now)
+                released += 1
+        self.wakeups.ring()
+        return released
+
     async def beat(self, node: str, beats: Sequence[port.Beat], visible_ms: int) -> list[bool]:
         guards.check_beats(node, beats, visible_ms, self._limits)
         visible_until = self._now() + visible_ms * 1_000

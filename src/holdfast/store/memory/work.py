@@ -27,6 +27,12 @@ class Work(Struct, frozen=True, kw_only=True):
         """Return what is kept after a beat of the taker."""
         return replace(self, visible_at=visible_at, details=self.details if details is UNSET else details)
 
+    def returned(self, engine_attempt_id: int, visible_at: Instant) -> "Work":
+        """Return what is kept when the last take is undone."""
+        assert self.job is not None
+        job = replace(self.job, engine_attempt_id=engine_attempt_id)
+        return replace(self, job=job, visible_at=visible_at, taken_by=None)
+
 
 def put(job: port.Job, there: Work | None, now: Instant) -> Work:
     """Return a job as it lies in its queue, with the details of the one that it replaces."""

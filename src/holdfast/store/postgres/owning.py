@@ -17,7 +17,7 @@ from holdfast.core.records import ActivityRecord
 from holdfast.errors import StoreCorrupt
 from holdfast.limits import MAILBOX_SIGNALS
 from holdfast.store import guards, port, rows
-from holdfast.store.postgres.columns import askable
+from holdfast.store.postgres.columns import askable, columns
 from holdfast.store.postgres.letters import bury_unreadable
 from holdfast.store.postgres.server import Db, Server, Session
 
@@ -32,6 +32,15 @@ LEFT JOIN LATERAL holdfast.loaded_3(c.o_runs, c.o_now, {MAILBOX_SIGNALS}) l ON t
 """
 LOAD = f"""
 SELECT {LOADED} FROM holdfast.loaded_3(holdfast.numbers_1($2), holdfast.time_1($1), {MAILBOX_SIGNALS}) l
+"""
+RELEASE_JOBS = """
+WITH locked AS (
+    SELECT run_no, run_id FROM holdfast.runs WHERE run_id = ANY ($3::text[]) ORDER BY run_id FOR UPDATE
+)
+UPDATE holdfast.jobs j SET visible_at = holdfast.time_1($1), taken_by = NULL, next_attempt = t.attempt
+FROM unnest($3::text[], $4::text[], $5::bigint[]) AS t (run_id, step_id, attempt) JOIN locked r ON r.run_id = t.run_id
+WHERE j.run_no = r.run_no AND j.step_id = t.step_id AND j.taken_by = $2 AND j.next_attempt = t.attempt + 1
+RETURNING j.run_no
 """
 LOAD_ONE = f"SELECT {LOADED} FROM holdfast.loaded_3(ARRAY[$1::bigint], $2, {MAILBOX_SIGNALS}) l"
 NEXT_DUE = "SELECT o_now, o_due FROM holdfast.next_due_2($1, $2, $3, $4, $5)"
@@ -214,6 +223,12 @@ async def find_missing(server: Server, late_ms: int, now: Instant | None) -> lis
     """Return the definitions that no node alive has, of runs that have been eligible for so long."""
     found = await server.fetch(MISSING, now, late_ms * 1_000)
     return [port.Missing((plan_id, plan_version), since) for plan_id, plan_version, since in found]
+
+
+async def release_jobs(server: Server, node: str, jobs: Sequence[port.Job], now: Instant | None) -> int:
+    """Undo the take of jobs that were not begun."""
+    asked = [(job.run_id, job.step_id, job.engine_attempt_id) for job in jobs]
+    return len(await server.fetch(RELEASE_JOBS, now, node, *columns(asked, 3))) if asked else 0
 
 
 async def take(

@@ -222,6 +222,11 @@ class PostgresStore:
             owning.take(self._ready(), node, queues, activities, limit, visible_ms, self._asked())
         )
 
+    async def release_jobs(self, node: str, jobs: Sequence[port.Job]) -> int:
+        guards.check_release(node, jobs, self._limits)
+        work = owning.release_jobs(self._ready(), node, jobs, self._asked())
+        return await self._server.finished(self._then_ring(work))
+
     async def beat(self, node: str, beats: Sequence[port.Beat], visible_ms: int) -> list[bool]:
         guards.check_beats(node, beats, visible_ms, self._limits)
         now, kept = await self._server.finished(owning.beat(self._ready(), node, beats, visible_ms, self._asked()))

@@ -1,4 +1,4 @@
-"""`take` and `beat`: jobs in queues, and the progress of activities.
+"""`take`, `release_jobs` and `beat`: jobs in queues, and the progress of activities.
 
 Jobs come and go with the commits of their runs (`committing.py`), and at the latest with the runs.
 """
@@ -28,6 +28,10 @@ BEAT = """
 UPDATE jobs SET visible_at = :visible_until, details = coalesce(:details, details)
 WHERE run_no = (SELECT run_no FROM runs WHERE run_id = :run_id) AND step_id = :step_id
     AND taken_by = :node AND next_attempt = :engine_attempt_id + 1
+"""
+RELEASE = """
+UPDATE jobs SET visible_at = ?, taken_by = NULL, next_attempt = ?
+WHERE run_no = (SELECT run_no FROM runs WHERE run_id = ?) AND step_id = ? AND taken_by = ? AND next_attempt = ? + 1
 """
 OWNED = """
 SELECT run_no FROM runs WHERE run_id = :run_id AND lease_owner = :node
@@ -75,6 +79,12 @@ def _take_one(
         return None
     db.execute(TAKE, (visible_until, node, run_no, step_id))
     return job
+
+
+def release(db: sqlite3.Connection, node: str, jobs: Sequence[port.Job], now: Instant) -> int:
+    """Undo the take of jobs that were not begun."""
+    asked = [(now, job.engine_attempt_id, job.run_id, job.step_id, node, job.engine_attempt_id) for job in jobs]
+    return db.executemany(RELEASE, asked).rowcount if asked else 0
 
 
 def beat(db: sqlite3.Connection, node: str, beats: Sequence[port.Beat], visible_ms: int, now: Instant) -> list[bool]:

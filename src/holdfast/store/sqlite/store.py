@@ -195,6 +195,10 @@ class SqliteStore:
             return []
         return await self._write(lambda db, now: queueing.take(db, node, queues, activities, limit, visible_ms, now))
 
+    async def release_jobs(self, node: str, jobs: Sequence[port.Job]) -> int:
+        guards.check_release(node, jobs, self._limits)
+        return await self._write(lambda db, now: queueing.release(db, node, jobs, now), rings=True)
+
     async def beat(self, node: str, beats: Sequence[port.Beat], visible_ms: int) -> list[bool]:
         guards.check_beats(node, beats, visible_ms, self._limits)
         return await self._write(lambda db, now: queueing.beat(db, node, beats, visible_ms, now))
