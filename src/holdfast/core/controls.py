@@ -105,9 +105,10 @@ def _pause(state: RunState, command: m.Control, pen: Pen) -> None:
 
 
 def definition_found(state: RunState, found: m.DefinitionFound, pen: Pen) -> Decision | Refusal:
-    """Let a run go on that was paused for want of its definition, and for nothing else."""
+    """Let a run go on that was paused for want of its definition, or of code that fits, and for nothing else."""
     if state.awaits_definition and not failures_to_settle(state):
-        _go_on_for(state, "its definition is there again", None, pen)
+        is_missing = state.last_error is None or state.last_error.code == "VersionMismatch"
+        _go_on_for(state, "its definition is there again" if is_missing else "code that fits is there", None, pen)
     return pen.decision()
 
 

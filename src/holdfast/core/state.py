@@ -75,6 +75,10 @@ TRANSITIONS: dict[RunStatus, dict[type[e.Body], RunStatus]] = {
 """From a status, by the type of an event, to the next status. `docs/states.md` is drawn from this table."""
 
 
+MENDED_BY_CODE = frozenset({"VersionMismatch", "NondeterminismError"})
+"""The errors of runs that go on by themselves, where there is other code."""
+
+
 class RunState(Struct, frozen=True, kw_only=True, gc=False):
     """A run as its events tell. `version` is the run_seq of the last event."""
 
@@ -100,7 +104,7 @@ class RunState(Struct, frozen=True, kw_only=True, gc=False):
     is_held: bool = False
     """A failed step has paused the run, and nobody wants it paused for another reason."""
     awaits_definition: bool = False
-    """The run is paused because nobody had its definition, and nobody wants it paused for another reason."""
+    """The run is paused for want of its definition, or of code that fits its history, and for no other reason."""
     steps_since_rotation: int = 0
     last_signal_id: str | None = None
     last_error: ErrorInfo | None = None
@@ -325,7 +329,7 @@ def _queued(draft: RunState, event: Event) -> None:
 def _paused(draft: RunState, event: Event) -> None:
     assert isinstance(event.data, e.RunPaused)
     _set(draft, "is_held", event.data.failed_step_id is not None)
-    _set(draft, "awaits_definition", event.data.error is not None and event.data.error.code == "VersionMismatch")
+    _set(draft, "awaits_definition", event.data.error is not None and event.data.error.code in MENDED_BY_CODE)
     _record_error(draft, event)
     if event.data.error is not None:  # right after a resumption: the program could not go on, and was told nothing
         _tell(draft, draft.version, None)

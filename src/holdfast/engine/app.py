@@ -324,6 +324,10 @@ class App:
         """Return the workflows that are registered, each with its version."""
         return list(self._workflows)
 
+    def fingerprints(self) -> Mapping[tuple[str, str], str]:
+        """Return what tells the code of each workflow apart from other code of the same version."""
+        return {plan: definition.fingerprint for plan, definition in self._workflows.items()}
+
     def plan_ids(self) -> list[str]:
         """Return the names of the workflows that are registered."""
         return sorted({name for name, _ in self._workflows})

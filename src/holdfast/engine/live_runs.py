@@ -14,10 +14,10 @@ from holdfast.core.state import APPROVED, PENDING
 from holdfast.engine.live import Definitions, LiveRun, revive
 from holdfast.engine.recording import recorded
 from holdfast.engine.stretch import read_stretch
-from holdfast.errors import Conflict, NotDurable, RunawayWorkflow, RunError, RunTerminal
+from holdfast.errors import Conflict, NotDurable, RunawayWorkflow, RunError, RunTerminal, StoreCorrupt
 from holdfast.program.replay import Replay
 from holdfast.store.guards import no_such_run
-from holdfast.store.port import LoadedRun, NewRun, Store
+from holdfast.store.port import LoadedRun, NewRun, RunHead, Store
 
 START_S = 10.0
 """How long a query waits for its run to start."""
@@ -53,6 +53,15 @@ class LiveRuns:
         if problem is None:
             self.keep(live)
         return live, problem
+
+    async def fits(self, head: RunHead) -> bool:
+        """Return whether the history of a run fits the code here. Nothing is kept or written."""
+        try:
+            live, problem = revive(head.run_id, await read_stretch(self._store, head), self._definitions)
+        except (RunError, StoreCorrupt):
+            return False
+        live.close()
+        return problem is None
 
     def beginning(self, new: NewRun) -> LiveRun:
         """Return a run that is about to be created, or just was; its history is known without asking."""

@@ -45,6 +45,7 @@ from holdfast.errors import (
     HoldfastError,
     LeaseExpired,
     NodeSuperseded,
+    NondeterminismError,
     RunError,
     StoreCorrupt,
     StoreError,
@@ -121,7 +122,7 @@ class Node:
 
     async def start(self) -> None:
         """Take a lease, and with it what former lives of this node held; begin to work."""
-        await self.store.renew(self.name, self._options.lease_ms, self.known.plans(), True)
+        await self.store.renew(self.name, self._options.lease_ms, self.known.published(), True)
         self.completion_key = self._workers.key = await completion_key(self.store)
         self._listener = self.store.wakeups.listen()
         self._pumping = [asyncio.create_task(self._pump(), name="pump")] if self._options.takes_runs else []
@@ -133,7 +134,7 @@ class Node:
             asyncio.create_task(self._watch(), name="finishes"),
             asyncio.create_task(self.run_queue.work(), name="run queue"),
             *self._queues.start(self.completion_key),
-            *self.known.start(),
+            *self.known.start(self.lives.fits),
             *self._pumping,
         ]
 
@@ -194,7 +195,7 @@ class Node:
 
     async def _renew(self) -> None:
         try:
-            await self.store.renew(self.name, self._options.lease_ms, self.known.plans())
+            await self.store.renew(self.name, self._options.lease_ms, self.known.published())
         except NodeSuperseded as problem:
             self._end_superseded(problem)
             raise
@@ -518,6 +519,8 @@ class Node:
         except (RunError, StoreCorrupt) as damage:
             await self._put_aside(held, damage, now)
             return None, None
+        if isinstance(problem, NondeterminismError) and await self._hand_over(held, problem):
+            return None, None
         if any(live.state.open_steps[lost.step_id].due_at is not None for lost in self._lost(held, live.state, now)):
             try:
                 [loaded] = await self.store.load([live.state.run_id])
@@ -527,6 +530,16 @@ class Node:
             if loaded is not None and loaded.head.lease_epoch == held.loaded.head.lease_epoch:
                 held.load_again(loaded, live.state)
         return live, problem
+
+    async def _hand_over(self, held: Held, problem: NondeterminismError) -> bool:
+        """Give a run to a node that has other code for it, unless something of the run is under way here."""
+        run_id = held.loaded.head.run_id
+        if held.inputs or self._workers.steps_of(run_id) or not await self.known.hand_over(held.loaded.head):
+            return False
+        logger.info("run %s is handed over to a node with other code: %s", run_id, problem)
+        self._held.pop(run_id, None)
+        self.lives.forget(run_id)
+        return True
 
     async def _prepared_again(
         self, held: Held, live: LiveRun | None, problem: RunError | None, now: Instant

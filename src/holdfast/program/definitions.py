@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
@@ -19,6 +19,7 @@ from holdfast.core import codec
 from holdfast.core.retry import Retry
 from holdfast.errors import InvalidInput
 from holdfast.limits import DURATION_MS, NAME_BYTES
+from holdfast.program.fingerprint import fingerprint
 from holdfast.program.schema import json_schema
 
 
@@ -125,6 +126,11 @@ class WorkflowDefinition:
         self.queries: dict[str, Signature] = {}
         self.updates: dict[str, Signature] = {}
         """What its runs have said that they answer, as far as they have run in this process."""
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What tells the code apart from other code of the same name and version."""
+        return fingerprint(self.function)
 
 
 def note_handler(known: dict[str, Signature], name: str, handler: Callable[..., Any]) -> None:

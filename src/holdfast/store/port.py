@@ -343,6 +343,13 @@ class Store(Protocol):
         """
         ...
 
+    async def hand_over(self, node: str, run_id: str, plan: Plan, tried: Sequence[str]) -> str | None:
+        """Give a run that the node owns to another one, with a current lease and other code for the run's definition.
+
+        Return the fingerprint of that code; None if there is none but what was `tried`, or the run is not the node's.
+        """
+        ...
+
     async def next_due(
         self, node: str, plans: Sequence[Plan] | None = None, queues: Sequence[str] = ()
     ) -> Instant | None:

@@ -6,6 +6,7 @@ import pytest
 
 from holdfast.errors import InvalidInput
 from holdfast.store.port import Missing, Plan, Store
+from holdfast.store.rows import CODE_CHARS, code_plan
 from holdfast.testing.clock import START, VirtualClock
 from holdfast.testing.samples import SampleNode, complete, message, new_run, wait
 from holdfast.testing.store_suite_base import SuiteBase, unchanged
@@ -106,6 +107,29 @@ class PlanSuite(SuiteBase):
         assert await store.find_missing(0) == []
         clock.advance(ms=1_000)
         assert await store.find_missing(0) == [Missing(OLD, START)]
+
+    @pytest.mark.contract("WF-2", "OWN-1")
+    async def test_a_run_is_handed_over_to_a_node_with_other_code(self, store: Store, clock: VirtualClock) -> None:
+        """With a current lease, for that very definition, and never one that was tried."""
+        one, two = "1" * CODE_CHARS, "2" * CODE_CHARS
+        await say(store, "node-a", OLD, code_plan(OLD, one))
+        await say(store, "node-b", OLD, code_plan(OLD, two), code_plan(NEW, "3" * CODE_CHARS), lease_ms=1_000)
+        await say(store, "node-c", OLD)
+        await store.create([new_run("run-1")])
+        [claimed] = await store.claim("node-a", 10, [OLD])
+        assert await store.hand_over("node-b", "run-1", OLD, [two]) is None
+        assert await store.hand_over("node-a", "run-2", OLD, [one]) is None
+        assert await store.hand_over("node-a", "run-1", OLD, [one, two]) is None
+        assert await store.hand_over("node-a", "run-1", ("other", "1"), [one]) is None
+        assert await store.hand_over("node-a", "run-1", OLD, [one]) == two
+        assert await store.claim("node-a", 10, [OLD]) == []
+        [given] = await store.claim("node-b", 10, [OLD])
+        assert given.head.lease_owner == "node-b"
+        assert given.head.lease_epoch > claimed.head.lease_epoch
+        clock.advance(ms=1_000)
+        [back] = await store.claim("node-a", 10, [OLD])
+        assert back.head.run_id == "run-1"
+        assert await store.hand_over("node-a", "run-1", OLD, [one]) is None
 
     async def test_malformed_definitions_are_refused(self, store: Store) -> None:
         """By every verb that takes them, and nothing changes."""

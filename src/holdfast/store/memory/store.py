@@ -35,6 +35,7 @@ from holdfast.store.memory.missing import missing
 from holdfast.store.memory.retention import purge
 from holdfast.store.memory.run import NEVER, Run
 from holdfast.store.memory.work import take
+from holdfast.store.rows import node_with_other_code, plan_keys
 from holdfast.store.wakeups import LocalWakeups
 from holdfast.store.where import within
 
@@ -355,6 +356,23 @@ class MemoryStore:
             self._known.pop(node, None)
         self.wakeups.ring()
         return len(freed)
+
+    async def hand_over(self, node: str, run_id: str, plan: port.Plan, tried: Sequence[str]) -> str | None:
+        guards.check_values(node=node)
+        guards.check_ids([run_id])
+        guards.check_plans([plan])
+        now, run = self._now(), self._runs.get(run_id)
+        alive = sorted(
+            name for name, until in self._nodes.items() if name != node and guards.lease_end(until, now) > now
+        )
+        others = ((name, plan_keys(self._known.get(name, ()))) for name in alive)
+        found = node_with_other_code(others, plan, tried)
+        if found is None or run is None or run.head.lease_owner != node:
+            return None
+        run.head = replace(run.head, lease_owner=found[0], lease_epoch=run.head.lease_epoch + 1)
+        run.wake(now)
+        self.wakeups.ring()
+        return found[1]
 
     async def next_due(
         self, node: str, plans: Sequence[port.Plan] | None = None, queues: Sequence[str] = ()

@@ -593,6 +593,29 @@ BEGIN
 END
 $$;
 
+-- Give a run of a node to another node, ready at once.
+CREATE OR REPLACE FUNCTION holdfast.hand_over_1(
+    p_now bigint, p_node text, p_run_ids text[], p_to text, OUT o_now bigint, OUT o_moved boolean
+) LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
+SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_runs bigint[];
+BEGIN
+    v_runs := holdfast.numbers_1(p_run_ids);
+    v_runs := ARRAY(
+        SELECT r.run_no FROM holdfast.runs r
+        WHERE r.run_no = ANY (v_runs) AND r.lease_owner = p_node ORDER BY r.run_id || '' FOR UPDATE OF r
+    );
+    o_now := holdfast.time_1(p_now);
+    UPDATE holdfast.runs r
+    SET lease_owner = p_to, lease_epoch = r.lease_epoch + 1, ready_at = least(r.ready_at, o_now)
+    WHERE r.run_no = ANY (v_runs);
+    PERFORM holdfast.enter_1(v_runs, o_now);
+    o_moved := cardinality(v_runs) > 0;
+END
+$$;
+
 -- Take jobs: longest visible first, then in order of their runs' creation and of step ids.
 CREATE OR REPLACE FUNCTION holdfast.take_1(
     p_now bigint, p_node text, p_queues text[], p_activities text[], p_limit bigint, p_visible bigint

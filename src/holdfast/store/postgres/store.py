@@ -195,6 +195,13 @@ class PostgresStore:
         [[_, freed]] = await self._server.finished(self._then_ring(work))
         return int(freed)
 
+    async def hand_over(self, node: str, run_id: str, plan: port.Plan, tried: Sequence[str]) -> str | None:
+        guards.check_values(node=node)
+        guards.check_ids([run_id])
+        guards.check_plans([plan])
+        work = owning.hand_over(self._ready(), node, run_id, plan, tried, self._asked())
+        return await self._server.finished(self._then_ring(work))
+
     async def next_due(
         self, node: str, plans: Sequence[port.Plan] | None = None, queues: Sequence[str] = ()
     ) -> Instant | None:

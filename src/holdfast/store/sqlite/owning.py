@@ -1,12 +1,13 @@
 """`claim`, `renew`, `release`, `next_due`: who may run what, and when there is something to run."""
 
+import json
 import sqlite3
 from collections.abc import Sequence
 
 from holdfast.core.instants import Instant
 from holdfast.errors import StoreCorrupt
 from holdfast.store import guards, port
-from holdfast.store.rows import plan_keys
+from holdfast.store.rows import node_with_other_code, plan_keys
 from holdfast.store.sqlite import rows
 from holdfast.store.sqlite.letters import bury_unreadable
 from holdfast.store.sqlite.reading import load_numbers
@@ -197,6 +198,26 @@ def release(db: sqlite3.Connection, node: str, run_ids: Sequence[str] | None, no
     if run_ids is None:
         db.execute("DELETE FROM nodes WHERE node = ?", (node,))
     return freed
+
+
+def hand_over(
+    db: sqlite3.Connection, node: str, run_id: str, plan: port.Plan, tried: Sequence[str], now: Instant
+) -> str | None:
+    """Give a run of the node to another one that has other code for it; return the fingerprint of that."""
+    alive = db.execute(
+        f"SELECT node, plans FROM nodes JOIN node_plans USING (node) WHERE node <> :node AND {rows.IS_CURRENT} "
+        "ORDER BY node",
+        {"node": node, "now": now},
+    ).fetchall()
+    found = node_with_other_code(((name, json.loads(plans)) for name, plans in alive), plan, tried)
+    if found is None:
+        return None
+    moved = db.execute(
+        "UPDATE runs SET lease_owner = :to, lease_epoch = lease_epoch + 1, "
+        "ready_at = min(:now, coalesce(ready_at, :now)) WHERE run_id = :run_id AND lease_owner = :node",
+        {"to": found[0], "now": now, "run_id": run_id, "node": node},
+    ).rowcount
+    return found[1] if moved else None
 
 
 def next_due(

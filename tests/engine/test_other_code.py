@@ -1,0 +1,205 @@
+"""Runs whose history does not fit the code of a node: another node with other code takes them, now or when it comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.core.state import PAUSED
+from holdfast.program.fingerprint import fingerprint
+from holdfast.store.memory import MemoryStore
+from holdfast.store.port import LoadedRun, Plan, Store
+from holdfast.store.postgres import PostgresStore
+from holdfast.store.sqlite import SqliteStore
+from tests.engine.place import MOST_SECONDS, Around, types, until_event, until_status
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    """Return an empty store of each kind."""
+    opened: Store
+    if request.param == "memory":
+        opened = MemoryStore()
+    elif request.param == "sqlite":
+        opened = await SqliteStore.open(tmp_path / "store.db")
+    else:
+        opened = await PostgresStore.open(request.getfixturevalue("postgres_url"))
+    await opened.migrate()
+    yield opened
+    await opened.close()
+
+
+class Release:
+    """An app with one workflow, which asks for these steps, by a patch or not, and then waits."""
+
+    def __init__(self, *steps: str, patch: str = "") -> None:
+        self.app = hf.App("shop")
+        activities: dict[str, Any] = {}
+        for name in ("charge", "ship", "post"):
+            activities[name] = self.app.activity(name=name)(self._act)
+
+        @self.app.workflow(name="order")
+        async def order() -> str:
+            if patch and hf.patched(patch):
+                await activities["post"]("new")
+            for step in steps:
+                await activities[step](step)
+            return await hf.wait_signal("go", str)
+
+        self.order = order
+
+    async def _act(self, what: str) -> str:
+        return what
+
+    @asynccontextmanager
+    async def node(self, store: Store, **options: Any) -> AsyncIterator[Any]:
+        """Run the app here."""
+        chosen = hf.NodeOptions(**{"drain_s": 2.0, **options})
+        async with asyncio.timeout(MOST_SECONDS), self.app.node(store, options=chosen) as node:
+            yield node
+
+    async def begun(self, store: Store) -> str:
+        """Start a run, let it come to its wait, and stop the node."""
+        async with self.node(store):
+            run = await self.app.start(self.order)
+            await until_event(run, "SignalWaiting")
+            return run.run_id
+
+
+class Looking(Around):
+    """Says when a node has looked for runs that fit its code."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.has_looked = asyncio.Event()
+        self.delivered: list[Any] = []
+
+    async def find_runs(self, query: Any) -> Any:
+        found = await self.inner.find_runs(query)
+        if not found:
+            self.has_looked.set()
+        return found
+
+    async def deliver(self, requests: Any) -> Any:
+        self.delivered += requests
+        return await self.inner.deliver(requests)
+
+
+@pytest.mark.contract("WF-2", "WF-3")
+async def test_a_run_that_diverged_goes_on_by_itself_when_other_code_comes_up(store: Store) -> None:
+    run_id = await Release("charge").begun(store)
+    broken = Release("ship")
+    async with broken.node(store):
+        run = broken.app.run(run_id)
+        await run.signal("go", "on")
+        await until_status(run, PAUSED)
+    again, looking = Release("ship"), Looking(store)
+    async with again.node(looking):
+        run = again.app.run(run_id)
+        before = await types(run)
+        await looking.has_looked.wait()
+        assert looking.delivered == [], "the same code is not tried again"
+        assert await types(run) == before
+    mended = Release("charge")
+    async with mended.node(store):
+        assert await mended.app.run(run_id).result() == "on"
+        names = await types(mended.app.run(run_id))
+        assert (names.count("RunPaused"), names.count("RunResumed")) == (1, 1)
+
+
+@pytest.mark.contract("WF-2", "SIG-13")
+async def test_a_run_that_an_operator_has_paused_meanwhile_stays_paused(store: Store) -> None:
+    run_id = await Release("charge").begun(store)
+    broken = Release("ship")
+    async with broken.node(store):
+        run = broken.app.run(run_id)
+        await run.signal("go", "on")
+        await until_status(run, PAUSED)
+        await run.pause()
+    mended, looking = Release("charge"), Looking(store)
+    async with mended.node(looking):
+        run = mended.app.run(run_id)
+        await looking.has_looked.wait()
+        await run.signal("other")
+        assert await run.status() is PAUSED
+        await run.resume()
+        assert await run.result() == "on"
+
+
+class Hasty(Around):
+    """The store of a node that is handed runs it cannot run; says when it has given one away."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.given: list[str | None] = []
+        self.has_given = asyncio.Event()
+
+    async def hand_over(self, node: str, run_id: str, plan: Plan, tried: Any) -> str | None:
+        self.given.append(await self.inner.hand_over(node, run_id, plan, tried))
+        self.has_given.set()
+        return self.given[-1]
+
+
+class Slow(Around):
+    """The store of a node that claims nothing before another one has given a run away."""
+
+    def __init__(self, inner: Store, hasty: Hasty) -> None:
+        super().__init__(inner)
+        self.hasty = hasty
+
+    async def claim(self, node: str, limit: int, plans: Any = None) -> list[LoadedRun]:
+        claimed: list[LoadedRun] = await self.inner.claim(node, limit, plans) if self.hasty.has_given.is_set() else []
+        return claimed
+
+
+@pytest.mark.contract("WF-2", "WF-3", "OWN-1")
+async def test_in_a_rolling_upgrade_an_old_node_gives_a_run_with_a_new_marker_to_a_new_one(store: Store) -> None:
+    run_id = await Release("charge", patch="greeting").begun(store)
+    old, new = Release("charge"), Release("charge", patch="greeting")
+    hasty = Hasty(store)
+    async with new.node(Slow(store, hasty), safety_poll_s=0.05), old.node(hasty):
+        run = old.app.run(run_id)
+        await run.signal("go", "on")
+        assert await run.result() == "on"
+        assert "RunPaused" not in await types(run)
+    assert hasty.given == [new.order.definition.fingerprint]
+
+
+@pytest.mark.contract("WF-2", "WF-3")
+async def test_a_run_that_fits_the_code_of_no_node_alive_is_paused_once(store: Store) -> None:
+    run_id = await Release("charge").begun(store)
+    one, two = Release("ship"), Release("post")
+    async with one.node(store), two.node(store):
+        run = one.app.run(run_id)
+        await run.signal("go", "on")
+        await until_status(run, PAUSED)
+        assert (await types(run)).count("RunPaused") == 1
+    mended = Release("charge")
+    async with mended.node(store):
+        assert await mended.app.run(run_id).result() == "on"
+
+
+@pytest.mark.contract("WF-3")
+def test_a_fingerprint_is_of_the_code_and_of_what_it_refers_to() -> None:
+    def made(number: int, *, other: bool = False) -> Any:
+        def helper() -> int:
+            return number
+
+        async def flow() -> int:
+            return helper()
+
+        async def other_flow() -> int:
+            return helper() + 1
+
+        return other_flow if other else flow
+
+    assert fingerprint(made(1)) == fingerprint(made(1))
+    assert len({fingerprint(made(1)), fingerprint(made(2)), fingerprint(made(1, other=True))}) == 3
+    releases = Release("charge"), Release("charge"), Release("ship"), Release("charge", patch="x")
+    assert len({release.order.definition.fingerprint for release in releases}) == 3
