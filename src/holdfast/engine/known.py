@@ -6,9 +6,9 @@ not forgotten. After a while any node takes it, only to pause it with `VersionMi
 They come again a few times, and are dead letters then. The run goes on with its first turn on a node that has its
 definition: a node that begins requeues what has died for want of what it has.
 
-A run whose history does not fit the code here (`NondeterminismError`) is handed over to a node alive that has other code
-for it, and is paused only if there is none that was not tried. A node that begins tries the runs that are paused so
-against its own code, once, and wakes those that fit.
+A run whose history does not fit the code here (`NondeterminismError`) is handed over to a node that is alive and has
+other code for it, and is paused only if there is none that was not tried. A node that begins tries the runs that are
+paused so against its own code, once, and wakes those that fit.
 """
 
 import asyncio
