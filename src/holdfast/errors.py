@@ -35,6 +35,7 @@
     │   ├── RunCancelled            the run was cancelled; raised to who asks for its result
     │   ├── NotDurable              a workflow did something that cannot be replayed; the message names what to use
     │   ├── RunawayWorkflow         a workflow did not come to rest
+    │   ├── PoisonTurn              nodes went away while they took the run's turn; it is set aside for an operator
     │   └── TurnRefused             the store refuses what a run would record, and would refuse it again
     └── EngineError                 the installation is at fault, not the caller
         ├── LeaseExpired            this node may not claim: it did not renew its lease in time
@@ -217,6 +218,10 @@ class NotDurable(RunError):
 
 class RunawayWorkflow(RunError):
     """A workflow did not come to rest within its bound."""
+
+
+class PoisonTurn(RunError):
+    """Nodes went away, one after the other, while they took the run's turn. It is set aside for an operator."""
 
 
 class TurnRefused(RunError):

@@ -57,6 +57,9 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     poison_retries: int = 10
     """How often a message that cannot be handled is put aside before it is a dead letter: some five minutes in all."""
 
+    lost_turns: int = 3
+    """How many nodes may go away with a run before it is set aside for an operator: its turns end their processes."""
+
     dead_letters: DeadLetterPolicy = DeadLetterPolicy()
     """What becomes of a message that cannot be handled, beside how often it is tried."""
 
@@ -66,7 +69,13 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         for field in self.__struct_fields__:
             if field != "dead_letters" and getattr(self, field) < 1:
                 raise InvalidInput(f"a limit is at least 1: {field} is {getattr(self, field)}", field=field)
+        if self.lost_turns <= SUSPECT_LOSSES:
+            problem = f"lost_turns is at least {SUSPECT_LOSSES + 1}, not {self.lost_turns}: a run is tried alone before"
+            raise InvalidInput(problem, field="lost_turns")
 
+
+SUSPECT_LOSSES = 2
+"""After how many losses in a row a run is tried alone, and each try is counted before it begins. Stores know it."""
 
 SIGNAL_ID_BYTES = 128
 """The longest signal id, in UTF-8 bytes (SIG-5). It is part of keys in every store."""

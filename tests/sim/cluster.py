@@ -16,7 +16,7 @@ from holdfast.limits import Limits
 from holdfast.testing.faults import CALM, Faults, FaultyStore, Weather
 from holdfast.testing.sim_loop import SimProcess
 from tests.sim.scripts import register
-from tests.sim.world import World
+from tests.sim.world import LOST_TURNS, World
 from tests.unheard_of import take_first_turns
 
 LEASE_MS = 3_000
@@ -54,7 +54,7 @@ class Member:
         self.process = SimProcess(world.loop, f"{name}-{life}")
         self.store = FaultyStore(world.store, weather, Random(rng.random()))
         # Nodes need not agree on when to cut, or to give up.
-        limits = Limits(rotation_steps=rng.choice((1, 3, 50)), poison_retries=rng.choice((1, 3)))
+        limits = Limits(rotation_steps=rng.choice((1, 3, 50)), poison_retries=rng.choice((1, 3)), lost_turns=LOST_TURNS)
         self.app = App("sim", limits=limits, ids=SeededIds(rng), rng=SeededRng(rng))
         self.workflows = register(self.app, world)
         self._options = NodeOptions(
@@ -224,6 +224,15 @@ class Cluster:
                 if member.process.is_stopped:
                     member.process.go_on()
                 if not member.process.is_alive or not member.is_open:
+                    self._start(place)
+        self._world.loop.create_task(self._tend())
+
+    async def _tend(self) -> None:
+        """Start nodes again that runs have ended, as a supervisor does."""
+        while True:
+            await asyncio.sleep(0.5)
+            for place, member in enumerate(self.members):
+                if member is None or not member.process.is_alive or member.life.done():
                     self._start(place)
 
     def watch_names(self) -> None:

@@ -33,12 +33,14 @@ def draw_script(rng: Random, depth: int = 0, length: int | None = None) -> Scrip
 
 def _draw(rng: Random, depth: int) -> list[Any]:
     simple = ["work", "work", "work", "sleep", "wait", "wait", "ask", "send"]
-    nested = ["all", "race", "child", "narrow", "limit", "cleanup", "attempt", "again", "saga"]
+    nested = ["all", "race", "child", "narrow", "limit", "cleanup", "attempt", "again", "saga", "die"]
     kind = rng.choice(simple if depth >= 3 else simple + nested)
     match kind:
         case "work":
             where = [rng.choice(("", "", "far")), rng.random() < 0.2, rng.choice(("raise", "raise", "pause"))]
             return ["work", _duration(rng), rng.choice((0, 0, 0, 1, 2, 5)), rng.choice((1, 3, 3, 4)), *where]
+        case "die":
+            return ["die", f"{rng.getrandbits(32):x}", rng.choice((1, 2, 9))]
         case "sleep":
             return ["sleep", rng.choice((0.01, 0.5, 2.0, 7.0))]
         case "wait":
@@ -80,12 +82,12 @@ def register(app: App, world: World) -> dict[str, Any]:
 
         hf.on_query("seen", lambda: seen)
         hf.on_update("poke", poke)
-        return await Player(app, work, {"play": play, "narrow": narrow}, seen, is_top=True).run(script)
+        return await Player(app, world, work, {"play": play, "narrow": narrow}, seen, is_top=True).run(script)
 
     @app.workflow(at_once=AT_ONCE, per_key=PER_KEY, key=key_of, rate=RATE)
     async def narrow(script: list[Any], seen: list[Any]) -> list[Any]:
         hf.on_query("seen", lambda: seen)
-        return await Player(app, work, {}, seen, is_top=True).run(script)
+        return await Player(app, world, work, {}, seen, is_top=True).run(script)
 
     return {"play": play, "narrow": narrow}
 
@@ -93,8 +95,11 @@ def register(app: App, world: World) -> dict[str, Any]:
 class Player:
     """Plays one script inside a workflow."""
 
-    def __init__(self, app: App, activity: Any, workflows: dict[str, Any], seen: list[Any], *, is_top: bool) -> None:
+    def __init__(
+        self, app: App, world: World, activity: Any, workflows: dict[str, Any], seen: list[Any], *, is_top: bool
+    ) -> None:
         self._app = app
+        self._world = world
         self._activity = activity
         self._workflows = workflows
         self._seen = seen
@@ -114,7 +119,7 @@ class Player:
         return self._seen
 
     def _inner(self) -> Player:
-        return Player(self._app, self._activity, self._workflows, [], is_top=False)
+        return Player(self._app, self._world, self._activity, self._workflows, [], is_top=False)
 
     async def _work(
         self, seconds: float, failures: int, attempts: int, queue: str, is_later: bool, on_failure: str
@@ -123,6 +128,10 @@ class Player:
         limit = 1.5 if failures == 5 else 6.0 if seconds > 8 else None
         work = self._activity.options(retry=policy, queue=queue, on_failure=on_failure, schedule_to_close=limit)
         return await work(seconds, failures, is_later)
+
+    async def _die(self, bomb: str, times: int) -> Any:
+        self._world.die(bomb, times)
+        return "lived"
 
     async def _sleep(self, seconds: float) -> Any:
         await (hf.sleep(seconds) if self._is_top else asyncio.sleep(seconds))

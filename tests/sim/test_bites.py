@@ -17,6 +17,7 @@ from holdfast.core.messages import ActivityErrored
 from holdfast.core.pen import NOTHING, Decision, Pen
 from holdfast.core.state import OpenStep, carried
 from holdfast.engine import held
+from holdfast.engine import node as node_module
 from holdfast.engine.app import App
 from holdfast.engine.creations import Creations
 from holdfast.engine.node import Node
@@ -29,7 +30,9 @@ from holdfast.store.memory import run
 from holdfast.store.memory.gates import Gate
 from holdfast.store.memory.run import Run
 from holdfast.store.memory.work import put
+from holdfast.testing.sim_loop import current_process
 from tests.sim.simulation import simulate
+from tests.sim.world import LOST_TURNS, World
 
 SEEDS = 120
 
@@ -98,6 +101,36 @@ def test_it_finds_a_life_that_keeps_the_lease_of_the_one_before(monkeypatch: pyt
 def test_it_finds_a_store_that_gives_a_former_life_its_lease_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guards, "is_another_life", lambda node, other: False)
     assert "is not superseded" in first_finding()
+
+
+@pytest.mark.contract("OWN-3", "MSG-2")
+def test_it_finds_runs_that_are_blamed_for_what_others_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    take_turns = Node._take_turns
+
+    async def count_all(self: Node, batch: Sequence[Any]) -> None:
+        for each in batch:
+            if each.loaded.head.losses:
+                each.loaded = replace(each.loaded, head=replace(each.loaded.head, losses=LOST_TURNS))
+        await take_turns(self, batch)
+
+    monkeypatch.setattr(Node, "_take_turns", count_all)
+    assert "others have ended the processes" in first_finding()
+
+
+@pytest.mark.contract("OWN-3", "MSG-2")
+def test_it_finds_runs_that_are_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(World, "die", _die_always)
+    monkeypatch.setattr(node_module, "poison_of", lambda loaded, limits: None)
+    assert "ends one process after the other" in first_finding()
+
+
+def _die_always(self: World, bomb: str, times: int) -> None:
+    process = current_process()
+    if process is not None and process.is_alive and times > LOST_TURNS:
+        self.deaths[bomb] += 1
+        if self.deaths[bomb] > 2 * LOST_TURNS:
+            self.violate(f"{bomb} ends one process after the other")
+        process.kill()
 
 
 @pytest.mark.contract("OWN-3")

@@ -67,6 +67,7 @@ def test_the_stories_hold_every_kind_of_harm() -> None:
     for seed in range(20):
         counts.update(simulate(seed).counts)
     harm = {"kills", "stops", "lost leases", "outages", "leaves", "doubles", "conflicts", "signals"}
+    harm |= {"poison turns", "set aside"}
     harm |= {"takes", "reports", "late reports", "lost workers"}
     harm |= {"TaskCompleted", "TaskReminded", "TaskAssigned", "TaskRefused", "escalations"}
     harm |= {"settled steps", "dead letters", "refused", "sent by runs", "deadlines", "let in", "let in later: STARTED"}

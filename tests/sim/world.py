@@ -33,6 +33,9 @@ from holdfast.testing.sim_loop import LoopClock, SimLoop, current_process
 from holdfast.testing.views import view_of
 
 TRACE_LINES = 4_000
+LOST_TURNS = 6
+"""How many processes a run may end. More than by default: here others end them all the time, also while it is tried."""
+
 AT_ONCE, PER_KEY, RATE = 2, 1, (2, 0.5)
 """How many runs of the narrow workflow may be under way, and of one key, and may start within how many seconds."""
 
@@ -67,6 +70,7 @@ class World:
         self.said: dict[tuple[str, str], list[object]] = {}
         self.taken: dict[tuple[str, str], dict[int, set[str]]] = {}
         self.processes: dict[str, str] = {}
+        self.deaths: Counter[str] = Counter()
 
     def note(self, line: str, count: str | None = None) -> None:
         """Add a line to the trace, and count what it tells of."""
@@ -82,6 +86,14 @@ class World:
         self.note(f"VIOLATION {problem}")
         self.violations.append(problem)
         self.failed.set()
+
+    def die(self, bomb: str, times: int) -> None:
+        """End the process that runs this, as a turn that is poison does, so many times."""
+        process = current_process()
+        if process is not None and process.is_alive and self.deaths[bomb] < times:
+            self.deaths[bomb] += 1
+            self.note(f"bomb   {bomb} for the {self.deaths[bomb]}. time", "poison turns")
+            process.kill()
 
     # --- effects
 
@@ -223,6 +235,13 @@ class World:
             self.violate(f"{where}: a failure was recorded and nothing has failed")
         elif isinstance(body, e.StepRetried) and body.reason == "node lost":
             self._check_lost(event, history)
+        elif isinstance(body, e.RunPaused) and body.error is not None and body.error.code == "PoisonTurn":
+            self.note(f"set aside {event.run_id}", "set aside")
+            first = history[0].data
+            script = bytes(first.input) if isinstance(first, e.RunQueued) else b""
+            bombs = [bomb for bomb in self.deaths if bomb.encode() in script]
+            if max((self.deaths[bomb] for bomb in bombs), default=0) < LOST_TURNS // 2:
+                self.violate(f"{event.run_id}: it is set aside, and others have ended the processes")
         elif isinstance(body, e.RunPaused) and body.error is not None:
             self.violate(f"{event.run_id}: its program could not go on: {body.error.code}: {body.error.message}")
         elif isinstance(body, e.TaskCompleted | e.TaskReminded | e.TaskAssigned | e.TaskRefused):

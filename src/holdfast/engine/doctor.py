@@ -203,7 +203,9 @@ CHECKS: tuple[tuple[str, Callable[[Picture], Iterable[Finding]], str], ...] = (
 _WHEN_MENDED = "`holdfast run get RUN-ID` shows why; when that is mended, `holdfast run resume RUN-ID`"
 _TO_RESUME = {
     "VersionMismatch": "deploy the version that each was started with, then requeue its dead letters, or "
-    "`holdfast run resume RUN-ID`"
+    "`holdfast run resume RUN-ID`",
+    "PoisonTurn": "they ended the processes of the nodes that took their turns: see those logs, mend it, then "
+    "`holdfast run resume RUN-ID` to try once more, or `holdfast run terminate RUN-ID`",
 }
 """What to do about runs that were paused with this code."""
 

@@ -27,7 +27,7 @@ class Drafted(Struct, frozen=True):
 class Held:
     """A run that belongs to this node. It is fresh until it has taken a turn as it was loaded."""
 
-    __slots__ = ("drafted", "inputs", "is_fresh", "loaded", "refused", "taken")
+    __slots__ = ("drafted", "inputs", "is_fresh", "is_tried", "loaded", "losses_after", "refused", "taken")
 
     def __init__(self, loaded: LoadedRun) -> None:
         self.loaded = loaded
@@ -35,6 +35,8 @@ class Held:
         self.taken: list[Input] = []  # the inputs of the turn that is being committed
         self.is_fresh = True
         self.drafted: Drafted | None = None  # what it did before it was created
+        self.is_tried = False  # whether it is durable that it takes its turn alone
+        self.losses_after = 0  # how often it counts as lost after its present turn
         self.refused: TurnRefused | None = None  # why its present turn is no more than a pause
 
     def lost_steps(self, state: RunState, now: Instant) -> list[OpenStep]:
@@ -46,6 +48,7 @@ class Held:
         if not self.is_fresh or not state.local_activities:
             return []
         reported = {getattr(given, "step_id", None) for given in self.inputs}
+        reported |= {message.step_id for message in self.loaded.messages if message.type == "ActivityCompleted"}
         tokens = {message.waiting_token for message in self.loaded.messages}
         return [
             step
@@ -83,16 +86,17 @@ class Held:
             message.signal_id for message in self.loaded.messages
         }
 
-    def advance(self, draft: TurnDraft) -> None:
+    def advance(self, draft: TurnDraft, losses: int = 0) -> None:
         """Take note of a turn that was committed."""
         self.taken = []
         state, signals, details = draft.state, self.loaded.signals, self.loaded.details
+        self.is_tried = False
         if draft.received:
             consumed = {inbox_seq for inbox_seq, _ in draft.received}
             signals = tuple(signal for signal in signals if signal.inbox_seq not in consumed)
         if details:
             details = {step_id: said for step_id, said in details.items() if step_id in state.open_steps}
-        head = replace(self.loaded.head, version=state.version)
+        head = replace(self.loaded.head, version=state.version, losses=losses)
         self.loaded = LoadedRun(head=head, signals=signals, details=details, is_whole=self.loaded.is_whole)
 
 

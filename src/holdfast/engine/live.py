@@ -131,6 +131,14 @@ def revive(
         return live, _stuck(problem)
 
 
+def at_rest(run_id: str, history: Sequence[Event], definitions: Definitions) -> LiveRun:
+    """Make a live run whose program is not begun: to record what is known of a run without running its code."""
+    state = state_of(run_id, history)
+    live = LiveRun(state, Replay(_Beginning(definitions, state, e.NULL, 0)))
+    live.close()
+    return live
+
+
 def _stuck(problem: BaseException) -> RunError:
     if isinstance(problem, RunError):
         return problem
@@ -189,7 +197,7 @@ def pause_turn(
     pause = PauseRun(error=error_info(problem))
     starts = [message for message in loaded.messages if _is_start(message) and not (is_missing and has_begun)]
     others = [message for message in loaded.messages if message not in starts]
-    for given in (*starts, None, *_controls(loaded.signals)):
+    for given in (*starts, None, *controls_of(loaded.signals)):
         if given is not None:
             draft.handle(given)
         if draft.state.status is RUNNING:  # directly after what made it so: that is how replay knows it came to nothing
@@ -259,7 +267,7 @@ class _Turn:
         Their senders were told that they count, so they come before everything that may close their steps: all of them
         are recorded before the program hears of the first. Only a pause that was asked for before comes earlier.
         """
-        commands = list(_controls(signals))
+        commands = list(controls_of(signals))
         reported = sorted(_outcomes(signals), key=lambda reported: not self._may_pause(reported))
         if not reported:
             return commands
@@ -361,7 +369,8 @@ def _place(given: Input) -> int:
     return 0 if _is_start(given) else 2 if is_deadline(given) else 1
 
 
-def _controls(signals: Iterable[Signal]) -> Iterable[Control]:
+def controls_of(signals: Iterable[Signal]) -> Iterable[Control]:
+    """Return the operators' commands among signals."""
     for signal in signals:
         if signal.name == CONTROL_SIGNAL:
             command = _payload(signal, ControlPayload, _UNREADABLE_COMMAND)

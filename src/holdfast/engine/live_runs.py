@@ -11,7 +11,8 @@ from msgspec import Raw
 
 from holdfast.core.events import RunStarted
 from holdfast.core.state import APPROVED, PENDING
-from holdfast.engine.live import Definitions, LiveRun, revive
+from holdfast.engine.live import Definitions, LiveRun, at_rest, revive
+from holdfast.engine.poison import refuse_suspect
 from holdfast.engine.recording import recorded
 from holdfast.engine.stretch import read_stretch
 from holdfast.errors import Conflict, NotDurable, RunawayWorkflow, RunError, RunTerminal, StoreCorrupt
@@ -93,6 +94,11 @@ class LiveRuns:
             live.close()
         self._runs.clear()
 
+    async def at_rest(self, loaded: LoadedRun) -> LiveRun:
+        """Return a run whose program is not begun."""
+        self.forget(loaded.head.run_id)
+        return at_rest(loaded.head.run_id, await read_stretch(self._store, loaded.head), self._definitions)
+
     async def query(self, run_id: str, name: str, arguments: Raw) -> Raw:
         """Ask a run's program about its present state. Of one that is about to start it is asked then."""
         loaded = await self._load(run_id)
@@ -101,6 +107,7 @@ class LiveRuns:
                 async with asyncio.timeout(START_S):
                     await recorded(self._store, run_id, 1, lambda event: isinstance(event.data, RunStarted))
             loaded = await self._load(run_id)
+        refuse_suspect(loaded.head)
         live = self.get(loaded)
         if live is not None and not live.is_ahead:  # what is not durable may never come to be
             try:

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from holdfast.collector import patient
 from holdfast.core import events as e
 from holdfast.core.instants import Instant
-from holdfast.core.messages import ActivityReturned, NodeLost
+from holdfast.core.messages import ActivityReturned, ActivitySucceeded, NodeLost
 from holdfast.core.state import OpenStep, RunState
 from holdfast.engine.activities import Details, Outcome, Work, Workers
 from holdfast.engine.completion import completion_key
@@ -34,7 +34,8 @@ from holdfast.engine.live import Definitions, LiveRun, pause_turn, take_turn
 from holdfast.engine.live_runs import LiveRuns
 from holdfast.engine.news import mourn, tell
 from holdfast.engine.options import NodeOptions
-from holdfast.engine.queues import ActivityDefinitions, Queues
+from holdfast.engine.poison import is_suspect, losses_after, poison_of, trial_turn, tried
+from holdfast.engine.queues import ActivityDefinitions, Queues, outcome_message
 from holdfast.engine.ready import Ready
 from holdfast.engine.refusals import Refusals, left_turn
 from holdfast.engine.run_queue import LimitedDefinitions, RunQueue
@@ -108,6 +109,7 @@ class Node:
         self.finishes = Finishes(store, self.holds, options.safety_poll_s)
         self.run_queue = RunQueue(store, definitions, self.known, self._owner_of_queued, self.hold, options)
         self._refusals = Refusals()
+        self._reports: dict[tuple[str, str], tuple[Work, Outcome]] = {}
         self._to_release: list[str] = []
         self._to_load: list[str] = []
         self.completion_key = ""
@@ -240,7 +242,7 @@ class Node:
                     raise self.failure
                 if batch:
                     await self._take_turns(batch)
-                elif self._is_stopping and not self._workers.busy:
+                elif self._is_stopping and not self._workers.busy and not self._reports:
                     return
                 else:
                     await self._idle()
@@ -256,6 +258,8 @@ class Node:
 
     async def _gather(self) -> list[Held]:
         """Return the runs that have something to do."""
+        if self._reports:
+            await self._report()
         if self._to_release:
             await self.store.release(self.name, self._to_release)
             self._to_release = []
@@ -366,7 +370,7 @@ class Node:
         held = self._held[new.run_id] = Held(first.loaded)
         held.is_fresh = False
         if first.is_at_work:
-            self._after(held, first.drafted.live, first.drafted.draft, False, now)
+            self._after(held, first.drafted.live, first.drafted.draft, None, now)
             self.lives.trim()
         else:
             held.drafted = first.drafted
@@ -380,7 +384,9 @@ class Node:
 
     def _on_outcome(self, work: Work, outcome: Outcome) -> None:
         held = self._held.get(work.run_id)
-        if held is not None:
+        if held is not None and held.loaded.head.losses:
+            self._reports[work.run_id, work.step.step_id] = work, outcome
+        elif held is not None:
             held.inputs.append(outcome)
             self._ready.add(work.run_id)
         self._something.set()
@@ -392,6 +398,17 @@ class Node:
             held.inputs.append(ActivityReturned(step.step_id, step.logical_attempt_id, step.engine_attempt_id))
             self._ready.add(run_id)
 
+    async def _report(self) -> None:
+        """Make outcomes of runs durable that were lost before: should a turn end this node, it was not the activity."""
+        batch = list(self._reports.items())
+        await self._queues.beats.flush(key for key, (_, told) in batch if not isinstance(told, ActivitySucceeded))
+        now = await self.store.now()
+        await self.store.deliver([outcome_message(work, outcome, now) for _, (work, outcome) in batch])
+        for key, told in batch:
+            if self._reports.get(key) is told:
+                del self._reports[key]
+        self._should_claim = True
+
     def _on_beat(self, work: Work, details: Details) -> None:
         """Keep what an activity says of its progress: here for a next attempt, and in the store for another node."""
         held, step_id = self._held.get(work.run_id), work.step.step_id
@@ -402,6 +419,43 @@ class Node:
     # --- turns
 
     async def _take_turns(self, batch: Sequence[Held]) -> None:
+        suspects = [held for held in batch if held.loaded.head.losses and is_suspect(held.loaded.head)]
+        if not suspects:
+            await self._take_together(batch)
+            return
+        suspect, others = suspects[0], [held for held in batch if held not in suspects]
+        self._ready.add_again(held.loaded.head.run_id for held in suspects[1:])
+        try:
+            if others:
+                await self._take_together(others)
+            if suspect.loaded.head.run_id in self._held:
+                await self._try_alone(suspect)
+        except StoreError:
+            self._ready.add_again([suspect.loaded.head.run_id])
+            raise
+
+    async def _try_alone(self, suspect: Held) -> None:
+        """Let a run take its turn alone, once it is durable that it does; or pause it, if that was too often."""
+        loaded = suspect.loaded
+        poison = None if suspect.is_tried else poison_of(loaded, self._limits)
+        if poison is None:
+            if not suspect.is_tried:  # else the store failed in the middle of it
+                [answer] = await self._commit([trial_turn(loaded.head)])
+                if isinstance(answer, CommitConflict):
+                    self._lose(loaded.head.run_id, answer, suspect)
+                    return
+                suspect.loaded, suspect.is_tried = tried(loaded), True
+            await self._take_together([suspect])
+            return
+        now = await self.store.now()
+        try:
+            live = await self.lives.at_rest(loaded)
+        except (RunError, StoreCorrupt) as damage:
+            await self._put_aside(suspect, damage, now)
+            return
+        await self._play([(suspect, live, poison)], now)
+
+    async def _take_together(self, batch: Sequence[Held]) -> None:
         try:
             if self._queues.beats.has_news:  # for a next attempt to find, wherever it is made
                 await self._queues.beats.flush(unsuccessful(batch))
@@ -429,6 +483,9 @@ class Node:
         turns = self.run_queue.with_tickets(turns)
         if self._definitions.allow_cross_tenant_signals:
             turns = [replace(turn, crosses_tenants=True) if turn.sends else turn for turn in turns]
+        for place, (held, _, _) in enumerate(drafts):
+            if held.losses_after:
+                turns[place] = replace(turns[place], losses=held.losses_after)
         answers = await self._commit(turns)
         self.run_queue.notice_starts(turns)
         refused: list[tuple[Held, RunError]] = []
@@ -440,7 +497,7 @@ class Node:
             else:
                 if turn.dead:
                     mourn(turn.dead)
-                self._after(held, live, draft, turn.release, now)
+                self._after(held, live, draft, turn, now)
         self.lives.trim()
         return refused
 
@@ -454,8 +511,10 @@ class Node:
         if held.drafted is not None and (drafted := held.take_drafted(live)) is not None:
             return self._drafted(held, live, drafted.draft, drafted.problem)
         was = held.inputs, held.is_fresh
-        inputs = [*self._lost(held, live.state, now), *held.inputs] if held.is_fresh else held.inputs
+        lost = self._lost(held, live.state, now) if held.is_fresh else []
+        inputs = [*lost, *held.inputs] if lost else held.inputs
         held.taken, held.inputs, held.is_fresh = held.inputs, [], False
+        held.losses_after = losses_after(held.loaded.head, problem, self._limits, has_lost=bool(lost))
         held.refused = self._refusals.take(held.loaded)
         if held.refused is not None:  # what came in leads to what cannot be
             problem = held.refused
@@ -498,6 +557,8 @@ class Node:
         if self._is_stopping:
             return True
         open_steps = draft.state.open_steps
+        if self._reports and any(run_id == draft.state.run_id for run_id, _ in self._reports):
+            return True
         for step_id in chain(draft.dispatch, self._workers.steps_of(draft.state.run_id)):
             if step_id in open_steps:  # else the turn itself has closed it
                 return True
@@ -563,9 +624,10 @@ class Node:
     def _lost(self, held: Held, state: RunState, now: Instant) -> list[NodeLost]:
         """Return word of activities that nobody carries out, as far as they are known here."""
         lost = [step for step in held.lost_steps(state, now) if self._dispatcher.is_known(state.run_id, step)]
+        lost = [step for step in lost if (state.run_id, step.step_id) not in self._reports]
         return [NodeLost(s.step_id) for s in lost if not self._workers.is_working_on(state.run_id, s.step_id)]
 
-    def _after(self, held: Held, live: LiveRun, draft: TurnDraft, is_released: bool, now: Instant) -> None:
+    def _after(self, held: Held, live: LiveRun, draft: TurnDraft, turn: Turn | None, now: Instant) -> None:
         """Perform the effects of a turn that is durable."""
         run_id = draft.state.run_id
         live.settle(draft.state)
@@ -588,11 +650,11 @@ class Node:
             self.lives.forget(run_id)
             self.finishes.tell(run_id, draft.state.version, draft.events[-1] if draft.events else None)
             self.run_queue.notice_end(draft.state.plan_id)
-        if is_released or is_finished:
+        if is_finished or (turn is not None and turn.release):
             if self._held.get(run_id) is held:  # what came in meanwhile is about steps that this turn has closed
                 del self._held[run_id]
         else:
-            held.advance(draft)
+            held.advance(draft, 0 if turn is None else turn.losses)
 
     def _lose(self, run_id: str, conflict: CommitConflict, held: Held) -> None:
         """Let go of a run that somebody else has taken, or whose turn cannot be: its next turn pauses it.

@@ -305,7 +305,14 @@ def _step(job: Job) -> OpenStep:
     )
 
 
-def _outcome(job: Job, outcome: Outcome | ErrorInfo) -> ActivityOutcome:
+def outcome_message(work: Work, outcome: Outcome, now: Instant) -> Message:
+    """Return the message by which a run hears of an outcome that is made durable before."""
+    step = work.step
+    token = retry_token(step.step_id, step.engine_attempt_id)
+    return activity_completed(work.run_id, step.step_id, token, _outcome(step, outcome), now)
+
+
+def _outcome(job: Job | OpenStep, outcome: Outcome | ErrorInfo) -> ActivityOutcome:
     """Return an outcome as it is sent, with the attempt that it is of."""
     logical, engine = job.logical_attempt_id, job.engine_attempt_id
     sent = ActivityOutcome(logical_attempt_id=logical, engine_attempt_id=engine)

@@ -119,6 +119,8 @@ class RunHead(Struct, frozen=True, kw_only=True, gc=False):
     lease_epoch: int
     queued_at: Instant | None = None
     """Since when it waits at its gate; None: it does not."""
+    losses: int = 0
+    """How many nodes went away while they had it, since a turn of it was last committed. See `Turn.losses`."""
 
 
 class LoadedRun(Struct, frozen=True, kw_only=True, gc=False):

@@ -121,6 +121,9 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     Signals reach runs of the same tenant, project and environment; with `crosses_tenants` all.
     `dead` are messages that it gives up, and consumes.
     `jobs` go into queues, after `jobs_closed` names the steps whose jobs, and what was said of their progress, go.
+    `losses` is what the run's count of lost nodes is after it: 0, unless the turn tells that another one is about to
+    be tried. A claim from a node that is gone counts one more, up to `SUSPECT_LOSSES`: a run that is lost more often is
+    counted by who tries it, so that it is not blamed for what other runs of the same node did.
     """
 
     run_id: str
@@ -143,6 +146,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     jobs_closed: tuple[str, ...] = ()
     dead: tuple[DeadLetter, ...] = ()
     crosses_tenants: bool = False
+    losses: int = 0
 
 
 _AWAITED = frozenset({RunStarted, UpdateCompleted})

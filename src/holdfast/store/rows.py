@@ -34,7 +34,7 @@ _audit = msgspec.json.Decoder(AuditEntry)
 HEAD = (
     "runs.run_no, run_id, tenant, project, environment, plan_id, plan_version, run_request_id, parent_run_id, "
     "reference_key, tags, status, version, snapshot, created_at, updated_at, finished_at, inbox_seq, ready_at, "
-    "lease_owner, lease_epoch, queued_at"
+    "lease_owner, lease_epoch, queued_at, losses"
 )
 EVENT = (
     "run_seq, event_id, event_type, step_id, engine_attempt_id, logical_attempt_id, data, idempotency_key, emitted_at, "
@@ -126,6 +126,7 @@ def _head_of(row: tuple[Any, ...]) -> RunHead:
         lease_owner=row[19],
         lease_epoch=row[20],
         queued_at=row[21],
+        losses=row[22],
     )
 
 

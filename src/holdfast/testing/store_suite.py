@@ -30,7 +30,7 @@ from holdfast.testing.store_suite_first_signals import FirstSignalSuite
 from holdfast.testing.store_suite_gates import GateSuite
 from holdfast.testing.store_suite_letters import LetterSuite
 from holdfast.testing.store_suite_lifecycle import LifecycleSuite
-from holdfast.testing.store_suite_lives import LivesSuite
+from holdfast.testing.store_suite_lives import LivesSuite, LossSuite
 from holdfast.testing.store_suite_outcomes import OutcomeSuite
 from holdfast.testing.store_suite_plans import PlanSuite
 from holdfast.testing.store_suite_purge import PurgeSuite
@@ -49,6 +49,7 @@ class StoreSuite(
     TurnSuite,
     ClaimSuite,
     LivesSuite,
+    LossSuite,
     PlanSuite,
     QueueSuite,
     GateSuite,

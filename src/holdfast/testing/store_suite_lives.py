@@ -1,6 +1,7 @@
 """The store suite, lives of nodes: who comes back under a name takes over, and who was taken over from finds out."""
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.errors import LeaseExpired, NodeSuperseded
 from holdfast.store.port import Beat, CommitConflict, Committed, Store
@@ -113,3 +114,56 @@ class LivesSuite(SuiteBase):
         assert attempts(await take(store, "web#2")) == [("a", 2)]
         stale = Beat(run_id="run-1", step_id="a", queue="mail", engine_attempt_id=1)
         assert await store.beat("web#1", [stale], VISIBLE_MS) == [False]
+
+
+class LossSuite(SuiteBase):
+    """How often nodes went away with a run."""
+
+    async def _lose(self, store: Store, clock: VirtualClock, name: str) -> int:
+        """Let the run's owner go away, claim the run with another node, and return how often it was lost."""
+        clock.advance(ms=30_000)
+        [run] = await SampleNode(store, name).claim()
+        return run.head.losses
+
+    @pytest.mark.contract("OWN-3")
+    async def test_claims_from_nodes_that_are_gone_are_counted_up_to_a_bound(
+        self, store: Store, clock: VirtualClock, node: SampleNode
+    ) -> None:
+        """Beyond it who tries the run says how often it was lost; so a claim never blames it."""
+        await node.start("run-1", wait("go"))
+        assert (await node.load("run-1")).head.losses == 0
+        assert [await self._lose(store, clock, f"node-{n}") for n in "bcdef"] == [1, 2, 2, 2, 2]
+
+    @pytest.mark.contract("OWN-3")
+    async def test_a_turn_sets_the_count(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
+        """To 0, unless it says otherwise, with or without events; claims count on from there."""
+        await node.start("run-1", wait("go"))
+        for name, before, after in (("b", 1, 0), ("c", 1, 5), ("d", 5, 5), ("e", 5, 0), ("f", 1, 1)):
+            assert await self._lose(store, clock, f"node-{name}") == before
+            heir = SampleNode(store, f"node-{name}")
+            loaded = await heir.load("run-1")
+            turn = await heir.turn(loaded, marker(f"mark-{name}")) if name in "be" else await heir.turn(loaded)
+            assert isinstance(await heir.commit(replace(turn, losses=after)), Committed)
+            assert (await heir.load("run-1")).head.losses == after
+
+    @pytest.mark.contract("OWN-3")
+    async def test_what_is_given_back_or_claimed_again_is_not_lost(self, store: Store, node: SampleNode) -> None:
+        """Nor does a turn that comes too late change the count."""
+        run = await node.start("run-1", wait("go"))
+        late = replace(await node.turn(run, marker("late")), losses=7)
+        await store.release("node-a")
+        other = SampleNode(store, "node-b")
+        for _ in range(2):
+            [run] = await other.claim()
+            assert run.head.losses == 0
+        assert isinstance(await node.commit(late), CommitConflict)
+        assert (await other.load("run-1")).head.losses == 0
+
+    @pytest.mark.contract("OWN-1", "OWN-3")
+    async def test_what_a_former_life_held_was_lost(self, store: Store) -> None:
+        """However soon the node comes back."""
+        await SampleNode(store, "web#1").start("run-1", wait("go"))
+        later = SampleNode(store, "web#2")
+        await later.renew(is_start=True)
+        [run] = await store.claim("web#2", 10)
+        assert run.head.losses == 1

@@ -347,6 +347,7 @@ class Run:
             lease_owner=None if is_finished or turn.release else self.head.lease_owner,
             ready_at=None if is_finished else self._ready_at(turn.seen_inbox_seq, now),
             queued_at=None if is_finished else self.head.queued_at,
+            losses=turn.losses,
         )
 
     def _ready_at(self, seen_inbox_seq: int, now: Instant) -> Instant | None:

@@ -22,7 +22,7 @@ from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settled, Settleme
 from holdfast.core.messages import Message, Signal, SignalRequest
 from holdfast.core.records import Task, Wait
 from holdfast.errors import StoreUnavailable
-from holdfast.limits import Limits
+from holdfast.limits import SUSPECT_LOSSES, Limits
 from holdfast.ports import Clock, SystemClock
 from holdfast.store import examining, guards, outgoing, port
 from holdfast.store.memory import reading
@@ -269,8 +269,11 @@ class MemoryStore:
         claimed = []
         for _, run_id in sorted(eligible, key=lambda entry: entry[0])[:limit]:
             run = self._runs[run_id]
-            epoch = run.head.lease_epoch + (run.head.lease_owner != node)
-            run.head = replace(run.head, lease_owner=node, lease_epoch=epoch)
+            owner, losses = run.head.lease_owner, run.head.losses
+            epoch = run.head.lease_epoch + (owner != node)
+            if owner is not None and owner != node:
+                losses = max(losses, min(losses + 1, SUSPECT_LOSSES))
+            run.head = replace(run.head, lease_owner=node, lease_epoch=epoch, losses=losses)
             run.wake(now)
             claimed.append(run.loaded(now))
         return claimed

@@ -226,7 +226,7 @@ BEGIN
 
     WITH written AS (
         UPDATE holdfast.runs r
-        SET status = t.status, version = t.version + t.events, snapshot = t.snapshot, updated_at = o_now,
+        SET status = t.status, version = t.version + t.events, snapshot = t.snapshot, updated_at = o_now, losses = 0,
             finished_at = CASE WHEN t.is_end THEN coalesce(r.finished_at, o_now) END,
             lease_owner = CASE WHEN NOT t.is_end AND NOT t.is_release THEN r.lease_owner END,
             ready_at = CASE WHEN NOT t.is_end THEN least(
@@ -239,6 +239,11 @@ BEGIN
         RETURNING r.run_no, (r.lease_owner, r.ready_at) IS DISTINCT FROM (t.owner, t.ready_at) AS is_changed
     )
     SELECT array_agg(run_no) INTO v_changed FROM written WHERE is_changed;
+    IF p_more ? 'losses' THEN
+        UPDATE holdfast.runs r SET losses = x.losses
+        FROM jsonb_to_recordset(p_more -> 'losses') AS x (turn int, losses bigint)
+        WHERE r.run_no = v_numbers[x.turn];
+    END IF;
     IF v_changed IS NOT NULL THEN
         PERFORM holdfast.enter_1(v_changed, o_now);
     END IF;
@@ -1156,7 +1161,7 @@ RETURNS TABLE (
     run_no bigint, run_id text, tenant text, project text, environment text, plan_id text, plan_version text,
     run_request_id text, parent_run_id text, reference_key text, tags text, status text, version bigint,
     snapshot text, created_at bigint, updated_at bigint, finished_at bigint, inbox_seq bigint, ready_at bigint,
-    lease_owner text, lease_epoch bigint, queued_at bigint, o_now bigint, messages text[], s_seq bigint[],
+    lease_owner text, lease_epoch bigint, queued_at bigint, losses bigint, o_now bigint, messages text[], s_seq bigint[],
     s_name text[], s_signal text[], s_step text[], s_at bigint[], s_payload text[], s_received bigint[],
     s_by text[], is_whole boolean, records text[], d_step text[], d_details text[]
 ) LANGUAGE plpgsql
@@ -1166,7 +1171,7 @@ BEGIN
     RETURN QUERY
     SELECT r.run_no, r.run_id, r.tenant, r.project, r.environment, r.plan_id, r.plan_version, r.run_request_id,
         r.parent_run_id, r.reference_key, r.tags, r.status, r.version, r.snapshot, r.created_at, r.updated_at,
-        r.finished_at, r.inbox_seq, r.ready_at, r.lease_owner, r.lease_epoch, r.queued_at, p_now,
+        r.finished_at, r.inbox_seq, r.ready_at, r.lease_owner, r.lease_epoch, r.queued_at, r.losses, p_now,
         m.messages, s.seqs, s.names, s.signals, s.steps, s.ats, s.payloads, s.receiveds, s.bys,
         f.is_full IS NULL, c.records, d.steps, d.details
     FROM unnest(p_runs) WITH ORDINALITY AS t (no, ord)
@@ -1297,7 +1302,8 @@ BEGIN
     IF o_runs IS NOT NULL THEN
         WITH taken AS (
             UPDATE holdfast.runs
-            SET lease_owner = p_node, lease_epoch = lease_epoch + 1, ready_at = least(ready_at, o_now)
+            SET lease_owner = p_node, lease_epoch = lease_epoch + 1, ready_at = least(ready_at, o_now),
+                losses = losses + (lease_owner IS NOT NULL AND losses < 2)::int  -- limits.SUSPECT_LOSSES
             WHERE run_no = ANY (o_runs) AND lease_owner IS DISTINCT FROM p_node
             RETURNING run_no
         )

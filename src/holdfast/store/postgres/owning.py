@@ -136,7 +136,7 @@ async def load(server: Server, run_ids: Sequence[str], now: Instant | None) -> l
 def loaded_of(row: Any) -> port.LoadedRun:
     """Return the run that a row of LOADED describes."""
     head = rows.head_of(row)
-    messages, seqs, names, signals, steps, ats, payloads, receiveds, bys, is_whole, *rest = tuple(row)[22:]
+    messages, seqs, names, signals, steps, ats, payloads, receiveds, bys, is_whole, *rest = tuple(row)[23:]
     records, d_steps, details = rest
     return port.LoadedRun(
         head=head,

@@ -43,8 +43,8 @@ BATCHES_AROUND = 20
 _AS_EXPECTED = "WHERE run_no = ? AND run_id = ? AND version = ? AND lease_epoch = ?"
 
 _UPDATE_RUN = f"""
-UPDATE runs SET status = ?, version = ?, snapshot = ?, updated_at = ?, finished_at = coalesce(finished_at, ?),
-    lease_owner = CASE WHEN ? THEN lease_owner END,
+UPDATE runs SET status = ?, version = ?, snapshot = ?, updated_at = ?, losses = 0,
+    finished_at = coalesce(finished_at, ?), lease_owner = CASE WHEN ? THEN lease_owner END,
     ready_at = nullif(min(
         CASE WHEN inbox_seq > ? THEN ? ELSE {NEVER} END,
         coalesce((SELECT min(due_at) FROM messages WHERE run_no = ?), {NEVER})
@@ -56,7 +56,7 @@ UPDATE runs SET status = ?, version = ?, snapshot = ?, updated_at = ?, finished_
 """
 
 _UPDATE_STATE = f"""
-UPDATE runs SET status = ?, version = ?, snapshot = ?, updated_at = ?
+UPDATE runs SET status = ?, version = ?, snapshot = ?, updated_at = ?, losses = 0
 {_AS_EXPECTED} AND finished_at IS NULL AND ready_at IS NULL AND inbox_seq <= ?
 """
 """For a turn after which its run is as ready as before, and its node's: no index has to be touched."""
@@ -376,6 +376,9 @@ def _write(db: sqlite3.Connection, winners: list[tuple[int, port.Turn, bool]], n
         db.execute(LEAVE, (numbers,))
     updated = db.executemany(_UPDATE_RUN, runs).rowcount if runs else 0
     updated += db.executemany(_UPDATE_STATE, states).rowcount if states else 0
+    losses = [(turn.losses, run_no) for run_no, turn, _ in winners if turn.losses]
+    if losses:
+        db.executemany("UPDATE runs SET losses = ? WHERE run_no = ?", losses)
     return updated == len(winners)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from holdfast.core.instants import Instant
 from holdfast.errors import StoreCorrupt
+from holdfast.limits import SUSPECT_LOSSES
 from holdfast.store import guards, port
 from holdfast.store.rows import node_with_other_code, plan_keys
 from holdfast.store.sqlite import rows
@@ -97,6 +98,7 @@ def take_over(db: sqlite3.Connection, chosen: list[int], node: str, now: Instant
     """Let these runs belong to the node, and load them. What makes no sense is left for a while."""
     db.executemany(
         "UPDATE runs SET lease_epoch = lease_epoch + (lease_owner IS NOT ?1), lease_owner = ?1, "
+        f"losses = losses + (losses < {SUSPECT_LOSSES} AND lease_owner <> ?1 AND lease_owner IS NOT NULL), "
         "ready_at = min(?2, coalesce(ready_at, ?2)) WHERE run_no = ?3",
         [(node, now, run_no) for run_no in chosen],
     )
