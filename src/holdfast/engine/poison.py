@@ -54,6 +54,7 @@ def trial_turn(head: RunHead) -> Turn:
         expected_version=head.version,
         epoch=head.lease_epoch,
         snapshot=head.snapshot or RuntimeSnapshot(status=head.status, state_version=head.version),
+        seen_inbox_seq=head.inbox_seq,
         losses=head.losses + 1,
     )
 
