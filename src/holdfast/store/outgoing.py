@@ -54,12 +54,15 @@ def unreachable(turn: Turn, item: Any, runs: Mapping[str, Whose]) -> Refused | N
     """Return the refusal of what a run may not send to another: as if that were not there.
 
     What the engine itself sends goes to the children of a run. What a workflow sends stays inside its tenant, project
-    and environment, unless its app allows more. `runs` holds those that are concerned, and are there.
+    and environment, unless its app allows more. `runs` holds those that are concerned, and are there. One that has come
+    since they were looked at is not: nobody knows whose it is.
     """
     concerns = concerned(turn, item)
-    if not concerns or not all(run_id in runs for run_id in concerns):
+    if not concerns:
         return None
-    sender, target = (runs[run_id] for run_id in concerns)
+    sender, target = (runs.get(run_id) for run_id in concerns)
+    if sender is None or target is None:
+        return Refused(no_such_run(item.run_id))
     if item.name.startswith(RESERVED_PREFIX):
         is_near = target.parent_run_id == turn.run_id
     else:
