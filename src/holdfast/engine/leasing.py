@@ -1,32 +1,87 @@
-"""Keeps a node's lease: what it holds stays its own for as long as it says in time that it is there."""
+"""Keeps a node's lease: what it holds stays its own for as long as it says in time that it is there.
+
+The loop renews it. A turn that takes long, or anything else that does not await, holds the loop up; then a thread does
+it instead, if the store can be asked by one, but not for ever: a loop that never answers again is a node that is gone,
+and others must go on with its runs.
+"""
 
 import asyncio
 import logging
+import threading
 from collections.abc import Awaitable, Callable
 
-from holdfast.errors import StoreError
+from holdfast.errors import HoldfastError, StoreError
 
 logger = logging.getLogger("holdfast.node")
 
+Extend = Callable[[str, int], None]
+"""Extends the lease of a node that is current, from any thread."""
+
+
+class LeaseGuard:
+    """Renews a lease in a thread while the loop is held up."""
+
+    def __init__(self, extend: Extend, node: str, lease_ms: int, blocked_s: float) -> None:
+        self._extend = extend
+        self._node = node
+        self._lease_ms = lease_ms
+        self._blocked_s = blocked_s
+        self._loop = asyncio.get_running_loop()
+        self._answered_at = self._loop.time()
+        self._is_over = threading.Event()
+        self.extensions = 0
+        """How often the thread had to renew."""
+        threading.Thread(target=self._watch, name=f"lease of {node}", daemon=True).start()
+
+    def answer(self) -> None:
+        """Take note that the loop is there, and has renewed."""
+        self._answered_at = self._loop.time()
+
+    def stop(self) -> None:
+        """Renew no more."""
+        self._is_over.set()
+
+    def _watch(self) -> None:
+        """Look three times in the length of a lease; the loop is late if it has missed its time by half as much."""
+        third_s = self._lease_ms / 3_000
+        while not self._is_over.wait(third_s / 2):
+            silent_s = self._loop.time() - self._answered_at
+            if 1.5 * third_s <= silent_s <= self._blocked_s:
+                try:
+                    self._extend(self._node, self._lease_ms)
+                    self.extensions += 1
+                except HoldfastError:
+                    logger.warning("node %s could not renew its lease beside its loop", self._node, exc_info=True)
+
 
 async def keep_lease(
-    renew: Callable[[], Awaitable[None]], node: str, lease_ms: int, has_failed: Callable[[], bool]
+    renew: Callable[[], Awaitable[None]],
+    node: str,
+    lease_ms: int,
+    has_failed: Callable[[], bool],
+    guard: LeaseGuard | None = None,
 ) -> None:
     """Renew the lease of a node three times in its length, until the node has failed.
 
     Raise `NodeSuperseded` if another process has taken over the name of the node.
     """
     loop, third_s = asyncio.get_running_loop(), lease_ms / 3_000
-    while True:
-        due = loop.time() + third_s
-        await asyncio.sleep(third_s)
-        if has_failed():
-            return  # the lease runs out, and others go on with what is held here
-        late_s = loop.time() - due
-        if late_s > third_s:
-            text = "node %s was blocked for %.1f s, and may have lost its runs: something on its loop does not await"
-            logger.warning(text, node, late_s)
-        try:
-            await renew()
-        except StoreError:
-            logger.warning("node %s could not renew its lease", node, exc_info=True)
+    try:
+        while True:
+            due = loop.time() + third_s
+            await asyncio.sleep(third_s)
+            if has_failed():
+                return  # the lease runs out, and others go on with what is held here
+            late_s = loop.time() - due
+            if late_s > third_s:
+                text = "node %s was blocked for %.1f s%s: something on its loop does not await"
+                logger.warning(text, node, late_s, "" if guard is not None else ", and may have lost its runs")
+            try:
+                await renew()
+                if guard is not None:
+                    guard.answer()
+            except StoreError:
+                logger.warning("node %s could not renew its lease", node, exc_info=True)
+    finally:
+        if guard is not None:
+            guard.stop()

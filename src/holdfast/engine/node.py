@@ -29,7 +29,7 @@ from holdfast.engine.finishes import Finishes
 from holdfast.engine.first_turns import First, FirstTurns
 from holdfast.engine.held import Held, unsuccessful
 from holdfast.engine.known import Known, KnownDefinitions
-from holdfast.engine.leasing import keep_lease
+from holdfast.engine.leasing import LeaseGuard, keep_lease
 from holdfast.engine.live import Definitions, LiveRun, pause_turn, take_turn
 from holdfast.engine.live_runs import LiveRuns
 from holdfast.engine.news import mourn, tell
@@ -114,6 +114,7 @@ class Node:
         self._to_load: list[str] = []
         self.completion_key = ""
         self._should_claim = True
+        self._guard: LeaseGuard | None = None
         self._is_stopping = False
         self._is_idle = False
         self._claiming: asyncio.Task[None] | None = None
@@ -127,10 +128,13 @@ class Node:
         await self.store.renew(self.name, self._options.lease_ms, self.known.published(), True)
         self.completion_key = self._workers.key = await completion_key(self.store)
         self._listener = self.store.wakeups.listen()
+        extend = getattr(self.store, "extend_lease", None)
+        if extend is not None:
+            self._guard = LeaseGuard(extend, self.name, self._options.lease_ms, self._options.blocked_s)
         self._pumping = [asyncio.create_task(self._pump(), name="pump")] if self._options.takes_runs else []
         self._tasks = [
             asyncio.create_task(
-                keep_lease(self._renew, self.name, self._options.lease_ms, self._has_failed), name="lease"
+                keep_lease(self._renew, self.name, self._options.lease_ms, self._has_failed, self._guard), name="lease"
             ),
             asyncio.create_task(self._hear(), name="wake-ups"),
             asyncio.create_task(self._watch(), name="finishes"),
@@ -160,6 +164,8 @@ class Node:
 
     async def _give_back(self) -> None:
         """End every part of the node, then its lease. What ends the parts does not wait: it cannot be interrupted."""
+        if self._guard is not None:
+            self._guard.stop()
         for task in self._tasks:
             task.cancel()
         if given_up := self._workers.busy + self._queues.busy:

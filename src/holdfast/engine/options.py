@@ -33,6 +33,9 @@ class NodeOptions(Struct, frozen=True, kw_only=True):
     turn_s: float | None = 5.0
     """How long a workflow's code may block the node before it is stopped; None or 0, for a debugger, sets no bound."""
 
+    blocked_s: float = 60.0
+    """How long the lease is kept while the node's loop does not answer, because a turn, or anything, holds it up."""
+
     queues: tuple[str, ...] = ()
     """The queues whose activities are carried out here."""
 
@@ -56,7 +59,7 @@ class NodeOptions(Struct, frozen=True, kw_only=True):
                 raise InvalidInput(f"{field} is a whole number from 1, not {value!r}", field=field)
         if type(self.live_runs) is not int or self.live_runs < 0:
             raise InvalidInput(f"live_runs is a whole number from 0, not {self.live_runs!r}", field="live_runs")
-        for field in ("safety_poll_s", "drain_s", "turn_s"):
+        for field in ("safety_poll_s", "drain_s", "turn_s", "blocked_s"):
             value = getattr(self, field)
             if field == "turn_s" and value is None:
                 continue

@@ -6,6 +6,7 @@ its kind may start: at the oldest place that was alive, but never later than wha
 Now and then one starts at the very beginning, so that what was committed later than anybody thought is found too.
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,9 +18,11 @@ from holdfast.core.records import ActivityRecord
 from holdfast.errors import StoreCorrupt
 from holdfast.limits import MAILBOX_SIGNALS
 from holdfast.store import guards, port, rows
+from holdfast.store.postgres.address import Address
 from holdfast.store.postgres.columns import askable, columns
+from holdfast.store.postgres.faults import fault_of
 from holdfast.store.postgres.letters import bury_unreadable
-from holdfast.store.postgres.server import Db, Server, Session
+from holdfast.store.postgres.server import Db, Server, Session, connect, in_schema
 
 HEAD = ", ".join(f"l.{name.strip().rpartition('.')[2]}" for name in rows.HEAD.split(","))
 LOADED = (
@@ -55,6 +58,11 @@ WHERE n.node <> $2 AND n.plans IS NOT NULL AND holdfast.lease_end_1(n.lease_unti
 ORDER BY n.node
 """
 HAND_OVER = "SELECT o_moved FROM holdfast.hand_over_1($1, $2, $3, $4)"
+EXTEND = """
+UPDATE holdfast.nodes n SET lease_until = greatest(n.lease_until, t.now + $3)
+FROM (SELECT holdfast.time_1($1) AS now) t
+WHERE n.node = $2 AND n.lease_until > t.now AND holdfast.lease_end_1(n.lease_until, t.now) > t.now
+"""
 MISSING = "SELECT o_plan, o_version, o_since FROM holdfast.missing_1($1, $2)"
 RELEASE = "SELECT o_now, o_freed FROM holdfast.release_1($1, $2, $3)"
 TAKE = "SELECT o_attempt, o_details, o_job FROM holdfast.take_1($1, $2, $3, $4, $5, $6)"
@@ -224,6 +232,22 @@ async def renew(
     if until is None:
         raise guards.superseded(node)
     return heard, until
+
+
+async def extend(address: Address, node: str, lease_ms: int, now: Instant | None) -> None:
+    """Extend a lease that is current, on a connection of its own."""
+    try:
+        async with asyncio.timeout(lease_ms / 1_000):
+            connection = await connect(address)
+            try:
+                await connection.execute(in_schema(EXTEND, address.schema), now, node, lease_ms * 1_000)
+            finally:
+                connection.terminate()
+    except Exception as problem:
+        fault = fault_of(problem, address.shown)
+        if fault is None:
+            raise
+        raise fault.error from problem
 
 
 async def find_missing(server: Server, late_ms: int, now: Instant | None) -> list[port.Missing]:

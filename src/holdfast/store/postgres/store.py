@@ -187,6 +187,11 @@ class PostgresStore:
             self._ring_soon()
         return lease_until
 
+    def extend_lease(self, node: str, lease_ms: int) -> None:
+        """Extend a lease that is current, from any thread, while the loop is held up, on a connection of its own."""
+        now = None if self._clock is None else self._clock.now()
+        asyncio.run(owning.extend(self._server.address, node, lease_ms, now))
+
     async def release(self, node: str, run_ids: Sequence[str] | None = None) -> int:
         guards.check_values(node=node)
         guards.check_ids(run_ids or ())

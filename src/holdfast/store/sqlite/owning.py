@@ -65,6 +65,7 @@ SELECT plan_id, plan_version, since FROM (
     WHERE {rows.IS_CURRENT} AND (plans IS NULL OR {PLAN_KEY} IN (SELECT value FROM json_each(plans)))
 ) ORDER BY since, plan_id, plan_version
 """
+EXTEND = f"UPDATE nodes SET lease_until = max(lease_until, :until) WHERE node = :node AND {rows.IS_CURRENT}"
 END_LIVES = (
     "UPDATE nodes SET lease_until = min(lease_until, :now) WHERE node > :first AND node < :last AND node <> :node",
     """UPDATE jobs SET visible_at = :now

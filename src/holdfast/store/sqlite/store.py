@@ -7,6 +7,7 @@ number of processes on one machine may share the file; a network file system may
 import asyncio
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -21,6 +22,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settled, Settlement
 from holdfast.core.messages import Message, Signal, SignalRequest
 from holdfast.core.records import Task, Wait
+from holdfast.errors import StoreUnavailable
 from holdfast.limits import Limits
 from holdfast.ports import Clock, SystemClock
 from holdfast.store import guards, port
@@ -166,6 +168,15 @@ class SqliteStore:
     ) -> Instant:
         guards.check_lease(node, lease_ms, plans)
         return await self._write(lambda db, now: owning.renew(db, node, lease_ms, plans, is_start, now), rings=is_start)
+
+    def extend_lease(self, node: str, lease_ms: int) -> None:
+        """Extend a lease that is current, from any thread, while the loop is held up. Opens the file for itself."""
+        try:
+            with closing(sqlite3.connect(self._database.path, timeout=lease_ms / 1_000, isolation_level=None)) as db:
+                now = self._clock.now()
+                db.execute(owning.EXTEND, {"node": node, "until": now + lease_ms * 1_000, "now": now})
+        except sqlite3.Error as problem:
+            raise StoreUnavailable(f"{self._database.path}: the lease could not be extended: {problem}") from problem
 
     async def release(self, node: str, run_ids: Sequence[str] | None = None) -> int:
         guards.check_values(node=node)
