@@ -246,6 +246,7 @@ async def fill(address: str) -> None:
 @pytest.mark.contract("STO-1", "TSK-1")
 async def test_tasks_are_found_without_walking_through_all(address: str) -> None:
     store, recorder = await recorded(address)
+    store._lists = store._server  # whose plans are looked at
     await fill(address)
     await SampleNode(store).start("run-1", task("a", roles=("boss",), assignee="ann"))
     for query, index in (
