@@ -11,6 +11,8 @@ import pytest
 from holdfast.core.codec import encode
 from holdfast.core.messages import SignalRequest
 from holdfast.limits import SEARCH_WORDS
+from holdfast.service import watching
+from holdfast.service.listing import RESET, Listing
 from holdfast.service.options import ServiceOptions
 from holdfast.service.rates import SEARCH_COST
 from holdfast.store.port import RunQuery
@@ -278,3 +280,24 @@ async def test_what_happened_to_a_task_comes_in_pages(is_rpc: bool) -> None:
             cursor = page["next"]
         assert items == whole["items"]
         assert sum(event["event_type"] == "TaskCommented" for event in items) == 5
+
+
+@pytest.mark.contract("API-3", "API-4")
+async def test_who_watches_tasks_reads_their_list_when_they_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tasks of one run that are large together are not put into one's stream, nor kept for it."""
+    monkeypatch.setattr(watching, "TASKS_BYTES", 4_000)
+    async with on_stage() as stage:
+        run_id = await stage.start("asking", who="x" * 5_000)
+        await stage.until("tasks.list", {"run_id": run_id}, lambda page: page["items"])
+        service = stage.service
+        watcher = service.watchers.of(stage.app.opened())
+        listing = Listing(frozenset({"tasks"}), lambda head: True, lambda told: True)
+        watcher.watch(listing)
+        await watcher.begun()
+        assert listing.take() == RESET
+        [task] = (await stage.rest("tasks.list", {"run_id": run_id}))[1]["items"]
+        await stage.rest("tasks.comment", {"task_id": task["task_id"], "text": "c", "actor": "ann"})
+        async with asyncio.timeout(10):
+            await listing.wake.wait()
+        assert listing.take() == RESET
+        watcher.unwatch(listing)

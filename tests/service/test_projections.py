@@ -19,9 +19,11 @@ async def test_a_snapshot_goes_on_from_its_watermark() -> None:
         begins: list[int] = []
         read_events = store.read_events
 
-        async def watched(run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
+        async def watched(run_id: str, after: int, limit: int, most_bytes: int) -> list[Event]:
+            assert limit <= 1_000
+            assert most_bytes <= 8 * 1024 * 1024, "a long history is read in parts"
             begins.append(after)
-            return list(await read_events(run_id, after, limit))
+            return list(await read_events(run_id, after, limit, most_bytes))
 
         store.read_events = watched
         assert (await stage.rest("runs.snapshot", {"run_id": run_id}))[1] == first
@@ -39,8 +41,8 @@ async def test_a_gap_is_said_and_closes() -> None:
         store: Any = stage.app.opened().store
         read_events = store.read_events
 
-        async def with_a_gap(run_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
-            return [event for event in await read_events(run_id, after, limit) if event.run_seq != 2]
+        async def with_a_gap(run_id: str, *bounds: int) -> list[Event]:
+            return [event for event in await read_events(run_id, *bounds) if event.run_seq != 2]
 
         store.read_events = with_a_gap
         stale = (await stage.rest("runs.snapshot", {"run_id": run_id}))[1]

@@ -4,6 +4,8 @@ A projection is a cache: it goes on from its watermark, and when it is lost it i
 brought up to date when it is asked for, so it cannot lag; whoever follows a run over time reports lag to the alerts.
 """
 
+import asyncio
+
 from holdfast.core.projector import Projection, catch_up
 from holdfast.core.snapshot import RunSnapshot
 from holdfast.engine.recording import head_of
@@ -12,6 +14,11 @@ from holdfast.store.port import Store
 
 KEPT = 1_000
 """How many runs' projections are kept; what was looked at longest ago goes first."""
+
+
+PAGE_EVENTS = 500
+PAGE_BYTES = 1024 * 1024
+"""How much of a history is read at a time, beside what else the store does."""
 
 
 class Projections:
@@ -29,9 +36,10 @@ class Projections:
             snapshot = RunSnapshot(run_id=run_id)
         projection = Projection(snapshot)
         while not projection.is_stale:
-            page = await store.read_events(run_id, projection.snapshot.last_event_seq)
+            page = await store.read_events(run_id, projection.snapshot.last_event_seq, PAGE_EVENTS, PAGE_BYTES)
             if not page:
                 break
+            await asyncio.sleep(0)  # a history may be long, and others wait meanwhile
             now = await store.now()
             projection, alerts = catch_up(projection, page, now)
             self._alerts.add([alert for alert in alerts if alert.code != "PROJECTOR_LAG_HIGH"], now)

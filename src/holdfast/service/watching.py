@@ -25,9 +25,9 @@ from holdfast.errors import EngineError, RateLimited, StoreError
 from holdfast.limits import PROJECTOR_LAG_MS
 from holdfast.service.alerts import Alerts
 from holdfast.service.frames import Frame, event_frame
-from holdfast.service.listing import Listing, Told
+from holdfast.service.listing import Kind, Listing, Told
 from holdfast.service.options import ServiceOptions
-from holdfast.store.port import Change, RunHead, Store
+from holdfast.store.port import Change, RunHead, Store, TaskQuery
 from holdfast.store.wakeups import Listener
 
 PAGE_EVENTS = 100
@@ -35,6 +35,9 @@ PAGE_EVENTS = 100
 
 PAGE_BYTES = 1024 * 1024
 """How large the events are together, about, that are read at a time."""
+
+TASKS_BYTES = 4 * 1024 * 1024
+"""How large the tasks of a run may be together for those who watch them to be told of each."""
 
 KEPT_BYTES = 256 * 1024
 """How much of a run is kept at most, for those who follow it."""
@@ -298,10 +301,19 @@ class Watcher:
         if any(listing.wants("tasks") for listing in self._listings):
             for change in grown.values():
                 if change.has_tasks and change.run_id in heads:
-                    tasks = await self._tasks.list(run_id=change.run_id, limit=MOST_RUNS)
+                    tasks = await self._tasks.find(
+                        TaskQuery(run_id=change.run_id, limit=MOST_RUNS, most_bytes=TASKS_BYTES)
+                    )
+                    if sum(len(task.payload) + len(task.form) for task in tasks) >= TASKS_BYTES:
+                        self._reset_watching("tasks")  # there may be more than was read
                     told += [Told("tasks", heads[change.run_id], task) for task in tasks]
         told += [Told("letters", heads[letter.run_id], letter) for letter in letters if letter.run_id in heads]
         self._hand_out(told)
+
+    def _reset_watching(self, kind: Kind) -> None:
+        for listing in self._listings:
+            if listing.wants(kind):
+                listing.reset()
 
     def _hand_out(self, told: Iterable[Told]) -> None:
         for each in told:
