@@ -137,3 +137,6 @@ OVERLOAD_RETRY_MS = 1_000
 
 MAILBOX_SIGNALS = 100
 """How many unread signals a run is loaded with whatever their names. Of more, only what its open waits can take."""
+
+DEFINITION_BYTES = 1024 * 1024
+"""How large what a workflow declares may be, as JSON Schemas."""

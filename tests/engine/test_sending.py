@@ -47,7 +47,7 @@ def approving_app() -> tuple[App, Workflow[[], str]]:
     """Return an app with a workflow that declares what it takes."""
     app = hf.App("approvals")
 
-    @app.workflow(signals={"approval": Approval})
+    @app.workflow(signals={"approval": Approval}, allow_other_signals=True)
     async def order() -> str:
         approval: Approval = await hf.wait_signal("approval")
         return approval.by
@@ -92,14 +92,19 @@ async def test_what_does_not_fit_the_declared_type_is_refused_and_leaves_no_trac
 
 
 @pytest.mark.contract("SIG-10")
-async def test_declared_types_are_published_and_other_names_stay_free(place: Place) -> None:
+async def test_declared_types_are_published_and_other_names_are_allowed_with_a_warning(place: Place) -> None:
     app, order = approving_app()
     schemas = app.signal_schemas(order)
     assert schemas.keys() == {"approval"}
     assert set(schemas["approval"]["$defs"]["Approval"]["properties"]) == {"approved", "by", "level", "colour"}
     async with place.node(app):
         run = await app.start(order)
-        await run.signal("remark", {"anything": 1})
+        warned = await run.signal("remark", {"anything": 1}, signal_id="a")
+        assert warned.warning == "workflow 'order', version '1', declares no signal 'remark'; it declares ['approval']"
+        assert await run.signal("remark", {"anything": 1}, signal_id="a") == warned
+        assert await app.signal_many(
+            [{"run_id": run.run_id, "name": "remark", "signal_id": "a", "payload": {"anything": 1}}]
+        ) == [warned]
         assert [left.name for left in await run.mailbox()] == ["remark"]
 
 

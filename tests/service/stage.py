@@ -37,7 +37,7 @@ def make_app(limits: hf.Limits | None = None) -> App:
     async def charge(order_id: str) -> str:
         raise ValueError("the card was refused")
 
-    @app.workflow(signals={"approval": Approval})
+    @app.workflow(signals={"approval": Approval, "note": Any, "other": Any})
     async def order(order_id: str, cents: int = 0) -> str:
         """Wait for an approval."""
         hf.on_query("progress", lambda: {"order_id": order_id})

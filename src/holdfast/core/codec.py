@@ -250,3 +250,23 @@ def _upcast(event_type: str, version: int, present: int, text: str | bytes) -> B
     for step in range(version, present):
         plain = UPCASTERS[event_type, step](plain)
     return _decoders[event_type].decode(_encoder.encode(plain))
+
+
+def explain_unfit(problem: Exception) -> tuple[str, str]:
+    """Return where a value does not fit its type, and why, in words that are made from the type alone."""
+    found = _WHERE.search(str(problem))
+    text = str(problem)[: found.start()] if found else str(problem)
+    if _SAFE.match(text):
+        reason = text
+    else:
+        reason = next((mild for start, mild in _MILD.items() if text.startswith(start)), "it does not fit")
+    return found[1] if found else "", reason
+
+
+_WHERE = re.compile(r" - at `(?:key in )?\$([^`]*)`$")
+_SAFE = re.compile(r"Expected `|Object missing required field `")
+_MILD = {
+    "Object contains unknown field": "Object contains a field that is not declared",
+    "Invalid enum value": "Not one of the values that are declared",
+    "Invalid value": "Not one of the values that are declared",
+}

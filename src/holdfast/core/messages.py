@@ -183,6 +183,8 @@ class AcceptedSignalResult(Struct, frozen=True, kw_only=True, gc=False):
     accepted_at: Instant
     signal_storage_key: str
     accepted: bool = True
+    warning: str | None = None
+    """What its sender should know although it was accepted: the workflow declares no signal of this name."""
 
 
 class AcceptanceRecord(Struct, frozen=True, kw_only=True, gc=False):

@@ -168,6 +168,7 @@ class App:
         name: str | None = None,
         version: str = "1",
         signals: Mapping[str, Any] | None = None,
+        allow_other_signals: bool = False,
         **limits: Unpack[LimitOptions],
     ) -> RegistersWorkflow: ...
 
@@ -178,18 +179,26 @@ class App:
         name: str | None = None,
         version: str = "1",
         signals: Mapping[str, Any] | None = None,
+        allow_other_signals: bool = False,
         **limits: Unpack[LimitOptions],
     ) -> Any:
         """Register an async function as a workflow. Use as `@app.workflow` or `@app.workflow(version="2")`.
 
-        `signals` declares the types of signals by their names: what does not fit is refused before it is stored.
+        `signals` declares the types of signals by their names: what does not fit is refused before it is stored, and so
+        are other names, unless `allow_other_signals`; then whoever sends one is warned.
         `limits` (at_once, per_key, key, rate, overload) bound its runs, of all versions: the last one's hold.
         """
         for signal in signals or ():
             check_signal_name(signal)
 
         def register(function: Callable[P, Coroutine[Any, Any, R]]) -> Workflow[P, R]:
-            definition = WorkflowDefinition(function, function.__name__ if name is None else name, version, signals)
+            definition = WorkflowDefinition(
+                function,
+                function.__name__ if name is None else name,
+                version,
+                signals,
+                allows_other_signals=allow_other_signals,
+            )
             require_step_name("a workflow's name", definition.name)
             key = (definition.name, version)
             if key in self._workflows:
@@ -384,8 +393,9 @@ class App:
             opened = observed(unobserved)
             node = Node(self._life_of(name), opened, self, self._rng, options, limits)
             self._limits, self._turn_s = limits, options.turn_s
-            await node.start()
             sender = Sender(opened, self._workflows, node.expect)
+            await sender.declarations.publish()
+            await node.start()
             self._node, self._store, self._sender = node, opened, sender
             self._opened_here = Opened(opened, node, sender, self._operators, self._workflows, self._ids)
             try:

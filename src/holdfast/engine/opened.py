@@ -110,6 +110,7 @@ class Opened(Struct, frozen=True):
             by=operators.by,
         )
         await check_start(operators, queued, run_id)
+        await self.sender.declarations.publish()  # what was registered since the node was opened
         now = await self.store.now()
         new = start_run(
             run_id or self.ids.new_id(),

@@ -1,17 +1,15 @@
 """Sending signals: checked against the types that workflows declare, and delivered many at a time."""
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
-import msgspec
-from msgspec import Raw
 from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core.audit import AuditEntry
 from holdfast.core.messages import AcceptedSignalResult, SignalRequest
+from holdfast.engine.declarations import Declarations, DeclaredByCode
 from holdfast.errors import CallerError, EngineError, HoldfastError, InvalidInput
 from holdfast.program.definitions import WorkflowDefinition
 from holdfast.program.signals import check_signal_name
@@ -19,9 +17,6 @@ from holdfast.store import port
 
 DELIVER_SIGNALS = 500
 """How many signals are delivered by one call at most."""
-
-KNOWN_RUNS = 10_000
-"""Of how many runs a sender remembers which workflow they are of."""
 
 Asked = tuple[SignalRequest, "asyncio.Future[port.Delivered]"]
 Permit = Callable[[Sequence[SignalRequest]], Awaitable[list[CallerError | None]]]
@@ -63,8 +58,7 @@ class Sender:
         """`expect` is called right before something is delivered, for the node of this process to be ready for it."""
         self._store = store
         self._expect = expect
-        self._workflows = workflows
-        self._known: dict[str, WorkflowDefinition | None] = {}
+        self.declarations = Declarations(store, workflows)
         self._asked: list[Asked] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -72,14 +66,17 @@ class Sender:
         self, request: SignalRequest, definition: WorkflowDefinition | None = None, permit: Permit | None = None
     ) -> AcceptedSignalResult:
         """Send a signal, together with others that are being sent. Raise why, if it is refused."""
-        if self._is_declared(request.name):
-            definition = definition or (await self._definitions([request.run_id]))[request.run_id]
-            check_payload(definition, request.name, request.payload)
+        if definition is not None:
+            declared = self.declarations.of(definition)
+        else:
+            declared = (await self.declarations.of_runs([request.run_id]))[request.run_id]
+        warning = None if declared is None else declared.check(request.name, request.payload)
         if permit is not None:
             [problem] = await permit([request])
             if problem is not None:
                 raise problem
-        return result_of(await self._deliver(request))
+        result = result_of(await self._deliver(request))
+        return result if warning is None else replace(result, warning=warning)
 
     async def send_many(
         self, items: Sequence[Outgoing], permit: Permit | None = None, audit: Audit | None = None
@@ -88,11 +85,7 @@ class Sender:
         answers: list[Any] = [_attempt(item) for item in items]
         if audit is not None:
             answers = [replace(one, audit=audit(one)) if isinstance(one, SignalRequest) else one for one in answers]
-        requests = [answer for answer in answers if isinstance(answer, SignalRequest)]
-        definitions = await self._definitions([r.run_id for r in requests if self._is_declared(r.name)])
-        for index, request in enumerate(answers):
-            if isinstance(request, SignalRequest) and self._is_declared(request.name):
-                answers[index] = _checked(request, definitions[request.run_id])
+        warnings = await self._check_declared(answers)
         waiting = [index for index, answer in enumerate(answers) if isinstance(answer, SignalRequest)]
         if permit is not None:
             for index, problem in zip(waiting, await permit([answers[i] for i in waiting]), strict=True):
@@ -102,7 +95,26 @@ class Sender:
             batch = waiting[start : start + DELIVER_SIGNALS]
             for index, answer in zip(batch, await self._store.deliver([answers[i] for i in batch]), strict=True):
                 answers[index] = answer.error if isinstance(answer, port.Refused) else answer.result
+        for index, warning in warnings.items():
+            if isinstance(answers[index], AcceptedSignalResult):
+                answers[index] = replace(answers[index], warning=warning)
         return answers
+
+    async def _check_declared(self, answers: list[Any]) -> dict[int, str]:
+        """Put in the place of each request that does not keep to what is declared why; return warnings for others."""
+        requests = [(index, each) for index, each in enumerate(answers) if isinstance(each, SignalRequest)]
+        declared = await self.declarations.of_runs([request.run_id for _, request in requests])
+        warnings = {}
+        for index, request in requests:
+            declaration = declared[request.run_id]
+            try:
+                warning = None if declaration is None else declaration.check(request.name, request.payload)
+            except CallerError as problem:
+                answers[index] = problem
+                continue
+            if warning is not None:
+                warnings[index] = warning
+        return warnings
 
     async def stop(self) -> None:
         """Give up what is under way; nobody knows what becomes of it."""
@@ -110,26 +122,6 @@ class Sender:
             self._task.cancel()
             await asyncio.wait([self._task])
         _fail(self._asked, _stopped())
-
-    # --- which workflow a run is of
-
-    def _is_declared(self, name: str) -> bool:
-        """Say whether any workflow declares a type for this name; else nobody has to be asked of whom a run is."""
-        return any(name in workflow.signals for workflow in self._workflows.values())
-
-    async def _definitions(self, run_ids: Sequence[str]) -> dict[str, WorkflowDefinition | None]:
-        """Return the workflows of these runs, where this app has them."""
-        unknown = [run_id for run_id in dict.fromkeys(run_ids) if run_id not in self._known]
-        found: dict[str, WorkflowDefinition | None] = dict.fromkeys(unknown)
-        for start in range(0, len(unknown), DELIVER_SIGNALS):
-            for run in await self._store.load(unknown[start : start + DELIVER_SIGNALS]):
-                if run is not None:
-                    found[run.head.run_id] = self._workflows.get((run.head.plan_id, run.head.plan_version))
-                    self._known[run.head.run_id] = found[run.head.run_id]
-        found |= {run_id: self._known[run_id] for run_id in run_ids if run_id in self._known}
-        if len(self._known) > KNOWN_RUNS:
-            self._known.clear()
-        return found
 
     # --- delivering together what is sent at the same time
 
@@ -183,7 +175,8 @@ def first_signal(run_id: str, signal: FirstSignal, definition: WorkflowDefinitio
     if not isinstance(fields, dict) or not fields.keys() <= FirstSignal.__annotations__.keys():
         raise InvalidInput("with_signal is a dict of name, payload, signal_id and actor", field="with_signal")
     request = request_of({**fields, "run_id": run_id})  # type: ignore[typeddict-item]
-    check_payload(definition, request.name, request.payload)
+    if definition.signals:
+        DeclaredByCode(definition).check(request.name, request.payload)
     return request
 
 
@@ -195,55 +188,12 @@ def result_of(answer: port.Delivered) -> AcceptedSignalResult:
     return answer.result
 
 
-def check_payload(definition: WorkflowDefinition | None, name: str, payload: Raw) -> None:
-    """Refuse a payload that does not fit the type that the workflow declares for the signal.
-
-    The error says which field and why, in words that are made from the type alone and never from the payload.
-    """
-    decoder = None if definition is None else definition.signal_decoders.get(name)
-    if decoder is None:
-        return
-    try:
-        decoder.decode(payload)
-        return
-    except (msgspec.ValidationError, RecursionError) as problem:
-        where, reason = explain_unfit(problem)
-        field = f"payload{where}"
-    raise InvalidInput(f"signal {name!r}: {field}: {reason}", field=field, reason=reason, signal_name=name) from None
-
-
-def explain_unfit(problem: Exception) -> tuple[str, str]:
-    """Return where a value does not fit its type, and why, in words that are made from the type alone."""
-    found = _WHERE.search(str(problem))
-    text = str(problem)[: found.start()] if found else str(problem)
-    if _SAFE.match(text):
-        reason = text
-    else:
-        reason = next((mild for start, mild in _MILD.items() if text.startswith(start)), "it does not fit")
-    return found[1] if found else "", reason
-
-
 _FIELDS = frozenset(SignalRequest.__struct_fields__) - {"audit"}
-_WHERE = re.compile(r" - at `(?:key in )?\$([^`]*)`$")
-_SAFE = re.compile(r"Expected `|Object missing required field `")
-_MILD = {
-    "Object contains unknown field": "Object contains a field that is not declared",
-    "Invalid enum value": "Not one of the values that are declared",
-    "Invalid value": "Not one of the values that are declared",
-}
 
 
 def _attempt(item: Outgoing) -> SignalRequest | CallerError:
     try:
         return request_of(item)
-    except CallerError as problem:
-        return problem
-
-
-def _checked(request: SignalRequest, definition: WorkflowDefinition | None) -> SignalRequest | CallerError:
-    try:
-        check_payload(definition, request.name, request.payload)
-        return request
     except CallerError as problem:
         return problem
 

@@ -112,7 +112,13 @@ class WorkflowDefinition:
     """A registered workflow."""
 
     def __init__(
-        self, function: Callable[..., Any], name: str, version: str, signals: Mapping[str, Any] | None = None
+        self,
+        function: Callable[..., Any],
+        name: str,
+        version: str,
+        signals: Mapping[str, Any] | None = None,
+        *,
+        allows_other_signals: bool = False,
     ) -> None:
         if not inspect.iscoroutinefunction(function):
             raise InvalidInput(f"a workflow is an async function, and {function.__qualname__} is not")
@@ -121,6 +127,7 @@ class WorkflowDefinition:
         self.version = version
         self.signature = Signature(function, f"workflow {name!r}")
         self.signals = dict(signals or {})
+        self.allows_other_signals = allows_other_signals
         self.signal_decoders = {name: _decoder(f"signal {name!r}", kind) for name, kind in self.signals.items()}
         self.forms: dict[str, msgspec.json.Decoder[Any]] = {}
         self.queries: dict[str, Signature] = {}

@@ -5,7 +5,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from holdfast.engine.sending import explain_unfit
+from holdfast.core.codec import explain_unfit
 from holdfast.errors import InvalidInput, MalformedRequest
 from holdfast.service.catalogue import Operation
 

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from holdfast import errors as e
-from holdfast.engine.sending import explain_unfit
+from holdfast.core.codec import explain_unfit
 from holdfast.errors import HoldfastError
 
 logger = logging.getLogger("holdfast.service")

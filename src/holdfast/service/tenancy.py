@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from holdfast.core.access import AccessToken, TokenQuery
 from holdfast.core.audit import AuditEntry, AuditQuery
+from holdfast.core.declared import PublishedDefinition
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
 from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settled, Settlement
@@ -26,6 +27,7 @@ from holdfast.store.port import (
     Found,
     LoadedRun,
     MailboxQuery,
+    Plan,
     Refused,
     RunHead,
     RunQuery,
@@ -152,6 +154,12 @@ class TenantView:
 
     def _audited(self, entry: AuditEntry) -> AuditEntry:
         return replace(entry, tenant=self.tenant, project=self.project, environment=self.environment)
+
+    async def publish_definitions(self, definitions: Sequence[PublishedDefinition]) -> None:
+        await self._store.publish_definitions(definitions)
+
+    async def find_definitions(self, plans: Sequence[Plan]) -> list[PublishedDefinition | None]:
+        return await self._store.find_definitions(plans)
 
     async def keep_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> list[AccessToken]:
         ids = tuple(token.token_id for token in tokens)

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
-from msgspec import Meta, Raw, Struct
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from msgspec.structs import replace
 
 from holdfast.core import codec
@@ -251,11 +251,13 @@ class AcceptedSignal(Struct, frozen=True, kw_only=True):
     signal_id: str
     accepted_at: datetime
     signal_storage_key: str
+    warning: str | UnsetType = UNSET
+    """What the sender should know although it was accepted."""
 
 
 def accepted_signal(result: AcceptedSignalResult) -> AcceptedSignal:
     """Return an acceptance as callers see it."""
-    return shown(AcceptedSignal, result)
+    return shown(AcceptedSignal, result, warning=UNSET if result.warning is None else result.warning)
 
 
 class WaitView(Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from msgspec.structs import asdict, replace
 from holdfast.core import codec
 from holdfast.core.access import AccessToken
 from holdfast.core.audit import AuditEntry
+from holdfast.core.declared import check_definition
 from holdfast.core.gates import RunLimit, check_limit, check_ticket
 from holdfast.core.instants import Instant
 from holdfast.core.letters import DeadLetter, Reason, Settlement
@@ -366,6 +367,15 @@ def settled_message(letter: DeadLetter, action: Settlement, status: RunStatus) -
         return replace(codec.decode(letter.envelope, Message), due_at=None, attempts=0)
     except InvalidInput:
         return InvalidInput(f"letter {letter.letter_id!r} cannot be read, so it cannot be handled again")
+
+
+def check_definitions(definitions: Sequence[Any], limits: Limits) -> None:
+    """Refuse definitions that could not be kept, or not be read again."""
+    check_batch(definitions, limits)
+    for definition in definitions:
+        problem = check_definition(definition)
+        if problem is not None:
+            raise problem
 
 
 def no_such_letter(letter_id: str) -> NotFound:

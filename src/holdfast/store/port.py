@@ -51,7 +51,8 @@ closes its step, so its outcome is recorded once. Like what goes to other runs, 
 owner and its messages are held back. It leaves, inside or waiting, with the commit that finishes it.
 
 **Definitions.** A run is of one version of one plan, and a node claims what it can run. What that is it says with its
-lease, so that what nobody alive can run is found (`find_missing`), and is not forgotten.
+lease, so that what nobody alive can run is found (`find_missing`), and is not forgotten. What a version declares is
+published by whoever has its code, so that who has not can check what is sent to its runs.
 
 **Wake-ups** (`wakeups.py`) are only hints that something may have become ready. Losing all of them costs latency.
 """
@@ -63,6 +64,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from holdfast.core.access import AccessToken, TokenQuery
 from holdfast.core.audit import AuditEntry, AuditQuery
+from holdfast.core.declared import PublishedDefinition
 from holdfast.core.events import NULL, Event, RunStarted, UpdateCompleted
 from holdfast.core.gates import RunLimit, Ticket
 from holdfast.core.instants import Instant
@@ -449,6 +451,14 @@ class Store(Protocol):
 
     async def find_tokens(self, query: TokenQuery) -> list[AccessToken]:
         """Return the tokens that the query names."""
+        ...
+
+    async def publish_definitions(self, definitions: Sequence[PublishedDefinition]) -> None:
+        """Keep what versions of workflows declare, in the place of what was published of them before."""
+        ...
+
+    async def find_definitions(self, plans: Sequence[Plan]) -> list[PublishedDefinition | None]:
+        """Return what these versions of workflows declare, as it was published last; None where nothing was."""
         ...
 
     async def read_events(

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from holdfast.core.audit import AuditEntry
 from holdfast.core.codec import decode_body, decode_ref
+from holdfast.core.declared import PublishedDefinition
 from holdfast.core.events import NULL, CallerRef, EngineRunRef, Event
 from holdfast.core.idempotency import inbox_uuid, signal_suffix
 from holdfast.core.messages import AcceptanceRecord, Message, Signal, SignalRequest
@@ -208,6 +209,12 @@ def payload_of(text: str) -> Raw:
 def acceptance_of(text: str) -> AcceptanceRecord:
     """Return the acceptance record that the text holds."""
     return _acceptances.decode(text)
+
+
+@_reading
+def definition_of(text: str) -> PublishedDefinition:
+    """Return the definition that a row holds."""
+    return msgspec.json.decode(text, type=PublishedDefinition)
 
 
 @_reading

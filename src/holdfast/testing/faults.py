@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from holdfast.core.access import AccessToken, TokenQuery
 from holdfast.core.audit import AuditEntry, AuditQuery
+from holdfast.core.declared import PublishedDefinition
 from holdfast.core.events import Event
 from holdfast.core.gates import RunLimit
 from holdfast.core.instants import Instant
@@ -195,6 +196,12 @@ class FaultyStore:
         self, ids: Sequence[str], action: Settlement, actor: str = "", audit: AuditEntry | None = None
     ) -> list[Settled | port.Refused]:
         return await self._reach(lambda: self._store.settle_dead_letters(ids, action, actor, audit), may_repeat=True)
+
+    async def publish_definitions(self, definitions: Sequence[PublishedDefinition]) -> None:
+        await self._reach(lambda: self._store.publish_definitions(definitions), may_repeat=True)
+
+    async def find_definitions(self, plans: Sequence[port.Plan]) -> list[PublishedDefinition | None]:
+        return await self._reach(lambda: self._store.find_definitions(plans))
 
     async def keep_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> list[AccessToken]:
         return await self._reach(lambda: self._store.keep_tokens(tokens, audit), may_repeat=True)

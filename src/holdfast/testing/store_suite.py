@@ -22,6 +22,7 @@ from holdfast.testing.store_suite_changes import ChangeSuite
 from holdfast.testing.store_suite_claim import ClaimSuite
 from holdfast.testing.store_suite_commit import CommitSuite
 from holdfast.testing.store_suite_create import CreateSuite
+from holdfast.testing.store_suite_definitions import DefinitionSuite
 from holdfast.testing.store_suite_deletion import DeletionSuite
 from holdfast.testing.store_suite_delivery import DeliverySuite
 from holdfast.testing.store_suite_families import FamilySuite
@@ -58,6 +59,7 @@ class StoreSuite(
     FamilySuite,
     FindSuite,
     AccessSuite,
+    DefinitionSuite,
     AuditSuite,
     ChangeSuite,
     PurgeSuite,

@@ -7,7 +7,7 @@ CREATE TABLE acceptance_records (
     record     TEXT NOT NULL,                      -- JSON AcceptanceRecord
     PRIMARY KEY (run_no, name, signal_id)
 ) WITHOUT ROWID;
-INSERT INTO "acceptance_records" VALUES(1,'early','click-1',1770206400000000,'{"workflow_id":"waiting","signal_name":"early","signal_id":"click-1","signal_storage_key":"workflow/waiting/signals/early/2026-01-28T12:00:00.000000Z_0efc2c27-052e-8aa7-8fa0-9e7fdc6294d1.json","payload_sha256":"3abf51432c3f669f8dbbc0037824e18b6e263fa34b8b05153cc0a137159c39e4","response":{"workflow_id":"waiting","signal_name":"early","signal_id":"click-1","accepted_at":1769601600000000,"signal_storage_key":"workflow/waiting/signals/early/2026-01-28T12:00:00.000000Z_0efc2c27-052e-8aa7-8fa0-9e7fdc6294d1.json","accepted":true},"accepted_at":1769601600000000,"expires_at":1770206400000000,"version":1}');
+INSERT INTO "acceptance_records" VALUES(1,'early','click-1',1770206400000000,'{"workflow_id":"waiting","signal_name":"early","signal_id":"click-1","signal_storage_key":"workflow/waiting/signals/early/2026-01-28T12:00:00.000000Z_0efc2c27-052e-8aa7-8fa0-9e7fdc6294d1.json","payload_sha256":"3abf51432c3f669f8dbbc0037824e18b6e263fa34b8b05153cc0a137159c39e4","response":{"workflow_id":"waiting","signal_name":"early","signal_id":"click-1","accepted_at":1769601600000000,"signal_storage_key":"workflow/waiting/signals/early/2026-01-28T12:00:00.000000Z_0efc2c27-052e-8aa7-8fa0-9e7fdc6294d1.json","accepted":true,"warning":null},"accepted_at":1769601600000000,"expires_at":1770206400000000,"version":1}');
 CREATE TABLE access_tokens (
     token_id     TEXT NOT NULL PRIMARY KEY,
     tenant       TEXT,                             -- NULL: for all tenants
@@ -56,6 +56,12 @@ CREATE TABLE dead_letters (
     envelope   BLOB NOT NULL                       -- JSON Message, or the bytes that were found instead
 ) WITHOUT ROWID;
 INSERT INTO "dead_letters" VALUES('13e54f40-2d0a-8cda-b712-ba0e03154f46',1,'retries exhausted','Conflict: not now','node-a',1769601600000000,NULL,'',NULL,X'7B227369676E616C5F6964223A22706F69736F6E222C2272756E5F6964223A2277616974696E67222C2274797065223A22496E7465726E616C436F6E74696E7565222C226F636375727265645F6174223A313736393630313630303030303030307D');
+CREATE TABLE definitions (
+    plan_id      TEXT NOT NULL,
+    plan_version TEXT NOT NULL,
+    definition   TEXT NOT NULL,                           -- JSON PublishedDefinition: what the version declares
+    PRIMARY KEY (plan_id, plan_version)
+) WITHOUT ROWID;
 CREATE TABLE events (
     run_no              INTEGER NOT NULL,
     run_seq             INTEGER NOT NULL,

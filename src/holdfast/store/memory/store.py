@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from holdfast.core import codec
 from holdfast.core.access import AccessToken, TokenQuery
 from holdfast.core.audit import AuditEntry, AuditQuery
+from holdfast.core.declared import PublishedDefinition
 from holdfast.core.events import Event
 from holdfast.core.gates import RunLimit, overloaded, place_in_line
 from holdfast.core.instants import Instant
@@ -58,6 +59,7 @@ class MemoryStore:
         self._clock = clock or SystemClock()
         self._limits = limits or Limits()
         self._runs: dict[str, Run] = {}
+        self._definitions: dict[port.Plan, PublishedDefinition] = {}
         self._requests: dict[str, str] = {}
         self._nodes: dict[str, Instant] = {}
         self._known: dict[str, frozenset[port.Plan]] = {}
@@ -533,6 +535,14 @@ class MemoryStore:
         return port.Refused(guards.no_such_letter(letter_id))
 
     # --- access
+
+    async def publish_definitions(self, definitions: Sequence[PublishedDefinition]) -> None:
+        guards.check_definitions(definitions, self._limits)
+        self._definitions |= {(one.plan_id, one.plan_version): one for one in definitions}
+
+    async def find_definitions(self, plans: Sequence[port.Plan]) -> list[PublishedDefinition | None]:
+        guards.check_plans(plans)
+        return [self._definitions.get(plan) for plan in plans]
 
     async def keep_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> list[AccessToken]:
         guards.check_tokens(tokens, self._limits)

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from holdfast.core.access import AccessToken, TokenQuery
 from holdfast.core.audit import AuditEntry, AuditQuery
+from holdfast.core.declared import PublishedDefinition
 from holdfast.core.events import Event
 from holdfast.core.gates import RunLimit
 from holdfast.core.instants import Instant
@@ -23,6 +24,7 @@ from holdfast.store import guards, port
 from holdfast.store.examining import Bounds, Facts
 from holdfast.store.postgres import access, changing, examining, gates, letters, owning, reading, retention
 from holdfast.store.postgres import audit as audit_log
+from holdfast.store.postgres import definitions as definitions_
 from holdfast.store.postgres.address import parse_address
 from holdfast.store.postgres.columns import askable
 from holdfast.store.postgres.committing import Committing
@@ -297,6 +299,14 @@ class PostgresStore:
         now = self._asked()
         work = self._ready().transact(lambda session: letters.settle(session, ids, action, actor, now, audit))
         return await self._server.finished(self._then_ring(work))
+
+    async def publish_definitions(self, definitions: Sequence[PublishedDefinition]) -> None:
+        guards.check_definitions(definitions, self._limits)
+        await self._server.finished(definitions_.publish(self._ready(), definitions))
+
+    async def find_definitions(self, plans: Sequence[port.Plan]) -> list[PublishedDefinition | None]:
+        guards.check_plans(plans)
+        return await self._server.finished(definitions_.find(self._ready(), plans))
 
     async def keep_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> list[AccessToken]:
         guards.check_tokens(tokens, self._limits)

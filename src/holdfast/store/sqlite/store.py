@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from holdfast.core.access import AccessToken, TokenQuery
 from holdfast.core.audit import AuditEntry, AuditQuery
+from holdfast.core.declared import PublishedDefinition
 from holdfast.core.events import Event
 from holdfast.core.gates import RunLimit
 from holdfast.core.instants import Instant
@@ -43,6 +44,7 @@ from holdfast.store.sqlite import (
     retention,
 )
 from holdfast.store.sqlite import audit as audit_log
+from holdfast.store.sqlite import definitions as definitions_
 from holdfast.store.sqlite.database import Database
 from holdfast.store.sqlite.migrate import latest_version, migrate, not_migrated, schema_version
 from holdfast.store.sqlite.readers import Readers
@@ -283,6 +285,14 @@ class SqliteStore:
         guards.check_settlement(ids, action, actor, self._limits)
         guards.check_audit(() if audit is None else (audit,), self._limits)
         return await self._write(lambda db, now: letters.settle(db, ids, action, actor, now, audit), rings=True)
+
+    async def publish_definitions(self, definitions: Sequence[PublishedDefinition]) -> None:
+        guards.check_definitions(definitions, self._limits)
+        await self._write(lambda db, _: definitions_.publish(db, definitions))
+
+    async def find_definitions(self, plans: Sequence[port.Plan]) -> list[PublishedDefinition | None]:
+        guards.check_plans(plans)
+        return await self._read(lambda db, _: definitions_.find(db, plans))
 
     async def keep_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> list[AccessToken]:
         guards.check_tokens(tokens, self._limits)

@@ -30,6 +30,12 @@ CREATE INDEX audit_log_by_operation ON holdfast.audit_log (operation, at);
 CREATE TABLE holdfast.store_keys (
     name text PRIMARY KEY,                                -- what the key is for
     key bytea NOT NULL                                    -- 32 bytes, secret
+
+CREATE TABLE holdfast.definitions (
+    plan_id      text COLLATE "C" NOT NULL,
+    plan_version text COLLATE "C" NOT NULL,
+    definition   text NOT NULL,                           -- JSON PublishedDefinition: what the version declares
+    PRIMARY KEY (plan_id, plan_version)
 );
 
 -- Runs that were let in under a rate and have yet to start take up what the rate allows. Who starts takes no lock of a

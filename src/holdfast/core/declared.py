@@ -1,0 +1,40 @@
+"""What a version of a workflow declares, as it is kept in the store for those who do not have its code."""
+
+from typing import Any
+
+from msgspec import Struct
+
+from holdfast.core.codec import check as check_json
+from holdfast.core.codec import encode
+from holdfast.core.messages import check_name
+from holdfast.errors import CallerError, InvalidInput
+from holdfast.limits import DEFINITION_BYTES
+
+
+class PublishedDefinition(Struct, frozen=True, kw_only=True):
+    """A version of a workflow: the JSON Schema of what each declared signal carries.
+
+    Where names are declared, others are refused, unless `allows_other_signals`.
+    """
+
+    plan_id: str
+    plan_version: str
+    signals: dict[str, dict[str, Any]] = {}
+    allows_other_signals: bool = False
+
+
+def check_definition(definition: Any) -> CallerError | None:
+    """Return why the definition cannot be kept, or None."""
+    if not isinstance(definition, PublishedDefinition):
+        return InvalidInput(f"a definition is a PublishedDefinition, not {type(definition).__qualname__}")
+    problem: CallerError | None = check_name("plan_id", definition.plan_id)
+    problem = problem or check_name("plan_version", definition.plan_version)
+    if problem is not None:
+        return problem
+    try:
+        encoded = encode(definition)
+    except InvalidInput as unfit:
+        return unfit
+    if len(encoded) > DEFINITION_BYTES:
+        return InvalidInput(f"definition {definition.plan_id!r} has {len(encoded)} bytes; at most {DEFINITION_BYTES}")
+    return check_json(encoded, "definition")
