@@ -5,8 +5,8 @@ from datetime import datetime
 from typing import Any, Literal
 
 from holdfast.client.calls import Calls
-from holdfast.service.catalogue import Operation
 from holdfast.core.state import RunStatus
+from holdfast.service.catalogue import Operation
 from holdfast.service.operations.audit import AuditPage
 from holdfast.service.operations.controls import Commanded
 from holdfast.service.operations.deletions import DeletedView
