@@ -92,12 +92,7 @@ class Opened(Struct, frozen=True):
         """
         if self.node.failure is not None:
             raise self.node.failure
-        for field, value in (("run_id", run_id), ("request_id", request_id)):
-            problem = check_name(field, value) if value else None
-            if problem is not None:
-                raise problem
-        if run_id is not None and "/" in run_id:
-            raise InvalidInput("run_id: a slash is for the ids of children", field="run_id")
+        _check_ids(run_id, request_id)
         operators = self.operators_for(caller)
         queued = e.RunQueued(
             definition.name,
@@ -140,3 +135,12 @@ class Opened(Struct, frozen=True):
             [existing] = await self.store.load([answer.run_id])
             version = version if existing is None else existing.head.plan_version
         return Started(answer.run_id, version, answer.signals)
+
+
+def _check_ids(run_id: str | None, request_id: str) -> None:
+    for field, value in (("run_id", run_id), ("request_id", request_id)):
+        problem = check_name(field, value) if value else None
+        if problem is not None:
+            raise problem
+    if run_id is not None and "/" in run_id:
+        raise InvalidInput("run_id: a slash is for the ids of children", field="run_id")
