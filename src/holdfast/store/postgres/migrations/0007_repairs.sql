@@ -30,12 +30,6 @@ CREATE INDEX audit_log_by_operation ON holdfast.audit_log (operation, at);
 CREATE TABLE holdfast.store_keys (
     name text PRIMARY KEY,                                -- what the key is for
     key bytea NOT NULL                                    -- 32 bytes, secret
-
-CREATE TABLE holdfast.definitions (
-    plan_id      text COLLATE "C" NOT NULL,
-    plan_version text COLLATE "C" NOT NULL,
-    definition   text NOT NULL,                           -- JSON PublishedDefinition: what the version declares
-    PRIMARY KEY (plan_id, plan_version)
 );
 
 -- Runs that were let in under a rate and have yet to start take up what the rate allows. Who starts takes no lock of a
@@ -48,3 +42,10 @@ CREATE TABLE holdfast.gate_started (
     started_at bigint NOT NULL,
     PRIMARY KEY (plan_id, number)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
+
+CREATE TABLE holdfast.definitions (
+    plan_id      text COLLATE "C" NOT NULL,
+    plan_version text COLLATE "C" NOT NULL,
+    definition   text NOT NULL,                           -- JSON PublishedDefinition: what the version declares
+    PRIMARY KEY (plan_id, plan_version)
+);

@@ -32,12 +32,6 @@ CREATE INDEX audit_log_by_operation ON audit_log (operation, at);
 CREATE TABLE store_keys (
     name TEXT PRIMARY KEY NOT NULL,                       -- what the key is for
     key BLOB NOT NULL                                     -- 32 bytes, secret
-
-CREATE TABLE definitions (
-    plan_id      TEXT NOT NULL,
-    plan_version TEXT NOT NULL,
-    definition   TEXT NOT NULL,                           -- JSON PublishedDefinition: what the version declares
-    PRIMARY KEY (plan_id, plan_version)
 ) WITHOUT ROWID;
 
 -- Runs that were let in under a rate and have yet to start take up what the rate allows.
@@ -51,3 +45,10 @@ CREATE TRIGGER gate_runs_never_start AFTER DELETE ON gate_runs WHEN OLD.is_start
 BEGIN
     UPDATE gates SET starting = starting - 1 WHERE plan_id = OLD.plan_id;
 END;
+
+CREATE TABLE definitions (
+    plan_id      TEXT NOT NULL,
+    plan_version TEXT NOT NULL,
+    definition   TEXT NOT NULL,                           -- JSON PublishedDefinition: what the version declares
+    PRIMARY KEY (plan_id, plan_version)
+) WITHOUT ROWID;
