@@ -40,6 +40,7 @@ SAMPLES: list[tuple[Body, str | None]] = [
     (e.SignalWaiting("go", "fresh@9", START + 1), "fresh"),
     (e.SignalReceived("go", "click-1", "2026_x", "signal", Raw(b"4"), Raw(b"5"), ERROR), "signal"),
     (e.SignalTimedOut("go"), "signal"),
+    (e.SignalDeadLettered("go", "click-3", "2026_y", "signal", "payload: Expected `int`"), None),
     (e.SignalSent("run-2", "go", "click-2", Raw(b"14"), "approval"), "fresh"),
     (
         e.TaskCreated(

@@ -261,7 +261,7 @@ async def test_what_a_handler_raises_is_recorded_and_raised_where_the_signal_is_
         found = []
         for _ in range(2):
             try:
-                await hf.wait_signal("go", int, handler=refuse)
+                await hf.wait_signal("go", int, handler=refuse, on_misfit="raise")
             except SignalHandlerFailed as problem:
                 found.append(problem.info.message)
             except InvalidInput:

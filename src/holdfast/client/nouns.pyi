@@ -377,7 +377,14 @@ class Letters:
         self,
         *,
         run_id: str | None = ...,
-        reason: Literal["undecodable", "definition missing", "history irreparable", "retries exhausted", "refused"]
+        reason: Literal[
+            "undecodable",
+            "definition missing",
+            "history irreparable",
+            "retries exhausted",
+            "refused",
+            "payload does not fit",
+        ]
         | None = ...,
         settled: bool = ...,
         cursor: str = ...,
@@ -393,7 +400,14 @@ class SyncLetters:
         self,
         *,
         run_id: str | None = ...,
-        reason: Literal["undecodable", "definition missing", "history irreparable", "retries exhausted", "refused"]
+        reason: Literal[
+            "undecodable",
+            "definition missing",
+            "history irreparable",
+            "retries exhausted",
+            "refused",
+            "payload does not fit",
+        ]
         | None = ...,
         settled: bool = ...,
         cursor: str = ...,
@@ -562,7 +576,14 @@ class Lists:
         assignee: str | None = ...,
         mine: bool = ...,
         actor: str = ...,
-        reason: Literal["undecodable", "definition missing", "history irreparable", "retries exhausted", "refused"]
+        reason: Literal[
+            "undecodable",
+            "definition missing",
+            "history irreparable",
+            "retries exhausted",
+            "refused",
+            "payload does not fit",
+        ]
         | None = ...,
         settled: bool = ...,
     ) -> AsyncIterator[tuple[str, Any]]: ...
@@ -584,7 +605,14 @@ class SyncLists:
         assignee: str | None = ...,
         mine: bool = ...,
         actor: str = ...,
-        reason: Literal["undecodable", "definition missing", "history irreparable", "retries exhausted", "refused"]
+        reason: Literal[
+            "undecodable",
+            "definition missing",
+            "history irreparable",
+            "retries exhausted",
+            "refused",
+            "payload does not fit",
+        ]
         | None = ...,
         settled: bool = ...,
     ) -> Iterator[tuple[str, Any]]: ...

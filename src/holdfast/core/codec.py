@@ -252,7 +252,7 @@ def _upcast(event_type: str, version: int, present: int, text: str | bytes) -> B
     return _decoders[event_type].decode(_encoder.encode(plain))
 
 
-def explain_unfit(problem: Exception) -> tuple[str, str]:
+def explain_unfit(problem: BaseException) -> tuple[str, str]:
     """Return where a value does not fit its type, and why, in words that are made from the type alone."""
     found = _WHERE.search(str(problem))
     text = str(problem)[: found.start()] if found else str(problem)

@@ -141,6 +141,10 @@ def _on_signal(state: RunState, signal: m.Signal, pen: Pen) -> Decision | Refusa
     step = wait_for(state, signal)
     if step is None:
         return NOTHING
+    if signal.misfit is not None:
+        dead = e.SignalDeadLettered(signal.name, signal.signal_id, signal.suffix, signal.step_id, signal.misfit)
+        pen.write(dead, cause=signal.id)
+        return pen.decision()
     received = e.SignalReceived(
         signal.name,
         signal.signal_id,

@@ -287,6 +287,19 @@ class SignalReceived(Body, frozen=True):
     error: ErrorInfo | None = None
 
 
+class SignalDeadLettered(RunBody, frozen=True):
+    """A signal did not fit the wait that would have taken it: it is a dead letter, and the wait goes on.
+
+    `suffix` is the new cursor of its name. The payload is with the dead letter.
+    """
+
+    name: str
+    signal_id: str
+    suffix: str
+    addressed_to: str | None = None
+    reason: str = ""
+
+
 class SignalTimedOut(Body, frozen=True):
     """No signal came in time."""
 

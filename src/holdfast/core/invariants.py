@@ -265,6 +265,7 @@ def consumed_signals_are_recorded(view: RunView) -> list[str]:
     """Find signals marked as consumed without their event, and such events without their signal."""
     received = {event.run_seq: event for event in view.events if isinstance(event.data, _TAKES_A_SIGNAL)}
     consumed = {signal.consumed_seq: signal for signal in view.signals if signal.consumed_seq is not None}
+    dead = {event.caused_by_signal_id for event in view.events if isinstance(event.data, e.SignalDeadLettered)}
     found = [
         f"signal {signal.inbox_seq} was consumed at event {seq}, which does not say so"
         for seq, signal in consumed.items()
@@ -273,7 +274,9 @@ def consumed_signals_are_recorded(view: RunView) -> list[str]:
     found += [
         f"event {seq} received a signal that is not marked so"
         for seq, event in received.items()
-        if isinstance(event.data, e.SignalReceived) and seq not in consumed
+        if isinstance(event.data, e.SignalReceived)
+        and seq not in consumed
+        and event.caused_by_signal_id not in dead  # which an operator has put back
     ]
     return found
 
@@ -296,7 +299,7 @@ def signal_order_is_kept(view: RunView) -> list[str]:
     cursors: dict[str, str] = {}
     for event in view.events:
         body = event.data
-        if isinstance(body, e.SignalReceived) and body.addressed_to is None:
+        if isinstance(body, e.SignalReceived | e.SignalDeadLettered) and body.addressed_to is None:
             if body.suffix <= cursors.get(body.name, ""):
                 found.append(f"event {event.run_seq} received a signal {body.name!r} from before the cursor")
             cursors[body.name] = body.suffix
@@ -524,7 +527,7 @@ def _fold(view: RunView) -> RunState | None:
         return None
 
 
-_TAKES_A_SIGNAL: tuple[type[e.Body], ...] = (e.SignalReceived, *chain(*RECORDED_AS.values()))
+_TAKES_A_SIGNAL: tuple[type[e.Body], ...] = (e.SignalReceived, e.SignalDeadLettered, *chain(*RECORDED_AS.values()))
 
 
 def _is_of(event: Event, signal: Signal) -> bool:
@@ -532,6 +535,9 @@ def _is_of(event: Event, signal: Signal) -> bool:
     body = event.data
     if signal.name in RECORDED_AS:
         return isinstance(body, RECORDED_AS[signal.name]) and event.caused_by_signal_id == signal.id
+    if isinstance(body, e.SignalDeadLettered):
+        found = event.caused_by_signal_id, body.name, body.signal_id, body.suffix, body.addressed_to
+        return found == (signal.id, signal.name, signal.signal_id, signal.suffix, signal.step_id)
     return isinstance(body, e.SignalReceived) and (
         event.caused_by_signal_id,
         body.name,

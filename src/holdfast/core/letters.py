@@ -2,6 +2,7 @@
 
 A message that cannot be handled is put aside and comes again: after a second, two, four, and so on, at most a minute,
 unless the limits say otherwise.
+A signal whose payload does not fit the wait for it becomes one at once.
 What has been put aside too often becomes a dead letter, with the commit that would have put it aside once more. What
 cannot even be read becomes one when the store comes across it. What a run had for another run, and that one refused,
 becomes one of the run that sent it.
@@ -16,10 +17,12 @@ from msgspec.structs import replace
 from holdfast.core import codec
 from holdfast.core.idempotency import event_id
 from holdfast.core.instants import Instant
-from holdfast.core.messages import Message
+from holdfast.core.messages import Message, Signal, dead_signal
 from holdfast.limits import Limits
 
-Reason = Literal["undecodable", "definition missing", "history irreparable", "retries exhausted", "refused"]
+Reason = Literal[
+    "undecodable", "definition missing", "history irreparable", "retries exhausted", "refused", "payload does not fit"
+]
 Settlement = Literal["requeue", "drop"]
 
 DETAIL_CHARS = 500
@@ -81,6 +84,19 @@ def bury(message: Message, reason: Reason, detail: str, node: str, now: Instant)
         envelope=bytes(codec.encode(replace(message, attempts=0))),
         reason=reason,
         detail=detail[:DETAIL_CHARS],
+        node=node,
+        died_at=now,
+    )
+
+
+def bury_signal(signal: Signal, node: str, now: Instant) -> DeadLetter:
+    """Return the letter that a signal becomes which did not fit the wait for it."""
+    return DeadLetter(
+        letter_id=letter_id(signal.run_id, signal.id),
+        run_id=signal.run_id,
+        envelope=bytes(codec.encode(dead_signal(signal, now))),
+        reason="payload does not fit",
+        detail=f"signal {signal.name!r}, {signal.signal_id!r}: {signal.misfit}"[:DETAIL_CHARS],
         node=node,
         died_at=now,
     )

@@ -147,7 +147,40 @@ class Signal(Struct, frozen=True, kw_only=True, gc=False):
     state_after: Raw | UnsetType = UNSET
     error: ErrorInfo | None = None
     received_at: Instant | None = None
+    misfit: str | None = None
+    """Why the wait that takes it cannot: its payload is not of the type that is waited for."""
     by: CallerRef | None = None
+
+
+class DeadSignal(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """The payload of `ExternalSignal`: a signal that was a dead letter, and is to be offered to waits again."""
+
+    id: str
+    name: str
+    signal_id: str
+    suffix: str
+    accepted_at: Instant
+    payload: Raw = NULL
+
+
+def dead_signal(signal: Signal, now: Instant) -> Message:
+    """Return a signal as the message that its dead letter holds."""
+    dead = DeadSignal(
+        id=signal.id,
+        name=signal.name,
+        signal_id=signal.signal_id,
+        suffix=signal.suffix,
+        accepted_at=signal.accepted_at,
+        payload=signal.payload,
+    )
+    return Message(
+        signal_id=f"signal:{signal.id}",
+        run_id=signal.run_id,
+        type="ExternalSignal",
+        occurred_at=now,
+        step_id=signal.step_id,
+        payload=codec.encode(dead),
+    )
 
 
 CLOCK_SET_BACK = 1_000_000

@@ -498,6 +498,12 @@ def _signal_received(draft: RunState, event: Event) -> None:
         draft.cursors[event.data.name] = event.data.suffix
 
 
+def _signal_dead_lettered(draft: RunState, event: Event) -> None:
+    assert isinstance(event.data, e.SignalDeadLettered)
+    if event.data.addressed_to is None:
+        draft.cursors[event.data.name] = event.data.suffix
+
+
 def _child_failed(draft: RunState, event: Event) -> None:
     _close(draft, event, "child")
     _record_error(draft, event)
@@ -542,6 +548,7 @@ _HANDLERS: dict[type[e.Body], Callable[[RunState, Event], object]] = {
     e.TimerFired: _closer("timer"),
     e.SignalWaiting: _opener("signal", due="until"),
     e.SignalReceived: _signal_received,
+    e.SignalDeadLettered: _signal_dead_lettered,
     e.SignalTimedOut: _closer("signal"),
     e.TaskCreated: _opener("task"),
     e.TaskAssigned: _task_changed,

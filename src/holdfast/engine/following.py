@@ -7,6 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.core import codec
+from holdfast.core import events as e
 from holdfast.core.idempotency import signal_uuid
 from holdfast.core.instants import Instant
 from holdfast.core.letters import DeadLetterQuery, letter_id, unreadable_payload
@@ -55,11 +56,30 @@ async def receipt_of(
     if found is None:
         return await _dead(store, run_id, name, signal_id, wanted)
     if found.consumed_seq is not None:
-        return Receipt(status="consumed", accepted_at=found.accepted_at, consumed_at_event=found.consumed_seq)
+        return await _consumed(store, found, found.consumed_seq, is_finished=head.status in TERMINAL)
     if head.status in TERMINAL:
         reason = f"the run was {head.status} before a wait took it"
         return Receipt(status="expired", accepted_at=found.accepted_at, reason=reason)
     return Receipt(status="accepted", accepted_at=found.accepted_at)
+
+
+async def _consumed(store: port.Store, signal: Signal, run_seq: int, *, is_finished: bool) -> Receipt:
+    """Return the receipt of a signal that a turn has taken: for a wait, or because it fitted none."""
+    events = await store.read_events(signal.run_id, after=run_seq - 1, limit=1)
+    body = events[0].data if events else None
+    if not isinstance(body, e.SignalDeadLettered):
+        return Receipt(status="consumed", accepted_at=signal.accepted_at, consumed_at_event=run_seq)
+    query = DeadLetterQuery(letter_id=letter_id(signal.run_id, signal.id), settled=True)
+    letters = await store.find_dead_letters(query)
+    if letters and letters[0].settled == "requeue":
+        while page := await store.read_events(signal.run_id, after=run_seq):
+            for event in page:
+                if isinstance(event.data, e.SignalReceived) and event.caused_by_signal_id == signal.id:
+                    return Receipt(status="consumed", accepted_at=signal.accepted_at, consumed_at_event=event.run_seq)
+            run_seq = page[-1].run_seq
+        return Receipt(status="expired" if is_finished else "accepted", accepted_at=signal.accepted_at)
+    reason = f"{letters[0].reason}: {letters[0].detail}" if letters else f"payload does not fit: {body.reason}"
+    return Receipt(status="dead-lettered", accepted_at=signal.accepted_at, reason=reason)
 
 
 async def _dead(store: port.Store, run_id: str, name: str, signal_id: str, id_: str | None) -> Receipt:

@@ -28,6 +28,7 @@ from holdfast.core.messages import (
     ActivityOutcome,
     Control,
     ControlPayload,
+    DeadSignal,
     DefinitionFound,
     Message,
     MessageDied,
@@ -41,7 +42,7 @@ from holdfast.core.pen import Decision, Refusal
 from holdfast.core.state import PAUSED, RUNNING, RunState, state_of
 from holdfast.core.tasks import task_operations
 from holdfast.engine.turn import LIMITS, TurnDraft
-from holdfast.errors import InvalidInput, RunawayWorkflow, RunError, VersionMismatch
+from holdfast.errors import Conflict, InvalidInput, RunawayWorkflow, RunError, VersionMismatch
 from holdfast.limits import ROTATIONS_IN_ONE_BREATH, Limits
 from holdfast.program.failures import error_info
 from holdfast.program.port import EndDeferred, Program
@@ -251,7 +252,10 @@ class _Turn:
         for given in inputs:
             if self._mailbox and isinstance(given, Message) and given.type == "TimerDue":
                 self._offer_signals(until=given.due_at)  # what came in time is not too late because nobody looked
-            self._absorb(self._draft.handle(given))
+            if isinstance(given, Message) and given.type == "ExternalSignal":
+                self._offer_requeued(given)
+            else:
+                self._absorb(self._draft.handle(given))
             if self._mailbox:
                 self._offer_signals()
         if self._mailbox:
@@ -303,11 +307,44 @@ class _Turn:
         self._updates = left
         return has_taken
 
+    def _offer_requeued(self, message: Message) -> None:
+        """Offer a signal that was a dead letter to the wait that it is for, or else the oldest of its name."""
+        state = self._draft.state
+        dead = _requeued(message)
+        waits = state.waits.get(dead.name, ()) if dead is not None and state.status is RUNNING else ()
+        step_id = message.step_id or next(iter(waits), None)
+        if dead is None or step_id not in waits:
+            problem = Conflict("there is no open wait for this signal")
+            self._draft.put_aside(message, problem if dead is not None else InvalidInput("it is no signal"))
+            return
+        signal = Signal(
+            id=dead.id,
+            run_id=state.run_id,
+            name=dead.name,
+            signal_id=dead.signal_id,
+            inbox_seq=0,  # it has left the mailbox
+            suffix=dead.suffix,
+            accepted_at=dead.accepted_at,
+            payload=dead.payload,
+            step_id=step_id,  # so it moves no cursor: others of its name have gone before
+        )
+        heard = self._heard(signal)
+        self._absorb(
+            self._draft.handle_requeued(message, replace(heard, step_id=message.step_id) if heard.misfit else heard)
+        )
+
     def _heard(self, signal: Signal) -> Signal:
-        """Let the handler of the wait that takes the signal, if it has one, make something of it."""
+        """Return a signal with what the wait for it makes of it: that it does not fit, or what a handler returned."""
         program = self._live.replay.program
-        step = wait_for(self._draft.state, signal) if program is not None and program.handlers else None
-        received = program.receive(step.step_id, signal.payload) if program is not None and step is not None else None
+        if program is None or not (program.kinds or program.handlers):
+            return signal
+        step = wait_for(self._draft.state, signal)
+        if step is None:
+            return signal
+        misfit = program.misfit_of(step.step_id, signal.payload)
+        if misfit is not None:
+            return replace(signal, misfit=misfit)
+        received = program.receive(step.step_id, signal.payload)
         return signal if received is None else replace(signal, state_after=received.state_after, error=received.error)
 
     def _absorb(self, answer: Decision | Refusal) -> None:
@@ -356,6 +393,13 @@ class _Turn:
                 position = 0
             else:
                 position += 1
+
+
+def _requeued(message: Message) -> DeadSignal | None:
+    try:
+        return codec.decode(message.payload, DeadSignal)
+    except InvalidInput:
+        return None
 
 
 def _is_start(given: Input) -> bool:

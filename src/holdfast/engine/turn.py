@@ -17,13 +17,14 @@ from holdfast.core.enact import enact
 from holdfast.core.events import EngineRunRef, Event, RunQueued
 from holdfast.core.idempotency import ANY_VERSION, request_key
 from holdfast.core.instants import Instant
-from holdfast.core.letters import DeadLetter, Reason, put_aside
+from holdfast.core.letters import DeadLetter, Reason, bury_signal, put_aside
 from holdfast.core.messages import (
     CONTROL_SIGNAL,
     ChildOutcome,
     ControlName,
     Message,
     SentName,
+    Signal,
     SignalRequest,
     as_they_came,
     child_outcome,
@@ -108,9 +109,19 @@ class TurnDraft:
                 self._consumed.append(message.signal_id)
         elif isinstance(answer, Decision) and answer.events:
             inbox_seq = getattr(message, "inbox_seq", None)  # of what came through the mailbox
-            if inbox_seq is not None:
+            if inbox_seq:
                 self.received.append((inbox_seq, len(self.events)))
+            if isinstance(message, Signal) and message.misfit is not None:
+                self._dead.append(bury_signal(message, self._by.node, self._now))
         return self._take(answer)
+
+    def handle_requeued(self, message: Message, signal: Signal) -> Decision | Refusal:
+        """Let a wait take a signal that was a dead letter; if it does not fit this time either, it is one again."""
+        self._consumed.append(message.signal_id)
+        if signal.misfit is None:
+            return self.handle(signal)
+        self._dead.append(bury_signal(signal, self._by.node, self._now))
+        return NOTHING
 
     def _is_held(self, message: Input) -> bool:
         """Say whether a wait does not time out because of a signal that came in time, and that a pause holds up.

@@ -102,6 +102,7 @@ class CodeProgram:
         "depth",
         "handlers",
         "is_replaying",
+        "kinds",
         "known_markers",
         "limits",
         "loop",
@@ -141,7 +142,8 @@ class CodeProgram:
         self.skipped: tuple[str, ...] = ()
         """Tasks and waits that operators have skipped: the workflow got None, whatever it was to get."""
         self.limits = limits
-        self.handlers: Mapping[str, Handler] = _NOTHING
+        self.handlers: dict[str, Handler] = {}
+        self.kinds: dict[str, Any] = {}
         self._cuts = 0
         self._steps = 0
         self._bytes = 0
@@ -198,6 +200,17 @@ class CodeProgram:
             raise NotDurable(f"query {name!r} changed something; a query may only look")
         return answer
 
+    def misfit_of(self, step_id: str, payload: Raw) -> str | None:
+        """Return why a wait does not take this payload, or None, in words that are made from its type alone."""
+        if step_id not in self.kinds:
+            return None
+        try:
+            codec.decode(payload, self.kinds[step_id])
+            return None
+        except InvalidInput as problem:
+            where, reason = codec.explain_unfit(problem.__cause__ or problem)
+            return f"payload{where}: {reason}"
+
     def receive(self, step_id: str, payload: Raw) -> Received | None:
         """Let the handler of a wait make something of a signal; None if the wait has none."""
         handler = self.handlers.get(step_id)
@@ -253,7 +266,8 @@ class CodeProgram:
         self._waiting = {}
         self._timers = {}
         self.conditions = None
-        self.queries = self.updates = self.handlers = self._answering = self._late = _NOTHING
+        self.queries = self.updates = self._answering = self._late = _NOTHING
+        self.handlers, self.kinds = {}, {}
 
     # --- what the workflow asks, through `holdfast.program.api`
 

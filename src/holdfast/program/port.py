@@ -58,8 +58,15 @@ class Program(Protocol):
         """Take an outcome, go as far as possible, and return what is asked for."""
         ...
 
-    handlers: Mapping[str, Any]
+    handlers: dict[str, Any]
     """The waits whose signal is given to a handler, by their step."""
+
+    kinds: dict[str, Any]
+    """The types of the waits whose signals are checked before they are taken, by their step."""
+
+    def misfit_of(self, step_id: str, payload: Raw) -> str | None:
+        """Return why a wait does not take this payload, or None. Asked once, before it is recorded; never at replay."""
+        ...
 
     def receive(self, step_id: str, payload: Raw) -> Received | None:
         """Let the handler of a wait make something of a signal; None if the wait has none."""

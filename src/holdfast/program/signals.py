@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
-from typing import Any, Generic, Self, TypeVar, overload
+from typing import Any, Generic, Literal, Self, TypeVar, get_args, overload
 
 from msgspec import Raw
 
@@ -18,10 +18,14 @@ from holdfast.program.definitions import milliseconds
 from holdfast.program.receiving import Handler
 
 T = TypeVar("T")
+OnMisfit = Literal["dead-letter", "raise"]
+"""What becomes of a signal whose payload is not of the type that is waited for."""
 
 
 @overload
-async def wait_signal(name: str, kind: type[T], *, timeout: timedelta | float | None = None) -> T: ...
+async def wait_signal(
+    name: str, kind: type[T], *, timeout: timedelta | float | None = None, on_misfit: OnMisfit = "dead-letter"
+) -> T: ...
 @overload
 async def wait_signal(
     name: str,
@@ -31,6 +35,7 @@ async def wait_signal(
     on_timeout: Callable[[], Any] | None = None,
     condition: Callable[[], bool] | None = None,
     handler: Callable[[Any], Any] | None = None,
+    on_misfit: OnMisfit = "dead-letter",
 ) -> Any: ...
 
 
@@ -42,6 +47,7 @@ async def wait_signal(
     on_timeout: Callable[[], Any | Awaitable[Any]] | None = None,
     condition: Callable[[], bool] | None = None,
     handler: Callable[[Any], Any] | None = None,
+    on_misfit: OnMisfit = "dead-letter",
 ) -> Any:
     """Wait for a signal and return its payload. One that came before is taken at once; `TimeoutError` if none comes.
 
@@ -49,8 +55,11 @@ async def wait_signal(
     does not hold, nothing is waited for and None is returned. `handler` makes something of the payload, exactly once:
     what it returns is recorded and returned, and what it raises is raised as `SignalHandlerFailed`. A wait that
     somebody skips who may override it returns None, or what `on_timeout` returns.
+    A signal whose payload does not fit `kind` becomes a dead letter, and the wait goes on; with `on_misfit="raise"` it
+    is consumed, and `InvalidInput` raised.
     """
     program = require_program("wait_signal")
+    _check_on_misfit(on_misfit)
     check_signal_name(name)
     kind = _kind(program, name, kind)
     _check_plain("condition", condition)
@@ -62,7 +71,7 @@ async def wait_signal(
     if condition is not None and not _is_taken(program, step_id, condition):
         return None
     try:
-        return await _wait(program, step_id, name, kind, until, handler)
+        return await _wait(program, step_id, name, kind, until, handler, on_misfit)
     except _Skipped:
         if on_timeout is None:
             program.skipped += (step_id,)
@@ -75,12 +84,18 @@ async def wait_signal(
 
 
 @overload
-def signals(name: str, kind: type[T], *, timeout: timedelta | float | None = None) -> "Signals[T]": ...
+def signals(
+    name: str, kind: type[T], *, timeout: timedelta | float | None = None, on_misfit: OnMisfit = "dead-letter"
+) -> "Signals[T]": ...
 @overload
-def signals(name: str, kind: Any = None, *, timeout: timedelta | float | None = None) -> "Signals[Any]": ...
+def signals(
+    name: str, kind: Any = None, *, timeout: timedelta | float | None = None, on_misfit: OnMisfit = "dead-letter"
+) -> "Signals[Any]": ...
 
 
-def signals(name: str, kind: Any = None, *, timeout: timedelta | float | None = None) -> "Signals[Any]":
+def signals(
+    name: str, kind: Any = None, *, timeout: timedelta | float | None = None, on_misfit: OnMisfit = "dead-letter"
+) -> "Signals[Any]":
     """Iterate over the signals of a name, in the order of their acceptance: `async for vote in signals("vote", Vote)`.
 
     It ends `timeout` after it was made, once every signal that came in time was handed out, or when an operator skips
@@ -88,17 +103,21 @@ def signals(name: str, kind: Any = None, *, timeout: timedelta | float | None = 
     """
     program = require_program("signals")
     check_signal_name(name)
-    return Signals(program, name, _kind(program, name, kind), _until(program, timeout))
+    _check_on_misfit(on_misfit)
+    return Signals(program, name, _kind(program, name, kind), _until(program, timeout), on_misfit)
 
 
 class Signals(AsyncIterator[T], Generic[T]):
     """Signals of one name, one after the other. Between two of them nothing is waited for, and nothing is lost."""
 
-    def __init__(self, program: CodeProgram, name: str, kind: Any, until: Instant | None) -> None:
+    def __init__(
+        self, program: CodeProgram, name: str, kind: Any, until: Instant | None, on_misfit: OnMisfit = "dead-letter"
+    ) -> None:
         self._program = program
         self._name = name
         self._kind = kind
         self._until = until
+        self._on_misfit = on_misfit
 
     def __aiter__(self) -> Self:
         return self
@@ -106,7 +125,7 @@ class Signals(AsyncIterator[T], Generic[T]):
     async def __anext__(self) -> T:
         step_id = self._program.name_step(self._name)
         try:
-            value: T = await _wait(self._program, step_id, self._name, self._kind, self._until, None)
+            value: T = await _wait(self._program, step_id, self._name, self._kind, self._until, None, self._on_misfit)
         except (TimeoutError, _Skipped):
             raise StopAsyncIteration from None
         return value
@@ -165,17 +184,20 @@ async def _wait(
     kind: Any,
     until: Instant | None,
     function: Callable[[Any], Any] | None,
+    on_misfit: OnMisfit,
 ) -> Any:
     command = c.WaitSignal(step_id=step_id, name=name, until=until)
-    if function is None:
-        return _read(await program.step(command), kind)
-    handler = Handler(function, kind)
-    program.handlers = {**program.handlers, step_id: handler}
+    handler = None if function is None else Handler(function, kind)
+    if handler is not None:
+        program.handlers[step_id] = handler
+    if kind is not Any and on_misfit == "dead-letter":
+        program.kinds[step_id] = kind
     try:
-        raw = await program.step(command)
+        payload: Raw | None = await program.step(command)
     finally:
-        program.handlers = {other: known for other, known in program.handlers.items() if other != step_id}
-    return _read(raw, handler.result_type)
+        program.handlers.pop(step_id, None)
+        program.kinds.pop(step_id, None)
+    return _read(payload, kind if handler is None else handler.result_type)
 
 
 class _Skipped(Exception):
@@ -186,6 +208,11 @@ def _read(raw: Raw | None, kind: Any) -> Any:
     if raw is None:
         raise _Skipped
     return codec.decode(raw, kind)
+
+
+def _check_on_misfit(on_misfit: Any) -> None:
+    if on_misfit not in get_args(OnMisfit):
+        raise InvalidInput(f"on_misfit is one of {', '.join(get_args(OnMisfit))}, not {on_misfit!r}", field="on_misfit")
 
 
 def _until(program: CodeProgram, timeout: timedelta | float | None) -> Instant | None:

@@ -16,7 +16,7 @@ import { showConnection } from "../shell.js";
 import { counted } from "./counted.js";
 
 const PAGE = 200;
-const REASONS = ["undecodable", "definition missing", "history irreparable", "retries exhausted", "refused"];
+const REASONS = ["undecodable", "definition missing", "history irreparable", "retries exhausted", "refused", "payload does not fit"];
 
 export function showLetters(place, signal) {
   if (!may("letters:read")) return put(place, denied({ details: { scope: "letters:read" } }));

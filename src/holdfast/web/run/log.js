@@ -11,6 +11,7 @@ const TONES = {
   StepFailed: "bad",
   ChildFailed: "bad",
   SignalTimedOut: "bad",
+  SignalDeadLettered: "bad",
   SignalRejected: "bad",
   StepRetried: "warn",
   RunPaused: "warn",
