@@ -143,7 +143,9 @@ class Fuzz:
 
 async def play(requests: int, seed: int) -> Counter[tuple[str, int]]:
     """Play on a stage of its own; return how often each operation gave each status over REST."""
-    options = ServiceOptions(request_s=0.5, refusals_per_minute=1_000_000)  # else hardly anything would be heard
+    options = ServiceOptions(
+        request_s=0.5, refusals_per_minute=1_000_000, reads_per_minute=1_000_000_000
+    )  # else hardly anything would be heard
     async with on_stage(options=options, most_seconds=None) as stage:
         fuzz = Fuzz(stage, seed)
         await fuzz.play(requests)
