@@ -402,6 +402,7 @@ _SIGNAL_PAYLOADS: dict[str, type] = {
     CONTROL_SIGNAL: ControlPayload,
     UPDATE_SIGNAL: UpdatePayload,
     OUTCOME_SIGNAL: ActivityOutcome,
+    TASK_SIGNAL: TaskRequest,
 }
 _PAYLOADS: dict[str, type] = {
     "TaskCompleted": Answer,
@@ -467,6 +468,11 @@ def check_signal(request: SignalRequest, limits: Limits) -> CallerError | None:
         problem = check_name("step_id", request.step_id)
     if problem is None and request.signal_id is not None:
         problem = check_signal_id(request.signal_id)
+    if problem is None and request.actor != "":
+        problem = check_name("actor", request.actor)
+    is_flag: Any = request.require_waiting
+    if problem is None and not isinstance(is_flag, bool):
+        problem = InvalidInput(f"require_waiting is True or False, not {is_flag!r}", field="require_waiting")
     if problem is not None:
         return problem
     for field in ("expected_version", "accept_before"):

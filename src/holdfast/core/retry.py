@@ -11,6 +11,7 @@ from msgspec.structs import force_setattr
 
 from holdfast.core.events import ErrorInfo
 from holdfast.errors import InvalidInput
+from holdfast.limits import DURATION_MS
 
 
 class Retry(Struct, frozen=True, kw_only=True):
@@ -33,6 +34,8 @@ class Retry(Struct, frozen=True, kw_only=True):
         force_setattr(self, "non_retryable", _names(self.non_retryable))
         if self.max_attempts < 0 or self.initial_ms < 0 or self.most_ms < 0:
             raise InvalidInput("max_attempts, initial_ms and most_ms may not be negative")
+        if self.max_attempts >= 2**31 or max(self.initial_ms, self.most_ms) > DURATION_MS:
+            raise InvalidInput("max_attempts is less than 2^31, and initial_ms and most_ms at most a thousand years")
         if not 1.0 <= self.factor < inf or not 0.0 <= self.jitter <= 1.0:
             raise InvalidInput("factor is a finite number of at least 1, and jitter from 0 to 1")
 

@@ -9,14 +9,14 @@ import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import update_wrapper
-from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, Unpack, get_args, overload
 
 from msgspec import Raw
 from msgspec.structs import replace
 
 from holdfast.core import events as e
 from holdfast.core.letters import DeadLetter, DeadLetterQuery, Reason
-from holdfast.core.messages import AcceptedSignalResult, require_step_name
+from holdfast.core.messages import AcceptedSignalResult, check_name, require_step_name
 from holdfast.core.records import Wait
 from holdfast.core.retry import Retry
 from holdfast.core.state import RunState
@@ -83,6 +83,9 @@ class Workflow(Generic[P, R]):
 
     def options(self, *, close_policy: ClosePolicy) -> "Workflow[P, R]":
         """Return the same workflow with another policy for children: what becomes of one when its parent ends."""
+        if close_policy not in get_args(ClosePolicy):
+            known = ", ".join(get_args(ClosePolicy))
+            raise InvalidInput(f"close_policy is one of {known}, not {close_policy!r}", field="close_policy")
         return Workflow(self.definition, close_policy)
 
 
@@ -190,6 +193,9 @@ class App:
         """
         for signal in signals or ():
             check_signal_name(signal)
+        problem = check_name("version", version)
+        if problem is not None or "|" in version:
+            raise problem or InvalidInput(f"version may not contain '|': {version!r}", field="version")
 
         def register(function: Callable[P, Coroutine[Any, Any, R]]) -> Workflow[P, R]:
             definition = WorkflowDefinition(
@@ -456,7 +462,7 @@ class App:
         self,
         workflow: Workflow[..., R],
         *args: Any,
-        request_id: str = "",
+        request_id: str | None = None,
         run_id: str | None = None,
         reference_key: str | None = None,
         tags: tuple[str, ...] = (),

@@ -5,7 +5,7 @@ the size of the store does not matter. Each history is taken as far as it went w
 meanwhile, and a turn must not be seen half.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -51,23 +51,17 @@ async def count_runs(store: Store, *, finished: bool = False) -> int:
 
 
 async def _heads(store: Store) -> AsyncIterator[RunHead | StoreCorrupt]:
-    """Give every run; where one cannot be read, the reason. A page with such a run is read again one by one."""
-    after, limit = "", PAGE_RUNS
+    """Give every run; where one cannot be read, the reason."""
+    after = ""
     while True:
-        try:
-            page: Sequence[RunHead | StoreCorrupt] = await store.find_runs(RunQuery(after=after, limit=limit))
-        except StoreCorrupt as damage:
-            if not isinstance(damage.details.get("run_id"), str):
-                raise
-            if limit > 1:
-                limit = 1
-                continue
-            page, limit = [damage], PAGE_RUNS
-        if not page:
+        page = await store.find_runs(RunQuery(after=after, limit=PAGE_RUNS))
+        place, unreadable = getattr(page, "place", None), getattr(page, "unreadable", ())
+        if not page and place is None:
             return
-        for head in page:
+        damage = {id: StoreCorrupt(f"the row of run {id!r} cannot be read", run_id=id) for id in unreadable}
+        for _, head in sorted(({head.run_id: head for head in page} | damage).items()):
             yield head
-            after = head.details["run_id"] if isinstance(head, StoreCorrupt) else head.run_id
+        after = page[-1].run_id if place is None else place
 
 
 async def _problem(definitions: Definitions, store: Store, head: RunHead) -> Problem | None:

@@ -29,7 +29,7 @@ from holdfast.store.examining import (
     time_words,
     wrong,
 )
-from holdfast.store.port import Plan, RunQuery, Stats, Store
+from holdfast.store.port import Plan, RunQuery, Stats, Store, TaskQuery
 from holdfast.store.views import view_of
 
 BOUNDS = Bounds()
@@ -38,6 +38,9 @@ TRIES = 3
 
 AT_ONCE = 4
 """How many runs are read at the same time: as many as a store has connections, unless told otherwise."""
+
+LISTED_ROWS = 1_000
+"""How many runs and tasks are read to see whether their rows can be: the newest runs, and the first tasks."""
 
 GOES_ON = "unfinished_runs_can_go_on"
 
@@ -89,6 +92,7 @@ async def examine(
     for subject, judge, otherwise in CHECKS:
         findings += list(judge(picture)) or [fine(subject, otherwise)]
     findings += await _paused(store, picture)
+    findings += await _unreadable(store, picture)
     read, of_runs = await _runs(store, picture, progress)
     return report_of(shown, findings + of_runs, runs_read=read)
 
@@ -210,6 +214,22 @@ _TO_RESUME = {
 """What to do about runs that were paused with this code."""
 
 
+async def _unreadable(store: Store, picture: Picture) -> list[Finding]:
+    """Name the rows of lists that are damaged. Runs that are read in full are named there."""
+    found: list[Finding] = []
+    bounds, read = picture.bounds, {*dict(picture.facts.suspects), *picture.facts.sample}
+    advice = "see when a backup has it whole; what can be read is listed, and goes on"
+    newest = (await store.find_runs(RunQuery(limit=LISTED_ROWS, newest=True))).unreadable
+    runs = [run_id for run_id in newest if run_id not in read]
+    tasks = (await store.find_tasks(TaskQuery(limit=LISTED_ROWS))).unreadable
+    if runs:
+        found.append(wrong("runs", f"{len(runs)} rows of runs cannot be read", advice, runs[: bounds.listed]))
+    if tasks:
+        named = ", ".join(tasks[: bounds.listed])
+        found.append(wrong("tasks", f"{len(tasks)} rows of tasks cannot be read: {named}", advice))
+    return found
+
+
 _TO_RETRY = (
     "`holdfast run get RUN-ID` names the step; when what it failed of is mended, "
     "`holdfast run retry-step RUN-ID STEP-ID`. `resume --raise-failure` would raise the error in the workflow, "
@@ -221,10 +241,7 @@ async def _paused(store: Store, picture: Picture) -> list[Finding]:
     """Name the runs that an error has paused: nobody has asked for that."""
     if not picture.stats.runs.get(PAUSED):
         return [fine("paused runs", "there is none")]
-    try:
-        heads = await store.find_runs(RunQuery(status=PAUSED, limit=1_000))
-    except StoreCorrupt as damage:
-        return [_damaged(damage, str(damage.details.get("run_id", "")))]
+    heads = await store.find_runs(RunQuery(status=PAUSED, limit=1_000))
     by_code: dict[str, list[str]] = {}
     failed: list[str] = []
     for head in heads:

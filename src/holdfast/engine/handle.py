@@ -122,28 +122,7 @@ class RunHandle(Commands, Generic[R]):
 
     async def query(self, name: str, /, **arguments: Any) -> Any:
         """Ask the run about its present state. It is answered by this process, from the run's program."""
-        return codec.decode(await self.query_with(name, codec.encode(arguments)), Any)
-
-    async def query_with(self, name: str, arguments: Raw) -> Raw:
-        """Do what `query` does, with arguments and an answer as JSON."""
-        require_step_name("query name", name)
-        if self._node is None:
-            raise InvalidInput("a query is answered by a node, and none is open here")
-        if self._operators.authoriser is not None:
-            head = await self._head()
-            asked = ControlRequest(
-                run_id=self.run_id,
-                plan_id=head.plan_id,
-                tenant=head.tenant,
-                command="QUERY",
-                name=name,
-                step_id=None,
-                actor="",
-                reason="",
-                payload=arguments,
-            )
-            await self._operators.require(asked)
-        return await self._node.lives.query(self.run_id, name, arguments)
+        return codec.decode(await query_run(self, name, codec.encode(arguments)), Any)
 
     async def update(self, name: str, /, *, update_id: str | None = None, **arguments: Any) -> Any:
         """Ask the run for something and wait for its answer. With an `update_id` a retry gets the first answer."""
@@ -247,6 +226,28 @@ class RunHandle(Commands, Generic[R]):
     async def _head(self) -> port.RunHead:
         refuse_inside("a run's handle", "call a child, wait for a signal, or make it an activity")
         return await head_of(self._store, self.run_id)
+
+
+async def query_run(run: RunHandle[Any], name: str, arguments: Raw) -> Raw:
+    """Do what `RunHandle.query` does, with arguments and an answer as JSON."""
+    require_step_name("query name", name)
+    if run._node is None:
+        raise InvalidInput("a query is answered by a node, and none is open here")
+    if run._operators.authoriser is not None:
+        head = await run._head()
+        asked = ControlRequest(
+            run_id=run.run_id,
+            plan_id=head.plan_id,
+            tenant=head.tenant,
+            command="QUERY",
+            name=name,
+            step_id=None,
+            actor="",
+            reason="",
+            payload=arguments,
+        )
+        await run._operators.require(asked)
+    return await run._node.lives.query(run.run_id, name, arguments)
 
 
 def run_from_inside(run_id: str) -> RunHandle[Any]:

@@ -15,6 +15,7 @@ from holdfast.engine.permitting import Permits, check_start, permits_of
 from holdfast.engine.sending import FirstSignal, Sender, first_signal
 from holdfast.engine.turn import start_run
 from holdfast.errors import InvalidInput, NotFound
+from holdfast.limits import PRIORITY
 from holdfast.ports import Ids
 from holdfast.program.definitions import WorkflowDefinition
 from holdfast.store import port
@@ -74,7 +75,7 @@ class Opened(Struct, frozen=True):
         definition: WorkflowDefinition,
         input: Raw,
         *,
-        request_id: str = "",
+        request_id: str | None = None,
         run_id: str | None = None,
         tenant: str = "default",
         project: str = "default",
@@ -92,7 +93,8 @@ class Opened(Struct, frozen=True):
         """
         if self.node.failure is not None:
             raise self.node.failure
-        _check_ids(run_id, request_id)
+        request_id = "" if request_id is None else request_id
+        _check_start(run_id, request_id, tenant, project, environment, priority)
         operators = self.operators_for(caller)
         queued = e.RunQueued(
             definition.name,
@@ -137,10 +139,19 @@ class Opened(Struct, frozen=True):
         return Started(answer.run_id, version, answer.signals)
 
 
-def _check_ids(run_id: str | None, request_id: str) -> None:
-    for field, value in (("run_id", run_id), ("request_id", request_id)):
-        problem = check_name(field, value) if value else None
+def _check_start(
+    run_id: str | None, request_id: str, tenant: str, project: str, environment: str, priority: int
+) -> None:
+    """Refuse the start of a run before anything is made of it that could not be read again."""
+    names = [("tenant", tenant), ("project", project), ("environment", environment)]
+    names += [("request_id", request_id)] if request_id != "" else []
+    names += [("run_id", run_id)] if run_id is not None else []
+    for field, value in names:
+        problem = check_name(field, value)
         if problem is not None:
             raise problem
     if run_id is not None and "/" in run_id:
         raise InvalidInput("run_id: a slash is for the ids of children", field="run_id")
+    if type(priority) is not int or not -PRIORITY <= priority <= PRIORITY:
+        problem = InvalidInput(f"priority is a whole number from -{PRIORITY} to {PRIORITY}", field="priority")
+        raise problem

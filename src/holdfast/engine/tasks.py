@@ -21,7 +21,7 @@ from holdfast.core.state import TERMINAL
 from holdfast.core.tasks import DECISIONS, is_effective
 from holdfast.engine.controls import Operators
 from holdfast.engine.permitting import Permits
-from holdfast.errors import CallerError, Conflict, InvalidInput, NotFound, NotPermitted, RunTerminal
+from holdfast.errors import CallerError, Conflict, InvalidInput, NotFound, NotPermitted, RunTerminal, StoreCorrupt
 from holdfast.limits import COMMENT_CHARS
 from holdfast.program.definitions import WorkflowDefinition
 from holdfast.program.tasks import check_with
@@ -107,14 +107,15 @@ class Tasks:
         found = await self.find(query)
         while found.place is not None and len(found) < limit:
             more = await self.find(replace(query, after=found.place, limit=limit - len(found)))
-            found = Found([*found, *more], more.place)
+            found = Found([*found, *more], more.place, found.unreadable + more.unreadable)
+        found.log("tasks")
         return found
 
     async def find(self, query: TaskQuery) -> Found[TaskView]:
         """Return the tasks that a query names, as far as it is to be looked for them in one go."""
         found = await self._store.find_tasks(query)
         now = await self._store.now()
-        return Found((_view(task, now) for task in found), found.place)
+        return Found((_view(task, now) for task in found), found.place, found.unreadable)
 
     async def get(self, task_id: str, *, actor: Actor | None = None) -> TaskView:
         """Return one task; to an actor whom it does not concern it is not there."""
@@ -182,7 +183,7 @@ class Tasks:
         operation_id: str | None = None,
     ) -> TaskView:
         """Give a task to somebody else, or to nobody, whoever has it; and to other roles, if some are given."""
-        changed = None if roles is None else tuple(_person(role) for role in roles)
+        changed = None if roles is None else _roles(roles)
         assignee = None if to is None else _person(to)
         return await self._do(task_id, "reassign", actor, operation_id, assignee=assignee, roles=changed)
 
@@ -194,14 +195,18 @@ class Tasks:
 
     async def comment(self, task_id: str, text: str, *, actor: Actor, operation_id: str | None = None) -> TaskView:
         """Say something about a task. It is kept in the task's history."""
-        if not 0 < len(text) <= COMMENT_CHARS:
+        given: Any = text
+        if not isinstance(given, str) or not 0 < len(text) <= COMMENT_CHARS:
             raise InvalidInput(f"a comment is a text of 1 to {COMMENT_CHARS} characters", field="text")
         return await self._do(task_id, "comment", actor, operation_id, text=text)
 
     async def _do(
         self, task_id: str, action: TaskAction, actor: Actor, operation_id: str | None, **what: Any
     ) -> TaskView:
-        roles = tuple(sorted({_person(role) for role in actor.roles}))  # a retry may give them in another order
+        given: Any = actor
+        if not isinstance(given, Actor) or not isinstance(given.is_admin, bool):
+            raise InvalidInput(f"actor is an Actor: a name, a tuple of roles, is_admin; not {actor!r}", field="actor")
+        roles = tuple(sorted(set(_roles(actor.roles))))  # a retry may give them in another order
         task = await self._task(task_id)
         by = Actor(_person(actor.name), roles, actor.is_admin)
         request = TaskRequest(task_id=task_id, step_id=task.step_id, action=action, actor=by, **what)
@@ -265,6 +270,8 @@ class Tasks:
 
     async def _task(self, task_id: str) -> Task:
         found = await self._store.find_tasks(TaskQuery(task_id=task_id))
+        if found.unreadable:
+            raise StoreCorrupt(f"the row of task {task_id!r} cannot be read", task_id=task_id)
         if not found:
             raise _no_such_task(task_id)
         return found[0]
@@ -278,6 +285,13 @@ def _target_of(event: Event) -> str | None:
 def _view(task: Task, now: Instant) -> TaskView:
     is_overdue = task.status == "OPEN" and task.due_at is not None and task.due_at < now
     return TaskView(**asdict(task), is_overdue=is_overdue)
+
+
+def _roles(roles: Iterable[str]) -> tuple[str, ...]:
+    given: Any = roles
+    if isinstance(given, str | dict) or not isinstance(given, Iterable):
+        raise InvalidInput(f"roles are a list of names, not {roles!r}", field="roles")
+    return tuple(_person(role) for role in roles)
 
 
 def _person(name: str) -> str:

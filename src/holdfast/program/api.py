@@ -23,9 +23,11 @@ async def sleep(duration: timedelta | float) -> None:
     """Sleep durably: for seconds, or for months. No thread, memory or connection is held."""
     program = require_program("sleep")
     seconds: Any = duration.total_seconds() if isinstance(duration, timedelta) else duration
-    if isinstance(seconds, int | float) and seconds <= 0:
+    if isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds <= 0:
         await asyncio.sleep(0)  # it is over already
         return
+    if duration is None:
+        raise InvalidInput("sleep takes a timedelta or a number of seconds, not None", field="duration")
     due_at = program.now() + (milliseconds(duration) or 0) * 1_000
     await program.step(c.StartTimer(step_id=program.name_step("sleep"), due_at=due_at))
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from functools import cached_property, lru_cache
+from math import inf
 from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
@@ -210,9 +211,13 @@ def milliseconds(value: timedelta | float | None) -> int | None:
     """Return a duration, a timedelta or a number of seconds, in milliseconds."""
     if value is None:
         return None
-    if not isinstance(value, timedelta | float | int):
+    given: Any = value
+    if isinstance(given, bool) or not isinstance(given, timedelta | float | int):
         raise InvalidInput(f"a duration is a timedelta or a number of seconds, not {value!r}")
-    seconds = value.total_seconds() if isinstance(value, timedelta) else float(value)
+    try:
+        seconds = value.total_seconds() if isinstance(value, timedelta) else float(value)
+    except OverflowError:
+        seconds = inf
     if not 0 < seconds <= DURATION_MS / 1_000:
         raise InvalidInput(f"a duration is more than 0, and at most a thousand years, not {value!r}")
     return max(1, round(seconds * 1_000))

@@ -29,6 +29,9 @@ T = TypeVar("T")
 
 Due = datetime | timedelta | None
 
+MOST_PEOPLE = 1_000
+"""How many people a task can ask to answer: fewer than this."""
+
 
 class Escalation(Struct, frozen=True, kw_only=True):
     """To whom a task goes by itself, if it is still open after so long. Without roles it keeps its own."""
@@ -94,7 +97,12 @@ async def task(
     """
     program = require_program("task")
     _check_names(name, roles, assignee)
-    if type(approvals) is not int or approvals < 1 or (of is not None and (type(of) is not int or of < approvals)):
+    for field, text in (("route", route), ("task_type", task_type)):
+        problem = None if text == "" else check_name(field, text)
+        if problem is not None:
+            raise problem
+    counts = (approvals, approvals if of is None else of)
+    if any(type(count) is not int or count >= MOST_PEOPLE for count in counts) or not 1 <= counts[0] <= counts[1]:
         raise InvalidInput(f"task {name!r}: {approvals!r} approvals of {of!r} cannot be given", field="approvals")
     schema, decoder = _form_of(form)
     program.definition.forms[_form_key(bytes(schema))] = decoder
@@ -157,7 +165,8 @@ def _form(kind: Any) -> tuple[Raw, "msgspec.json.Decoder[Any]"]:
 
 
 def _check_names(name: str, roles: Sequence[str], assignee: str | None) -> None:
-    if isinstance(roles, str):
+    given_roles: Any = roles
+    if not isinstance(given_roles, Sequence) or isinstance(given_roles, str):
         raise InvalidInput(f"task {name!r}: roles are a list of names, not {roles!r}", field="roles")
     require_step_name("task name", name)
     given = [("role", role) for role in roles]
@@ -180,6 +189,8 @@ def _due_at(program: CodeProgram, due: Due) -> Instant | None:
 def _escalated(name: str, escalate: Escalation | None) -> EscalationRule | None:
     if escalate is None:
         return None
+    if not isinstance(escalate, Escalation):
+        raise InvalidInput(f"task {name!r}: escalate is an Escalation, not {escalate!r}", field="escalate")
     _check_names(name, escalate.roles, escalate.assignee)
     after_ms = milliseconds(escalate.after)
     if after_ms is None or (not escalate.roles and escalate.assignee is None):

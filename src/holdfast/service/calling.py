@@ -236,9 +236,11 @@ class Call:
             return frozenset()
         actor, query, redacted = self.actor(), TaskQuery(run_id=run_id, step_ids=asked, limit=len(asked)), set[str]()
         while page := await self.store.find_tasks(query):
+            if page.unreadable:  # whom it concerns is not known
+                return frozenset(asked)
             redacted |= {task.step_id for task in page if not is_effective(task.assignee, task.roles, actor)}
             query = replace(query, after=page[-1].task_id)
-        return frozenset(redacted)
+        return frozenset(asked) if page.unreadable else frozenset(redacted)
 
     def within(self, tenant: str, project: str, environment: str) -> tuple[str, str, str]:
         """Return whose it is what the caller makes: as they ask for it, or whom they are bound to."""

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from holdfast.errors import InvalidInput
 from holdfast.service.calling import Call
+from holdfast.store import answers as store
 
 Row = TypeVar("Row")
 Query = TypeVar("Query", bound=Struct)
@@ -18,7 +19,7 @@ Query = TypeVar("Query", bound=Struct)
 PageSize = Annotated[int, Meta(ge=1, le=500, description="The most items to answer with.")]
 Cursor = Annotated[str, Meta(max_length=2_000, description="What the page before gave as `next`; empty for the first.")]
 
-Found = tuple[list[Row], str | None]
+Found = tuple[store.Found[Row], str | None]
 
 LOOK_ROWS = 2_000
 """How many rows are looked at in one go for words: others who search have their turn in between."""
@@ -67,12 +68,15 @@ async def read_page(
     search = _Search(call) if getattr(query, "text", None) is not None else None
     if search is not None:
         query = replace(query, look=min(LOOK_ROWS, search.rows_left))
-    rows: list[Row] = []
+    rows: store.Found[Row] = store.Found()
     size = 0
     while len(rows) <= limit:
         more = await find(replace(query, **{place: behind}, limit=limit + 1 - len(rows)))
         looked_to = getattr(more, "place", None)
         rows += more
+        if isinstance(more, store.Found) and more.unreadable:
+            rows.unreadable += more.unreadable
+            more.log(kind)
         size += sum(map(size_of, more))
         if looked_to is None and not more:
             return rows, None
@@ -80,7 +84,7 @@ async def read_page(
         is_enough = size >= most or (search is not None and search.is_enough())
         if is_enough and len(rows) <= limit:
             return rows, encode_cursor(kind, behind)
-    return rows[:limit], encode_cursor(kind, place_of(rows[limit - 1]))
+    return store.Found(rows[:limit], None, rows.unreadable), encode_cursor(kind, place_of(rows[limit - 1]))
 
 
 class _Search:

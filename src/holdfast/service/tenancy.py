@@ -127,7 +127,8 @@ class TenantView:
             page = await self._store.find_runs(query)
             own = [head for head in page if belongs_to(self, head)]
             if own or not page or page.place is not None:
-                return Found(own, page.place)
+                is_bound = self.project is not None or self.environment is not None
+                return Found(own, page.place, () if is_bound else page.unreadable)
             last = page[-1]
             if query.look is not None:
                 return Found((), (last.created_at, last.run_id) if query.newest else last.run_id)
@@ -204,7 +205,7 @@ class TenantView:
             page = await find(query)
             place = page.place if isinstance(page, Found) else None
             if not page or (self.project is None and self.environment is None):
-                return Found(page, place)
+                return Found(page, place, getattr(page, "unreadable", ()))
             own = await self._own([row.run_id for row in page])
             found = [row for row in page if row.run_id in own]
             if found or place is not None:

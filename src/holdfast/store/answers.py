@@ -1,5 +1,6 @@
 """What the store's verbs answer. They are used as `port.…`, where the verbs are."""
 
+import logging
 from collections.abc import Iterable
 from typing import Any, Literal, TypeVar
 
@@ -15,13 +16,24 @@ from holdfast.errors import CallerError
 
 T = TypeVar("T")
 
+logger = logging.getLogger("holdfast.store")
+
 
 class Found(list[T]):
-    """Rows that a query names. `place` is set if a bound of it ended the look: there may be more behind that."""
+    """Rows that a query names. `place` is set if a bound of it ended the look: there may be more behind that.
 
-    def __init__(self, rows: Iterable[T] = (), place: Any = None) -> None:
+    `unreadable` names the rows that are damaged. They are left out, and the others are found all the same.
+    """
+
+    def __init__(self, rows: Iterable[T] = (), place: Any = None, unreadable: tuple[str, ...] = ()) -> None:
         super().__init__(rows)
         self.place = place
+        self.unreadable = unreadable
+
+    def log(self, what: str) -> None:
+        """Log which rows were left out, if any were."""
+        if self.unreadable:
+            logger.error("%s that cannot be read are left out of a list: %s", what, ", ".join(self.unreadable))
 
 
 class Created(Struct, frozen=True, gc=False):

@@ -10,9 +10,11 @@ from msgspec import UNSET, Struct
 from msgspec.structs import asdict, replace
 
 from holdfast.core import codec
+from holdfast.core import events as e
 from holdfast.core.access import AccessToken
 from holdfast.core.audit import AuditEntry
 from holdfast.core.declared import check_definition
+from holdfast.core.events import Event
 from holdfast.core.gates import RunLimit, check_limit, check_ticket
 from holdfast.core.instants import Instant
 from holdfast.core.letters import DeadLetter, Reason, Settlement
@@ -31,6 +33,7 @@ from holdfast.errors import (
     CallerError,
     CheckpointOwnershipCapabilityError,
     Conflict,
+    CorruptHistory,
     InvalidInput,
     LeaseExpired,
     NodeSuperseded,
@@ -240,6 +243,39 @@ def check_release(node: str, jobs: Sequence[Any], limits: Limits) -> None:
         problem = check_name("run_id", run_id) or _check_job(job, run_id)
         if problem is not None:
             raise problem
+
+
+_FILLED_BY_CALLERS = (
+    e.RunQueued,
+    e.ChildStarted,
+    e.SignalSent,
+    e.SignalAccepted,
+    e.SignalRejected,
+    e.TaskCreated,
+    e.TaskAssigned,
+    e.TaskAnswered,
+    e.TaskCommented,
+    e.TaskCompleted,
+    e.TaskRefused,
+)
+"""Bodies with fields, beside names and JSON, that come from callers' code."""
+
+
+def can_be_read(events: Iterable[Event]) -> bool:
+    """Return whether what is written of these events can be read again. What cannot is refused, never stored."""
+    for event in events:
+        if isinstance(event.data, _FILLED_BY_CALLERS):
+            try:
+                codec.decode_body(event.event_type, event.schema_version, codec.encode_body(event.data))
+            except (CorruptHistory, TypeError, ValueError, OverflowError):
+                return False
+    return True
+
+
+def can_be_kept(turn: Turn) -> bool:
+    """Return whether what a turn writes can be read again, by whoever is to read it."""
+    is_fit = not turn.jobs or can_be_queued(turn)
+    return is_fit and (not turn.dead or can_be_buried(turn)) and can_be_read(turn.events)
 
 
 def can_be_queued(turn: Turn) -> bool:
@@ -499,6 +535,8 @@ def check_new_run(new: Any) -> CallerError | None:
             return InvalidInput(f"{field} must be 64 hex digits", field=field)
     if not new.events:
         return InvalidInput("a run begins with at least one event", field="events")
+    if not can_be_read(new.events):
+        return InvalidInput("a field of the run has a wrong type: it could not be read again", field="events")
     if len({event.idempotency_key for event in new.events}) != len(new.events):
         return InvalidInput("a run cannot begin with the same event twice", field="events")
     for message in new.messages:

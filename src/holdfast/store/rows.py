@@ -18,6 +18,7 @@ from holdfast.core.records import ActivityRecord, Task
 from holdfast.core.snapshot import RuntimeSnapshot
 from holdfast.core.state import RunStatus
 from holdfast.errors import StoreCorrupt
+from holdfast.store.answers import Found
 from holdfast.store.port import Job, Plan, RunHead
 
 _encoder = msgspec.json.Encoder()
@@ -88,6 +89,29 @@ def _reading(function: Callable[P, R]) -> Callable[P, R]:
             raise StoreCorrupt("a row of the store makes no sense; restore the store from a backup") from None
 
     return read
+
+
+def found_of(
+    rows: Sequence[Any],
+    read: Callable[[Any], R],
+    name_of: Callable[[Any], str],
+    place_of: Callable[[Any], Any],
+    place: Any = None,
+) -> Found[R]:
+    """Return what can be read of rows, and the names of those that are damaged: one of them does not hide the rest.
+
+    The look goes on behind the last row, of which a reader of the answer may know nothing.
+    """
+    found: list[R] = []
+    unreadable: list[str] = []
+    for row in rows:
+        try:
+            found.append(read(row))
+        except StoreCorrupt:
+            unreadable.append(name_of(row))
+    if not unreadable:
+        return Found(found, place)
+    return Found(found, place_of(rows[-1]) if place is None else place, tuple(unreadable))
 
 
 def encode(value: Any) -> str:
@@ -235,6 +259,16 @@ def signal_of(run_id: str, row: tuple[Any, ...]) -> Signal:
         received_at=row[7],
         by=None if row[8] is None else _callers.decode(row[8]),
     )
+
+
+def mail_of(row: Sequence[Any]) -> Signal:
+    """Return the signal that a row with the run's id and SIGNAL describes."""
+    return signal_of(row[0], tuple(row[1:]))
+
+
+def mail_name(row: Sequence[Any]) -> str:
+    """Return what such a row is called where it cannot be read."""
+    return f"{row[0]}/{row[2]}/{row[3]}"
 
 
 def by_of(request: SignalRequest) -> str | None:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from holdfast.core.events import EngineRunRef, Event, MarkerRecorded, UnknownBody
 from holdfast.core.records import Task
 from holdfast.errors import InvalidInput
-from holdfast.store.port import CommitConflict, Committed, Store, Turn
+from holdfast.store.port import CommitConflict, Committed, Refused, Store, TaskQuery, Turn
 from holdfast.testing.clock import START, VirtualClock
 from holdfast.testing.samples import (
     SampleNode,
@@ -17,6 +17,7 @@ from holdfast.testing.samples import (
     complete,
     marker,
     message,
+    new_run,
     read_history,
     record,
     signal,
@@ -60,6 +61,24 @@ class CommitSuite(SuiteBase):
         history = await read_history(store, "run-1")
         assert [event.run_seq for event in history] == list(range(1, len(history) + 1))
         assert [event.persisted_at for event in history[1:]] == stamps
+
+    @pytest.mark.contract("EVT-2", "WF-7")
+    async def test_what_could_not_be_read_again_is_not_stored(self, store: Store, node: SampleNode) -> None:
+        """A field of a wrong type is refused with the whole turn, and the run is as before; so is a new run."""
+        await node.start("run-1")
+        run = await node.load("run-1")
+        turn = await node.turn(run, replace(task("approve"), route=None))
+        before = await read_history(store, "run-1")
+        assert await node.commit(turn) == CommitConflict("cannot be stored", run.head.version, run.head.lease_epoch)
+        assert await read_history(store, "run-1") == before
+        assert await store.find_tasks(TaskQuery()) == []
+        await node.step("run-1", task("approve"))
+        new = new_run("run-2")
+        queued = replace(new.events[0], data=replace(new.events[0].data, run_request_id=None))
+        [refused] = await store.create([replace(new, events=(queued,))])
+        assert isinstance(refused, Refused)
+        assert isinstance(refused.error, InvalidInput)
+        assert await store.load(["run-2"]) == [None]
 
     @pytest.mark.contract("EVT-2")
     async def test_every_field_of_an_event_is_kept(self, store: Store, node: SampleNode) -> None:

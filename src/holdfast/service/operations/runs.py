@@ -9,6 +9,7 @@ from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.events import NULL
 from holdfast.core.state import TERMINAL, RunStatus
+from holdfast.engine.handle import query_run
 from holdfast.engine.logs import escaped
 from holdfast.engine.recording import head_of
 from holdfast.engine.sending import FirstSignal
@@ -148,10 +149,14 @@ class ListRuns(Ask, frozen=True, kw_only=True):
 
 
 class RunPage(Struct, frozen=True):
-    """Some runs. `next` is the cursor of the page behind it, if there is more."""
+    """Some runs. `next` is the cursor of the page behind it, if there is more.
+
+    `unreadable` names runs whose rows are damaged: they are left out.
+    """
 
     items: list[RunView]
     next: str | None = None
+    unreadable: tuple[str, ...] = ()
 
 
 @operation("runs.list", "GET /v1/runs", scope="runs:read")
@@ -184,7 +189,7 @@ async def list_(call: Call, ask: ListRuns) -> RunPage:
         place=place,
         size_of=_head_bytes,
     )
-    return RunPage([run_view(head) for head in rows], following)
+    return RunPage([run_view(head) for head in rows], following, rows.unreadable)
 
 
 def _head_bytes(head: RunHead) -> int:
@@ -310,7 +315,7 @@ async def query(call: Call, ask: AskRun) -> Answered:
     """Ask a run about its present state. Nothing is recorded; a run that has finished answers too."""
     run = await call.run(ask.run_id)
     try:
-        return Answered(await run.query_with(ask.name, codec.encode(ask.input)))
+        return Answered(await query_run(run, ask.name, codec.encode(ask.input)))
     except QueryFailed as problem:
         logger.info("run %s: %s", escaped(ask.run_id), escaped(problem.message[:SHOWN_CHARS]))
         raise

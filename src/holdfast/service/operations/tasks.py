@@ -37,10 +37,14 @@ class ListTasks(Ask, frozen=True, kw_only=True):
 
 
 class TaskPage(Struct, frozen=True):
-    """Some tasks. `next` is the cursor of the page behind it, if there is more."""
+    """Some tasks. `next` is the cursor of the page behind it, if there is more.
+
+    `unreadable` names tasks whose rows are damaged: they are left out.
+    """
 
     items: list[TaskItem]
     next: str | None = None
+    unreadable: tuple[str, ...] = ()
 
 
 @operation("tasks.list", "GET /v1/tasks", scope="tasks:read")
@@ -73,7 +77,7 @@ async def list_(call: Call, ask: ListTasks) -> TaskPage:
         limit=ask.limit,
         size_of=lambda task: len(task.payload) + len(task.form),
     )
-    return TaskPage([listed_task(task) for task in found], following)
+    return TaskPage([listed_task(task) for task in found], following, found.unreadable)
 
 
 class OfTask(Ask, frozen=True, kw_only=True):

@@ -259,7 +259,7 @@ class Run:
             return port.CommitConflict("finished", head.version, head.lease_epoch)
         if self._has_unseen_outcome(turn):
             return port.CommitConflict("unseen", head.version, head.lease_epoch)
-        if not guards.can_be_queued(turn) or not guards.can_be_buried(turn):
+        if not guards.can_be_kept(turn):
             return port.CommitConflict("cannot be stored", head.version, head.lease_epoch)
         existing = self._existing_event(turn)
         if existing is not None:

@@ -1,6 +1,7 @@
 """Access tokens on the server: the record as it was made, and beside it the little that changes."""
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 from msgspec.structs import replace
@@ -70,8 +71,10 @@ async def find(db: Db, query: TokenQuery, limit: int) -> list[AccessToken]:
         where.add("token_id = ANY (?)", list(map(askable, query.token_ids)))
     if not query.sessions:
         where.add("session_of IS NULL")
-    sql = f"SELECT {_COLUMNS} FROM holdfast.access_tokens {where.numbered} ORDER BY token_id LIMIT {where.next_place}"
-    return [_token_of(row) for row in await db.fetch(sql, *where.values(limit))]
+    columns = f"{_COLUMNS}, token_id"
+    sql = f"SELECT {columns} FROM holdfast.access_tokens {where.numbered} ORDER BY token_id LIMIT {where.next_place}"
+    found = await db.fetch(sql, *where.values(limit))
+    return rows.found_of(found, _token_of, itemgetter(4), itemgetter(4))
 
 
 def _row_of(token: AccessToken) -> tuple[Any, ...]:

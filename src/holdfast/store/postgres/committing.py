@@ -233,8 +233,8 @@ def commit_arguments(now: Instant | None, turns: Sequence[port.Turn]) -> list[An
     messages: list[tuple[Any, ...]] = []
     more = More()
     for number, turn in enumerate(turns, 1):
-        is_unfit = (turn.jobs and not guards.can_be_queued(turn)) or (turn.dead and not guards.can_be_buried(turn))
-        runs.append(_run_row(turn, bool(is_unfit)))
+        is_unfit = not guards.can_be_kept(turn)
+        runs.append(_run_row(turn, is_unfit))
         if is_unfit:
             continue
         events += event_rows(number, turn.expected_version, turn.events)

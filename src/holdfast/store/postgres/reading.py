@@ -1,6 +1,7 @@
 """`read_events`, the `find_` verbs and `stats`."""
 
 from itertools import accumulate
+from operator import itemgetter
 from typing import Any
 
 from msgspec import json
@@ -102,7 +103,8 @@ async def find_runs(db: Db, query: port.RunQuery, limit: int) -> port.Found[port
     most = await most_rows(db, "octet_length(snapshot) FROM holdfast.runs", where, order, limit, query.most_bytes)
     found = await read_page(db, f"SELECT {rows.HEAD} FROM holdfast.runs", where, order, most)
     is_whole = len(found) < most == limit
-    return port.Found((rows.head_of(row) for row in found), place if is_whole else None)
+    place_of = itemgetter(14, 1) if query.newest else itemgetter(1)
+    return rows.found_of(found, rows.head_of, itemgetter(1), place_of, place if is_whole else None)
 
 
 async def find_waits(db: Db, query: port.WaitQuery, limit: int) -> list[Wait]:
@@ -148,7 +150,8 @@ async def find_mailbox(db: Db, query: port.MailboxQuery, limit: int) -> list[Sig
     size = "octet_length(payload) FROM holdfast.signals"
     limit = await most_rows(db, size, where, "run_no, inbox_seq", limit, query.most_bytes)
     found = await read_page(db, f"SELECT {run}, {rows.SIGNAL} FROM holdfast.signals", where, "run_no, inbox_seq", limit)
-    return [rows.signal_of(run_id, row) for run_id, *row in found]
+    place_of = itemgetter(1) if query.run_id is not None else lambda row: None
+    return rows.found_of(found, rows.mail_of, rows.mail_name, place_of)
 
 
 # The whole task is looked at first, because reading its JSON takes longer.
@@ -186,9 +189,10 @@ async def find_tasks(db: Db, query: port.TaskQuery, limit: int) -> port.Found[Ta
             [askable(role) for role in query.actor_roles],
         )
     most = await most_rows(db, "octet_length(task) FROM holdfast.tasks", where, "task_id", limit, query.most_bytes)
-    found = await read_page(db, "SELECT task FROM holdfast.tasks", where, "task_id", most)
+    found = await read_page(db, "SELECT task, task_id FROM holdfast.tasks", where, "task_id", most)
     is_whole = len(found) < most == limit
-    return port.Found((rows.task_of(text) for (text,) in found), place if is_whole else None)
+    place = place if is_whole else None
+    return rows.found_of(found, lambda row: rows.task_of(row[0]), itemgetter(1), itemgetter(1), place)
 
 
 async def stats(db: Db, now: Instant | None) -> port.Stats:

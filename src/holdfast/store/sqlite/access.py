@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 from msgspec.structs import replace
@@ -10,6 +11,7 @@ from holdfast.core import codec
 from holdfast.core.access import AccessToken, TokenQuery, joined
 from holdfast.core.instants import Instant
 from holdfast.errors import InvalidInput, StoreCorrupt
+from holdfast.store.rows import found_of
 from holdfast.store.where import Where
 
 _COLUMNS = "token, revoked_at, revoked_by, last_used_at"
@@ -57,9 +59,9 @@ def find(db: sqlite3.Connection, query: TokenQuery, limit: int) -> list[AccessTo
     if not query.sessions:
         where.add("session_of IS NULL")
     found = db.execute(
-        f"SELECT {_COLUMNS} FROM access_tokens {where.text} ORDER BY token_id LIMIT ?", where.values(limit)
-    )
-    return [_token_of(row) for row in found]
+        f"SELECT {_COLUMNS}, token_id FROM access_tokens {where.text} ORDER BY token_id LIMIT ?", where.values(limit)
+    ).fetchall()
+    return found_of(found, _token_of, itemgetter(4), itemgetter(4))
 
 
 def _of(db: sqlite3.Connection, token_id: str) -> AccessToken:

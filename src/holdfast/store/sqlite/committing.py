@@ -126,7 +126,7 @@ def commit(
     """Commit each turn whose version and epoch are still its run's."""
     numbers = short_cut.numbers_of(turns)
     if numbers is not None:
-        if _is_written(
+        if all(guards.can_be_kept(turn) for turn in turns) and _is_written(
             db, [(run_no, turn, _may_be_light(turn)) for run_no, turn in zip(numbers, turns, strict=True)], now
         ):
             _tell_others(db, list(zip(numbers, turns, strict=True)), limits, now)
@@ -236,9 +236,7 @@ def _conflict(db: sqlite3.Connection, turn: port.Turn, head: _Head | None) -> An
         return port.CommitConflict("finished", head.version, head.lease_epoch)
     if head.inbox_seq > turn.seen_inbox_seq and _has_unseen_outcome(db, head, turn):
         return port.CommitConflict("unseen", head.version, head.lease_epoch)
-    if turn.jobs and not guards.can_be_queued(turn):
-        return port.CommitConflict("cannot be stored", head.version, head.lease_epoch)
-    if turn.dead and not guards.can_be_buried(turn):
+    if not guards.can_be_kept(turn):
         return port.CommitConflict("cannot be stored", head.version, head.lease_epoch)
     return None
 

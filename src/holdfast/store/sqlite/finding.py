@@ -5,6 +5,7 @@ So they are looked for in windows of so many runs, and others go on in between.
 """
 
 import sqlite3
+from operator import itemgetter
 from typing import Any
 
 from holdfast.core.instants import Instant
@@ -83,7 +84,8 @@ def _heads(
     found = db.execute(f"SELECT {rows.HEAD} FROM runs {where.text} ORDER BY {order} LIMIT ?", where.values(limit))
     taken = list(within(found, query.most_bytes, text_bytes))
     is_whole = len(taken) < limit and next(found, None) is None
-    return port.Found(map(rows.head_of, taken), place if is_whole else None)
+    place_of = itemgetter(14, 1) if query.newest else itemgetter(1)
+    return rows.found_of(taken, rows.head_of, itemgetter(1), place_of, place if is_whole else None)
 
 
 def _where(query: port.RunQuery) -> Where:

@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 from msgspec import Raw
@@ -174,7 +175,9 @@ def find_mailbox(db: sqlite3.Connection, query: port.MailboxQuery, limit: int) -
         f"FROM signals {index} {where.text} ORDER BY run_no, inbox_seq LIMIT ?",
         where.values(limit),
     )
-    return [rows.signal_of(run_id, row) for run_id, *row in within(found, query.most_bytes, text_bytes)]
+    taken = list(within(found, query.most_bytes, text_bytes))
+    place_of = itemgetter(1) if query.run_id is not None else lambda row: None
+    return rows.found_of(taken, rows.mail_of, rows.mail_name, place_of)
 
 
 _CONCERNS = (
@@ -218,10 +221,11 @@ def find_tasks(db: sqlite3.Connection, query: port.TaskQuery, limit: int) -> por
         last = "SELECT task_id FROM tasks WHERE task_id > ? ORDER BY task_id LIMIT 1 OFFSET ?"
         place = next((task_id for (task_id,) in db.execute(last, (query.after, query.look - 1))), None)
         where.add_given("task_id <= ?", place)
-    found = db.execute(f"SELECT task FROM tasks {where.text} ORDER BY task_id LIMIT ?", where.values(limit))
+    found = db.execute(f"SELECT task, task_id FROM tasks {where.text} ORDER BY task_id LIMIT ?", where.values(limit))
     taken = list(within(found, query.most_bytes, text_bytes))
     is_whole = len(taken) < limit and next(found, None) is None
-    return port.Found((rows.task_of(text) for (text,) in taken), place if is_whole else None)
+    place = place if is_whole else None
+    return rows.found_of(taken, lambda row: rows.task_of(row[0]), itemgetter(1), itemgetter(1), place)
 
 
 def stats(db: sqlite3.Connection, now: Instant) -> port.Stats:

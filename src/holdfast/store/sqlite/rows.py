@@ -19,8 +19,11 @@ from holdfast.store.rows import SIGNAL as SIGNAL
 from holdfast.store.rows import acceptance_of as acceptance_of
 from holdfast.store.rows import encode as encode
 from holdfast.store.rows import events_of as events_of
+from holdfast.store.rows import found_of as found_of
 from holdfast.store.rows import head_of as head_of
 from holdfast.store.rows import job_of as job_of
+from holdfast.store.rows import mail_name as mail_name
+from holdfast.store.rows import mail_of as mail_of
 from holdfast.store.rows import message_of as message_of
 from holdfast.store.rows import payload_of as payload_of
 from holdfast.store.rows import raw_of as raw_of

@@ -250,7 +250,10 @@ class SqliteStore:
         found = port.Found[port.RunHead]()
         while before > 0 and len(found) < most:
             part = replace(query, limit=most - len(found))
-            found += await self._list(partial(finding.newest_runs, part, before, before - window))
+            more = await self._list(partial(finding.newest_runs, part, before, before - window))
+            found += more
+            if more.unreadable:  # the window may have more than was asked for
+                return port.Found(found, more.place, more.unreadable)
             before -= window
             await asyncio.sleep(0)
         return found
