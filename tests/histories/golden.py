@@ -153,6 +153,7 @@ def complete_bodies() -> Driver:
     append("RunStarted")
     append("SignalAccepted")
     append("SignalRejected")
+    append("SignalDeadLettered")
     opened = {
         "StepStarted": ["StepRetried", "StepDetached", "StepCompleted"],
         "TimerStarted": ["TimerFired"],

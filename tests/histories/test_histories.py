@@ -23,6 +23,8 @@ DIGESTS = {
     "v3.expected.json": "ef92bdc7c1c19dc2bd555ba3348f9dd0a13c7a6e0699ee0e5d753b01d6d66cb1",
     "v4.jsonl": "4332858d7ed221f953abfae8d0cfce9c06783f838981417ac846ad010ba57c48",
     "v4.expected.json": "0bd62cacdaadc6a724a6b583ce181ef4353fbd5bc31ec00fddc729cdac381a38",
+    "v5.jsonl": "fcc33ea0cbc6ad4c13a8079cd0c9ce5e10f62fdbefeaae99539cde056e57f360",
+    "v5.expected.json": "8e5444e94efcb1390accc08fd829b3277426cf57bd1fd1942120865fc00ceb9c",
 }
 
 
