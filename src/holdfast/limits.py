@@ -36,6 +36,11 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     signal_payload_bytes: int = 64 * 1024
     """A signal is a message, not a transport for files; larger content goes by reference."""
 
+    value_bytes: int = 2 * 1024 * 1024
+    """The most bytes of one value in a history, as JSON: an input, a result, an answer, progress. Larger content goes
+    by reference: every node that goes on with a run reads all of them. To change it lets runs diverge whose code had
+    met it, or would meet it now."""
+
     signals_per_run_per_minute: int = 60
     """A sender in a loop must not be able to fill the store through one run."""
 

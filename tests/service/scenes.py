@@ -478,6 +478,33 @@ async def _reassign(stage: Stage, call: Caller) -> None:
     assert (task["assignee"], task["roles"]) == ("cleo", ["boss"])
 
 
+@scene("activities.complete")
+async def _complete_activity(stage: Stage, call: Caller) -> None:
+    run_id = await stage.start("signing")
+    ask = {"completion_token": await stage.completion_token(run_id), "result": "ann"}
+    for _ in range(2):
+        assert await fine(call, "activities.complete", ask, 202) == {"accepted": True}
+    await refused(call, "activities.complete", {**ask, "result": "bob"}, "Conflict", 409)
+    assert (await fine(call, "runs.result", {"run_id": run_id, "wait_s": 10}))["result"] == "ann"
+    assert await fine(call, "activities.complete", ask, 202) == {"accepted": True}
+    told = await refused(call, "activities.complete", {**ask, "result": "bob"}, "Conflict", 409)
+    assert run_id not in str(told)
+    forged = f"{ask['completion_token'][:-1]}_"
+    await refused(call, "activities.complete", {**ask, "completion_token": forged}, "InvalidInput", 422)
+
+
+@scene("activities.fail")
+async def _fail_activity(stage: Stage, call: Caller) -> None:
+    run_id = await stage.start("signing")
+    token = await stage.completion_token(run_id)
+    await fine(call, "activities.fail", {"completion_token": token, "message": "no pen"}, 202)
+    second = await stage.completion_token(run_id, other_than=token)
+    await refused(call, "activities.complete", {"completion_token": token, "result": "late"}, "Conflict", 409)
+    await fine(call, "activities.fail", {"completion_token": second, "message": "no", "retryable": False}, 202)
+    outcome = await fine(call, "runs.result", {"run_id": run_id, "wait_s": 10})
+    assert "no" in outcome["error"]["message"]
+
+
 @scene("tasks.complete")
 async def _complete(stage: Stage, call: Caller) -> None:
     task_id = await open_task(stage)

@@ -29,6 +29,10 @@ class Approval(Struct, frozen=True):
     by: str = ""
 
 
+GIVEN_AWAY: dict[str, str] = {}
+"""The completion tokens that activities have given away, by their runs."""
+
+
 def make_app(limits: hf.Limits | None = None) -> App:
     """Return an app whose workflows wait, answer, ask humans and fail."""
     app = App("shop", limits=limits)
@@ -66,6 +70,16 @@ def make_app(limits: hf.Limits | None = None) -> App:
     @app.workflow
     async def asking(who: str) -> bool:
         return await hf.task("approve", bool, payload={"who": who}, roles=["clerk"])
+
+    @app.activity(retry=hf.Retry(max_attempts=2, initial_ms=1))
+    async def sign() -> str:
+        context = hf.activity_context()
+        GIVEN_AWAY[context.run_id] = context.token
+        context.complete_later()
+
+    @app.workflow
+    async def signing() -> str:
+        return await sign()
 
     @app.activity(queue="gpu")
     async def render() -> None:
@@ -123,6 +137,12 @@ class Stage:
         status, answer = await self.rest("runs.start", {"workflow": workflow, "input": input})
         assert status == 201, answer
         return str(answer["run_id"])
+
+    async def completion_token(self, run_id: str, other_than: str = "") -> str:
+        """Wait for the completion token that a run's activity gives away."""
+        while GIVEN_AWAY.get(run_id, other_than) == other_than:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+        return GIVEN_AWAY[run_id]
 
     async def until(self, name: str, ask: dict[str, Any], is_it: Callable[[Any], bool]) -> Any:
         """Ask until the answer is as it should be, and return it."""

@@ -171,7 +171,7 @@ async def test_every_operation_needs_its_scope(name: str) -> None:
         ask = ASKS[name] | ({"actor": "ann"} if "actor" in ASKS[name] else {})
         status, problem = await stage.rest(name, ask, **{"x-scopes": "nothing:read"})
         if scope is None:
-            assert status == 200
+            assert status == (422 if CATALOGUE[name].noun == "activities" else 200)  # the example is no real token
             return
         assert (status, problem["code"], problem["details"]) == (403, "NotPermitted", {"scope": scope})
         both = f"{scope} runs:write"  # what starts a run needs that too

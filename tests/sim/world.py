@@ -25,6 +25,7 @@ from holdfast.core.state import retry_token, state_of
 from holdfast.engine.activities import ActivityContext, activity_context
 from holdfast.engine.completion import completion_key, report_result
 from holdfast.errors import CallerError, NotDurable, StoreError
+from holdfast.limits import Limits
 from holdfast.program.definitions import decode_options
 from holdfast.store import port
 from holdfast.store.memory import MemoryStore
@@ -136,7 +137,7 @@ class World:
         done.append(Effect(f"{step_id}/{len(done)}", "outside"))
         while True:
             try:
-                await report_result(self.client, await completion_key(self.client), token, done[-1].result)
+                await report_result(self.client, await completion_key(self.client), token, done[-1].result, Limits())
                 self.note(f"later  {run_id} {step_id}", "reports")
             except StoreError:
                 await asyncio.sleep(0.3)

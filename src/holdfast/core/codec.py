@@ -23,7 +23,7 @@ from msgspec import Raw
 
 from holdfast.core.events import BODIES, Body, EngineRunRef, Event, UnknownBody
 from holdfast.core.instants import format_instant
-from holdfast.errors import CorruptHistory, InvalidInput
+from holdfast.errors import CorruptHistory, InvalidInput, PayloadTooLarge
 from holdfast.limits import JSON_DEPTH
 
 T = TypeVar("T")
@@ -62,6 +62,19 @@ def encode(value: object) -> Raw:
     if len(raw) > JSON_DEPTH and is_deeper(raw, JSON_DEPTH):
         raise InvalidInput(f"a value is nested more than {JSON_DEPTH} deep; keep it elsewhere and store a reference")
     return Raw(raw)
+
+
+def bounded(raw: Raw, most_bytes: int, what: str) -> Raw:
+    """Return an encoded value, or raise `PayloadTooLarge` if it has more bytes than a history keeps in one."""
+    size = len(raw)
+    if size > most_bytes:
+        raise PayloadTooLarge(
+            f"{what} has {size} bytes; the limit is {most_bytes} (Limits.value_bytes); "
+            "keep it elsewhere and store a reference",
+            size_bytes=size,
+            limit_bytes=most_bytes,
+        )
+    return raw
 
 
 def _in_given_order(given: bytes, canonical: bytes) -> bytes:

@@ -21,7 +21,7 @@ from holdfast.core.events import NULL, CallerRef, ErrorInfo
 from holdfast.core.instants import Instant
 from holdfast.core.retry import Retry
 from holdfast.errors import CallerError, InvalidInput, PayloadTooLarge
-from holdfast.limits import ACTIVITY_NAME_BYTES, NAME_BYTES, SIGNAL_ID_BYTES, Limits
+from holdfast.limits import ACTIVITY_NAME_BYTES, ERROR_CAUSES, ERROR_TEXT_CHARS, NAME_BYTES, SIGNAL_ID_BYTES, Limits
 
 INTEGER_LIMIT = 2**62
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
@@ -393,6 +393,8 @@ UPDATE_SIGNAL = "holdfast.update"
 TASK_SIGNAL = "holdfast.task"
 OUTCOME_SIGNAL = "holdfast.outcome"
 """Carries the outcome of an activity that was reported by its token. No turn commits that has not seen it."""
+OUTCOME_BYTES = 4 * ERROR_CAUSES * ERROR_TEXT_CHARS
+"""What an outcome has beside a result, at most: an error with its causes."""
 ENGINE_SIGNALS = frozenset({CONTROL_SIGNAL, UPDATE_SIGNAL, TASK_SIGNAL, OUTCOME_SIGNAL})
 RESERVED_PREFIX = "holdfast."
 """Names of signals that the engine sends to itself. They are not counted against a run's rate limit."""
@@ -480,12 +482,14 @@ def check_signal(request: SignalRequest, limits: Limits) -> CallerError | None:
     problem = problem or codec.check(request.payload, "payload")
     if problem is not None:
         return problem
-    size = len(bytes(request.payload))
-    if size > limits.signal_payload_bytes:
+    size, most = len(bytes(request.payload)), limits.signal_payload_bytes
+    if request.name == OUTCOME_SIGNAL:  # whose result is bounded like any other
+        most = limits.value_bytes + OUTCOME_BYTES
+    if size > most:
         return PayloadTooLarge(
-            f"the payload of signal {request.name!r} has {size} bytes; the limit is {limits.signal_payload_bytes}",
+            f"the payload of signal {request.name!r} has {size} bytes; the limit is {most}",
             size_bytes=size,
-            limit_bytes=limits.signal_payload_bytes,
+            limit_bytes=most,
         )
     return _check_payload(_SIGNAL_PAYLOADS.get(request.name), request.payload)
 

@@ -25,7 +25,8 @@ from holdfast.core.state import OpenStep
 from holdfast.core.tokens import ActivityToken, write_token
 from holdfast.engine.lanes import Lanes
 from holdfast.engine.slots import Slots
-from holdfast.errors import HoldfastError, InvalidInput, NotDurable
+from holdfast.errors import HoldfastError, InvalidInput, NotDurable, PayloadTooLarge
+from holdfast.limits import Limits
 from holdfast.ports import Rng
 from holdfast.program.definitions import ActivityDefinition, ActivityOptions
 from holdfast.program.failures import error_info
@@ -45,7 +46,7 @@ class CompleteLater(BaseException):
 
 def is_mendable(problem: BaseException) -> bool:
     """Say whether trying again may help, as far as the error itself tells."""
-    return not isinstance(problem, NonRetryable | InvalidInput)
+    return not isinstance(problem, NonRetryable | InvalidInput | PayloadTooLarge)
 
 
 class Work(Struct, frozen=True, gc=False):
@@ -72,17 +73,19 @@ class ActivityContext:
         "_is_over",
         "_key",
         "_loop",
+        "_most_bytes",
         "_said",
         "_thread_id",
         "_work",
         "details",
     )
 
-    def __init__(self, work: Work, beat: Beat, key: str = "") -> None:
+    def __init__(self, work: Work, beat: Beat, key: str = "", most_bytes: int = Limits().value_bytes) -> None:
         self.details: Any = None if work.details is NULL else codec.decode(work.details, Any)
         self._work = work
         self._beat = beat
         self._key = key
+        self._most_bytes = most_bytes
         self._loop = asyncio.get_running_loop()
         self._thread_id = get_ident()
         self._extend: Callable[[], None] | None = None
@@ -113,7 +116,9 @@ class ActivityContext:
         if self._is_over:
             raise asyncio.CancelledError(f"attempt {self.attempt} of step {self.step_id} is over")
         if details is not UNSET:
-            self._said, self.details = codec.encode(details), details
+            what = f"the progress of activity {self._work.definition.name!r}"
+            self._said = codec.bounded(codec.encode(details), self._most_bytes, what)
+            self.details = details
         if self._thread_id == get_ident():
             self._go_on()  # at once: the attempt may end before the loop comes round again
         elif not self._is_announced:  # however often a thread calls this, the loop hears of it once at a time
@@ -183,13 +188,14 @@ def current_activity() -> ActivityContext | None:
 class Workers:
     """Carries out activities in a node's slots, and reports how they ended."""
 
-    def __init__(self, slots: Slots, report: Report, beat: Beat, rng: Rng) -> None:
+    def __init__(self, slots: Slots, report: Report, beat: Beat, rng: Rng, limits: Limits) -> None:
         self._slots = slots
         self._report = report
         self._beat = beat
         self._rng = rng
         self._attempts: dict[str, dict[str, _Attempt]] = {}
         self._lanes = Lanes(self.carry_out)
+        self._most_bytes = limits.value_bytes
         self.key = ""
         """The store's key for tokens."""
 
@@ -254,7 +260,7 @@ class Workers:
         if not is_without_limits:
             now = attempt.started_at()
             deadline = _deadline(work, now)
-        context = ActivityContext(work, self._beat, self.key)
+        context = ActivityContext(work, self._beat, self.key, self._most_bytes)
         before = _context.set(context)
         outcome: Outcome
         try:
@@ -325,6 +331,7 @@ class Workers:
     def _encoded(self, work: Work, result: Any) -> Raw:
         try:
             raw = codec.encode(result)
+            codec.bounded(raw, self._most_bytes, f"the result of activity {work.definition.name!r}")
             work.definition.signature.result_of(raw)
             return raw
         except InvalidInput as problem:

@@ -276,7 +276,7 @@ class App:
         error of the store the call can be repeated. A token that is none: `InvalidInput`; a run that has finished:
         `RunTerminal`. A success counts even when it comes after the attempt's time, as long as the step is open.
         """
-        await report_result(self._opened(), self._completion_key(), token, result)
+        await report_result(self._opened(), self._completion_key(), token, result, self._limits)
 
     async def fail_activity(self, token: str, error: BaseException | str) -> None:
         """Report that such an activity has failed: it is tried again by its policy, unless it is `NonRetryable`.

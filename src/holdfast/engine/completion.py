@@ -14,6 +14,7 @@ from typing import Any
 from msgspec import Struct
 
 from holdfast.core import codec
+from holdfast.core.audit import AuditEntry
 from holdfast.core.deadlines import step_options
 from holdfast.core.events import NULL, ErrorInfo
 from holdfast.core.instants import Instant
@@ -24,6 +25,7 @@ from holdfast.core.tokens import COMPLETION_KEY, ActivityToken, outcome_id, read
 from holdfast.engine.activities import is_mendable
 from holdfast.engine.stretch import read_stretch
 from holdfast.errors import CallerError, Conflict, InvalidInput
+from holdfast.limits import ERROR_TEXT_CHARS, Limits
 from holdfast.ports import SystemSecrets
 from holdfast.program.failures import error_info
 from holdfast.store.guards import no_such_run, run_terminal
@@ -35,22 +37,27 @@ async def completion_key(store: Store) -> str:
     return await store.keep_key(COMPLETION_KEY, SystemSecrets().new_secret())
 
 
-async def report_result(store: Store, key: str, token: str, result: Any) -> None:
+async def report_result(
+    store: Store, key: str, token: str, result: Any, limits: Limits, audit: AuditEntry | None = None
+) -> None:
     """Report that the activity has succeeded. See `App.complete_activity`."""
     of = read_token(token, key)
-    await _report(store, of, _outcome(of, result=codec.encode(result)))
+    encoded = codec.bounded(codec.encode(result), limits.value_bytes, f"the result of step {of.step_id!r}")
+    await _report(store, of, _outcome(of, result=encoded), audit)
 
 
-async def report_error(store: Store, key: str, token: str, error: BaseException | str) -> None:
+async def report_error(
+    store: Store, key: str, token: str, error: BaseException | str, audit: AuditEntry | None = None
+) -> None:
     """Report that the activity has failed. See `App.fail_activity`."""
     of = read_token(token, key)
     if isinstance(error, str):
-        info = ErrorInfo("ActivityError", error, retryable=True)
+        info = ErrorInfo("ActivityError", error[:ERROR_TEXT_CHARS], retryable=True)
     else:
         info = error_info(error, retryable=is_mendable(error))
     # Drawn from the token, not by chance: a caller who repeats the call after an unknown answer sends the same again.
     fraction = codec.number_of(token) / 2**56
-    await _report(store, of, _outcome(of, error=info, fraction=fraction))
+    await _report(store, of, _outcome(of, error=info, fraction=fraction), audit)
 
 
 def _outcome(of: ActivityToken, **fields: Any) -> ActivityOutcome:
@@ -65,7 +72,7 @@ class _Terms(Struct, frozen=True):
     why_not: CallerError | None = None
 
 
-async def _report(store: Store, of: ActivityToken, outcome: ActivityOutcome) -> None:
+async def _report(store: Store, of: ActivityToken, outcome: ActivityOutcome, audit: AuditEntry | None) -> None:
     payload = codec.encode(outcome)
     while True:
         terms = await _terms(store, of, outcome)
@@ -78,6 +85,7 @@ async def _report(store: Store, of: ActivityToken, outcome: ActivityOutcome) -> 
             expected_version=terms.version,
             # What the step does not take is shown to the store all the same: it knows whether it is a retry.
             accept_before=terms.before if terms.why_not is None else 0,
+            audit=audit,
         )
         [answer] = await store.deliver([request])
         if not isinstance(answer, Refused):

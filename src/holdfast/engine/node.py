@@ -97,8 +97,8 @@ class Node:
         self.check_result = definitions.check_result
         self._options = options
         self._slots = Slots(options.activities_at_once)
-        self._workers = Workers(self._slots, self._on_outcome, self._on_beat, rng)
-        self._queues = Queues(name, store, definitions, options.queues, options.visible_ms, self._slots, rng)
+        self._workers = Workers(self._slots, self._on_outcome, self._on_beat, rng, limits)
+        self._queues = Queues(name, store, definitions, options.queues, options.visible_ms, self._slots, rng, limits)
         self._dispatcher = Dispatcher(definitions, self._workers, self._on_outcome)
         self._held: dict[str, Held] = {}
         self.failure: EngineError | None = None
@@ -120,6 +120,11 @@ class Node:
         self._claiming: asyncio.Task[None] | None = None
         self._something = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def limits(self) -> Limits:
+        """The bounds of this installation."""
+        return self._limits
 
     # --- life
 

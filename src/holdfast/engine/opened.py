@@ -6,6 +6,7 @@ from typing import Any
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
+from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.messages import check_name
 from holdfast.engine.controls import Caller, Operators
@@ -103,7 +104,7 @@ class Opened(Struct, frozen=True):
             project,
             environment,
             run_request_id=request_id,
-            input=input,
+            input=codec.bounded(input, self.node.limits.value_bytes, f"the input of {definition.name!r}"),
             by=operators.by,
         )
         await check_start(operators, queued, run_id)

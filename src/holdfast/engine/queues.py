@@ -28,6 +28,7 @@ from holdfast.engine.activities import Details, Outcome, Work, Workers
 from holdfast.engine.beats import Beats
 from holdfast.engine.slots import Slots
 from holdfast.errors import InvalidInput, StoreError
+from holdfast.limits import Limits
 from holdfast.ports import Rng
 from holdfast.program.definitions import ActivityDefinition, ActivityOptions, decode_options
 from holdfast.program.failures import error_info
@@ -63,6 +64,7 @@ class Queues:
         visible_ms: int,
         slots: Slots,
         rng: Rng,
+        limits: Limits,
     ) -> None:
         self._node = node
         self._store = store
@@ -71,7 +73,7 @@ class Queues:
         self._visible_ms = visible_ms
         self._slots = slots
         self._slots.on_free = self.ring
-        self._workers = Workers(slots, self._on_outcome, self._on_beat, rng)
+        self._workers = Workers(slots, self._on_outcome, self._on_beat, rng, limits)
         self.beats = Beats(node, store, visible_ms, self.cancel)
         self._outcomes: list[tuple[Job, ActivityOutcome]] = []
         self._jobs: dict[tuple[str, str], Job] = {}

@@ -63,7 +63,7 @@ async def wait_until(condition: Callable[[], bool], *, timeout: timedelta | floa
 def continue_as_new(*args: Any, **kwargs: Any) -> NoReturn:
     """Rotate the history: the workflow begins again with these arguments, as the same run with the same inbox."""
     program = require_program("continue_as_new")
-    input = program.definition.signature.pack(args, kwargs)
+    input = program.bounded(program.definition.signature.pack(args, kwargs), "what continue_as_new is given")
     program.rotate()
     raise Rotate(input)
 
@@ -76,7 +76,8 @@ def cut(*args: Any, **kwargs: Any) -> None:
     an update that is being answered, a saga, any task beside the workflow's own. Then the next cut tries again.
     """
     program = require_program("cut")
-    input = program.definition.signature.pack(args, kwargs)  # each time: a mistake shows at the first call
+    # Each time: a mistake shows at the first call.
+    input = program.bounded(program.definition.signature.pack(args, kwargs), "what cut is given")
     if program.is_cut_here():
         raise Rotate(input)
 

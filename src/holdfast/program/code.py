@@ -31,6 +31,7 @@ from holdfast.errors import (
     NondeterminismError,
     NotDurable,
     NotFound,
+    PayloadTooLarge,
     QueryFailed,
     RunError,
 )
@@ -188,7 +189,8 @@ class CodeProgram:
         try:
             with looking(f"query {name!r}"):
                 answer = self.watch.run(lambda: codec.encode(handler(**unpacked)))
-        except RunError:
+            self.bounded(answer, f"the answer of query {name!r}")
+        except (RunError, PayloadTooLarge):
             raise
         except Exception as problem:
             raise QueryFailed(
@@ -275,7 +277,7 @@ class CodeProgram:
         self, activity: ActivityDefinition, args: tuple[Any, ...], kwargs: dict[str, Any], options: ActivityOptions
     ) -> Any:
         """Run an activity as a step, and return its result."""
-        input = activity.signature.pack(args, kwargs)
+        input = self.bounded(activity.signature.pack(args, kwargs), f"the input of activity {activity.name!r}")
         self._bytes += len(input)
         step_id = self.name_step(activity.name)
         if self.is_replaying:
@@ -293,7 +295,7 @@ class CodeProgram:
         self, child: WorkflowDefinition, args: tuple[Any, ...], kwargs: dict[str, Any], close_policy: str
     ) -> Any:
         """Start another run, and return its result."""
-        input = child.signature.pack(args, kwargs)
+        input = self.bounded(child.signature.pack(args, kwargs), f"the input of {child.name!r}")
         if self.depth >= NESTED_RUNS:
             raise InvalidInput(f"runs are nested at most {NESTED_RUNS} deep")
         step_id = self.name_step(child.name)
@@ -311,6 +313,10 @@ class CodeProgram:
             close_policy=close_policy,
         )
         return child.signature.result_of(await self.step(command))
+
+    def bounded(self, raw: Raw, what: str) -> Raw:
+        """Return an encoded value, or raise `PayloadTooLarge` where it is given."""
+        return codec.bounded(raw, self.limits.value_bytes, what)
 
     def step(self, command: Any) -> StepFuture:
         """Issue a command that opens a step, and return its outcome to wait for."""
@@ -436,7 +442,9 @@ class CodeProgram:
         if self._answering:
             for step_id, task in self._answering.items():
                 if task.done():
-                    answer = self._commands[c.command_key(c.CompleteUpdate, step_id)] = answer_of(step_id, task)
+                    answer = self._commands[c.command_key(c.CompleteUpdate, step_id)] = answer_of(
+                        step_id, task, self.bounded
+                    )
                     self._bytes += len(answer.result) + error_bytes(answer.error)
             self._answering = self._in_progress() or _NOTHING
             if not self._answering:
@@ -456,7 +464,9 @@ class CodeProgram:
     def _end_if_done(self) -> None:
         if self._main is None or not self._main.done():
             return
-        ending = ending_of(self._main, self.definition.signature, is_cancelling=self._is_cancelling)
+        ending = ending_of(
+            self._main, self.definition.signature, is_cancelling=self._is_cancelling, bounded=self.bounded
+        )
         if self.skipped and isinstance(ending, c.FailRun) and cannot_do_without(self._main):
             raise RunError(  # which pauses the run: whoever skips a step does not decide that it fails
                 f"the workflow cannot do without the answer of {self.skipped[-1]!r}, which was skipped: "

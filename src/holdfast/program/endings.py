@@ -1,6 +1,7 @@
 """How a program's tasks end, as commands."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import Raw
@@ -9,9 +10,12 @@ from msgspec.structs import replace
 from holdfast.core import codec
 from holdfast.core import commands as c
 from holdfast.core.events import ErrorInfo
-from holdfast.errors import InvalidInput
+from holdfast.errors import InvalidInput, PayloadTooLarge
 from holdfast.program.definitions import Signature
 from holdfast.program.failures import error_info
+
+Bounded = Callable[[Raw, str], Raw]
+"""Returns a value of this description, or raises `PayloadTooLarge`."""
 
 
 class Rotate(BaseException):
@@ -22,7 +26,7 @@ class Rotate(BaseException):
         self.input = input
 
 
-def ending_of(main: asyncio.Task[Any], signature: Signature, *, is_cancelling: bool) -> c.Command:
+def ending_of(main: asyncio.Task[Any], signature: Signature, *, is_cancelling: bool, bounded: Bounded) -> c.Command:
     """Return what a program asks for whose main task has ended like this.
 
     A `CancelledError` ends the run as cancelled only if the run was asked to cancel itself; else it is a failure.
@@ -37,10 +41,10 @@ def ending_of(main: asyncio.Task[Any], signature: Signature, *, is_cancelling: b
     if problem is not None:
         return c.FailRun(error=error_info(problem))
     try:
-        result = codec.encode(main.result())
+        result = bounded(codec.encode(main.result()), "the result of the run")
         signature.result_of(result)
         return c.CompleteRun(result=result)
-    except InvalidInput as unfit:
+    except (InvalidInput, PayloadTooLarge) as unfit:
         return c.FailRun(error=error_info(unfit))
 
 
@@ -57,7 +61,7 @@ def cannot_do_without(main: asyncio.Task[Any]) -> bool:
 _OF_NONE = (TypeError, AttributeError, InvalidInput)
 
 
-def answer_of(step_id: str, task: asyncio.Task[Any]) -> c.CompleteUpdate:
+def answer_of(step_id: str, task: asyncio.Task[Any], bounded: Bounded) -> c.CompleteUpdate:
     """Return the answer to an update whose task has ended like this."""
     if task.cancelled():
         return c.CompleteUpdate(step_id=step_id, error=_stray_cancellation(task, "the update"))
@@ -65,8 +69,10 @@ def answer_of(step_id: str, task: asyncio.Task[Any]) -> c.CompleteUpdate:
     if problem is not None:
         return c.CompleteUpdate(step_id=step_id, error=error_info(problem))
     try:
-        return c.CompleteUpdate(step_id=step_id, result=codec.encode(task.result()))
-    except InvalidInput as unfit:
+        return c.CompleteUpdate(
+            step_id=step_id, result=bounded(codec.encode(task.result()), "the answer of the update")
+        )
+    except (InvalidInput, PayloadTooLarge) as unfit:
         return c.CompleteUpdate(step_id=step_id, error=error_info(unfit))
 
 

@@ -111,7 +111,7 @@ async def task(
         name=name,
         task_type=task_type,
         route=route,
-        payload=codec.encode(payload),
+        payload=program.bounded(codec.encode(payload), f"the payload of task {name!r}"),
         form=schema,
         roles=tuple(roles),
         assignee=assignee,

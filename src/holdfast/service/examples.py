@@ -6,6 +6,7 @@ RUN = "018f7f5e-0000-7000-8000-000000000001"
 TASK = f"{RUN}/approve"
 TOKEN = "4f0c2a9e51b7d836"
 LEAKED = f"holdfast_{TOKEN}_{'0123456789abcdef' * 4}f603f976"
+COMPLETION_TOKEN = "WyJydW4tMSIsInNpZ24iLDEsMV0.vW8lH3uYfGmJbqKkqQ3Jz5u0yCk0yY1x"
 LETTER = "7d9f2c54-0000-8000-9000-000000000001"
 
 _OF_RUN: dict[str, Any] = {"run_id": RUN}
@@ -45,6 +46,8 @@ ASKS: dict[str, dict[str, Any]] = {
     "signals.waits": _OF_RUN,
     "signals.mailbox": _OF_RUN,
     "signals.unconsumed": {"name": "approval", "limit": 50},
+    "activities.complete": {"completion_token": COMPLETION_TOKEN, "result": "signed"},
+    "activities.fail": {"completion_token": COMPLETION_TOKEN, "message": "not acceptable"},
     "tasks.list": {"status": "OPEN", "role": "clerk", "limit": 50},
     "tasks.get": {"task_id": TASK},
     "tasks.history": {"task_id": TASK},

@@ -2,6 +2,7 @@
 
 from holdfast.service.catalogue import Operation, collect
 from holdfast.service.operations import (
+    activities,
     audit,
     controls,
     deletions,
@@ -16,6 +17,6 @@ from holdfast.service.operations import (
 )
 
 CATALOGUE: dict[str, Operation] = collect(
-    (runs, controls, signals, mail, tasks, letters, workflows, system, tokens, audit, deletions)
+    (runs, controls, signals, mail, activities, tasks, letters, workflows, system, tokens, audit, deletions)
 )
 """Every operation, by its name."""

@@ -308,7 +308,7 @@ class Answered(Struct, frozen=True):
     "runs.query",
     "POST /v1/runs/{run_id}/queries/{name}",
     scope="runs:read",
-    errors=(NotFound, QueryFailed, RunError),
+    errors=(NotFound, QueryFailed, RunError, PayloadTooLarge),
     audit="nothing",
 )
 async def query(call: Call, ask: AskRun) -> Answered:

@@ -44,6 +44,12 @@ SELECT {rows.EVENT} FROM holdfast.events
 WHERE run_no = (SELECT run_no FROM holdfast.runs WHERE run_id = $1) AND idempotency_key = $2
 """
 
+CALL_BYTES = 32 * 1024 * 1024
+"""How many bytes of values one call has, unless one turn alone has more. Others wait for it."""
+
+TURN_BYTES = 512 * 1024 * 1024
+"""The most that one turn may have: the server takes 1 GB in one array, and gives up the connection over more."""
+
 _REASONS: dict[int, Any] = {
     1: "no such run",
     2: "version",
@@ -82,6 +88,10 @@ class Committing:
 
     async def _commit(self, wave: Sequence[int]) -> None:
         turns = [self._turns[index] for index in wave]
+        if len(wave) > 1 and sum(map(_bytes_of, turns)) > CALL_BYTES:
+            await self._commit(wave[: len(wave) // 2])
+            await self._commit(wave[len(wave) // 2 :])
+            return
         try:
             judged = await self._judge(turns)
         except UNSTORABLE as problem:
@@ -96,6 +106,8 @@ class Committing:
             self._answers[index] = await self._answer(turns[place], judged, place)
 
     async def _judge(self, turns: Sequence[port.Turn]) -> Judged:
+        if len(turns) == 1 and _bytes_of(turns[0]) > TURN_BYTES:
+            raise ValueError("a turn is larger than the server takes")
         arguments = commit_arguments(self._now, turns)
         if any(turn.starts or turn.sends for turn in turns):
             return await self._server.transact(lambda session: self._judge_and_tell(session, turns, arguments))
@@ -192,6 +204,12 @@ class Committing:
                 return seen[event.idempotency_key]
             seen[event.idempotency_key] = event
         return None
+
+
+def _bytes_of(turn: port.Turn) -> int:
+    """Return how many bytes the values of a turn have, about: those that programs and activities choose."""
+    values = (getattr(event.data, field, None) for event in turn.events for field in ("input", "result"))
+    return sum(len(value) for value in values if value is not None)
 
 
 def _waves(turns: Sequence[port.Turn]) -> list[list[int]]:

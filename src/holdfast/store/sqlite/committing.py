@@ -70,6 +70,7 @@ _UNSTORABLE = (
     sqlite3.IntegrityError,
     sqlite3.InterfaceError,
     sqlite3.ProgrammingError,
+    sqlite3.DataError,  # a value that is longer than the file takes
     msgspec.MsgspecError,
     ValueError,  # text that is not Unicode, among others
     TypeError,

@@ -1,0 +1,93 @@
+"""Outcomes of activities that are reported later, by who has the completion token: a link in an e-mail, a webhook.
+
+The completion token is all that its bearer needs. It says which attempt of which step is meant, cannot be made up, and
+gives the right to report one outcome. Nothing is answered that says more about the run.
+"""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from holdfast.core.tokens import TOKEN_CHARS, outcome_id, read_token
+from holdfast.engine.activities import NonRetryable
+from holdfast.engine.completion import report_error, report_result
+from holdfast.errors import Conflict, NotFound, PayloadTooLarge, RateLimited, RunTerminal
+from holdfast.limits import ERROR_TEXT_CHARS
+from holdfast.service.calling import Call
+from holdfast.service.catalogue import Ask, operation
+
+BEARER = "bearer of a completion token"
+"""Who has reported an outcome, as the audit log says it."""
+
+CompletionToken = Annotated[
+    str,
+    Meta(min_length=1, max_length=TOKEN_CHARS, description="`activity_context().token`, as the activity gave it away."),
+]
+
+
+class CompleteActivity(Ask, frozen=True, kw_only=True):
+    """The result of an activity that ended without an outcome."""
+
+    completion_token: CompletionToken
+    result: Any = None
+
+
+class FailActivity(Ask, frozen=True, kw_only=True):
+    """The failure of such an activity. With `retryable` it is tried again, if its policy allows, with a new token."""
+
+    completion_token: CompletionToken
+    message: Annotated[str, Meta(max_length=ERROR_TEXT_CHARS)] = ""
+    retryable: bool = True
+
+
+class OutcomeAccepted(Struct, frozen=True):
+    """The outcome counts, and will be recorded."""
+
+    accepted: Literal[True] = True
+
+
+@operation(
+    "activities.complete",
+    "POST /v1/activities/complete",
+    scope=None,
+    status=202,
+    errors=(Conflict, PayloadTooLarge, RateLimited),
+    audit="its commit",
+)
+async def complete(call: Call, ask: CompleteActivity) -> OutcomeAccepted:
+    """Report the result of an activity by its completion token, which is all that this needs.
+
+    The first outcome stands. The same one again is answered alike; another, or one that comes too late, by `Conflict`.
+    """
+    return await _report(call, ask.completion_token, ask)
+
+
+@operation(
+    "activities.fail",
+    "POST /v1/activities/fail",
+    scope=None,
+    status=202,
+    errors=(Conflict, PayloadTooLarge, RateLimited),
+    audit="its commit",
+)
+async def fail(call: Call, ask: FailActivity) -> OutcomeAccepted:
+    """Report that an activity has failed, by its completion token; answered like `activities.complete`."""
+    return await _report(call, ask.completion_token, ask)
+
+
+async def _report(call: Call, token: str, ask: CompleteActivity | FailActivity) -> OutcomeAccepted:
+    opened, key = call.opened, call.opened.node.completion_key
+    of = read_token(token, key)  # before anything is looked up: what is made up costs nothing
+    caller = f"completion:{of.run_id}:{outcome_id(of)}"
+    call.service.refusals.check(caller)
+    audit = call.audit(actor=call.principal.name or BEARER, subject=of.step_id)
+    try:
+        if isinstance(ask, CompleteActivity):
+            await report_result(opened.store, key, token, ask.result, opened.node.limits, audit)
+        else:
+            error = ask.message if ask.retryable else NonRetryable(ask.message)
+            await report_error(opened.store, key, token, error, audit)
+    except (Conflict, NotFound, RunTerminal) as refusal:
+        call.service.refusals.count(caller)
+        raise Conflict("this completion token takes no outcome any more") from refusal
+    return OutcomeAccepted()
