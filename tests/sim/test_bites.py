@@ -269,13 +269,13 @@ def test_it_finds_runs_that_nobody_lets_in(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.contract("API-4")
-def test_it_finds_children_of_another_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_finds_children_that_are_elsewhere_than_their_parents(monkeypatch: pytest.MonkeyPatch) -> None:
     children = TurnDraft._children
 
-    def forget_tenant(self: TurnDraft) -> Iterator[port.NewRun]:
-        return (replace(new, tenant="default") for new in children(self))
+    def move(self: TurnDraft) -> Iterator[port.NewRun]:
+        return (replace(new, project="elsewhere") for new in children(self))
 
-    monkeypatch.setattr(TurnDraft, "_children", forget_tenant)
+    monkeypatch.setattr(TurnDraft, "_children", move)
     assert "families_are_of_one_tenant" in first_finding()
 
 
