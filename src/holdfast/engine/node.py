@@ -164,8 +164,10 @@ class Node:
         try:
             if draining := [*self._queues.drain(), *self._pumping]:
                 await asyncio.wait(draining, timeout=self._options.drain_s)
-        finally:
+        except asyncio.CancelledError:
             await self._give_back()
+            raise
+        await self._give_back()
 
     async def _give_back(self) -> None:
         """End every part of the node, then its lease. What ends the parts does not wait: it cannot be interrupted."""
