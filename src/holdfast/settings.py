@@ -20,7 +20,8 @@ Ownership = Literal["single-owner", "cas-required"]
 """How commits are guarded: by the deployment's promise of one owner, or by the store's conditional writes."""
 
 PREFIX = "HOLDFAST_"
-FOR_CLIENTS = frozenset({"HOLDFAST_SERVER", "HOLDFAST_TOKEN"})
+OIDC_CLIENT_SECRET = "HOLDFAST_OIDC_CLIENT_SECRET"
+FOR_CLIENTS = frozenset({"HOLDFAST_SERVER", "HOLDFAST_TOKEN", OIDC_CLIENT_SECRET})
 """Variables of the same environment that say whom to ask, and are no settings of a store or a node."""
 
 

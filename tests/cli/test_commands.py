@@ -189,7 +189,9 @@ def test_tokens(place: Place) -> None:
     assert re.fullmatch(r"holdfast_[0-9a-f]{16}_[0-9a-f]{72}\n", done.stdout), "a shell can take it as it is"
     assert done.stderr == "holdfast: this is shown once, and only its hash is kept\n"
     prefix = done.stdout[:25]
-    assert re.search(rf"^{prefix} +ann +operator +acme +yes$", place.hf("token", "list").stdout, re.MULTILINE)
+    assert re.search(
+        rf"^{prefix} +ann +operator +acme +.*in 90 days.* +yes$", place.hf("token", "list").stdout, re.MULTILINE
+    )
     revoked = place.json("token", "revoke", prefix)
     assert (revoked["is_valid"], revoked["name"], revoked["scopes"]) == (False, "ann", ["runs:write"])
     assert "a token needs a role" in place.hf("token", "create", "bob", code=2).stderr

@@ -2,18 +2,81 @@
 
 import asyncio
 import logging
-from typing import Annotated
+import os
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from cyclopts import Parameter, validators
+from cyclopts import Group, Parameter, validators
 
 from holdfast.cli.ending import FINE
 from holdfast.cli.target import load_app, settings_at
 from holdfast.engine.logs import JsonFormatter, PlainFormatter
 from holdfast.engine.options import NodeOptions
-from holdfast.service.options import ServiceOptions
+from holdfast.errors import InvalidInput
+from holdfast.service.options import OidcOptions, ServiceOptions
+from holdfast.service.roles import ROLES
+from holdfast.settings import OIDC_CLIENT_SECRET
 
 HOST, PORT = ServiceOptions().host, ServiceOptions().port
 Port = Annotated[int, Parameter(validator=validators.Number(gte=0, lte=65_535))]
+
+
+def _said(help: str) -> Any:
+    return Parameter(show_default=False, negative=(), help=help)
+
+
+@Parameter(name="*", group=Group("TLS and proxies", sort_key=50))
+@dataclass(frozen=True)
+class Front:
+    """How callers reach the service."""
+
+    public_url: Annotated[str, _said("Where browsers find it, if a proxy stands before it.")] = ""
+    trusted_proxy: Annotated[
+        tuple[str, ...], _said("An address or network whose Forwarded and X-Forwarded-* count; may be repeated.")
+    ] = ()
+    tls_certificate: Annotated[str, _said("The file with a certificate and its chain, to serve by https.")] = ""
+    tls_key: Annotated[str, _said("The file with its key, if it is another.")] = ""
+    tls_min_version: Annotated[str, Parameter(help="The oldest version of TLS: 1.2 or 1.3.")] = "1.2"
+
+
+@Parameter(name="*", group=Group("OpenID Connect", sort_key=51))
+@dataclass(frozen=True)
+class Oidc:
+    """The OpenID provider that says who callers are, beside tokens."""
+
+    oidc_issuer: Annotated[str, _said("The provider, such as https://login.example.com.")] = ""
+    oidc_audience: Annotated[str, _said("Whom its tokens are for: this service, as it knows it.")] = ""
+    oidc_client_id: Annotated[
+        str, _said(f"As whom the page signs people in; a secret is read from {OIDC_CLIENT_SECRET}.")
+    ] = ""
+    oidc_name_claim: Annotated[str, Parameter(help="The claim that is the caller's name.")] = "sub"
+    oidc_roles_claim: Annotated[str, Parameter(help="The claim that holds roles, such as groups.")] = "roles"
+    oidc_role: Annotated[tuple[str, ...], _said("Which value is which role: ops=operator; may be repeated.")] = ()
+    oidc_tenant_claim: Annotated[str, _said("The claim that names the tenant; without it a token is refused.")] = ""
+    oidc_tenant: Annotated[str, _said("Whose all callers are, where no claim says it.")] = ""
+
+    def options(self) -> OidcOptions | None:
+        """Return what is said of a provider, or None."""
+        if not self.oidc_issuer:
+            return None
+        return OidcOptions(
+            issuer=self.oidc_issuer,
+            audience=self.oidc_audience,
+            client_id=self.oidc_client_id,
+            client_secret=os.environ.get(OIDC_CLIENT_SECRET, ""),
+            name_claim=self.oidc_name_claim,
+            roles_claim=self.oidc_roles_claim,
+            role_map=tuple(_pair(given) for given in self.oidc_role),
+            tenant_claim=self.oidc_tenant_claim,
+            tenant=self.oidc_tenant,
+        )
+
+
+def _pair(given: str) -> tuple[str, str]:
+    value, separator, role = given.rpartition("=")
+    if not separator or role not in ROLES:
+        raise InvalidInput(f"--oidc-role is VALUE=ROLE, with a role of {', '.join(ROLES)}", field="oidc_role")
+    return value, role
 
 
 def server(
@@ -27,6 +90,8 @@ def server(
     queue: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = (),
     open_access: Annotated[bool, Parameter(name="--open", negative="", show_default=False)] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative="", show_default=False)] = False,
+    front: Front | None = None,
+    oidc: Oidc | None = None,
 ) -> int:
     """Serve the API of an app until SIGTERM or Ctrl-C, and run its workflows too unless told not to.
 
@@ -54,7 +119,18 @@ def server(
 
     app = load_app(target)
     set_up_logging(as_json)
-    options = ServiceOptions(host=host, port=port, is_open=open_access)
+    front = front or Front()
+    options = ServiceOptions(
+        host=host,
+        port=port,
+        is_open=open_access,
+        public_url=front.public_url,
+        trusted_proxies=front.trusted_proxy,
+        tls_certificate=front.tls_certificate,
+        tls_key=front.tls_key,
+        tls_min_version=front.tls_min_version,
+        oidc=None if oidc is None else oidc.options(),
+    )
     asyncio.run(serve(app, settings_at(store).store, options=options, node=NodeOptions(takes_runs=node, queues=queue)))
     return FINE
 

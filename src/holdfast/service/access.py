@@ -47,7 +47,9 @@ PAUSE_S = 0.01
 LOOK_UP = 500
 KEPT = 10_000
 
-_PLACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+PLACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+OIDC = "oidc:"
+"""What the ids of callers begin with whom an OpenID provider knows. There is no token behind such an id."""
 
 
 async def make_token(
@@ -66,14 +68,17 @@ async def make_token(
     session_of: str | None = None,
     secrets: Secrets | None = None,
     audit: AuditEntry | None = None,
+    is_granted: bool = False,
 ) -> tuple[str, AccessToken]:
     """Make a token: return it, as only its bearer will have it, and what the store keeps of it.
 
     `role` and `scopes` are what it is good for, `roles` its bearer's for tasks. It ends after `expires_in_s`, which is
-    no longer than `longest_s`. Needs no server, so it makes the first.
+    no longer than `longest_s`. Needs no server, so it makes the first. `is_granted` says that others have decided what
+    it is good for, be it nothing.
     """
     scopes = tuple(dict.fromkeys(scopes))
-    _check_grant(role, scopes)
+    if not is_granted:
+        _check_grant(role, scopes)
     _check_places(tenant, project, environment)
     now = await store.now()
     fresh = secrets or SystemSecrets()
@@ -111,7 +116,7 @@ def _check_grant(role: str, scopes: tuple[str, ...]) -> None:
 
 def _check_places(tenant: str | None, project: str | None, environment: str | None) -> None:
     for field, place in (("tenant", tenant), ("project", project), ("environment", environment)):
-        if place is not None and not _PLACE.fullmatch(place):
+        if place is not None and not PLACE.fullmatch(place):
             raise InvalidInput(f"{field}: 1 to 64 letters, digits, dots, dashes and underscores", field=field)
     if tenant is None and (project is not None or environment is not None):
         raise InvalidInput("a project or an environment is a tenant's: name the tenant too", field="tenant")
@@ -204,6 +209,8 @@ class TokenAccess:
             raise _refusal()
         if (token.session_of is not None) != is_session:
             raise _refusal()
+        if token.session_of is not None and token.session_of.startswith(OIDC):
+            return replace(known.principal, token_id=token.session_of, is_session=True)
         if token.session_of is not None:
             known = await self._look_up(token.session_of)
             if known is None or not _is_valid(known):

@@ -1,15 +1,68 @@
 """How a service behaves."""
 
+import re
+
 from msgspec import Struct
 
 from holdfast.errors import InvalidInput
 
+ASYMMETRIC = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"})
 DAY_S = 86_400.0
 TOKEN_S = 90 * DAY_S
 """How long a token is good for that is made without saying."""
 
 LONGEST_TOKEN_S = 366 * DAY_S
 """How long a token is good for at most, unless the service says otherwise."""
+
+
+class OidcOptions(Struct, frozen=True, kw_only=True):
+    """Which OpenID provider says who callers are, and what its claims mean here."""
+
+    issuer: str
+    """The provider, as its tokens name it, such as https://login.example.com/realms/ours."""
+
+    audience: str
+    """Whom tokens at the API are for: this service, as the provider knows it."""
+
+    client_id: str = ""
+    """As whom the page signs people in; empty if it does not."""
+
+    client_secret: str = ""
+    """The secret of that client, if it has one."""
+
+    scope: str = "openid profile email"
+    """What the page asks the provider for."""
+
+    name_claim: str = "sub"
+    """Which claim is the caller's name."""
+
+    roles_claim: str = "roles"
+    """Which claim holds the caller's roles, such as `groups` or `realm_access.roles`. They count for tasks too."""
+
+    role_map: tuple[tuple[str, str], ...] = ()
+    """Which value of that claim is which role here. Without any, a value counts that is the name of a role."""
+
+    tenant_claim: str = ""
+    """Which claim names the tenant. A token without it is refused."""
+
+    tenant: str = ""
+    """Whose all callers are, where no claim says it; empty for callers who see all tenants."""
+
+    algorithms: tuple[str, ...] = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA")
+    """How tokens may be signed: always with a key pair."""
+
+    leeway_s: float = 30.0
+    """By how much the provider's clock may differ from this one."""
+
+    keys_s: float = 300.0
+    """How long the provider's keys are used before they are read again."""
+
+    def __post_init__(self) -> None:
+        if not self.issuer or not self.audience:
+            raise InvalidInput("an OpenID provider has an issuer, and its tokens an audience", field="issuer")
+        unknown = set(self.algorithms) - ASYMMETRIC
+        if unknown or not self.algorithms:
+            raise InvalidInput(f"algorithms: of {', '.join(sorted(ASYMMETRIC))}", field="algorithms")
 
 
 class ServiceOptions(Struct, frozen=True, kw_only=True):
@@ -20,6 +73,24 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
 
     port: int = 8321
     """Where to listen; 0 takes a port that is free."""
+
+    public_url: str = ""
+    """Where browsers find the service, such as https://holdfast.example.com, if a proxy stands before it."""
+
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses and networks of proxies whose `Forwarded` and `X-Forwarded-*` headers are believed."""
+
+    tls_certificate: str = ""
+    """The file with the certificate and its chain, to be served by https."""
+
+    tls_key: str = ""
+    """The file with the key of the certificate, if it is another."""
+
+    tls_min_version: str = "1.2"
+    """The oldest version of TLS that is spoken: 1.2 or 1.3."""
+
+    oidc: OidcOptions | None = None
+    """The OpenID provider that says who callers are, beside tokens of our own."""
 
     is_open: bool = False
     """Let in whoever comes. Without this a service that has no way to tell callers apart does not start (API-4)."""
@@ -121,6 +192,16 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
     """How long to wait at least between two answers to one who watches lists."""
 
     def __post_init__(self) -> None:
+        if self.public_url and not re.fullmatch(r"https?://[^/?#@\s]+/?", self.public_url):
+            raise InvalidInput("public_url is an address such as https://holdfast.example.com", field="public_url")
+        if self.tls_min_version not in ("1.2", "1.3"):
+            raise InvalidInput("tls_min_version is 1.2 or 1.3", field="tls_min_version")
+        if self.tls_key and not self.tls_certificate:
+            raise InvalidInput("a key for TLS needs its certificate", field="tls_certificate")
+        if self.oidc is not None and self.is_open:
+            raise InvalidInput("access is either open, or an OpenID provider says who may call", field="oidc")
+        if self.oidc is not None and self.oidc.client_id and not self.public_url:
+            raise InvalidInput("to sign people in, the service must know its public_url", field="public_url")
         for field in (
             "port",
             "refusals_per_minute",

@@ -8,6 +8,9 @@ from holdfast.core.access import PREFIX, read_token
 from holdfast.errors import MalformedRequest, NotPermitted
 
 SESSION_COOKIE = b"holdfast_session"
+SECURE_SESSION_COOKIE = b"__Host-holdfast_session"
+"""What the cookie is called over https: browsers take this name only from this very host, and only by TLS."""
+
 OWN_HEADER = b"x-holdfast-request"
 """A header that a page of another origin cannot send, because nothing here lets browsers do that."""
 
@@ -56,10 +59,11 @@ def given_token(headers: Mapping[bytes, bytes]) -> tuple[str, bool] | None:
     if said is not None:
         found = _BEARER.fullmatch(said.strip()) if len(said) <= MOST_BYTES else None
         return _text(found[1] if found else b""), False
-    for part in headers.get(b"cookie", b"").split(b";"):
-        name, separator, value = part.strip().partition(b"=")
-        if name == SESSION_COOKIE and separator:
-            return _text(value), True
+    parts = [part.strip().partition(b"=") for part in headers.get(b"cookie", b"").split(b";")]
+    for wanted in (SECURE_SESSION_COOKIE, SESSION_COOKIE):
+        for name, separator, value in parts:
+            if name == wanted and separator:
+                return _text(value), True
     return None
 
 

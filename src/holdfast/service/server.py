@@ -7,6 +7,7 @@ others add, goes through Starlette's routes. Every answer gets the same headers 
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import cached_property
@@ -28,12 +29,14 @@ from holdfast.service.connections import IS_SPARE, Places, connection_class
 from holdfast.service.exchange import CORRELATION_HEADER, JSON, SECURITY_HEADERS, Exchange, correlation_of
 from holdfast.service.jsonrpc import JsonRpc
 from holdfast.service.metrics import Metrics
+from holdfast.service.oidc import OidcAccess, check_provider_address, oidc_routes
 from holdfast.service.openapi import describe
 from holdfast.service.operations import CATALOGUE
 from holdfast.service.options import ServiceOptions
 from holdfast.service.origin import HEAD_BYTES, check_framing, check_open, is_loopback
 from holdfast.service.page import page_routes
 from holdfast.service.problems import stopping
+from holdfast.service.proxies import Proxies
 from holdfast.service.rest import Rest
 from holdfast.service.sessions import Sessions
 from holdfast.service.stream import STREAMS, Streams, is_stream
@@ -50,6 +53,7 @@ class Front:
 
     def __init__(self, service: Service, routes: Sequence[BaseRoute] = ()) -> None:
         self._service = service
+        self._proxies = Proxies(service.options)
         self._rest: ASGIApp = Rest(service, CATALOGUE)
         self._rpc: ASGIApp = JsonRpc(service, CATALOGUE)
         self._streams: ASGIApp = Streams(service)
@@ -57,6 +61,7 @@ class Front:
             Route("/openapi.json", _Description(service), methods=["GET"]),
             Route("/session", Sessions(service), methods=["GET", "POST", "DELETE"]),
             Route("/metrics", Metrics(service), methods=["GET"]),
+            *oidc_routes(service),
         ]
         self._others = Router([*own, *routes, *page_routes()], redirect_slashes=False)
 
@@ -66,6 +71,7 @@ class Front:
             await self._others(scope, receive, send)
             return
         headers = scope["holdfast.headers"] = dict(scope["headers"])
+        self._proxies.settle(scope, headers)
         correlation_id = correlation_of(headers, self._service.ids)
         scope["holdfast.correlation_id"] = correlation_id
         common = [*SECURITY_HEADERS, (CORRELATION_HEADER, correlation_id.encode())]
@@ -188,6 +194,20 @@ def check_access(options: ServiceOptions, authenticate: Authenticate | None) -> 
     return let_in_here
 
 
+def access_of(app: App, options: ServiceOptions) -> TokenAccess:
+    """Return who says who callers are: our own tokens, and an OpenID provider if there is one."""
+    if options.oidc is None:
+        return TokenAccess(app, options.tokens_s)
+    check_provider_address(options.oidc.issuer)
+    try:
+        import jwt  # noqa: F401
+    except ImportError as problem:
+        raise InvalidInput(
+            "an OpenID provider needs a package: pip install 'holdfast[oidc]'", field="oidc"
+        ) from problem
+    return OidcAccess(app, options.tokens_s, options.oidc)
+
+
 @asynccontextmanager
 async def listening(
     service: Service, routes: Sequence[BaseRoute] = (), listener: socket.socket | None = None
@@ -208,10 +228,14 @@ async def listening(
         log_level="error",  # what callers do wrong is not worth a line each
         server_header=False,
         ws="none",
+        proxy_headers=False,  # which proxies are believed, `Proxies` decides
+        ssl_certfile=options.tls_certificate or None,
+        ssl_keyfile=options.tls_key or None,
         timeout_keep_alive=int(options.idle_s),
         timeout_graceful_shutdown=int(options.drain_s),
         h11_max_incomplete_event_size=HEAD_BYTES,
     )
+    _prepare_tls(config, options)
     listener = listener or bind(options)
     server = _Server(config)
     serving = asyncio.create_task(server.serve([listener]), name="http")
@@ -223,6 +247,18 @@ async def listening(
         service.stopping.set()
         server.should_exit = True
         await serving
+
+
+def _prepare_tls(config: uvicorn.Config, options: ServiceOptions) -> None:
+    """Read certificate and key, before anything is bound, and refuse old versions of TLS."""
+    try:
+        config.load()
+    except (OSError, ssl.SSLError) as problem:
+        raise InvalidInput(f"the certificate for TLS cannot be used: {problem}", field="tls_certificate") from problem
+    if config.ssl is not None:
+        config.ssl.minimum_version = (
+            ssl.TLSVersion.TLSv1_3 if options.tls_min_version == "1.3" else ssl.TLSVersion.TLSv1_2
+        )
 
 
 def bind(options: ServiceOptions) -> socket.socket:
@@ -265,15 +301,16 @@ async def serve(
     """
     options = options or ServiceOptions()
     if authenticate is None and not options.is_open:
-        authenticate = TokenAccess(app, options.tokens_s)
+        authenticate = access_of(app, options)
     let = check_access(options, authenticate)
     with asked_to_end() as asked:
         async with app.node(store, options=node) as opened:
             service = make_service(app, options, let)
-            if isinstance(let, TokenAccess) and not await let.has_any():
+            if type(let) is TokenAccess and not await let.has_any():
                 raise InvalidInput(f"nobody has a token yet: {_how_to_begin(store)}; or choose open access (--open)")
             async with listening(service, routes, listener) as port:
-                logger.info("app %s is served at http://%s:%d", app.name, options.host, port)
+                scheme = "https" if options.tls_certificate else "http"
+                logger.info("app %s is served at %s://%s:%d", app.name, scheme, options.host, port)
                 await opened.run_until(asked)
                 logger.info("the service stops because of %s; once more ends it at once", asked.result())
     logger.info("the service has stopped")

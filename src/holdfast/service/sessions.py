@@ -17,7 +17,8 @@ from holdfast.service.access import TokenAccess, make_token, revoke_token
 from holdfast.service.asking import refusal
 from holdfast.service.calling import Principal, Service
 from holdfast.service.exchange import Exchange
-from holdfast.service.origin import SESSION_COOKIE, check_head, check_origin, given_token
+from holdfast.service.origin import check_head, check_origin, given_token
+from holdfast.service.proxies import Proxies, cookie_name
 from holdfast.service.refusals import Meter, client_of
 
 SIGN_IN_BYTES = 1_024
@@ -60,6 +61,7 @@ class Sessions:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._meter = Meter()
+        self._proxies = Proxies(service.options)
         self._failures = Meter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -95,7 +97,9 @@ class Sessions:
             raise
         text = await self._begin(access, principal, exchange.correlation_id)
         await exchange.answer(
-            200, _view(principal), [_cookie(scope, text, f"; Max-Age={int(self._service.options.session_s)}")]
+            200,
+            _view(principal),
+            [cookie_of(self._proxies.is_secure(scope), text, f"; Max-Age={int(self._service.options.session_s)}")],
         )
 
     async def _note_failure(self, access: TokenAccess, who: str, exchange: Exchange, scope: Scope) -> None:
@@ -151,12 +155,13 @@ class Sessions:
                 entry = self._entry("session.sign_out", principal, exchange.correlation_id)
                 await revoke_token(access.store, token, principal.name, entry)
             access.forget(found[0])
-        await exchange.send_nothing(204, [_cookie(scope, "", "; Max-Age=0")])
+        await exchange.send_nothing(204, [cookie_of(self._proxies.is_secure(scope), "", "; Max-Age=0")])
 
 
-def _cookie(scope: Scope, value: str, age: str) -> tuple[bytes, bytes]:
-    secure = "; Secure" if scope.get("scheme") == "https" else ""
-    return b"set-cookie", f"{SESSION_COOKIE.decode()}={value}{_COOKIE}{secure}{age}".encode()
+def cookie_of(is_secure: bool, value: str, age: str) -> tuple[bytes, bytes]:
+    """Return the header that sets the cookie of a session."""
+    secure = "; Secure" if is_secure else ""
+    return b"set-cookie", f"{cookie_name(is_secure)}={value}{_COOKIE}{secure}{age}".encode()
 
 
 def _view(principal: Principal) -> SessionView:

@@ -14,6 +14,14 @@ export async function signIn(token) {
   return session;
 }
 
+export async function signInWays() {
+  try {
+    return await request("GET", "/session/ways");
+  } catch {
+    return { oidc: false }; // a token can still be given
+  }
+}
+
 export async function signOut() {
   await request("DELETE", "/session");
   session = null;

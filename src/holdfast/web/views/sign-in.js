@@ -1,7 +1,7 @@
 // Signing in with a token. It goes to the service once; from then on a cookie that no script can read says who asks.
 
 import { h, put } from "../lib/dom.js";
-import { signIn } from "../lib/session.js";
+import { signIn, signInWays } from "../lib/session.js";
 
 function signInForm(done, text) {
   const input = h("input", {
@@ -14,6 +14,10 @@ function signInForm(done, text) {
   });
   const problem = h("p", { class: "problem", id: "token-problem", role: "alert", hidden: true });
   const button = h("button", { class: "button primary", type: "submit" }, "Sign in");
+  const other = h("a", { class: "button", href: "/session/oidc", hidden: true }, "Sign in with your organisation");
+  signInWays().then((ways) => {
+    other.hidden = !ways.oidc;
+  });
   const form = h(
     "form",
     { class: "sign-in-form", novalidate: true },
@@ -22,6 +26,7 @@ function signInForm(done, text) {
     h("p", { class: "quiet" }, text),
     h("div", { class: "field" }, h("label", { for: "token" }, "Token"), input, problem),
     button,
+    other,
     h("p", { class: "hint" }, "Whoever runs this service makes one with ", h("code", {}, "holdfast token create"), "."),
   );
   form.addEventListener("submit", async (event) => {
