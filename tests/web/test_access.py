@@ -9,7 +9,7 @@ from playwright.async_api import Browser, Page, expect
 from tests.web.browser import DESK, PHONE, looking
 from tests.web.stage import Site
 
-PLACES = ("/runs", "/runs/{courier}", "/runs/{order}", "/inbox", "/health")
+PLACES = ("/runs", "/runs/{courier}", "/runs/{order}", "/inbox", "/health", "/audit")
 
 
 async def two_runs(site: Site) -> dict[str, str]:

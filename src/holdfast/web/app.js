@@ -7,6 +7,7 @@ import { render, route, startRouter } from "./lib/router.js";
 import { loadSession, who } from "./lib/session.js";
 import { failed, loading } from "./lib/states.js";
 import { makeShell } from "./shell.js";
+import { showAudit } from "./views/audit.js";
 import { showHealth } from "./views/health.js";
 import { showInbox } from "./views/inbox.js";
 import { showRun } from "./views/run.js";
@@ -19,6 +20,7 @@ route("/runs/{run_id}", showRun);
 route("/inbox", showInbox);
 route("/inbox/{task_id}", showInbox);
 route("/health", showHealth);
+route("/audit", showAudit);
 
 async function start() {
   put(document.body, h("main", {}, loading()));

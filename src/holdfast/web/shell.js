@@ -2,7 +2,7 @@
 
 import { h, put } from "./lib/dom.js";
 import { icon } from "./lib/icons.js";
-import { signOut } from "./lib/session.js";
+import { may, signOut } from "./lib/session.js";
 import { toastProblem } from "./lib/toast.js";
 import { chooseTheme, chosenTheme, nextTheme } from "./theme.js";
 
@@ -23,7 +23,8 @@ export function showConnection(state) {
 }
 
 export function makeShell(session, health) {
-  const links = PLACES.map(([address, word, name]) => h("a", { href: address }, icon(name), h("span", {}, word)));
+  const places = may("audit:read") ? [...PLACES, ["/audit", "Audit", "audit"]] : PLACES;
+  const links = places.map(([address, word, name]) => h("a", { href: address }, icon(name), h("span", {}, word)));
   const outlet = h("main", { id: "main", tabindex: "-1" });
   const element = h(
     "div",
@@ -58,7 +59,7 @@ export function makeShell(session, health) {
   function moved(path) {
     showConnection("none");
     links.forEach((link, n) => {
-      const isHere = path.startsWith(PLACES[n][0]) || (n === 0 && path === "/");
+      const isHere = path.startsWith(places[n][0]) || (n === 0 && path === "/");
       if (isHere) link.setAttribute("aria-current", "page");
       else link.removeAttribute("aria-current");
     });

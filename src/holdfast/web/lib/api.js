@@ -44,6 +44,7 @@ const OPERATIONS = {
   "system.queues": "GET /v1/queues",
   "system.nodes": "GET /v1/nodes",
   "system.alerts": "GET /v1/alerts",
+  "audit.list": "GET /v1/audit",
 };
 
 export const OWN_HEADER = { "X-Holdfast-Request": "page" };
