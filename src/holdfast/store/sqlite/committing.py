@@ -106,6 +106,12 @@ class ShortCut:
             self._numbers.clear()
         self._numbers.update(numbers)
 
+    def forget(self, turns: Iterable[port.Turn]) -> None:
+        """Forget the runs that have finished: nothing more is committed to them."""
+        for turn in turns:
+            if turn.snapshot.status in TERMINAL:
+                self._numbers.pop(turn.run_id, None)
+
     def numbers_of(self, turns: Sequence[port.Turn]) -> list[int] | None:
         """Return the numbers of the turns' runs, or None if the long way has to be taken."""
         if self._batches_around:
@@ -131,10 +137,12 @@ def commit(
             db, [(run_no, turn, _may_be_light(turn)) for run_no, turn in zip(numbers, turns, strict=True)], now
         ):
             _tell_others(db, list(zip(numbers, turns, strict=True)), limits, now)
+            short_cut.forget(turns)
             return [port.Committed(turn.expected_version + len(turn.events), now) for turn in turns]
         short_cut.avoid()
     heads = _heads(db, turns)
     short_cut.learn((run_id, head.run_no) for run_id, head in heads.items())
+    short_cut.forget(turns)
     answers: list[Answer | None] = [None] * len(turns)
     wave: dict[str, int] = {}
     written: set[int] = set()  # not those that were committed before, with all that they have for others

@@ -1,0 +1,52 @@
+"""What a node and its store keep of runs that have finished: nothing that grows with their number."""
+
+import asyncio
+import gc
+import tracemalloc
+
+import pytest
+
+import holdfast as hf
+from tests.engine.place import Place
+
+RUNS = 400
+BYTES_PER_RUN = 40
+"""Less than an entry of a dict with its key: one that is kept for each run is found."""
+
+
+@pytest.mark.contract("OWN-3")
+async def test_finished_runs_leave_nothing_behind(tmp_path_factory: pytest.TempPathFactory) -> None:
+    place = Place(f"sqlite:///{tmp_path_factory.mktemp('soak')}/soak.db", 5_000)
+    app = hf.App("soak")
+
+    @app.activity
+    async def act(number: int) -> int:
+        return number
+
+    @app.workflow
+    async def work(number: int) -> int:
+        first = await act(number)
+        if number % 4 == 0:
+            await hf.wait_signal("go", str)
+        return await act(first)
+
+    async def one(number: int) -> None:
+        run = await app.start(work, number, request_id=f"request-{number}")
+        if number % 4 == 0:
+            await run.signal("go", "now", signal_id=f"signal-{number}")
+        assert await run.result() == number
+
+    async def many(first: int) -> int:
+        for start in range(first, first + RUNS, 100):
+            await asyncio.gather(*(one(number) for number in range(start, start + 100)))
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    async with asyncio.timeout(60), app.node(place.store):
+        tracemalloc.start(1)
+        try:
+            before = [await many(round * RUNS) for round in range(2)][-1]
+            kept = (await many(2 * RUNS) - before) / RUNS
+        finally:
+            tracemalloc.stop()
+        assert kept < BYTES_PER_RUN, f"{kept:.0f} bytes are kept for each run that has finished"
