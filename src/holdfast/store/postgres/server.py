@@ -136,9 +136,9 @@ class Server:
         self._closing.set()
         free, self._free = self._free, []
         try:
-            if self._tasks:
-                await asyncio.wait(self._tasks, timeout=CLOSE_S)
             async with asyncio.timeout(CLOSE_S):
+                if self._tasks:
+                    await asyncio.wait(self._tasks)
                 for connection in free:
                     await _close(connection)
         except TimeoutError:
