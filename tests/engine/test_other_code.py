@@ -132,6 +132,52 @@ async def test_a_run_that_an_operator_has_paused_meanwhile_stays_paused(store: S
         assert await run.result() == "on"
 
 
+def signing(tokens: list[str], first: str) -> tuple[hf.App, Any]:
+    """Return an app whose workflow begins with one of two activities, and has another one completed later."""
+    app = hf.App("signing")
+
+    async def act() -> None: ...
+
+    begins = app.activity(name=first)(act)
+
+    @app.activity(retry=hf.Retry(max_attempts=1))
+    async def sign() -> str:
+        context = hf.activity_context()
+        tokens.append(context.token)
+        context.complete_later()
+
+    @app.workflow(name="paper")
+    async def paper() -> str:
+        await begins()
+        signed = asyncio.create_task(sign())
+        answer: str = await hf.wait_signal("go", str)
+        try:
+            return await signed
+        except hf.errors.ActivityFailed:
+            return answer
+
+    return app, paper
+
+
+@pytest.mark.contract("WF-2", "WF-3")
+async def test_a_step_that_fails_meanwhile_does_not_hide_that_the_run_diverged(store: Store) -> None:
+    tokens: list[str] = []
+    app, paper = signing(tokens, "print")
+    async with asyncio.timeout(MOST_SECONDS), app.node(store):
+        run_id = (await app.start(paper)).run_id
+        await until_event(app.run(run_id), "StepDetached")
+    app, _ = signing(tokens, "copy")
+    async with asyncio.timeout(MOST_SECONDS), app.node(store):
+        run = app.run(run_id)
+        await run.signal("go", "on")
+        await until_status(run, PAUSED)
+        await app.fail_activity(tokens[0], "not acceptable")
+        await until_event(run, "StepFailed")
+    app, _ = signing(tokens, "print")
+    async with asyncio.timeout(MOST_SECONDS), app.node(store):
+        assert await app.run(run_id).result() == "on"
+
+
 class Hasty(Around):
     """The store of a node that is handed runs it cannot run; says when it has given one away."""
 

@@ -21,7 +21,7 @@ from holdfast.core.letters import DeadLetterQuery
 from holdfast.core.messages import Message
 from holdfast.core.state import PAUSED
 from holdfast.engine.options import NodeOptions
-from holdfast.errors import NondeterminismError, StoreCorrupt, StoreError
+from holdfast.errors import StoreCorrupt, StoreError
 from holdfast.store.guards import name_of
 from holdfast.store.port import LoadedRun, Plan, RunHead, RunQuery, Store
 from holdfast.store.rows import code_plan
@@ -30,7 +30,7 @@ MOST_HANDED = 10_000
 """How many runs that were handed over are remembered."""
 
 Fits = Callable[[RunHead], Awaitable[bool]]
-"""Returns whether a run's history fits the code here."""
+"""Returns whether a run waits for code that fits its history, and the code here does."""
 
 logger = logging.getLogger("holdfast.node")
 
@@ -140,8 +140,8 @@ class Known:
             while page := await self._store.find_runs(RunQuery(plan_id=plan_id, status=PAUSED, after=after)):
                 after = page[-1].run_id
                 for head in page:
-                    error = head.snapshot.last_error_code if head.snapshot is not None else None
-                    if error == NondeterminismError.code and self.has(plan_id, head.plan_version) and await fits(head):
+                    has_error = head.snapshot is None or head.snapshot.last_error_code is not None
+                    if has_error and self.has(plan_id, head.plan_version) and await fits(head):
                         await self._wake(head)
 
     async def _wake(self, head: RunHead) -> None:

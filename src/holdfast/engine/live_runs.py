@@ -10,7 +10,7 @@ from contextlib import suppress
 from msgspec import Raw
 
 from holdfast.core.events import RunStarted
-from holdfast.core.state import APPROVED, PENDING
+from holdfast.core.state import APPROVED, PENDING, state_of
 from holdfast.engine.live import Definitions, LiveRun, at_rest, revive
 from holdfast.engine.poison import refuse_suspect
 from holdfast.engine.recording import recorded
@@ -56,9 +56,12 @@ class LiveRuns:
         return live, problem
 
     async def fits(self, head: RunHead) -> bool:
-        """Return whether the history of a run fits the code here. Nothing is kept or written."""
+        """Return whether a run waits for code that fits its history, and the code here does. Nothing is written."""
         try:
-            live, problem = revive(head.run_id, await read_stretch(self._store, head), self._definitions)
+            history = await read_stretch(self._store, head)
+            if not history or not state_of(head.run_id, history).awaits_definition:
+                return False
+            live, problem = revive(head.run_id, history, self._definitions)
         except (RunError, StoreCorrupt):
             return False
         live.close()
