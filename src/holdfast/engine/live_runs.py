@@ -12,7 +12,7 @@ from msgspec import Raw
 from holdfast.core.events import RunStarted
 from holdfast.core.state import APPROVED, PENDING, state_of
 from holdfast.engine.live import Definitions, LiveRun, at_rest, revive
-from holdfast.engine.poison import refuse_suspect
+from holdfast.engine.poison import is_suspect, refuse_suspect
 from holdfast.engine.recording import recorded
 from holdfast.engine.stretch import read_stretch
 from holdfast.errors import Conflict, NotDurable, RunawayWorkflow, RunError, RunTerminal, StoreCorrupt
@@ -57,6 +57,8 @@ class LiveRuns:
 
     async def fits(self, head: RunHead) -> bool:
         """Return whether a run waits for code that fits its history, and the code here does. Nothing is written."""
+        if is_suspect(head):  # it could end this process
+            return False
         try:
             history = await read_stretch(self._store, head)
             if not history or not state_of(head.run_id, history).awaits_definition:
