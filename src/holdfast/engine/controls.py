@@ -328,6 +328,8 @@ class Commands:
         await self._send(_checked(name, reason, actor, signal_id, step_id, result), wait=wait)
 
     async def _send(self, sent: _Sent, *, wait: bool) -> None:
+        if sent.signal_id is None:  # so that a store that lost its answer can ask again without doing it twice
+            sent = replace(sent, signal_id=self._operators.ids.new_id())
         kind = ""
         if sent.step_id is not None:
             step = await self._step(sent.step_id)

@@ -132,6 +132,7 @@ class RunHandle(Commands, Generic[R]):
         """Do what `update` does, with arguments of any name."""
         require_step_name("update name", name)
         payload = codec.encode({"name": name, "input": arguments})
+        update_id = self._operators.ids.new_id() if update_id is None else update_id
         request = SignalRequest(
             run_id=self.run_id,
             name=UPDATE_SIGNAL,
