@@ -198,19 +198,16 @@ def pause_turn(
     pause = PauseRun(error=error_info(problem))
     starts = [message for message in loaded.messages if _is_start(message) and not (is_missing and has_begun)]
     others = [message for message in loaded.messages if message not in starts]
-    for given in (*starts, None, *controls_of(loaded.signals)):
+    # Before the commands, which may close their steps: their senders were told that they count.
+    reported = [] if is_poisoned and not is_missing else list(_outcomes(loaded.signals))
+    for given in (*starts, None, *reported, *controls_of(loaded.signals)):
         if given is not None:
             draft.handle(given)
         if draft.state.status is RUNNING:  # directly after what made it so: that is how replay knows it came to nothing
             draft.enact([pause])
     lost = [given for given in inputs if is_missing and isinstance(given, NodeLost)]  # whoever has it does it again
     inputs = [given for given in inputs if given not in lost]
-    reported = [] if is_poisoned and not is_missing else list(_outcomes(loaded.signals))
-    for later in (
-        *reported,
-        *sorted((*others, *inputs), key=_place),
-        *task_operations(loaded.signals, draft.state, None),
-    ):
+    for later in (*sorted((*others, *inputs), key=_place), *task_operations(loaded.signals, draft.state, None)):
         if is_poisoned and isinstance(later, Message):
             draft.put_aside(later, problem)
         else:
@@ -311,7 +308,7 @@ class _Turn:
         """Offer a signal that was a dead letter to the wait that it is for, or else the oldest of its name."""
         state = self._draft.state
         dead = _requeued(message)
-        waits = state.waits.get(dead.name, ()) if dead is not None and state.status is RUNNING else ()
+        waits = state.waits.get(dead.name, ()) if dead is not None and self._takes_signals() else ()
         step_id = message.step_id or next(iter(waits), None)
         if dead is None or step_id not in waits:
             problem = Conflict("there is no open wait for this signal")

@@ -79,6 +79,7 @@ def cut(*args: Any, **kwargs: Any) -> None:
     # Each time: a mistake shows at the first call.
     input = program.bounded(program.definition.signature.pack(args, kwargs), "what cut is given")
     if program.is_cut_here():
+        program.rotate()
         raise Rotate(input)
 
 

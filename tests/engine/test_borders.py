@@ -1,0 +1,142 @@
+"""Borders between rules: what one promise does while another is kept."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.core.letters import DeadLetterQuery
+from holdfast.engine.handle import RunHandle
+from holdfast.engine.letters import find_letters
+from holdfast.store.port import Store
+from tests.engine.place import Place, types, until_event
+
+
+async def has_arrived(store: Store, run: RunHandle[Any]) -> bool:
+    """Return whether an update waits for its run, or was taken by it."""
+    [loaded] = await store.load([run.run_id])
+    return bool(loaded is not None and loaded.signals) or "UpdateAccepted" in await types(run)
+
+
+@pytest.mark.contract("WF-6", "CAN-1")
+async def test_an_update_that_comes_while_a_cut_cleans_up_is_answered_by_the_next_stretch(place: Place) -> None:
+    opened, began = asyncio.Event(), asyncio.Event()
+    app = hf.App("counting", limits=hf.Limits(rotation_steps=1))
+
+    @app.activity
+    async def clean() -> None:
+        began.set()
+        await opened.wait()
+
+    @app.workflow
+    async def count(total: int = 0, stretch: int = 0) -> list[int]:
+        def add(by: int) -> int:
+            nonlocal total
+            total += by
+            return total
+
+        hf.on_update("add", add)
+        await hf.wait_signal("go")
+        if stretch == 0:
+            try:
+                hf.cut(total, stretch + 1)
+            finally:
+                await clean()
+        return [total, stretch]
+
+    async with place.opened() as store, place.node(app, store):
+        run = await app.start(count)
+        await run.signal("go")
+        await began.wait()
+        asking = asyncio.create_task(run.update("add", by=5))
+        while not await has_arrived(store, run):  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+        opened.set()
+        assert await asking == 5
+        await until_event(run, "ContinuedAsNew")
+        await run.signal("go")
+        assert await run.result() == [5, 1], await types(run)
+
+
+@pytest.mark.contract("WF-6", "MSG-3")
+async def test_a_requeued_signal_is_not_applied_by_a_function_that_has_ended(place: Place) -> None:
+    app = hf.App("requeue")
+
+    @app.workflow
+    async def child() -> str:
+        return await hf.wait_signal("end", str)
+
+    @app.workflow
+    async def parent(stretch: int = 0) -> str:
+        async def listen() -> None:
+            await hf.wait_signal("vote", int)
+            await hf.wait_signal("vote", str)
+
+        if stretch == 0:
+            beside = [asyncio.create_task(listen()), asyncio.create_task(child())]
+            await hf.wait_signal("rotate")
+            assert not any(task.done() for task in beside)
+            hf.continue_as_new(1)
+        return await hf.wait_signal("vote", str)
+
+    async with place.opened() as store, place.node(app, store):
+        run = await app.start(parent)
+        await run.signal("vote", "x")
+        await until_event(run, "SignalDeadLettered")
+        await run.signal("vote", 1)
+        await until_event(run, "SignalReceived")
+        await run.signal("rotate")
+        await until_event(run, "SignalReceived", 2)
+        [letter] = await find_letters(store, DeadLetterQuery(run_id=run.run_id))
+        await letter.requeue()
+        await app.run(f"{run.run_id}/child").signal("end", "now")
+        await until_event(run, "ContinuedAsNew")
+        assert await run.result() == "x"
+
+
+def signing(app: hf.App, tokens: "asyncio.Queue[str]", *, extra: bool) -> Any:
+    """Add a workflow whose step is completed by token; with one more step if it is to diverge."""
+
+    @app.activity
+    async def other() -> None: ...
+
+    @app.activity
+    async def sign() -> str:
+        context = hf.activity_context()
+        tokens.put_nowait(context.token)
+        context.complete_later()
+
+    @app.workflow
+    async def contract() -> str:
+        if extra:
+            await other()
+        return await sign()
+
+    return contract
+
+
+@pytest.mark.contract("ACT-1", "SIG-13")
+@pytest.mark.parametrize("command", ["terminate", "skip"])
+async def test_an_outcome_that_was_acknowledged_is_recorded_by_a_node_whose_code_diverges(
+    place: Place, command: str
+) -> None:
+    tokens: asyncio.Queue[str] = asyncio.Queue()
+    old, new = hf.App("old"), hf.App("new")
+    contract = signing(old, tokens, extra=False)
+    signing(new, tokens, extra=True)
+    async with place.opened() as store:
+        async with place.node(old, store):
+            run = await old.start(contract)
+            token = await tokens.get()
+            await until_event(run, "StepDetached")
+        async with old.connect(store):
+            await old.complete_activity(token, "ann")
+            handle = old.run(run.run_id)
+            if command == "terminate":
+                await handle.stop(wait=False)
+            else:
+                await handle.skip_step("sign", result="nobody", wait=False)
+            async with place.node(new, store):
+                await until_event(new.run(run.run_id), "SignalAccepted" if command == "terminate" else "SignalRejected")
+                assert "StepCompleted" in await types(new.run(run.run_id))
