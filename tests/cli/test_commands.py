@@ -264,6 +264,22 @@ def test_what_is_wrong_is_told_in_one_line_with_its_exit_code(place: Place) -> N
         assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.contract("API-1")
+def test_outcomes_by_token(place: Place) -> None:
+    def token_of(file: str) -> str:
+        start(place, "measuring", f"file={file}", run_id=file)
+        until(lambda: place.hf("run", "get", file) and (place.folder / file).exists(), bool)
+        return (place.folder / file).read_text()
+
+    token = token_of("measured")
+    assert place.json("activity", "complete", token, "42") == {"accepted": True}
+    assert place.hf("run", "result", "measured").stdout == "42\n"
+    assert "takes no outcome any more" in place.hf("activity", "complete", token, "43", code=4).stderr
+    token = token_of("unmeasured")
+    assert place.json("activity", "fail", token, "--message", "out of order", "--no-retryable") == {"accepted": True}
+    assert "out of order" in place.hf("run", "result", "unmeasured", code=1).stderr
+
+
 @pytest.mark.contract("API-2")
 def test_errors_are_objects_for_programs(place: Place) -> None:
     done = place.hf("run", "get", "nowhere", "--json", code=3)

@@ -145,7 +145,7 @@ async def test_a_batch_may_be_larger_than_what_a_store_takes_at_once() -> None:
         run = await opened(app, everything)
         nowhere = [f"nowhere-{number}" for number in range(hf.Limits().batch_items)]
         answers = await app.signal_many(
-            [{"run_id": run_id, "name": "x", "actor": "eve"} for run_id in [*nowhere, run.run_id]]
+            [{"run_id": run_id, "name": "go", "payload": "x", "actor": "eve"} for run_id in [*nowhere, run.run_id]]
         )
         assert all(isinstance(answer, NotFound) for answer in answers[:-1])
         assert isinstance(answers[-1], NotPermitted)

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from holdfast.cli.ending import end_of
 from holdfast.cli.server import set_up_logging
-from holdfast.cli.showing import note
+from holdfast.cli.showing import note, show_traceback
 from holdfast.cli.target import OURS, load_app
 from holdfast.engine.app import App
 from holdfast.engine.options import NodeOptions
@@ -60,6 +60,7 @@ def run(given: Given) -> int:
     except InvalidInput as problem:
         before = look_at({*imported(), *_files_of(problem), os.path.dirname(place)}) | first
         note(problem.message)
+        show_traceback(problem)
         note("waiting for the code to change")
         return _wait_for_change(given, before)
     return asyncio.run(_serve(app, given, look_at(imported()) | first))

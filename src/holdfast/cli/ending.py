@@ -24,7 +24,7 @@ from collections.abc import Callable
 from cyclopts import CycloptsError
 
 from holdfast import errors as e
-from holdfast.cli.showing import clean, json_line
+from holdfast.cli.showing import clean, json_line, show_traceback
 from holdfast.client.transports import Unreachable
 from holdfast.errors import HoldfastError
 
@@ -50,6 +50,7 @@ CODES: dict[type[HoldfastError], int] = {
     e.NotAuthenticated: REFUSED,
     e.NotPermitted: REFUSED,
     e.PayloadTooLarge: REFUSED,
+    e.AnswerTooLarge: REFUSED,
     e.RateLimited: REFUSED,
     e.Overloaded: REFUSED,
     e.RunError: FAILED,
@@ -81,7 +82,9 @@ def end_of(command: Callable[[], int | None], *, as_json: bool = False) -> int:
         if as_json:
             print(json_line(problem.as_dict()), file=sys.stderr)
             return code_of(type(problem))
-        return _say(_sentence(problem), code_of(type(problem)))
+        _say(_sentence(problem), code_of(type(problem)))
+        show_traceback(problem)
+        return code_of(type(problem))
     except KeyboardInterrupt:
         return _say("interrupted", INTERRUPTED)
     except BrokenPipeError:  # who reads the output has seen enough, such as `head`

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.engine.logs import escaped, escaped_json
+from holdfast.errors import HoldfastError
 from holdfast.ports import SystemClock
 
 STYLES = {
@@ -85,6 +86,12 @@ def show_line(text: str, style: str = "") -> None:
 def note(text: str) -> None:
     """Tell whoever is watching something that is no result."""
     print(f"holdfast: {clean(text)}", file=sys.stderr)
+
+
+def show_traceback(problem: HoldfastError) -> None:
+    """Write the traceback that an error brings along, if it does, below its sentence."""
+    for line in str(problem.details.get("traceback", "")).splitlines():
+        print(clean(line), file=sys.stderr)
 
 
 clean = escaped

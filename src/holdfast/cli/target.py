@@ -100,7 +100,7 @@ def _load_module(name: str) -> ModuleType:
 def _cannot_be_imported(place: str, problem: BaseException) -> InvalidInput:
     told = traceback.TracebackException.from_exception(problem)
     _leave_out_ours(told)
-    return InvalidInput(f"{place} cannot be imported:\n{''.join(told.format()).rstrip()}")
+    return InvalidInput(f"{place} cannot be imported:", traceback="".join(told.format()).rstrip())
 
 
 def _leave_out_ours(told: traceback.TracebackException | None) -> None:

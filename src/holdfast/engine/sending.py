@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core.audit import AuditEntry
-from holdfast.core.messages import AcceptedSignalResult, SignalRequest
+from holdfast.core.messages import AcceptedSignalResult, SignalRequest, check_name
 from holdfast.engine.declarations import Declarations, DeclaredByCode
 from holdfast.errors import CallerError, EngineError, HoldfastError, InvalidInput
 from holdfast.program.definitions import WorkflowDefinition
@@ -166,6 +166,9 @@ def request_of(item: Outgoing) -> SignalRequest:
     if not isinstance(fields, dict) or not {"run_id", "name"} <= fields.keys() <= _FIELDS:
         raise InvalidInput(f"a signal to send is a dict of {', '.join(sorted(_FIELDS))}; run_id and name are needed")
     check_signal_name(fields["name"])
+    problem = check_name("run_id", fields["run_id"])
+    if problem is not None:
+        raise problem
     return SignalRequest(**{**fields, "payload": codec.encode(fields.get("payload"))})
 
 
