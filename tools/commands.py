@@ -33,6 +33,7 @@ def _row(operation: Operation) -> str:
     said = [name.upper().replace("_", "-") if fields[name].is_required else f"[{name.upper()}]" for name in arguments]
     said += [f"[{row.rest.upper()}]..."] if row.rest else []
     options = [given.option for given in fields.values() if given.field not in (*arguments, row.rest)]
+    options += [given.negative for given in fields.values() if given.negative]
     options += ["--all"] if "cursor" in fields else []
     options += ["--wait"] if operation.name == "runs.start" else []
     listed = " ".join(f"`{option}`" for option in options)

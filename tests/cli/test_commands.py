@@ -268,7 +268,7 @@ def test_what_is_wrong_is_told_in_one_line_with_its_exit_code(place: Place) -> N
 def test_outcomes_by_token(place: Place) -> None:
     def token_of(file: str) -> str:
         start(place, "measuring", f"file={file}", run_id=file)
-        until(lambda: place.hf("run", "get", file) and (place.folder / file).exists(), bool)
+        until(lambda: (place.hf("run", "get", file), (place.folder / file).exists()), lambda seen: seen[1])
         return (place.folder / file).read_text()
 
     token = token_of("measured")

@@ -45,7 +45,13 @@ class Given(Struct, frozen=True, kw_only=True):
     kind: Any
     read: Read | None = None
     is_required: bool
+    is_on: bool = False
     help: str = ""
+
+    @property
+    def negative(self) -> str:
+        """The option that says no, for what is yes unless told otherwise."""
+        return f"--no-{self.option.removeprefix('--')}" if self.is_on else ""
 
 
 def fields_of(operation: Operation) -> dict[str, Given]:
@@ -148,7 +154,7 @@ def _flag(name: str, option: str, told: str) -> inspect.Parameter:
 
 def _option(given: Given) -> inspect.Parameter:
     kind = given.kind | None if given.kind != tuple[str, ...] else given.kind
-    negative = () if given.kind in (tuple[str, ...], bool) else None
+    negative = given.negative or (() if given.kind in (tuple[str, ...], bool) else None)
     parameter = Parameter(name=given.option, negative=negative, show_default=False, help=given.help)
     default = () if given.kind == tuple[str, ...] else None
     return _keyword(given.field, Annotated[kind, parameter], default, given.is_required)
@@ -189,6 +195,7 @@ def _given(field: types.Field, names: set[str]) -> Given:
         kind=accepted,
         read=read,
         is_required=field.required,
+        is_on=field.default is True,
         help=described,
     )
 
