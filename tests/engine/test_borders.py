@@ -10,7 +10,7 @@ from holdfast.core.letters import DeadLetterQuery
 from holdfast.engine.handle import RunHandle
 from holdfast.engine.letters import find_letters
 from holdfast.store.port import Store
-from tests.engine.place import Place, types, until_event
+from tests.engine.place import Around, Place, types, until_event
 
 
 async def has_arrived(store: Store, run: RunHandle[Any]) -> bool:
@@ -140,3 +140,81 @@ async def test_an_outcome_that_was_acknowledged_is_recorded_by_a_node_whose_code
             async with place.node(new, store):
                 await until_event(new.run(run.run_id), "SignalAccepted" if command == "terminate" else "SignalRejected")
                 assert "StepCompleted" in await types(new.run(run.run_id))
+
+
+class Slow(Around):
+    """A store whose histories are read while something else happens."""
+
+    meanwhile: Any = None
+
+    async def read_events(self, *args: Any, **bounds: Any) -> Any:
+        """Read, and let something happen before the answer."""
+        answer = await self.inner.read_events(*args, **bounds)
+        if self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            await meanwhile()
+        return answer
+
+
+@pytest.mark.contract("WF-6", "CAN-1")
+@pytest.mark.parametrize("end", ["return", "rotate"])
+async def test_an_outcome_that_comes_while_an_end_is_being_deferred_is_not_deferred_with_it(
+    place: Place, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gates = {"a": asyncio.Event(), "b": asyncio.Event()}
+    began = {"a": asyncio.Event(), "b": asyncio.Event()}
+    app = hf.App("counting")
+    made: list[str] = []
+
+    @app.activity(retry=hf.Retry(max_attempts=1))
+    async def work(name: str) -> None:
+        made.append(name)
+        began[name].set()
+        await gates[name].wait()
+
+    @app.workflow
+    async def count(total: int = 0, stretch: int = 0) -> list[int]:
+        async def add(by: int) -> int:
+            nonlocal total
+            await work("a")
+            total += by
+            return total
+
+        hf.on_update("add", add)
+        if stretch == 0:
+            asyncio.create_task(work("b"))  # noqa: RUF006
+        if await hf.wait_signal("end", str) == "rotate":
+            hf.continue_as_new(total, stretch + 1)
+        return [total, stretch]
+
+    async with place.opened() as inner:
+        store: Any = Slow(inner)
+        async with place.node(app, store) as node:
+            run = await app.start(count)
+            asking = asyncio.create_task(run.update("add", by=5))
+            await began["a"].wait()
+            await began["b"].wait()
+            await until_event(run, "StepStarted", 2)
+            defer = node.lives.make_again
+
+            async def meanwhile() -> None:
+                gates["a"].set()
+                while not node._held[run.run_id].inputs:  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+
+            def make_again(*deferred: Any) -> None:
+                if not gates["a"].is_set():
+                    store.meanwhile = meanwhile
+                defer(*deferred)
+
+            monkeypatch.setattr(node.lives, "make_again", make_again)
+            await run.signal("end", end)
+            assert await asking == 5
+            gates["b"].set()
+            if end == "rotate":
+                await until_event(run, "ContinuedAsNew")
+                await run.signal("end", "return")
+                assert await run.result() == [5, 1]
+            else:
+                assert await run.result() == [5, 0]
+            assert made.count("a") == 1

@@ -27,7 +27,17 @@ class Drafted(Struct, frozen=True):
 class Held:
     """A run that belongs to this node. It is fresh until it has taken a turn as it was loaded."""
 
-    __slots__ = ("drafted", "inputs", "is_fresh", "is_tried", "loaded", "losses_after", "refused", "taken")
+    __slots__ = (
+        "deferred_with",
+        "drafted",
+        "inputs",
+        "is_fresh",
+        "is_tried",
+        "loaded",
+        "losses_after",
+        "refused",
+        "taken",
+    )
 
     def __init__(self, loaded: LoadedRun) -> None:
         self.loaded = loaded
@@ -35,6 +45,7 @@ class Held:
         self.taken: list[Input] = []  # the inputs of the turn that is being committed
         self.is_fresh = True
         self.drafted: Drafted | None = None  # what it did before it was created
+        self.deferred_with: object = None  # what the turn was given whose end waits for updates
         self.is_tried = False  # whether it is durable that it takes its turn alone
         self.losses_after = 0  # how often it counts as lost after its present turn
         self.refused: TurnRefused | None = None  # why its present turn is no more than a pause

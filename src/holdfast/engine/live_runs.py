@@ -32,7 +32,7 @@ class LiveRuns:
         self._definitions = definitions
         self._most = most
         self._runs: OrderedDict[str, LiveRun] = OrderedDict()
-        self._deferred: dict[str, Replay] = {}
+        self._deferred: dict[str, tuple[int, Replay]] = {}  # by run, with the epoch of its lease
 
     def get(self, loaded: LoadedRun) -> LiveRun | None:
         """Return a run if it is in memory, as it was loaded."""
@@ -47,9 +47,10 @@ class LiveRuns:
         live = self.get(loaded)
         if live is not None:
             return live, None
+        epoch, before = self._deferred.pop(loaded.head.run_id, (0, None))
         self.forget(loaded.head.run_id)
         history = await read_stretch(self._store, loaded.head)
-        before = self._deferred.pop(loaded.head.run_id, None)
+        before = before if epoch == loaded.head.lease_epoch else None  # else it was somebody else's in between
         live, problem = revive(loaded.head.run_id, history, self._definitions, before)
         if problem is None:
             self.keep(live)
@@ -77,10 +78,10 @@ class LiveRuns:
         """Keep a run in memory."""
         self._runs[live.state.run_id] = live
 
-    def make_again(self, live: LiveRun) -> None:
+    def make_again(self, live: LiveRun, loaded: LoadedRun) -> None:
         """Let go of a run whose stretch has ended too early. It is made again, and the end waits for updates then."""
-        self._deferred[live.state.run_id] = live.replay
         self.forget(live.state.run_id)
+        self._deferred[live.state.run_id] = loaded.head.lease_epoch, live.replay
 
     def trim(self) -> None:
         """Let go of those that have not been used for longest."""
@@ -90,6 +91,7 @@ class LiveRuns:
     def forget(self, run_id: str) -> None:
         """Let go of a run."""
         live = self._runs.pop(run_id, None)
+        self._deferred.pop(run_id, None)
         if live is not None:
             live.close()
 

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from holdfast.collector import patient
 from holdfast.core import events as e
+from holdfast.core.decide import Input
 from holdfast.core.instants import Instant
 from holdfast.core.messages import ActivityReturned, ActivitySucceeded, NodeLost
 from holdfast.core.state import OpenStep, RunState
@@ -526,6 +527,10 @@ class Node:
         was = held.inputs, held.is_fresh
         lost = self._lost(held, live.state, now) if held.is_fresh else []
         inputs = [*lost, *held.inputs] if lost else held.inputs
+        if problem is None and self._is_deferred_otherwise(held, inputs):
+            self.lives.forget(live.state.run_id)
+            self._ready.add(live.state.run_id)
+            return None
         held.taken, held.inputs, held.is_fresh = held.inputs, [], False
         held.losses_after = losses_after(held.loaded.head, problem, self._limits, has_lost=bool(lost))
         held.refused = self._refusals.take(held.loaded)
@@ -537,12 +542,18 @@ class Node:
                 draft, problem = take_turn(live, held.loaded, inputs, now, self.name, self._limits)
             except EndDeferred:
                 held.inputs, held.is_fresh = was
-                self.lives.make_again(live)
+                held.deferred_with = held.loaded, list(inputs)
+                self.lives.make_again(live, held.loaded)
                 self._ready.add(live.state.run_id)
                 return None
         else:
             draft = pause_turn(live.state, held.loaded, inputs, problem, now, self.name, self._limits)
         return self._drafted(held, live, draft, problem)
+
+    def _is_deferred_otherwise(self, held: Held, inputs: Sequence[Input]) -> bool:
+        """Return whether something has come in since the end of this turn was deferred: then it may end elsewhere."""
+        was, held.deferred_with = held.deferred_with, None
+        return was is not None and was != (held.loaded, list(inputs))
 
     def _drafted(
         self, held: Held, live: LiveRun, draft: TurnDraft, problem: RunError | None
