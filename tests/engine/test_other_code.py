@@ -14,7 +14,7 @@ import holdfast as hf
 from holdfast.core.state import PAUSED
 from holdfast.program.fingerprint import fingerprint
 from holdfast.store.memory import MemoryStore
-from holdfast.store.port import LoadedRun, Plan, Store
+from holdfast.store.port import LoadedRun, Store
 from holdfast.store.postgres import PostgresStore
 from holdfast.store.sqlite import SqliteStore
 from tests.engine.place import MOST_SECONDS, Around, types, until_event, until_status
@@ -183,13 +183,14 @@ class Hasty(Around):
 
     def __init__(self, inner: Store) -> None:
         super().__init__(inner)
-        self.given: list[str | None] = []
+        self.given: list[str] = []
         self.has_given = asyncio.Event()
 
-    async def hand_over(self, node: str, run_id: str, plan: Plan, tried: Any) -> str | None:
-        self.given.append(await self.inner.hand_over(node, run_id, plan, tried))
+    async def hand_over(self, node: str, run_ids: Any, to: str) -> list[str]:
+        given: list[str] = await self.inner.hand_over(node, run_ids, to)
+        self.given += given
         self.has_given.set()
-        return self.given[-1]
+        return given
 
 
 class Slow(Around):
@@ -214,7 +215,7 @@ async def test_in_a_rolling_upgrade_an_old_node_gives_a_run_with_a_new_marker_to
         await run.signal("go", "on")
         assert await run.result() == "on"
         assert "RunPaused" not in await types(run)
-    assert hasty.given == [new.order.definition.fingerprint]
+    assert hasty.given == [run_id]
 
 
 @pytest.mark.contract("WF-2", "WF-3")

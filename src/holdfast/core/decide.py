@@ -320,11 +320,16 @@ def _too_late(step: OpenStep, pen: Pen) -> None:
 def _on_node_lost(state: RunState, lost: m.NodeLost, pen: Pen) -> Decision | Refusal:
     """Dispatch the activity again, unless it was waiting for its next attempt: then no node was running it.
 
-    The attempt that was lost may have begun, so it counts: the policy's bound is the bound, and 0 is none.
+    The attempt that was lost may have begun, so it counts: the policy's bound is the bound, and 0 is none. One that
+    waited for a node with the activity has not begun, and begins now.
     """
     step = state.open_steps.get(lost.step_id)
     if step is None or step.kind != "activity" or step.is_detached or _is_early(step, pen):
         return NOTHING
+    if step.is_unbegun:
+        _retry(step, pen, e.StepRetried(e.NOT_BEGUN, pen.now))
+        pen.dispatch.append(step.step_id)
+        return pen.decision()
     options = _options(step)
     problem = f"the node was lost that ran attempt {step.attempt} of activity {step.name!r}; its outcome is not known"
     error = e.ErrorInfo("NodeLost", problem, retryable=True)
@@ -336,10 +341,13 @@ def _on_node_lost(state: RunState, lost: m.NodeLost, pen: Pen) -> Decision | Ref
 
 
 def _on_returned(state: RunState, returned: m.ActivityReturned, pen: Pen) -> Decision | Refusal:
-    """Leave an attempt that has not begun to the next node, at once; it does not count."""
+    """Leave an attempt that has not begun to the next node, at once or when one has the activity; it does not count."""
     step = _running(state, returned.step_id, returned.logical_attempt_id)
     if step is None or step.engine_attempt_id != returned.engine_attempt_id or step.is_detached:
         return NOTHING
+    if returned.is_lacking:
+        _retry(step, pen, e.StepRetried(e.NOT_BEGUN))
+        return pen.decision()
     _retry(step, pen, e.StepRetried(e.NOT_BEGUN, pen.now))
     pen.schedule("RetryDue", step.step_id, retry_token(step.step_id, step.engine_attempt_id + 1), pen.now)
     return pen.decision()

@@ -207,8 +207,9 @@ NOT_BEGUN = "not begun"
 class StepRetried(RunBody, frozen=True):
     """An activity will be dispatched again within the same logical attempt: after a failure, or after a crash.
 
-    With the reason `NOT_BEGUN` the attempt before was given back by a node that stopped before it had begun it: it
-    does not count toward the policy's bound.
+    With the reason `NOT_BEGUN` the attempt before was given back by a node that stopped before it had begun it, or that
+    does not have the activity: it does not count toward the policy's bound. Without `due_at` the next attempt waits for
+    a node that has the activity.
 
     Keyed like an event of the run, because it recurs and the engine's attempt is never part of a key.
     """

@@ -278,11 +278,12 @@ class NodeLost(Struct, frozen=True, gc=False):
 
 
 class ActivityReturned(Struct, frozen=True, gc=False):
-    """The node that was to run this step's activity is stopping, and has not begun it."""
+    """The node that was to run this step's activity has not begun it: it is stopping, or does not have the activity."""
 
     step_id: str
     logical_attempt_id: int
     engine_attempt_id: int
+    is_lacking: bool = False
 
 
 class DefinitionFound(Struct, frozen=True, gc=False):

@@ -467,6 +467,7 @@ def _step_retried(draft: RunState, event: Event) -> None:
         first_engine_attempt_id=step.first_engine_attempt_id + (event.data.reason == e.NOT_BEGUN),
         is_detached=False,
         error=event.data.error or step.error,
+        is_unbegun=event.data.reason == e.NOT_BEGUN and event.data.due_at is None,
     )
     _record_error(draft, event)
 

@@ -25,6 +25,8 @@ class OpenStep(Struct, frozen=True, gc=False):
     task: TaskProgress | None = None
     error: ErrorInfo | None = None
     """Of the last attempt that has failed, within the logical attempt."""
+    is_unbegun: bool = False
+    """The attempt waits for a node that has the activity: no node has begun it."""
 
     @property
     def attempt(self) -> int:

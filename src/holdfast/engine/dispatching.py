@@ -7,12 +7,16 @@ from msgspec import Raw
 
 from holdfast.core import events as e
 from holdfast.core.instants import Instant
+from holdfast.core.messages import ActivityReturned
 from holdfast.core.state import OpenStep, RunState
 from holdfast.engine.activities import Outcome, Work, Workers, unfit_options
 from holdfast.engine.held import is_local
 from holdfast.engine.queues import ActivityDefinitions
+from holdfast.engine.turn import TurnDraft
 from holdfast.errors import InvalidInput
 from holdfast.program.definitions import ActivityOptions, decode_options
+
+NONE: frozenset[str] = frozenset()
 
 logger = logging.getLogger("holdfast.node")
 
@@ -33,9 +37,7 @@ class Dispatcher:
         body = step.body
         assert isinstance(body, e.StepStarted)
         definition = self._definitions.activity_named(body.name)
-        if definition is None:
-            self.is_known(run_id, step)
-            return
+        assert definition is not None  # what is not known here was left out of the turn
         try:
             options = decode_options(bytes(body.options))
         except InvalidInput as problem:
@@ -44,7 +46,7 @@ class Dispatcher:
         self._workers.start(Work(run_id, step, definition, options, details), now)
 
     def is_known(self, run_id: str, step: OpenStep) -> bool:
-        """Say whether an activity is known here; if not its steps wait for who knows it, which is said once."""
+        """Return whether an activity is known here; if not, its steps wait for a node that has it: logged once."""
         if self._definitions.activity_named(step.name) is not None:
             return True
         if step.name not in self._unknown:
@@ -52,8 +54,22 @@ class Dispatcher:
             logger.error("run %s: no activity %r is known here; its steps wait", run_id, step.name)
         return False
 
-    def waits_for_unknown(self, state: RunState) -> bool:
-        """Say whether the run has a step that waits for who knows its activity."""
+    def leave_unknown(self, draft: TurnDraft) -> None:
+        """Record with the turn that it begins no attempt of activities which are not known here."""
+        for step_id in draft.dispatch:
+            step = draft.state.open_steps.get(step_id)
+            if step is not None and not self.is_known(draft.state.run_id, step):
+                draft.handle(
+                    ActivityReturned(step_id, step.logical_attempt_id, step.engine_attempt_id, is_lacking=True)
+                )
+                draft.dispatch = [each for each in draft.dispatch if each != step_id]
+
+    def lacking(self, state: RunState, now: Instant) -> frozenset[str]:
+        """Return the activities that steps of the run wait for now, and that are not known here."""
         if not self._unknown:
-            return False
-        return any(step.name in self._unknown and is_local(step) for step in state.open_steps.values())
+            return NONE
+        return frozenset(
+            step.name
+            for step in state.open_steps.values()
+            if step.name in self._unknown and is_local(step) and (step.due_at is None or step.due_at <= now)
+        )

@@ -16,6 +16,7 @@ from msgspec import Struct
 from holdfast.core.instants import Instant
 from holdfast.core.invariants import RunView, check
 from holdfast.core.state import PAUSED, state_of
+from holdfast.engine.known import lacks_of
 from holdfast.errors import InvalidInput, RunError, StoreCorrupt
 from holdfast.ports import Clock
 from holdfast.store.examining import (
@@ -29,7 +30,7 @@ from holdfast.store.examining import (
     time_words,
     wrong,
 )
-from holdfast.store.port import Plan, RunQuery, Stats, Store, TaskQuery
+from holdfast.store.port import NodePlans, Plan, RunQuery, Stats, Store, TaskQuery
 from holdfast.store.views import view_of
 
 BOUNDS = Bounds()
@@ -66,6 +67,7 @@ class Picture(Struct, frozen=True, kw_only=True):
     now: Instant
     bounds: Bounds
     missing: frozenset[Plan] = frozenset()
+    nodes: tuple[NodePlans, ...] = ()
 
     def since(self, instant: Instant) -> str:
         """Say how long ago that was."""
@@ -87,7 +89,8 @@ async def examine(
     skew = await _skew(store, clock, bounds)
     facts = await store.examine(bounds, thorough=thorough)
     missing = frozenset(each.plan for each in await store.find_missing(int(bounds.late_s * 1_000)))
-    picture = Picture(facts=facts, stats=await store.stats(), now=await store.now(), bounds=bounds, missing=missing)
+    nodes, stats = tuple(await store.find_nodes()), await store.stats()
+    picture = Picture(facts=facts, stats=stats, now=await store.now(), bounds=bounds, missing=missing, nodes=nodes)
     findings = [_versions(facts), *facts.findings, skew]
     for subject, judge, otherwise in CHECKS:
         findings += list(judge(picture)) or [fine(subject, otherwise)]
@@ -171,6 +174,14 @@ def _untaken(picture: Picture) -> Iterator[Finding]:
         yield wrong("queues", sentence, advice)
 
 
+def _lacking(picture: Picture) -> Iterator[Finding]:
+    for activity, (plan_id, plan_version) in sorted(lacks_of(picture.nodes)):
+        sentence = (
+            f"runs of {plan_id} version {plan_version} wait for the activity {activity!r}, and no node alive has both"
+        )
+        yield wrong("activities", sentence, "start a node that has both: they go on by themselves")
+
+
 def _retried(picture: Picture) -> Iterator[Finding]:
     found = picture.facts.retried
     if found:
@@ -197,6 +208,7 @@ CHECKS: tuple[tuple[str, Callable[[Picture], Iterable[Finding]], str], ...] = (
     ("leases", _gone, "no run belongs to a node that is gone"),
     ("ready runs", _unclaimed, "no run has been ready for long"),
     ("queues", _untaken, "no job has waited for long"),
+    ("activities", _lacking, "no run waits for an activity that no node has"),
     ("poison", _retried, "no message comes again and again"),
     ("dead letters", _letters, "there is none that nobody has settled"),
     ("mailboxes", _mailbox, "no signal has waited for long"),

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from holdfast.core.instants import Instant
 from holdfast.core.state import RUNNING
+from holdfast.engine.dispatching import Dispatcher
 from holdfast.engine.held import Drafted
 from holdfast.engine.live import take_turn
 from holdfast.engine.live_runs import LiveRuns
@@ -33,8 +34,9 @@ class First(Struct, frozen=True):
 class FirstTurns:
     """Takes the first turns of runs that are about to be created for a node."""
 
-    def __init__(self, node: str, lives: LiveRuns, limits: Limits) -> None:
+    def __init__(self, node: str, lives: LiveRuns, dispatcher: Dispatcher, limits: Limits) -> None:
         self._node = node
+        self._dispatcher = dispatcher
         self._lives = lives
         self._limits = limits
 
@@ -45,6 +47,7 @@ class FirstTurns:
         loaded = created_run(new, self._node, now)
         live = self._lives.beginning(new)
         draft, problem = take_turn(live, loaded, (), now, self._node, self._limits)
+        self._dispatcher.leave_unknown(draft)
         begun = _begun(new, draft) if problem is None and draft.dispatch else None
         return First(begun or new, loaded, Drafted(live, draft, problem), begun is not None)
 

@@ -25,7 +25,7 @@ from holdfast.core.state import OpenStep, RunState
 from holdfast.engine.activities import Details, Outcome, Work, Workers
 from holdfast.engine.completion import completion_key
 from holdfast.engine.creations import Creations
-from holdfast.engine.dispatching import Dispatcher
+from holdfast.engine.dispatching import NONE, Dispatcher
 from holdfast.engine.finishes import Finishes
 from holdfast.engine.first_turns import First, FirstTurns
 from holdfast.engine.held import Held, unsuccessful
@@ -60,6 +60,9 @@ from holdfast.store.beginnings import created_run
 from holdfast.store.port import Beat, CommitConflict, Committed, LoadedRun, NewRun, Store, Turn
 
 RETRY_S = 0.2
+
+HAND_OVER = 500
+"""How many runs are handed over to another node at once."""
 
 GIVE_BACK_S = 5.0
 """How long a node that stops waits for the store to take its runs back. Else they go on when its lease has ended."""
@@ -105,7 +108,7 @@ class Node:
         self.failure: EngineError | None = None
         self.lives = LiveRuns(store, definitions, options.live_runs)
         self._ready = Ready()
-        first_turns = FirstTurns(name, self.lives, limits) if options.takes_runs else None
+        first_turns = FirstTurns(name, self.lives, self._dispatcher, limits) if options.takes_runs else None
         self.creations = Creations(store, self, options.lease_ms, first_turns)
         self.finishes = Finishes(store, self.holds, options.safety_poll_s)
         self.run_queue = RunQueue(store, definitions, self.known, self._owner_of_queued, self.hold, options)
@@ -115,6 +118,8 @@ class Node:
         self._to_load: list[str] = []
         self.completion_key = ""
         self._should_claim = True
+        self._should_offer = False
+        self._has_news = False
         self._guard: LeaseGuard | None = None
         self._is_stopping = False
         self._is_idle = False
@@ -157,6 +162,7 @@ class Node:
         same before the cancellation goes on. A second cancellation leaves the runs to the end of the lease.
         """
         self._is_stopping = True
+        self.known.stop()
         self._something.set()
         if under_way := self._workers.busy + self._queues.busy:
             logger.info("node %s: activities under way: %d", self.name, under_way)
@@ -231,6 +237,7 @@ class Node:
         while True:
             await self._listener.wait(self._options.safety_poll_s)
             self._should_claim = True
+            self._should_offer |= self.known.lacks_any
             self._something.set()
             self._queues.ring()
 
@@ -279,6 +286,8 @@ class Node:
             self._to_release = []
         if self._to_load:
             await self._load_again()
+        if self._should_offer and not self._is_stopping:
+            await self._offer()
         if self._claiming is not None:
             claiming, self._claiming = self._claiming, None
             await claiming
@@ -299,6 +308,50 @@ class Node:
         if self._is_idle and self._claiming is None and not self._is_stopping:
             self._claiming = asyncio.create_task(self._claim(), name="claim")
             self._something.set()
+
+    async def _offer(self) -> None:
+        """Hand runs that wait for activities which this node does not have over to nodes that do.
+
+        What is carried out here for such a run is finished first.
+        """
+        self._should_offer = False  # before the calls: somebody may ring while they are under way
+        try:
+            given: dict[str, list[str]] = {}
+            for run_id, to in await self.known.takers():
+                if (held := self._held.get(run_id)) is not None and self._is_at_rest(held):
+                    given.setdefault(to, []).append(run_id)
+            for to, run_ids in given.items():
+                for start in range(0, len(run_ids), HAND_OVER):
+                    for run_id in await self.store.hand_over(self.name, run_ids[start : start + HAND_OVER], to):
+                        logger.info("run %s is handed over to %s, which has its activity", run_id, to)
+                        self._let_go(run_id)
+            if self._has_news:
+                self._has_news = False
+                await self._renew()
+        except StoreError:
+            self._should_offer = self._has_news = True
+            raise
+
+    def _is_at_rest(self, held: Held) -> bool:
+        """Return whether nothing of the run is under way here that is not in the store."""
+        run_id = held.loaded.head.run_id
+        has_reports = any(run_id == reported for reported, _ in self._reports)
+        return not (held.inputs or held.drafted or has_reports or self._workers.steps_of(run_id))
+
+    def _let_go(self, run_id: str) -> None:
+        """Forget a run that is another node's."""
+        self._held.pop(run_id, None)
+        self._note_lack(run_id)
+        self.lives.forget(run_id)
+
+    def _note_lack(self, run_id: str, state: RunState | None = None, now: Instant = 0) -> None:
+        """Note what a run waits for that is not known here: nothing, if it is not held."""
+        names = NONE if state is None else self._dispatcher.lacking(state, now)
+        if names and state is not None:
+            self._has_news |= self.known.note_lack(run_id, (state.plan_id, state.plan_version), names)
+            self._should_offer = True
+        elif self.known.lacks_any and self.known.forget_lack(run_id):
+            self._has_news = self._should_offer = True
 
     async def _load_again(self) -> None:
         """Load runs of which an outcome was accepted that their last turn had not seen; they take that turn again."""
@@ -493,7 +546,7 @@ class Node:
         drafts = [each for each in taken if each is not None]
         if not drafts:
             return []
-        turns = [draft.finish(release=not self._is_busy(draft)) for _, _, draft in drafts]
+        turns = [draft.finish(release=not self._is_busy(draft, now)) for _, _, draft in drafts]
         turns = self.run_queue.with_tickets(turns)
         if self._definitions.allow_cross_tenant_signals:
             turns = [replace(turn, crosses_tenants=True) if turn.sends else turn for turn in turns]
@@ -558,6 +611,7 @@ class Node:
     def _drafted(
         self, held: Held, live: LiveRun, draft: TurnDraft, problem: RunError | None
     ) -> tuple[Held, LiveRun, TurnDraft]:
+        self._dispatcher.leave_unknown(draft)
         if problem is not None:
             logger.error("run %s is paused: %s", live.state.run_id, problem)
             self.lives.forget(live.state.run_id)
@@ -572,11 +626,11 @@ class Node:
                 logger.exception("node %s: the store failed to commit; trying again", self.name)
                 await asyncio.sleep(RETRY_S)
 
-    def _is_busy(self, draft: TurnDraft) -> bool:
-        """Say whether this node carries out, or is about to carry out, anything for the run.
+    def _is_busy(self, draft: TurnDraft, now: Instant) -> bool:
+        """Return whether this node carries out, or is about to carry out, anything for the run.
 
         A node that is stopping begins nothing any more. It keeps its runs to the end, and gives them back as ready.
-        So it does with a run that waits for an activity which is not known here: the next node may know it.
+        So it does with a run that waits for an activity which is not known here, until another node has it.
         """
         if self._is_stopping:
             return True
@@ -587,7 +641,7 @@ class Node:
             if step_id in open_steps:  # else the turn itself has closed it
                 return True
         state = draft.state
-        return self._dispatcher.waits_for_unknown(state) and self.known.has(state.plan_id, state.plan_version)
+        return bool(self._dispatcher.lacking(state, now)) and self.known.has(state.plan_id, state.plan_version)
 
     def _at_hand(self, held: Held) -> tuple[LiveRun | None, RunError | None] | None:
         """Return a run that is in memory and needs nothing from the store, or None."""
@@ -622,8 +676,7 @@ class Node:
         if held.inputs or self._workers.steps_of(run_id) or not await self.known.hand_over(held.loaded.head):
             return False
         logger.info("run %s is handed over to a node with other code: %s", run_id, problem)
-        self._held.pop(run_id, None)
-        self.lives.forget(run_id)
+        self._let_go(run_id)
         return True
 
     async def _prepared_again(
@@ -677,8 +730,10 @@ class Node:
         if is_finished or (turn is not None and turn.release):
             if self._held.get(run_id) is held:  # what came in meanwhile is about steps that this turn has closed
                 del self._held[run_id]
+            self._note_lack(run_id)
         else:
             held.advance(draft, 0 if turn is None else turn.losses)
+            self._note_lack(run_id, draft.state, now)
 
     def _lose(self, run_id: str, conflict: CommitConflict, held: Held) -> None:
         """Let go of a run that somebody else has taken, or whose turn cannot be: its next turn pauses it.
@@ -700,8 +755,7 @@ class Node:
     def _drop(self, run_id: str) -> None:
         """Forget a run, and give up what is carried out for it here."""
         self._workers.cancel(run_id)
-        self._held.pop(run_id, None)
-        self.lives.forget(run_id)
+        self._let_go(run_id)
 
     def _owner_of_queued(self) -> str | None:
         """Return for whom runs are claimed that are let in: this node, unless it takes none, or none any more."""

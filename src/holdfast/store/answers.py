@@ -77,6 +77,13 @@ Plan = tuple[str, str]
 """A definition: the id of a plan, and its version."""
 
 
+class NodePlans(Struct, frozen=True):
+    """What a node has said with its lease: the definitions that it can run, and more that is for other nodes."""
+
+    node: str
+    plans: frozenset[Plan]
+
+
 class Missing(Struct, frozen=True):
     """A definition that no node alive has, though a run of it has been waiting to go on since then."""
 

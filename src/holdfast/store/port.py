@@ -87,6 +87,7 @@ from holdfast.store.answers import Existing as Existing
 from holdfast.store.answers import Found as Found
 from holdfast.store.answers import LoadedRun as LoadedRun
 from holdfast.store.answers import Missing as Missing
+from holdfast.store.answers import NodePlans as NodePlans
 from holdfast.store.answers import Plan as Plan
 from holdfast.store.answers import PurgeReport as PurgeReport
 from holdfast.store.answers import Refused as Refused
@@ -349,11 +350,15 @@ class Store(Protocol):
         """
         ...
 
-    async def hand_over(self, node: str, run_id: str, plan: Plan, tried: Sequence[str]) -> str | None:
-        """Give a run that the node owns to another one, with a current lease and other code for the run's definition.
+    async def hand_over(self, node: str, run_ids: Sequence[str], to: str) -> list[str]:
+        """Give runs that the node owns to another one with a current lease; return which were given.
 
-        Return the fingerprint of that code; None if there is none but what was `tried`, or the run is not the node's.
+        They are ready at once. If the other node has no current lease none is given.
         """
+        ...
+
+    async def find_nodes(self) -> list[NodePlans]:
+        """Return what the nodes with a current lease have said with it, in order of their names."""
         ...
 
     async def next_due(

@@ -1,6 +1,6 @@
 """Rows of SQL tables as our structs: what the stores that speak SQL have in common."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -52,26 +52,10 @@ def plan_keys(plans: Iterable[Plan]) -> list[str]:
     return ["\n".join(plan) for plan in plans]
 
 
-CODE_CHARS = 16
-"""How long the fingerprint of a definition's code is."""
-
-
-def code_plan(plan: Plan, fingerprint: str) -> Plan:
-    """Return how a node says, beside what it can run, with which code."""
-    return f"{plan[0]}@{fingerprint}", plan[1]
-
-
-def node_with_other_code(
-    nodes: Iterable[tuple[str, Iterable[str]]], plan: Plan, tried: Collection[str]
-) -> tuple[str, str] | None:
-    """Return the first of the nodes that has code for a definition which was not tried, and its fingerprint."""
-    start, end = f"{plan[0]}@", f"\n{plan[1]}"
-    for node, keys in nodes:
-        for key in keys:
-            code = key.removeprefix(start).removesuffix(end)
-            if key == f"{start}{code}{end}" and len(code) == CODE_CHARS and code not in tried:
-                return node, code
-    return None
+def plan_of(key: str) -> Plan:
+    """Return the definition that is written so."""
+    plan_id, _, version = key.partition("\n")
+    return plan_id, version
 
 
 P = ParamSpec("P")

@@ -152,8 +152,11 @@ class FaultyStore:
     async def release(self, node: str, run_ids: Sequence[str] | None = None) -> int:
         return await self._reach(lambda: self._store.release(node, run_ids))
 
-    async def hand_over(self, node: str, run_id: str, plan: port.Plan, tried: Sequence[str]) -> str | None:
-        return await self._reach(lambda: self._store.hand_over(node, run_id, plan, tried))
+    async def hand_over(self, node: str, run_ids: Sequence[str], to: str) -> list[str]:
+        return await self._reach(lambda: self._store.hand_over(node, run_ids, to))
+
+    async def find_nodes(self) -> list[port.NodePlans]:
+        return await self._reach(self._store.find_nodes)
 
     async def next_due(
         self, node: str, plans: Sequence[port.Plan] | None = None, queues: Sequence[str] = ()

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import InvalidInput
-from holdfast.store.port import Missing, Plan, Store
-from holdfast.store.rows import CODE_CHARS, code_plan
+from holdfast.store.port import Missing, NodePlans, Plan, Store
 from holdfast.testing.clock import START, VirtualClock
 from holdfast.testing.samples import SampleNode, complete, message, new_run, wait
 from holdfast.testing.store_suite_base import SuiteBase, unchanged
@@ -108,28 +107,58 @@ class PlanSuite(SuiteBase):
         clock.advance(ms=1_000)
         assert await store.find_missing(0) == [Missing(OLD, START)]
 
-    @pytest.mark.contract("WF-2", "OWN-1")
-    async def test_a_run_is_handed_over_to_a_node_with_other_code(self, store: Store, clock: VirtualClock) -> None:
-        """With a current lease, for that very definition, and never one that was tried."""
-        one, two = "1" * CODE_CHARS, "2" * CODE_CHARS
-        await say(store, "node-a", OLD, code_plan(OLD, one))
-        await say(store, "node-b", OLD, code_plan(OLD, two), code_plan(NEW, "3" * CODE_CHARS), lease_ms=1_000)
-        await say(store, "node-c", OLD)
-        await store.create([new_run("run-1")])
-        [claimed] = await store.claim("node-a", 10, [OLD])
-        assert await store.hand_over("node-b", "run-1", OLD, [two]) is None
-        assert await store.hand_over("node-a", "run-2", OLD, [one]) is None
-        assert await store.hand_over("node-a", "run-1", OLD, [one, two]) is None
-        assert await store.hand_over("node-a", "run-1", ("other", "1"), [one]) is None
-        assert await store.hand_over("node-a", "run-1", OLD, [one]) == two
+    @pytest.mark.contract("OWN-1", "OWN-3")
+    async def test_runs_are_handed_over_to_a_node_with_a_lease(self, store: Store, clock: VirtualClock) -> None:
+        """Only by their owner, and they are ready there at once."""
+        await say(store, "node-a", OLD)
+        await say(store, "node-b", OLD, lease_ms=1_000)
+        await store.create([new_run("run-1"), new_run("run-2")])
+        claimed = {run.head.run_id: run.head.lease_epoch for run in await store.claim("node-a", 10, [OLD])}
+        assert await store.hand_over("node-b", ["run-1"], "node-a") == []
+        assert await store.hand_over("node-a", ["run-1"], "node-c") == []
+        assert await store.hand_over("node-a", ["run-1"], "node-a") == []
+        assert await store.hand_over("node-a", [], "node-b") == []
+        assert await store.hand_over("node-a", ["run-2", "run-3", "run-1", "run-1"], "node-b") == ["run-1", "run-2"]
         assert await store.claim("node-a", 10, [OLD]) == []
-        [given] = await store.claim("node-b", 10, [OLD])
-        assert given.head.lease_owner == "node-b"
-        assert given.head.lease_epoch > claimed.head.lease_epoch
+        given = await store.claim("node-b", 10, [OLD])
+        assert {run.head.run_id for run in given} == {"run-1", "run-2"}
+        assert all(run.head.lease_owner == "node-b" and run.head.losses == 0 for run in given)
+        assert all(run.head.lease_epoch > claimed[run.head.run_id] for run in given)
         clock.advance(ms=1_000)
+        assert len(await store.claim("node-a", 10, [OLD])) == 2
+        assert await store.hand_over("node-a", ["run-1"], "node-b") == [], "its lease has ended"
+
+    @pytest.mark.contract("OWN-1", "OWN-3")
+    async def test_what_was_handed_over_is_free_when_the_node_is_released(self, store: Store) -> None:
+        """Although it was never claimed there."""
+        await say(store, "node-a", OLD)
+        await say(store, "node-b", OLD)
+        await store.create([new_run("run-1")])
+        await store.claim("node-a", 10, [OLD])
+        assert await store.hand_over("node-a", ["run-1"], "node-b") == ["run-1"]
+        assert await store.release("node-b") == 1
         [back] = await store.claim("node-a", 10, [OLD])
         assert back.head.run_id == "run-1"
-        assert await store.hand_over("node-a", "run-1", OLD, [one]) is None
+
+    @pytest.mark.contract("OWN-3")
+    async def test_nodes_with_a_lease_are_found_with_what_they_have_said(
+        self, store: Store, clock: VirtualClock
+    ) -> None:
+        """In order of their names, and as they said it last."""
+        assert await store.find_nodes() == []
+        await say(store, "node-b", OLD, ("", "activity\nship"), lease_ms=1_000)
+        await say(store, "node-a", OLD)
+        await store.renew("node-c", LEASE_MS)
+        await say(store, "node-a", NEW, OLD)
+        said = [
+            NodePlans("node-a", frozenset({OLD, NEW})),
+            NodePlans("node-b", frozenset({OLD, ("", "activity\nship")})),
+        ]
+        assert await store.find_nodes() == said
+        clock.advance(ms=1_000)
+        assert await store.find_nodes() == said[:1]
+        await store.release("node-a")
+        assert await store.find_nodes() == []
 
     async def test_malformed_definitions_are_refused(self, store: Store) -> None:
         """By every verb that takes them, and nothing changes."""

@@ -36,7 +36,6 @@ from holdfast.store.memory.missing import missing
 from holdfast.store.memory.retention import purge
 from holdfast.store.memory.run import NEVER, Run
 from holdfast.store.memory.work import take
-from holdfast.store.rows import node_with_other_code, plan_keys
 from holdfast.store.wakeups import LocalWakeups
 from holdfast.store.where import within
 
@@ -362,22 +361,24 @@ class MemoryStore:
         self.wakeups.ring()
         return len(freed)
 
-    async def hand_over(self, node: str, run_id: str, plan: port.Plan, tried: Sequence[str]) -> str | None:
-        guards.check_values(node=node)
-        guards.check_ids([run_id])
-        guards.check_plans([plan])
-        now, run = self._now(), self._runs.get(run_id)
-        alive = sorted(
-            name for name, until in self._nodes.items() if name != node and guards.lease_end(until, now) > now
-        )
-        others = ((name, plan_keys(self._known.get(name, ()))) for name in alive)
-        found = node_with_other_code(others, plan, tried)
-        if found is None or run is None or run.head.lease_owner != node:
-            return None
-        run.head = replace(run.head, lease_owner=found[0], lease_epoch=run.head.lease_epoch + 1)
-        run.wake(now)
+    async def hand_over(self, node: str, run_ids: Sequence[str], to: str) -> list[str]:
+        guards.check_values(node=node, to=to)
+        guards.check_ids(run_ids, self._limits)
+        now = self._now()
+        if self._lease_end(to, now) <= now:
+            return []
+        found = [run for run_id in dict.fromkeys(run_ids) if (run := self._runs.get(run_id)) is not None]
+        given = [run for run in found if run.head.lease_owner == node != to]
+        for run in given:
+            run.head = replace(run.head, lease_owner=to, lease_epoch=run.head.lease_epoch + 1)
+            run.wake(now)
         self.wakeups.ring()
-        return found[1]
+        return sorted(run.head.run_id for run in given)
+
+    async def find_nodes(self) -> list[port.NodePlans]:
+        now = self._now()
+        alive = sorted(name for name in self._known if self._lease_end(name, now) > now)
+        return [port.NodePlans(name, self._known[name]) for name in alive]
 
     async def next_due(
         self, node: str, plans: Sequence[port.Plan] | None = None, queues: Sequence[str] = ()

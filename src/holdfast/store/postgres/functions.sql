@@ -578,6 +578,7 @@ DECLARE
     v_runs bigint[];
 BEGIN
     IF p_run_ids IS NULL THEN
+        DELETE FROM holdfast.nodes WHERE node = p_node;  -- first: nothing is claimed for it or handed to it from here on
         v_runs := ARRAY(SELECT a.run_no FROM holdfast.agenda a WHERE a.owner = p_node);
     ELSE
         v_runs := holdfast.numbers_1(p_run_ids);
@@ -591,33 +592,39 @@ BEGIN
     SET lease_owner = NULL, lease_epoch = r.lease_epoch + 1, ready_at = least(r.ready_at, o_now)
     WHERE r.run_no = ANY (v_runs);
     PERFORM holdfast.enter_1(v_runs, o_now);
-    IF p_run_ids IS NULL THEN
-        DELETE FROM holdfast.nodes WHERE node = p_node;
-    END IF;
     o_freed := cardinality(v_runs);
 END
 $$;
 
--- Give a run of a node to another node, ready at once.
-CREATE OR REPLACE FUNCTION holdfast.hand_over_1(
-    p_now bigint, p_node text, p_run_ids text[], p_to text, OUT o_now bigint, OUT o_moved boolean
+-- Give runs of a node to another node, ready at once, if that has a lease. It cannot be released meanwhile: then it
+-- would own runs without being there.
+CREATE OR REPLACE FUNCTION holdfast.hand_over_2(
+    p_now bigint, p_node text, p_run_ids text[], p_to text, OUT o_now bigint, OUT o_given text[]
 ) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
 SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_runs bigint[];
 BEGIN
+    o_now := holdfast.time_1(p_now);
+    o_given := '{}';
+    PERFORM 1 FROM holdfast.nodes WHERE node = p_to AND holdfast.lease_end_1(lease_until, o_now) > o_now FOR KEY SHARE;
+    IF NOT FOUND OR p_to = p_node THEN
+        RETURN;
+    END IF;
     v_runs := holdfast.numbers_1(p_run_ids);
     v_runs := ARRAY(
         SELECT r.run_no FROM holdfast.runs r
         WHERE r.run_no = ANY (v_runs) AND r.lease_owner = p_node ORDER BY r.run_id || '' FOR UPDATE OF r
     );
     o_now := holdfast.time_1(p_now);
-    UPDATE holdfast.runs r
-    SET lease_owner = p_to, lease_epoch = r.lease_epoch + 1, ready_at = least(r.ready_at, o_now)
-    WHERE r.run_no = ANY (v_runs);
+    WITH given AS (
+        UPDATE holdfast.runs r
+        SET lease_owner = p_to, lease_epoch = r.lease_epoch + 1, ready_at = least(r.ready_at, o_now)
+        WHERE r.run_no = ANY (v_runs) RETURNING r.run_id
+    )
+    SELECT coalesce(array_agg(g.run_id), '{}') INTO o_given FROM given g;
     PERFORM holdfast.enter_1(v_runs, o_now);
-    o_moved := cardinality(v_runs) > 0;
 END
 $$;
 

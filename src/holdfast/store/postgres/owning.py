@@ -54,10 +54,10 @@ CROSS JOIN LATERAL holdfast.forget_growth_1(r.o_now)
 ALIVE = """
 SELECT n.node, n.plans FROM holdfast.nodes n
 CROSS JOIN holdfast.time_1($1) AS t (now)
-WHERE n.node <> $2 AND n.plans IS NOT NULL AND holdfast.lease_end_1(n.lease_until, t.now) > t.now
-ORDER BY n.node
+WHERE n.plans IS NOT NULL AND holdfast.lease_end_1(n.lease_until, t.now) > t.now
+ORDER BY n.node COLLATE "C"
 """
-HAND_OVER = "SELECT o_moved FROM holdfast.hand_over_1($1, $2, $3, $4)"
+HAND_OVER = "SELECT o_given FROM holdfast.hand_over_2($1, $2, $3, $4)"
 EXTEND = """
 UPDATE holdfast.nodes n SET lease_until = greatest(n.lease_until, t.now + $3)
 FROM (SELECT holdfast.time_1($1) AS now) t
@@ -298,15 +298,3 @@ async def beat(
         [None if one.details is UNSET else rows.text_of(one.details) for one in beats],
     )
     return row[0], list(row[1])
-
-
-async def hand_over(
-    server: Server, node: str, run_id: str, plan: port.Plan, tried: Sequence[str], now: Instant | None
-) -> str | None:
-    """Give a run of the node to another one that has other code for it; return the fingerprint of that."""
-    alive = await server.fetch(ALIVE, now, askable(node))
-    found = rows.node_with_other_code(((name, plans) for name, plans in alive), plan, tried)
-    if found is None:
-        return None
-    [[moved]] = await server.fetch(HAND_OVER, now, askable(node), [askable(run_id)], found[0])
-    return found[1] if moved else None

@@ -33,6 +33,7 @@ from holdfast.store.postgres.delivering import deliver
 from holdfast.store.postgres.migrate import latest_version, migrate, not_migrated, schema_version
 from holdfast.store.postgres.server import Server, Session
 from holdfast.store.postgres.wakeups import NotifyWakeups
+from holdfast.store.rows import plan_of
 from holdfast.store.wakeups import Wakeups
 
 T = TypeVar("T")
@@ -202,12 +203,17 @@ class PostgresStore:
         [[_, freed]] = await self._server.finished(self._then_ring(work))
         return int(freed)
 
-    async def hand_over(self, node: str, run_id: str, plan: port.Plan, tried: Sequence[str]) -> str | None:
-        guards.check_values(node=node)
-        guards.check_ids([run_id])
-        guards.check_plans([plan])
-        work = owning.hand_over(self._ready(), node, run_id, plan, tried, self._asked())
-        return await self._server.finished(self._then_ring(work))
+    async def hand_over(self, node: str, run_ids: Sequence[str], to: str) -> list[str]:
+        guards.check_values(node=node, to=to)
+        guards.check_ids(run_ids, self._limits)
+        names = list(map(askable, run_ids))
+        work = self._ready().fetch(owning.HAND_OVER, self._asked(), askable(node), names, askable(to))
+        [[given]] = await self._server.finished(self._then_ring(work))
+        return sorted(given)
+
+    async def find_nodes(self) -> list[port.NodePlans]:
+        said = await self._server.finished(self._ready().fetch(owning.ALIVE, self._asked()))
+        return [port.NodePlans(node, frozenset(map(plan_of, plans))) for node, plans in said]
 
     async def next_due(
         self, node: str, plans: Sequence[port.Plan] | None = None, queues: Sequence[str] = ()

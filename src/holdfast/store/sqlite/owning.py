@@ -8,7 +8,7 @@ from holdfast.core.instants import Instant
 from holdfast.errors import StoreCorrupt
 from holdfast.limits import SUSPECT_LOSSES
 from holdfast.store import guards, port
-from holdfast.store.rows import node_with_other_code, plan_keys
+from holdfast.store.rows import plan_keys, plan_of
 from holdfast.store.sqlite import rows
 from holdfast.store.sqlite.letters import bury_unreadable
 from holdfast.store.sqlite.reading import load_numbers
@@ -203,24 +203,25 @@ def release(db: sqlite3.Connection, node: str, run_ids: Sequence[str] | None, no
     return freed
 
 
-def hand_over(
-    db: sqlite3.Connection, node: str, run_id: str, plan: port.Plan, tried: Sequence[str], now: Instant
-) -> str | None:
-    """Give a run of the node to another one that has other code for it; return the fingerprint of that."""
-    alive = db.execute(
-        f"SELECT node, plans FROM nodes JOIN node_plans USING (node) WHERE node <> :node AND {rows.IS_CURRENT} "
-        "ORDER BY node",
-        {"node": node, "now": now},
-    ).fetchall()
-    found = node_with_other_code(((name, json.loads(plans)) for name, plans in alive), plan, tried)
-    if found is None:
-        return None
-    moved = db.execute(
+def hand_over(db: sqlite3.Connection, node: str, run_ids: Sequence[str], to: str, now: Instant) -> list[str]:
+    """Give these runs of the node to another one, if that has a lease; return which were given."""
+    given = db.execute(
         "UPDATE runs SET lease_owner = :to, lease_epoch = lease_epoch + 1, "
-        "ready_at = min(:now, coalesce(ready_at, :now)) WHERE run_id = :run_id AND lease_owner = :node",
-        {"to": found[0], "now": now, "run_id": run_id, "node": node},
-    ).rowcount
-    return found[1] if moved else None
+        "ready_at = min(:now, coalesce(ready_at, :now)) "
+        "WHERE run_id IN (SELECT value FROM json_each(:run_ids)) AND lease_owner = :node AND :node <> :to "
+        f"AND EXISTS (SELECT 1 FROM nodes WHERE nodes.node = :to AND {rows.IS_CURRENT}) RETURNING run_id",
+        {"to": to, "now": now, "run_ids": rows.listing(run_ids), "node": node},
+    )
+    return sorted(run_id for (run_id,) in given.fetchall())
+
+
+def find_nodes(db: sqlite3.Connection, now: Instant) -> list[port.NodePlans]:
+    """Return what the nodes with a lease have said with it."""
+    said = db.execute(
+        f"SELECT node, plans FROM nodes JOIN node_plans USING (node) WHERE {rows.IS_CURRENT} ORDER BY node",
+        {"now": now},
+    )
+    return [port.NodePlans(node, frozenset(map(plan_of, json.loads(plans)))) for node, plans in said]
 
 
 def next_due(

@@ -185,11 +185,13 @@ class SqliteStore:
         guards.check_ids(run_ids or ())
         return await self._write(lambda db, now: owning.release(db, node, run_ids, now), rings=True)
 
-    async def hand_over(self, node: str, run_id: str, plan: port.Plan, tried: Sequence[str]) -> str | None:
-        guards.check_values(node=node)
-        guards.check_ids([run_id])
-        guards.check_plans([plan])
-        return await self._write(lambda db, now: owning.hand_over(db, node, run_id, plan, tried, now), rings=True)
+    async def hand_over(self, node: str, run_ids: Sequence[str], to: str) -> list[str]:
+        guards.check_values(node=node, to=to)
+        guards.check_ids(run_ids, self._limits)
+        return await self._write(lambda db, now: owning.hand_over(db, node, run_ids, to, now), rings=True)
+
+    async def find_nodes(self) -> list[port.NodePlans]:
+        return await self._read(owning.find_nodes)
 
     async def next_due(
         self, node: str, plans: Sequence[port.Plan] | None = None, queues: Sequence[str] = ()
