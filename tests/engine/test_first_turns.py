@@ -207,7 +207,7 @@ async def test_a_turn_that_was_taken_before_is_dropped_if_there_is_more_to_take(
     store = MemoryStore()
     async with shop.app.node(store) as node:
         new = start_run("a", RunQueued("ask", "1", input=Raw(b'{"question":"who?"}')), START, node.name)
-        first = FirstTurns(node.name, node.lives, node._limits).take(new, START)
+        first = FirstTurns(node.name, node.lives, node._dispatcher, node._limits).take(new, START)
         assert first is not None
         assert isinstance((await store.create([new], claim_for=node.name))[0], Created)
         node.begin(new, START, first)

@@ -378,6 +378,13 @@ async def release(world: World) -> None:
     await world.ask("release", values.pick(NODES), named)
 
 
+async def hand_over(world: World) -> None:
+    """Let a node hand runs, its own and others, over to another one, which may be gone."""
+    values = world.values
+    run_ids = [*values.some(world.run_ids, 4), *values.some([MISSING], 1)]
+    await world.ask("hand_over", values.pick(NODES), run_ids, values.pick((*NODES, MISSING)))
+
+
 async def take(world: World) -> None:
     """Let a node take jobs."""
     values = world.values
@@ -464,6 +471,7 @@ async def read(world: World) -> None:
         ("load", ([*values.some(run_ids, 5), MISSING] * values.pick((1, 1, 1, 9)),)),
         ("next_due", (values.pick((*NODES, MISSING)), values.plans(), values.some(QUEUES, 3))),
         ("find_missing", (values.pick((0, 0, 1_000, 60_000)),)),
+        ("find_nodes", ()),
         values.pick(NONSENSE),
         ("now", ()),
         ("stats", ()),
@@ -494,6 +502,9 @@ NONSENSE: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("release", ("\ud800",)),
     ("renew", (MISSING, 2**70)),
     ("find_missing", (2**70,)),
+    ("hand_over", ("\ud800", [], MISSING)),
+    ("hand_over", (MISSING, [], "\ud800")),
+    ("hand_over", (MISSING, ["\ud800"], MISSING)),
 )
 """What cannot even be looked up."""
 
@@ -506,6 +517,7 @@ OPERATIONS: list[tuple[int, Callable[[World], Awaitable[None]]]] = [
     (26, commit),
     (12, renew),
     (3, release),
+    (4, hand_over),
     (12, take),
     (10, beat),
     (8, settle),

@@ -94,6 +94,8 @@ MUST_BE_REACHED = {
     "release": "something; nothing",
     "next_due": "something; nothing",
     "find_missing": "something; nothing; raised InvalidInput",
+    "find_nodes": "something; nothing",
+    "hand_over": "something; nothing; raised InvalidInput",
     "take": "first; due; again; raised InvalidInput",
     "beat": "job kept; job lost; own kept; own lost; raised InvalidInput",
     "load": "something; raised InvalidInput",

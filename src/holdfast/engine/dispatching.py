@@ -64,6 +64,10 @@ class Dispatcher:
                 )
                 draft.dispatch = [each for each in draft.dispatch if each != step_id]
 
+    def waits_for_unknown(self, state: RunState) -> bool:
+        """Return whether the run has a step, due or not, whose activity is not known here."""
+        return bool(self._unknown) and any(self._is_unknown(step) for step in state.open_steps.values())
+
     def lacking(self, state: RunState, now: Instant) -> frozenset[str]:
         """Return the activities that steps of the run wait for now, and that are not known here."""
         if not self._unknown:
@@ -71,5 +75,8 @@ class Dispatcher:
         return frozenset(
             step.name
             for step in state.open_steps.values()
-            if step.name in self._unknown and is_local(step) and (step.due_at is None or step.due_at <= now)
+            if self._is_unknown(step) and (step.due_at is None or step.due_at <= now)
         )
+
+    def _is_unknown(self, step: OpenStep) -> bool:
+        return step.name in self._unknown and is_local(step)

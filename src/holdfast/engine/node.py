@@ -546,7 +546,7 @@ class Node:
         drafts = [each for each in taken if each is not None]
         if not drafts:
             return []
-        turns = [draft.finish(release=not self._is_busy(draft, now)) for _, _, draft in drafts]
+        turns = [draft.finish(release=not self._is_busy(draft)) for _, _, draft in drafts]
         turns = self.run_queue.with_tickets(turns)
         if self._definitions.allow_cross_tenant_signals:
             turns = [replace(turn, crosses_tenants=True) if turn.sends else turn for turn in turns]
@@ -626,7 +626,7 @@ class Node:
                 logger.exception("node %s: the store failed to commit; trying again", self.name)
                 await asyncio.sleep(RETRY_S)
 
-    def _is_busy(self, draft: TurnDraft, now: Instant) -> bool:
+    def _is_busy(self, draft: TurnDraft) -> bool:
         """Return whether this node carries out, or is about to carry out, anything for the run.
 
         A node that is stopping begins nothing any more. It keeps its runs to the end, and gives them back as ready.
@@ -641,7 +641,7 @@ class Node:
             if step_id in open_steps:  # else the turn itself has closed it
                 return True
         state = draft.state
-        return bool(self._dispatcher.lacking(state, now)) and self.known.has(state.plan_id, state.plan_version)
+        return self._dispatcher.waits_for_unknown(state) and self.known.has(state.plan_id, state.plan_version)
 
     def _at_hand(self, held: Held) -> tuple[LiveRun | None, RunError | None] | None:
         """Return a run that is in memory and needs nothing from the store, or None."""
