@@ -365,7 +365,7 @@ class MemoryStore:
         guards.check_values(node=node, to=to)
         guards.check_ids(run_ids, self._limits)
         now = self._now()
-        if self._lease_end(to, now) <= now:
+        if to not in self._nodes or self._lease_end(to, now) <= now:
             return []
         found = [run for run_id in dict.fromkeys(run_ids) if (run := self._runs.get(run_id)) is not None]
         given = [run for run in found if run.head.lease_owner == node != to]
