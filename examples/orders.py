@@ -27,7 +27,11 @@ class Approval:
     by: str
 
 
-@app.activity
+FOR_EVER = hf.Retry(max_attempts=0)
+"""An attempt that is lost with its worker counts as an attempt, and this worker is killed as often as one likes."""
+
+
+@app.activity(retry=FOR_EVER)
 async def charge(ledger: str, order_id: str, cents: int) -> str:
     """Take the money. The line in the ledger is the effect in the world, which no database can take back."""
     await asyncio.sleep(0.05)
@@ -36,7 +40,7 @@ async def charge(ledger: str, order_id: str, cents: int) -> str:
     return f"receipt for {order_id}"
 
 
-@app.activity
+@app.activity(retry=FOR_EVER)
 async def ship(ledger: str, order_id: str) -> None:
     """Send the parcel."""
     await asyncio.sleep(0.05)
