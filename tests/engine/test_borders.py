@@ -10,7 +10,7 @@ from holdfast.core.letters import DeadLetterQuery
 from holdfast.engine.handle import RunHandle
 from holdfast.engine.letters import find_letters
 from holdfast.store.port import Store
-from tests.engine.place import Around, Place, types, until_event
+from tests.engine.place import Around, Place, types, until, until_event
 
 
 async def has_arrived(store: Store, run: RunHandle[Any]) -> bool:
@@ -218,3 +218,31 @@ async def test_an_outcome_that_comes_while_an_end_is_being_deferred_is_not_defer
             else:
                 assert await run.result() == [5, 0]
             assert made.count("a") == 1
+
+
+@pytest.mark.contract("WF-6", "SIG-4", "CAN-1")
+async def test_a_signal_that_comes_while_a_rotation_cleans_up_is_for_the_next_stretch(place: Place) -> None:
+    app = hf.App("reading")
+
+    @app.workflow
+    async def read(seen: list[int], stretch: int = 0) -> list[int]:
+        async def listen() -> None:
+            async for note in hf.signals("note", int):
+                seen.append(note)  # noqa: PERF401 - one by one, as they come
+
+        if stretch == 0:
+            asyncio.create_task(listen())  # noqa: RUF006
+            await hf.wait_signal("go")
+            try:
+                hf.continue_as_new(seen, 1)
+            finally:
+                await hf.wait_signal("cleaned")  # what it waits for itself while it cleans up is taken
+        return [await hf.wait_signal("note", int), *seen]
+
+    async with place.node(app):
+        run = await app.start(read, [])
+        await run.signal("go")
+        await until(run, lambda events: any(getattr(event.data, "name", "") == "cleaned" for event in events))
+        await run.signal("note", 7)
+        await run.signal("cleaned")
+        assert await run.result() == [7]

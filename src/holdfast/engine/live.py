@@ -310,7 +310,8 @@ class _Turn:
         dead = _requeued(message)
         waits = state.waits.get(dead.name, ()) if dead is not None and self._takes_signals() else ()
         step_id = message.step_id or next(iter(waits), None)
-        if dead is None or step_id not in waits:
+        program = self._live.replay.program
+        if dead is None or step_id not in waits or (program is not None and step_id in program.deaf):
             problem = Conflict("there is no open wait for this signal")
             self._draft.put_aside(message, problem if dead is not None else InvalidInput("it is no signal"))
             return
@@ -374,11 +375,21 @@ class _Turn:
         program = self._live.replay.program
         return self._draft.state.status is RUNNING and (program is None or program.takes_signals)
 
+    def _is_awaited(self, signal: Signal) -> bool:
+        """Return whether a wait may take the signal, and its effect be kept."""
+        state, program = self._draft.state, self._live.replay.program
+        if signal.name not in state.waits:
+            return False
+        if program is None or not program.deaf:
+            return True
+        step = wait_for(state, signal)
+        return step is None or step.step_id not in program.deaf
+
     def _offer_signals(self, until: Instant | None = None) -> None:
         """Give each waiting signal, in order, to whoever waits for it by now; only those that came `until` then."""
         position = 0
         while position < len(self._mailbox) and self._takes_signals():
-            if self._mailbox[position].name not in self._draft.state.waits:
+            if not self._is_awaited(self._mailbox[position]):
                 position += 1
                 continue
             if until is not None and self._mailbox[position].accepted_at > until:

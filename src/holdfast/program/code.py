@@ -99,6 +99,7 @@ class CodeProgram:
         "_timers",
         "_waiting",
         "conditions",
+        "deaf",
         "definition",
         "depth",
         "handlers",
@@ -140,6 +141,7 @@ class CodeProgram:
         self.known_markers: frozenset[str] = frozenset()
         self.is_replaying = False
         self.open_sagas = 0
+        self.deaf: frozenset[str] = frozenset()
         self.skipped: tuple[str, ...] = ()
         """Tasks and waits that operators have skipped: the workflow got None, whatever it was to get."""
         self.limits = limits
@@ -521,6 +523,7 @@ class CodeProgram:
         if _ANSWERING.get() is not None:
             raise InvalidInput("continue_as_new: the handler of an update cannot begin the workflow again")
         self._rotating = asyncio.current_task()
+        self.deaf = frozenset(self._waiting)
 
     def after_callback(self, number: int) -> None:
         """Look whether the function has ended while updates are being answered, and whether that can wait."""
@@ -579,7 +582,7 @@ class CodeProgram:
         task = self._rotating
         if task is None or task is self._main or not task.done() or self._main is None or self._main.done():
             return
-        self._rotating = None
+        self._rotating, self.deaf = None, frozenset()
         self._answering, self._late = {**self._answering, **self._late}, _NOTHING
 
     # --- outcomes

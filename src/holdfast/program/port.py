@@ -51,6 +51,9 @@ class Program(Protocol):
         """Whether the effect of a signal that is received now would be kept."""
         ...
 
+    deaf: frozenset[str]
+    """The waits that were open when the code asked to begin again: the effect of a signal to them would be lost."""
+
     definition: WorkflowDefinition
     """What the program is a run of. It knows the types of the forms that were asked for."""
 
