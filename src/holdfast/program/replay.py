@@ -226,7 +226,8 @@ class Replay:
         if expected is None or self.program is None or _is_from_outside(event):
             follows_report, self._follows_report = self._follows_report, _is_reported(event)
             if follows_report and self._follows_report:  # what the program asked for stands behind all of them
-                self._issued.pop(c.command_key(c.CancelStep, event.step_id), None)
+                if kind in _OUTCOMES:  # it cannot give up a step that has ended; one that is tried again it can
+                    self._issued.pop(c.command_key(c.CancelStep, event.step_id), None)
             elif self._issued and kind in _OUTCOMES and not self._is_paused:
                 raise self._extra(event)
             return
