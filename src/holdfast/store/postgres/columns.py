@@ -1,12 +1,14 @@
 """Batches as columns: a statement takes each column as one array, however many rows there are."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from functools import cache
+from typing import Any, get_args
 
-from msgspec.structs import replace
+from msgspec import UNSET, Raw
+from msgspec.structs import fields, replace
 
 from holdfast.core.codec import encode_body, encode_ref
-from holdfast.core.events import NULL, Event
+from holdfast.core.events import NULL, Body, Event
 from holdfast.core.letters import DeadLetter
 from holdfast.core.messages import Message
 from holdfast.core.records import ActivityRecord, Task, Wait
@@ -15,6 +17,28 @@ from holdfast.store.rows import encode, text_of
 
 EVENT_COLUMNS = 15
 MESSAGE_COLUMNS = 4
+
+
+CALL_BYTES = 32 * 1024 * 1024
+"""How many bytes of values one call has, unless one turn or new run alone has more. Others wait for it."""
+
+
+def bytes_of(events: Iterable[Event]) -> int:
+    """Return how many bytes the values of events have, about: those that programs, activities and callers choose."""
+    values = (getattr(event.data, field) for event in events for field in _values_in(type(event.data)))
+    return sum(len(value) for value in values if value is not UNSET)
+
+
+def is_too_much(batch: Iterable[Iterable[Event]]) -> bool:
+    """Return whether the events of several turns or new runs have too many bytes for one call."""
+    sizes = list(map(bytes_of, batch))
+    return len(sizes) > 1 and sum(sizes) > CALL_BYTES
+
+
+@cache
+def _values_in(body: type[Body]) -> tuple[str, ...]:
+    """Return the fields of an event that hold a value as it was given."""
+    return tuple(field.name for field in fields(body) if field.type is Raw or Raw in get_args(field.type))
 
 
 def columns(rows: Sequence[tuple[Any, ...]], width: int) -> list[Any]:

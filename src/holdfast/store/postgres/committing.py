@@ -20,7 +20,16 @@ from holdfast.core.state import TERMINAL
 from holdfast.limits import Limits
 from holdfast.store import guards, outgoing, port, rows
 from holdfast.store.postgres import gates
-from holdfast.store.postgres.columns import EVENT_COLUMNS, MESSAGE_COLUMNS, More, columns, event_rows, message_rows
+from holdfast.store.postgres.columns import (
+    EVENT_COLUMNS,
+    MESSAGE_COLUMNS,
+    More,
+    bytes_of,
+    columns,
+    event_rows,
+    is_too_much,
+    message_rows,
+)
 from holdfast.store.postgres.creating import create
 from holdfast.store.postgres.delivering import deliver
 from holdfast.store.postgres.faults import UNSTORABLE
@@ -43,9 +52,6 @@ BY_KEY = f"""
 SELECT {rows.EVENT} FROM holdfast.events
 WHERE run_no = (SELECT run_no FROM holdfast.runs WHERE run_id = $1) AND idempotency_key = $2
 """
-
-CALL_BYTES = 32 * 1024 * 1024
-"""How many bytes of values one call has, unless one turn alone has more. Others wait for it."""
 
 TURN_BYTES = 512 * 1024 * 1024
 """The most that one turn may have: the server takes 1 GB in one array, and gives up the connection over more."""
@@ -88,7 +94,7 @@ class Committing:
 
     async def _commit(self, wave: Sequence[int]) -> None:
         turns = [self._turns[index] for index in wave]
-        if len(wave) > 1 and sum(map(_bytes_of, turns)) > CALL_BYTES:
+        if is_too_much(turn.events for turn in turns):
             await self._commit(wave[: len(wave) // 2])
             await self._commit(wave[len(wave) // 2 :])
             return
@@ -106,7 +112,7 @@ class Committing:
             self._answers[index] = await self._answer(turns[place], judged, place)
 
     async def _judge(self, turns: Sequence[port.Turn]) -> Judged:
-        if len(turns) == 1 and _bytes_of(turns[0]) > TURN_BYTES:
+        if len(turns) == 1 and bytes_of(turns[0].events) > TURN_BYTES:
             raise ValueError("a turn is larger than the server takes")
         arguments = commit_arguments(self._now, turns)
         if any(turn.starts or turn.sends for turn in turns):
@@ -204,12 +210,6 @@ class Committing:
                 return seen[event.idempotency_key]
             seen[event.idempotency_key] = event
         return None
-
-
-def _bytes_of(turn: port.Turn) -> int:
-    """Return how many bytes the values of a turn have, about: those that programs and activities choose."""
-    values = (getattr(event.data, field, None) for event in turn.events for field in ("input", "result"))
-    return sum(len(value) for value in values if value is not None)
 
 
 def _waves(turns: Sequence[port.Turn]) -> list[list[int]]:

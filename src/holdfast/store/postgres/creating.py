@@ -10,7 +10,15 @@ from holdfast.errors import InvalidInput
 from holdfast.limits import Limits
 from holdfast.store import guards, port, rows
 from holdfast.store.postgres import audit, gates
-from holdfast.store.postgres.columns import EVENT_COLUMNS, MESSAGE_COLUMNS, More, columns, event_rows, message_rows
+from holdfast.store.postgres.columns import (
+    EVENT_COLUMNS,
+    MESSAGE_COLUMNS,
+    More,
+    columns,
+    event_rows,
+    is_too_much,
+    message_rows,
+)
 from holdfast.store.postgres.delivering import deliver
 from holdfast.store.postgres.faults import UNSTORABLE
 from holdfast.store.postgres.server import Db, Server, Session
@@ -87,6 +95,10 @@ async def _create(
 ) -> None:
     """Create runs of which no two are in each other's way."""
     runs = [new_runs[index] for index in wave]
+    if is_too_much(new.events for new in runs):
+        for half in (wave[: len(wave) // 2], wave[len(wave) // 2 :]):
+            await _create(db, new_runs, half, answers, owner, limits, now)
+        return
     unfit = [guards.check_first_signals(new, limits) if new.signals else None for new in runs]
     asked = [(index, new) for index, new, problem in zip(wave, runs, unfit, strict=True) if problem is None]
     was_lost: list[None] = []
