@@ -171,10 +171,6 @@ INSERT INTO "messages" VALUES(4,'TimerDue:sleep@3',1769601601000000,'{"signal_id
 INSERT INTO "messages" VALUES(6,'start',1769601600005000,'{"signal_id":"start","run_id":"queued","type":"InternalContinue","occurred_at":1769601600005000,"expected_version":1}');
 INSERT INTO "messages" VALUES(7,'start',1769601600005000,'{"signal_id":"start","run_id":"inside","type":"InternalContinue","occurred_at":1769601600005000,"expected_version":1}');
 INSERT INTO "messages" VALUES(8,'start',4611686018427387904,'{"signal_id":"start","run_id":"in line","type":"InternalContinue","occurred_at":1769601600005000,"expected_version":1}');
-CREATE TABLE node_lives (
-    node TEXT PRIMARY KEY NOT NULL,
-    life TEXT NOT NULL                                    -- which life of the node its lease is of
-) WITHOUT ROWID;
 CREATE TABLE node_plans (
     node  TEXT NOT NULL PRIMARY KEY,
     plans TEXT NOT NULL                            -- JSON array; each is a plan's id, a line break, and its version

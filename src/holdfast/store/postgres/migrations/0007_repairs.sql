@@ -1,8 +1,7 @@
 -- oldest reader: 1
--- Nodes that have several lives, turns that are counted, and what else an audit asked for.
+-- Losses of runs, the audit log, keys of the store, starts under a rate, and what workflows declare.
 
 ALTER TABLE holdfast.runs ADD COLUMN losses bigint NOT NULL DEFAULT 0;   -- nodes that went away with it since its last turn
-ALTER TABLE holdfast.nodes ADD COLUMN life text NOT NULL DEFAULT '';   -- which life of the node its lease is of
 
 -- By name: of a large mailbox only what open waits can take is read.
 DROP INDEX holdfast.signals_unconsumed;
@@ -12,7 +11,7 @@ ALTER TABLE holdfast.signals ADD COLUMN by_caller text;   -- JSON CallerRef: who
 CREATE TABLE holdfast.audit_log (
     at          bigint NOT NULL,
     entry_id    text COLLATE "C" NOT NULL,
-    tenant      text COLLATE "C",                                     -- NULL: about no tenant
+    tenant      text COLLATE "C",                         -- NULL: about no tenant
     project     text,
     environment text,
     run_id      text COLLATE "C",
@@ -27,13 +26,14 @@ CREATE INDEX audit_log_by_run ON holdfast.audit_log (run_id, at) WHERE run_id IS
 CREATE INDEX audit_log_by_actor ON holdfast.audit_log (actor, at);
 CREATE INDEX audit_log_by_token ON holdfast.audit_log (token_id, at) WHERE token_id IS NOT NULL;
 CREATE INDEX audit_log_by_operation ON holdfast.audit_log (operation, at);
+
 CREATE TABLE holdfast.store_keys (
     name text PRIMARY KEY,                                -- what the key is for
     key bytea NOT NULL                                    -- 32 bytes, secret
 );
 
--- Runs that were let in under a rate and have yet to start take up what the rate allows. Who starts takes no lock of a
--- gate: its number stands here until somebody next holds that lock.
+-- Runs that were admitted under a rate and have yet to start use up what the rate allows. A start takes no lock of the
+-- gate: the number of the run stands in gate_started until the next holder of that lock counts it.
 ALTER TABLE holdfast.gate_runs ADD COLUMN is_starting boolean NOT NULL DEFAULT false;
 ALTER TABLE holdfast.gates ADD COLUMN starting bigint NOT NULL DEFAULT 0;
 CREATE TABLE holdfast.gate_started (

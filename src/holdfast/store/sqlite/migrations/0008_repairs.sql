@@ -1,14 +1,8 @@
 -- oldest reader: 1
--- Nodes that have several lives, turns that are counted, and what else an audit asked for. Tables that older releases
--- insert into without naming columns (nodes, tasks, jobs, gate_starts, node_plans) get no columns: what is new of
--- them stands in tables beside.
+-- Losses of runs, the audit log, keys of the store, starts under a rate, and what workflows declare. Tables that older
+-- releases insert into without naming columns (nodes, tasks, jobs, gate_starts, node_plans) get no columns.
 
 ALTER TABLE runs ADD COLUMN losses INTEGER NOT NULL DEFAULT 0;   -- nodes that went away with it since its last turn
-CREATE TABLE node_lives (
-    node TEXT PRIMARY KEY NOT NULL,
-    life TEXT NOT NULL                                    -- which life of the node its lease is of
-) WITHOUT ROWID;
-
 ALTER TABLE signals ADD COLUMN by_caller TEXT;            -- JSON CallerRef: who sent it through a service
 
 CREATE TABLE audit_log (
@@ -29,12 +23,13 @@ CREATE INDEX audit_log_by_run ON audit_log (run_id, at) WHERE run_id IS NOT NULL
 CREATE INDEX audit_log_by_actor ON audit_log (actor, at);
 CREATE INDEX audit_log_by_token ON audit_log (token_id, at) WHERE token_id IS NOT NULL;
 CREATE INDEX audit_log_by_operation ON audit_log (operation, at);
+
 CREATE TABLE store_keys (
     name TEXT PRIMARY KEY NOT NULL,                       -- what the key is for
     key BLOB NOT NULL                                     -- 32 bytes, secret
 ) WITHOUT ROWID;
 
--- Runs that were let in under a rate and have yet to start take up what the rate allows.
+-- Runs that were admitted under a rate and have yet to start use up what the rate allows.
 ALTER TABLE gate_runs ADD COLUMN is_starting INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE gates ADD COLUMN starting INTEGER NOT NULL DEFAULT 0;
 CREATE TRIGGER gate_runs_start AFTER UPDATE OF is_starting ON gate_runs WHEN NEW.is_starting <> OLD.is_starting
