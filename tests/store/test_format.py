@@ -16,6 +16,8 @@ from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core.access import TokenQuery
+from holdfast.core.audit import AuditEntry, AuditQuery
+from holdfast.core.declared import PublishedDefinition
 from holdfast.core.events import UnknownBody
 from holdfast.core.gates import RunLimit, Ticket
 from holdfast.core.letters import DeadLetterQuery, Settled
@@ -57,6 +59,8 @@ from holdfast.testing.samples import (
 FORMATS = sorted((Path(__file__).parent / "formats").glob("*.sql"))
 DAY_MS = 86_400_000
 ONE = RunLimit(at_once=1)
+KEY = "0123456789abcdef" * 4
+DEFINITION = PublishedDefinition(plan_id="order", plan_version="1", signals={"approval": {"type": "boolean"}})
 
 
 async def write_sample(path: Path) -> None:
@@ -96,6 +100,9 @@ async def fill_with_sample(store: Store, clock: VirtualClock) -> None:
     limited = [new_run(run_id, now=clock.now(), plan_id="limited", tenant="acme") for run_id in ("inside", "in line")]
     await store.create([replace(new, ticket=Ticket(limit=ONE, key="k", priority=1)) for new in limited])
     await store.renew(node.name, node.lease_ms, [("order", "1"), ("order", "2")])
+    await store.append_audit([AuditEntry(entry_id="entry-1", operation="tokens.create", actor="ann")])
+    await store.keep_key("completion", KEY)
+    await store.publish_definitions([DEFINITION])
 
 
 def restore(dump: Path, path: Path) -> None:
@@ -231,6 +238,23 @@ async def test_access_tokens_of_any_format_since_there_are_tokens_are_found(old_
     else:
         assert found[0] == access_token("a" * 16)
         assert (found[1].revoked_at, found[1].revoked_by) == (START, "ann")
+    await store.close()
+
+
+async def check_what_is_not_of_runs(store: Store, *, has_it: bool) -> None:
+    """Check that a store has the audit log, key and definition of the sample, if its format has such things."""
+    operations = [entry.operation for entry in await store.find_audit(AuditQuery())]
+    assert operations == ["tokens.create" if has_it else "store.migrate"]
+    assert (await store.keep_key("completion", "f" * 64) == KEY) == has_it
+    assert await store.find_definitions([("order", "1")]) == [DEFINITION if has_it else None]
+
+
+@pytest.mark.contract("FMT-1", "API-4", "SIG-10")
+async def test_the_audit_log_keys_and_definitions_of_any_format_that_has_them_are_found(old_file: Path) -> None:
+    has_it = first_format(old_file) >= 8
+    store = await SqliteStore.open(old_file, clock=VirtualClock(START + 10_000))
+    await store.migrate()
+    await check_what_is_not_of_runs(store, has_it=has_it)
     await store.close()
 
 

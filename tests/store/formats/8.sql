@@ -43,6 +43,7 @@ CREATE TABLE audit_log (
     entry       TEXT NOT NULL,                            -- JSON AuditEntry, as it was given
     PRIMARY KEY (at, entry_id)
 ) WITHOUT ROWID;
+INSERT INTO "audit_log" VALUES(1769601600005000,'entry-1',NULL,NULL,NULL,NULL,'ann',NULL,'tokens.create','{"entry_id":"entry-1","operation":"tokens.create","actor":"ann","at":1769601600005000}');
 CREATE TABLE dead_letters (
     letter_id  TEXT NOT NULL PRIMARY KEY,
     run_no     INTEGER NOT NULL,
@@ -62,6 +63,7 @@ CREATE TABLE definitions (
     definition   TEXT NOT NULL,                           -- JSON PublishedDefinition: what the version declares
     PRIMARY KEY (plan_id, plan_version)
 ) WITHOUT ROWID;
+INSERT INTO "definitions" VALUES('order','1','{"plan_id":"order","plan_version":"1","signals":{"approval":{"type":"boolean"}},"allows_other_signals":false}');
 CREATE TABLE events (
     run_no              INTEGER NOT NULL,
     run_seq             INTEGER NOT NULL,
@@ -232,6 +234,7 @@ CREATE TABLE store_keys (
     name TEXT PRIMARY KEY NOT NULL,                       -- what the key is for
     key BLOB NOT NULL                                     -- 32 bytes, secret
 ) WITHOUT ROWID;
+INSERT INTO "store_keys" VALUES('completion',X'0123456789ABCDEF0123456789ABCDEF0123456789ABCDEF0123456789ABCDEF');
 CREATE TABLE task_roles (
     role    NOT NULL,                              -- text; the number 0 for a task that names no role
     status  TEXT NOT NULL,

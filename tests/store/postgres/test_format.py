@@ -29,13 +29,14 @@ from holdfast.testing.clock import START, VirtualClock
 from holdfast.testing.samples import SampleNode, access_token, complete, dead_letter, new_run, signal
 from holdfast.testing.store_suite_gates import admit, come
 from tests.store.postgres.servers import behind, execute
-from tests.store.test_format import DAY_MS, fill_with_sample
+from tests.store.test_format import DAY_MS, check_what_is_not_of_runs, fill_with_sample
 
 FORMATS = sorted((Path(__file__).parent / "formats").glob("*.sql"))
 TABLES = (
     *("runs", "agenda", "events", "messages", "signals", "acceptance_records", "waits", "tasks", "activity_records"),
     *("jobs", "dead_letters", "nodes", "access_tokens"),
-    *("gates", "gate_starts", "gate_runs", "gate_exits", "gate_lines"),
+    *("gates", "gate_starts", "gate_runs", "gate_exits", "gate_lines", "gate_started"),
+    *("audit_log", "store_keys", "definitions"),
 )
 
 
@@ -172,6 +173,17 @@ async def test_access_tokens_of_any_format_since_there_are_tokens_are_found(addr
     if found:
         assert found[0] == access_token("a" * 16)
         assert (found[1].revoked_at, found[1].revoked_by) == (START, "ann")
+    await store.close()
+
+
+@pytest.mark.contract("FMT-1", "API-4", "SIG-10")
+@pytest.mark.parametrize("file", FORMATS, ids=lambda file: file.stem)
+async def test_the_audit_log_keys_and_definitions_of_any_format_that_has_them_are_found(
+    address: str, file: Path
+) -> None:
+    await restore(file, address)
+    store = await opened(address)
+    await check_what_is_not_of_runs(store, has_it=int(file.stem) >= 7)
     await store.close()
 
 

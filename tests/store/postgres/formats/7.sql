@@ -53,5 +53,8 @@ INSERT INTO holdfast.gates (plan_id, inside, waiting, per_key, last_tenant, last
 INSERT INTO holdfast.gate_runs (number, plan_id, tenant, key, run_id, place, is_inside, is_starting) VALUES ('1', 'limited', 'acme', 'k', 'inside', '1769601540005000', 'true', 'false');
 INSERT INTO holdfast.gate_runs (number, plan_id, tenant, key, run_id, place, is_inside, is_starting) VALUES ('2', 'limited', 'acme', 'k', 'in line', '1769601540005000', 'false', 'false');
 INSERT INTO holdfast.gate_lines (plan_id, tenant, key, inside, per_key, place, number) VALUES ('limited', 'acme', 'k', '1', '4611686018427387904', '1769601540005000', '2');
+INSERT INTO holdfast.audit_log (at, entry_id, tenant, project, environment, run_id, actor, token_id, operation, entry) VALUES ('1769601600005000', 'entry-1', NULL, NULL, NULL, NULL, 'ann', NULL, 'tokens.create', '{"entry_id":"entry-1","operation":"tokens.create","actor":"ann","at":1769601600005000}');
+INSERT INTO holdfast.store_keys (name, key) VALUES ('completion', E'\\x0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef');
+INSERT INTO holdfast.definitions (plan_id, plan_version, definition) VALUES ('order', '1', '{"plan_id":"order","plan_version":"1","signals":{"approval":{"type":"boolean"}},"allows_other_signals":false}');
 SELECT setval('holdfast.run_numbers', 8);
 SELECT setval('holdfast.gate_numbers', 2);
