@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import holdfast as hf
 from holdfast.service.access import TokenAccess
 from holdfast.service.calling import make_service
 from holdfast.service.connections import FEW, SPARE, SPARE_PER_ADDRESS, Places
@@ -156,7 +157,8 @@ async def test_a_stream_that_is_refused_holds_no_place() -> None:
 @pytest.mark.contract("API-4")
 async def test_a_reader_who_does_not_take_a_large_answer_is_dropped(parser: str) -> None:
     """And what is being sent to such readers is bounded for all together."""
-    async with socketed(stall_s=0.3, sending_bytes=5_000_000) as (service, port):
+    limits = hf.Limits(value_bytes=8_000_000)
+    async with socketed(limits, stall_s=0.3, sending_bytes=5_000_000) as (service, port):
         app = service.app
         run = await app.opened().start(
             app.opened().workflow("echo"), app.opened().workflow("echo").signature.pack((), {"value": "x" * 4_000_000})

@@ -36,9 +36,9 @@ asyncio.run(serve(make_app(), sys.argv[1], options=options, node=NodeOptions(tak
 
 
 @asynccontextmanager
-async def socketed(**options: Any) -> AsyncIterator[tuple[Service, int]]:
+async def socketed(limits: hf.Limits | None = None, **options: Any) -> AsyncIterator[tuple[Service, int]]:
     """Serve on a socket in this process."""
-    app = make_app()
+    app = make_app(limits)
     async with asyncio.timeout(MOST_SECONDS), app.node("memory://"):
         service = make_service(app, ServiceOptions(port=0, **options))
         async with listening(service) as port:
