@@ -29,7 +29,7 @@ from holdfast.service.loop_watchdog import LoopWatchdog
 from holdfast.service.options import ServiceOptions
 from holdfast.service.problems import stopping
 from holdfast.service.projections import Projections
-from holdfast.service.rates import Held, ReadRates
+from holdfast.service.rates import ConcurrencyLimit, ReadRates
 from holdfast.service.refusals import Refusals
 from holdfast.service.roles import OF_ALL_TENANTS
 from holdfast.service.tenancy import seen_by
@@ -114,7 +114,7 @@ class Service(Struct, frozen=True, kw_only=True):
     requests: Counter[tuple[str, int]]
     watchdog: LoopWatchdog
     rates: ReadRates
-    streams: Held
+    streams: ConcurrencyLimit
     sending: Sending
 
     def call(self, principal: Principal, correlation_id: str) -> "Call":
@@ -145,7 +145,7 @@ def make_service(
         watchers=Watchers(app, alerts, options, stops),
         requests=Counter(),
         watchdog=LoopWatchdog(),
-        streams=Held("event streams"),
+        streams=ConcurrencyLimit("event streams"),
         sending=Sending(options.sending_bytes),
         rates=ReadRates(options.reads_per_minute, options.tenant_reads_per_minute, options.lists_at_once),
     )

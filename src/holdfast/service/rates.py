@@ -16,20 +16,20 @@ SEARCH_COST = 20
 """What a search for words costs: it looks at every row, where a list looks at those that it shows."""
 
 
-class Held:
-    """How many of something each holds, of as many as there may be for one of its kind: a token, a tenant."""
+class ConcurrencyLimit:
+    """Bounds how many of something a token and a tenant have open at once."""
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._counts: Counter[str] = Counter()
 
     def count(self, key: str) -> int:
-        """Return how many one has."""
+        """Return how many are open under this key."""
         return self._counts[key]
 
     @contextmanager
     def hold(self, bounds: Mapping[str, int]) -> Iterator[None]:
-        """Hold one more while the context is open, for each of these keys, or raise `RateLimited`."""
+        """Count one more under each of these keys while the context is open, or raise `RateLimited`."""
         for key, most in bounds.items():
             if self._counts[key] >= most:
                 raise RateLimited(f"{key} has {most} {self._what}, and no more are served", retry_after_ms=5_000)
