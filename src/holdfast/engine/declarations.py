@@ -12,7 +12,6 @@ from typing import Protocol
 
 import msgspec
 from msgspec import Raw
-from msgspec.json import schema as json_schema
 from msgspec.structs import replace
 
 from holdfast.core.codec import explain_unfit
@@ -21,6 +20,7 @@ from holdfast.core.messages import check_name
 from holdfast.engine.json_schema import SchemaCheck
 from holdfast.errors import InvalidInput, NotFound
 from holdfast.program.definitions import WorkflowDefinition
+from holdfast.program.schema import json_schema
 from holdfast.store import port
 
 KNOWN_RUNS = 10_000
@@ -53,7 +53,8 @@ class DeclaredByCode:
         definition = self._definition
         decoder = definition.signal_decoders.get(name)
         if decoder is None:
-            return check_name_declared(published(definition), name)
+            allows = definition.allows_other_signals
+            return _check_name(definition.name, definition.version, definition.signals, allows, name)
         try:
             decoder.decode(payload)
             return None
@@ -73,9 +74,11 @@ class DeclaredInStore:
 
     def check(self, name: str, payload: Raw) -> str | None:
         """Refuse what does not fit the schema."""
-        schema = self._published.signals.get(name)
+        published = self._published
+        schema = published.signals.get(name)
         if schema is None:
-            return check_name_declared(self._published, name)
+            allows = published.allows_other_signals
+            return _check_name(published.plan_id, published.plan_version, published.signals, allows, name)
         if name not in self._checks:
             self._checks[name] = SchemaCheck(schema)
         misfit = self._checks[name].misfit(bytes(payload))
@@ -89,13 +92,13 @@ def _unfit(name: str, where: str, reason: str) -> InvalidInput:
     return InvalidInput(f"signal {name!r}: {field}: {reason}", field=field, reason=reason, signal_name=name)
 
 
-def check_name_declared(definition: PublishedDefinition, name: str) -> str | None:
+def _check_name(workflow: str, version: str, signals: Iterable[str], allows_others: bool, name: str) -> str | None:
     """Refuse a name that is not declared where names are; return a warning if the workflow allows others."""
-    if not definition.signals or name in definition.signals:
+    declared = sorted(signals)
+    if not declared or name in declared:
         return None
-    declared = sorted(definition.signals)
-    what = f"workflow {definition.plan_id!r}, version {definition.plan_version!r}, declares no signal {name!r}"
-    if definition.allows_other_signals:
+    what = f"workflow {workflow!r}, version {version!r}, declares no signal {name!r}"
+    if allows_others:
         return f"{what}; it declares {declared}"
     raise NotFound(f"{what}; it declares {declared}", signal_name=name, declared=declared)
 
