@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
+from holdfast.core.audit import AuditQuery
+
 T = TypeVar("T")
 
 
@@ -58,3 +60,15 @@ class Where:
     def values(self, limit: int) -> list[Any]:
         """Return the values of the conditions, and a limit."""
         return [*self._values, limit]
+
+
+def audit_conditions(query: AuditQuery) -> Where:
+    """Return what the entries of the audit log that a query names have in common."""
+    where = Where()
+    where.add("at >= ?", 0 if query.since is None else query.since)
+    where.add_given("at < ?", query.until)
+    if query.after is not None:
+        where.add(f"(at, entry_id) {'<' if query.newest else '>'} (?, ?)", *query.after)
+    for column in ("tenant", "run_id", "actor", "token_id", "operation"):
+        where.add_given(f"{column} = ?", getattr(query, column))
+    return where

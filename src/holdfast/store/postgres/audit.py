@@ -10,7 +10,7 @@ from holdfast.core.instants import Instant
 from holdfast.store import rows
 from holdfast.store.postgres.columns import askable, columns
 from holdfast.store.postgres.server import Db, Session
-from holdfast.store.sqlite.audit import conditions
+from holdfast.store.where import audit_conditions
 
 ENTRY_COLUMNS = 10
 _TYPES = ("bigint", *["text"] * 9)
@@ -62,7 +62,7 @@ async def append_now(session: Session, entries: Sequence[AuditEntry], now: Insta
 
 async def find(db: Db, query: AuditQuery, limit: int) -> list[AuditEntry]:
     """Return the entries that the query names."""
-    where, order = conditions(query), "DESC" if query.newest else "ASC"
+    where, order = audit_conditions(query), "DESC" if query.newest else "ASC"
     sql = (
         f"SELECT {rows.AUDIT} FROM holdfast.audit_log {where.numbered} "
         f"ORDER BY at {order}, entry_id {order} LIMIT {where.next_place}"

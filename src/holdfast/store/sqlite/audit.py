@@ -8,7 +8,7 @@ from holdfast.core.audit import AuditEntry, AuditQuery
 from holdfast.core.instants import Instant
 from holdfast.store import rows
 from holdfast.store.port import PurgePolicy
-from holdfast.store.where import Where
+from holdfast.store.where import Where, audit_conditions
 
 _INSERT = f"INSERT OR IGNORE INTO audit_log ({rows.AUDIT}) VALUES ({', '.join('?' * 10)})"
 
@@ -29,24 +29,12 @@ def places_of(db: sqlite3.Connection, run_ids: Iterable[str]) -> Mapping[str, tu
 
 def find(db: sqlite3.Connection, query: AuditQuery, limit: int) -> list[AuditEntry]:
     """Return the entries that the query names."""
-    where, order = conditions(query), "DESC" if query.newest else "ASC"
+    where, order = audit_conditions(query), "DESC" if query.newest else "ASC"
     found = db.execute(
         f"SELECT {rows.AUDIT} FROM audit_log {where.text} ORDER BY at {order}, entry_id {order} LIMIT ?",
         where.values(limit),
     )
     return [rows.audit_of(row) for row in found]
-
-
-def conditions(query: AuditQuery) -> Where:
-    """Return what the entries that a query names have in common."""
-    where = Where()
-    where.add("at >= ?", 0 if query.since is None else query.since)
-    where.add_given("at < ?", query.until)
-    if query.after is not None:
-        where.add(f"(at, entry_id) {'<' if query.newest else '>'} (?, ?)", *query.after)
-    for column in ("tenant", "run_id", "actor", "token_id", "operation"):
-        where.add_given(f"{column} = ?", getattr(query, column))
-    return where
 
 
 def old(db: sqlite3.Connection, policy: PurgePolicy, until: Instant) -> list[Any]:

@@ -16,7 +16,8 @@ from msgspec import Struct
 
 from holdfast.core.instants import Instant
 from holdfast.errors import StoreNotMigrated, StoreTooNew
-from holdfast.store import guards, rows
+from holdfast.store import guards
+from holdfast.store.sqlite import audit
 from holdfast.store.sqlite.database import APPLICATION_ID
 
 
@@ -55,10 +56,7 @@ def migrate(db: sqlite3.Connection, path: Path, now: Instant) -> int:
             row = (migration.version, migration.oldest_reader, now)
             db.execute("INSERT INTO holdfast_schema VALUES (?, ?, ?)", row)
     if 0 < present < latest_version():
-        entry = guards.migration_entry(present, latest_version(), now)
-        db.execute(
-            f"INSERT OR IGNORE INTO audit_log ({rows.AUDIT}) VALUES ({', '.join('?' * 10)})", rows.audit_row(entry)
-        )
+        audit.append(db, [guards.migration_entry(present, latest_version(), now)])
     return schema_version(db, path)
 
 
