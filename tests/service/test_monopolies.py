@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from socket import SO_RCVBUF, SOL_SOCKET
 from typing import Any
 
 import pytest
@@ -167,6 +168,7 @@ async def test_a_reader_who_does_not_take_a_large_answer_is_dropped(parser: str)
         request = f"GET /v1/runs/{run.run_id}/result HTTP/1.1\r\nHost: x\r\n\r\n".encode()
         async with connected(port) as (_, writer):
             writer.transport.pause_reading()  # type: ignore[attr-defined]
+            writer.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_RCVBUF, 4_096)  # else it may take all of it
             writer.write(request)
             while service.sending.bytes == 0:  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
