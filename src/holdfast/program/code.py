@@ -165,7 +165,7 @@ class CodeProgram:
         self._is_cancelling = False
         self._rotating: asyncio.Task[Any] | None = None
         self._late: Mapping[str, asyncio.Task[Any]] = _NOTHING
-        self._owned: Mapping[str, tuple[str, bool]] = _NOTHING
+        self._owned: dict[str, tuple[str, bool]] | None = None
         self._deferred: Mapping[int, bool] = _NOTHING
         self._noted = 0
         self._signatures: dict[str, Signature] = {}
@@ -450,7 +450,7 @@ class CodeProgram:
                     self._bytes += len(answer.result) + error_bytes(answer.error)
             self._answering = self._in_progress() or _NOTHING
             if not self._answering:
-                self._owned, self.loop.after_each = _NOTHING, None
+                self._owned = self.loop.after_each = None
         self._end_if_done()
 
     def _settle_conditions(self) -> bool:
@@ -560,13 +560,13 @@ class CodeProgram:
         return {step_id: task for step_id, task in self._answering.items() if not task.done()}
 
     def _can_finish(self, in_progress: Mapping[str, object], returns: bool) -> bool:
-        """Say whether updates may come to their answers without the function: through a step of theirs that is open.
+        """Return whether updates may come to their answers without the function: through a step of theirs that is open.
 
         Or through an activity that another task waits for. A run that returns does not wait for signals and people.
         """
         if self._is_cancelling:
             return False
-        for step_id, (owner, is_endless) in self._owned.items():
+        for step_id, (owner, is_endless) in (self._owned or {}).items():
             is_open = step_id in self._waiting or step_id in self._timers
             if is_open and owner in in_progress and not (returns and is_endless):
                 return True
@@ -575,7 +575,8 @@ class CodeProgram:
     def _note_owner(self, step_id: str, is_endless: bool) -> None:
         owner = _ANSWERING.get()
         if owner is not None:
-            self._owned = {**self._owned, step_id: (owner, is_endless)}
+            self._owned = self._owned or {}
+            self._owned[step_id] = owner, is_endless
 
     def _forget_stray_rotation(self) -> None:
         """Forget that a task asked to begin again if it ended and the function did not end by it."""
