@@ -15,6 +15,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.engine.checking import check_runs, check_store, count_runs
+from holdfast.store.port import Found
 from tests.cli.console import MOST_SECONDS, command, environment, run
 from tests.engine.place import until_event
 
@@ -208,7 +209,7 @@ class _Late:
         return getattr(self._store, name)
 
     async def find_runs(self, query: Any) -> Any:
-        return [] if query.after else [self._head]
+        return Found([] if query.after else [self._head])
 
 
 async def test_a_store_without_runs_is_no_green_light(tmp_path: Path) -> None:

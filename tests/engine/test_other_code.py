@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,26 +12,9 @@ import pytest
 import holdfast as hf
 from holdfast.core.state import PAUSED
 from holdfast.program.fingerprint import fingerprint
-from holdfast.store.memory import MemoryStore
 from holdfast.store.port import LoadedRun, Store
-from holdfast.store.postgres import PostgresStore
-from holdfast.store.sqlite import SqliteStore
 from tests.engine.place import MOST_SECONDS, Around, types, until_event, until_status
-
-
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    """Return an empty store of each kind."""
-    opened: Store
-    if request.param == "memory":
-        opened = MemoryStore()
-    elif request.param == "sqlite":
-        opened = await SqliteStore.open(tmp_path / "store.db")
-    else:
-        opened = await PostgresStore.open(request.getfixturevalue("postgres_url"))
-    await opened.migrate()
-    yield opened
-    await opened.close()
+from tests.engine.test_definitions import store as store
 
 
 class Release:

@@ -51,17 +51,16 @@ async def count_runs(store: Store, *, finished: bool = False) -> int:
 
 
 async def _heads(store: Store) -> AsyncIterator[RunHead | StoreCorrupt]:
-    """Give every run; where one cannot be read, the reason."""
+    """Yield every run; where one cannot be read, the reason."""
     after = ""
     while True:
         page = await store.find_runs(RunQuery(after=after, limit=PAGE_RUNS))
-        place, unreadable = getattr(page, "place", None), getattr(page, "unreadable", ())
-        if not page and place is None:
+        if not page and page.place is None:
             return
-        damage = {id: StoreCorrupt(f"the row of run {id!r} cannot be read", run_id=id) for id in unreadable}
+        damage = {id: StoreCorrupt(f"the row of run {id!r} cannot be read", run_id=id) for id in page.unreadable}
         for _, head in sorted(({head.run_id: head for head in page} | damage).items()):
             yield head
-        after = page[-1].run_id if place is None else place
+        after = page[-1].run_id if page.place is None else page.place
 
 
 async def _problem(definitions: Definitions, store: Store, head: RunHead) -> Problem | None:
