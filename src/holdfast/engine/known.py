@@ -240,7 +240,7 @@ class Known:
             after = letters[-1].died_at, letters[-1].letter_id
 
     async def _wake_diverged(self, fits: Fits) -> None:
-        """Wake the runs whose history did not fit other code, and fits what this node has. Nothing is written else."""
+        """Wake the runs whose history did not fit other code, and fits what this node has. Nothing else is written."""
         for plan_id in sorted({plan_id for plan_id, _ in self.plans()}):
             after = ""
             while page := await self._store.find_runs(RunQuery(plan_id=plan_id, status=PAUSED, after=after)):

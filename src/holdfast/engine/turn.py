@@ -132,7 +132,7 @@ class TurnDraft:
         return step is not None and is_taken(self.state, step, self.signals)
 
     def _may_be_in_time(self, message: Input) -> bool:
-        """Say whether a signal that was not loaded may have come in time for the wait whose time is over.
+        """Return whether a signal that was not loaded may have come in time for the wait whose time is over.
 
         Only if the turn has taken some of that name: what it was loaded with are the oldest.
         """

@@ -31,7 +31,7 @@ def fingerprint(function: Any) -> str:
 
 
 def _parts(of: Any) -> Iterator[Any]:
-    """Give what an object is made of: text that counts, and objects to look into."""
+    """Yield what an object is made of: text that counts, and objects to look into."""
     if isinstance(of, MethodType):
         yield of.__func__
     elif isinstance(of, FunctionType):

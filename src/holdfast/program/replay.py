@@ -278,7 +278,7 @@ def _is_stuck(event: Event, following: Event) -> bool:
 
 
 def _is_refused(event: Event) -> bool:
-    """Say whether an update was refused when it came: the program never hears of it."""
+    """Return whether an update was refused when it came: the program never hears of it."""
     return isinstance(event.data, e.UpdateAccepted) and event.data.was_refused is True
 
 

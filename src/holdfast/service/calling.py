@@ -91,7 +91,7 @@ class Sending:
     def hold(self, size: int) -> Iterator[None]:
         """Count an answer until it is sent; raise `EngineError` if there are too many large ones to begin another."""
         if self.bytes and self.bytes + size > self._most:
-            raise EngineError("too many large answers are being sent; come back later", retry_after_ms=1_000)
+            raise EngineError("too many large answers are being sent; ask again later", retry_after_ms=1_000)
         self.bytes += size
         try:
             yield

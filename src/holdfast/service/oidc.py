@@ -186,7 +186,7 @@ class OidcAccess(TokenAccess):
         self._valid: dict[bytes, tuple[float, Principal]] = {}
 
     async def __call__(self, headers: Headers) -> Principal:
-        """Say who asks, or raise `NotAuthenticated`."""
+        """Return who asks, or raise `NotAuthenticated`."""
         said = headers.get(b"authorization", b"").strip()
         found = _JWT.fullmatch(said) if len(said) <= LONGEST_TOKEN else None
         if found is None:
@@ -398,7 +398,7 @@ class _Browser:
 
     def _opened(self) -> OidcAccess:
         if self._access is None or not self.can_sign_in:
-            raise NotFound("nobody signs in with an OpenID provider here")
+            raise NotFound("this service has no OpenID provider to sign in with")
         return self._access
 
     def _name(self, scope: Scope) -> str:

@@ -44,7 +44,7 @@ class Proxies:
             headers[b"cookie"] = _without_plain(headers[b"cookie"])
 
     def is_secure(self, scope: Scope) -> bool:
-        """Say whether the browser came by https."""
+        """Return whether the browser came by https."""
         return scope.get("scheme") == "https" or (self._public is not None and self._public.scheme == "https")
 
     def _read(self, scope: Scope, headers: dict[bytes, bytes]) -> None:

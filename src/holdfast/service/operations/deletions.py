@@ -4,7 +4,6 @@ import asyncio
 from typing import Annotated
 
 from msgspec import Meta, Struct
-from msgspec.structs import replace
 
 from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.engine.recording import head_of
@@ -14,6 +13,7 @@ from holdfast.service.catalogue import Ask, operation
 from holdfast.service.operations.fields import RunId
 from holdfast.service.operations.tokens import Place
 from holdfast.service.roles import ADMIN
+from holdfast.store.guards import audited
 from holdfast.store.port import PurgePolicy, PurgeReport, RunQuery
 
 DryRun = Annotated[bool, Meta(description="Only count what would be deleted.")]
@@ -68,8 +68,7 @@ async def delete_run(call: Call, ask: DeleteRun) -> DeletedView:
         raise Conflict(f"run {ask.run_id} has not finished: terminate it first", run_id=ask.run_id)
     entry = call.audit(subject=ask.run_id)
     if entry is not None:
-        place = {"tenant": head.tenant, "project": head.project, "environment": head.environment}
-        entry = replace(entry, run_id=ask.run_id, **place)
+        entry = audited(entry, ask.run_id, (head.tenant, head.project, head.environment), 0)
     policy = PurgePolicy(run_ids=(ask.run_id,), finished_run_ms=0, dry_run=ask.dry_run)
     report = await call.opened.store.purge(policy, entry)
     if report.runs == 0:

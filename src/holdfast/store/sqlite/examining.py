@@ -42,7 +42,7 @@ async def examine(database: Database, bounds: Bounds, now: Instant, *, thorough:
 
 
 def _rights(path: Path) -> Finding:
-    """Say who else may read the file, what belongs to it, or the folder of its sockets."""
+    """Return who else may read the file, what belongs to it, or the folder of its sockets."""
     beside = [path, *(path.with_name(f"{path.name}{end}") for end in ("-wal", "-shm", "-wake"))]
     modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in beside if file.exists()}
     wide = [f"{name} ({mode:03o})" for name, mode in modes.items() if mode & 0o077]

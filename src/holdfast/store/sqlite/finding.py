@@ -1,7 +1,7 @@
 """`find_runs`: by what runs are, and by words, with a limit to how much is looked at in one go.
 
-The newest runs that fit a question may be far down, and everything else in the process waits while the file is read.
-So they are looked for in windows of so many runs, and others go on in between.
+The newest runs that fit a question may be far down. Where no bound is given they are looked for in windows of so many
+runs, each of which is one reading: none keeps a thread of `readers.py` from others for long.
 """
 
 import sqlite3
