@@ -27,14 +27,12 @@ from holdfast.core.messages import Message
 from holdfast.core.state import PAUSED
 from holdfast.engine.options import NodeOptions
 from holdfast.errors import StoreCorrupt, StoreError
+from holdfast.program.fingerprint import CHARS as FINGERPRINT_CHARS
 from holdfast.store.guards import name_of
 from holdfast.store.port import LoadedRun, NodePlans, Plan, RunHead, RunQuery, Store
 
 MOST_HANDED = 10_000
 """How many runs that were handed over are remembered."""
-
-CODE_CHARS = 16
-"""How long the fingerprint of a definition's code is."""
 
 Lack = tuple[Plan, frozenset[str]]
 """A definition, and the activities that runs of it wait for."""
@@ -93,7 +91,7 @@ def other_code(nodes: Iterable[NodePlans], plan: Plan, tried: Collection[str]) -
     for each in nodes:
         for key, version in sorted(each.plans):
             code = key.removeprefix(start)
-            if key == f"{start}{code}" and version == plan[1] and len(code) == CODE_CHARS and code not in tried:
+            if key == f"{start}{code}" and version == plan[1] and len(code) == FINGERPRINT_CHARS and code not in tried:
                 return each.node, code
     return None
 

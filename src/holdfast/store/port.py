@@ -51,10 +51,11 @@ closes its step, so its outcome is recorded once. Like what goes to other runs, 
 owner and its messages are held back. It leaves, inside or waiting, with the commit that finishes it.
 
 **Definitions.** A run is of one version of one plan, and a node claims what it can run. What that is it says with its
-lease, so that what nobody alive can run is found (`find_missing`), and is not forgotten. Beside each plan it names the
-fingerprint of its code (`rows.code_plan`), so that a run which does not fit the code of one node goes to a node with
-other code (`hand_over`). What a version declares is kept for longer than a lease: nodes that have its code publish it,
-and processes that do not have it check by that what is sent to its runs.
+lease, so that what nobody alive can run is found (`find_missing`), and is not forgotten. In the same list it says with
+which code and activities (`engine/known.py` has the form). A store keeps that as it is and returns it (`find_nodes`),
+so that a run can be handed over to a node that fits it better (`hand_over`). What a version declares is kept for longer
+than a lease: nodes that have its code publish it, and processes that do not have it check by that what is sent to its
+runs.
 
 **Wake-ups** (`wakeups.py`) are only hints that something may have become ready. Losing all of them costs latency.
 """
