@@ -108,6 +108,7 @@ class Scene:
         self.drafter: Drafter = first_turns
         self.begun: list[str] = []
         self.held: list[str] = []
+        self.found: list[str] = []
         self.creations = Creations(store, self, 1_000, first_turns if is_for_node else None)
 
     def begin(self, new: NewRun, now: Instant, first: First | None) -> None:
@@ -121,6 +122,10 @@ class Scene:
     def holds(self, run_id: str) -> bool:
         """Say whether it was noted."""
         return run_id in self.held
+
+    def find(self, run_id: str) -> None:
+        """Note it."""
+        self.found.append(run_id)
 
     def start(self, *run_ids: str, is_unheard_of: bool = True) -> "list[asyncio.Task[Any]]":
         """Ask for runs, all at once."""
@@ -199,7 +204,7 @@ async def test_runs_of_which_some_may_have_been_created_before_a_lease_ended_are
     assert await asyncio.gather(*scene.start("a", "b")) == [Existing("a"), Created("b", 1)]
     async with asyncio.timeout(5):
         await asyncio.wait(scene.creations._looking)
-    assert (scene.begun, scene.held) == (["b with its first turn"], ["a"])
+    assert (scene.begun, scene.found, scene.held) == (["b with its first turn"], ["a"], [])
 
 
 async def test_what_runs_here_knows_nothing_of_who_asked() -> None:
@@ -267,7 +272,7 @@ async def test_runs_whose_creation_was_not_answered_are_looked_for(monkeypatch: 
     await asyncio.gather(*scene.start("a", "b", "c", "d"), return_exceptions=True)
     async with asyncio.timeout(5):
         await asyncio.wait(scene.creations._looking)
-    assert scene.held == ["a"]
+    assert (scene.found, scene.held) == (["a"], [])
     assert scene.store.looked_for == [*[["a", "b", "c"]] * 3, ["c"]]
 
 

@@ -16,10 +16,10 @@ from holdfast.engine.first_turns import FirstTurns
 from holdfast.engine.observing import observer_of
 from holdfast.engine.options import NodeOptions
 from holdfast.engine.turn import start_run
-from holdfast.errors import HoldfastError, StoreUnavailable
+from holdfast.errors import HoldfastError, LeaseExpired, StoreUnavailable
 from holdfast.store.memory import MemoryStore
-from holdfast.store.port import Created, RunQuery
-from holdfast.testing.clock import START
+from holdfast.store.port import Created, RunQuery, WaitQuery
+from holdfast.testing.clock import START, VirtualClock
 from holdfast.testing.samples import signal
 from tests.unheard_of import take_first_turns
 
@@ -180,6 +180,121 @@ async def test_a_run_whose_creation_was_not_answered_goes_on(
         history = [event.event_type for event in await shop.app.run("a").events()]
     assert history.count("RunCompleted") == 1
     assert history[0] == "RunQueued"
+
+
+class SlowLook(Writes):
+    """A store that creates nothing at first, for want of a lease, and answers a look for what it created late."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__(MemoryStore(clock))
+        self.has_lease = False
+        self.has_looked, self.may_answer = asyncio.Event(), asyncio.Event()
+        self.owners: list[str | None] = []
+
+    async def create(self, runs: Any, claim_for: str | None = None) -> Any:
+        """Create, if there is a lease."""
+        if not self.has_lease:
+            self.has_lease = True
+            raise LeaseExpired("the lease has ended", node="n")
+        return await super().create(runs, claim_for)
+
+    async def load(self, run_ids: Any) -> Any:
+        """Load, and keep the first answer back."""
+        runs = await self._inner.load(run_ids)
+        if not self.has_looked.is_set():
+            self.has_looked.set()
+            await self.may_answer.wait()
+        return runs
+
+    async def commit(self, turns: Any) -> Any:
+        """Commit, and note whose the runs are."""
+        self.owners += [loaded.head.lease_owner for loaded in await self._inner.load([turn.run_id for turn in turns])]
+        return await super().commit(turns)
+
+
+@pytest.mark.contract("OWN-1", "ACT-1")
+async def test_a_run_that_is_let_go_while_it_is_looked_for_is_claimed_before_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was found is out of date: it says that the run belongs to the node, which has let it go since."""
+    monkeypatch.setattr("holdfast.engine.creations.LOOKS_S", (0.0,))
+    clock = VirtualClock()
+    store, app = SlowLook(clock), hf.App("shop")
+    ring = store.wakeups.ring
+    monkeypatch.setattr(store.wakeups, "ring", lambda: None)  # wake-ups may get lost
+    tries: list[int] = []
+
+    @app.activity(retry=hf.Retry(max_attempts=2, initial_ms=3_000, most_ms=3_000))
+    async def charge() -> str:
+        tries.append(clock.now())
+        if len(tries) == 1:
+            await store.has_looked.wait()
+            raise ConnectionError("not now")
+        return "paid"
+
+    @app.workflow
+    async def buy() -> str:
+        return await charge()
+
+    async with asyncio.timeout(PATIENCE_S), app.node(store, options=NodeOptions(safety_poll_s=3_600.0)) as node:
+        run = await app.start(buy)
+        while node.holds(run.run_id):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        while not node._is_idle or node._something.is_set() or node._should_claim:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        clock.advance(ms=4_000)
+        store.may_answer.set()
+        while node.creations._looking or node._something.is_set() or not node._is_idle:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        ring()
+        assert await run.result() == "paid"
+    assert set(store.owners) == {node.name}
+
+
+class SlowAdmission(MemoryStore):
+    """A store that keeps the first answer back in which it lets a run in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_answer: asyncio.Event | None = asyncio.Event()
+        self.owners: list[str | None] = []
+
+    async def admit(self, *args: Any, **kwargs: Any) -> Any:
+        """Let in, and answer late."""
+        admitted, next_at = await super().admit(*args, **kwargs)
+        if admitted and self.may_answer is not None:
+            await self.may_answer.wait()
+            self.may_answer = None
+        return admitted, next_at
+
+    async def commit(self, turns: Any) -> Any:
+        """Commit, and note whose the runs are."""
+        self.owners += [self._runs[turn.run_id].head.lease_owner for turn in turns]
+        return await super().commit(turns)
+
+
+@pytest.mark.contract("OWN-1", "QUE-3")
+async def test_a_run_that_is_let_in_and_let_go_before_the_answer_comes_is_not_taken_by_it() -> None:
+    store, app = SlowAdmission(), hf.App("shop")
+
+    @app.workflow(at_once=1)
+    async def wait() -> str:
+        return await hf.wait_signal("go", str)
+
+    async with asyncio.timeout(PATIENCE_S), app.node(store) as node:
+        first, second = await app.start(wait, run_id="first"), await app.start(wait, run_id="second")
+        await first.signal("go", "now")
+        while not await store.find_waits(WaitQuery(run_id="second")):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        while node.holds("second"):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert store.may_answer is not None
+        store.may_answer.set()
+        while store.may_answer is not None or node.holds("second") or not node._is_idle:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await second.signal("go", "later")
+        assert await second.result() == "later"
+    assert set(store.owners) == {node.name}
 
 
 @pytest.mark.contract("SIG-1", "OWN-1")

@@ -20,6 +20,9 @@ Script = list[Any]
 
 SIGNALS = ("go", "stop")
 
+ROTATING: Script = [["sleep", 1.0], ["again", [["sleep", 1.0], ["again", [["sleep", 1.0], ["again", []]]]]]]
+"""A script that rotates while it is updated."""
+
 
 def poked(token: str) -> list[str]:
     """Return what a run has seen when it has answered an update."""

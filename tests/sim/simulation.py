@@ -36,7 +36,7 @@ from holdfast.testing.samples import message, read_mailbox, signal
 from holdfast.testing.sim_loop import SimLoop
 from holdfast.testing.views import system_view
 from tests.sim.cluster import Cluster, in_process
-from tests.sim.scripts import SIGNALS, Script, draw_script, poked
+from tests.sim.scripts import ROTATING, SIGNALS, Script, draw_script, poked
 from tests.sim.world import World, decoded
 
 STRAYS = 6
@@ -96,6 +96,7 @@ class Simulation:
         self._gates = {run_id: gates.choice(("play", "play", "narrow")) for run_id in self._plans}
         tenants = Random(f"tenants {seed}")
         self._tenants = {run_id: tenants.choice(("default", "acme")) for run_id in self._plans}
+        self._plans["rotating"], self._gates["rotating"], self._tenants["rotating"] = ROTATING, "play", "default"
         self._sent = 0
         self._waiting: dict[str, list[tuple[Any, asyncio.Task[Any]]]] = {}
 
@@ -105,6 +106,7 @@ class Simulation:
         clients = [asyncio.ensure_future(self._start(run_id)) for run_id in self._plans]
         clients += [asyncio.ensure_future(self._disturb(run_id)) for run_id in self._plans]
         clients += [asyncio.ensure_future(self._start_once(number)) for number in range(STRAYS)]
+        clients.append(asyncio.ensure_future(self._poke("rotating")))
         await storm
         self.cluster.heal()
         await asyncio.gather(*clients)
@@ -223,6 +225,15 @@ class Simulation:
             text="soon",
         )
         await self._deliver(signal(task.run_id, TASK_SIGNAL, request, signal_id=f"t{self._sent}"))
+
+    async def _poke(self, run_id: str) -> None:
+        """Update a run all the time, from when it is there: some updates are under way when it rotates."""
+        rng = Random(f"pokes {self._seed}")
+        while run_id not in self._waiting:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        for _ in range(8):
+            await self._update(run_id, rng.choice((0.3, 1.0)))
+            await asyncio.sleep(rng.expovariate(1.0 / 0.5))
 
     async def _poison(self, run_id: str) -> None:
         """Send a message that no turn can handle. It may die, and nothing else may come of it."""

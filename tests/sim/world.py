@@ -26,6 +26,7 @@ from holdfast.engine.activities import ActivityContext, activity_context
 from holdfast.engine.completion import completion_key, report_result
 from holdfast.errors import CallerError, NotDurable, StoreError
 from holdfast.limits import Limits
+from holdfast.program.code import current_program
 from holdfast.program.definitions import decode_options
 from holdfast.store import port
 from holdfast.store.memory import MemoryStore
@@ -72,6 +73,7 @@ class World:
         self.taken: dict[tuple[str, str], dict[int, set[str]]] = {}
         self.processes: dict[str, str] = {}
         self.deaths: Counter[str] = Counter()
+        self.ended_by: Counter[str] = Counter()
 
     def note(self, line: str, count: str | None = None) -> None:
         """Add a line to the trace, and count what it tells of."""
@@ -92,8 +94,11 @@ class World:
         """End the process that runs this, as a turn that is poison does, so many times."""
         process = current_process()
         if process is not None and process.is_alive and self.deaths[bomb] < times:
+            program = current_program()
+            assert program is not None
             self.deaths[bomb] += 1
-            self.note(f"bomb   {bomb} for the {self.deaths[bomb]}. time", "poison turns")
+            self.ended_by[program.run_id] += 1
+            self.note(f"bomb   {program.run_id} {bomb} for the {self.deaths[bomb]}. time", "poison turns")
             process.kill()
 
     # --- effects
@@ -238,10 +243,7 @@ class World:
             self._check_lost(event, history)
         elif isinstance(body, e.RunPaused) and body.error is not None and body.error.code == "PoisonTurn":
             self.note(f"set aside {event.run_id}", "set aside")
-            first = history[0].data
-            script = bytes(first.input) if isinstance(first, e.RunQueued) else b""
-            bombs = [bomb for bomb in self.deaths if bomb.encode() in script]
-            if max((self.deaths[bomb] for bomb in bombs), default=0) < LOST_TURNS // 2:
+            if self.ended_by[event.run_id] < LOST_TURNS // 2:
                 self.violate(f"{event.run_id}: it is set aside, and others have ended the processes")
         elif isinstance(body, e.RunPaused) and body.error is not None:
             self.violate(f"{event.run_id}: its program could not go on: {body.error.code}: {body.error.message}")

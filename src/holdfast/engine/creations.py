@@ -54,6 +54,10 @@ class Beginner(Protocol):
         """Say whether the run is here already."""
         ...
 
+    def find(self, run_id: str) -> None:
+        """Take a run that belongs to the node, if that is still so between two turns."""
+        ...
+
 
 class Creations:
     """Creates runs: for the node, with their first turns where these can be taken before; or for nobody, without.
@@ -178,7 +182,10 @@ class Creations:
             task.add_done_callback(self._looking.discard)
 
     async def _look(self, run_ids: list[str]) -> None:
-        """Look for runs whose creation was not answered: one that is at work would not become ready by itself."""
+        """Look for runs whose creation was not answered: one that is at work would not become ready by itself.
+
+        A run that is found may have been taken and let go here while the answer was on its way: the node looks again.
+        """
         looks = 0
         while run_ids and looks < len(LOOKS_S):
             await asyncio.sleep(LOOKS_S[looks])
@@ -193,7 +200,7 @@ class Creations:
             for loaded in found:
                 run_ids.remove(loaded.head.run_id)
                 if loaded.head.lease_owner == self._owner and not self._node.holds(loaded.head.run_id):
-                    self._node.hold(loaded)
+                    self._node.find(loaded.head.run_id)
 
     async def _create_runs(self, runs: list[NewRun]) -> tuple[list[Answer], bool]:
         """Create runs; say also whether those that are not created by this are not there because of it."""

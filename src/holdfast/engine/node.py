@@ -353,20 +353,31 @@ class Node:
         elif self.known.lacks_any and self.known.forget_lack(run_id):
             self._has_news = self._should_offer = True
 
+    def find(self, run_id: str) -> None:
+        """Take a run that belongs to this node, if that is still so between two turns."""
+        if run_id not in self._to_load:
+            self._to_load.append(run_id)
+        self._something.set()
+
     async def _load_again(self) -> None:
-        """Load runs of which an outcome was accepted that their last turn had not seen; they take that turn again."""
+        """Load runs that belong to this node: those whose last turn had not seen an outcome take that turn again.
+
+        No turn is taken meanwhile, so that none can let go of what was loaded.
+        """
+        run_ids = list(self._to_load)
         try:
-            runs = await self.store.load(self._to_load)
+            runs = await self.store.load(run_ids)
         except StoreCorrupt:  # whoever claims them makes dead letters of what cannot be read
-            for run_id in self._to_load:
+            for run_id in run_ids:
                 self._drop(run_id)
-            self._to_release += self._to_load
+            self._to_release += run_ids
             runs = []
-        self._to_load = []
+        del self._to_load[: len(run_ids)]
         for loaded in runs:
-            held = None if loaded is None else self._held.get(loaded.head.run_id)
-            if loaded is not None and held is not None and loaded.head.lease_epoch == held.loaded.head.lease_epoch:
-                self.hold(loaded)
+            if loaded is not None and loaded.head.lease_owner == self.name:
+                held = self._held.get(loaded.head.run_id)
+                if held is None or held.loaded.head.lease_epoch == loaded.head.lease_epoch:
+                    self.hold(loaded)
 
     async def _claim(self) -> None:
         self._should_claim = False  # before the call: somebody may ring while it is under way
@@ -417,6 +428,8 @@ class Node:
         if held is None:
             self._held[run_id] = Held(loaded)
         elif held.loaded.head.lease_epoch == loaded.head.lease_epoch:
+            if loaded.head.version < held.loaded.head.version:  # the answer was overtaken by a turn
+                return
             if held.loaded.details:  # what activities here have said since is newer
                 loaded = replace(loaded, details=loaded.details | held.loaded.details)
             held.loaded = loaded
@@ -490,15 +503,17 @@ class Node:
         if not suspects:
             await self._take_together(batch)
             return
-        suspect, others = suspects[0], [held for held in batch if held not in suspects]
-        self._ready.add_again(held.loaded.head.run_id for held in suspects[1:])
+        suspect = next((held for held in suspects if held.is_tried), suspects[0])
+        # What ended this process between a try that is durable and the turn would be blamed on the run.
+        others = [] if suspect.is_tried else [held for held in batch if held not in suspects]
+        self._ready.add_again(each.loaded.head.run_id for each in batch if each is not suspect and each not in others)
         try:
             if others:
                 await self._take_together(others)
             if suspect.loaded.head.run_id in self._held:
                 await self._try_alone(suspect)
         except StoreError:
-            self._ready.add_again([suspect.loaded.head.run_id])
+            self._ready.add_first(suspect.loaded.head.run_id)
             raise
 
     async def _try_alone(self, suspect: Held) -> None:
@@ -660,13 +675,18 @@ class Node:
             return None, None
         if isinstance(problem, NondeterminismError) and await self._hand_over(held, problem):
             return None, None
-        if any(live.state.open_steps[lost.step_id].due_at is not None for lost in self._lost(held, live.state, now)):
+        lost = self._lost(held, live.state, now)
+        is_overtaken = live.state.version != held.loaded.head.version  # by a turn that was taken here, and let it go
+        if is_overtaken or any(live.state.open_steps[each.step_id].due_at is not None for each in lost):
             try:
                 [loaded] = await self.store.load([live.state.run_id])
             except StoreCorrupt as damage:  # whoever claims the run next makes a dead letter of what cannot be read
                 await self._put_aside(held, damage, now)
                 return None, None
-            if loaded is not None and loaded.head.lease_epoch == held.loaded.head.lease_epoch:
+            if loaded is None or loaded.head.lease_owner != self.name:  # it was let go, and is claimed again when due
+                self._drop(live.state.run_id)
+                return None, None
+            if loaded.head.lease_epoch == held.loaded.head.lease_epoch:
                 held.load_again(loaded, live.state)
         return live, problem
 

@@ -36,6 +36,11 @@ class Ready:
         """Let runs take the turn that came to nothing."""
         self._begun.update(dict.fromkeys(run_ids))
 
+    def add_first(self, run_id: str) -> None:
+        """Let a run take its turn with the next wave, however many there are."""
+        self._begun[run_id] = None
+        self._begun.move_to_end(run_id, last=False)
+
     @property
     def is_full(self) -> bool:
         """Whether there is a whole wave."""
