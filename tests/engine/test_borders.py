@@ -9,7 +9,8 @@ import holdfast as hf
 from holdfast.core.letters import DeadLetterQuery
 from holdfast.engine.handle import RunHandle
 from holdfast.engine.letters import find_letters
-from holdfast.store.port import Store
+from holdfast.errors import StoreError
+from holdfast.store.port import Job, Store
 from tests.engine.place import Around, Place, types, until, until_event
 
 
@@ -246,3 +247,38 @@ async def test_a_signal_that_comes_while_a_rotation_cleans_up_is_for_the_next_st
         await run.signal("note", 7)
         await run.signal("cleaned")
         assert await run.result() == [7]
+
+
+class Broken(Around):
+    """A store of which nobody gets jobs."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.asked = asyncio.Event()
+        self.returned: list[str] = []
+
+    async def take(self, *asked: Any) -> Any:
+        """Fail."""
+        self.asked.set()
+        raise StoreError("the connection is gone")
+
+    async def release_jobs(self, node: str, jobs: list[Job]) -> int:
+        """Take note of what comes back."""
+        self.returned += [job.step_id for job in jobs]
+        return len(jobs)
+
+
+@pytest.mark.contract("ACT-1", "MSG-4")
+async def test_a_worker_whose_last_take_failed_gives_back_what_it_has_not_begun(place: Place) -> None:
+    app = hf.App("queues")
+
+    @app.activity(queue="q")
+    async def work() -> None: ...
+
+    job = Job(run_id="run-1", step_id="work", queue="q", activity="work")
+    async with place.opened() as inner:
+        store: Any = Broken(inner)
+        async with place.node(app, store, queues=("q",)) as node:
+            await store.asked.wait()
+            node._queues._unbegun = [job]
+    assert store.returned == ["work"]

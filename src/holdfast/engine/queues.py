@@ -8,6 +8,7 @@ visible again: another takes them, and counts on.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from msgspec import UNSET
@@ -141,7 +142,8 @@ class Queues:
     async def release(self) -> None:
         """Give back the jobs that were taken and never begun, also those of a take that is still under way."""
         if self._taking is not None:
-            self._unbegun += await self._taking
+            with suppress(StoreError):  # it was given nothing then, or what becomes visible again by itself
+                self._unbegun += await self._taking
             self._taking = None
         if self._unbegun:
             await self._store.release_jobs(self._node, self._unbegun)
