@@ -25,6 +25,7 @@ from holdfast.errors import (
     NotDurable,
     RunCancelled,
     RunFailed,
+    RunTerminal,
     StoreUnavailable,
     UpdateFailed,
 )
@@ -158,6 +159,8 @@ class RunHandle(Commands, Generic[R]):
         )
         body = completed.data
         assert isinstance(body, e.UpdateCompleted)
+        if body.error is not None and body.error.code == RunTerminal.code:
+            raise RunTerminal(f"run {self.run_id} ended before it had answered", run_id=self.run_id)
         if body.error is not None:
             raise UpdateFailed(f"update {name!r}: {body.error.code}: {body.error.message}", body.error)
         return codec.decode(body.result, Any)
