@@ -140,7 +140,7 @@ PRIORITY_AGE_MS = 60_000
 OVERLOAD_RETRY_MS = 1_000
 """When to ask again for a start that was refused, where nobody knows how long the runs inside will take."""
 
-MAILBOX_SIGNALS = 100
+MAILBOX_SIGNALS = 500
 """How many unread signals a run is loaded with whatever their names. Of more, only what its open waits can take."""
 
 DEFINITION_BYTES = 1024 * 1024

@@ -53,7 +53,7 @@ def encode(value: object) -> Raw:
     """Return the value as JSON, in its own order."""
     try:
         raw = _canonical.encode(value)  # which also refuses keys that are no text
-        if b"{" in raw:  # else there is nothing with keys in it
+        if b"," in raw and b"{" in raw:  # else nothing has several keys, or several elements: there is no order
             raw = _in_given_order(_encoder.encode(value), raw)
         if b"null" in raw:  # a number that is not finite would be written so, and come back as None
             _refuse_not_finite(msgspec.to_builtins(value, enc_hook=lambda _: None))

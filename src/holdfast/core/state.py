@@ -400,9 +400,10 @@ def _opener(kind: str, due: str = "due_at") -> Callable[[RunState, Event], None]
             engine_attempt_id,
         )
         _set(draft, "steps_since_rotation", draft.steps_since_rotation + 1)
-        if isinstance(body, e.StepStarted):
-            _set(draft, "local_activities", draft.local_activities + (body.queue == ""))
-        elif isinstance(body, e.SignalWaiting):
+        if type(body) is e.StepStarted:
+            if not body.queue:
+                _set(draft, "local_activities", draft.local_activities + 1)
+        elif type(body) is e.SignalWaiting:
             draft.waits[body.name] = (*draft.waits.get(body.name, ()), step_id)
 
     return opened
@@ -423,7 +424,8 @@ def _close(draft: RunState, event: Event, kind: str | None = None) -> OpenStep:
         raise _step_misfit(draft, event)
     del draft.open_steps[step.step_id]
     if step.kind == "activity":
-        _set(draft, "local_activities", draft.local_activities - (step.queue == ""))
+        if not step.queue:
+            _set(draft, "local_activities", draft.local_activities - 1)
     elif step.kind == "signal":
         _close_wait(draft, step)
     return step

@@ -331,7 +331,8 @@ class Workers:
     def _encoded(self, work: Work, result: Any) -> Raw:
         try:
             raw = codec.encode(result)
-            codec.bounded(raw, self._most_bytes, f"the result of activity {work.definition.name!r}")
+            if len(raw) > self._most_bytes:
+                codec.bounded(raw, self._most_bytes, f"the result of activity {work.definition.name!r}")
             work.definition.signature.result_of(raw)
             return raw
         except InvalidInput as problem:

@@ -119,16 +119,21 @@ class Declarations:
     def __init__(self, store: port.Store, workflows: Mapping[port.Plan, WorkflowDefinition]) -> None:
         self._store = store
         self._workflows = workflows
-        self._published: frozenset[port.Plan] = frozenset()
+        self._published = 0
         self._plans: dict[str, tuple[port.Plan, float]] = {}
         self._found: dict[port.Plan, tuple[Declared | None, float]] = {}
 
+    @property
+    def is_published(self) -> bool:
+        """Whether everything is published that the workflows here declare; they only become more."""
+        return len(self._workflows) == self._published
+
     async def publish(self) -> None:
         """Publish what the workflows that are here declare, unless that was done."""
-        plans = frozenset(self._workflows)
-        if plans != self._published:
-            await self._store.publish_definitions([published(each) for each in self._workflows.values()])
-            self._published = plans
+        if not self.is_published:
+            definitions = [published(each) for each in self._workflows.values()]
+            await self._store.publish_definitions(definitions)
+            self._published = len(definitions)
 
     async def of_runs(self, run_ids: Sequence[str]) -> dict[str, Declared | None]:
         """Return what the workflows of these runs declare; None where that is nothing, or there is no such run."""

@@ -351,12 +351,16 @@ class _Turn:
             self._follow(answer.events)
 
     def _follow(self, first: Iterable[Event]) -> None:
-        events, rotations = list(first), 0
+        events, rotations, advance = list(first), 0, self._live.replay.advance
         for event in events:  # which grow on the way
-            rotations += type(event.data) is e.ContinuedAsNew
-            if rotations > ROTATIONS_IN_ONE_BREATH:
-                raise RunawayWorkflow(f"the workflow began again {rotations} times without waiting for anything")
-            commands = self._hand(event)
+            kind = type(event.data)
+            if kind not in CONCERN_PROGRAM:
+                continue
+            if kind is e.ContinuedAsNew:
+                rotations += 1
+                if rotations > ROTATIONS_IN_ONE_BREATH:
+                    raise RunawayWorkflow(f"the workflow began again {rotations} times without waiting for anything")
+            commands = advance(event)
             if commands:
                 events += self._enact(commands)
 

@@ -600,7 +600,9 @@ class Node:
             self._ready.add(live.state.run_id)
             return None
         held.taken, held.inputs, held.is_fresh = held.inputs, [], False
-        held.losses_after = losses_after(held.loaded.head, problem, self._limits, has_lost=bool(lost))
+        head = held.loaded.head
+        has_losses = head.losses or problem is not None
+        held.losses_after = losses_after(head, problem, self._limits, has_lost=bool(lost)) if has_losses else 0
         held.refused = self._refusals.take(held.loaded)
         if held.refused is not None:  # what came in leads to what cannot be
             problem = held.refused

@@ -96,6 +96,8 @@ class Opened(Struct, frozen=True):
             raise self.node.failure
         request_id = "" if request_id is None else request_id
         _check_start(run_id, request_id, tenant, project, environment, priority)
+        if len(input) > self.node.limits.value_bytes:  # looked at here, because most are small
+            codec.bounded(input, self.node.limits.value_bytes, f"the input of {definition.name!r}")
         operators = self.operators_for(caller)
         queued = e.RunQueued(
             definition.name,
@@ -104,11 +106,13 @@ class Opened(Struct, frozen=True):
             project,
             environment,
             run_request_id=request_id,
-            input=codec.bounded(input, self.node.limits.value_bytes, f"the input of {definition.name!r}"),
+            input=input,
             by=operators.by,
         )
-        await check_start(operators, queued, run_id)
-        await self.sender.declarations.publish()  # what was registered since the node was opened
+        if operators.authoriser is not None:
+            await check_start(operators, queued, run_id)
+        if not self.sender.declarations.is_published:  # what was registered since the node was opened
+            await self.sender.declarations.publish()
         now = await self.store.now()
         new = start_run(
             run_id or self.ids.new_id(),
@@ -144,13 +148,13 @@ def _check_start(
     run_id: str | None, request_id: str, tenant: str, project: str, environment: str, priority: int
 ) -> None:
     """Refuse the start of a run before anything is made of it that could not be read again."""
-    names = [("tenant", tenant), ("project", project), ("environment", environment)]
-    names += [("request_id", request_id)] if request_id != "" else []
-    names += [("run_id", run_id)] if run_id is not None else []
-    for field, value in names:
-        problem = check_name(field, value)
-        if problem is not None:
-            raise problem
+    problem = check_name("tenant", tenant) or check_name("project", project) or check_name("environment", environment)
+    if problem is None and request_id != "":
+        problem = check_name("request_id", request_id)
+    if problem is None and run_id is not None:
+        problem = check_name("run_id", run_id)
+    if problem is not None:
+        raise problem
     if run_id is not None and "/" in run_id:
         raise InvalidInput("run_id: a slash is for the ids of children", field="run_id")
     if type(priority) is not int or not -PRIORITY <= priority <= PRIORITY:

@@ -111,7 +111,7 @@ class TurnDraft:
             inbox_seq = getattr(message, "inbox_seq", None)  # of what came through the mailbox
             if inbox_seq:
                 self.received.append((inbox_seq, len(self.events)))
-            if isinstance(message, Signal) and message.misfit is not None:
+            if type(message) is Signal and message.misfit is not None:
                 self._dead.append(bury_signal(message, self._by.node, self._now))
         return self._take(answer)
 

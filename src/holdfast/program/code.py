@@ -279,7 +279,9 @@ class CodeProgram:
         self, activity: ActivityDefinition, args: tuple[Any, ...], kwargs: dict[str, Any], options: ActivityOptions
     ) -> Any:
         """Run an activity as a step, and return its result."""
-        input = self.bounded(activity.signature.pack(args, kwargs), f"the input of activity {activity.name!r}")
+        input = activity.signature.pack(args, kwargs)
+        if len(input) > self.limits.value_bytes:  # looked at here, because most are small
+            self.bounded(input, f"the input of activity {activity.name!r}")
         self._bytes += len(input)
         step_id = self.name_step(activity.name)
         if self.is_replaying:
@@ -438,9 +440,10 @@ class CodeProgram:
     def _run(self) -> None:
         """Run until nothing is ready and no condition has come true."""
         self.loop.run_until_idle()
-        while self._settle_conditions() or self._run_deferred():
+        while self._settle_conditions() or (self.loop.deferred_callback is not None and self._run_deferred()):
             self.loop.run_until_idle()
-        self._forget_stray_rotation()
+        if self._rotating is not None:
+            self._forget_stray_rotation()
         if self._answering:
             for step_id, task in self._answering.items():
                 if task.done():

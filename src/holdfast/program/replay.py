@@ -169,7 +169,7 @@ class Replay:
             return [command for outcome in outcomes for command in self._hand(outcome)]
         elif kind is e.SignalAccepted:
             self._take_back(event)
-        elif kind in _OUTCOMES and not _is_refused(event):
+        elif kind in _OUTCOMES and not (kind is e.UpdateAccepted and _is_refused(event)):
             if not self._is_paused:
                 return self._hand(event)
             if kind is e.RunCancelRequested and self._is_held:

@@ -245,18 +245,20 @@ def check_release(node: str, jobs: Sequence[Any], limits: Limits) -> None:
             raise problem
 
 
-_FILLED_BY_CALLERS = (
-    e.RunQueued,
-    e.ChildStarted,
-    e.SignalSent,
-    e.SignalAccepted,
-    e.SignalRejected,
-    e.TaskCreated,
-    e.TaskAssigned,
-    e.TaskAnswered,
-    e.TaskCommented,
-    e.TaskCompleted,
-    e.TaskRefused,
+_FILLED_BY_CALLERS: frozenset[type] = frozenset(
+    {
+        e.RunQueued,
+        e.ChildStarted,
+        e.SignalSent,
+        e.SignalAccepted,
+        e.SignalRejected,
+        e.TaskCreated,
+        e.TaskAssigned,
+        e.TaskAnswered,
+        e.TaskCommented,
+        e.TaskCompleted,
+        e.TaskRefused,
+    }
 )
 """Bodies with fields, beside names and JSON, that come from callers' code."""
 
@@ -264,7 +266,7 @@ _FILLED_BY_CALLERS = (
 def can_be_read(events: Iterable[Event]) -> bool:
     """Return whether what is written of these events can be read again. What cannot is refused, never stored."""
     for event in events:
-        if isinstance(event.data, _FILLED_BY_CALLERS):
+        if type(event.data) in _FILLED_BY_CALLERS:
             try:
                 codec.decode_body(event.event_type, event.schema_version, codec.encode_body(event.data))
             except (CorruptHistory, TypeError, ValueError, OverflowError):
@@ -274,8 +276,12 @@ def can_be_read(events: Iterable[Event]) -> bool:
 
 def can_be_kept(turn: Turn) -> bool:
     """Return whether what a turn writes can be read again, by whoever is to read it."""
-    is_fit = not turn.jobs or can_be_queued(turn)
-    return is_fit and (not turn.dead or can_be_buried(turn)) and can_be_read(turn.events)
+    if (turn.jobs and not can_be_queued(turn)) or (turn.dead and not can_be_buried(turn)):
+        return False
+    for event in turn.events:
+        if type(event.data) in _FILLED_BY_CALLERS:
+            return can_be_read(turn.events)
+    return True
 
 
 def can_be_queued(turn: Turn) -> bool:

@@ -133,7 +133,7 @@ def commit(
     """Commit each turn whose version and epoch are still its run's."""
     numbers = short_cut.numbers_of(turns)
     if numbers is not None:
-        if all(guards.can_be_kept(turn) for turn in turns) and _is_written(
+        if all(map(guards.can_be_kept, turns)) and _is_written(
             db, [(run_no, turn, _may_be_light(turn)) for run_no, turn in zip(numbers, turns, strict=True)], now
         ):
             _tell_others(db, list(zip(numbers, turns, strict=True)), limits, now)
