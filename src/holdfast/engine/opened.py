@@ -96,8 +96,7 @@ class Opened(Struct, frozen=True):
             raise self.node.failure
         request_id = "" if request_id is None else request_id
         _check_start(run_id, request_id, tenant, project, environment, priority)
-        if len(input) > self.node.limits.value_bytes:  # looked at here, because most are small
-            codec.bounded(input, self.node.limits.value_bytes, f"the input of {definition.name!r}")
+        _check_size(input, definition.name, self.node.limits.value_bytes)
         operators = self.operators_for(caller)
         queued = e.RunQueued(
             definition.name,
@@ -142,6 +141,11 @@ class Opened(Struct, frozen=True):
             [existing] = await self.store.load([answer.run_id])
             version = version if existing is None else existing.head.plan_version
         return Started(answer.run_id, version, answer.signals)
+
+
+def _check_size(input: Raw, name: str, most_bytes: int) -> None:
+    if len(input) > most_bytes:  # looked at here, because most are small
+        codec.bounded(input, most_bytes, f"the input of {name!r}")
 
 
 def _check_start(
