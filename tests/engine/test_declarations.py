@@ -16,6 +16,7 @@ from msgspec import Meta, Struct
 import holdfast as hf
 from holdfast.core import codec
 from holdfast.core.declared import PublishedDefinition
+from holdfast.core.letters import DeadLetterQuery
 from holdfast.engine.declarations import Declared, DeclaredByCode, DeclaredInStore, published
 from holdfast.errors import InvalidInput, NotFound
 from holdfast.program.definitions import WorkflowDefinition
@@ -110,6 +111,46 @@ async def test_who_sends_a_name_that_is_only_allowed_is_warned_everywhere(store:
             ]
     assert first.warning == "workflow 'order', version '1', declares no signal 'remark'; it declares ['approval']"
     assert answers == [first] * 3
+
+
+@pytest.mark.contract("SIG-10")
+@pytest.mark.parametrize("has_code", [True, False])
+async def test_what_a_workflow_sends_is_refused_like_from_any_sender(store: Store, has_code: bool) -> None:
+    shopping, order = shop("1", **DECLARES)
+    app = shopping if has_code else hf.App("elsewhere")
+
+    @app.workflow
+    async def sender(run_id: str) -> None:
+        for name, payload in (("approval", 7), ("remark", 1), ("approval", {"approved": True, "by": "ann"})):
+            await app.run(run_id).signal(name, payload)
+
+    async with asyncio.timeout(20), shopping.connect(store):
+        run = await shopping.start(order)
+    async with asyncio.timeout(20), app.node(store):
+        sent = await app.start(sender, run.run_id)
+        await sent.result()
+        letters = await store.find_dead_letters(DeadLetterQuery(run_id=sent.run_id))
+    assert sorted(letter.detail.split(": ", 2)[1:][0] for letter in letters) == ["InvalidInput", "NotFound"]
+    assert {letter.reason for letter in letters} == {"refused"}
+    [taken] = await store.find_mailbox(MailboxQuery(run_id=run.run_id, consumed=True))
+    assert codec.decode(taken.payload, dict) == {"approved": True, "by": "ann"}
+
+
+@pytest.mark.contract("SIG-10", "WF-4")
+async def test_a_sender_is_told_nothing_of_what_runs_of_other_tenants_declare(store: Store) -> None:
+    app, order = shop("1", **DECLARES)
+
+    @app.workflow
+    async def sender(run_id: str) -> None:
+        await app.run(run_id).signal("approval", 7)
+
+    async with asyncio.timeout(20), app.node(store):
+        run = await app.start(order, tenant="other")
+        sent = await app.start(sender, run.run_id)
+        await sent.result()
+        [letter] = await store.find_dead_letters(DeadLetterQuery(run_id=sent.run_id))
+    assert "NotFound: " in letter.detail
+    assert "declare" not in letter.detail
 
 
 @pytest.mark.contract("SIG-10", "WF-3")

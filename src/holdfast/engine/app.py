@@ -401,6 +401,7 @@ class App:
             self._limits, self._turn_s = limits, options.turn_s
             sender = Sender(opened, self._workflows, node.expect)
             await sender.declarations.publish()
+            node.declarations = sender.declarations
             await node.start()
             self._node, self._store, self._sender = node, opened, sender
             self._opened_here = Opened(opened, node, sender, self._operators, self._workflows, self._ids)

@@ -121,6 +121,8 @@ class Declarations:
         self._workflows = workflows
         self._published = 0
         self._plans: dict[str, tuple[port.Plan, float]] = {}
+        self.places: dict[str, tuple[str, str, str]] = {}
+        """The tenant, project and environment of the runs that were looked up."""
         self._found: dict[port.Plan, tuple[Declared | None, float]] = {}
 
     @property
@@ -135,9 +137,16 @@ class Declarations:
             await self._store.publish_definitions(definitions)
             self._published = len(definitions)
 
-    async def of_runs(self, run_ids: Sequence[str]) -> dict[str, Declared | None]:
-        """Return what the workflows of these runs declare; None where that is nothing, or there is no such run."""
-        plans = await self._plans_of([run_id for run_id in dict.fromkeys(run_ids) if not check_name("run_id", run_id)])
+    async def of_runs(
+        self, run_ids: Iterable[str], new: Mapping[str, port.Plan] | None = None
+    ) -> dict[str, Declared | None]:
+        """Return what the workflows of these runs declare; None where that is nothing, or there is no such run.
+
+        `new` are runs that are about to be created.
+        """
+        plans = dict(new or {})
+        names = [run_id for run_id in dict.fromkeys(run_ids) if run_id not in plans]
+        plans |= await self._plans_of([run_id for run_id in names if not check_name("run_id", run_id)])
         await self._find(set(plans.values()))
         return {run_id: self._of_plan(plans.get(run_id)) for run_id in run_ids}
 
@@ -158,12 +167,14 @@ class Declarations:
         unknown = [run_id for run_id in run_ids if run_id not in plans]
         if len(self._plans) + len(unknown) > KNOWN_RUNS:
             self._plans.clear()
+            self.places.clear()
         for start in range(0, len(unknown), ASKED_AT_ONCE):
             asked = tuple(unknown[start : start + ASKED_AT_ONCE])
             query = port.RunQuery(run_ids=asked, limit=len(asked))
             while page := await self._store.find_runs(query):
                 found = {head.run_id: (head.plan_id, head.plan_version) for head in page}
                 plans |= found
+                self.places |= {head.run_id: (head.tenant, head.project, head.environment) for head in page}
                 self._plans |= {run_id: (plan, now + RUN_AGE_S) for run_id, plan in found.items()}
                 if all(run_id in plans for run_id in asked):
                     break

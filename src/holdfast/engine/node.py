@@ -25,6 +25,8 @@ from holdfast.core.state import OpenStep, RunState
 from holdfast.engine.activities import Details, Outcome, Work, Workers
 from holdfast.engine.completion import completion_key
 from holdfast.engine.creations import Creations
+from holdfast.engine.declarations import Declarations
+from holdfast.engine.declared_sends import has_signals, refuse_misfits
 from holdfast.engine.dispatching import NONE, Dispatcher
 from holdfast.engine.finishes import Finishes
 from holdfast.engine.first_turns import First, FirstTurns
@@ -117,6 +119,8 @@ class Node:
         self._to_release: list[str] = []
         self._to_load: list[str] = []
         self.completion_key = ""
+        self.declarations: Declarations | None = None
+        """What workflows declare of their signals, for what runs of this node send."""
         self._should_claim = True
         self._should_offer = False
         self._has_news = False
@@ -568,6 +572,8 @@ class Node:
         for place, (held, _, _) in enumerate(drafts):
             if held.losses_after:
                 turns[place] = replace(turns[place], losses=held.losses_after)
+        if has_signals(turns):
+            turns = await self._refuse_sends(turns, [held for held, _, _ in drafts], now)
         answers = await self._commit(turns)
         self.run_queue.notice_starts(turns)
         refused: list[tuple[Held, RunError]] = []
@@ -633,6 +639,17 @@ class Node:
             logger.error("run %s is paused: %s", live.state.run_id, problem)
             self.lives.forget(live.state.run_id)
         return held, live, draft
+
+    async def _refuse_sends(self, turns: list[Turn], of: Sequence[Held], now: Instant) -> list[Turn]:
+        """Return the turns without the signals that other runs do not take; again and again until that is known."""
+        heads = [held.loaded.head for held in of]
+        while self.declarations is not None:
+            try:
+                return await refuse_misfits(self.declarations, turns, heads, now)
+            except StoreError:
+                logger.exception("node %s: what other runs declare cannot be looked up; trying again", self.name)
+                await asyncio.sleep(RETRY_S)
+        return turns
 
     async def _commit(self, turns: Sequence[Turn]) -> list[Committed | CommitConflict]:
         """Commit, again and again until there is an answer: after an error nobody knows whether it was done."""

@@ -95,11 +95,11 @@ def left_of(
             messages.append(message)
         else:
             what = f"child {getattr(new, 'run_id', '?')!r}"
-            letters.append(_letter(turn, f"start {place}", what, message or new, problem, now))
+            letters.append(refused_letter(turn, f"start {place}", what, message or new, problem, now))
     for place, (item, taken) in enumerate(zip(turn.sends, sent, strict=True)):
         if isinstance(taken, Refused) and not _is_expected(item, taken.error):
             what = f"{getattr(item, 'name', 'message')!r} to run {getattr(item, 'run_id', '?')!r}"
-            letters.append(_letter(turn, f"send {place}", what, item, taken.error, now))
+            letters.append(refused_letter(turn, f"send {place}", what, item, taken.error, now))
     return Left(tuple(messages), tuple(letters)) if messages or letters else NOTHING_LEFT
 
 
@@ -143,7 +143,8 @@ def _is_expected(item: Any, problem: CallerError) -> bool:
     return is_own and isinstance(problem, NotFound | RunTerminal)
 
 
-def _letter(turn: Turn, place: str, what: str, item: Any, problem: CallerError, now: Instant) -> DeadLetter:
+def refused_letter(turn: Turn, place: str, what: str, item: Any, problem: CallerError, now: Instant) -> DeadLetter:
+    """Return what is left with a run of something that it had for another one."""
     try:
         envelope = bytes(codec.encode(item))
     except HoldfastError:
