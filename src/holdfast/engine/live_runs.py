@@ -23,6 +23,9 @@ from holdfast.store.port import LoadedRun, NewRun, RunHead, Store
 START_S = 10.0
 """How long a query waits for its run to start."""
 
+REST = 2
+"""How many times as long as a replay for a query took to wait before the next one: the event loop is for turns too."""
+
 
 class LiveRuns:
     """Live runs of one node."""
@@ -33,6 +36,8 @@ class LiveRuns:
         self._most = most
         self._runs: OrderedDict[str, LiveRun] = OrderedDict()
         self._deferred: dict[str, tuple[int, Replay]] = {}  # by run, with the epoch of its lease
+        self._asking = asyncio.Lock()
+        self._asked_again_at = 0.0
 
     def get(self, loaded: LoadedRun) -> LiveRun | None:
         """Return a run if it is in memory, as it was loaded."""
@@ -122,14 +127,27 @@ class LiveRuns:
             except (NotDurable, RunawayWorkflow):  # this program is no longer what the history tells
                 self.forget(run_id)
                 raise
-        # Made for this question only: the pump may be making its own at the same time, and keeps that one.
-        live, problem = revive(run_id, await read_stretch(self._store, loaded.head), self._definitions)
-        try:
-            if problem is not None:
-                raise problem
-            return _answer(live, name, arguments)
-        finally:
-            live.close()
+        return await self._answer_from_history(loaded.head, name, arguments)
+
+    async def _answer_from_history(self, head: RunHead, name: str, arguments: Raw) -> Raw:
+        """Answer a query by replaying its run. One run is replayed at a time, and not without a pause in between.
+
+        A replay holds up the event loop, which turns, leases and other callers share.
+        """
+        loop = asyncio.get_running_loop()
+        async with self._asking:
+            await asyncio.sleep(max(0.0, self._asked_again_at - loop.time()))
+            history = await read_stretch(self._store, head)
+            began_at = loop.time()
+            # Made for this question only: the pump may be making its own at the same time, and keeps that one.
+            live, problem = revive(head.run_id, history, self._definitions)
+            try:
+                if problem is not None:
+                    raise problem
+                return _answer(live, name, arguments)
+            finally:
+                live.close()
+                self._asked_again_at = loop.time() + REST * (loop.time() - began_at)
 
     async def _load(self, run_id: str) -> LoadedRun:
         [loaded] = await self._store.load([run_id])

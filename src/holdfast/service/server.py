@@ -26,7 +26,7 @@ from holdfast.errors import EngineError, HoldfastError, InvalidInput, MalformedR
 from holdfast.service.access import HOW_TO_BEGIN, TokenAccess
 from holdfast.service.calling import Authenticate, Headers, Principal, Service, let_in, make_service
 from holdfast.service.connections import IS_SPARE, Places, connection_class
-from holdfast.service.exchange import CORRELATION_HEADER, JSON, SECURITY_HEADERS, Exchange, correlation_of
+from holdfast.service.exchange import CORRELATION_HEADER, JSON, SECURITY_HEADERS, ClientGone, Exchange, correlation_of
 from holdfast.service.jsonrpc import JsonRpc
 from holdfast.service.metrics import Metrics
 from holdfast.service.oidc import OidcAccess, check_provider_address, oidc_routes
@@ -124,6 +124,8 @@ class Front:
         scope["app"] = self  # so that routes raise what they have no answer to
         try:
             await self._others(scope, receive, watched)
+        except ClientGone:
+            return
         except Exception as problem:
             if has_begun:
                 raise

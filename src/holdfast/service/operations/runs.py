@@ -308,14 +308,21 @@ class Answered(Struct, frozen=True):
     "runs.query",
     "POST /v1/runs/{run_id}/queries/{name}",
     scope="runs:read",
-    errors=(NotFound, QueryFailed, RunError, PayloadTooLarge),
+    errors=(NotFound, QueryFailed, RunError, PayloadTooLarge, RateLimited),
     audit="nothing",
 )
 async def query(call: Call, ask: AskRun) -> Answered:
-    """Ask a run about its present state. Nothing is recorded; a run that has finished answers too."""
+    """Ask a run about its present state. Nothing is recorded; a run that has finished answers too.
+
+    A run that is not in memory is replayed to answer. So queries count as lists do, and only some are asked at once.
+    """
     run = await call.run(ask.run_id)
+    principal, rates = call.principal, call.service.rates
+    caller = principal.token_id or principal.name
+    rates.charge(caller, principal.tenant, 1)
     try:
-        return Answered(await query_run(run, ask.name, codec.encode(ask.input)))
+        async with rates.place(f"{caller if principal.tenant is None else principal.tenant} queries"):
+            return Answered(await query_run(run, ask.name, codec.encode(ask.input)))
     except QueryFailed as problem:
         logger.info("run %s: %s", escaped(ask.run_id), escaped(problem.message[:SHOWN_CHARS]))
         raise

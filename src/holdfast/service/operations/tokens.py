@@ -6,7 +6,7 @@ from typing import Annotated
 from msgspec import Meta, Struct, structs
 
 from holdfast.core.access import PREFIX, AccessToken, TokenQuery, read_token
-from holdfast.errors import InvalidInput, NotFound, NotPermitted
+from holdfast.errors import InvalidInput, NotAuthenticated, NotFound, NotPermitted
 from holdfast.service.access import TokenAccess, make_token, revoke_token
 from holdfast.service.calling import Call
 from holdfast.service.catalogue import Ask, operation
@@ -90,7 +90,20 @@ async def create(call: Call, ask: CreateToken) -> MadeToken:
         created_by=principal.token_id or principal.name,
         audit=call.audit(),
     )
+    await _refuse_revoked_maker(call, token)
     return MadeToken(text, await _view(call, token))
+
+
+async def _refuse_revoked_maker(call: Call, made: AccessToken) -> None:
+    """Take a token back whose maker was revoked in another process, which this one may not know for a while.
+
+    Who revokes with descendants first revokes the maker, and then looks for what it made: either they find this token,
+    or it is found here that the maker is revoked.
+    """
+    makers = await call.opened.store.find_tokens(TokenQuery(token_ids=(made.created_by,)))
+    if any(maker.revoked_at is not None for maker in makers):
+        await revoke_token(call.store, made, call.principal.name, call.audit())
+        raise NotAuthenticated("this token is not valid: it is unknown, revoked, or past its end")
 
 
 def _within(field: str, bound: str | None, asked: str | None) -> str | None:

@@ -1,0 +1,94 @@
+"""What a caller can do to others with what looks harmless: questions to runs, tokens made in a hurry, half a request."""
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+import pytest
+
+from holdfast.core.access import TokenQuery
+from holdfast.engine import live_runs
+from holdfast.service.access import TokenAccess, make_token, revoke_token
+from holdfast.service.calling import make_service
+from holdfast.service.options import ServiceOptions
+from holdfast.service.server import listening
+from tests.service.bearers import bearing, guarded, store_of, token_for
+from tests.service.stage import MOST_SECONDS, make_app, on_stage
+from tests.service.test_connections import connected
+
+REPLAY_S = 0.02
+
+
+@pytest.mark.contract("API-2", "API-4")
+async def test_queries_that_replay_their_runs_leave_the_loop_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    replays: list[tuple[float, float]] = []
+    revive = live_runs.revive
+
+    def slow(*of: Any) -> Any:
+        began_at = time.monotonic()
+        time.sleep(REPLAY_S)  # a long history
+        answer = revive(*of)
+        replays.append((began_at, time.monotonic()))
+        return answer
+
+    async with on_stage() as stage:
+        run_id = await stage.start("order", order_id="o-1")
+        await stage.rest("runs.cancel", {"run_id": run_id})
+        await stage.rest("runs.result", {"run_id": run_id, "wait_s": 10})
+        stage.app.opened().node.lives.forget(run_id)
+        monkeypatch.setattr(live_runs, "revive", slow)
+        ask = {"run_id": run_id, "name": "progress"}
+        batch = [{"jsonrpc": "2.0", "id": number, "method": "runs.query", "params": ask} for number in range(5)]
+        answers = (await stage.http.post("/rpc", json=batch)).json()
+        assert [answer["result"]["result"] for answer in answers] == [{"order_id": "o-1"}] * 5
+    assert len(replays) == 5
+    for (began_at, ended_at), (next_began_at, _) in zip(replays, replays[1:], strict=False):
+        assert next_began_at - ended_at >= ended_at - began_at, "turns and other callers have their time in between"
+
+
+@pytest.mark.contract("API-4")
+async def test_queries_count_as_what_a_caller_reads() -> None:
+    async with guarded(options=ServiceOptions(reads_per_minute=3)) as stage:
+        admin = bearing(await token_for(stage))
+        started = await stage.http.post(
+            "/v1/runs", json={"workflow": "order", "input": {"order_id": "o-1"}}, headers=admin
+        )
+        run_id = started.json()["run_id"]
+        viewer = bearing(await token_for(stage, "viewer"))
+        path = f"/v1/runs/{run_id}/queries/progress"
+        answers = [(await stage.http.post(path, json={}, headers=viewer)).status_code for _ in range(4)]
+        assert answers == [200, 200, 200, 429]
+
+
+@pytest.mark.contract("API-4")
+async def test_who_leaves_while_signing_in_leaves_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    app = make_app()
+    half = (
+        b"POST /session HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"X-Holdfast-Request: 1\r\nContent-Length: 100\r\n\r\n{"
+    )
+    async with asyncio.timeout(MOST_SECONDS), app.node("memory://"):
+        service = make_service(app, ServiceOptions(port=0), TokenAccess(app, 2.0))
+        with caplog.at_level(logging.INFO):
+            async with listening(service) as port:
+                async with connected(port) as (_, writer):
+                    writer.write(half)
+                    await writer.drain()
+                async with connected(port) as (reader, writer):  # by now the other one has been read, and has gone
+                    writer.write(b"GET /v1/health HTTP/1.1\r\nHost: x\r\n\r\n")
+                    assert b" 200 " in await reader.readuntil(b"\r\n")
+        assert "failed" not in caplog.text
+
+
+@pytest.mark.contract("API-4")
+async def test_a_token_revoked_elsewhere_makes_no_token_that_outlives_it() -> None:
+    async with guarded(options=ServiceOptions(tokens_s=3_600)) as stage:
+        store = store_of(stage)
+        leaked, record = await make_token(store, "mallory", role="admin")
+        assert (await stage.http.get("/v1/tokens", headers=bearing(leaked))).status_code == 200, "it is known here now"
+        await revoke_token(store, record, "ann")  # by another process, which has found no descendants
+        made = await stage.http.post("/v1/tokens", json={"name": "m2", "role": "admin"}, headers=bearing(leaked))
+        assert made.status_code == 401
+        for token in await store.find_tokens(TokenQuery()):
+            assert token.revoked_at is not None, token
