@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from holdfast.core import codec
+from holdfast.core import codec, tokens
 from holdfast.core.access import read_token
 from holdfast.errors import HoldfastError
 from holdfast.ports import SystemIds
@@ -19,9 +19,11 @@ from holdfast.service.asking import Reader, refusal
 from holdfast.service.calling import OPEN
 from holdfast.service.exchange import BODY_DEPTH, Exchange, correlation_of
 from holdfast.service.metrics import Metrics
+from holdfast.service.oidc import _JWT, LOGIN_COOKIE, _unpacked
 from holdfast.service.operations import CATALOGUE
 from holdfast.service.origin import check_head, check_open, check_origin, given_token, shown
 from holdfast.service.paging import decode_cursor
+from holdfast.service.proxies import forwarded
 from holdfast.service.rest import Addresses
 from holdfast.service.stream import _last_id, is_stream
 from holdfast.store.searching import words_of
@@ -73,6 +75,9 @@ TEXT_SHAPES: dict[str, Shape] = {
     "slashes": lambda n: b"/v1/runs/" + b"a/" * (n // 2),
     "digits": lambda n: b"1" * n,
     "bearer": lambda n: b"bearer " + b" " * n,
+    "forwarded": lambda n: b"for=1.2.3.4;proto=https," * (n // 24),
+    "almost forwarded": lambda n: b"for" + b" " * n + b"=" + b" " * n,
+    "dots": lambda n: b"bearer " + b"a." * (n // 2),
     "colons": lambda n: b"[" + b":1" * (n // 2),
 }
 
@@ -122,6 +127,13 @@ def _of_text(text: bytes) -> list[Callable[[], object]]:
         lambda: read_token(text.decode()),
         lambda: words_of(text.decode()),
         _exchange({b"accept": text}).check_accept,
+        lambda: forwarded([(b"forwarded", text)]),
+        lambda: forwarded([(b"forwarded", b"for" + text)]),
+        lambda: forwarded([(b"forwarded", part) for part in text.split(b"=")]),
+        lambda: forwarded([(b"x-forwarded-for", text), (b"x-forwarded-proto", text)]),
+        lambda: _JWT.fullmatch(text),
+        lambda: _unpacked({b"cookie": text}, LOGIN_COOKIE),
+        lambda: tokens.read_token(text.decode(), "00" * 32),
     ]
 
 

@@ -212,3 +212,17 @@ def test_the_command_line_says_it_all(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert options.oidc.role_map == (("ops", "operator"), ("a=b", "admin"))
     assert (options.oidc.client_secret, options.oidc.tenant_claim) == ("sesame", "org")
     assert main([*words, "--oidc-role", "ops=emperor"]) == 2
+
+
+@pytest.mark.contract("API-4")
+def test_what_a_proxy_passes_on_as_the_caller_wrote_it_does_not_count() -> None:
+    trusted = {"trusted_proxies": ("10.0.0.0/8",)}
+    by_nginx = {"x-forwarded-for": "1.2.3.4", "x-forwarded-proto": "https"}
+    for forged in ("for=6.6.6.6", "for=6.6.6.6;proto=http", 'for=6.6.6.6, for="10.0.0.9";proto=https'):
+        assert settled("10.0.0.1", {**by_nginx, "forwarded": forged}, **trusted)[0] == "10.0.0.1"
+    forged = {"forwarded": "for=1.2.3.4;proto=https", "x-forwarded-for": "6.6.6.6", "x-forwarded-proto": "http"}
+    assert settled("10.0.0.1", forged, **trusted)[:2] == ("10.0.0.1", "http")
+    both = {**by_nginx, "forwarded": "for=1.2.3.4;proto=https"}
+    assert settled("10.0.0.1", both, **trusted)[:2] == ("1.2.3.4", "https")
+    apart = {"forwarded": "for=1.2.3.4", "x-forwarded-proto": "https"}
+    assert settled("10.0.0.1", apart, **trusted)[:2] == ("1.2.3.4", "https")

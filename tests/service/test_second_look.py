@@ -1,8 +1,9 @@
-"""What a caller can do to others with what looks harmless: questions to runs, tokens made in a hurry, half a request."""
+"""What a caller can do to others with what looks harmless: queries, tokens made in a hurry, half a request."""
 
 import asyncio
 import logging
 import time
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from holdfast.service.options import ServiceOptions
 from holdfast.service.server import listening
 from tests.service.bearers import bearing, guarded, store_of, token_for
 from tests.service.stage import MOST_SECONDS, make_app, on_stage
+from tests.service.test_audit import app_with_quorum, open_task
 from tests.service.test_connections import connected
+from tests.service.test_tenants import by_header
 
 REPLAY_S = 0.02
 
@@ -43,7 +46,7 @@ async def test_queries_that_replay_their_runs_leave_the_loop_to_others(monkeypat
         answers = (await stage.http.post("/rpc", json=batch)).json()
         assert [answer["result"]["result"] for answer in answers] == [{"order_id": "o-1"}] * 5
     assert len(replays) == 5
-    for (began_at, ended_at), (next_began_at, _) in zip(replays, replays[1:], strict=False):
+    for (began_at, ended_at), (next_began_at, _) in pairwise(replays):
         assert next_began_at - ended_at >= ended_at - began_at, "turns and other callers have their time in between"
 
 
@@ -92,3 +95,16 @@ async def test_a_token_revoked_elsewhere_makes_no_token_that_outlives_it() -> No
         assert made.status_code == 401
         for token in await store.find_tokens(TokenQuery()):
             assert token.revoked_at is not None, token
+
+
+@pytest.mark.contract("API-4")
+async def test_who_is_known_without_a_token_is_one_person_too() -> None:
+    """An `authenticate` of one's own may know callers by their names alone."""
+    async with on_stage(app=app_with_quorum(), authenticate=by_header) as stage:
+        _, started = await stage.rest("runs.start", {"workflow": "quorum"})
+        task_id = await open_task(stage, started["run_id"])
+        answer = {"task_id": task_id, "answer": True, "actor_roles": ["clerk"]}
+        assert (await stage.rest("tasks.complete", {**answer, "actor": "bob"}))[0] == 200
+        assert (await stage.rest("tasks.complete", {**answer, "actor": "carl"}))[0] == 409, "ann acts for both"
+        _, page = await stage.rest("audit.list", {"operation": "tasks.complete"})
+        assert {entry["by"]["name"] for entry in page["items"]} == {"ann"}

@@ -5,8 +5,8 @@ from datetime import datetime
 from typing import Any, Literal
 
 from holdfast.client.calls import Calls
-from holdfast.service.catalogue import Operation
 from holdfast.core.state import RunStatus
+from holdfast.service.catalogue import Operation
 from holdfast.service.operations.activities import OutcomeAccepted
 from holdfast.service.operations.audit import AuditPage
 from holdfast.service.operations.controls import Commanded
@@ -28,67 +28,245 @@ def needed(operation: Operation) -> tuple[str, ...]: ...
 
 class Runs:
     def __init__(self, calls: Calls) -> None: ...
-    async def start(self, workflow: str, *, input: dict[str, Any] = ..., workflow_version: str | None = ..., request_id: str = ..., run_id: str | None = ..., tenant: str = ..., project: str = ..., environment: str = ..., reference_key: str | None = ..., tags: Sequence[str] = ..., priority: int = ...) -> RunStarted: ...
+    async def start(
+        self,
+        workflow: str,
+        *,
+        input: dict[str, Any] = ...,
+        workflow_version: str | None = ...,
+        request_id: str = ...,
+        run_id: str | None = ...,
+        tenant: str = ...,
+        project: str = ...,
+        environment: str = ...,
+        reference_key: str | None = ...,
+        tags: Sequence[str] = ...,
+        priority: int = ...,
+    ) -> RunStarted: ...
     async def get(self, run_id: str) -> RunView: ...
-    async def list(self, *, workflow: str | None = ..., status: RunStatus | None = ..., reference_key: str | None = ..., tag: str | None = ..., parent_run_id: str | None = ..., created_from: datetime | None = ..., created_until: datetime | None = ..., text: str | None = ..., order: Literal['id', 'newest'] = ..., cursor: str = ..., limit: int = ...) -> RunPage: ...
+    async def list(
+        self,
+        *,
+        workflow: str | None = ...,
+        status: RunStatus | None = ...,
+        reference_key: str | None = ...,
+        tag: str | None = ...,
+        parent_run_id: str | None = ...,
+        created_from: datetime | None = ...,
+        created_until: datetime | None = ...,
+        text: str | None = ...,
+        order: Literal["id", "newest"] = ...,
+        cursor: str = ...,
+        limit: int = ...,
+    ) -> RunPage: ...
     async def events(self, run_id: str, *, after: int = ..., limit: int = ...) -> EventPage: ...
     async def snapshot(self, run_id: str) -> SnapshotView: ...
     async def result(self, run_id: str, *, wait_s: float = ...) -> RunOutcome: ...
     async def query(self, run_id: str, name: str, *, input: dict[str, Any] = ...) -> Answered: ...
-    async def update(self, run_id: str, name: str, *, input: dict[str, Any] = ..., update_id: str = ...) -> Answered: ...
-    async def cancel(self, run_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ..., wait: bool = ...) -> Commanded: ...
-    async def pause(self, run_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ..., wait: bool = ...) -> Commanded: ...
-    async def resume(self, run_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ..., wait: bool = ..., raise_failure: bool = ...) -> Commanded: ...
-    async def approve(self, run_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ..., wait: bool = ...) -> Commanded: ...
-    async def terminate(self, run_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ..., wait: bool = ...) -> Commanded: ...
-    async def retry_step(self, run_id: str, step_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ..., wait: bool = ...) -> Commanded: ...
-    async def skip_step(self, run_id: str, step_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ..., wait: bool = ..., result: Any = ...) -> Commanded: ...
+    async def update(
+        self, run_id: str, name: str, *, input: dict[str, Any] = ..., update_id: str = ...
+    ) -> Answered: ...
+    async def cancel(
+        self, run_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ..., wait: bool = ...
+    ) -> Commanded: ...
+    async def pause(
+        self, run_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ..., wait: bool = ...
+    ) -> Commanded: ...
+    async def resume(
+        self,
+        run_id: str,
+        *,
+        reason: str = ...,
+        actor: str = ...,
+        signal_id: str = ...,
+        wait: bool = ...,
+        raise_failure: bool = ...,
+    ) -> Commanded: ...
+    async def approve(
+        self, run_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ..., wait: bool = ...
+    ) -> Commanded: ...
+    async def terminate(
+        self, run_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ..., wait: bool = ...
+    ) -> Commanded: ...
+    async def retry_step(
+        self, run_id: str, step_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ..., wait: bool = ...
+    ) -> Commanded: ...
+    async def skip_step(
+        self,
+        run_id: str,
+        step_id: str,
+        *,
+        reason: str = ...,
+        actor: str = ...,
+        signal_id: str = ...,
+        wait: bool = ...,
+        result: Any = ...,
+    ) -> Commanded: ...
     async def retry(self, run_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ...) -> RunStarted: ...
     async def delete(self, run_id: str, *, dry_run: bool = ...) -> DeletedView: ...
     def stream(self, run_id: str, *, after: int = ...) -> AsyncIterator[EventView]: ...
 
 class SyncRuns:
     def __init__(self, noun: Any, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None: ...
-    def start(self, workflow: str, *, input: dict[str, Any] = ..., workflow_version: str | None = ..., request_id: str = ..., run_id: str | None = ..., tenant: str = ..., project: str = ..., environment: str = ..., reference_key: str | None = ..., tags: Sequence[str] = ..., priority: int = ...) -> RunStarted: ...
+    def start(
+        self,
+        workflow: str,
+        *,
+        input: dict[str, Any] = ...,
+        workflow_version: str | None = ...,
+        request_id: str = ...,
+        run_id: str | None = ...,
+        tenant: str = ...,
+        project: str = ...,
+        environment: str = ...,
+        reference_key: str | None = ...,
+        tags: Sequence[str] = ...,
+        priority: int = ...,
+    ) -> RunStarted: ...
     def get(self, run_id: str) -> RunView: ...
-    def list(self, *, workflow: str | None = ..., status: RunStatus | None = ..., reference_key: str | None = ..., tag: str | None = ..., parent_run_id: str | None = ..., created_from: datetime | None = ..., created_until: datetime | None = ..., text: str | None = ..., order: Literal['id', 'newest'] = ..., cursor: str = ..., limit: int = ...) -> RunPage: ...
+    def list(
+        self,
+        *,
+        workflow: str | None = ...,
+        status: RunStatus | None = ...,
+        reference_key: str | None = ...,
+        tag: str | None = ...,
+        parent_run_id: str | None = ...,
+        created_from: datetime | None = ...,
+        created_until: datetime | None = ...,
+        text: str | None = ...,
+        order: Literal["id", "newest"] = ...,
+        cursor: str = ...,
+        limit: int = ...,
+    ) -> RunPage: ...
     def events(self, run_id: str, *, after: int = ..., limit: int = ...) -> EventPage: ...
     def snapshot(self, run_id: str) -> SnapshotView: ...
     def result(self, run_id: str, *, wait_s: float = ...) -> RunOutcome: ...
     def query(self, run_id: str, name: str, *, input: dict[str, Any] = ...) -> Answered: ...
     def update(self, run_id: str, name: str, *, input: dict[str, Any] = ..., update_id: str = ...) -> Answered: ...
-    def cancel(self, run_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ..., wait: bool = ...) -> Commanded: ...
-    def pause(self, run_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ..., wait: bool = ...) -> Commanded: ...
-    def resume(self, run_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ..., wait: bool = ..., raise_failure: bool = ...) -> Commanded: ...
-    def approve(self, run_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ..., wait: bool = ...) -> Commanded: ...
-    def terminate(self, run_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ..., wait: bool = ...) -> Commanded: ...
-    def retry_step(self, run_id: str, step_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ..., wait: bool = ...) -> Commanded: ...
-    def skip_step(self, run_id: str, step_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ..., wait: bool = ..., result: Any = ...) -> Commanded: ...
+    def cancel(
+        self, run_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ..., wait: bool = ...
+    ) -> Commanded: ...
+    def pause(
+        self, run_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ..., wait: bool = ...
+    ) -> Commanded: ...
+    def resume(
+        self,
+        run_id: str,
+        *,
+        reason: str = ...,
+        actor: str = ...,
+        signal_id: str = ...,
+        wait: bool = ...,
+        raise_failure: bool = ...,
+    ) -> Commanded: ...
+    def approve(
+        self, run_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ..., wait: bool = ...
+    ) -> Commanded: ...
+    def terminate(
+        self, run_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ..., wait: bool = ...
+    ) -> Commanded: ...
+    def retry_step(
+        self, run_id: str, step_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ..., wait: bool = ...
+    ) -> Commanded: ...
+    def skip_step(
+        self,
+        run_id: str,
+        step_id: str,
+        *,
+        reason: str = ...,
+        actor: str = ...,
+        signal_id: str = ...,
+        wait: bool = ...,
+        result: Any = ...,
+    ) -> Commanded: ...
     def retry(self, run_id: str, *, reason: str = ..., actor: str = ..., signal_id: str = ...) -> RunStarted: ...
     def delete(self, run_id: str, *, dry_run: bool = ...) -> DeletedView: ...
     def stream(self, run_id: str, *, after: int = ...) -> Iterator[EventView]: ...
 
 class Signals:
     def __init__(self, calls: Calls) -> None: ...
-    async def send(self, run_id: str, name: str, *, payload: Any = ..., signal_id: str = ..., step_id: str | None = ..., require_waiting: bool = ...) -> AcceptedSignal: ...
+    async def send(
+        self,
+        run_id: str,
+        name: str,
+        *,
+        payload: Any = ...,
+        signal_id: str = ...,
+        step_id: str | None = ...,
+        require_waiting: bool = ...,
+    ) -> AcceptedSignal: ...
     async def send_many(self, signals: Sequence[dict[str, Any]]) -> SentSignals: ...
-    async def start_with(self, workflow: str, signal_name: str, *, input: dict[str, Any] = ..., workflow_version: str | None = ..., request_id: str = ..., run_id: str | None = ..., tenant: str = ..., project: str = ..., environment: str = ..., reference_key: str | None = ..., tags: Sequence[str] = ..., priority: int = ..., signal_payload: Any = ..., signal_id: str = ...) -> StartedWithSignal: ...
-    async def receipt(self, run_id: str, name: str, signal_id: str, *, signal_storage_key: str | None = ...) -> ReceiptView: ...
+    async def start_with(
+        self,
+        workflow: str,
+        signal_name: str,
+        *,
+        input: dict[str, Any] = ...,
+        workflow_version: str | None = ...,
+        request_id: str = ...,
+        run_id: str | None = ...,
+        tenant: str = ...,
+        project: str = ...,
+        environment: str = ...,
+        reference_key: str | None = ...,
+        tags: Sequence[str] = ...,
+        priority: int = ...,
+        signal_payload: Any = ...,
+        signal_id: str = ...,
+    ) -> StartedWithSignal: ...
+    async def receipt(
+        self, run_id: str, name: str, signal_id: str, *, signal_storage_key: str | None = ...
+    ) -> ReceiptView: ...
     async def waiting(self, *, name: str | None = ..., cursor: str = ..., limit: int = ...) -> WaitPage: ...
     async def waits(self, run_id: str, *, name: str | None = ..., cursor: str = ..., limit: int = ...) -> WaitPage: ...
-    async def mailbox(self, run_id: str, *, name: str | None = ..., cursor: str = ..., limit: int = ...) -> MailPage: ...
-    async def unconsumed(self, *, name: str | None = ..., finished: bool = ..., cursor: str = ..., limit: int = ...) -> UnconsumedPage: ...
+    async def mailbox(
+        self, run_id: str, *, name: str | None = ..., cursor: str = ..., limit: int = ...
+    ) -> MailPage: ...
+    async def unconsumed(
+        self, *, name: str | None = ..., finished: bool = ..., cursor: str = ..., limit: int = ...
+    ) -> UnconsumedPage: ...
 
 class SyncSignals:
     def __init__(self, noun: Any, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None: ...
-    def send(self, run_id: str, name: str, *, payload: Any = ..., signal_id: str = ..., step_id: str | None = ..., require_waiting: bool = ...) -> AcceptedSignal: ...
+    def send(
+        self,
+        run_id: str,
+        name: str,
+        *,
+        payload: Any = ...,
+        signal_id: str = ...,
+        step_id: str | None = ...,
+        require_waiting: bool = ...,
+    ) -> AcceptedSignal: ...
     def send_many(self, signals: Sequence[dict[str, Any]]) -> SentSignals: ...
-    def start_with(self, workflow: str, signal_name: str, *, input: dict[str, Any] = ..., workflow_version: str | None = ..., request_id: str = ..., run_id: str | None = ..., tenant: str = ..., project: str = ..., environment: str = ..., reference_key: str | None = ..., tags: Sequence[str] = ..., priority: int = ..., signal_payload: Any = ..., signal_id: str = ...) -> StartedWithSignal: ...
-    def receipt(self, run_id: str, name: str, signal_id: str, *, signal_storage_key: str | None = ...) -> ReceiptView: ...
+    def start_with(
+        self,
+        workflow: str,
+        signal_name: str,
+        *,
+        input: dict[str, Any] = ...,
+        workflow_version: str | None = ...,
+        request_id: str = ...,
+        run_id: str | None = ...,
+        tenant: str = ...,
+        project: str = ...,
+        environment: str = ...,
+        reference_key: str | None = ...,
+        tags: Sequence[str] = ...,
+        priority: int = ...,
+        signal_payload: Any = ...,
+        signal_id: str = ...,
+    ) -> StartedWithSignal: ...
+    def receipt(
+        self, run_id: str, name: str, signal_id: str, *, signal_storage_key: str | None = ...
+    ) -> ReceiptView: ...
     def waiting(self, *, name: str | None = ..., cursor: str = ..., limit: int = ...) -> WaitPage: ...
     def waits(self, run_id: str, *, name: str | None = ..., cursor: str = ..., limit: int = ...) -> WaitPage: ...
     def mailbox(self, run_id: str, *, name: str | None = ..., cursor: str = ..., limit: int = ...) -> MailPage: ...
-    def unconsumed(self, *, name: str | None = ..., finished: bool = ..., cursor: str = ..., limit: int = ...) -> UnconsumedPage: ...
+    def unconsumed(
+        self, *, name: str | None = ..., finished: bool = ..., cursor: str = ..., limit: int = ...
+    ) -> UnconsumedPage: ...
 
 class Activities:
     def __init__(self, calls: Calls) -> None: ...
@@ -102,38 +280,150 @@ class SyncActivities:
 
 class Tasks:
     def __init__(self, calls: Calls) -> None: ...
-    async def list(self, *, mine: bool = ..., actor: str = ..., actor_roles: Sequence[str] = ..., role: str | None = ..., assignee: str | None = ..., due_before: datetime | None = ..., workflow: str | None = ..., status: Literal['OPEN', 'COMPLETED', 'CANCELLED'] | None = ..., text: str | None = ..., run_id: str | None = ..., cursor: str = ..., limit: int = ...) -> TaskPage: ...
+    async def list(
+        self,
+        *,
+        mine: bool = ...,
+        actor: str = ...,
+        actor_roles: Sequence[str] = ...,
+        role: str | None = ...,
+        assignee: str | None = ...,
+        due_before: datetime | None = ...,
+        workflow: str | None = ...,
+        status: Literal["OPEN", "COMPLETED", "CANCELLED"] | None = ...,
+        text: str | None = ...,
+        run_id: str | None = ...,
+        cursor: str = ...,
+        limit: int = ...,
+    ) -> TaskPage: ...
     async def get(self, task_id: str) -> TaskItem: ...
     async def history(self, task_id: str, *, cursor: str = ..., limit: int = ...) -> TaskHistory: ...
-    async def assign(self, task_id: str, to: str, *, actor: str = ..., actor_roles: Sequence[str] = ..., operation_id: str = ...) -> TaskItem: ...
-    async def claim(self, task_id: str, *, actor: str = ..., actor_roles: Sequence[str] = ..., operation_id: str = ...) -> TaskItem: ...
-    async def release(self, task_id: str, *, actor: str = ..., actor_roles: Sequence[str] = ..., operation_id: str = ...) -> TaskItem: ...
-    async def reassign(self, task_id: str, *, actor: str = ..., actor_roles: Sequence[str] = ..., operation_id: str = ..., to: str | None = ..., roles: Sequence[str] | None = ...) -> TaskItem: ...
-    async def complete(self, task_id: str, *, actor: str = ..., actor_roles: Sequence[str] = ..., operation_id: str = ..., answer: Any = ...) -> TaskItem: ...
-    async def comment(self, task_id: str, text: str, *, actor: str = ..., actor_roles: Sequence[str] = ..., operation_id: str = ...) -> TaskItem: ...
+    async def assign(
+        self, task_id: str, to: str, *, actor: str = ..., actor_roles: Sequence[str] = ..., operation_id: str = ...
+    ) -> TaskItem: ...
+    async def claim(
+        self, task_id: str, *, actor: str = ..., actor_roles: Sequence[str] = ..., operation_id: str = ...
+    ) -> TaskItem: ...
+    async def release(
+        self, task_id: str, *, actor: str = ..., actor_roles: Sequence[str] = ..., operation_id: str = ...
+    ) -> TaskItem: ...
+    async def reassign(
+        self,
+        task_id: str,
+        *,
+        actor: str = ...,
+        actor_roles: Sequence[str] = ...,
+        operation_id: str = ...,
+        to: str | None = ...,
+        roles: Sequence[str] | None = ...,
+    ) -> TaskItem: ...
+    async def complete(
+        self,
+        task_id: str,
+        *,
+        actor: str = ...,
+        actor_roles: Sequence[str] = ...,
+        operation_id: str = ...,
+        answer: Any = ...,
+    ) -> TaskItem: ...
+    async def comment(
+        self, task_id: str, text: str, *, actor: str = ..., actor_roles: Sequence[str] = ..., operation_id: str = ...
+    ) -> TaskItem: ...
 
 class SyncTasks:
     def __init__(self, noun: Any, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None: ...
-    def list(self, *, mine: bool = ..., actor: str = ..., actor_roles: Sequence[str] = ..., role: str | None = ..., assignee: str | None = ..., due_before: datetime | None = ..., workflow: str | None = ..., status: Literal['OPEN', 'COMPLETED', 'CANCELLED'] | None = ..., text: str | None = ..., run_id: str | None = ..., cursor: str = ..., limit: int = ...) -> TaskPage: ...
+    def list(
+        self,
+        *,
+        mine: bool = ...,
+        actor: str = ...,
+        actor_roles: Sequence[str] = ...,
+        role: str | None = ...,
+        assignee: str | None = ...,
+        due_before: datetime | None = ...,
+        workflow: str | None = ...,
+        status: Literal["OPEN", "COMPLETED", "CANCELLED"] | None = ...,
+        text: str | None = ...,
+        run_id: str | None = ...,
+        cursor: str = ...,
+        limit: int = ...,
+    ) -> TaskPage: ...
     def get(self, task_id: str) -> TaskItem: ...
     def history(self, task_id: str, *, cursor: str = ..., limit: int = ...) -> TaskHistory: ...
-    def assign(self, task_id: str, to: str, *, actor: str = ..., actor_roles: Sequence[str] = ..., operation_id: str = ...) -> TaskItem: ...
-    def claim(self, task_id: str, *, actor: str = ..., actor_roles: Sequence[str] = ..., operation_id: str = ...) -> TaskItem: ...
-    def release(self, task_id: str, *, actor: str = ..., actor_roles: Sequence[str] = ..., operation_id: str = ...) -> TaskItem: ...
-    def reassign(self, task_id: str, *, actor: str = ..., actor_roles: Sequence[str] = ..., operation_id: str = ..., to: str | None = ..., roles: Sequence[str] | None = ...) -> TaskItem: ...
-    def complete(self, task_id: str, *, actor: str = ..., actor_roles: Sequence[str] = ..., operation_id: str = ..., answer: Any = ...) -> TaskItem: ...
-    def comment(self, task_id: str, text: str, *, actor: str = ..., actor_roles: Sequence[str] = ..., operation_id: str = ...) -> TaskItem: ...
+    def assign(
+        self, task_id: str, to: str, *, actor: str = ..., actor_roles: Sequence[str] = ..., operation_id: str = ...
+    ) -> TaskItem: ...
+    def claim(
+        self, task_id: str, *, actor: str = ..., actor_roles: Sequence[str] = ..., operation_id: str = ...
+    ) -> TaskItem: ...
+    def release(
+        self, task_id: str, *, actor: str = ..., actor_roles: Sequence[str] = ..., operation_id: str = ...
+    ) -> TaskItem: ...
+    def reassign(
+        self,
+        task_id: str,
+        *,
+        actor: str = ...,
+        actor_roles: Sequence[str] = ...,
+        operation_id: str = ...,
+        to: str | None = ...,
+        roles: Sequence[str] | None = ...,
+    ) -> TaskItem: ...
+    def complete(
+        self,
+        task_id: str,
+        *,
+        actor: str = ...,
+        actor_roles: Sequence[str] = ...,
+        operation_id: str = ...,
+        answer: Any = ...,
+    ) -> TaskItem: ...
+    def comment(
+        self, task_id: str, text: str, *, actor: str = ..., actor_roles: Sequence[str] = ..., operation_id: str = ...
+    ) -> TaskItem: ...
 
 class Letters:
     def __init__(self, calls: Calls) -> None: ...
-    async def list(self, *, run_id: str | None = ..., reason: Literal['undecodable', 'definition missing', 'history irreparable', 'retries exhausted', 'refused', 'payload does not fit'] | None = ..., settled: bool = ..., cursor: str = ..., limit: int = ...) -> LetterPage: ...
+    async def list(
+        self,
+        *,
+        run_id: str | None = ...,
+        reason: Literal[
+            "undecodable",
+            "definition missing",
+            "history irreparable",
+            "retries exhausted",
+            "refused",
+            "payload does not fit",
+        ]
+        | None = ...,
+        settled: bool = ...,
+        cursor: str = ...,
+        limit: int = ...,
+    ) -> LetterPage: ...
     async def get(self, letter_id: str) -> OpenedLetter: ...
     async def requeue(self, letter_id: str, *, actor: str = ...) -> SettledLetter: ...
     async def drop(self, letter_id: str, *, actor: str = ...) -> SettledLetter: ...
 
 class SyncLetters:
     def __init__(self, noun: Any, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None: ...
-    def list(self, *, run_id: str | None = ..., reason: Literal['undecodable', 'definition missing', 'history irreparable', 'retries exhausted', 'refused', 'payload does not fit'] | None = ..., settled: bool = ..., cursor: str = ..., limit: int = ...) -> LetterPage: ...
+    def list(
+        self,
+        *,
+        run_id: str | None = ...,
+        reason: Literal[
+            "undecodable",
+            "definition missing",
+            "history irreparable",
+            "retries exhausted",
+            "refused",
+            "payload does not fit",
+        ]
+        | None = ...,
+        settled: bool = ...,
+        cursor: str = ...,
+        limit: int = ...,
+    ) -> LetterPage: ...
     def get(self, letter_id: str) -> OpenedLetter: ...
     def requeue(self, letter_id: str, *, actor: str = ...) -> SettledLetter: ...
     def drop(self, letter_id: str, *, actor: str = ...) -> SettledLetter: ...
@@ -166,25 +456,111 @@ class SyncSystem:
 
 class Tokens:
     def __init__(self, calls: Calls) -> None: ...
-    async def create(self, name: str, *, role: Literal['viewer', 'operator', 'engineer', 'admin'] | None = ..., scopes: Sequence[Literal['runs:read', 'runs:write', 'runs:control', 'runs:override', 'signals:read', 'signals:write', 'tasks:read', 'tasks:write', 'letters:read', 'letters:write', 'workflows:read', 'system:read', 'audit:read', 'admin']] = ..., roles: Sequence[str] = ..., tenant: str | None = ..., project: str | None = ..., environment: str | None = ..., expires_in_s: int | None = ...) -> MadeToken: ...
-    async def list(self, *, tenant: str | None = ..., sessions: bool = ..., cursor: str = ..., limit: int = ...) -> TokenPage: ...
+    async def create(
+        self,
+        name: str,
+        *,
+        role: Literal["viewer", "operator", "engineer", "admin"] | None = ...,
+        scopes: Sequence[
+            Literal[
+                "runs:read",
+                "runs:write",
+                "runs:control",
+                "runs:override",
+                "signals:read",
+                "signals:write",
+                "tasks:read",
+                "tasks:write",
+                "letters:read",
+                "letters:write",
+                "workflows:read",
+                "system:read",
+                "audit:read",
+                "admin",
+            ]
+        ] = ...,
+        roles: Sequence[str] = ...,
+        tenant: str | None = ...,
+        project: str | None = ...,
+        environment: str | None = ...,
+        expires_in_s: int | None = ...,
+    ) -> MadeToken: ...
+    async def list(
+        self, *, tenant: str | None = ..., sessions: bool = ..., cursor: str = ..., limit: int = ...
+    ) -> TokenPage: ...
     async def revoke(self, token_id: str, *, descendants: bool = ...) -> RevokedToken: ...
     async def revoke_leaked(self, token: str, *, descendants: bool = ...) -> RevokedToken: ...
 
 class SyncTokens:
     def __init__(self, noun: Any, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None: ...
-    def create(self, name: str, *, role: Literal['viewer', 'operator', 'engineer', 'admin'] | None = ..., scopes: Sequence[Literal['runs:read', 'runs:write', 'runs:control', 'runs:override', 'signals:read', 'signals:write', 'tasks:read', 'tasks:write', 'letters:read', 'letters:write', 'workflows:read', 'system:read', 'audit:read', 'admin']] = ..., roles: Sequence[str] = ..., tenant: str | None = ..., project: str | None = ..., environment: str | None = ..., expires_in_s: int | None = ...) -> MadeToken: ...
-    def list(self, *, tenant: str | None = ..., sessions: bool = ..., cursor: str = ..., limit: int = ...) -> TokenPage: ...
+    def create(
+        self,
+        name: str,
+        *,
+        role: Literal["viewer", "operator", "engineer", "admin"] | None = ...,
+        scopes: Sequence[
+            Literal[
+                "runs:read",
+                "runs:write",
+                "runs:control",
+                "runs:override",
+                "signals:read",
+                "signals:write",
+                "tasks:read",
+                "tasks:write",
+                "letters:read",
+                "letters:write",
+                "workflows:read",
+                "system:read",
+                "audit:read",
+                "admin",
+            ]
+        ] = ...,
+        roles: Sequence[str] = ...,
+        tenant: str | None = ...,
+        project: str | None = ...,
+        environment: str | None = ...,
+        expires_in_s: int | None = ...,
+    ) -> MadeToken: ...
+    def list(
+        self, *, tenant: str | None = ..., sessions: bool = ..., cursor: str = ..., limit: int = ...
+    ) -> TokenPage: ...
     def revoke(self, token_id: str, *, descendants: bool = ...) -> RevokedToken: ...
     def revoke_leaked(self, token: str, *, descendants: bool = ...) -> RevokedToken: ...
 
 class Audit:
     def __init__(self, calls: Calls) -> None: ...
-    async def list(self, *, tenant: str | None = ..., run_id: str | None = ..., actor: str | None = ..., token_id: str | None = ..., operation: str | None = ..., since: datetime | None = ..., until: datetime | None = ..., order: Literal['newest', 'oldest'] = ..., cursor: str = ..., limit: int = ...) -> AuditPage: ...
+    async def list(
+        self,
+        *,
+        tenant: str | None = ...,
+        run_id: str | None = ...,
+        actor: str | None = ...,
+        token_id: str | None = ...,
+        operation: str | None = ...,
+        since: datetime | None = ...,
+        until: datetime | None = ...,
+        order: Literal["newest", "oldest"] = ...,
+        cursor: str = ...,
+        limit: int = ...,
+    ) -> AuditPage: ...
 
 class SyncAudit:
     def __init__(self, noun: Any, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None: ...
-    def list(self, *, tenant: str | None = ..., run_id: str | None = ..., actor: str | None = ..., token_id: str | None = ..., operation: str | None = ..., since: datetime | None = ..., until: datetime | None = ..., order: Literal['newest', 'oldest'] = ..., cursor: str = ..., limit: int = ...) -> AuditPage: ...
+    def list(
+        self,
+        *,
+        tenant: str | None = ...,
+        run_id: str | None = ...,
+        actor: str | None = ...,
+        token_id: str | None = ...,
+        operation: str | None = ...,
+        since: datetime | None = ...,
+        until: datetime | None = ...,
+        order: Literal["newest", "oldest"] = ...,
+        cursor: str = ...,
+        limit: int = ...,
+    ) -> AuditPage: ...
 
 class Tenants:
     def __init__(self, calls: Calls) -> None: ...
@@ -196,8 +572,58 @@ class SyncTenants:
 
 class Lists:
     def __init__(self, calls: Calls) -> None: ...
-    def stream(self, *, kinds: str = ..., workflow: str | None = ..., reference_key: str | None = ..., tag: str | None = ..., parent_run_id: str | None = ..., run_id: str | None = ..., status: RunStatus | None = ..., task_status: Literal['OPEN', 'COMPLETED', 'CANCELLED'] | None = ..., role: str | None = ..., assignee: str | None = ..., mine: bool = ..., actor: str = ..., reason: Literal['undecodable', 'definition missing', 'history irreparable', 'retries exhausted', 'refused', 'payload does not fit'] | None = ..., settled: bool = ...) -> AsyncIterator[tuple[str, Any]]: ...
+    def stream(
+        self,
+        *,
+        kinds: str = ...,
+        workflow: str | None = ...,
+        reference_key: str | None = ...,
+        tag: str | None = ...,
+        parent_run_id: str | None = ...,
+        run_id: str | None = ...,
+        status: RunStatus | None = ...,
+        task_status: Literal["OPEN", "COMPLETED", "CANCELLED"] | None = ...,
+        role: str | None = ...,
+        assignee: str | None = ...,
+        mine: bool = ...,
+        actor: str = ...,
+        reason: Literal[
+            "undecodable",
+            "definition missing",
+            "history irreparable",
+            "retries exhausted",
+            "refused",
+            "payload does not fit",
+        ]
+        | None = ...,
+        settled: bool = ...,
+    ) -> AsyncIterator[tuple[str, Any]]: ...
 
 class SyncLists:
     def __init__(self, noun: Any, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None: ...
-    def stream(self, *, kinds: str = ..., workflow: str | None = ..., reference_key: str | None = ..., tag: str | None = ..., parent_run_id: str | None = ..., run_id: str | None = ..., status: RunStatus | None = ..., task_status: Literal['OPEN', 'COMPLETED', 'CANCELLED'] | None = ..., role: str | None = ..., assignee: str | None = ..., mine: bool = ..., actor: str = ..., reason: Literal['undecodable', 'definition missing', 'history irreparable', 'retries exhausted', 'refused', 'payload does not fit'] | None = ..., settled: bool = ...) -> Iterator[tuple[str, Any]]: ...
+    def stream(
+        self,
+        *,
+        kinds: str = ...,
+        workflow: str | None = ...,
+        reference_key: str | None = ...,
+        tag: str | None = ...,
+        parent_run_id: str | None = ...,
+        run_id: str | None = ...,
+        status: RunStatus | None = ...,
+        task_status: Literal["OPEN", "COMPLETED", "CANCELLED"] | None = ...,
+        role: str | None = ...,
+        assignee: str | None = ...,
+        mine: bool = ...,
+        actor: str = ...,
+        reason: Literal[
+            "undecodable",
+            "definition missing",
+            "history irreparable",
+            "retries exhausted",
+            "refused",
+            "payload does not fit",
+        ]
+        | None = ...,
+        settled: bool = ...,
+    ) -> Iterator[tuple[str, Any]]: ...

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 from starlette.types import Message, Receive, Scope, Send
 
 from holdfast.core import codec
@@ -102,6 +103,8 @@ class Exchange:
         try:
             check_head(self._scope["headers"], self.query)
             principal = await self.service.authenticate(self.headers)
+            if not principal.token_id and not principal.is_open:  # else one caller could be several people
+                principal = replace(principal, token_id=principal.name)
             if principal.is_session:
                 check_site(self.headers)
                 if self.method not in ("GET", "HEAD"):

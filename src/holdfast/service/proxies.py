@@ -4,8 +4,7 @@ What `Forwarded` and `X-Forwarded-*` say counts only if it comes from a proxy th
 addresses the last one that is no such proxy counts: what stands before it, anybody may have written.
 """
 
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from urllib.parse import urlsplit
 
@@ -18,7 +17,8 @@ from holdfast.service.origin import SECURE_SESSION_COOKIE, SESSION_COOKIE
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
-_PAIR = re.compile(r'\s*(for|proto)\s*=\s*(?:"([^"]*)"|([^",;\s]*))\s*', re.IGNORECASE)
+_BY_RFC = b"forwarded"
+_BY_CUSTOM = (b"x-forwarded-for", b"x-forwarded-proto")
 _SCHEMES = ("http", "https")
 
 
@@ -37,7 +37,7 @@ class Proxies:
         """
         client = scope.get("client")
         if client is not None and self._is_trusted(client[0]):
-            self._read(scope, headers)
+            self._read(scope)
             if self._public is not None:
                 headers[b"host"] = self._public.netloc.encode("ascii", errors="replace")
         if self.is_secure(scope) and b"cookie" in headers:
@@ -47,17 +47,33 @@ class Proxies:
         """Return whether the browser came by https."""
         return scope.get("scheme") == "https" or (self._public is not None and self._public.scheme == "https")
 
-    def _read(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
-        said = forwarded(scope["headers"])
-        for address, scheme in reversed(said):
-            if scheme in _SCHEMES:
-                scope["scheme"] = scheme
+    def _read(self, scope: Scope) -> None:
+        """Take over what proxies say. A proxy that writes one kind of header may pass on the other as the caller wrote
+        it: where the two name different clients, or different schemes, neither counts.
+        """
+        kinds = (
+            [pair for pair in scope["headers"] if pair[0] == _BY_RFC],
+            [pair for pair in scope["headers"] if pair[0] in _BY_CUSTOM],
+        )
+        ends = [self._end_of(forwarded(said)) for said in kinds if said]
+        clients, schemes = {client for client, _ in ends if client}, {scheme for _, scheme in ends if scheme}
+        if len(clients) == 1:
+            scope["client"] = (clients.pop(), 0)
+        if len(schemes) == 1:
+            scope["scheme"] = schemes.pop()
+
+    def _end_of(self, way: Sequence[tuple[str, str]]) -> tuple[str, str]:
+        """Return the first address that is no proxy's, seen from here, and how it came to the proxies."""
+        client, by = "", ""
+        for address, scheme in reversed(way):
+            by = scheme if scheme in _SCHEMES else by
             found = _address(address)
             if found is None:
-                return
-            scope["client"] = (str(found), 0)
-            if not self._is_trusted(str(found)):
-                return
+                break
+            client = str(found)
+            if not self._is_trusted(client):
+                break
+        return client, by
 
     def _is_trusted(self, text: str) -> bool:
         address = _address(text)
@@ -76,21 +92,25 @@ def networks_of(texts: Iterable[str]) -> tuple[Network, ...]:
 
 def forwarded(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
     """Return the addresses that proxies have named, each with the scheme by which it came, in the order of the way."""
-    joined: dict[bytes, str] = {}
+    said: dict[bytes, list[str]] = {}
     for name, value in headers:
-        if name in (b"forwarded", b"x-forwarded-for", b"x-forwarded-proto"):
-            joined[name] = ",".join(filter(None, (joined.get(name, ""), value.decode("latin-1"))))
-    if b"forwarded" in joined:
-        found = []
-        for element in joined[b"forwarded"].split(",")[-20:]:
-            pairs = {match[1].lower(): match[2] or match[3] or "" for match in _PAIR.finditer(element)}
-            found.append((pairs.get("for", ""), pairs.get("proto", "").lower()))
-        return found
+        said.setdefault(name, []).append(value.decode("latin-1"))
+    joined = {name: ",".join(filter(None, values)) for name, values in said.items()}
+    if _BY_RFC in joined:
+        return [_for_and_proto(element) for element in joined[_BY_RFC].split(",")[-20:]]
     addresses = joined.get(b"x-forwarded-for", "").split(",")[-20:]
     schemes = [scheme.strip().lower() for scheme in joined.get(b"x-forwarded-proto", "").split(",")][-20:]
     if len(schemes) != len(addresses):  # most proxies write one scheme, that of the last hop
         schemes = [""] * (len(addresses) - 1) + schemes[-1:]
     return list(zip(addresses, schemes, strict=True))
+
+
+def _for_and_proto(element: str) -> tuple[str, str]:
+    pairs: dict[str, str] = {}
+    for pair in element.split(";"):
+        name, _, value = pair.partition("=")
+        pairs[name.strip().lower()] = value.strip().strip('"')
+    return pairs.get("for", ""), pairs.get("proto", "").lower()
 
 
 def _address(text: str) -> Address | None:
