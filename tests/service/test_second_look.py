@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.access import TokenQuery
-from holdfast.engine import live_runs
+from holdfast.engine import live, live_runs
 from holdfast.service.access import TokenAccess, make_token, revoke_token
 from holdfast.service.calling import make_service
 from holdfast.service.options import ServiceOptions
@@ -26,7 +26,7 @@ REPLAY_S = 0.02
 @pytest.mark.contract("API-2", "API-4")
 async def test_queries_that_replay_their_runs_leave_the_loop_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     replays: list[tuple[float, float]] = []
-    revive = live_runs.revive
+    revive = live.revive
 
     def slow(*of: Any) -> Any:
         began_at = time.monotonic()
