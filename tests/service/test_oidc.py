@@ -14,11 +14,12 @@ import jwt
 import pytest
 
 from holdfast.core.audit import AuditQuery
-from holdfast.errors import InvalidInput
+from holdfast.errors import EngineError, InvalidInput
 from holdfast.service import oidc
-from holdfast.service.oidc import OidcAccess
+from holdfast.service.oidc import OidcAccess, Provider
 from holdfast.service.options import OidcOptions, ServiceOptions
 from holdfast.service.server import access_of
+from holdfast.service.sessions import FAILED_SIGN_INS, SIGN_INS_PER_MINUTE
 from tests.service.bearers import bearing, store_of, token_for
 from tests.service.openid_provider import AUDIENCE, CLIENT, OpenIdProvider, openid_provider
 from tests.service.stage import Stage, make_app, on_stage
@@ -226,3 +227,28 @@ async def test_a_provider_that_is_away_is_no_refusal() -> None:
     async with on_stage("memory://", app=app, options=service, authenticate=access_of(app, service)) as stage:
         assert await status(stage, token) == 503
         assert await status(stage, await token_for(stage)) == 200
+
+
+@pytest.mark.contract("API-4")
+async def test_sign_ins_that_fail_are_audited_and_bounded() -> None:
+    async with openid_provider() as provider, known_by(provider) as stage:
+        made_up = {"cookie": "holdfast_login=" + ".".join("0" * 64 for _ in range(3))}
+        path = f"/session/oidc/callback?code=made-up&state={'0' * 64}"
+        answers = [(await stage.http.get(path, headers=made_up)).status_code for _ in range(SIGN_INS_PER_MINUTE + 1)]
+        assert answers == [401] * SIGN_INS_PER_MINUTE + [429], "each of them asks the provider"
+        found = await store_of(stage).find_audit(AuditQuery(operation="session.sign_in"))
+        assert [entry.outcome for entry in found] == ["refused"] * FAILED_SIGN_INS
+
+
+@pytest.mark.contract("API-4")
+async def test_a_provider_that_is_away_is_not_asked_by_everybody_who_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def fetch(self: Provider, address: str, form: Any = None) -> dict[str, Any]:
+        asked.append(address)
+        raise EngineError("it is away")
+
+    monkeypatch.setattr(Provider, "_fetch", fetch)
+    async with openid_provider() as provider, known_by(provider) as stage:
+        answers = [(await stage.http.get("/session/oidc")).status_code for _ in range(3)]
+        assert (answers, len(asked)) == ([503] * 3, 1)

@@ -6,6 +6,7 @@ import time
 from itertools import pairwise
 from typing import Any
 
+import httpx
 import pytest
 
 from holdfast.core.access import TokenQuery
@@ -108,3 +109,25 @@ async def test_who_is_known_without_a_token_is_one_person_too() -> None:
         assert (await stage.rest("tasks.complete", {**answer, "actor": "carl"}))[0] == 409, "ann acts for both"
         _, page = await stage.rest("audit.list", {"operation": "tasks.complete"})
         assert {entry["by"]["name"] for entry in page["items"]} == {"ann"}
+
+
+@pytest.mark.contract("API-2", "API-4")
+async def test_bodies_under_way_are_bounded_for_each_caller_and_for_those_whom_nobody_knows() -> None:
+    app, size = make_app(), 1_000_000
+    head = (
+        f"POST /v1/activities/complete HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {size}"
+    )
+    async with asyncio.timeout(MOST_SECONDS), app.node("memory://"):
+        options = ServiceOptions(port=0, receiving_bytes=8 * size)
+        service = make_service(app, options, TokenAccess(app, 2.0))
+        token, _ = await make_token(app.opened().store, "ann", role="admin")
+        async with listening(service) as port, connected(port) as (_, first), connected(port) as (reader, second):
+            first.write(f"{head}\r\n\r\n{{".encode())
+            while not service.receiving.bytes:  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+            second.write(f"{head}\r\n\r\n{{".encode())
+            assert b" 503 " in await reader.readuntil(b"\r\n"), "the two are one caller, as long as nobody knows them"
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=bearing(token)) as http:
+                input = {"workflow": "echo", "input": {"value": "x" * 200_000}}
+                assert (await http.post("/v1/runs", json=input)).status_code == 201, "others have their own share"
+        assert service.receiving.bytes == 0

@@ -40,6 +40,8 @@ T = TypeVar("T")
 
 DEFAULT_TENANT = "default"
 ANONYMOUS = "anonymous"
+SHARE = 8
+"""The share of what is being received that one caller may have: one of so many."""
 
 
 class Principal(Caller, frozen=True, kw_only=True):
@@ -99,6 +101,33 @@ class Sending:
             self.bytes -= size
 
 
+class Receiving:
+    """How large the large bodies are together that are being received, of all callers and of each."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._by_caller: Counter[str] = Counter()
+
+    @property
+    def bytes(self) -> int:
+        """How large they are together."""
+        return self._by_caller.total()
+
+    @contextmanager
+    def hold(self, caller: str, size: int) -> Iterator[None]:
+        """Count a body until it is there. Callers who are not known yet are one caller together, ''."""
+        own, total = self._by_caller[caller], self.bytes
+        if (own and own + size > self._most // SHARE) or (total and total + size > self._most):
+            raise EngineError("too many large requests are being received; come back later", retry_after_ms=1_000)
+        self._by_caller[caller] += size
+        try:
+            yield
+        finally:
+            self._by_caller[caller] -= size
+            if self._by_caller[caller] <= 0:
+                del self._by_caller[caller]
+
+
 class Service(Struct, frozen=True, kw_only=True):
     """What calls share: the app, who may call, and how the service behaves."""
 
@@ -116,6 +145,7 @@ class Service(Struct, frozen=True, kw_only=True):
     rates: ReadRates
     streams: ConcurrencyLimit
     sending: Sending
+    receiving: Receiving
 
     def call(self, principal: Principal, correlation_id: str) -> "Call":
         """Return a call of this principal. A service that is being stopped begins nothing any more."""
@@ -147,6 +177,7 @@ def make_service(
         watchdog=LoopWatchdog(),
         streams=ConcurrencyLimit("event streams"),
         sending=Sending(options.sending_bytes),
+        receiving=Receiving(options.receiving_bytes),
         rates=ReadRates(options.reads_per_minute, options.tenant_reads_per_minute, options.lists_at_once),
     )
 

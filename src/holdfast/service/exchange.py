@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import re
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
@@ -31,6 +32,9 @@ from holdfast.service.refusals import client_of
 JSON = b"application/json"
 BODY_DEPTH = JSON_DEPTH + 10
 """How deep a body may be nested: what surrounds a value takes some levels, and the value has its own bound."""
+
+SMALL_BYTES = 64 * 1024
+"""Up to what size bodies are received without counting them: a connection may have as much on its way anyhow."""
 
 LARGE = 256 * 1024
 """From what size on compressing would keep others waiting, and is done beside them."""
@@ -74,6 +78,7 @@ class Exchange:
     """One request and its answer."""
 
     __slots__ = (
+        "_caller",
         "_receive",
         "_scope",
         "_send",
@@ -95,6 +100,7 @@ class Exchange:
         self.correlation_id: str = scope["holdfast.correlation_id"]
         self._scope = scope
         self.operation = ""
+        self._caller = ""
         self._receive = receive
         self._send = send
 
@@ -109,6 +115,7 @@ class Exchange:
                 check_site(self.headers)
                 if self.method not in ("GET", "HEAD"):
                     check_origin(self.headers)
+            self._caller = principal.token_id or principal.name
             return principal
         except (NotAuthenticated, NotPermitted) as refusal:
             client = client_of(self._scope)
@@ -130,9 +137,12 @@ class Exchange:
         message = await self._receive()
         body = _part(message)
         if message.get("more_body", False):
+            expected = int(said) if b"content-length" in self.headers and said.isdigit() else most
+            held = self.service.receiving.hold(self._caller, expected) if expected > SMALL_BYTES else nullcontext()
             try:
-                async with asyncio.timeout(options.body_s):
-                    body = await self._rest_of(body, most)
+                with held:
+                    async with asyncio.timeout(options.body_s):
+                        body = await self._rest_of(body, most)
             except TimeoutError as problem:
                 raise SlowRequest(f"the body did not arrive within {options.body_s:g} seconds") from problem
         if len(body) > most:

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast.core.audit import AuditEntry
 from holdfast.engine.app import App
-from holdfast.errors import EngineError, InvalidInput, MalformedRequest, NotAuthenticated, NotFound
+from holdfast.errors import EngineError, InvalidInput, MalformedRequest, NotAuthenticated, NotFound, RateLimited
 from holdfast.ports import Secrets, SystemSecrets
 from holdfast.service.access import OIDC, PLACE, TokenAccess, make_token
 from holdfast.service.calling import Headers, Principal, Service
@@ -34,9 +34,9 @@ from holdfast.service.exchange import Exchange
 from holdfast.service.options import OidcOptions
 from holdfast.service.origin import is_loopback
 from holdfast.service.proxies import Proxies
-from holdfast.service.refusals import client_of
+from holdfast.service.refusals import Meter, client_of
 from holdfast.service.roles import ADMIN, ROLES, scopes_of
-from holdfast.service.sessions import cookie_of
+from holdfast.service.sessions import SIGN_INS_PER_MINUTE, cookie_of, note_failure
 
 logger = logging.getLogger("holdfast.service.access")
 
@@ -46,7 +46,8 @@ LONGEST_TOKEN = 16_384
 FETCH_S = 5.0
 FETCH_BYTES = 1_000_000
 REST_S = 10.0
-"""How long to wait at least before the provider's keys are fetched again for a token that names an unknown one."""
+"""How long to wait at least before the provider is asked again: for its keys because a token names an unknown one, or
+for its description because it could not be had."""
 
 KEPT_S = 60.0
 KEPT = 10_000
@@ -77,16 +78,25 @@ class Provider:
         self._keys: dict[str, Any] = {}
         self._read_at = float("-inf")
         self._reading = asyncio.Lock()
+        self._describing = asyncio.Lock()
+        self._described_at = float("-inf")
 
     async def about(self) -> dict[str, Any]:
         """Return the provider's description of itself."""
-        if self._about is None:
-            place = f"{self.options.issuer.rstrip('/')}/.well-known/openid-configuration"
-            about = await self._fetch(place)
-            if about.get("issuer") != self.options.issuer:
-                raise EngineError(f"the OpenID provider at {place} says that it is another issuer")
-            self._about = about
-        return self._about
+        async with self._describing:
+            return self._about or await self._describe()
+
+    async def _describe(self) -> dict[str, Any]:
+        now = asyncio.get_running_loop().time()
+        if now - self._described_at < REST_S:  # who asks for it need not be known
+            raise EngineError(f"the OpenID provider {self.options.issuer} cannot be asked", retry_after_ms=1_000)
+        self._described_at = now
+        place = f"{self.options.issuer.rstrip('/')}/.well-known/openid-configuration"
+        about = await self._fetch(place)
+        if about.get("issuer") != self.options.issuer:
+            raise EngineError(f"the OpenID provider at {place} says that it is another issuer")
+        self._about = about
+        return about
 
     async def key(self, kid: str | None, algorithm: str) -> Any:
         """Return the provider's key of this id for this algorithm; None if there is none. Keys may have changed."""
@@ -229,7 +239,7 @@ class OidcAccess(TokenAccess):
                 options={"require": ["exp", "iat", "iss", "aud", "sub"]},
             )
         except jwt.PyJWTError as problem:
-            logger.info("a token of %s was refused: %s", options.issuer, type(problem).__name__)
+            logger.debug("a token of %s was refused: %s", options.issuer, type(problem).__name__)
             raise NotAuthenticated(
                 "this token is not valid: it is not of the provider, not for here, or expired"
             ) from None
@@ -353,6 +363,7 @@ class _Browser:
         self._access = access
         self._proxies = Proxies(service.options)
         self._redirect_uri = service.options.public_url.rstrip("/") + BACK_PATH
+        self._attempts = Meter()
 
     @property
     def can_sign_in(self) -> bool:
@@ -381,14 +392,19 @@ class _Browser:
             operation="session.sign_in",
             correlation_id=exchange.correlation_id,
         )
+        client = client_of(scope)
+        left_ms = self._attempts.left_ms(client, SIGN_INS_PER_MINUTE)
+        if left_ms:  # each attempt makes the provider work, and who makes it is not known yet
+            raise RateLimited("too many sign-ins from this address have failed", retry_after_ms=left_ms)
+        self._attempts.count(client)
         try:
             principal = await access.finish(exchange.query, login, self._redirect_uri)
         except NotAuthenticated as refusal:
-            client = client_of(scope)
-            self._service.refusals.log(
-                "somebody by OpenID", "sign in", refusal.message, exchange.correlation_id, client
-            )
+            who = "somebody by OpenID"
+            self._service.refusals.log(who, "sign in", refusal.message, exchange.correlation_id, client)
+            await note_failure(access, who, exchange, scope)
             raise
+        self._attempts.count(client, -1)
         text = await access.make_session(
             principal, self._service.options.session_s, replace(entry, actor=principal.name)
         )

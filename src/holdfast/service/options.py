@@ -155,6 +155,10 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
     sending_bytes: int = 256 * 1024 * 1024
     """How large the answers are together that callers have not taken yet; more are told to come back."""
 
+    receiving_bytes: int = 256 * 1024 * 1024
+    """How large the large bodies are together that are being received; an eighth of it for one caller, and for all who
+    are not known yet. More are told to come back."""
+
     idle_s: float = 30.0
     """How long a connection is kept that asks nothing."""
 
@@ -215,6 +219,7 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
             "connections",
             "connections_per_address",
             "sending_bytes",
+            "receiving_bytes",
             "streams_per_token",
             "streams_per_tenant",
             "compress_bytes",

@@ -60,6 +60,8 @@ class Refusals:
         self._per_minute = per_minute
         self._refused = Meter()
         self._lines = Meter()
+        self.failed_sign_ins = Meter()
+        """How many sign-ins have failed, by address."""
         self._left_out: dict[str, int] = {}
 
     def check(self, key: str) -> None:

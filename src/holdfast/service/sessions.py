@@ -62,7 +62,6 @@ class Sessions:
         self._service = service
         self._meter = Meter()
         self._proxies = Proxies(service.options)
-        self._failures = Meter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -93,7 +92,7 @@ class Sessions:
             found = read_token(given.token)
             who = "somebody with what is no token" if found is None else f"{PREFIX}{found[0]}"
             self._service.refusals.log(who, "sign in", problem.message, exchange.correlation_id, client_of(scope))
-            await self._note_failure(access, who, exchange, scope)
+            await note_failure(access, who, exchange, scope)
             raise
         text = await self._begin(access, principal, exchange.correlation_id)
         await exchange.answer(
@@ -101,21 +100,6 @@ class Sessions:
             _view(principal),
             [cookie_of(self._proxies.is_secure(scope), text, f"; Max-Age={int(self._service.options.session_s)}")],
         )
-
-    async def _note_failure(self, access: TokenAccess, who: str, exchange: Exchange, scope: Scope) -> None:
-        """Append a sign-in that failed to the audit log: so many of each address in a minute, and so many of all."""
-        client = client_of(scope)
-        if self._failures.count(client) > FAILED_SIGN_INS or self._failures.count(EVERYBODY) > ALL_FAILED_SIGN_INS:
-            return
-        entry = AuditEntry(
-            entry_id=self._service.ids.new_id(),
-            operation="session.sign_in",
-            actor=who,
-            detail=f"from {client}",
-            outcome="refused",
-            correlation_id=exchange.correlation_id,
-        )
-        await access.store.append_audit([entry])
 
     async def _begin(self, access: TokenAccess, principal: Principal, correlation_id: str) -> str:
         left_ms = self._meter.left_ms(principal.token_id, SIGN_INS_PER_MINUTE)
@@ -156,6 +140,23 @@ class Sessions:
                 await revoke_token(access.store, token, principal.name, entry)
             access.forget(found[0])
         await exchange.send_nothing(204, [cookie_of(self._proxies.is_secure(scope), "", "; Max-Age=0")])
+
+
+async def note_failure(access: TokenAccess, who: str, exchange: Exchange, scope: Scope) -> None:
+    """Append a sign-in that failed to the audit log: so many of each address in a minute, and so many of all."""
+    service, client = exchange.service, client_of(scope)
+    failures = service.refusals.failed_sign_ins
+    if failures.count(client) > FAILED_SIGN_INS or failures.count(EVERYBODY) > ALL_FAILED_SIGN_INS:
+        return
+    entry = AuditEntry(
+        entry_id=service.ids.new_id(),
+        operation="session.sign_in",
+        actor=who,
+        detail=f"from {client}",
+        outcome="refused",
+        correlation_id=exchange.correlation_id,
+    )
+    await access.store.append_audit([entry])
 
 
 def cookie_of(is_secure: bool, value: str, age: str) -> tuple[bytes, bytes]:
