@@ -3,17 +3,21 @@
 import asyncio
 import logging
 import sqlite3
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 
 import holdfast as hf
+from holdfast.core.audit import AuditEntry, AuditQuery
+from holdfast.core.letters import DeadLetterQuery
 from holdfast.engine.checking import _heads
 from holdfast.engine.doctor import examine
-from holdfast.errors import StoreCorrupt
+from holdfast.errors import Conflict, StoreCorrupt
 from holdfast.ports import SystemClock
-from holdfast.store.port import MailboxQuery, RunQuery
+from holdfast.store.port import MailboxQuery, RunQuery, WaitQuery
 from tests.engine.place import until_event
 from tests.service.stage import on_stage
 
@@ -104,3 +108,126 @@ async def test_one_damaged_signal_does_not_hide_the_others(tmp_path: Path) -> No
         found = await app.opened().store.find_mailbox(MailboxQuery())
         assert [signal.run_id for signal in found] == ["run-0", "run-1", "run-3", "run-4"]
         assert found.unreadable == ("run-2/other/s-1",)  # type: ignore[attr-defined]
+
+
+Spoil = Callable[[str], Awaitable[None]]
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def spoiled(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Spoil]:
+    """Return the address of a new store, and what carries out SQL in it."""
+    if request.param == "sqlite":
+
+        async def in_file(sql: str) -> None:
+            with sqlite3.connect(tmp_path / "store.db") as db:
+                assert db.execute(sql.replace("holdfast.", "")).rowcount > 0
+            db.close()
+
+        return f"sqlite:///{tmp_path}/store.db", in_file
+    address: str = request.getfixturevalue("postgres_url")
+
+    async def on_server(sql: str) -> None:
+        connection = await asyncpg.connect(address)
+        assert await connection.execute(sql.replace("CAST(x'ff' AS TEXT)", "'\\xff'::bytea")) != "UPDATE 0"
+        await connection.close()
+
+    return address, on_server
+
+
+def waiting(authoriser: Any = None) -> tuple[hf.App, Any]:
+    """Return an app whose runs wait, and take what does not fit for a dead letter."""
+    app = hf.App("waiting", authoriser=authoriser)
+
+    @app.workflow
+    async def wait() -> int:
+        return await hf.wait_signal("number", int)
+
+    return app, wait
+
+
+async def five_waiting(address: str) -> None:
+    """Make five runs that wait; each has a dead letter, a signal that nobody takes, and an entry in the audit log."""
+    app, wait = waiting()
+    async with asyncio.timeout(20), app.node(address) as node:
+        for number in range(5):
+            run = await app.start(wait, run_id=f"run-{number}")
+            await run.signal("number", "none", signal_id="s-0")
+            await run.signal("other", number, signal_id="s-1")
+            await until_event(run, "SignalDeadLettered")
+            entry = AuditEntry(entry_id=f"e-{number}", actor="ann", operation="test", run_id=run.run_id)
+            await node.store.append_audit([entry])
+
+
+OF_RUN = "run_no IN (SELECT run_no FROM holdfast.runs WHERE run_id IN ('run-1', 'run-4'))"
+LETTERS = f"UPDATE holdfast.dead_letters SET detail = CAST(x'ff' AS TEXT) WHERE {OF_RUN}"
+ENTRIES = """UPDATE holdfast.audit_log SET entry = '{"at":"x"}' WHERE run_id IN ('run-1', 'run-4')"""
+MAIL = f"UPDATE holdfast.signals SET payload = 'nul' WHERE name = 'other' AND {OF_RUN}"
+LEFT = ["run-0", "run-2", "run-3"]
+
+
+@pytest.mark.contract("MSG-3", "SIG-9")
+@pytest.mark.parametrize("limit", [1, 2, 500])
+async def test_no_list_fails_for_damaged_rows_among_others(spoiled: tuple[str, Spoil], limit: int) -> None:
+    address, spoil = spoiled
+    await five_waiting(address)
+    app, _ = waiting()
+    async with asyncio.timeout(30), on_stage(address, app=app) as stage:
+        await spoil(LETTERS)
+        await spoil(ENTRIES)
+        store = app.opened().store
+        for operation in ("letters.list", "audit.list"):
+            items = await all_pages(stage, operation, limit)
+            assert [item["run_id"] for item in items] == LEFT, items
+        letters = await store.find_dead_letters(DeadLetterQuery())
+        entries = await store.find_audit(AuditQuery())
+        assert [letter.run_id for letter in letters] == [entry.run_id for entry in entries] == LEFT
+        assert len(letters.unreadable) == 2  # type: ignore[attr-defined]
+        assert entries.unreadable == ("e-1", "e-4")  # type: ignore[attr-defined]
+        [spoilt, _] = letters.unreadable  # type: ignore[attr-defined]
+        assert (await stage.rest("letters.get", {"letter_id": spoilt}))[0] == 500
+        [refused, settled] = await store.settle_dead_letters([spoilt, letters[0].letter_id], "drop", "ann")
+        assert isinstance(refused.error, Conflict)  # type: ignore[union-attr]
+        assert settled.letter_id == letters[0].letter_id  # type: ignore[union-attr]
+        await spoil(MAIL)
+        assert [item["run_id"] for item in await all_pages(stage, "signals.unconsumed", limit)] == LEFT
+        assert [mail.name for mail in await app.run("run-2").mailbox()] == ["other"]
+        assert await app.run("run-4").mailbox() == []
+
+
+async def all_pages(stage: Any, operation: str, limit: int) -> list[Any]:
+    items, cursor = [], ""
+    while cursor is not None:
+        status, page = await stage.rest(operation, {"limit": limit, **({"cursor": cursor} if cursor else {})})
+        assert status == 200
+        items += page["items"]
+        cursor = page["next"]
+    return sorted(items, key=lambda item: str(item["run_id"]))
+
+
+@pytest.mark.contract("SIG-12")
+@pytest.mark.parametrize("damage", ["name = CAST(x'ff' AS TEXT)", "since = 'soon'", "token = x'00'"])
+async def test_one_damaged_wait_does_not_hide_the_others(tmp_path: Path, damage: str) -> None:
+    address = f"sqlite:///{tmp_path}/store.db"
+    await five_waiting(address)
+    with sqlite3.connect(tmp_path / "store.db") as db:
+        db.execute(f"UPDATE waits SET {damage} WHERE {OF_RUN}".replace("holdfast.", ""))
+    db.close()
+    app, _ = waiting()
+    async with asyncio.timeout(20), on_stage(address, app=app) as stage:
+        found = await app.opened().store.find_waits(WaitQuery())
+        assert [wait.run_id for wait in found] == LEFT
+        assert found.unreadable == ("run-1/number", "run-4/number")  # type: ignore[attr-defined]
+        for limit in (1, 500):
+            assert [item["run_id"] for item in await all_pages(stage, "signals.waiting", limit)] == LEFT
+
+
+@pytest.mark.contract("API-4", "SIG-9")
+async def test_of_a_batch_only_the_signals_to_a_damaged_run_are_refused(spoiled: tuple[str, Spoil]) -> None:
+    address, spoil = spoiled
+    await five_waiting(address)
+    await spoil("UPDATE holdfast.runs SET snapshot = '{\"status\":5}' WHERE run_id = 'run-2'")
+    app, _ = waiting(lambda request: True)
+    async with asyncio.timeout(20), app.connect(address):
+        answers = await app.signal_many([{"run_id": f"run-{n}", "name": "number", "payload": n} for n in range(5)])
+        kinds = [type(answer).__name__ for answer in answers]
+        assert kinds == [*["AcceptedSignalResult"] * 2, "Conflict", *["AcceptedSignalResult"] * 2]

@@ -7,8 +7,9 @@ from typing import NamedTuple, Protocol
 
 from holdfast.core.instants import Instant
 from holdfast.engine.first_turns import First, FirstTurns
-from holdfast.errors import EngineError, HoldfastError, LeaseExpired, StoreCorrupt, StoreError
+from holdfast.errors import EngineError, HoldfastError, LeaseExpired, StoreError
 from holdfast.program.loop import apart
+from holdfast.store.answers import load_each
 from holdfast.store.port import Created, Existing, LoadedRun, NewRun, Refused, Store
 
 CREATE_RUNS = 500
@@ -190,10 +191,7 @@ class Creations:
         while run_ids and looks < len(LOOKS_S):
             await asyncio.sleep(LOOKS_S[looks])
             try:
-                found = [loaded for loaded in await self._store.load(run_ids) if loaded is not None]
-            except StoreCorrupt:  # somebody else says so
-                looks += 1
-                continue
+                found = [run for run in await load_each(self._store.load, run_ids) if isinstance(run, LoadedRun)]
             except StoreError:
                 continue
             looks += 1

@@ -13,6 +13,7 @@ from msgspec import Struct
 from holdfast.core.events import Event
 from holdfast.core.state import TERMINAL
 from holdfast.errors import EngineError, HoldfastError, StoreCorrupt
+from holdfast.store.answers import load_each
 from holdfast.store.port import LoadedRun, RunHead, Store
 
 PAGE_RUNS = 500
@@ -83,20 +84,17 @@ class Finishes:
 
     async def _answer(self, batch: list[Asked]) -> None:
         try:
-            runs = await self._store.load([run_id for run_id, _ in batch])
-        except StoreCorrupt as problem:  # of one of them: the others are answered all the same
-            if len(batch) == 1:
-                _fail(batch, problem)
-                return
-            middle = len(batch) // 2
-            await self._answer(batch[:middle])
-            await self._answer(batch[middle:])
+            runs = await load_each(self._store.load, [run_id for run_id, _ in batch])
         except HoldfastError as problem:
             _fail(batch, problem)
-        else:
-            for (_, future), run in zip(batch, runs, strict=True):
-                if not future.done():
-                    future.set_result(None if run is None else run.head)
+            return
+        for (_, future), run in zip(batch, runs, strict=True):
+            if future.done():
+                continue
+            if isinstance(run, StoreCorrupt):
+                future.set_exception(run)
+            else:
+                future.set_result(None if run is None else run.head)
 
     def tell(self, run_id: str, version: int, last: Event | None = None) -> None:
         """Tell everybody who waits for this run that it has finished."""
@@ -138,20 +136,11 @@ class Finishes:
         finally:
             listener.close()
 
-    async def _load(self, run_ids: list[str]) -> list[LoadedRun | None]:
-        try:
-            return await self._store.load(run_ids)
-        except StoreCorrupt:  # of one of them: the others are looked up all the same
-            if len(run_ids) == 1:
-                return []
-            half = len(run_ids) // 2
-            return [*await self._load(run_ids[:half]), *await self._load(run_ids[half:])]
-
     async def _look(self, is_whole: bool) -> None:
         elsewhere = [run_id for run_id in self._waiting if is_whole or not self._holds(run_id)]
         for start in range(0, len(elsewhere), PAGE_RUNS):
-            for run in await self._load(elsewhere[start : start + PAGE_RUNS]):
-                if run is not None and run.head.status in TERMINAL:
+            for run in await load_each(self._store.load, elsewhere[start : start + PAGE_RUNS]):
+                if isinstance(run, LoadedRun) and run.head.status in TERMINAL:
                     self.tell(run.head.run_id, run.head.version)
 
 

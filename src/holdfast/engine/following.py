@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core import events as e
@@ -17,6 +16,8 @@ from holdfast.core.state import TERMINAL
 from holdfast.engine.recording import head_of
 from holdfast.errors import NotFound
 from holdfast.store import port
+from holdfast.store.answers import log_unreadable, pages
+from holdfast.store.guards import no_such_run
 
 
 class Receipt(Struct, frozen=True, kw_only=True):
@@ -88,17 +89,18 @@ async def _dead(store: port.Store, run_id: str, name: str, signal_id: str, id_: 
     if id_ is not None:
         query = DeadLetterQuery(letter_id=letter_id(run_id, id_), settled=True)
     detail = unreadable_payload(name, signal_id)
-    while page := await store.find_dead_letters(query):
+    async for page in pages(store.find_dead_letters, query, lambda letter: (letter.died_at, letter.letter_id)):
         for letter in page:
             if id_ is not None or letter.detail == detail:
                 return Receipt(status="dead-lettered", reason=f"{letter.reason}: {letter.detail}")
-        query = replace(query, after=(page[-1].died_at, page[-1].letter_id))
     raise NotFound(f"run {run_id!r} has accepted no signal {name!r} with this signal_id", run_id=run_id)
 
 
 async def mailbox_of(store: port.Store, run_id: str) -> list[Unconsumed]:
     """Return the signals that no wait has taken, oldest first."""
-    await head_of(store, run_id)
+    heads = await store.find_runs(port.RunQuery(run_ids=(run_id,), limit=1))
+    if not heads and not heads.unreadable:  # it is not loaded, for what cannot be read in its mailbox
+        raise no_such_run(run_id)
     found = [signal async for signal in _mailbox(store, port.MailboxQuery(run_id=run_id))]
     now = await store.now()
     return [
@@ -118,10 +120,10 @@ async def mailbox_of(store: port.Store, run_id: str) -> list[Unconsumed]:
 async def open_waits(store: port.Store, run_id: str | None, name: str | None) -> AsyncIterator[Wait]:
     """Go through the open waits of a run, or for a name, or all there are, ordered by run and step."""
     query = port.WaitQuery(run_id=run_id, name=name, limit=PAGE)
-    while page := await store.find_waits(query):
+    async for page in pages(store.find_waits, query, lambda wait: (wait.run_id, wait.step_id)):
+        log_unreadable("waits", page)
         for wait in page:
             yield wait
-        query = port.WaitQuery(run_id=run_id, name=name, limit=PAGE, after=(page[-1].run_id, page[-1].step_id))
 
 
 PAGE = 1_000
@@ -129,13 +131,7 @@ PAGE = 1_000
 
 
 async def _mailbox(store: port.Store, query: port.MailboxQuery) -> AsyncIterator[Signal]:
-    while page := await store.find_mailbox(query):
+    async for page in pages(store.find_mailbox, query, lambda signal: signal.inbox_seq):
+        log_unreadable("signals", page)
         for signal in page:
             yield signal
-        query = port.MailboxQuery(
-            run_id=query.run_id,
-            name=query.name,
-            signal_id=query.signal_id,
-            consumed=query.consumed,
-            after=page[-1].inbox_seq,
-        )

@@ -28,6 +28,7 @@ from holdfast.core.state import PAUSED
 from holdfast.engine.options import NodeOptions
 from holdfast.errors import StoreCorrupt, StoreError
 from holdfast.program.fingerprint import CHARS as FINGERPRINT_CHARS
+from holdfast.store.answers import pages
 from holdfast.store.guards import name_of
 from holdfast.store.port import LoadedRun, NodePlans, Plan, RunHead, RunQuery, Store
 
@@ -231,18 +232,17 @@ class Known:
             await asyncio.sleep(grace_s)
 
     async def _requeue(self) -> None:
-        after = (0, "")
-        while letters := await self._store.find_dead_letters(DeadLetterQuery(reason="definition missing", after=after)):
+        query = DeadLetterQuery(reason="definition missing")
+        place_of = lambda letter: (letter.died_at, letter.letter_id)  # noqa: E731
+        async for letters in pages(self._store.find_dead_letters, query, place_of):
             known = [letter.letter_id for letter in letters if await self._can_run(letter.run_id)]
             await self._store.settle_dead_letters(known, "requeue", name_of(self._node))
-            after = letters[-1].died_at, letters[-1].letter_id
 
     async def _wake_diverged(self, fits: Fits) -> None:
         """Wake the runs whose history did not fit other code, and fits what this node has. Nothing else is written."""
         for plan_id in sorted({plan_id for plan_id, _ in self.plans()}):
-            after = ""
-            while page := await self._store.find_runs(RunQuery(plan_id=plan_id, status=PAUSED, after=after)):
-                after = page[-1].run_id
+            query = RunQuery(plan_id=plan_id, status=PAUSED)
+            async for page in pages(self._store.find_runs, query, lambda head: head.run_id):
                 for head in page:
                     has_error = head.snapshot is None or head.snapshot.last_error_code is not None
                     if has_error and self.has(plan_id, head.plan_version) and await fits(head):

@@ -5,7 +5,7 @@ from holdfast.core.audit import AuditEntry
 from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settlement
 from holdfast.core.messages import Message
 from holdfast.errors import InvalidInput
-from holdfast.store.port import Refused, Store
+from holdfast.store.port import Found, Refused, Store
 
 
 class Letter:
@@ -41,4 +41,8 @@ class Letter:
 
 async def find_letters(store: Store, query: DeadLetterQuery) -> list[Letter]:
     """Return the letters that the query names."""
-    return [Letter(store, record) for record in await store.find_dead_letters(query)]
+    found = await store.find_dead_letters(query)
+    if not isinstance(found, Found):
+        return [Letter(store, record) for record in found]
+    found.log("dead letters")
+    return Found((Letter(store, record) for record in found), found.place, found.unreadable)

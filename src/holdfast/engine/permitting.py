@@ -23,9 +23,10 @@ from holdfast.core.messages import (
 from holdfast.engine.controls import ControlRequest, Operators, refused_id
 from holdfast.engine.sending import DELIVER_SIGNALS
 from holdfast.engine.turn import control_request
-from holdfast.errors import CallerError, NotPermitted
+from holdfast.errors import CallerError, Conflict, NotPermitted, StoreCorrupt
 from holdfast.limits import Limits
-from holdfast.store.port import RunHead, Store
+from holdfast.store.answers import load_each
+from holdfast.store.port import LoadedRun, RunHead, Store
 
 logger = logging.getLogger("holdfast.access")
 
@@ -52,14 +53,19 @@ class Permits:
     async def _refusals(self, requests: Sequence[SignalRequest]) -> list[CallerError | None]:
         answers: list[CallerError | None] = [check_signal(request, _OF_ANY_SIZE) for request in requests]
         sound = [request.run_id for request, problem in zip(requests, answers, strict=True) if problem is None]
-        runs = await self._store.load(list(dict.fromkeys(sound)))
-        heads = {run.head.run_id: run.head for run in runs if run is not None}
+        run_ids = list(dict.fromkeys(sound))
+        loaded = await load_each(self._store.load, run_ids)
+        runs = dict(zip(run_ids, loaded, strict=True))
         refused: list[SignalRequest] = []
         for index, request in enumerate(requests):
-            head = heads.get(request.run_id) if answers[index] is None else None
-            if head is None:
+            run = runs[request.run_id] if answers[index] is None else None
+            if isinstance(run, StoreCorrupt):  # whose it is cannot be known, so the authoriser cannot be asked
+                answers[index] = Conflict(
+                    f"run {request.run_id!r} cannot be read: {run.message}", run_id=request.run_id
+                )
+            if not isinstance(run, LoadedRun):
                 continue
-            asked = self._asked(request, head)
+            asked = self._asked(request, run.head)
             objection = await self._operators.objection(asked)
             if objection:
                 answers[index] = _not_permitted(asked, objection)

@@ -19,6 +19,7 @@ from holdfast.core.messages import Message, Signal, SignalRequest
 from holdfast.core.records import Task, Wait
 from holdfast.errors import InvalidInput, NotPermitted
 from holdfast.service.heads import heads_of
+from holdfast.store.answers import pages
 from holdfast.store.guards import no_such_letter, no_such_run
 from holdfast.store.port import (
     Accepted,
@@ -43,6 +44,7 @@ class _OfRun(Protocol):
     def run_id(self) -> str: ...
 
 
+T = TypeVar("T")
 Row = TypeVar("Row", bound=_OfRun)
 Query = TypeVar("Query", WaitQuery, TaskQuery, DeadLetterQuery)
 
@@ -136,10 +138,9 @@ class TenantView:
 
     async def find_tokens(self, query: TokenQuery) -> list[AccessToken]:
         query = replace(query, tenant=self.tenant)
-        while page := await self._store.find_tokens(query):
-            if own := [token for token in page if belongs_to(self, token)]:
-                return own
-            query = replace(query, after=page[-1].token_id)
+        async for page in pages(self._store.find_tokens, query, lambda token: token.token_id):
+            if found := self._part(page, [token for token in page if belongs_to(self, token)]):
+                return found
         return []
 
     async def append_audit(self, entries: Sequence[AuditEntry]) -> None:
@@ -147,10 +148,9 @@ class TenantView:
 
     async def find_audit(self, query: AuditQuery) -> list[AuditEntry]:
         query = replace(query, tenant=self.tenant)
-        while page := await self._store.find_audit(query):
-            if own := [entry for entry in page if belongs_to(self, entry)]:
-                return own
-            query = replace(query, after=(page[-1].at, page[-1].entry_id))
+        async for page in pages(self._store.find_audit, query, lambda entry: (entry.at, entry.entry_id)):
+            if found := self._part(page, [entry for entry in page if belongs_to(self, entry)]):
+                return found
         return []
 
     def _audited(self, entry: AuditEntry) -> AuditEntry:
@@ -173,12 +173,15 @@ class TenantView:
         if query.run_id is not None:
             return await self._store.find_mailbox(query) if await self._own([query.run_id]) else []
         query = replace(query, tenant=self.tenant)
-        while page := await self._store.find_mailbox(query):
+        while True:
+            page = await self._store.find_mailbox(query)
             own = await self._own([signal.run_id for signal in page])
-            if found := [signal for signal in page if signal.run_id in own]:
-                return found
-            query = replace(query, after_run=page[-1].run_id, after=page[-1].inbox_seq)
-        return []
+            found = [signal for signal in page if signal.run_id in own]
+            place = page.place if isinstance(page, Found) else None
+            if found or (not page and place is None):
+                return self._part(page, found)
+            after_run, after = place or (page[-1].run_id, page[-1].inbox_seq)
+            query = replace(query, after_run=after_run, after=after)
 
     async def find_waits(self, query: WaitQuery) -> list[Wait]:
         return await self._find(self._store.find_waits, query, lambda wait: (wait.run_id, wait.step_id))
@@ -213,6 +216,13 @@ class TenantView:
             if getattr(query, "look", None) is not None:
                 return Found((), place_of(page[-1]))
             query = replace(query, after=place_of(page[-1]))
+
+    def _part(self, page: list[Any], own: list[T]) -> Found[T]:
+        """Return the tenant's own rows of a page; of whose project damaged ones are cannot be known."""
+        if not isinstance(page, Found):
+            return Found(own)
+        is_bound = self.project is not None or self.environment is not None
+        return Found(own, page.place, () if is_bound else page.unreadable)
 
     async def _own(self, run_ids: Sequence[str]) -> set[str]:
         return set(await heads_of(cast(Store, self), run_ids))

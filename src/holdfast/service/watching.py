@@ -27,7 +27,8 @@ from holdfast.service.alerts import Alerts
 from holdfast.service.frames import Frame, event_frame
 from holdfast.service.listing import Kind, Listing, Told
 from holdfast.service.options import ServiceOptions
-from holdfast.store.port import Change, RunHead, Store, TaskQuery
+from holdfast.store.answers import load_each
+from holdfast.store.port import Change, LoadedRun, RunHead, Store, TaskQuery
 from holdfast.store.wakeups import Listener
 
 PAGE_EVENTS = 100
@@ -282,8 +283,8 @@ class Watcher:
     async def _heads(self, run_ids: Sequence[str]) -> dict[str, RunHead]:
         heads: dict[str, RunHead] = {}
         for start in range(0, len(run_ids), MOST_RUNS):
-            for run in await self._store.load(run_ids[start : start + MOST_RUNS]):
-                if run is not None:
+            for run in await load_each(self._store.load, run_ids[start : start + MOST_RUNS]):
+                if isinstance(run, LoadedRun):
                     heads[run.head.run_id] = run.head
         return heads
 

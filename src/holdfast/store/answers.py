@@ -1,10 +1,11 @@
 """What the store's verbs answer. They are used as `port.…`, where the verbs are."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any, Literal, TypeVar
 
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from holdfast.core.events import Event
 from holdfast.core.instants import Instant
@@ -12,9 +13,10 @@ from holdfast.core.messages import AcceptedSignalResult, Message, Signal
 from holdfast.core.records import ActivityRecord
 from holdfast.core.snapshot import RuntimeSnapshot
 from holdfast.core.state import RunStatus
-from holdfast.errors import CallerError
+from holdfast.errors import CallerError, StoreCorrupt
 
 T = TypeVar("T")
+Query = TypeVar("Query", bound=Struct)
 
 logger = logging.getLogger("holdfast.store")
 
@@ -34,6 +36,40 @@ class Found(list[T]):
         """Log which rows were left out, if any were."""
         if self.unreadable:
             logger.error("%s that cannot be read are left out of a list: %s", what, ", ".join(self.unreadable))
+
+
+async def load_each(
+    load: Callable[[Sequence[str]], Awaitable[list[T]]], run_ids: Sequence[str]
+) -> list[T | StoreCorrupt]:
+    """Load runs; a damaged one is answered by its error, and the others are loaded all the same."""
+    try:
+        return [*await load(run_ids)]
+    except StoreCorrupt as damage:
+        if len(run_ids) == 1:
+            return [damage]
+    half = len(run_ids) // 2
+    return [*await load_each(load, run_ids[:half]), *await load_each(load, run_ids[half:])]
+
+
+def log_unreadable(what: str, page: list[Any]) -> None:
+    """Log which rows were left out of a page, if any were."""
+    if isinstance(page, Found):
+        page.log(what)
+
+
+async def pages(
+    find: Callable[[Query], Awaitable[list[T]]], query: Query, place_of: Callable[[T], Any]
+) -> AsyncIterator[list[T]]:
+    """Give one page after the other. One of which no row can be read does not end them."""
+    while True:
+        page = await find(query)
+        yield page
+        place = page.place if isinstance(page, Found) else None
+        if place is None:
+            if not page:
+                return
+            place = place_of(page[-1])
+        query = replace(query, after=place)
 
 
 class Created(Struct, frozen=True, gc=False):

@@ -425,6 +425,11 @@ def no_such_letter(letter_id: str) -> NotFound:
     return NotFound(f"there is no dead letter {letter_id!r}", letter_id=letter_id)
 
 
+def unreadable_letter(letter_id: str) -> Conflict:
+    """Make the refusal to settle a dead letter whose row is damaged."""
+    return Conflict(f"the row of dead letter {letter_id!r} is damaged: repair or delete it", letter_id=letter_id)
+
+
 def check_tokens(tokens: Sequence[Any], limits: Limits) -> None:
     """Refuse tokens that could not be kept, or not be found again."""
     check_batch(tokens, limits)

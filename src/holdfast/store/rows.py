@@ -13,8 +13,9 @@ from holdfast.core.codec import decode_body, decode_ref
 from holdfast.core.declared import PublishedDefinition
 from holdfast.core.events import NULL, CallerRef, EngineRunRef, Event
 from holdfast.core.idempotency import inbox_uuid, signal_suffix
+from holdfast.core.letters import DeadLetter
 from holdfast.core.messages import AcceptanceRecord, Message, Signal, SignalRequest
-from holdfast.core.records import ActivityRecord, Task
+from holdfast.core.records import ActivityRecord, Task, Wait
 from holdfast.core.snapshot import RuntimeSnapshot
 from holdfast.core.state import RunStatus
 from holdfast.errors import StoreCorrupt
@@ -75,6 +76,18 @@ def _reading(function: Callable[P, R]) -> Callable[P, R]:
     return read
 
 
+class DamagedText(bytes):
+    """What stands where a text should, and is none."""
+
+
+def text_or_damage(found: bytes) -> str | DamagedText:
+    """Return a text of the file, or what is there instead."""
+    try:
+        return found.decode()
+    except UnicodeDecodeError:
+        return DamagedText(found)
+
+
 def found_of(
     rows: Sequence[Any],
     read: Callable[[Any], R],
@@ -90,9 +103,11 @@ def found_of(
     unreadable: list[str] = []
     for row in rows:
         try:
+            if any(type(cell) is DamagedText for cell in row):
+                raise StoreCorrupt("a text of the store is none")
             found.append(read(row))
         except StoreCorrupt:
-            unreadable.append(name_of(row))
+            unreadable.append(str(name_of(row)))
     if not unreadable:
         return Found(found, place)
     return Found(found, place_of(rows[-1]) if place is None else place, tuple(unreadable))
@@ -248,6 +263,38 @@ def signal_of(run_id: str, row: tuple[Any, ...]) -> Signal:
 def mail_of(row: Sequence[Any]) -> Signal:
     """Return the signal that a row with the run's id and SIGNAL describes."""
     return signal_of(row[0], tuple(row[1:]))
+
+
+def mail_place(row: Sequence[Any]) -> tuple[str, int]:
+    """Return the place of such a row among the signals of all runs."""
+    return row[0], row[1]
+
+
+WAIT = "run_id, step_id, name, token, since, until"
+
+
+@_reading
+def wait_of(row: Sequence[Any]) -> Wait:
+    """Return the wait that a row of WAIT describes."""
+    return msgspec.convert(dict(zip(WAIT.split(", "), row, strict=True)), Wait)
+
+
+def wait_name(row: Sequence[Any]) -> str:
+    """Return what such a row is called where it cannot be read."""
+    return f"{row[0]}/{row[1]}"
+
+
+LETTER = "letter_id, run_id, envelope, reason, detail, node, died_at, settled, settled_by, settled_at"
+
+
+@_reading
+def letter_of(row: Sequence[Any]) -> DeadLetter:
+    """Return the dead letter that a row of LETTER describes. Some stores keep its texts as bytes."""
+    fields = dict(zip(LETTER.split(", "), row, strict=True))
+    for name in ("detail", "settled_by"):
+        if isinstance(fields[name], bytes):
+            fields[name] = fields[name].decode()
+    return msgspec.convert(fields, DeadLetter)
 
 
 def mail_name(row: Sequence[Any]) -> str:

@@ -113,7 +113,10 @@ async def _read_letters(store: Store, run_id: str) -> list[DeadLetter]:
 
 async def _read_all(read_page: Callable[[K], Awaitable[list[T]]], after: K, key: Callable[[T], K]) -> list[T]:
     found: list[T] = []
-    while page := await read_page(after):
+    while True:
+        page = await read_page(after)
         found += page
-        after = key(page[-1])
-    return found
+        place = getattr(page, "place", None)
+        if place is None and not page:
+            return found
+        after = key(page[-1]) if place is None else place

@@ -7,7 +7,7 @@ from msgspec import Raw, Struct
 
 from holdfast.core.letters import DeadLetter, DeadLetterQuery, Reason, Settlement
 from holdfast.engine.letters import Letter
-from holdfast.errors import Conflict, NotFound, RunTerminal
+from holdfast.errors import Conflict, NotFound, RunTerminal, StoreCorrupt
 from holdfast.service.calling import Call
 from holdfast.service.catalogue import Ask, operation
 from holdfast.service.operations.fields import ActorName, Name
@@ -64,6 +64,8 @@ class OpenedLetter(Struct, frozen=True):
 
 async def _letter(call: Call, letter_id: str) -> DeadLetter:
     found = await call.store.find_dead_letters(DeadLetterQuery(letter_id=letter_id, settled=True))
+    if getattr(found, "unreadable", ()):
+        raise StoreCorrupt(f"the row of dead letter {letter_id!r} cannot be read", letter_id=letter_id)
     if not found:
         raise NotFound(f"there is no dead letter {letter_id!r}", letter_id=letter_id)
     return found[0]

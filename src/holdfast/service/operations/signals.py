@@ -127,8 +127,7 @@ async def send_many(call: Call, ask: SendSignals) -> SentSignals:
 async def _own_runs(call: Call, run_ids: list[str]) -> set[str]:
     if call.principal.tenant is None:
         return set(run_ids)
-    runs = await call.store.load(list(dict.fromkeys(run_ids)))
-    return {run.head.run_id for run in runs if run is not None}
+    return set(await heads_of(call.store, run_ids))
 
 
 def _outgoing(signal: SendSignal) -> Outgoing:

@@ -1,6 +1,7 @@
 """The audit log on the server. What goes with another verb is appended by the same statement as that."""
 
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import Any
 
 from msgspec.structs import replace
@@ -8,6 +9,7 @@ from msgspec.structs import replace
 from holdfast.core.audit import AuditEntry, AuditQuery
 from holdfast.core.instants import Instant
 from holdfast.store import rows
+from holdfast.store.answers import Found
 from holdfast.store.postgres.columns import askable, columns
 from holdfast.store.postgres.server import Db, Session
 from holdfast.store.where import audit_conditions
@@ -60,14 +62,15 @@ async def append_now(session: Session, entries: Sequence[AuditEntry], now: Insta
     await append(session, [replace(entry, at=at) for entry in entries])
 
 
-async def find(db: Db, query: AuditQuery, limit: int) -> list[AuditEntry]:
+async def find(db: Db, query: AuditQuery, limit: int) -> Found[AuditEntry]:
     """Return the entries that the query names."""
     where, order = audit_conditions(query), "DESC" if query.newest else "ASC"
     sql = (
         f"SELECT {rows.AUDIT} FROM holdfast.audit_log {where.numbered} "
         f"ORDER BY at {order}, entry_id {order} LIMIT {where.next_place}"
     )
-    return [rows.audit_of(tuple(row)) for row in await db.fetch(sql, *map(askable, where.values(limit)))]
+    found = await db.fetch(sql, *map(askable, where.values(limit)))
+    return rows.found_of(found, rows.audit_of, itemgetter(1), itemgetter(0, 1))
 
 
 async def old(session: Session, until: Instant, limit: int, tenant: str | None, run_ids: list[str] | None) -> list[Any]:

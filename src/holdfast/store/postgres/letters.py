@@ -1,6 +1,7 @@
 """Dead letters: buried with a turn, or when a row is come across that cannot be read; found, and settled."""
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 from holdfast.core.audit import AuditEntry
@@ -15,28 +16,11 @@ from holdfast.store.postgres import audit
 from holdfast.store.postgres.columns import More, askable
 from holdfast.store.postgres.reading import most_rows, read_page
 from holdfast.store.postgres.server import Db, Session
+from holdfast.store.rows import LETTER, letter_of
 from holdfast.store.where import Where
 
-_LETTER = "letter_id, run_id, envelope, reason, detail, node, died_at, settled, settled_by, settled_at"
 
-
-def letter_of(row: Any) -> DeadLetter:
-    """Return the dead letter that a row describes."""
-    return DeadLetter(
-        letter_id=row[0],
-        run_id=row[1],
-        envelope=row[2],
-        reason=row[3],
-        detail=row[4].decode(),
-        node=row[5],
-        died_at=row[6],
-        settled=row[7],
-        settled_by=row[8].decode(),
-        settled_at=row[9],
-    )
-
-
-async def find(db: Db, query: DeadLetterQuery, limit: int) -> list[DeadLetter]:
+async def find(db: Db, query: DeadLetterQuery, limit: int) -> port.Found[DeadLetter]:
     """Return the letters that the query names."""
     where = Where()
     where.add("(died_at, letter_id) > (?, ?)", *query.after)
@@ -48,8 +32,8 @@ async def find(db: Db, query: DeadLetterQuery, limit: int) -> list[DeadLetter]:
         where.add("settled IS NULL")
     letters, order = "holdfast.dead_letters JOIN holdfast.runs USING (run_no)", "died_at, letter_id"
     limit = await most_rows(db, f"octet_length(envelope) FROM {letters}", where, order, limit, query.most_bytes)
-    found = await read_page(db, f"SELECT {_LETTER} FROM {letters}", where, order, limit)
-    return [letter_of(row) for row in found]
+    found = await read_page(db, f"SELECT {LETTER} FROM {letters}", where, order, limit)
+    return rows.found_of(found, letter_of, itemgetter(0), itemgetter(6, 0))
 
 
 async def settle(
@@ -74,13 +58,16 @@ async def _settle(
     session: Session, id_: str, action: Settlement, actor: str, now: Instant, entry: AuditEntry | None
 ) -> Settled | port.Refused:
     found = await session.fetch(
-        f"SELECT {_LETTER}, run_no, status, tenant, project, environment "
+        f"SELECT {LETTER}, run_no, status, tenant, project, environment "
         "FROM holdfast.dead_letters JOIN holdfast.runs USING (run_no) WHERE letter_id = $1",
         askable(id_),
     )
     if not found:
         return port.Refused(guards.no_such_letter(id_))
-    letter, run_no, status = letter_of(found[0]), found[0][10], found[0][11]
+    try:
+        letter, run_no, status = letter_of(tuple(found[0])[:10]), found[0][10], found[0][11]
+    except StoreCorrupt:
+        return port.Refused(guards.unreadable_letter(id_))
     if letter.settled == action:
         return Settled(id_, action)
     message = guards.settled_message(letter, action, RunStatus(status))

@@ -107,16 +107,16 @@ async def find_runs(db: Db, query: port.RunQuery, limit: int) -> port.Found[port
     return rows.found_of(found, rows.head_of, itemgetter(1), place_of, place if is_whole else None)
 
 
-async def find_waits(db: Db, query: port.WaitQuery, limit: int) -> list[Wait]:
+async def find_waits(db: Db, query: port.WaitQuery, limit: int) -> port.Found[Wait]:
     """Return the open waits that the query names."""
     where = Where()
     where.add("(run_id, step_id) > (?, ?)", *query.after)
     where.add_given("tenant = ?", query.tenant)
     where.add_given("run_id = ?", query.run_id)
     where.add_given("name = ?", query.name)
-    select = "SELECT run_id, step_id, name, token, since, until FROM holdfast.waits JOIN holdfast.runs USING (run_no)"
+    select = f"SELECT {rows.WAIT} FROM holdfast.waits JOIN holdfast.runs USING (run_no)"
     found = await read_page(db, select, where, "run_id, step_id", limit)
-    return [Wait(run_id=r[0], step_id=r[1], name=r[2], token=r[3], since=r[4], until=r[5]) for r in found]
+    return rows.found_of(found, rows.wait_of, rows.wait_name, itemgetter(0, 1))
 
 
 _OF_RUN = "EXISTS (SELECT 1 FROM holdfast.runs WHERE runs.run_no = signals.run_no AND {})"
@@ -150,7 +150,7 @@ async def find_mailbox(db: Db, query: port.MailboxQuery, limit: int) -> list[Sig
     size = "octet_length(payload) FROM holdfast.signals"
     limit = await most_rows(db, size, where, "run_no, inbox_seq", limit, query.most_bytes)
     found = await read_page(db, f"SELECT {run}, {rows.SIGNAL} FROM holdfast.signals", where, "run_no, inbox_seq", limit)
-    place_of = itemgetter(1) if query.run_id is not None else lambda row: None
+    place_of = itemgetter(1) if query.run_id is not None else rows.mail_place
     return rows.found_of(found, rows.mail_of, rows.mail_name, place_of)
 
 

@@ -2,11 +2,13 @@
 
 import sqlite3
 from collections.abc import Iterable, Mapping
+from operator import itemgetter
 from typing import Any
 
 from holdfast.core.audit import AuditEntry, AuditQuery
 from holdfast.core.instants import Instant
 from holdfast.store import rows
+from holdfast.store.answers import Found
 from holdfast.store.port import PurgePolicy
 from holdfast.store.where import Where, audit_conditions
 
@@ -27,14 +29,14 @@ def places_of(db: sqlite3.Connection, run_ids: Iterable[str]) -> Mapping[str, tu
     return {run_id: (tenant, project, environment) for run_id, tenant, project, environment in found}
 
 
-def find(db: sqlite3.Connection, query: AuditQuery, limit: int) -> list[AuditEntry]:
+def find(db: sqlite3.Connection, query: AuditQuery, limit: int) -> Found[AuditEntry]:
     """Return the entries that the query names."""
     where, order = audit_conditions(query), "DESC" if query.newest else "ASC"
     found = db.execute(
         f"SELECT {rows.AUDIT} FROM audit_log {where.text} ORDER BY at {order}, entry_id {order} LIMIT ?",
         where.values(limit),
     )
-    return [rows.audit_of(row) for row in found]
+    return rows.found_of(found.fetchall(), rows.audit_of, itemgetter(1), itemgetter(0, 1))
 
 
 def old(db: sqlite3.Connection, policy: PurgePolicy, until: Instant) -> list[Any]:

@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 from holdfast.core.audit import AuditEntry
@@ -12,10 +13,10 @@ from holdfast.core.messages import Message
 from holdfast.core.state import RunStatus
 from holdfast.errors import CallerError, StoreCorrupt
 from holdfast.store import guards, port
+from holdfast.store.rows import LETTER, found_of, letter_of
 from holdfast.store.sqlite import audit, rows
 from holdfast.store.where import Where, text_bytes, within
 
-_LETTER = "letter_id, run_id, envelope, reason, detail, node, died_at, settled, settled_by, settled_at"
 INSERT = (
     "INSERT OR REPLACE INTO dead_letters (run_no, letter_id, envelope, reason, detail, node, died_at, settled, "
     "settled_by, settled_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -38,23 +39,7 @@ def letter_row(run_no: int, letter: DeadLetter) -> tuple[Any, ...]:
     )
 
 
-def letter_of(row: tuple[Any, ...]) -> DeadLetter:
-    """Return the dead letter that a row describes."""
-    return DeadLetter(
-        letter_id=row[0],
-        run_id=row[1],
-        envelope=row[2],
-        reason=row[3],
-        detail=row[4],
-        node=row[5],
-        died_at=row[6],
-        settled=row[7],
-        settled_by=row[8],
-        settled_at=row[9],
-    )
-
-
-def find(db: sqlite3.Connection, query: DeadLetterQuery, limit: int) -> list[DeadLetter]:
+def find(db: sqlite3.Connection, query: DeadLetterQuery, limit: int) -> port.Found[DeadLetter]:
     """Return the letters that the query names."""
     where = Where()
     where.add("(died_at, letter_id) > (?, ?)", *query.after)
@@ -65,10 +50,11 @@ def find(db: sqlite3.Connection, query: DeadLetterQuery, limit: int) -> list[Dea
     if not query.settled:
         where.add("settled IS NULL")
     found = db.execute(
-        f"SELECT {_LETTER} FROM dead_letters JOIN runs USING (run_no) {where.text} ORDER BY died_at, letter_id LIMIT ?",
+        f"SELECT {LETTER} FROM dead_letters JOIN runs USING (run_no) {where.text} ORDER BY died_at, letter_id LIMIT ?",
         where.values(limit),
     )
-    return [letter_of(row) for row in within(found, query.most_bytes, text_bytes)]
+    taken = list(within(found, query.most_bytes, text_bytes))
+    return found_of(taken, letter_of, itemgetter(0), itemgetter(6, 0))
 
 
 def settle(
@@ -87,12 +73,15 @@ def _settle(
     db: sqlite3.Connection, id_: str, action: Settlement, actor: str, now: Instant, entry: AuditEntry | None
 ) -> Settled | port.Refused:
     found = db.execute(
-        f"SELECT {_LETTER}, run_no, status FROM dead_letters JOIN runs USING (run_no) WHERE letter_id = ?", (id_,)
+        f"SELECT {LETTER}, run_no, status FROM dead_letters JOIN runs USING (run_no) WHERE letter_id = ?", (id_,)
     ).fetchone()
     if found is None:
         return port.Refused(guards.no_such_letter(id_))
     *row, run_no, status = found
-    letter = letter_of(tuple(row))
+    try:
+        letter = letter_of(row)
+    except StoreCorrupt:
+        return port.Refused(guards.unreadable_letter(id_))
     if letter.settled == action:
         return Settled(id_, action)
     message = guards.settled_message(letter, action, RunStatus(status))

@@ -15,6 +15,7 @@ from typing import TypeVar
 from holdfast.errors import RequestTimedOut, StoreUnavailable
 from holdfast.limits import LIST_S
 from holdfast.store.guards import TOO_SLOW
+from holdfast.store.rows import text_or_damage
 from holdfast.store.sqlite.database import finish_reading, translate
 
 T = TypeVar("T")
@@ -74,7 +75,7 @@ class Readers:
             connection = self._free.pop() if self._free else self._connect()
             connection.set_progress_handler(reading.is_given_up, STEPS)
             connection.execute("BEGIN")
-            return work(connection)
+            return self._work(work, connection)
         except sqlite3.Error as problem:
             finish_reading(problem)
             reading.check()
@@ -85,6 +86,20 @@ class Readers:
         finally:
             if connection is not None:
                 self._let_go(connection)
+
+    def _work(self, work: Callable[[sqlite3.Connection], T], connection: sqlite3.Connection) -> T:
+        """Do the work; if it comes upon a text that is none, again, with its rows told apart from the others."""
+        try:
+            return work(connection)
+        except sqlite3.OperationalError as problem:
+            if not str(problem).startswith("Could not decode to UTF-8"):
+                raise
+            finish_reading(problem)
+        connection.text_factory = text_or_damage
+        try:
+            return work(connection)
+        finally:
+            connection.text_factory = str
 
     def _connect(self) -> sqlite3.Connection:
         address = f"{self._path.as_uri()}?mode=ro"

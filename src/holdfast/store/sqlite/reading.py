@@ -13,6 +13,7 @@ from holdfast.core.messages import ENGINE_SIGNALS, OUTCOME_SIGNAL, Message, Sign
 from holdfast.core.records import ActivityRecord, Task, Wait
 from holdfast.limits import MAILBOX_SIGNALS
 from holdfast.store import port
+from holdfast.store.rows import WAIT, wait_name, wait_of
 from holdfast.store.searching import words_of
 from holdfast.store.sqlite import rows
 from holdfast.store.sqlite.finding import patterns_of
@@ -130,7 +131,7 @@ def read_events(
     return rows.events_of(run_id, within(found, most_bytes, text_bytes))
 
 
-def find_waits(db: sqlite3.Connection, query: port.WaitQuery, limit: int) -> list[Wait]:
+def find_waits(db: sqlite3.Connection, query: port.WaitQuery, limit: int) -> port.Found[Wait]:
     """Return the open waits that the query names."""
     where = Where()
     where.add("(run_id, step_id) > (?, ?)", *query.after)
@@ -138,11 +139,10 @@ def find_waits(db: sqlite3.Connection, query: port.WaitQuery, limit: int) -> lis
     where.add_given("run_id = ?", query.run_id)
     where.add_given("name = ?", query.name)
     found = db.execute(
-        f"SELECT run_id, step_id, name, token, since, until FROM waits JOIN runs USING (run_no) {where.text} "
-        "ORDER BY run_id, step_id LIMIT ?",
+        f"SELECT {WAIT} FROM waits JOIN runs USING (run_no) {where.text} ORDER BY run_id, step_id LIMIT ?",
         where.values(limit),
     )
-    return [Wait(run_id=r[0], step_id=r[1], name=r[2], token=r[3], since=r[4], until=r[5]) for r in found]
+    return rows.found_of(found.fetchall(), wait_of, wait_name, itemgetter(0, 1))
 
 
 _OF_RUN = "EXISTS (SELECT 1 FROM runs WHERE runs.run_no = signals.run_no AND {})"
@@ -176,7 +176,7 @@ def find_mailbox(db: sqlite3.Connection, query: port.MailboxQuery, limit: int) -
         where.values(limit),
     )
     taken = list(within(found, query.most_bytes, text_bytes))
-    place_of = itemgetter(1) if query.run_id is not None else lambda row: None
+    place_of = itemgetter(1) if query.run_id is not None else rows.mail_place
     return rows.found_of(taken, rows.mail_of, rows.mail_name, place_of)
 
 

@@ -24,6 +24,7 @@ from holdfast.store.rows import head_of as head_of
 from holdfast.store.rows import job_of as job_of
 from holdfast.store.rows import mail_name as mail_name
 from holdfast.store.rows import mail_of as mail_of
+from holdfast.store.rows import mail_place as mail_place
 from holdfast.store.rows import message_of as message_of
 from holdfast.store.rows import payload_of as payload_of
 from holdfast.store.rows import raw_of as raw_of
