@@ -126,6 +126,8 @@ class Opened(Struct, frozen=True):
             new = replace(new, audit=operators.audit(subject=definition.name))
         if with_signal is not None:
             signal = first_signal(new.run_id, with_signal, definition)
+            if signal.signal_id is None:  # so that a store that lost its answer can ask again without sending it twice
+                signal = replace(signal, signal_id=self.ids.new_id())
             signal = replace(signal, audit=operators.audit(actor=signal.actor, subject=signal.name))
             permits = self.permits(caller)
             if permits is not None:

@@ -217,7 +217,7 @@ class Tasks:
             run_id=task.run_id,
             name=TASK_SIGNAL,
             payload=payload,
-            signal_id=operation_id,
+            signal_id=self._operators.ids.new_id() if operation_id is None else operation_id,
             audit=self._operators.audit(actor=by.name, subject=task_id),
         )
         if self._permits is not None:

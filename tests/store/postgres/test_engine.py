@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,10 +19,12 @@ import holdfast as hf
 from holdfast import Settings, open_store
 from holdfast.core.events import SignalWaiting
 from holdfast.core.invariants import check_drained
+from holdfast.core.messages import Actor
 from holdfast.engine.handle import RunHandle
 from holdfast.store.port import Store
 from holdfast.store.postgres.store import PostgresStore
 from holdfast.testing.views import system_view
+from tests.engine.place import until_event
 from tests.store.postgres import worker
 from tests.store.postgres.proxy import Proxy
 
@@ -235,3 +238,45 @@ async def test_signals_around_the_deadline_of_their_waits_go_by_the_time_of_the_
                 assert await run.result() == ("somebody" if is_in_time else "nobody")
     finally:
         await store.close()
+
+
+@pytest.mark.contract("SIG-5", "SIG-13", "TSK-2")
+async def test_what_was_committed_and_not_answered_is_decided_once_though_its_caller_gave_no_id(address: str) -> None:
+    """A command, an update, a task operation, a signal with a start: the connection is cut before the answer."""
+
+    def make() -> tuple[hf.App, Any]:
+        app = hf.App("asking")
+
+        @app.workflow
+        async def asks() -> bool:
+            words: list[str] = []
+
+            def say(word: str) -> int:
+                words.append(word)
+                return len(words)
+
+            hf.on_update("say", say)
+            return await hf.task("approve", bool)
+
+        return app, asks
+
+    app, _ = make()
+    far, far_asks = make()
+    async with Proxy(address) as proxy, asyncio.timeout(PATIENCE_S), app.node(address), far.connect(proxy.address):
+        proxy.loses_answer_to = b"zebra-1"
+        run = await far.start(far_asks, with_signal={"name": "other", "payload": "zebra-1"})
+        assert [mail.payload for mail in await run.mailbox()] == ["zebra-1"]
+        await until_event(run, "TaskCreated")
+        [task] = await far.tasks.list()
+        proxy.loses_answer_to = b"zebra-2"
+        assert await run.update("say", word="zebra-2") == 1
+        proxy.loses_answer_to = b"zebra-3"
+        await far.tasks.comment(task.task_id, "zebra-3", actor=Actor("ann"))
+        proxy.loses_answer_to = b"zebra-4"
+        await run.pause(reason="zebra-4", wait=True)
+        await run.resume(wait=True)
+        proxy.loses_answer_to = b"zebra-5"
+        await run.cancel(reason="zebra-5", wait=True)
+        assert proxy.lost == 5
+        kinds = [event.event_type for event in await run.events()]
+        assert [kinds.count(kind) for kind in ("TaskCommented", "SignalAccepted", "UpdateCompleted")] == [1, 3, 1]

@@ -266,6 +266,12 @@ def finish_reading(problem: BaseException | None) -> None:
         problem = problem.__context__
 
 
+def check_unreadable(problem: Exception) -> None:
+    """Raise what is not about a row: text that is no text has no error class of its own."""
+    if isinstance(problem, sqlite3.OperationalError) and "UTF-8" not in str(problem):
+        raise problem
+
+
 def translate(problem: sqlite3.Error, path: Path) -> StoreError:
     """Return the error in our words. SQLite's own may quote what is stored, so only its error code is passed on."""
     code = getattr(problem, "sqlite_errorcode", 0) & 0xFF

@@ -15,6 +15,7 @@ from holdfast.errors import CallerError, StoreCorrupt
 from holdfast.store import guards, port
 from holdfast.store.rows import LETTER, found_of, letter_of
 from holdfast.store.sqlite import audit, rows
+from holdfast.store.sqlite.database import check_unreadable
 from holdfast.store.where import Where, text_bytes, within
 
 INSERT = (
@@ -72,15 +73,15 @@ def settle(
 def _settle(
     db: sqlite3.Connection, id_: str, action: Settlement, actor: str, now: Instant, entry: AuditEntry | None
 ) -> Settled | port.Refused:
-    found = db.execute(
-        f"SELECT {LETTER}, run_no, status FROM dead_letters JOIN runs USING (run_no) WHERE letter_id = ?", (id_,)
-    ).fetchone()
-    if found is None:
-        return port.Refused(guards.no_such_letter(id_))
-    *row, run_no, status = found
+    select = f"SELECT {LETTER}, run_no, status FROM dead_letters JOIN runs USING (run_no) WHERE letter_id = ?"
     try:
+        found = db.execute(select, (id_,)).fetchone()
+        if found is None:
+            return port.Refused(guards.no_such_letter(id_))
+        *row, run_no, status = found
         letter = letter_of(row)
-    except StoreCorrupt:
+    except (StoreCorrupt, sqlite3.OperationalError) as problem:
+        check_unreadable(problem)
         return port.Refused(guards.unreadable_letter(id_))
     if letter.settled == action:
         return Settled(id_, action)

@@ -10,6 +10,7 @@ from holdfast.limits import SUSPECT_LOSSES
 from holdfast.store import guards, port
 from holdfast.store.rows import plan_keys, plan_of
 from holdfast.store.sqlite import rows
+from holdfast.store.sqlite.database import check_unreadable
 from holdfast.store.sqlite.letters import bury_unreadable
 from holdfast.store.sqlite.reading import load_numbers
 
@@ -106,7 +107,7 @@ def take_over(db: sqlite3.Connection, chosen: list[int], node: str, now: Instant
     try:
         return load_numbers(db, chosen, now)
     except (StoreCorrupt, sqlite3.OperationalError) as problem:
-        _check_unreadable(problem)
+        check_unreadable(problem)
         return _load_each(db, chosen, node, now)
 
 
@@ -139,7 +140,7 @@ def _load_each(db: sqlite3.Connection, chosen: list[int], node: str, now: Instan
         try:
             loaded |= _load_one(db, run_no, node, now)
         except (StoreCorrupt, sqlite3.OperationalError) as problem:
-            _check_unreadable(problem)
+            check_unreadable(problem)
             db.execute("UPDATE runs SET lease_owner = NULL, ready_at = ? WHERE run_no = ?", (now + ASIDE, run_no))
     return loaded
 
@@ -148,15 +149,9 @@ def _load_one(db: sqlite3.Connection, run_no: int, node: str, now: Instant) -> d
     try:
         return load_numbers(db, [run_no], now)
     except (StoreCorrupt, sqlite3.OperationalError) as problem:
-        _check_unreadable(problem)
+        check_unreadable(problem)
         bury_unreadable(db, run_no, node, now)
         return load_numbers(db, [run_no], now)
-
-
-def _check_unreadable(problem: Exception) -> None:
-    """Raise what is not about a row: text that is no text has no error class of its own."""
-    if isinstance(problem, sqlite3.OperationalError) and "UTF-8" not in str(problem):
-        raise problem
 
 
 def renew(

@@ -16,7 +16,7 @@ from holdfast.errors import RequestTimedOut, StoreUnavailable
 from holdfast.limits import LIST_S
 from holdfast.store.guards import TOO_SLOW
 from holdfast.store.rows import text_or_damage
-from holdfast.store.sqlite.database import finish_reading, translate
+from holdfast.store.sqlite.database import check_unreadable, finish_reading, translate
 
 T = TypeVar("T")
 
@@ -92,8 +92,7 @@ class Readers:
         try:
             return work(connection)
         except sqlite3.OperationalError as problem:
-            if not str(problem).startswith("Could not decode to UTF-8"):
-                raise
+            check_unreadable(problem)
             finish_reading(problem)
         connection.text_factory = text_or_damage
         try:
