@@ -4,9 +4,30 @@ A limit that can be changed is a field of `Limits`; the default is what the cont
 class are part of a format and cannot be configured.
 """
 
+from functools import cache
+from typing import Any, get_type_hints
+
+import msgspec
 from msgspec import Struct
 
 from holdfast.errors import InvalidInput
+
+
+def check_types(options: Struct) -> None:
+    """Refuse options of which a field is not of its type, as one that comes over the wire would be refused."""
+    for field, kind in _types(type(options)).items():
+        value = getattr(options, field)
+        try:
+            msgspec.convert(value, kind)
+            msgspec.json.encode(value)
+        except (msgspec.MsgspecError, TypeError, ValueError):
+            said = kind.__name__ if isinstance(kind, type) else kind
+            raise InvalidInput(f"{field} is of type {said}, not {value!r}", field=field) from None
+
+
+@cache
+def _types(kind: type[Struct]) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 class DeadLetterPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,6 +93,8 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if not isinstance(self.dead_letters, DeadLetterPolicy):
             raise InvalidInput(f"dead_letters is a DeadLetterPolicy, not {self.dead_letters!r}", field="dead_letters")
         for field in self.__struct_fields__:
+            if field != "dead_letters" and type(getattr(self, field)) is not int:
+                raise InvalidInput(f"a limit is a whole number: {field} is {getattr(self, field)!r}", field=field)
             if field != "dead_letters" and getattr(self, field) < 1:
                 raise InvalidInput(f"a limit is at least 1: {field} is {getattr(self, field)}", field=field)
         if self.lost_turns <= SUSPECT_LOSSES:

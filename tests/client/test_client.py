@@ -99,9 +99,9 @@ async def test_what_failed_on_its_way_is_asked_again_under_the_same_id_and_done_
         assert len(set(way.bodies)) == 1
         assert [each.run_id for each in (await client.runs.list()).items] == [run.run_id]
         way._mishaps = ["lost", "lost"]
-        await client.signals.send(run.run_id, "other", signal_id=None)  # type: ignore[arg-type]
+        await client.signals.send(run.run_id, "other")
         way._mishaps = ["lost"]
-        sent = await client.signals.send_many([{"run_id": run.run_id, "name": "other", "signal_id": None}])
+        sent = await client.signals.send_many([{"run_id": run.run_id, "name": "other"}])
         assert sent.items[0].problem is None
         assert len((await client.signals.mailbox(run.run_id)).items) == 2
         way._mishaps = ["refused"] * 4

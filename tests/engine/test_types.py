@@ -4,15 +4,21 @@ import asyncio
 from collections.abc import Callable
 from datetime import timedelta
 from math import inf, nan
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
 import holdfast as hf
+from holdfast.core.access import TokenQuery
 from holdfast.core.messages import Actor
 from holdfast.engine.handle import RunHandle
+from holdfast.engine.options import NodeOptions
 from holdfast.errors import InvalidInput
+from holdfast.limits import DeadLetterPolicy
 from holdfast.program.tasks import Escalation
+from holdfast.service.access import make_token
+from holdfast.service.options import ServiceOptions
+from holdfast.store.memory import MemoryStore
 from holdfast.store.port import RunQuery
 from tests.engine.place import Place, until_event
 
@@ -138,6 +144,53 @@ def hf_workflow(definition: Any) -> Any:
     from holdfast.engine.app import Workflow
 
     return Workflow(definition)
+
+
+KINDS: dict[Any, list[Any]] = {
+    int: [*COUNTS[:5], None, [1]],
+    float: [True, "1", nan, -1.0, [1], object()],
+    bool: [None, 1, "x", [1]],
+    str: [None, 5, b"x", ["x"], "\ud800"],
+}
+OPTIONS = [
+    (kind, field)
+    for kind in (NodeOptions, hf.Limits, DeadLetterPolicy, hf.Retry, ServiceOptions)
+    for field in kind.__struct_fields__
+]
+
+
+@pytest.mark.contract("API-2")
+@pytest.mark.parametrize(("kind", "field"), OPTIONS, ids=[f"{kind.__name__}.{field}" for kind, field in OPTIONS])
+async def test_every_option_is_checked_by_its_type(kind: Any, field: str) -> None:
+    hint = get_type_hints(kind)[field]
+    bad = KINDS.get(hint, [object(), "\ud800", 5 if "float" not in str(hint) else True, [5]])
+    assert await taken(lambda value: kind(**{field: value}), bad) == []
+
+
+TOKEN: dict[str, list[Any]] = {
+    "name": [*TEXTS, ""],
+    "role": TEXTS,
+    "scopes": [*LISTS, None],
+    "roles": [*LISTS, None],
+    "tenant": IDS[1:],
+    "project": IDS[1:],
+    "environment": IDS[1:],
+    "expires_in_s": [*DURATIONS[:7], None],
+    "longest_s": [True, nan, "5", [1], None, 0],
+    "created_by": TEXTS,
+    "session_of": TEXTS[1:],
+    "is_granted": [None, 1, "x"],
+}
+
+
+@pytest.mark.contract("API-2")
+@pytest.mark.parametrize("field", TOKEN)
+async def test_what_a_token_is_made_with_is_checked_before_it_is_kept(field: str) -> None:
+    store = MemoryStore()
+    await store.migrate()
+    good = {"name": "ci", "role": "viewer", "tenant": "ours"}
+    assert await taken(lambda value: make_token(store, **{**good, field: value}), TOKEN[field]) == []
+    assert await store.find_tokens(TokenQuery(sessions=True)) == []
 
 
 Sent = Callable[[hf.App, RunHandle[Any], str, Any], Any]

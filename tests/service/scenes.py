@@ -576,7 +576,7 @@ async def _drop(stage: Stage, call: Caller) -> None:
 @scene("workflows.list")
 async def _workflows(stage: Stage, call: Caller) -> None:
     names = [workflow["name"] for workflow in (await fine(call, "workflows.list", {}))["items"]]
-    assert names == ["asking", "echo", "failing", "far", "order", "patient", "paying"]
+    assert names == ["asking", "echo", "failing", "far", "order", "patient", "paying", "signing"]
 
 
 @scene("workflows.get")
@@ -588,6 +588,7 @@ async def _workflow(stage: Stage, call: Caller) -> None:
     assert workflow["signals"]["approval"]["$defs"]["Approval"]["required"] == ["approved"]
     assert workflow["updates"]["change_address"]["result"] == {"type": "integer"}
     assert workflow["queries"].keys() == {"progress"}
+    assert workflow["allow_other_signals"] is False
     await refused(call, "workflows.get", {"name": "nothing"}, "NotFound", 404)
 
 

@@ -90,7 +90,7 @@ class Calls:
         fresh = {name: self._ids.new_id() for name in IDS if name in known and operation.verb == "POST"}
         if fields.get("run_id"):  # which recognises a start as well, also one of another process
             fresh.pop("request_id", None)
-        asked = {**fresh, **{name: value for name, value in fields.items() if value is not None or name not in fresh}}
+        asked = {**fresh, **fields}
         if operation.name == "signals.send_many":
             asked["signals"] = [_with_id(signal, self._ids) for signal in asked.get("signals", ())]
         return asked
@@ -109,9 +109,7 @@ class Calls:
 
 
 def _with_id(signal: Any, ids: Ids) -> Any:
-    if not isinstance(signal, dict) or signal.get("signal_id") is not None:
-        return signal
-    return {**signal, "signal_id": ids.new_id()}
+    return {"signal_id": ids.new_id(), **signal} if isinstance(signal, dict) else signal
 
 
 def _decoded(text: bytes, kind: Any) -> Any:

@@ -29,7 +29,7 @@ class Retry(Struct, frozen=True, kw_only=True):
             if type(getattr(self, field)) is not int:
                 raise InvalidInput(f"{field} is a whole number, not {getattr(self, field)!r}", field=field)
         for field in ("factor", "jitter"):
-            if not isinstance(getattr(self, field), int | float):
+            if type(getattr(self, field)) not in (int, float):
                 raise InvalidInput(f"{field} is a number, not {getattr(self, field)!r}", field=field)
         force_setattr(self, "non_retryable", _names(self.non_retryable))
         if self.max_attempts < 0 or self.initial_ms < 0 or self.most_ms < 0:

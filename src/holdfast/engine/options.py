@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from holdfast.core.messages import check_name
 from holdfast.errors import InvalidInput
-from holdfast.limits import DURATION_MS
+from holdfast.limits import DURATION_MS, check_types
 
 
 class NodeOptions(Struct, frozen=True, kw_only=True):
@@ -49,6 +49,7 @@ class NodeOptions(Struct, frozen=True, kw_only=True):
     """How long a run may be due while no node alive has its definition before it is paused; None: for ever."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         grace_s: Any = self.definition_grace_s
         if grace_s is not None and not (isinstance(grace_s, int | float) and 0 < grace_s <= DURATION_MS / 1_000):
             text = f"definition_grace_s is a number of seconds above 0, or None, not {grace_s!r}"

@@ -8,7 +8,8 @@ that are unknown, revoked or past their end are answered alike.
 import asyncio
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -27,7 +28,7 @@ from holdfast.core.audit import DETAIL_CHARS, AuditEntry
 from holdfast.core.instants import Instant
 from holdfast.engine.app import App
 from holdfast.errors import EngineError, HoldfastError, InvalidInput, NotAuthenticated, StoreError
-from holdfast.limits import DURATION_MS
+from holdfast.limits import DURATION_MS, check_types
 from holdfast.ports import Secrets, SystemSecrets
 from holdfast.service.calling import Headers, Principal
 from holdfast.service.options import LONGEST_TOKEN_S, TOKEN_S
@@ -50,6 +51,26 @@ KEPT = 10_000
 PLACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 OIDC = "oidc:"
 """What the ids of callers begin with whom an OpenID provider knows. There is no token behind such an id."""
+
+
+class _Asked(Struct, frozen=True, kw_only=True):
+    """What a token is asked for with, to be checked."""
+
+    role: str
+    scopes: tuple[str, ...]
+    roles: tuple[str, ...]
+    tenant: str | None
+    project: str | None
+    environment: str | None
+    expires_in_s: float
+    longest_s: float
+    is_granted: bool
+
+
+def _texts(given: Any) -> Any:
+    """Return what should be texts as a tuple, if it can be one."""
+    is_many = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
+    return tuple(given) if is_many else given
 
 
 async def make_token(
@@ -76,7 +97,19 @@ async def make_token(
     no longer than `longest_s`. Needs no server, so it makes the first. `is_granted` says that others have decided what
     it is good for, be it nothing.
     """
-    scopes = tuple(dict.fromkeys(scopes))
+    asked = _Asked(
+        role=role,
+        scopes=_texts(scopes),
+        roles=_texts(roles),
+        tenant=tenant,
+        project=project,
+        environment=environment,
+        expires_in_s=expires_in_s,
+        longest_s=longest_s,
+        is_granted=is_granted,
+    )
+    check_types(asked)
+    scopes = tuple(dict.fromkeys(asked.scopes))
     if not is_granted:
         _check_grant(role, scopes)
     _check_places(tenant, project, environment)
@@ -89,7 +122,7 @@ async def make_token(
         name=name,
         role=role,
         scopes=scopes,
-        roles=tuple(dict.fromkeys(roles)),
+        roles=tuple(dict.fromkeys(asked.roles)),
         tenant=tenant,
         project=project,
         environment=environment,
@@ -123,6 +156,8 @@ def _check_places(tenant: str | None, project: str | None, environment: str | No
 
 
 def _microseconds(seconds: float, longest_s: float) -> int:
+    if not longest_s > 0:
+        raise InvalidInput(f"longest_s is a number of seconds above 0, not {longest_s!r}", field="longest_s")
     if not 0 < seconds <= min(longest_s, DURATION_MS / 1_000):
         problem = f"expires_in_s: a number of seconds above 0, at most {longest_s:.0f}: no token lives for longer here"
         raise InvalidInput(problem, field="expires_in_s", longest_s=int(longest_s))

@@ -5,6 +5,7 @@ import re
 from msgspec import Struct
 
 from holdfast.errors import InvalidInput
+from holdfast.limits import check_types
 
 ASYMMETRIC = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"})
 DAY_S = 86_400.0
@@ -58,6 +59,7 @@ class OidcOptions(Struct, frozen=True, kw_only=True):
     """How long the provider's keys are used before they are read again."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         if not self.issuer or not self.audience:
             raise InvalidInput("an OpenID provider has an issuer, and its tokens an audience", field="issuer")
         unknown = set(self.algorithms) - ASYMMETRIC
@@ -196,6 +198,7 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
     """How long to wait at least between two answers to one who watches lists."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.public_url and not re.fullmatch(r"https?://[^/?#@\s]+/?", self.public_url):
             raise InvalidInput("public_url is an address such as https://holdfast.example.com", field="public_url")
         if self.tls_min_version not in ("1.2", "1.3"):

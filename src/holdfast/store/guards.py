@@ -43,7 +43,7 @@ from holdfast.errors import (
     RunTerminal,
     SignalAcceptanceIndeterminate,
 )
-from holdfast.limits import LEASE_MS, NAME_BYTES, NODE_NAME_BYTES, SEARCH_CHARS, SEARCH_WORDS, Limits
+from holdfast.limits import LEASE_MS, NAME_BYTES, NODE_NAME_BYTES, SEARCH_CHARS, SEARCH_WORDS, Limits, check_types
 from holdfast.settings import Ownership
 from holdfast.store.port import Beat, Job, NewRun, PurgePolicy, PurgeReport, Store, Turn
 
@@ -436,6 +436,7 @@ def check_tokens(tokens: Sequence[Any], limits: Limits) -> None:
     for token in tokens:
         if not isinstance(token, AccessToken):
             raise InvalidInput(f"a token to keep is an AccessToken, not {type(token).__qualname__}")
+        check_types(token)
         digest: Any = token.digest
         if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
             raise InvalidInput("the digest of a token is 64 hex digits", field="digest")

@@ -25,6 +25,7 @@ class Handled(Struct, frozen=True):
 class WorkflowView(Struct, frozen=True, kw_only=True):
     """A workflow that can be started here, with JSON Schemas.
 
+    Its runs take signals of other names than those in `signals` with `allow_other_signals`, or if there are none in it.
     `queries` and `updates` are those that its runs have said they answer, as far as they have run in this process.
     """
 
@@ -34,6 +35,7 @@ class WorkflowView(Struct, frozen=True, kw_only=True):
     input: Schema
     result: Schema
     signals: dict[str, Schema]
+    allow_other_signals: bool
     queries: dict[str, Handled]
     updates: dict[str, Handled]
     limit: RunLimit | None = None
@@ -53,6 +55,7 @@ def _view(call: Call, definition: WorkflowDefinition) -> WorkflowView:
         input=input,
         result=result,
         signals={name: json_schema(kind) for name, kind in definition.signals.items()},
+        allow_other_signals=definition.allows_other_signals,
         queries=_handled(definition.queries),
         updates=_handled(definition.updates),
         limit=None if limited is None else limited.limit,
