@@ -2,8 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from enum import Enum
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -314,3 +317,23 @@ def test_an_event_as_plain_values_has_every_field_of_the_contract() -> None:
 def test_an_event_that_is_not_yet_persisted_has_no_time_of_persistence() -> None:
     [event] = Driver().start().ask(activity()).events
     assert codec.event_to_dict(event)["persisted_at"] is None
+
+
+@pytest.mark.contract("API-2")
+@pytest.mark.parametrize(
+    ("kind", "text", "reason"),
+    [
+        (timedelta, "2 secret days", "Expected a duration in days, hours, minutes and seconds, such as P2D or PT1H30M"),
+        (timedelta, "P1Y", "Expected a duration in days, hours, minutes and seconds, such as P2D or PT1H30M"),
+        (datetime, "secret", "Expected a time such as 2026-01-28T12:00:00Z"),
+        (date, "secret", "Expected a date such as 2026-01-28"),
+        (time, "secret", "Expected a time of day such as 12:00:00"),
+        (UUID, "secret", "Invalid UUID"),
+        (Decimal, "secret", "Invalid decimal string"),
+        (bytes, "secret", "Invalid base64 encoded string"),
+    ],
+)
+def test_what_has_the_wrong_form_is_explained_without_being_quoted(kind: type, text: str, reason: str) -> None:
+    with pytest.raises(msgspec.ValidationError) as caught:
+        msgspec.convert({"when": text}, dict[str, kind])  # type: ignore[valid-type]
+    assert codec.explain_unfit(caught.value)[1] == reason
