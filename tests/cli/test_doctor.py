@@ -82,14 +82,15 @@ async def test_a_stuck_run_ends_with_1_and_says_what_to_do(forks: Forks, tmp_pat
 
 
 def test_a_store_that_cannot_be_looked_at_ends_with_2(forks: Forks, tmp_path: Path) -> None:
-    for address, said in (
-        ("sqlite:///none.db", "there is no such store"),
-        ("postgresql://ann:secret@127.0.0.1:1/shop", "cannot be reached"),
+    for address, said, advice in (
+        ("sqlite:///none.db", "there is no such store", "name another with --store"),
+        ("postgresql://ann:secret@127.0.0.1:1/shop", "cannot be reached", "see that it can be reached"),
     ):
         done = forks.run(tmp_path, environment(), "doctor", "--store", address, "--json")
         report = json.loads(done.stdout)
         assert (done.returncode, report["looked"], report["is_fine"]) == (2, False, False)
         assert said in report["findings"][0]["sentence"]
+        assert report["findings"][0]["advice"] == advice
         assert "secret" not in done.stdout + done.stderr
         done = forks.run(tmp_path, environment(), "doctor", "--store", address)
         assert done.stdout.splitlines()[-1].endswith(": could not look")

@@ -145,7 +145,7 @@ def test_what_is_wrong_with_a_store_is_told_with_what_to_do(forks: Forks, tmp_pa
         (
             ["run", "list", "--store", "sqlite:///none.db"],
             6,
-            "none.db: there is no such store (make one with `holdfast",
+            "none.db: there is no such store (make one with `holdfast store migrate --store ADDRESS`, or name another)",
         ),
         (["run", "list", "--store", "sqlite:///old.db"], 6, "bring it up to date with `holdfast store migrate`"),
         (["run", "list", "--store", "sqlite:///new.db"], 6, "Upgrade Holdfast."),

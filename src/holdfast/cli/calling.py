@@ -20,7 +20,7 @@ from holdfast.ports import SystemIds, SystemRng
 from holdfast.service.calling import Principal
 from holdfast.service.operations import CATALOGUE
 from holdfast.service.operations.streams import follow_run
-from holdfast.store.opening import open_existing
+from holdfast.store.opening import is_new, open_existing
 
 DEFAULT_SERVER = "http://127.0.0.1:8321"
 ANSWER_S = 45.0
@@ -104,7 +104,9 @@ async def _in_process(target: Target) -> AsyncIterator[Caller]:
     try:
         store = await open_existing(settings)
     except StoreUnavailable as problem:
-        told = f"{problem.message} (make one with `holdfast store migrate`, or name another with --store)"
+        if not is_new(settings.store):
+            raise
+        told = f"{problem.message} (make one with `holdfast store migrate --store ADDRESS`, or name another)"
         raise StoreUnavailable(told, **problem.details) from problem
     try:
         async with app.connect(store):

@@ -21,7 +21,7 @@ from holdfast.errors import StoreCorrupt, StoreError, StoreFull, StoreNotMigrate
 from holdfast.ports import SystemClock
 from holdfast.settings import Settings
 from holdfast.store.examining import Bounds, Finding, wrong
-from holdfast.store.opening import open_existing
+from holdfast.store.opening import is_new, open_existing
 
 COULD_NOT_LOOK = 2
 OF_THE_STORE = (StoreCorrupt, StoreFull, StoreNotMigrated, StoreReadOnly, StoreUnsafe)
@@ -73,7 +73,8 @@ async def _examine(settings: Settings, bounds: Bounds, thorough: bool) -> Report
         finally:
             await opened.close()
     except StoreError as problem:
-        advice = next((ADVICE[kind] for kind in type(problem).__mro__ if kind in ADVICE), "see that it can be reached")
+        otherwise = "name another with --store" if is_new(settings.store) else "see that it can be reached"
+        advice = next((ADVICE[kind] for kind in type(problem).__mro__ if kind in ADVICE), otherwise)
         return report_of(shown, [wrong("store", problem.message, advice)], looked=isinstance(problem, OF_THE_STORE))
 
 
