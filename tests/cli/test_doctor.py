@@ -52,7 +52,7 @@ async def test_a_healthy_store_is_fine(forks: Forks, tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert lines[-1] == "sqlite:///shop.db: all is well"
     assert all(line.startswith("fine ") for line in lines[:-1])
-    assert "6 were read in full, and nothing is amiss" in done.stdout
+    assert "6 runs were read in full, and nothing is amiss" in done.stdout
     assert "SQLite" in lines[0]
     done = forks.run(tmp_path, environment(HOLDFAST_STORE="sqlite:///shop.db"), "doctor", "--sample", "2", "--json")
     report = json.loads(done.stdout)

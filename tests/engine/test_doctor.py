@@ -247,7 +247,7 @@ async def test_poison_is_noted_and_dead_letters_are_wrong(place: Place) -> None:
     answer = await node.commit(replace(turn, consumed=("poison",), dead=(samples.dead_letter(),)))
     assert isinstance(answer, Committed)
     [letters] = await place.found("dead letters")
-    assert (letters.level, letters.sentence) == ("wrong", "there are 1 dead letters that nobody has settled")
+    assert (letters.level, letters.sentence) == ("wrong", "1 dead letter is not settled")
 
 
 async def test_a_signal_that_nobody_waits_for_is_noted(place: Place) -> None:
@@ -315,7 +315,7 @@ async def test_runs_that_an_error_has_paused_are_named(tmp_path: Path) -> None:
     report = await examine(store, VirtualClock(await store.now()))
     [paused] = [one for one in report.findings if one.subject == "paused runs"]
     assert (paused.level, paused.run_ids) == ("wrong", ("diverged",))
-    assert paused.sentence == "1 runs were paused by NondeterminismError"
+    assert paused.sentence == "1 run was paused by NondeterminismError"
 
 
 @pytest.mark.contract("SIG-13")
@@ -337,7 +337,7 @@ async def test_for_a_run_that_a_failed_step_has_paused_to_retry_the_step_is_advi
     report = await examine(store, VirtualClock(await store.now()))
     [paused] = [one for one in report.findings if one.subject == "paused runs"]
     assert (paused.level, paused.run_ids) == ("wrong", ("unpaid",))
-    assert paused.sentence == "1 runs were paused by a failed step"
+    assert paused.sentence == "1 run was paused by a failed step"
     assert paused.advice.index("retry-step") < paused.advice.index("resume --raise-failure")
     assert "run resume RUN-ID" not in paused.advice
 

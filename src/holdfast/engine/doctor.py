@@ -193,7 +193,8 @@ def _retried(picture: Picture) -> Iterator[Finding]:
 
 def _letters(picture: Picture) -> Iterator[Finding]:
     if picture.stats.dead_letters:
-        sentence = f"there are {picture.stats.dead_letters} dead letters that nobody has settled"
+        count = picture.stats.dead_letters
+        sentence = f"{count} dead {'letter is' if count == 1 else 'letters are'} not settled"
         yield wrong("dead letters", sentence, "`holdfast dead-letter list`, then requeue or drop each of them")
 
 
@@ -264,18 +265,22 @@ async def _paused(store: Store, picture: Picture) -> list[Finding]:
             by_code.setdefault(code, []).append(head.run_id)
     found = []
     if failed:
-        sentence = f"{len(failed)} runs were paused by a failed step"
+        sentence = f"{_runs_were(len(failed))} paused by a failed step"
         found.append(wrong("paused runs", sentence, _TO_RETRY, failed[: picture.bounds.listed]))
     found += [
         wrong(
             "paused runs",
-            f"{len(run_ids)} runs were paused by {code}",
+            f"{_runs_were(len(run_ids))} paused by {code}",
             _TO_RESUME.get(code, _WHEN_MENDED),
             run_ids[: picture.bounds.listed],
         )
         for code, run_ids in sorted(by_code.items())
     ]
-    return found or [fine("paused runs", f"{len(heads)} runs are paused, by operators")]
+    return found or [fine("paused runs", f"{_runs_were(len(heads))} paused by operators")]
+
+
+def _runs_were(count: int) -> str:
+    return "1 run was" if count == 1 else f"{count} runs were"
 
 
 # --- runs, one by one ---------------------------------------------------------------------------------------------
@@ -303,7 +308,8 @@ async def _runs(store: Store, picture: Picture, progress: Progress) -> tuple[int
             if violation.invariant != GOES_ON:
                 broken.setdefault(f"{violation.invariant}: {violation.problem}", []).append(run_id)
     findings += _stuck(stuck, picture.bounds) or [fine("stuck runs", "every run that was looked at can go on")]
-    findings += _broken(broken, picture.bounds) or [fine("runs", f"{read} were read in full, and nothing is amiss")]
+    sound = fine("runs", f"{_runs_were(read)} read in full, and nothing is amiss")
+    findings += _broken(broken, picture.bounds) or [sound]
     return read, findings
 
 
