@@ -136,6 +136,8 @@ def test_commands_to_runs(place: Place) -> None:
     assert place.json("run", "terminate", ended, "--wait")["command"] == "EMERGENCY_STOP"
     paying = start(place, "paying", "order_id=o-4", run_id="run-4")
     until(lambda: place.json("run", "get", paying), lambda run: run["status"] == "PAUSED")
+    done = place.hf("run", "retry-step", paying, "no-such-step")
+    assert "the run will decide, and may refuse; --wait waits until it has" in done.stderr
     assert place.json("run", "retry-step", paying, "charge", "--wait")["is_decided"]
     until(lambda: place.json("run", "get", paying), lambda run: run["status"] == "PAUSED")
     assert place.json("run", "skip", paying, "charge", '"paid in cash"', "--wait")["is_decided"]
@@ -245,7 +247,8 @@ def test_the_first_token_is_made_on_the_store_and_opens_the_server(tmp_path: Pat
 def test_what_is_wrong_is_told_in_one_line_with_its_exit_code(place: Place) -> None:
     for words, code, said in [
         (["run", "show", "nowhere"], 3, "there is no run 'nowhere'"),
-        (["run", "start", "nothing"], 3, "there is no workflow 'nothing' here"),
+        (["run", "start", "nothing"], 3, "no workflow 'nothing' here (`holdfast workflow list` lists them"),
+        (["run", "start", "order", "order_id=x", "cents=500"], 2, "got `str` (name=TEXT is a text; what is none is"),
         (["run", "start", "order", "order_id:=7"], 2, "order_id"),
         (["run", "start", "order", "hello"], 2, "input: this is no JSON"),
         (["run", "list", "--status", "ASLEEP"], 2, "--status"),
@@ -302,7 +305,12 @@ def test_a_store_answers_as_its_server_does(place: Place) -> None:
         assert (done.returncode, done.stderr) == (0, "")
         assert json.loads(done.stdout) == place.json(*words)
     done = place.run("run", "start", "echo", "value=x", **direct)
-    assert (done.returncode, done.stderr) == (3, "holdfast: there is no workflow 'echo' here\n")
+    assert done.returncode == 3
+    assert done.stderr.startswith("holdfast: there is no workflow 'echo' here (")
+    assert done.stderr.endswith("name the app with --app)\n")
+    place.run("token", "create", "viewer", "--role", "viewer", **direct)
+    by = place.json("audit", "list", "--limit", "1")["items"][0]["by"]
+    assert f"  {by['name']} ({by['token_id']})  " in place.hf("audit", "list", "--limit", "1").stdout
     done = place.run("run", "start", "echo", "value=x", "--app", "shop.py", "--wait", **direct)
     assert (done.returncode, done.stdout) == (0, '"x"\n'), "the server's node has done it"
     done = place.run("run", "tail", "run-8", **direct)

@@ -14,6 +14,7 @@ from holdfast.cli import words
 from holdfast.cli.calling import Caller, Target, calling
 from holdfast.cli.showing import clean, note, show_fields, show_items, show_json
 from holdfast.cli.table import Row
+from holdfast.errors import InvalidInput
 from holdfast.service.catalogue import Operation
 
 Fields = dict[str, Any]
@@ -85,7 +86,13 @@ def command_of(operation: Operation, row: Row, extra: Extra | None = None) -> Ca
         ask = _ask(fields, row.rest, bound.arguments)
         if row.stdin is not None and ask.get(row.stdin) == "-":
             ask[row.stdin] = sys.stdin.readline().strip()
-        return asyncio.run(_carry_out(operation, row, target, ask, is_all, then))
+        try:
+            return asyncio.run(_carry_out(operation, row, target, ask, is_all, then))
+        except InvalidInput as problem:
+            if words.are_texts(bound.arguments.get(row.rest or "", ())) and problem.message.endswith("got `str`"):
+                told = f"{problem.message} (name=TEXT is a text; what is none is written name:=JSON)"
+                raise InvalidInput(told, **problem.details) from problem
+            raise
 
     command.__signature__ = signature  # type: ignore[attr-defined]
     command.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
@@ -126,6 +133,8 @@ async def _carry_out(
         if then is not None:
             return await then(caller, answer, target)
     show(row, answer, target)
+    if not target.json and isinstance(answer, dict) and answer.get("is_decided") is False:
+        note("the run will decide, and may refuse; --wait waits until it has")
     if not target.json and isinstance(answer, dict) and answer.get("next"):
         note(f"there is more: use --all, or --cursor {answer['next']}")
     return 0

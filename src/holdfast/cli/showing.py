@@ -129,4 +129,6 @@ def _cell(value: Any) -> str:
         return moment(value) if MOMENT.fullmatch(value) else clean(value)
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
         return clean(", ".join(value))
+    if isinstance(value, dict) and value.keys() == {"token_id", "name"}:  # a caller
+        return clean(f"{value['name']} ({value['token_id']})")
     return clean(msgspec.json.encode(value).decode())

@@ -19,6 +19,11 @@ UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 HELP = "name=TEXT and name:=JSON, or one JSON value, or @FILE, or - for stdin."
 
 
+def are_texts(words: Sequence[str]) -> bool:
+    """Return whether one of the words is `name=text`."""
+    return any(pair[2] == "=" for pair in map(PAIR.fullmatch, words) if pair)
+
+
 def value_of(words: Sequence[str], what: str) -> Any:
     """Return the value that words stand for: an object from `name=text` and `name:=json`, or one JSON value."""
     pairs = [PAIR.fullmatch(word) for word in words]

@@ -186,7 +186,7 @@ class CodeProgram:
         """Answer a question about the present, without changing anything."""
         handler = self.queries.get(name)
         if handler is None:
-            raise NotFound(f"run {self.run_id} answers no query {name!r}; it answers {sorted(self.queries)}")
+            raise NotFound(f"run {self.run_id} answers no query {name!r}; it answers {sorted(self.queries) or 'none'}")
         unpacked = Signature(handler).unpack(arguments)
         try:
             with looking(f"query {name!r}"):
