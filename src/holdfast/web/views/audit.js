@@ -22,7 +22,7 @@ class AuditView {
     const asked = getQuery();
     for (const [name] of FILTERS) if (asked[name]) this.filter[name] = asked[name];
     this.rows = h("div", { class: "audit-place" }, loading("Loading the audit log"));
-    put(place, h("h1", { class: "visually-hidden" }, "Audit log"), this.bar(), this.rows);
+    put(place, h("header", { class: "view-head" }, h("h1", {}, "Audit"), h("span", { class: "hint" }, "What callers have changed")), this.bar(), this.rows);
     this.load();
   }
 
