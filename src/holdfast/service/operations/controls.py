@@ -19,7 +19,7 @@ class Command(Ask, frozen=True, kw_only=True):
     reason: Reason = ""
     actor: ActorName = ""
     signal_id: SignalId | UnsetType = UNSET
-    wait: bool = False
+    wait: Annotated[bool, Meta(description="Answer when the run has decided, and not before.")] = False
 
 
 class Commanded(Struct, frozen=True):

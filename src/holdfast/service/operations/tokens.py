@@ -52,9 +52,13 @@ class CreateToken(Ask, frozen=True, kw_only=True):
     """
 
     name: Name
-    role: Role | None = None
-    scopes: Annotated[tuple[Scope, ...], Meta(max_length=50)] = ()
-    roles: Annotated[tuple[Name, ...], Meta(max_length=100)] = ()
+    role: Annotated[Role, Meta(description="What it may do in the service, as a set of scopes.")] | None = None
+    scopes: Annotated[
+        tuple[Scope, ...], Meta(max_length=50, description="What it may do besides, such as runs:read.")
+    ] = ()
+    roles: Annotated[
+        tuple[Name, ...], Meta(max_length=100, description="The bearer's roles for human tasks, such as manager.")
+    ] = ()
     tenant: Place | None = None
     project: Place | None = None
     environment: Place | None = None
