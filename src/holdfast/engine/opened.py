@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core import events as e
-from holdfast.core.messages import check_name
+from holdfast.core.messages import SignalRequest, check_name
 from holdfast.engine.controls import Caller, Operators
 from holdfast.engine.handle import RunHandle
 from holdfast.engine.node import Node
@@ -125,10 +125,7 @@ class Opened(Struct, frozen=True):
         if caller is not None:
             new = replace(new, audit=operators.audit(subject=definition.name))
         if with_signal is not None:
-            signal = first_signal(new.run_id, with_signal, definition)
-            if signal.signal_id is None:  # so that a store that lost its answer can ask again without sending it twice
-                signal = replace(signal, signal_id=self.ids.new_id())
-            signal = replace(signal, audit=operators.audit(actor=signal.actor, subject=signal.name))
+            signal = self._first_signal(new.run_id, with_signal, definition, operators)
             permits = self.permits(caller)
             if permits is not None:
                 await permits.check_first(signal, queued, run_id)
@@ -143,6 +140,15 @@ class Opened(Struct, frozen=True):
             [existing] = await self.store.load([answer.run_id])
             version = version if existing is None else existing.head.plan_version
         return Started(answer.run_id, version, answer.signals)
+
+    def _first_signal(
+        self, run_id: str, given: FirstSignal, definition: WorkflowDefinition, operators: Operators
+    ) -> SignalRequest:
+        """Return the signal that comes with a start. It has an id, so that a lost answer may be asked for again."""
+        signal = first_signal(run_id, given, definition)
+        signal_id = self.ids.new_id() if signal.signal_id is None else signal.signal_id
+        audit = operators.audit(actor=signal.actor, subject=signal.name)
+        return replace(signal, signal_id=signal_id, audit=audit)
 
 
 def _check_size(input: Raw, name: str, most_bytes: int) -> None:

@@ -1,4 +1,4 @@
--- oldest reader: 1
+-- oldest reader: 7
 -- Losses of runs, the audit log, keys of the store, starts under a rate, and what workflows declare.
 
 ALTER TABLE holdfast.runs ADD COLUMN losses bigint NOT NULL DEFAULT 0;   -- nodes that went away with it since its last turn

@@ -1,4 +1,4 @@
--- oldest reader: 1
+-- oldest reader: 8
 -- Losses of runs, the audit log, keys of the store, starts under a rate, and what workflows declare. Tables that older
 -- releases insert into without naming columns (nodes, tasks, jobs, gate_starts, node_plans) get no columns.
 
