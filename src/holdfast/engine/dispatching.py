@@ -54,11 +54,19 @@ class Dispatcher:
             logger.error("run %s: no activity %r is known here; its steps wait", run_id, step.name)
         return False
 
+    @property
+    def has_unknown(self) -> bool:
+        """Whether an activity was asked for that is not known here."""
+        return bool(self._unknown)
+
     def leave_unknown(self, draft: TurnDraft) -> None:
         """Record with the turn that it begins no attempt of activities which are not known here."""
+        activity_named, open_steps = self._definitions.activity_named, draft.state.open_steps
         for step_id in draft.dispatch:
-            step = draft.state.open_steps.get(step_id)
-            if step is not None and not self.is_known(draft.state.run_id, step):
+            step = open_steps.get(step_id)
+            if step is None or activity_named(step.name) is not None:
+                continue
+            if not self.is_known(draft.state.run_id, step):
                 draft.handle(
                     ActivityReturned(step_id, step.logical_attempt_id, step.engine_attempt_id, is_lacking=True)
                 )

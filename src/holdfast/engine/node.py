@@ -601,7 +601,7 @@ class Node:
         was = held.inputs, held.is_fresh
         lost = self._lost(held, live.state, now) if held.is_fresh else []
         inputs = [*lost, *held.inputs] if lost else held.inputs
-        if problem is None and self._is_deferred_otherwise(held, inputs):
+        if held.deferred_with is not None and problem is None and self._is_deferred_otherwise(held, inputs):
             self.lives.forget(live.state.run_id)
             self._ready.add(live.state.run_id)
             return None
@@ -634,7 +634,8 @@ class Node:
     def _drafted(
         self, held: Held, live: LiveRun, draft: TurnDraft, problem: RunError | None
     ) -> tuple[Held, LiveRun, TurnDraft]:
-        self._dispatcher.leave_unknown(draft)
+        if draft.dispatch:
+            self._dispatcher.leave_unknown(draft)
         if problem is not None:
             logger.error("run %s is paused: %s", live.state.run_id, problem)
             self.lives.forget(live.state.run_id)
@@ -769,10 +770,12 @@ class Node:
         if is_finished or (turn is not None and turn.release):
             if self._held.get(run_id) is held:  # what came in meanwhile is about steps that this turn has closed
                 del self._held[run_id]
-            self._note_lack(run_id)
+            lacking = None
         else:
             held.advance(draft, 0 if turn is None else turn.losses)
-            self._note_lack(run_id, draft.state, now)
+            lacking = draft.state
+        if self._dispatcher.has_unknown or self.known.lacks_any:
+            self._note_lack(run_id, lacking, now)
 
     def _lose(self, run_id: str, conflict: CommitConflict, held: Held) -> None:
         """Let go of a run that somebody else has taken, or whose turn cannot be: its next turn pauses it.

@@ -160,7 +160,10 @@ def _check_start(
     run_id: str | None, request_id: str, tenant: str, project: str, environment: str, priority: int
 ) -> None:
     """Refuse the start of a run before anything is made of it that could not be read again."""
-    problem = check_name("tenant", tenant) or check_name("project", project) or check_name("environment", environment)
+    problem = None
+    for field, place in (("tenant", tenant), ("project", project), ("environment", environment)):
+        if problem is None and place != "default":
+            problem = check_name(field, place)
     if problem is None and request_id != "":
         problem = check_name("request_id", request_id)
     if problem is None and run_id is not None:
