@@ -83,7 +83,7 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     poison_retries: int = 10
     """How often a message that cannot be handled is put aside before it is a dead letter: some five minutes in all."""
 
-    lost_turns: int = 3
+    lost_turns: int = 5
     """How many nodes may go away with a run before it is set aside for an operator: its turns end their processes."""
 
     dead_letters: DeadLetterPolicy = DeadLetterPolicy()

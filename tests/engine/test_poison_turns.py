@@ -22,6 +22,7 @@ from tests.engine.bombs import bombs
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
+LOST_TURNS = hf.Limits().lost_turns
 CALM = 5
 
 pytestmark = [pytest.mark.slow, pytest.mark.contract("OWN-3", "MSG-2")]
@@ -117,8 +118,8 @@ async def test_a_run_that_ends_its_process_is_set_aside_and_others_go_on(fleet: 
     async with fleet.opened():
         calm = [await fleet.app.start(fleet.workflows["calm"], number) for number in range(CALM)]
         bomb = await light(fleet, kind)
-        head = await fleet.until(bomb, PAUSED, losses=3)
-        assert fleet.deaths == 3
+        head = await fleet.until(bomb, PAUSED, losses=LOST_TURNS)
+        assert fleet.deaths == LOST_TURNS
         assert head.snapshot is not None
         assert head.snapshot.last_error_code == "PoisonTurn"
         for run in calm:
@@ -133,21 +134,21 @@ async def test_a_run_that_ends_its_process_is_set_aside_and_others_go_on(fleet: 
         with pytest.raises(Conflict, match="went away"):
             await bomb.query("how")
         await bomb.signal("unheard", "of")
-        await fleet.until(bomb, PAUSED, losses=3)
-        assert fleet.deaths == 3
+        await fleet.until(bomb, PAUSED, losses=LOST_TURNS)
+        assert fleet.deaths == LOST_TURNS
         await bomb.resume(actor="ann")
-        while fleet.deaths < 4:  # noqa: ASYNC110
+        while fleet.deaths < LOST_TURNS + 1:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        await fleet.until(bomb, PAUSED, losses=3)
+        await fleet.until(bomb, PAUSED, losses=LOST_TURNS)
         types = [event.event_type for event in await bomb.events()]
-        assert (types.count("RunPaused"), fleet.deaths) == (2, 4)
+        assert (types.count("RunPaused"), fleet.deaths) == (2, LOST_TURNS + 1)
         fleet.mend(kind)
         await bomb.resume(actor="ann")
         if kind in ("update", "condition"):
             await bomb.signal("go", "gone")
         assert await bomb.result() in ("whole", "gone")
         assert (await fleet.head(bomb)).losses == 0
-        assert fleet.deaths == 4
+        assert fleet.deaths == LOST_TURNS + 1
 
 
 async def test_an_activity_that_ends_its_process_uses_up_attempts_and_is_no_poison(fleet: Fleet) -> None:

@@ -14,7 +14,7 @@ from holdfast.core.events import Event
 from holdfast.core.state import TERMINAL
 from holdfast.errors import EngineError, HoldfastError, StoreCorrupt
 from holdfast.store.answers import load_each
-from holdfast.store.port import LoadedRun, RunHead, Store
+from holdfast.store.port import RunHead, Store
 
 PAGE_RUNS = 500
 REST = 10
@@ -140,7 +140,7 @@ class Finishes:
         elsewhere = [run_id for run_id in self._waiting if is_whole or not self._holds(run_id)]
         for start in range(0, len(elsewhere), PAGE_RUNS):
             for run in await load_each(self._store.load, elsewhere[start : start + PAGE_RUNS]):
-                if isinstance(run, LoadedRun) and run.head.status in TERMINAL:
+                if run is not None and not isinstance(run, StoreCorrupt) and run.head.status in TERMINAL:
                     self.tell(run.head.run_id, run.head.version)
 
 

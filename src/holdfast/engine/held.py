@@ -5,14 +5,15 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.decide import Input
 from holdfast.core.instants import Instant
-from holdfast.core.messages import ActivityDetached, ActivityErrored
+from holdfast.core.messages import ActivityDetached, ActivityErrored, ActivityOutcome, Message
 from holdfast.core.state import OpenStep, RunState
 from holdfast.engine.live import LiveRun
 from holdfast.engine.turn import TurnDraft
-from holdfast.errors import RunError, TurnRefused
+from holdfast.errors import InvalidInput, RunError, TurnRefused
 from holdfast.store.port import LoadedRun
 
 
@@ -59,7 +60,11 @@ class Held:
         if not self.is_fresh or not state.local_activities:
             return []
         reported = {getattr(given, "step_id", None) for given in self.inputs}
-        reported |= {message.step_id for message in self.loaded.messages if message.type == "ActivityCompleted"}
+        reported |= {
+            message.step_id
+            for message in self.loaded.messages
+            if message.type == "ActivityCompleted" and _is_of_present_attempt(message, state)
+        }
         tokens = {message.waiting_token for message in self.loaded.messages}
         return [
             step
@@ -109,6 +114,19 @@ class Held:
             details = {step_id: said for step_id, said in details.items() if step_id in state.open_steps}
         head = replace(self.loaded.head, version=state.version, losses=losses)
         self.loaded = LoadedRun(head=head, signals=signals, details=details, is_whole=self.loaded.is_whole)
+
+
+def _is_of_present_attempt(message: Message, state: RunState) -> bool:
+    """Return whether the outcome in a message ends the attempt that its step is at: an earlier failure does not."""
+    step = state.open_steps.get(message.step_id or "")
+    try:
+        outcome = codec.decode(message.payload, ActivityOutcome)
+    except InvalidInput:  # it becomes a dead letter
+        return False
+    if step is None or outcome.logical_attempt_id != step.logical_attempt_id:
+        return False
+    is_success = outcome.error is None and not outcome.is_detached
+    return is_success or outcome.engine_attempt_id >= step.engine_attempt_id
 
 
 def unsuccessful(batch: Sequence[Held]) -> list[tuple[str, str]]:
