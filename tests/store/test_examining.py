@@ -35,7 +35,7 @@ async def test_a_new_file_is_fine(tmp_path: Path) -> None:
     await store.close()
     assert {one.level for one in facts.findings} == {"fine"}
     assert {one.subject for one in facts.findings} == {
-        "writing", "durability", "log", "size", "disk", "integrity",
+        "writing", "durability", "log", "size", "disk", "integrity", "rights",
     }  # fmt: skip
     assert facts.software == f"SQLite {sqlite3.sqlite_version}"
     assert facts.schema_version == facts.latest_version
