@@ -386,7 +386,7 @@ async def test_an_update_that_is_not_answered_before_the_end_is_told_so(place: P
         asking = asyncio.create_task(run.update("never"))
         await until_event(run, "UpdateAccepted")
         await run.signal("close", "")
-        with pytest.raises(UpdateFailed, match="RunTerminal"):
+        with pytest.raises(RunTerminal, match="ended before it had answered"):
             await asking
         await until_status(run, COMPLETED)
         with pytest.raises(RunTerminal):

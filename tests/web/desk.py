@@ -66,7 +66,7 @@ def _make_app() -> App:
         payload = {"supplier": supplier, "terms": {"net_days": 30}}
         return await hf.task("Sign the contract", bool, payload=payload, roles=["director"], approvals=2, of=3)
 
-    @app.workflow(signals={"approval": Approval})
+    @app.workflow(signals={"approval": Approval}, allow_other_signals=True)
     async def order(order_id: str) -> str:
         """Wait for an approval."""
         return (await hf.wait_signal("approval", Approval, timeout=timedelta(hours=40))).by

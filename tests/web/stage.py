@@ -58,7 +58,7 @@ def _make_app(orchard: Orchard) -> App:
         except KeyError as cause:
             raise ValueError("no courier serves this zone") from cause
 
-    @app.workflow(signals={"approval": Approval})
+    @app.workflow(signals={"approval": Approval}, allow_other_signals=True)
     async def order(order_id: str, cents: int = 4200) -> str:
         """Take one order from its approval to the parcel."""
         await reserve(order_id)
@@ -78,7 +78,7 @@ def _make_app(orchard: Orchard) -> App:
     steps = {"check_stock": 160, "check_fraud": 420, "check_address": 240, "label": 300, "invoice": 180, "ship": 260}
     do = {name: work(name, ms) for name, ms in steps.items()}
 
-    @app.workflow(signals={"approval": Approval})
+    @app.workflow(signals={"approval": Approval}, allow_other_signals=True)
     async def story(order_id: str) -> str:
         """Take an order through everything that can happen to one."""
         await asyncio.gather(*(do[name](order_id) for name in ("check_stock", "check_fraud", "check_address")))
