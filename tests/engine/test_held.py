@@ -7,7 +7,9 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
-from holdfast.core.messages import ActivityDetached, ActivityErrored, ActivitySucceeded
+from holdfast.core import codec
+from holdfast.core.events import ErrorInfo
+from holdfast.core.messages import ActivityDetached, ActivityErrored, ActivityOutcome, ActivitySucceeded, NodeLost
 from holdfast.core.retry import Retry
 from holdfast.core.state import state_of
 from holdfast.engine.held import Held, is_local, unsuccessful
@@ -110,3 +112,22 @@ async def test_a_load_that_waits_for_nobody_brings_no_time_out_of_a_wait() -> No
     given = Held(later)
     given.load_again(later, state_of("run-1", await store.read_events("run-1")))
     assert len(given.loaded.messages) == 2, "what was claimed stays"
+
+
+@pytest.mark.contract("OWN-3", "ACT-1")
+def test_a_failure_of_an_earlier_attempt_does_not_hide_that_the_present_one_is_lost() -> None:
+    run = Driver().start()
+    run.ask(step("charge"))
+    run.tell(NodeLost("charge"))
+    assert run.state.open_steps["charge"].engine_attempt_id == 2
+
+    def with_outcome(attempt: int, error: ErrorInfo | None) -> Held:
+        payload = codec.encode(ActivityOutcome(logical_attempt_id=1, engine_attempt_id=attempt, error=error))
+        return held(
+            messages=(SimpleNamespace(waiting_token=None, type="ActivityCompleted", step_id="charge", payload=payload),)
+        )
+
+    refused = ErrorInfo("ValueError", "the card was refused")
+    assert lost(run, with_outcome(1, refused)) == ["charge"], "it ends nothing, and no node works on the second"
+    assert lost(run, with_outcome(2, refused)) == []
+    assert lost(run, with_outcome(1, None)) == [], "a success of any attempt counts"
