@@ -5,12 +5,12 @@ import time
 
 from bench.effort import Effort
 from bench.report import Rows, progress
+from holdfast.core.apply_commands import enact
 from holdfast.core.commands import RunActivity
 from holdfast.core.decide import decide, queue_run
-from holdfast.core.enact import enact
+from holdfast.core.event_writer import Decision
 from holdfast.core.events import EngineRunRef, Event, RunQueued
 from holdfast.core.messages import ActivitySucceeded
-from holdfast.core.pen import Decision
 from holdfast.core.state import RunState, fold, state_of
 
 BY = EngineRunRef("bench", 1)

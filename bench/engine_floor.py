@@ -14,7 +14,7 @@ from msgspec import Struct
 from bench.floor import UPDATED
 from bench.metered import Write
 from holdfast.core import codec
-from holdfast.store.sqlite.database import Database
+from holdfast.store.sqlite.connection import Database
 
 
 class Rows(Struct):

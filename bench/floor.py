@@ -14,7 +14,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from holdfast.store.port import Turn
-from holdfast.store.sqlite.database import Database
+from holdfast.store.sqlite.connection import Database
 
 UPDATED = ("status", "version", "snapshot", "updated_at", "finished_at", "ready_at", "lease_owner")
 """The columns of a run that a turn changes."""

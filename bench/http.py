@@ -15,7 +15,7 @@ SERVED = """
 import asyncio, logging, sys
 import holdfast as hf
 from holdfast.service.options import ServiceOptions
-from holdfast.service.server import serve
+from holdfast.service.http.server import serve
 
 logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
 app = hf.App("bench")

@@ -22,10 +22,10 @@ from playwright.async_api import async_playwright
 import holdfast as hf
 from bench.report import Rows, percentile, progress, table
 from bench.stores import opened
-from holdfast.engine.app import App
-from holdfast.service.calling import make_service
+from holdfast.app import App
+from holdfast.service.context import make_service
+from holdfast.service.http.server import listening
 from holdfast.service.options import ServiceOptions
-from holdfast.service.server import listening
 
 AT_ONCE = 500
 ROUNDS = 30

@@ -12,9 +12,9 @@ from bench.effort import Effort
 from bench.engine import app, parked, run_all_here
 from bench.report import Row, Rows, progress, ratios
 from bench.stores import opened
-from holdfast.service.calling import make_service
+from holdfast.service.context import make_service
+from holdfast.service.http.server import listening
 from holdfast.service.options import ServiceOptions
-from holdfast.service.server import listening
 
 RUNS = 2_000
 LISTS = 10

@@ -10,13 +10,13 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
+from holdfast.clock import SystemClock, SystemIds
 from holdfast.core.commands import Command, StartTimer, WaitSignal
 from holdfast.core.events import RunQueued
 from holdfast.core.messages import Message, Signal
 from holdfast.core.state import RunState, state_of
-from holdfast.engine.turn import TurnDraft, start_run
+from holdfast.engine.turns.draft import TurnDraft, start_run
 from holdfast.limits import Limits
-from holdfast.ports import SystemClock, SystemIds
 from holdfast.store.beginnings import new_head
 from holdfast.store.port import Created, LoadedRun, NewRun, Store, Turn
 

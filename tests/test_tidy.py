@@ -23,11 +23,11 @@ SOURCE_SUFFIXES = {".py", ".sql", ".js", ".css", ".html"}
 
 # "path:function" -> why every exception may be caught there without being raised again.
 SWALLOWING_ALLOWED: dict[str, str] = {
-    "holdfast/engine/creations.py:Creations._create_batch": "what a store raises is told to everybody who asked",
-    "holdfast/engine/live.py:revive": "what user code raises where no task takes it pauses its run",
-    "holdfast/engine/live.py:take_turn": "what user code raises where no task takes it pauses its run",
-    "holdfast/engine/slots.py:_carry_out": "its future has it as its exception, and whoever waits for it gets it",
-    "holdfast/engine/tracing.py:Tracing._work": "logged; an exporter is not ours, and losing a trace loses no run",
+    "holdfast/engine/start/starter.py:Creations._create_batch": "what a store raises is told to everybody who asked",
+    "holdfast/engine/turns/execute.py:revive": "what user code raises where no task takes it pauses its run",
+    "holdfast/engine/turns/execute.py:take_turn": "what user code raises where no task takes it pauses its run",
+    "holdfast/engine/activities/slots.py:_carry_out": "its future has it as its exception",
+    "holdfast/engine/observe/tracing.py:Tracing._work": "logged; losing a trace loses no run",
     "holdfast/program/api.py:Saga._undo_all": "failures are gathered, and raised together with the first error",
     "holdfast/program/failures.py:_attribute": "an exception whose own code fails is recorded without what it says",
     "holdfast/program/failures.py:_message": "an exception that cannot even be shown is recorded by its type",
@@ -36,9 +36,9 @@ SWALLOWING_ALLOWED: dict[str, str] = {
     "holdfast/program/loop.py:DeterministicLoop._run_ready": "its task has it as its exception, and ends with it",
     "holdfast/program/loop.py:settle": "raised in the workflow, where the condition is awaited",
     "holdfast/store/nats_wakeups.py:NatsWakeups._keep_connected": "logged; a wake-up that is lost costs latency only",
-    "holdfast/service/jsonrpc.py:JsonRpc.__call__": "logged, and answered as InternalError",
-    "holdfast/service/jsonrpc.py:JsonRpc._call": "logged, and answered as InternalError",
-    "holdfast/service/rest.py:Rest.__call__": "logged, and answered as InternalError",
+    "holdfast/service/http/jsonrpc.py:JsonRpc.__call__": "logged, and answered as InternalError",
+    "holdfast/service/http/jsonrpc.py:JsonRpc._call": "logged, and answered as InternalError",
+    "holdfast/service/http/rest.py:Rest.__call__": "logged, and answered as InternalError",
     "holdfast/program/receiving.py:Handler.apply": "recorded, and raised in the workflow, where the signal is awaited",
     "holdfast/service/stream.py:Streams.__call__": "logged; the caller is told where to look",
 }
@@ -159,7 +159,7 @@ def test_core_is_pure() -> None:
         "import logging",
         "import sqlite3",
         "import asyncpg",
-        "from holdfast.ports import Clock",
+        "from holdfast.clock import Clock",
         "from holdfast.settings import Settings",
         "from ..store import port",
         "def late():\n    import threading",
@@ -217,7 +217,7 @@ def test_clock_rule_finds(text: str) -> None:
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        ("holdfast/ports.py", "import time\nnow = time.time()"),
+        ("holdfast/clock.py", "import time\nnow = time.time()"),
         ("holdfast/testing/clock.py", "import random\nrandom.Random(7)"),
         ("holdfast/engine/node.py", "def run(clock, random):\n    return clock.time(), random.choice([1])"),
         ("holdfast/engine/node.py", "from datetime import datetime\ndatetime.fromisoformat('2020-01-01')"),

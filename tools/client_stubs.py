@@ -14,8 +14,8 @@ import msgspec
 from msgspec import UnsetType
 
 from holdfast.client.nouns import NOUNS, STREAMED, needed
-from holdfast.service.catalogue import Operation
 from holdfast.service.operations import CATALOGUE
+from holdfast.service.registry import Operation
 
 STUBS = Path(__file__).parent.parent / "src" / "holdfast" / "client" / "nouns.pyi"
 
@@ -26,7 +26,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from holdfast.client.calls import Calls
-from holdfast.service.catalogue import Operation
+from holdfast.service.registry import Operation
 {imports}
 
 NOUNS: tuple[str, ...]

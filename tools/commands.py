@@ -5,11 +5,11 @@
 
 from pathlib import Path
 
-from holdfast.cli.derive import arguments_of, fields_of
+from holdfast.cli.commands import row_of
+from holdfast.cli.generate import arguments_of, fields_of
 from holdfast.cli.main import OWN
-from holdfast.cli.table import row_of
-from holdfast.service.catalogue import Operation
 from holdfast.service.operations import CATALOGUE
+from holdfast.service.registry import Operation
 
 PAGE = Path(__file__).parents[1] / "docs" / "command-line.md"
 BEGIN, END = "<!-- made by python -m tools.commands -->\n", "<!-- end -->\n"

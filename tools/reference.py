@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from holdfast.errors import HoldfastError
-from holdfast.service.catalogue import Operation
+from holdfast.service.http.problems import rpc_code_of, status_of, title_of
 from holdfast.service.operations import CATALOGUE
-from holdfast.service.problems import rpc_code_of, status_of, title_of
+from holdfast.service.registry import Operation
 from holdfast.service.stream import STREAMS
 
 PAGE = Path(__file__).parents[1] / "docs" / "service.md"

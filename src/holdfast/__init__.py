@@ -1,9 +1,9 @@
 """Holdfast: durable workflows for Python."""
 
 from holdfast import errors
-from holdfast.core.retry import Retry
-from holdfast.engine.activities import NonRetryable, activity_context
-from holdfast.engine.app import App
+from holdfast.app import App
+from holdfast.core.timing import Retry
+from holdfast.engine.activities.executor import NonRetryable, activity_context
 from holdfast.engine.options import NodeOptions
 from holdfast.limits import Limits
 from holdfast.program.api import (
@@ -23,7 +23,7 @@ from holdfast.program.signals import signals, wait_signal
 from holdfast.program.tasks import task
 from holdfast.settings import Settings
 from holdfast.store.memory import MemoryStore
-from holdfast.store.opening import open_store
+from holdfast.store.open import open_store
 from holdfast.store.sqlite import SqliteStore
 
 __all__ = [

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from holdfast.cli.ending import UNAVAILABLE
+from holdfast.cli.exit_codes import UNAVAILABLE
 from tests.chaos import programs
 from tests.chaos.places import Place
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli.ending import OUR_MISTAKE
+from holdfast.cli.exit_codes import OUR_MISTAKE
 from holdfast.core.messages import AcceptedSignalResult, Message, SignalRequest
 from holdfast.store import port
 from holdfast.store.sqlite import SqliteStore

@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from holdfast import errors
-from holdfast.cli.calling import Caller
-from holdfast.cli.ending import end_of
+from holdfast.cli.connection import Caller
+from holdfast.cli.exit_codes import end_of
 from holdfast.client.transports import Http
 from holdfast.errors import EngineError, HoldfastError
 

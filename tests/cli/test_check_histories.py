@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import holdfast as hf
-from holdfast.engine.checking import check_runs, check_store, count_runs
+from holdfast.engine.check_histories import check_runs, check_store, count_runs
 from holdfast.store.port import Found
 from tests.cli.console import MOST_SECONDS, command, environment, run
 from tests.engine.place import until_event

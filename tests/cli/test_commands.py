@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from holdfast.cli.commands import row_of
 from holdfast.cli.main import commands
-from holdfast.cli.table import row_of
 from holdfast.service.operations import CATALOGUE
 from tests.cli.console import MOST_SECONDS, command, environment
 from tests.cli.forks import Forks, forking

@@ -12,17 +12,17 @@ import pytest
 
 from holdfast import errors
 from holdfast.cli import call as call_module
-from holdfast.cli import derive, runs
-from holdfast.cli.calling import Caller, Target
-from holdfast.cli.derive import fields_of
-from holdfast.cli.ending import CODES, code_of
+from holdfast.cli import generate, runs
+from holdfast.cli.commands import ROWS, row_of
+from holdfast.cli.connection import Caller, Target
+from holdfast.cli.exit_codes import CODES, code_of
+from holdfast.cli.generate import fields_of
 from holdfast.cli.main import OWN, commands, main
-from holdfast.cli.table import ROWS, row_of
 from holdfast.errors import HoldfastError
-from holdfast.service.catalogue import Ask, operation
 from holdfast.service.examples import ASKS
+from holdfast.service.http.problems import status_of
 from holdfast.service.operations import CATALOGUE
-from holdfast.service.problems import status_of
+from holdfast.service.registry import Ask, operation
 from tests.service.ways import words_of
 from tools.commands import PAGE, page_with, table
 
@@ -53,7 +53,7 @@ def ask_nobody(monkeypatch: pytest.MonkeyPatch) -> Callable[[Script], Asked]:
         async def calling(target: Target) -> AsyncIterator[Caller]:
             yield Scripted()
 
-        for module in (derive, runs, call_module):
+        for module in (generate, runs, call_module):
             monkeypatch.setattr(module, "calling", calling)
         return asked
 
@@ -114,7 +114,7 @@ def test_an_operation_that_no_table_knows_has_a_command_all_the_same() -> None:
     row = row_of(make_new)
     assert row.words == "things make-new"
     assert [given.option for given in fields_of(make_new).values()] == ["--thing-id", "--role", "--roles", "--many"]
-    made = derive.command_of(make_new, row)
+    made = generate.command_of(make_new, row)
     assert list(made.__annotations__) == ["thing_id", "role", "roles", "many", "target"]
     assert made.__doc__ == "Make a thing."
 

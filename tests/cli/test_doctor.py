@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import holdfast as hf
-from holdfast.store.sqlite.database import APPLICATION_ID
+from holdfast.store.sqlite.connection import APPLICATION_ID
 from tests.cli.console import environment
 from tests.cli.forks import Forks, forking
 from tests.postgres_server import sql

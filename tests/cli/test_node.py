@@ -16,7 +16,7 @@ from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.engine.options import NodeOptions
 from holdfast.engine.telling import without_password
-from holdfast.engine.turn import start_run
+from holdfast.engine.turns.draft import start_run
 from holdfast.store.port import Created
 from holdfast.store.sqlite import SqliteStore
 from tests.cli.console import Desk, Running, run, running

@@ -12,7 +12,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from holdfast.cli.ending import end_of
+from holdfast.cli.exit_codes import end_of
 from holdfast.cli.main import commands, main
 from holdfast.errors import CorruptHistory, InvalidInput, NotFound, NotPermitted, RunTerminal, StoreError
 from tests.cli.console import run

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli import showing
-from holdfast.cli.ending import end_of
-from holdfast.cli.words import moment_of, value_of
+from holdfast.cli import output
+from holdfast.cli.exit_codes import end_of
+from holdfast.cli.values import moment_of, value_of
 from holdfast.errors import InvalidInput, NotFound
 
 
@@ -73,7 +73,7 @@ def test_times_are_shown_with_their_distance(monkeypatch: pytest.MonkeyPatch) ->
         def now(self) -> int:
             return int(datetime(2026, 1, 28, 12, tzinfo=UTC).timestamp() * 1_000_000)
 
-    monkeypatch.setattr(showing, "SystemClock", Clock)
+    monkeypatch.setattr(output, "SystemClock", Clock)
     for text, distance in [
         ("2026-01-28T11:59:30Z", "30 s ago"),
         ("2026-01-28T12:05:00Z", "in 5 min"),
@@ -81,7 +81,7 @@ def test_times_are_shown_with_their_distance(monkeypatch: pytest.MonkeyPatch) ->
         ("2026-02-07T12:00:00Z", "in 10 days"),
         ("9999-12-31T00:00:00Z", "days"),
     ]:
-        assert distance in showing.moment(text)
+        assert distance in output.moment(text)
 
 
 NASTY = "a\x1b[2J\x07b\x9b\nstatus  COMPLETED\r\u2028\u202e\u2066\x7fü"
@@ -89,11 +89,11 @@ SEEN = "a\\x1b[2J\\x07b\\x9b\\nstatus  COMPLETED\\r\\u2028\\u202e\\u2066\\x7fü"
 
 
 def test_what_somebody_else_wrote_does_nothing_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    assert showing.clean(NASTY) == SEEN
-    showing.show_fields({"run_id": NASTY, NASTY: 1, "tags": [NASTY], "error": {"message": NASTY}})
-    showing.show_items([{"run_id": NASTY, "tags": [NASTY]}], ["run_id", "tags", NASTY])
-    showing.show_line(NASTY)
-    showing.note(NASTY)
+    assert output.clean(NASTY) == SEEN
+    output.show_fields({"run_id": NASTY, NASTY: 1, "tags": [NASTY], "error": {"message": NASTY}})
+    output.show_items([{"run_id": NASTY, "tags": [NASTY]}], ["run_id", "tags", NASTY])
+    output.show_line(NASTY)
+    output.note(NASTY)
     shown, told = capsys.readouterr()
     assert len(shown.splitlines()) == 4 + 2 + 1
     assert len(told.splitlines()) == 1
@@ -103,7 +103,7 @@ def test_what_somebody_else_wrote_does_nothing_to_a_terminal(capsys: pytest.Capt
 
 
 def test_json_for_programs_stays_json_and_does_nothing_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    showing.show_json({"run_id": NASTY, NASTY: [NASTY]})
+    output.show_json({"run_id": NASTY, NASTY: [NASTY]})
     [line] = capsys.readouterr().out.splitlines()
     assert json.loads(line) == {"run_id": NASTY, NASTY: [NASTY]}
     assert all(character.isprintable() for character in line)

@@ -10,17 +10,17 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from holdfast.core import codec, commands, events, messages
+from holdfast.core.apply_commands import enact
 from holdfast.core.decide import Input, decide, queue_run
-from holdfast.core.enact import enact
+from holdfast.core.event_writer import Decision, Refusal
 from holdfast.core.events import ADAPTER_VERSION, Body, EngineRunRef, ErrorInfo, Event
-from holdfast.core.idempotency import event_id, event_key, inbox_uuid, signal_storage_key, signal_suffix
+from holdfast.core.index_rows import Task, Wait, index_changes
 from holdfast.core.invariants import RunView
+from holdfast.core.keys import event_id, event_key, inbox_uuid, signal_storage_key, signal_suffix
 from holdfast.core.messages import AcceptedSignalResult, Control, ControlName, Message, Signal
-from holdfast.core.pen import Decision, Refusal
-from holdfast.core.records import Task, Wait, index_changes
-from holdfast.core.retry import NO_RETRY, Retry
 from holdfast.core.snapshot import runtime_snapshot
 from holdfast.core.state import RunState, RunStatus, fold, retry_token
+from holdfast.core.timing import NO_RETRY, Retry
 
 START = 1_767_225_600_000_000  # 2026-01-01T00:00:00Z
 SECOND = 1_000_000

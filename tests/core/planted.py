@@ -10,8 +10,8 @@ from holdfast.core import events as e
 from holdfast.core.events import Event
 from holdfast.core.invariants import RunView, SystemView
 from holdfast.core.messages import OUTCOME_SIGNAL, ActivityDetached, Message, Signal, Update
-from holdfast.core.retry import Retry
 from holdfast.core.state import RUNNING, RunStatus
+from holdfast.core.timing import Retry
 from tests.core.bodies import run_in
 from tests.core.driving import SECOND, START, Driver, activity, child, done, failed, made, task, timer, wait
 

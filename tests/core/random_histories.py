@@ -12,6 +12,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from holdfast.core import commands, events
+from holdfast.core.event_writer import Refusal
 from holdfast.core.events import ArtifactRef, UnknownBody
 from holdfast.core.messages import (
     ActivityDetached,
@@ -24,9 +25,8 @@ from holdfast.core.messages import (
     TaskRequest,
     Update,
 )
-from holdfast.core.pen import Refusal
-from holdfast.core.retry import Retry
 from holdfast.core.state import RUNNING, OpenStep
+from holdfast.core.timing import Retry
 from tests.core.driving import (
     SECOND,
     Driver,

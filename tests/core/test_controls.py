@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from holdfast.core import commands
 from holdfast.core import events as e
+from holdfast.core.event_writer import Decision, Refusal
 from holdfast.core.messages import ControlName
-from holdfast.core.pen import Decision, Refusal
 from holdfast.core.state import APPROVED, CANCELLED, PAUSED, PENDING, RUNNING, TERMINAL, RunStatus
 from holdfast.errors import RunTerminal
 from tests.core.bodies import run_in

@@ -8,12 +8,12 @@ from msgspec.structs import replace
 
 from holdfast.core import codec, commands
 from holdfast.core import events as e
+from holdfast.core.event_writer import NOTHING, Decision, Refusal
 from holdfast.core.invariants import check
 from holdfast.core.messages import ActivityDetached, ActivityErrored, Message, NodeLost, check_message
-from holdfast.core.pen import NOTHING, Decision, Refusal
-from holdfast.core.retry import Retry
 from holdfast.core.snapshot import project_run
 from holdfast.core.state import RunStatus, state_of
+from holdfast.core.timing import Retry
 from holdfast.limits import ERROR_TEXT_CHARS
 from tests.core.driving import BROKEN, FATAL, SECOND, START, Driver, done, outcome
 

@@ -7,8 +7,9 @@ from msgspec.structs import replace
 from holdfast.core import codec, commands
 from holdfast.core import events as e
 from holdfast.core.decide import Input, decide, queue_run
+from holdfast.core.event_writer import NOTHING, Decision, Refusal
 from holdfast.core.events import EngineRunRef, ErrorInfo, RunQueued
-from holdfast.core.idempotency import event_id
+from holdfast.core.keys import event_id
 from holdfast.core.messages import (
     ActivityDetached,
     ActivityErrored,
@@ -18,9 +19,8 @@ from holdfast.core.messages import (
     NodeLost,
     Signal,
 )
-from holdfast.core.pen import NOTHING, Decision, Refusal
-from holdfast.core.retry import Retry
 from holdfast.core.state import APPROVED, PAUSED, PENDING, RUNNING, TERMINAL, RunStatus, state_of
+from holdfast.core.timing import Retry
 from holdfast.errors import Conflict, InvalidInput, RunTerminal
 from tests.core.bodies import run_in
 from tests.core.driving import (

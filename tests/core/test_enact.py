@@ -5,10 +5,10 @@ from msgspec import Raw
 
 from holdfast.core import commands as c
 from holdfast.core import events as e
-from holdfast.core.enact import enact
-from holdfast.core.idempotency import event_id, event_key
+from holdfast.core.apply_commands import enact
+from holdfast.core.event_writer import NOTHING, Decision, Refusal
+from holdfast.core.keys import event_id, event_key
 from holdfast.core.messages import SignalRequest
-from holdfast.core.pen import NOTHING, Decision, Refusal
 from holdfast.core.state import RUNNING, RunStatus
 from holdfast.errors import Conflict, InvalidInput
 from tests.core.bodies import ERROR, run_in

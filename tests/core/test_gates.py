@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from holdfast.core.gates import RunLimit, check_limit, free_slot, overloaded, place_in_line
+from holdfast.core.admission import RunLimit, check_limit, free_slot, overloaded, place_in_line
 from holdfast.limits import OVERLOAD_RETRY_MS, PRIORITY, PRIORITY_AGE_MS
 
 MS = 1_000

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.idempotency import (
+from holdfast.core.event_writer import Decision
+from holdfast.core.keys import (
     activity_record_key,
     event_id,
     event_key,
@@ -18,7 +19,6 @@ from holdfast.core.idempotency import (
     signal_uuid,
     storage_key,
 )
-from holdfast.core.pen import Decision
 from holdfast.errors import InvalidInput
 from tests.core.driving import Driver
 

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from holdfast.core import codec, commands
 from holdfast.core import events as e
+from holdfast.core.event_writer import NOTHING, Decision, Refusal
 from holdfast.core.invariants import check
 from holdfast.core.messages import ActivityDetached, ActivityReturned, NodeLost, check_message
-from holdfast.core.pen import NOTHING, Decision, Refusal
 from holdfast.core.snapshot import project_run
 from holdfast.core.state import state_of
 from holdfast.core.tokens import TOKEN_CHARS, ActivityToken, read_token, write_token

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from holdfast.core import commands
 from holdfast.core import events as e
-from holdfast.core.pen import Decision
-from holdfast.core.records import ActivityRecord, IndexChanges, Task, Wait, index_changes
+from holdfast.core.event_writer import Decision
+from holdfast.core.index_rows import ActivityRecord, IndexChanges, Task, Wait, index_changes
 from holdfast.core.state import RUNNING, RunState, fold
 from tests.core.bodies import ERROR, run_in
 from tests.core.driving import SECOND, START, Driver, activity, answered, done, made, task, timer, wait

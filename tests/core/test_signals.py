@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from holdfast.core import commands
 from holdfast.core import events as e
 from holdfast.core.decide import decide, is_taken, wait_for
+from holdfast.core.event_writer import NOTHING, Decision
 from holdfast.core.messages import Signal, as_they_came
-from holdfast.core.pen import NOTHING, Decision
 from holdfast.core.snapshot import runtime_snapshot
 from tests.core.driving import BY, SECOND, START, Driver, activity, wait
 

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 import pytest
 
+from holdfast.core.apply_commands import enact
 from holdfast.core.commands import RunActivity
 from holdfast.core.decide import decide
-from holdfast.core.enact import enact
+from holdfast.core.event_writer import Decision
 from holdfast.core.messages import ActivitySucceeded
-from holdfast.core.pen import Decision
 from holdfast.core.state import fold
 from tests.core.driving import BY, START, Driver
 

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from holdfast.core import commands as c
 from holdfast.core import events as e
+from holdfast.core.event_writer import NOTHING, Decision, Refusal
+from holdfast.core.index_rows import Task, index_changes
 from holdfast.core.invariants import check
 from holdfast.core.messages import TASK_SIGNAL, Actor, TaskAction, TaskOperation, TaskRequest
-from holdfast.core.pen import NOTHING, Decision, Refusal
-from holdfast.core.records import Task, index_changes
 from holdfast.core.state import COMPLETED, PAUSED, RUNNING, TERMINAL, RunStatus, state_of
 from holdfast.core.tasks import is_effective, task_operations
 from holdfast.errors import InvalidInput, RunTerminal

@@ -11,8 +11,8 @@ import pytest
 
 from holdfast.core import commands as c
 from holdfast.core import events as e
+from holdfast.core.event_writer import Decision
 from holdfast.core.messages import ControlName
-from holdfast.core.pen import Decision
 from holdfast.core.state import APPROVED, PAUSED, PENDING, TERMINAL, TRANSITIONS, RunState, RunStatus, evolve
 from tests.core.bodies import ERROR, run_in
 from tests.core.driving import Driver, made

@@ -5,8 +5,8 @@ from msgspec import Raw
 
 from holdfast.core import commands as c
 from holdfast.core import events as e
+from holdfast.core.event_writer import NOTHING, Decision, Refusal
 from holdfast.core.messages import Update
-from holdfast.core.pen import NOTHING, Decision, Refusal
 from holdfast.core.state import PAUSED, RUNNING, TERMINAL, RunStatus
 from holdfast.errors import RunTerminal
 from tests.core.bodies import ERROR, run_in

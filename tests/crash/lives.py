@@ -18,9 +18,9 @@ from types import ModuleType
 from typing import Any, Literal
 
 from holdfast import App, NodeOptions, SqliteStore, activity_context
+from holdfast.app import Activity
+from holdfast.clock import SystemClock
 from holdfast.core.messages import AcceptedSignalResult
-from holdfast.engine.app import Activity
-from holdfast.ports import SystemClock
 from holdfast.store.port import Accepted, Duplicate
 from tests.unheard_of import take_first_turns
 

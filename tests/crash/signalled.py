@@ -17,9 +17,9 @@ from typing import Any
 from msgspec import Raw
 
 import holdfast as hf
+from holdfast.app import App
 from holdfast.core.events import SignalReceived
 from holdfast.core.messages import AcceptedSignalResult
-from holdfast.engine.app import App
 from holdfast.store.port import MailboxQuery, WaitQuery
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing.samples import read_history

@@ -15,8 +15,8 @@ import pytest
 
 import holdfast as hf
 from examples import orders
+from holdfast.app import Workflow
 from holdfast.core.invariants import check_drained
-from holdfast.engine.app import Workflow
 from holdfast.store.port import LoadedRun, WaitQuery
 from holdfast.testing.views import system_view
 from tests.crash import in_flight

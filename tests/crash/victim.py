@@ -23,7 +23,7 @@ from holdfast.core.commands import (
 )
 from holdfast.core.messages import ActivitySucceeded, Message, SignalRequest
 from holdfast.core.state import RUNNING, state_of
-from holdfast.engine.turn import TurnDraft
+from holdfast.engine.turns.draft import TurnDraft
 from holdfast.store.port import LoadedRun, RunQuery, Turn
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing.samples import new_run, read_history

@@ -6,10 +6,10 @@ from typing import Any, TypedDict
 import msgspec
 
 import holdfast as hf
+from holdfast.app import Workflow
 from holdfast.core.messages import Actor
-from holdfast.engine.app import Workflow
-from holdfast.engine.handle import RunHandle
-from holdfast.engine.tasks import TaskView
+from holdfast.engine.inbox.tasks import TaskView
+from holdfast.run import RunHandle
 from tests.engine.place import until_event
 
 ANN = Actor("ann", ("clerk",))

@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 import holdfast as hf
-from holdfast.engine.app import App
+from holdfast.app import App
 
 VISIBLE_MS, LEASE_MS = 500, 500
 RUN_ID = "film-1"

@@ -7,16 +7,16 @@ from typing import Any
 
 from msgspec import Struct
 
+from holdfast.app import App
 from holdfast.core.events import Event
 from holdfast.core.state import RunStatus
-from holdfast.engine.app import App
-from holdfast.engine.handle import RunHandle
 from holdfast.engine.node import Node
 from holdfast.engine.options import NodeOptions
 from holdfast.errors import NotFound
+from holdfast.run import RunHandle
 from holdfast.settings import load_settings
 from holdfast.store.memory import MemoryStore
-from holdfast.store.opening import open_store
+from holdfast.store.open import open_store
 from holdfast.store.port import Store
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing.clock import VirtualClock

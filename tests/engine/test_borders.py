@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 import holdfast as hf
-from holdfast.core.letters import DeadLetterQuery
-from holdfast.engine.handle import RunHandle
-from holdfast.engine.letters import find_letters
+from holdfast.core.dead_letters import DeadLetterQuery
+from holdfast.engine.inbox.dead_letters import find_letters
 from holdfast.errors import StoreError
+from holdfast.run import RunHandle
 from holdfast.store.port import Job, Store
 from tests.engine.place import Around, Place, types, until, until_event
 

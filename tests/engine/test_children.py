@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 import holdfast as hf
+from holdfast.app import ClosePolicy
 from holdfast.core.state import CANCELLED, COMPLETED, RUNNING
-from holdfast.engine.app import ClosePolicy
 from holdfast.errors import ChildFailed, RunCancelled, RunFailed
 from holdfast.limits import NESTED_RUNS
 from tests.engine.place import Place, types, until_event, until_status

@@ -9,9 +9,9 @@ import holdfast as hf
 from holdfast.core import events as e
 from holdfast.core.messages import CONTROL_SIGNAL, ControlName, SignalRequest
 from holdfast.core.state import RunStatus
-from holdfast.engine.controls import ControlRequest, retry_tag
-from holdfast.engine.handle import RunHandle
+from holdfast.engine.inbox.operator_commands import ControlRequest, retry_tag
 from holdfast.errors import Conflict, InvalidInput, NotFound, NotPermitted, RunTerminal
+from holdfast.run import RunHandle
 from holdfast.store.port import RunQuery
 from holdfast.testing.samples import signal
 from tests.engine.place import Place, types, until, until_event, until_status

@@ -14,7 +14,7 @@ from holdfast.core.events import Event
 from holdfast.core.state import TERMINAL
 from holdfast.core.tokens import ActivityToken, read_token, write_token
 from holdfast.errors import ActivityFailed, CallerError, Conflict, InvalidInput, NotFound, RunTerminal
-from holdfast.program.check import check_histories
+from holdfast.program.replay_check import check_histories
 from holdfast.store.port import Store, Turn
 from tests.engine.place import Around, Place, stopped_time, types, until, until_event
 

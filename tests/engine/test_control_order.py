@@ -6,7 +6,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.core.messages import SignalRequest
-from holdfast.engine.turn import control_request
+from holdfast.engine.turns.draft import control_request
 from holdfast.store.port import Accepted
 
 

@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.core.instants import Instant
-from holdfast.engine.creations import CREATE_RUNS, Creations
 from holdfast.engine.first_turns import First
+from holdfast.engine.start.starter import CREATE_RUNS, Creations
 from holdfast.errors import EngineError, InvalidInput, LeaseExpired, StoreUnavailable
 from holdfast.store.beginnings import created_run
 from holdfast.store.port import Created, Existing, LoadedRun, NewRun, Refused
@@ -195,7 +195,7 @@ async def test_a_run_that_somebody_may_know_has_to_be_there_first() -> None:
 async def test_runs_of_which_some_may_have_been_created_before_a_lease_ended_are_looked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("holdfast.engine.creations.LOOKS_S", (0.0,))
+    monkeypatch.setattr("holdfast.engine.start.starter.LOOKS_S", (0.0,))
     scene = Scene()
     scene.drafter.can_begin = {"a", "b"}
     scene.store.expiries = 1
@@ -264,7 +264,7 @@ async def test_a_first_turn_that_cannot_be_stored_comes_later_and_harms_nobody(p
 @pytest.mark.contract("MSG-4", "OWN-1")
 async def test_runs_whose_creation_was_not_answered_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """They may be there, at work for this node: nothing would make them ready."""
-    monkeypatch.setattr("holdfast.engine.creations.LOOKS_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr("holdfast.engine.start.starter.LOOKS_S", (0.0, 0.0, 0.0))
     scene = Scene()
     scene.drafter.can_begin = {"a", "b", "c"}
     scene.store.problem = StoreUnavailable("down")

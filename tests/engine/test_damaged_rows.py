@@ -11,12 +11,12 @@ import asyncpg
 import pytest
 
 import holdfast as hf
+from holdfast.clock import SystemClock
 from holdfast.core.audit import AuditEntry, AuditQuery
-from holdfast.core.letters import DeadLetterQuery
-from holdfast.engine.checking import _heads
-from holdfast.engine.doctor import examine
+from holdfast.core.dead_letters import DeadLetterQuery
+from holdfast.engine.check_histories import _heads
+from holdfast.engine.observe.doctor import examine
 from holdfast.errors import Conflict, StoreCorrupt
-from holdfast.ports import SystemClock
 from holdfast.store.port import MailboxQuery, RunQuery, WaitQuery
 from tests.engine.place import until_event
 from tests.service.stage import on_stage

@@ -10,7 +10,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.core.state import RunStatus
-from holdfast.engine.handle import RunHandle
+from holdfast.run import RunHandle
 from holdfast.store.port import MailboxQuery, WaitQuery
 from tests.engine.place import Place, until
 

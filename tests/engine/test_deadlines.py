@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import holdfast as hf
+from holdfast.app import App
 from holdfast.core.state import RunState, RunStatus
-from holdfast.engine.app import App
 from holdfast.errors import ActivityFailed
 from holdfast.store.port import Store
 from holdfast.testing.clock import VirtualClock

@@ -15,9 +15,9 @@ from msgspec import Meta, Struct
 
 import holdfast as hf
 from holdfast.core import codec
+from holdfast.core.dead_letters import DeadLetterQuery
 from holdfast.core.declared import PublishedDefinition
-from holdfast.core.letters import DeadLetterQuery
-from holdfast.engine.declarations import Declared, DeclaredByCode, DeclaredInStore, published
+from holdfast.engine.inbox.declarations import Declared, DeclaredByCode, DeclaredInStore, published
 from holdfast.errors import InvalidInput, NotFound
 from holdfast.program.definitions import WorkflowDefinition
 from holdfast.store.memory import MemoryStore

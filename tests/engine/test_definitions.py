@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 
 import holdfast as hf
+from holdfast.clock import SystemClock
 from holdfast.core import events as e
 from holdfast.core.invariants import check
 from holdfast.core.messages import Message
 from holdfast.core.state import PAUSED, RUNNING
-from holdfast.engine.doctor import examine
-from holdfast.engine.known import Known
-from holdfast.engine.turn import DEFINITION, start_run
+from holdfast.engine.definition_filter import Known
+from holdfast.engine.observe.doctor import examine
+from holdfast.engine.turns.draft import DEFINITION, start_run
 from holdfast.errors import InvalidInput, StoreUnavailable
 from holdfast.limits import DeadLetterPolicy
-from holdfast.ports import SystemClock
+from holdfast.store.inspect import view_of
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import Missing, RunQuery, Store
 from holdfast.store.postgres import PostgresStore
 from holdfast.store.sqlite import SqliteStore
-from holdfast.store.views import view_of
 from tests.engine.place import MOST_SECONDS, Around, types, until, until_event, until_status
 
 GRACE_S = 0.05

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 import holdfast as hf
 from holdfast.core import commands
 from holdfast.core.messages import ActivityDetached
-from holdfast.engine.doctor import Report, examine
+from holdfast.engine.observe.doctor import Report, examine
 from holdfast.errors import InvalidInput
-from holdfast.store.examining import Bounds, Finding
+from holdfast.store.health import Bounds, Finding
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import Committed, PurgePolicy, Store
 from holdfast.store.postgres import PostgresStore

@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 
 import holdfast as hf
+from holdfast.app import ClosePolicy
+from holdfast.core.dead_letters import DeadLetterQuery
 from holdfast.core.invariants import check
-from holdfast.core.letters import DeadLetterQuery
 from holdfast.core.messages import Actor
 from holdfast.core.state import RunStatus
-from holdfast.engine.app import ClosePolicy
 from holdfast.errors import ChildFailed, InvalidInput
-from holdfast.service.tenancy import seen_by
+from holdfast.service.auth.tenancy import seen_by
+from holdfast.store.inspect import system_view
 from holdfast.store.port import RunQuery, Store, TaskQuery
-from holdfast.store.views import system_view
 from holdfast.testing.samples import new_run
 from tests.engine.place import Place, until_event
 

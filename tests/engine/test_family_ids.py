@@ -9,7 +9,7 @@ import holdfast as hf
 from holdfast.core import codec
 from holdfast.core.events import ChildStarted, RunQueued
 from holdfast.core.state import CANCELLED
-from holdfast.engine.turn import start_run
+from holdfast.engine.turns.draft import start_run
 from holdfast.errors import RunCancelled
 from holdfast.limits import NAME_BYTES
 from tests.engine.place import Place, types, until_event, until_status

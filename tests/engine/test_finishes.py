@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.state import COMPLETED, RUNNING
-from holdfast.engine.finishes import PAGE_RUNS, Finish, Finishes
+from holdfast.engine.completion_waiters import PAGE_RUNS, Finish, Finishes
 from holdfast.errors import EngineError, StoreCorrupt, StoreUnavailable
 from holdfast.store.wakeups import LocalWakeups
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from holdfast.engine.finishes import Finishes
+from holdfast.engine.completion_waiters import Finishes
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import LoadedRun
 from holdfast.testing.sim_loop import SimLoop

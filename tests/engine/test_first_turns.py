@@ -13,9 +13,9 @@ from msgspec.structs import replace
 import holdfast as hf
 from holdfast.core.events import RunQueued
 from holdfast.engine.first_turns import FirstTurns
-from holdfast.engine.observing import observer_of
+from holdfast.engine.observe.metrics import observer_of
 from holdfast.engine.options import NodeOptions
-from holdfast.engine.turn import start_run
+from holdfast.engine.turns.draft import start_run
 from holdfast.errors import HoldfastError, LeaseExpired, StoreUnavailable
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import Created, RunQuery, WaitQuery
@@ -169,7 +169,7 @@ async def test_a_run_id_that_is_taken_is_refused_and_its_run_goes_on(shop: Shop,
 async def test_a_run_whose_creation_was_not_answered_goes_on(
     shop: Shop, store: Any, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr("holdfast.engine.creations.LOOKS_S", (0.0,))
+    monkeypatch.setattr("holdfast.engine.start.starter.LOOKS_S", (0.0,))
     store.loses_answer = True
     async with shop.app.node(store) as node:
         take_first_turns(node)
@@ -217,7 +217,7 @@ async def test_a_run_that_is_let_go_while_it_is_looked_for_is_claimed_before_it_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What was found is out of date: it says that the run belongs to the node, which has let it go since."""
-    monkeypatch.setattr("holdfast.engine.creations.LOOKS_S", (0.0,))
+    monkeypatch.setattr("holdfast.engine.start.starter.LOOKS_S", (0.0,))
     clock = VirtualClock()
     store, app = SlowLook(clock), hf.App("shop")
     ring = store.wakeups.ring

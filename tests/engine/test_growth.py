@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from holdfast.core import commands
 from holdfast.core.messages import Message
 from holdfast.core.snapshot import runtime_snapshot
-from holdfast.engine.held import Held
-from holdfast.engine.turn import TurnDraft
-from holdfast.store.answers import LoadedRun, RunHead
+from holdfast.engine.turns.draft import TurnDraft
+from holdfast.engine.turns.owned_run import Held
+from holdfast.store.types import LoadedRun, RunHead
 from tests.core.driving import SECOND, START, Driver, activity, child, done, timer, wait
 
 FEW, MANY = 20, 2_000

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from holdfast.core import codec
 from holdfast.core.events import ErrorInfo
 from holdfast.core.messages import ActivityDetached, ActivityErrored, ActivityOutcome, ActivitySucceeded, NodeLost
-from holdfast.core.retry import Retry
 from holdfast.core.state import state_of
-from holdfast.engine.held import Held, is_local, unsuccessful
+from holdfast.core.timing import Retry
+from holdfast.engine.turns.owned_run import Held, is_local, unsuccessful
 from holdfast.store.memory import MemoryStore
 from holdfast.testing import samples
 from holdfast.testing.clock import START, VirtualClock

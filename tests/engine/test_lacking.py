@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import holdfast as hf
+from holdfast.clock import SystemClock
 from holdfast.core.state import CANCELLED
-from holdfast.engine.doctor import examine
-from holdfast.engine.known import activity_plan
+from holdfast.engine.definition_filter import activity_plan
+from holdfast.engine.observe.doctor import examine
 from holdfast.errors import RunFailed
-from holdfast.ports import SystemClock
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import LoadedRun, Store
 from holdfast.store.postgres import PostgresStore

@@ -5,7 +5,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from holdfast.engine.lanes import FEW, IN_A_ROW, Lanes
+from holdfast.engine.activities.task_pool import FEW, IN_A_ROW, Lanes
 
 _seen: ContextVar[str] = ContextVar("seen", default="nothing")
 

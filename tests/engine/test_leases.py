@@ -12,7 +12,7 @@ import pytest
 import holdfast as hf
 from holdfast.errors import LeaseExpired
 from holdfast.settings import load_settings
-from holdfast.store.opening import open_store
+from holdfast.store.open import open_store
 
 LEASE_MS = 600
 BLOCKED_S = 3.0

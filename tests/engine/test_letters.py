@@ -12,14 +12,14 @@ from msgspec.structs import replace
 
 import holdfast as hf
 from holdfast.core import codec
+from holdfast.core.dead_letters import DeadLetterQuery, put_aside
 from holdfast.core.events import RunPaused
-from holdfast.core.letters import DeadLetterQuery, put_aside
 from holdfast.core.messages import Message
 from holdfast.core.state import RunStatus, state_of
-from holdfast.engine.handle import RunHandle
-from holdfast.engine.turn import TurnDraft, aside_turn
+from holdfast.engine.turns.draft import TurnDraft, aside_turn
 from holdfast.errors import Conflict, CorruptHistory, InvalidInput, NotFound, RunTerminal, StoreCorrupt
 from holdfast.limits import ERROR_TEXT_CHARS, DeadLetterPolicy
+from holdfast.run import RunHandle
 from holdfast.settings import load_settings
 from holdfast.store.port import LoadedRun, Turn
 from holdfast.testing.clock import START, VirtualClock

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import holdfast as hf
-from holdfast.core.gates import Overload
+from holdfast.core.admission import Overload
 from holdfast.core.state import CANCELLED, PENDING, RUNNING
-from holdfast.engine.run_queue import Dequeued
+from holdfast.engine.start.admission import Dequeued
 from holdfast.errors import Conflict, InvalidInput, Overloaded, RunCancelled
 from holdfast.program.limiting import LimitOptions
 from holdfast.testing.samples import SampleNode, complete

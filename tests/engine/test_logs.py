@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import holdfast as hf
-from holdfast.engine.logs import JsonFormatter, logger_of
+from holdfast.engine.observe.logs import JsonFormatter, logger_of
 
 app = hf.App("talkative")
 plain = logging.getLogger("somebody.elses")

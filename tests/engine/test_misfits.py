@@ -7,15 +7,15 @@ import pytest
 from msgspec import Struct
 
 import holdfast as hf
+from holdfast.app import App
 from holdfast.core import events as e
+from holdfast.core.dead_letters import DeadLetterQuery
 from holdfast.core.invariants import check_drained
-from holdfast.core.letters import DeadLetterQuery
 from holdfast.core.messages import AcceptedSignalResult
 from holdfast.core.state import PAUSED
-from holdfast.engine.app import App
-from holdfast.engine.handle import RunHandle
-from holdfast.engine.letters import Letter, find_letters
+from holdfast.engine.inbox.dead_letters import Letter, find_letters
 from holdfast.errors import InvalidInput
+from holdfast.run import RunHandle
 from holdfast.store.port import Store
 from holdfast.testing.views import system_view
 from tests.engine.place import Place, stopped_time, types, until_event, until_status

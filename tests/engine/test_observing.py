@@ -1,7 +1,7 @@
 """What a process has done is counted where it passes, once for each batch, and only what was committed."""
 
 import holdfast as hf
-from holdfast.engine.observing import Histogram, ObservedStore, observed, observer_of
+from holdfast.engine.observe.metrics import Histogram, ObservedStore, observed, observer_of
 from holdfast.store.port import CommitConflict
 from holdfast.testing.samples import SampleNode, complete, dead_letter, message, signal, wait
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 import holdfast as hf
+from holdfast.app import App
 from holdfast.core.state import PAUSED
-from holdfast.engine.app import App
-from holdfast.engine.handle import RunHandle
+from holdfast.run import RunHandle
 from holdfast.store.port import Store
 from tests.engine.place import Place, stopped_time, types, until_event, until_status
 

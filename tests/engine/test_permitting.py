@@ -9,9 +9,9 @@ import pytest
 import holdfast as hf
 from holdfast.core import codec
 from holdfast.core.messages import Actor
-from holdfast.engine.controls import ControlRequest, Verdict
-from holdfast.engine.handle import RunHandle
+from holdfast.engine.inbox.operator_commands import ControlRequest, Verdict
 from holdfast.errors import InvalidInput, NotFound, NotPermitted, RunTerminal
+from holdfast.run import RunHandle
 from tests.engine.place import Place, until, until_event
 from tests.engine.test_commands import verdicts
 

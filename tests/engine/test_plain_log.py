@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from holdfast.engine.logs import JsonFormatter, PlainFormatter, escaped, escaped_json
+from holdfast.engine.observe.logs import JsonFormatter, PlainFormatter, escaped, escaped_json
 
 NASTY = "a\nb\rc\td\x00\x1b[2J\x7f\x85\x9b31m\u2028\u2029\u202e\u2066\u200f\u061c\ufeff\ud800é😀"
 SEEN = (

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import holdfast as hf
+from holdfast.clock import SystemClock
 from holdfast.core.state import PAUSED
-from holdfast.engine.doctor import examine
+from holdfast.engine.observe.doctor import examine
 from holdfast.errors import Conflict
-from holdfast.ports import SystemClock
 from holdfast.store.port import RunHead, Store
 from tests.engine.bombs import bombs
 

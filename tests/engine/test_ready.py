@@ -1,6 +1,6 @@
 """Waves: how many runs take a turn together, and which of them."""
 
-from holdfast.engine.ready import PATIENCE, WAVE, Ready
+from holdfast.engine.turns.ready_queue import PATIENCE, WAVE, Ready
 
 
 def test_a_wave_takes_everything_there_is() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import holdfast as hf
-from holdfast.engine.known import Known
+from holdfast.engine.definition_filter import Known
 from holdfast.errors import InvalidInput
 from holdfast.store.memory import MemoryStore
 from holdfast.store.wakeups import LocalWakeups

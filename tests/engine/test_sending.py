@@ -9,9 +9,9 @@ from typing import Any, Literal
 import pytest
 
 import holdfast as hf
+from holdfast.app import App, Workflow
 from holdfast.core.messages import AcceptedSignalResult
 from holdfast.core.state import COMPLETED
-from holdfast.engine.app import App, Workflow
 from holdfast.errors import (
     CheckpointOwnershipCapabilityError,
     Conflict,
@@ -22,7 +22,7 @@ from holdfast.errors import (
     PayloadTooLarge,
     RunTerminal,
 )
-from holdfast.program.check import check_histories
+from holdfast.program.replay_check import check_histories
 from holdfast.store.port import Capabilities, RunQuery
 from tests.engine.place import Place, types, until_event, until_status
 

@@ -14,7 +14,7 @@ import pytest
 import holdfast as hf
 from holdfast.core.codec import encode
 from holdfast.core.events import RunQueued
-from holdfast.engine.turn import start_run
+from holdfast.engine.turns.draft import start_run
 from holdfast.errors import InvalidInput
 from tests.engine.place import MOST_SECONDS
 

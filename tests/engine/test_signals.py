@@ -9,10 +9,10 @@ import pytest
 from msgspec import UNSET
 
 import holdfast as hf
+from holdfast.app import App
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.state import COMPLETED, PAUSED
-from holdfast.engine.app import App
 from holdfast.errors import InvalidInput, NotDurable, RunFailed, SignalHandlerFailed
 from tests.engine.place import Place, stopped_time, types, until_event, until_status
 

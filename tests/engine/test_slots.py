@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from holdfast.engine.slots import Slots
+from holdfast.engine.activities.slots import Slots
 
 
 class Asking:

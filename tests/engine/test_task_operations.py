@@ -11,7 +11,7 @@ import holdfast as hf
 from holdfast.core.invariants import check
 from holdfast.core.messages import TASK_SIGNAL, Actor
 from holdfast.core.state import PAUSED
-from holdfast.engine.tasks import TaskView
+from holdfast.engine.inbox.tasks import TaskView
 from holdfast.errors import Conflict, InvalidInput, NotFound, NotPermitted
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import CommitConflict, Committed, MailboxQuery, Turn
@@ -308,7 +308,7 @@ async def test_completing_is_one_commit_with_all_that_follows() -> None:
 async def test_who_waits_for_a_decision_is_woken_and_does_not_poll(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.engine.tasks.POLL_S", 1_000.0)
+    monkeypatch.setattr("holdfast.engine.inbox.tasks.POLL_S", 1_000.0)
     app = hf.App("asking")
     gate = asyncio.Event()
 

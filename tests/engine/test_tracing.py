@@ -15,8 +15,8 @@ from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from holdfast.engine import tracing
-from holdfast.engine.tracing import context_of, traced
+from holdfast.engine.observe import tracing
+from holdfast.engine.observe.tracing import context_of, traced
 
 app = hf.App("traced")
 current: dict[str, Any] = {}

@@ -6,14 +6,14 @@ from msgspec.structs import replace
 
 from holdfast.core import codec, commands
 from holdfast.core import events as e
+from holdfast.core.event_writer import NOTHING, Decision, Refusal
 from holdfast.core.events import EngineRunRef, RunQueued
-from holdfast.core.idempotency import request_key
+from holdfast.core.index_rows import Task, Wait
+from holdfast.core.keys import request_key
 from holdfast.core.messages import ActivitySucceeded, Control, NodeLost
-from holdfast.core.pen import NOTHING, Decision, Refusal
-from holdfast.core.records import Task, Wait
 from holdfast.core.snapshot import runtime_snapshot
 from holdfast.core.state import RUNNING, RunState, fold, state_of
-from holdfast.engine.turn import TurnDraft, start_run
+from holdfast.engine.turns.draft import TurnDraft, start_run
 from holdfast.errors import Conflict, InvalidInput, RunTerminal
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import Committed, Created, LoadedRun

@@ -11,12 +11,12 @@ import pytest
 import holdfast as hf
 from holdfast.core.access import TokenQuery
 from holdfast.core.messages import Actor
-from holdfast.engine.handle import RunHandle
 from holdfast.engine.options import NodeOptions
 from holdfast.errors import InvalidInput
 from holdfast.limits import DeadLetterPolicy
 from holdfast.program.tasks import Escalation
-from holdfast.service.access import make_token
+from holdfast.run import RunHandle
+from holdfast.service.auth.tokens import make_token
 from holdfast.service.options import ServiceOptions
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import RunQuery
@@ -141,7 +141,7 @@ def started(app: hf.App, **given: Any) -> Any:
 
 def hf_workflow(definition: Any) -> Any:
     """Return the workflow of a definition."""
-    from holdfast.engine.app import Workflow
+    from holdfast.app import Workflow
 
     return Workflow(definition)
 

@@ -8,7 +8,7 @@ import pytest
 import holdfast as hf
 from holdfast.core import events as e
 from holdfast.core.state import PAUSED
-from holdfast.engine.checking import check_store
+from holdfast.engine.check_histories import check_store
 from holdfast.errors import InvalidInput, UpdateFailed
 from holdfast.store.port import Store
 from tests.engine.place import Place, until_event, until_status

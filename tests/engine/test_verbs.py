@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 import holdfast as hf
+from holdfast.app import Workflow
 from holdfast.core.events import Event
 from holdfast.core.messages import AcceptedSignalResult, Control
 from holdfast.core.state import APPROVED, CANCELLED, COMPLETED, FAILED, PAUSED, PENDING, RUNNING, RunStatus, state_of
-from holdfast.engine.app import Workflow
-from holdfast.engine.handle import RunHandle
-from holdfast.engine.turn import TurnDraft
+from holdfast.engine.turns.draft import TurnDraft
 from holdfast.errors import Conflict, InvalidInput, NotFound, RunCancelled, RunFailed, RunTerminal
+from holdfast.run import RunHandle
 from holdfast.testing.samples import SampleNode
 from tests.engine.place import until_event, until_status
 

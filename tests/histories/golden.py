@@ -22,9 +22,9 @@ from holdfast.core import codec, commands
 from holdfast.core import events as e
 from holdfast.core.events import Event, UnknownBody
 from holdfast.core.messages import NodeLost, Update
-from holdfast.core.retry import Retry
 from holdfast.core.snapshot import project_run, runtime_snapshot
 from holdfast.core.state import state_of
+from holdfast.core.timing import Retry
 from tests.core.bodies import SAMPLES
 from tests.core.driving import SECOND, Driver, activity, answered, child, done, failed, made, task, timer, wait
 

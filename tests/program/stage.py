@@ -10,12 +10,14 @@ from typing import Any
 from msgspec import Raw
 from msgspec.structs import replace
 
+from holdfast.app import App, Workflow
 from holdfast.core import codec
 from holdfast.core import events as e
+from holdfast.core.apply_commands import enact
 from holdfast.core.decide import Input, decide, queue_run
-from holdfast.core.enact import enact
+from holdfast.core.event_writer import Decision, Refusal
 from holdfast.core.events import EngineRunRef, ErrorInfo, Event
-from holdfast.core.idempotency import inbox_uuid, signal_suffix
+from holdfast.core.keys import inbox_uuid, signal_suffix
 from holdfast.core.messages import (
     ActivityErrored,
     ActivitySucceeded,
@@ -26,11 +28,9 @@ from holdfast.core.messages import (
     Signal,
     Update,
 )
-from holdfast.core.pen import Decision, Refusal
-from holdfast.core.retry import NO_RETRY
 from holdfast.core.state import RUNNING, RunState, fold, state_of
-from holdfast.engine.app import App, Workflow
-from holdfast.program.code import CodeProgram
+from holdfast.core.timing import NO_RETRY
+from holdfast.program.coroutine import CodeProgram
 from holdfast.program.port import Program
 from holdfast.program.replay import Replay
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 import holdfast as hf
-from holdfast.engine.checking import check_store
-from holdfast.program.check import check_histories, since_rotation
+from holdfast.engine.check_histories import check_store
+from holdfast.program.replay_check import check_histories, since_rotation
 from tests.engine.place import until_event
 from tests.program.stage import Stage, staged
 

@@ -10,7 +10,7 @@ import pytest
 import holdfast as hf
 from holdfast.core.state import COMPLETED
 from holdfast.errors import NondeterminismError
-from holdfast.program.check import check_histories
+from holdfast.program.replay_check import check_histories
 from tests.program.stage import Stage
 
 PAGE = Path(__file__).parents[2] / "docs" / "changing-code.md"

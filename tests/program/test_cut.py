@@ -10,7 +10,7 @@ import holdfast as hf
 from holdfast.core import events as e
 from holdfast.errors import InvalidInput, NondeterminismError, NotDurable
 from holdfast.limits import EVENT_BYTES
-from holdfast.program.check import check_histories, since_rotation
+from holdfast.program.replay_check import check_histories, since_rotation
 from tests.program.stage import Stage
 
 Workflow = Callable[..., Any]

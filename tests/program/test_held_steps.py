@@ -8,10 +8,10 @@ import pytest
 import holdfast as hf
 from holdfast.core import codec
 from holdfast.core.events import ErrorInfo
-from holdfast.core.idempotency import inbox_uuid
+from holdfast.core.keys import inbox_uuid
 from holdfast.core.messages import ActivityErrored, ActivitySucceeded, Control, ControlName
-from holdfast.core.retry import NO_RETRY
 from holdfast.core.state import PAUSED, RUNNING
+from holdfast.core.timing import NO_RETRY
 from holdfast.errors import ActivityFailed
 from tests.program.stage import BROKEN, Stage, staged
 

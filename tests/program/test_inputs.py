@@ -8,7 +8,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.errors import NondeterminismError
-from holdfast.program.check import check_histories
+from holdfast.program.replay_check import check_histories
 from tests.program.stage import Stage
 
 

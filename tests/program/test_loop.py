@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from holdfast.app import App
 from holdfast.core.events import ErrorInfo
-from holdfast.engine.app import App
 from holdfast.errors import NondeterminismError, RunawayWorkflow
 from holdfast.program.loop import DeterministicLoop, Timer, apart, running
 from tests.program.stage import Stage, staged

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 import holdfast as hf
 from holdfast.core import commands as c
 from holdfast.core import events as e
-from holdfast.core.enact import enact
-from holdfast.core.pen import Decision
+from holdfast.core.apply_commands import enact
+from holdfast.core.event_writer import Decision
 from holdfast.errors import NondeterminismError
 from tests.program.stage import BY, SECOND, START, Stage, staged
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import holdfast as hf
-from holdfast.engine.app import App
+from holdfast.app import App
 from tests.program.stage import Stage
 
 app = App("shuffles")

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast.core import codec
-from holdfast.core.gates import RunLimit, Ticket
+from holdfast.core.admission import RunLimit, Ticket
 from holdfast.core.messages import OUTCOME_SIGNAL, ActivityOutcome, SignalRequest
 from holdfast.core.state import CANCELLED
 from holdfast.errors import LeaseExpired, RunTerminal

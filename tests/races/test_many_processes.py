@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.gates import RunLimit
+from holdfast.core.admission import RunLimit
 from holdfast.core.invariants import check
 from holdfast.store.port import Created, RunQuery
 from holdfast.testing.samples import SampleNode, new_run, timer

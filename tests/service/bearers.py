@@ -8,9 +8,9 @@ from urllib.parse import quote
 import httpx
 from msgspec.structs import replace
 
+from holdfast.app import App
 from holdfast.core.access import write_token
-from holdfast.engine.app import App
-from holdfast.service.access import TokenAccess, make_token, revoke_token
+from holdfast.service.auth.tokens import TokenAccess, make_token, revoke_token
 from holdfast.service.operations import CATALOGUE
 from holdfast.service.options import ServiceOptions
 from holdfast.store.port import Store

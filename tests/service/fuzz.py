@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 
 from holdfast.service.examples import ASKS, LETTER, RUN, TASK
-from holdfast.service.openapi import describe
+from holdfast.service.http.openapi import describe
+from holdfast.service.http.problems import Problem
 from holdfast.service.operations import CATALOGUE
 from holdfast.service.options import ServiceOptions
-from holdfast.service.problems import Problem
 from tests.service.stage import Stage, on_stage
 
 VALUES: tuple[Any, ...] = (

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from holdfast.ports import SystemClock, SystemSecrets
+from holdfast.clock import SystemClock, SystemSecrets
 
 CLIENT, AUDIENCE = "holdfast-page", "holdfast-api"
 

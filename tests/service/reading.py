@@ -9,11 +9,11 @@ import httpx
 import msgspec
 from msgspec import Struct
 
-from holdfast.engine.app import App
-from holdfast.service.calling import Authenticate, Service, let_in, make_service
-from holdfast.service.frames import Parser, Piece
+from holdfast.app import App
+from holdfast.service.context import Authenticate, Service, let_in, make_service
+from holdfast.service.http.server import listening
+from holdfast.service.live.sse import Parser, Piece
 from holdfast.service.options import ServiceOptions
-from holdfast.service.server import listening
 from holdfast.store.port import Store
 from tests.service.stage import MOST_SECONDS, make_app
 

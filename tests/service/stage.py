@@ -10,12 +10,12 @@ import httpx
 from msgspec import Struct
 
 import holdfast as hf
-from holdfast.engine.app import App
+from holdfast.app import App
 from holdfast.engine.options import NodeOptions
-from holdfast.service.calling import Authenticate, Service, let_in, make_service
+from holdfast.service.context import Authenticate, Service, let_in, make_service
+from holdfast.service.http.server import Front
 from holdfast.service.operations import CATALOGUE
 from holdfast.service.options import ServiceOptions
-from holdfast.service.server import Front
 from holdfast.store.port import Store
 
 MOST_SECONDS = 20.0

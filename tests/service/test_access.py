@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 import holdfast as hf
-from holdfast.core.letters import DeadLetterQuery
-from holdfast.engine.controls import OVERRIDE
-from holdfast.service.access import make_token
+from holdfast.core.dead_letters import DeadLetterQuery
+from holdfast.engine.inbox.operator_commands import OVERRIDE
+from holdfast.service.auth.roles import OF_ALL_TENANTS, ROLES, SCOPES
+from holdfast.service.auth.tokens import make_token
 from holdfast.service.examples import ASKS, RUN
+from holdfast.service.http.static import ASSETS, PLACES
 from holdfast.service.operations import CATALOGUE
-from holdfast.service.page import ASSETS, PLACES
-from holdfast.service.roles import OF_ALL_TENANTS, ROLES, SCOPES
 from holdfast.service.stream import STREAMS
 from holdfast.store.port import RunQuery
 from holdfast.testing.clock import VirtualClock

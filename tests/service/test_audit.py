@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 import holdfast as hf
+from holdfast.app import App
 from holdfast.core import codec
 from holdfast.core.access import read_token
 from holdfast.core.audit import AuditQuery
+from holdfast.core.dead_letters import DeadLetterQuery
 from holdfast.core.events import CallerRef
-from holdfast.core.letters import DeadLetterQuery
-from holdfast.engine.app import App
 from holdfast.service.operations import CATALOGUE
 from holdfast.testing.samples import dead_letter
 from tests.service.bearers import TRANSPORTS, ask, bearing, code_in, guarded, store_of, token_for

@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.client import Client
-from holdfast.engine.controls import ControlRequest
+from holdfast.engine.inbox.operator_commands import ControlRequest
 from holdfast.errors import NotPermitted
-from holdfast.service.calling import Principal
+from holdfast.service.context import Principal
 from holdfast.service.options import ServiceOptions
 from tests.service.bearers import TRANSPORTS, ask, bearing, code_in, guarded, store_of, token_for
 from tests.service.scenes import open_task, waiting_order

@@ -11,8 +11,8 @@ import pytest
 from holdfast.core.codec import encode
 from holdfast.core.messages import SignalRequest
 from holdfast.limits import SEARCH_WORDS
-from holdfast.service import watching
-from holdfast.service.listing import RESET, Listing
+from holdfast.service.live import changefeed
+from holdfast.service.live.subscriptions import RESET, Listing
 from holdfast.service.options import ServiceOptions
 from holdfast.service.rates import SEARCH_COST
 from holdfast.store.port import RunQuery
@@ -285,7 +285,7 @@ async def test_what_happened_to_a_task_comes_in_pages(is_rpc: bool) -> None:
 @pytest.mark.contract("API-3", "API-4")
 async def test_who_watches_tasks_reads_their_list_when_they_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tasks of one run that are large together are not put into one's stream, nor kept for it."""
-    monkeypatch.setattr(watching, "TASKS_BYTES", 4_000)
+    monkeypatch.setattr(changefeed, "TASKS_BYTES", 4_000)
     async with on_stage() as stage:
         run_id = await stage.start("asking", who="x" * 5_000)
         await stage.until("tasks.list", {"run_id": run_id}, lambda page: page["items"])

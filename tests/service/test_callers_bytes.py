@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
+from holdfast.clock import SystemIds
 from holdfast.core import codec, tokens
 from holdfast.core.access import read_token
 from holdfast.errors import HoldfastError
-from holdfast.ports import SystemIds
-from holdfast.service.asking import Reader, refusal
-from holdfast.service.calling import OPEN
-from holdfast.service.exchange import BODY_DEPTH, Exchange, correlation_of
-from holdfast.service.metrics import Metrics
-from holdfast.service.oidc import _JWT, LOGIN_COOKIE, _unpacked
+from holdfast.service.auth.csrf import check_head, check_open, check_origin, given_token, shown
+from holdfast.service.auth.oidc import _JWT, LOGIN_COOKIE, _unpacked
+from holdfast.service.context import OPEN
+from holdfast.service.http.binding import Reader, refusal
+from holdfast.service.http.exchange import BODY_DEPTH, Exchange, correlation_of
+from holdfast.service.http.prometheus import Metrics
+from holdfast.service.http.proxies import forwarded
+from holdfast.service.http.rest import Addresses
 from holdfast.service.operations import CATALOGUE
-from holdfast.service.origin import check_head, check_open, check_origin, given_token, shown
 from holdfast.service.paging import decode_cursor
-from holdfast.service.proxies import forwarded
-from holdfast.service.rest import Addresses
 from holdfast.service.stream import _last_id, is_stream
 from holdfast.store.searching import words_of
 from tests.service.bearers import bearing, guarded, token_for

@@ -6,14 +6,14 @@ import msgspec
 import pytest
 
 import holdfast as hf
+from holdfast.cli.commands import row_of
 from holdfast.cli.main import commands
-from holdfast.cli.table import row_of
 from holdfast.client import nouns
 from holdfast.errors import RateLimited
-from holdfast.service.asking import Reader
 from holdfast.service.examples import ASKS
+from holdfast.service.http.binding import Reader
+from holdfast.service.http.rest import Addresses
 from holdfast.service.operations import CATALOGUE
-from holdfast.service.rest import Addresses
 from holdfast.service.stream import STREAMS
 from holdfast.testing.clock import VirtualClock
 from tests.service.scenes import SCENES

@@ -10,9 +10,9 @@ import pytest
 from msgspec import Raw
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from holdfast.service import server
-from holdfast.service.connections import connection_class
-from holdfast.service.origin import HEAD_BYTES
+from holdfast.service.auth.csrf import HEAD_BYTES
+from holdfast.service.http import server
+from holdfast.service.http.protocol import connection_class
 from tests.service.test_server import socketed
 
 PARSERS = {"h11": "H11Protocol", "httptools": "HttpToolsProtocol"}

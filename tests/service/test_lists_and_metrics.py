@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 import holdfast as hf
-from holdfast.service.calling import Headers, Principal
-from holdfast.service.listing import MOST_PENDING, Listing, Told
+from holdfast.service.context import Headers, Principal
+from holdfast.service.live.subscriptions import MOST_PENDING, Listing, Told
 from holdfast.store.beginnings import new_head
 from holdfast.testing.clock import VirtualClock
 from holdfast.testing.samples import message, new_run

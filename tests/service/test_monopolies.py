@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 import holdfast as hf
-from holdfast.service.access import TokenAccess
-from holdfast.service.calling import make_service
-from holdfast.service.connections import FEW, SPARE, SPARE_PER_ADDRESS, Places
+from holdfast.run import handle_of
+from holdfast.service.auth.tokens import TokenAccess
+from holdfast.service.context import make_service
+from holdfast.service.http.protocol import FEW, SPARE, SPARE_PER_ADDRESS, Places
+from holdfast.service.http.server import listening
 from holdfast.service.options import ServiceOptions
-from holdfast.service.server import listening
 from tests.service.bearers import token_for
 from tests.service.stage import MOST_SECONDS, Stage, make_app
 from tests.service.test_connections import connected
@@ -164,7 +165,7 @@ async def test_a_reader_who_does_not_take_a_large_answer_is_dropped(parser: str)
         run = await app.opened().start(
             app.opened().workflow("echo"), app.opened().workflow("echo").signature.pack((), {"value": "x" * 4_000_000})
         )
-        await app.opened().run(run.run_id).result()
+        await handle_of(app.opened(), run.run_id).result()
         request = f"GET /v1/runs/{run.run_id}/result HTTP/1.1\r\nHost: x\r\n\r\n".encode()
         async with connected(port) as (_, writer):
             writer.transport.pause_reading()  # type: ignore[attr-defined]

@@ -15,11 +15,11 @@ import pytest
 
 from holdfast.core.audit import AuditQuery
 from holdfast.errors import EngineError, InvalidInput
-from holdfast.service import oidc
-from holdfast.service.oidc import OidcAccess, Provider
+from holdfast.service.auth import oidc
+from holdfast.service.auth.oidc import OidcAccess, Provider
+from holdfast.service.auth.sessions import FAILED_SIGN_INS, SIGN_INS_PER_MINUTE
+from holdfast.service.http.server import access_of
 from holdfast.service.options import OidcOptions, ServiceOptions
-from holdfast.service.server import access_of
-from holdfast.service.sessions import FAILED_SIGN_INS, SIGN_INS_PER_MINUTE
 from tests.service.bearers import bearing, store_of, token_for
 from tests.service.openid_provider import AUDIENCE, CLIENT, OpenIdProvider, openid_provider
 from tests.service.stage import Stage, make_app, on_stage

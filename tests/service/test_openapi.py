@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.service.openapi import describe
+from holdfast.service.http.openapi import describe
 from holdfast.service.operations import CATALOGUE
 from tests.service.fuzz import play
 from tests.service.test_server import process

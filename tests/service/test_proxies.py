@@ -18,11 +18,11 @@ from cryptography.x509.oid import NameOID
 
 from holdfast.cli.main import main
 from holdfast.errors import InvalidInput
-from holdfast.service.access import TokenAccess, make_token
-from holdfast.service.calling import make_service
+from holdfast.service.auth.tokens import TokenAccess, make_token
+from holdfast.service.context import make_service
+from holdfast.service.http.proxies import Proxies, forwarded
+from holdfast.service.http.server import listening
 from holdfast.service.options import ServiceOptions
-from holdfast.service.proxies import Proxies, forwarded
-from holdfast.service.server import listening
 from tests.service.bearers import guarded, token_for
 from tests.service.stage import make_app
 
@@ -182,7 +182,7 @@ def test_the_command_line_says_it_all(monkeypatch: pytest.MonkeyPatch, tmp_path:
     async def serve(app: Any, store: Any, *, options: ServiceOptions, node: Any) -> None:
         found.append(options)
 
-    monkeypatch.setattr("holdfast.service.server.serve", serve)
+    monkeypatch.setattr("holdfast.service.http.server.serve", serve)
     monkeypatch.setenv("HOLDFAST_OIDC_CLIENT_SECRET", "sesame")
     (tmp_path / "door.py").write_text("import holdfast as hf\n\napp = hf.App('door')\n")
     words = [

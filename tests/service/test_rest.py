@@ -15,10 +15,10 @@ from starlette.routing import Route
 import holdfast as hf
 from holdfast.errors import Conflict, HoldfastError, StoreFull
 from holdfast.limits import JSON_DEPTH
-from holdfast.service.calling import make_service
+from holdfast.service.context import make_service
+from holdfast.service.http.problems import STATUS, problem_of, retry_after, rpc_code_of, status_of
+from holdfast.service.http.server import Front
 from holdfast.service.options import ServiceOptions
-from holdfast.service.problems import STATUS, problem_of, retry_after, rpc_code_of, status_of
-from holdfast.service.server import Front
 from tests.service.stage import make_app, on_stage
 
 pytestmark = pytest.mark.contract("API-2")

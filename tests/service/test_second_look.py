@@ -10,11 +10,11 @@ import httpx
 import pytest
 
 from holdfast.core.access import TokenQuery
-from holdfast.engine import live, live_runs
-from holdfast.service.access import TokenAccess, make_token, revoke_token
-from holdfast.service.calling import make_service
+from holdfast.engine.turns import execute, run_cache
+from holdfast.service.auth.tokens import TokenAccess, make_token, revoke_token
+from holdfast.service.context import make_service
+from holdfast.service.http.server import listening
 from holdfast.service.options import ServiceOptions
-from holdfast.service.server import listening
 from tests.service.bearers import bearing, guarded, store_of, token_for
 from tests.service.stage import MOST_SECONDS, make_app, on_stage
 from tests.service.test_audit import app_with_quorum, open_task
@@ -27,7 +27,7 @@ REPLAY_S = 0.02
 @pytest.mark.contract("API-2", "API-4")
 async def test_queries_that_replay_their_runs_leave_the_loop_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     replays: list[tuple[float, float]] = []
-    revive = live.revive
+    revive = execute.revive
 
     def slow(*of: Any) -> Any:
         began_at = time.monotonic()
@@ -42,7 +42,7 @@ async def test_queries_that_replay_their_runs_leave_the_loop_to_others(monkeypat
         await stage.rest("runs.cancel", {"run_id": run_id})
         await stage.rest("runs.result", {"run_id": run_id, "wait_s": 10})
         stage.app.opened().node.lives.forget(run_id)
-        monkeypatch.setattr(live_runs, "revive", slow)
+        monkeypatch.setattr(run_cache, "revive", slow)
         ask = {"run_id": run_id, "name": "progress"}
         batch = [{"jsonrpc": "2.0", "id": number, "method": "runs.query", "params": ask} for number in range(5)]
         answers = (await stage.http.post("/rpc", json=batch)).json()

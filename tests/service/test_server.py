@@ -15,9 +15,9 @@ import pytest
 
 import holdfast as hf
 from holdfast.errors import InvalidInput
-from holdfast.service.calling import Service, make_service
+from holdfast.service.context import Service, make_service
+from holdfast.service.http.server import check_access, listening, serve
 from holdfast.service.options import ServiceOptions
-from holdfast.service.server import check_access, listening, serve
 from tests.service.stage import MOST_SECONDS, make_app
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +26,7 @@ SERVED = """
 import asyncio, logging, sys
 from holdfast.engine.options import NodeOptions
 from holdfast.service.options import ServiceOptions
-from holdfast.service.server import serve
+from holdfast.service.http.server import serve
 from tests.service.stage import make_app
 
 logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")

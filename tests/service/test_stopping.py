@@ -7,10 +7,10 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.service.calling import Service, make_service
+from holdfast.service.context import Service, make_service
+from holdfast.service.http.server import Front, listening
 from holdfast.service.operations import CATALOGUE
 from holdfast.service.options import ServiceOptions
-from holdfast.service.server import Front, listening
 from tests.service.stage import make_app
 
 MOST_SECONDS = 30

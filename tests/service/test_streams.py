@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 import holdfast as hf
 from holdfast.core.events import Event
-from holdfast.service.access import TokenAccess, make_token, revoke_token
-from holdfast.service.alerts import Alerts
-from holdfast.service.calling import Headers, Principal
-from holdfast.service.watching import Followed
+from holdfast.service.auth.tokens import TokenAccess, make_token, revoke_token
+from holdfast.service.context import Headers, Principal
+from holdfast.service.live.alerts import Alerts
+from holdfast.service.live.changefeed import Followed
 from holdfast.testing.clock import VirtualClock
 from holdfast.testing.samples import SampleNode, marker, wait
 from tests.service.processes import Server
@@ -26,7 +26,7 @@ SHOP = """
 import asyncio
 import holdfast as hf
 from holdfast.service.options import ServiceOptions
-from holdfast.service.server import serve
+from holdfast.service.http.server import serve
 app = hf.App("shop")
 
 @app.workflow
@@ -154,7 +154,7 @@ async def test_who_may_not_read_a_stream_is_noted(caplog: pytest.LogCaptureFixtu
         shop.http.headers["authorization"] = f"Bearer {token}"
         for place in ("/v1/runs/r-1/stream?colour=red", "/v1/stream?kinds=runs", "/metrics"):
             assert (await shop.http.get(place)).status_code == 403
-        lines = [record.getMessage() for record in caplog.records if record.name == "holdfast.service.access"]
+        lines = [record.getMessage() for record in caplog.records if record.name == "holdfast.service.auth.tokens"]
         told = ["runs.stream", "lists.stream", "metrics"]
         assert all(what in line and "eve" in line for what, line in zip(told, lines, strict=True))
 

@@ -7,12 +7,12 @@ import pytest
 from msgspec.structs import replace
 
 import holdfast as hf
-from holdfast.core.letters import DeadLetterQuery
+from holdfast.core.dead_letters import DeadLetterQuery
 from holdfast.errors import NotPermitted
-from holdfast.service.calling import Headers, Principal
+from holdfast.service.auth.tenancy import TenantView
+from holdfast.service.context import Headers, Principal
 from holdfast.service.examples import ASKS
 from holdfast.service.operations import CATALOGUE
-from holdfast.service.tenancy import TenantView
 from holdfast.store.port import Refused, RunQuery, Store, TaskQuery, WaitQuery
 from holdfast.testing.clock import VirtualClock
 from holdfast.testing.samples import SampleNode, signal, task, wait

@@ -12,14 +12,14 @@ from msgspec.structs import replace
 
 import holdfast as hf
 from holdfast.core.access import TokenQuery, is_secret_of, read_token, write_token
-from holdfast.engine.controls import ControlRequest
+from holdfast.engine.inbox.operator_commands import ControlRequest
 from holdfast.errors import InvalidInput, StoreUnavailable
-from holdfast.service import access
-from holdfast.service.access import TokenAccess, make_token, revoke_token
-from holdfast.service.calling import let_in, make_service
+from holdfast.service.auth import tokens
+from holdfast.service.auth.throttle import LINES_PER_MINUTE
+from holdfast.service.auth.tokens import TokenAccess, make_token, revoke_token
+from holdfast.service.context import let_in, make_service
+from holdfast.service.http.server import check_access, listening, serve
 from holdfast.service.options import ServiceOptions
-from holdfast.service.refusals import LINES_PER_MINUTE
-from holdfast.service.server import check_access, listening, serve
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing.clock import VirtualClock
 from holdfast.testing.samples import access_token
@@ -207,7 +207,7 @@ async def test_a_token_that_was_used_lately_is_not_written_again() -> None:
         headers = bearing(await token_for(stage))
         for _ in range(4):
             await ask(stage, "rest", "runs.list", {}, headers)
-            clock.advance(ms=access.LAST_USED_S * 1_000 // 2)
+            clock.advance(ms=tokens.LAST_USED_S * 1_000 // 2)
         assert store.writes == 1 + 2
 
 
@@ -334,11 +334,11 @@ async def test_refusals_are_logged_up_to_a_bound(caplog: pytest.LogCaptureFixtur
         fields = {"workflow": "echo"}
         response = await stage.http.post("/v1/runs", json=fields, headers={**bearing(token), "x-correlation-id": "c-7"})
         assert response.status_code == 403
-        [line] = [record.getMessage() for record in caplog.records if record.name == "holdfast.service.access"]
+        [line] = [record.getMessage() for record in caplog.records if record.name == "holdfast.service.auth.tokens"]
         assert all(part in line for part in ("vic", token[9:25], "runs.start", "runs:write", "c-7"))
         for _ in range(LINES_PER_MINUTE * 2):
             await stage.http.get("/v1/runs", headers={"authorization": "nonsense"})
-        lines = [record for record in caplog.records if record.name == "holdfast.service.access"]
+        lines = [record for record in caplog.records if record.name == "holdfast.service.auth.tokens"]
         assert len(lines) == 1 + LINES_PER_MINUTE, "of each caller so many"
 
 

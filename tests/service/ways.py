@@ -16,16 +16,16 @@ import msgspec
 import holdfast as hf
 from holdfast import errors
 from holdfast.cli import call as call_module
-from holdfast.cli import calling, derive, runs
-from holdfast.cli.derive import arguments_of, fields_of
+from holdfast.cli import connection, generate, runs
+from holdfast.cli.commands import row_of
+from holdfast.cli.generate import arguments_of, fields_of
 from holdfast.cli.main import main
-from holdfast.cli.table import row_of
 from holdfast.client import Client
 from holdfast.client.transports import Http, Transport
 from holdfast.errors import HoldfastError
-from holdfast.service.catalogue import Operation
+from holdfast.service.http.problems import problem_of, status_of
 from holdfast.service.operations import CATALOGUE
-from holdfast.service.problems import problem_of, status_of
+from holdfast.service.registry import Operation
 from tests.service.stage import Answer, Caller, Stage
 
 WAYS = ("REST", "JSON-RPC", "client in process", "client over HTTP", "command line")
@@ -104,12 +104,12 @@ class _Commands:
 
     def _run(self, words: list[str], loop: asyncio.AbstractEventLoop) -> tuple[str, str]:
         @asynccontextmanager
-        async def over_there(target: calling.Target) -> AsyncIterator[calling.Caller]:
-            yield calling.Caller(_Elsewhere(self._over, loop))
+        async def over_there(target: connection.Target) -> AsyncIterator[connection.Caller]:
+            yield connection.Caller(_Elsewhere(self._over, loop))
 
         out, err = io.StringIO(), io.StringIO()
         with ExitStack() as stack:
-            for module in (derive, runs, call_module):
+            for module in (generate, runs, call_module):
                 stack.enter_context(mock.patch.object(module, "calling", over_there))
             stack.enter_context(redirect_stdout(out))
             stack.enter_context(redirect_stderr(err))

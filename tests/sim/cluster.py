@@ -8,7 +8,7 @@ from contextlib import suppress
 from random import Random
 from typing import Any
 
-from holdfast.engine.app import App
+from holdfast.app import App
 from holdfast.engine.node import Node
 from holdfast.engine.options import NodeOptions
 from holdfast.errors import HoldfastError, NodeSuperseded

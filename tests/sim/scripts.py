@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 import holdfast as hf
-from holdfast.engine.app import App
+from holdfast.app import App
 from holdfast.program.tasks import Escalation
 from tests.sim.world import AT_ONCE, PER_KEY, RATE, World, key_of
 

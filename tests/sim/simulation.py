@@ -13,8 +13,9 @@ from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core import events as e
+from holdfast.core.dead_letters import DeadLetterQuery
+from holdfast.core.index_rows import Task
 from holdfast.core.invariants import check_drained
-from holdfast.core.letters import DeadLetterQuery
 from holdfast.core.messages import (
     CONTROL_SIGNAL,
     TASK_SIGNAL,
@@ -24,12 +25,11 @@ from holdfast.core.messages import (
     TaskAction,
     TaskRequest,
 )
-from holdfast.core.records import Task
 from holdfast.core.state import PAUSED, TERMINAL, state_of
-from holdfast.engine.handle import RunHandle
-from holdfast.engine.live import revive
-from holdfast.engine.turn import control_request
+from holdfast.engine.turns.draft import control_request
+from holdfast.engine.turns.execute import revive
 from holdfast.errors import HoldfastError, NotFound, RateLimited, RunError, RunTerminal, StoreError
+from holdfast.run import RunHandle
 from holdfast.store import port
 from holdfast.testing.faults import FaultyStore
 from holdfast.testing.samples import message, read_mailbox, signal

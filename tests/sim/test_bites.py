@@ -10,26 +10,26 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast.core import decide, enact
+from holdfast.app import App
+from holdfast.core import apply_commands, decide
+from holdfast.core.admission import RunLimit
+from holdfast.core.event_writer import NOTHING, Decision, Pen
 from holdfast.core.events import NULL, ErrorInfo
-from holdfast.core.gates import RunLimit
 from holdfast.core.messages import ActivityErrored
-from holdfast.core.pen import NOTHING, Decision, Pen
 from holdfast.core.state import OpenStep, carried
-from holdfast.engine import held
 from holdfast.engine import node as node_module
-from holdfast.engine.app import App
-from holdfast.engine.creations import Creations
+from holdfast.engine.activities.queue_worker import Queues
 from holdfast.engine.node import Node
-from holdfast.engine.queues import Queues
-from holdfast.engine.run_queue import RunQueue
-from holdfast.engine.turn import TurnDraft
-from holdfast.program.code import CodeProgram
-from holdfast.store import guards, outgoing, port
+from holdfast.engine.start.admission import RunQueue
+from holdfast.engine.start.starter import Creations
+from holdfast.engine.turns import owned_run
+from holdfast.engine.turns.draft import TurnDraft
+from holdfast.program.coroutine import CodeProgram
+from holdfast.store import outgoing, port, validation
 from holdfast.store.memory import run
-from holdfast.store.memory.gates import Gate
+from holdfast.store.memory.admission import Gate
+from holdfast.store.memory.jobs import put
 from holdfast.store.memory.run import Run
-from holdfast.store.memory.work import put
 from holdfast.testing.sim_loop import current_process
 from tests.sim.simulation import simulate
 from tests.sim.world import LOST_TURNS, World
@@ -99,7 +99,7 @@ def test_it_finds_a_life_that_keeps_the_lease_of_the_one_before(monkeypatch: pyt
 
 @pytest.mark.contract("OWN-1")
 def test_it_finds_a_store_that_gives_a_former_life_its_lease_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guards, "is_another_life", lambda node, other: False)
+    monkeypatch.setattr(validation, "is_another_life", lambda node, other: False)
     assert "is not superseded" in first_finding()
 
 
@@ -225,7 +225,7 @@ def test_it_finds_updates_that_are_taken_after_the_function_has_ended(monkeypatc
 
 @pytest.mark.contract("WF-6", "CAN-1")
 def test_it_finds_a_rotation_that_forgets_updates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(enact, "carried", lambda state, update_ids: carried(state))
+    monkeypatch.setattr(apply_commands, "carried", lambda state, update_ids: carried(state))
     monkeypatch.setattr(CodeProgram, "_can_finish", lambda self, in_progress, returns: False)
     assert "forgets the update" in first_finding()
 
@@ -313,7 +313,7 @@ def test_it_finds_jobs_that_are_begun_without_being_taken(monkeypatch: pytest.Mo
 
 @pytest.mark.contract("ACT-1", "OWN-3")
 def test_it_finds_jobs_that_are_given_up_with_the_node_of_their_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held, "is_local", lambda step: step.kind == "activity" and not step.is_detached)
+    monkeypatch.setattr(owned_run, "is_local", lambda step: step.kind == "activity" and not step.is_detached)
     assert "is a job, and was given up" in first_finding()
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from holdfast.core.gates import RunLimit
-from holdfast.core.letters import DeadLetterQuery
+from holdfast.core.admission import RunLimit
+from holdfast.core.dead_letters import DeadLetterQuery
 from holdfast.core.snapshot import runtime_snapshot
 from holdfast.core.state import TERMINAL, state_of
 from holdfast.errors import HoldfastError
@@ -39,7 +39,7 @@ from holdfast.store.port import (
 )
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import read_history, read_picture
-from holdfast.testing.store_suite_base import BAD_NAMES
+from holdfast.testing.store_suite.base import BAD_NAMES
 from tests.store.comparing import answer_of, narrowed, plain, show
 from tests.store.random_turns import Held, open_task_answers, random_turn, spoiled
 from tests.store.random_values import ACTIVITIES, MISSING, NODES, PLANS, QUEUES, VISIBLE_MS, Values

@@ -8,11 +8,11 @@ from msgspec.structs import replace
 from holdfast.core import commands as c
 from holdfast.core.decide import Input
 from holdfast.core.events import ErrorInfo, Event
+from holdfast.core.index_rows import Wait
 from holdfast.core.instants import Instant
 from holdfast.core.messages import ActivityErrored, ActivitySucceeded, Control, ControlName, Message, NodeLost
-from holdfast.core.records import Wait
-from holdfast.core.retry import Retry
 from holdfast.core.state import RunState, state_of
+from holdfast.core.timing import Retry
 from holdfast.errors import HoldfastError
 from holdfast.store.port import LoadedRun, Turn
 from holdfast.testing.samples import activity, answer, complete, draft_turn, fail, marker, task, timer, wait

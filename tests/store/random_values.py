@@ -10,11 +10,11 @@ from msgspec import UNSET, Raw
 from msgspec.structs import replace
 
 from holdfast.core import codec
-from holdfast.core.gates import Overload, RunLimit, Ticket
+from holdfast.core.admission import Overload, RunLimit, Ticket
+from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Reason, bury
+from holdfast.core.index_rows import ActivityRecord, Task, Wait
 from holdfast.core.instants import Instant
-from holdfast.core.letters import DeadLetter, DeadLetterQuery, Reason, bury
 from holdfast.core.messages import OUTCOME_SIGNAL, ActivityOutcome, Message, MessageType, SignalRequest
-from holdfast.core.records import ActivityRecord, Task, Wait
 from holdfast.core.state import RunStatus
 from holdfast.store.port import (
     Beat,
@@ -29,7 +29,7 @@ from holdfast.store.port import (
     WaitQuery,
 )
 from holdfast.testing.samples import job, message, new_run, record
-from holdfast.testing.store_suite_base import BAD_NAMES, STRANGE_IDS
+from holdfast.testing.store_suite.base import BAD_NAMES, STRANGE_IDS
 
 T = TypeVar("T")
 

@@ -9,11 +9,11 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from holdfast.core import codec
+from holdfast.core.dead_letters import DeadLetterQuery
 from holdfast.core.events import ErrorInfo, RunQueued
-from holdfast.core.letters import DeadLetterQuery
 from holdfast.core.messages import ActivityErrored, Message, SignalRequest
-from holdfast.core.retry import NO_RETRY
-from holdfast.engine.turn import start_run
+from holdfast.core.timing import NO_RETRY
+from holdfast.engine.turns.draft import start_run
 from holdfast.errors import InvalidInput
 from holdfast.limits import JSON_DEPTH
 from holdfast.store import port

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.store.examining import Bounds, Finding, size_words, time_words
+from holdfast.store.health import Bounds, Finding, size_words, time_words
 from holdfast.store.port import PurgePolicy
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing import VirtualClock

@@ -16,11 +16,11 @@ from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core.access import TokenQuery
+from holdfast.core.admission import RunLimit, Ticket
 from holdfast.core.audit import AuditEntry, AuditQuery
+from holdfast.core.dead_letters import DeadLetterQuery, Settled
 from holdfast.core.declared import PublishedDefinition
 from holdfast.core.events import UnknownBody
-from holdfast.core.gates import RunLimit, Ticket
-from holdfast.core.letters import DeadLetterQuery, Settled
 from holdfast.core.messages import ActivitySucceeded
 from holdfast.core.snapshot import project_run, runtime_snapshot
 from holdfast.core.state import CANCELLED, COMPLETED, RUNNING, state_of
@@ -38,7 +38,7 @@ from holdfast.store.port import (
     TaskQuery,
 )
 from holdfast.store.sqlite import SqliteStore
-from holdfast.store.sqlite.database import APPLICATION_ID
+from holdfast.store.sqlite.connection import APPLICATION_ID
 from holdfast.store.sqlite.migrate import latest_version
 from holdfast.testing.clock import START, VirtualClock
 from holdfast.testing.samples import (

@@ -17,7 +17,7 @@ from holdfast.errors import InvalidInput
 from holdfast.settings import Settings, load_settings
 from holdfast.store import nats_wakeups
 from holdfast.store.nats_wakeups import NatsWakeups, read_address
-from holdfast.store.opening import open_store, open_wakeups
+from holdfast.store.open import open_store, open_wakeups
 from holdfast.store.wakeups import LocalListener, Wakeups
 from tests.guarded import processes_of
 from tests.nats_server import NatsServer

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from holdfast.core.snapshot import RuntimeSnapshot
 from holdfast.core.state import RUNNING
-from holdfast.engine.turn import cancel_request
+from holdfast.engine.turns.draft import cancel_request
 from holdfast.errors import NotFound
 from holdfast.store.outgoing import Whose, unreachable
 from holdfast.store.port import Turn

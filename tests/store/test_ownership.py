@@ -11,12 +11,12 @@ import holdfast as hf
 from holdfast.core.messages import Message, SignalRequest
 from holdfast.errors import CheckpointOwnershipCapabilityError
 from holdfast.settings import Ownership
-from holdfast.store.guards import check_ownership, require_conditional_batch
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import Accepted, Capabilities, Committed
+from holdfast.store.validation import check_ownership, require_conditional_batch
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, marker, message, new_run, record, signal, wait
-from holdfast.testing.store_suite_base import unchanged
+from holdfast.testing.store_suite.base import unchanged
 from tests.engine.place import Around
 
 CAREFUL = Capabilities(conditional_batch=True, atomic_batch=True, read_after_write=True, scan_consistency="snapshot")

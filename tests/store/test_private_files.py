@@ -19,15 +19,15 @@ from holdfast.client.transports import Unreachable
 from holdfast.core.access import TokenQuery
 from holdfast.core.audit import AuditEntry, AuditQuery
 from holdfast.errors import HoldfastError, InvalidInput
-from holdfast.service.access import make_token
+from holdfast.service.auth.tokens import make_token
 from holdfast.settings import Settings, without_password
-from holdfast.store.examining import Bounds
+from holdfast.store.health import Bounds
 from holdfast.store.nats_wakeups import read_address
-from holdfast.store.opening import open_store
+from holdfast.store.open import open_store
 from holdfast.store.postgres.address import parse_address
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.sqlite.backup import copy_store, restore_store
-from holdfast.store.sqlite.database import APPLICATION_ID
+from holdfast.store.sqlite.connection import APPLICATION_ID
 from holdfast.testing.clock import START, VirtualClock
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.store.port import CommitConflict, Committed, Turn
 from holdfast.store.sqlite import SqliteStore
-from holdfast.store.sqlite.committing import BATCHES_AROUND, NUMBERS_KEPT, ShortCut
+from holdfast.store.sqlite.commit import BATCHES_AROUND, NUMBERS_KEPT, ShortCut
 from holdfast.testing.samples import SampleNode, activity, complete, read_history, signal, timer, wait
 
 LOOK = "SELECT run_id, run_no, version"

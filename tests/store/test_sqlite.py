@@ -12,7 +12,7 @@ from holdfast.store.sqlite import SqliteStore
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, read_picture
 from holdfast.testing.store_suite import StoreSuite
-from holdfast.testing.store_suite_commit import rich_turn
+from holdfast.testing.store_suite.commit import rich_turn
 from tests.store.files import lose_record
 
 

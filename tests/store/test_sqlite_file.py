@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.letters import DeadLetterQuery, Settled
-from holdfast.engine.following import receipt_of
+from holdfast.core.dead_letters import DeadLetterQuery, Settled
+from holdfast.engine.inbox.receipts import receipt_of
 from holdfast.errors import InvalidInput, StoreCorrupt, StoreUnavailable, StoreUnsafe
 from holdfast.store.port import Accepted, Created, Duplicate, Refused, RunQuery
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing.clock import VirtualClock
 from holdfast.testing.samples import SampleNode, activity, job, message, new_run, signal, wait
-from holdfast.testing.store_suite_queues import put
+from holdfast.testing.store_suite.jobs import put
 
 
 async def opened(path: Path, clock: VirtualClock | None = None) -> SqliteStore:

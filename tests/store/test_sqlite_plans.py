@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from holdfast.core.admission import Overload, RunLimit
 from holdfast.core.events import NULL
-from holdfast.core.gates import Overload, RunLimit
 from holdfast.store.port import Beat, MailboxQuery, RunQuery, TaskQuery
 from holdfast.store.sqlite import SqliteStore, finding
-from holdfast.store.sqlite.gates import FIRST
-from holdfast.store.sqlite.owning import NEXT_VISIBLE
+from holdfast.store.sqlite.admission import FIRST
+from holdfast.store.sqlite.leases import NEXT_VISIBLE
 from holdfast.testing.samples import (
     SampleNode,
     activity,
@@ -25,8 +25,8 @@ from holdfast.testing.samples import (
     timer,
     wait,
 )
-from holdfast.testing.store_suite_gates import admit, come
-from holdfast.testing.store_suite_queues import queue_turn
+from holdfast.testing.store_suite.admission import admit, come
+from holdfast.testing.store_suite.jobs import queue_turn
 
 MAY_BE_WALKED = (
     "SCAN json_each",

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from playwright.async_api import Page
 
 import holdfast as hf
-from holdfast.engine.app import App
+from holdfast.app import App
 from holdfast.program.tasks import Escalation
-from holdfast.service.access import TokenAccess, make_token
-from holdfast.service.calling import Service, let_in, make_service
+from holdfast.service.auth.tokens import TokenAccess, make_token
+from holdfast.service.context import Service, let_in, make_service
+from holdfast.service.http.server import bind, listening
 from holdfast.service.options import ServiceOptions
-from holdfast.service.server import bind, listening
 from holdfast.testing.samples import message
 from tests.web.stage import MOST_SECONDS, Approval, Orchard, Site
 

@@ -9,10 +9,10 @@ import httpx
 from msgspec import Struct
 
 import holdfast as hf
-from holdfast.engine.app import App
-from holdfast.service.calling import Authenticate, let_in, make_service
+from holdfast.app import App
+from holdfast.service.context import Authenticate, let_in, make_service
+from holdfast.service.http.server import bind, listening
 from holdfast.service.options import ServiceOptions
-from holdfast.service.server import bind, listening
 
 MOST_SECONDS = 90.0
 HOSTILE = "<img src=x onerror=\"window.hit='img'\"><script>window.hit='script'</script>"

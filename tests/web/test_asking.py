@@ -3,7 +3,7 @@
 import pytest
 from playwright.async_api import Browser, Locator, Page, expect
 
-from holdfast.service.access import TokenAccess, make_token
+from holdfast.service.auth.tokens import TokenAccess, make_token
 from tests.web.browser import looking
 from tests.web.desk import sign_in
 from tests.web.stage import Orchard, Site, on_site

@@ -6,8 +6,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from holdfast.service.http.static import FOLDER, Page
 from holdfast.service.operations import CATALOGUE
-from holdfast.service.page import FOLDER, Page
 from tests.service.bearers import guarded
 from tests.service.stage import on_stage
 

@@ -3,7 +3,7 @@
 import pytest
 from playwright.async_api import Browser, Page, expect
 
-from holdfast.service.access import TokenAccess, make_token
+from holdfast.service.auth.tokens import TokenAccess, make_token
 from tests.web.browser import looking, module
 from tests.web.stage import HOSTILE, Orchard, Site, on_site
 

@@ -5,10 +5,10 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from holdfast.cli.calling import Target, calling
-from holdfast.cli.ending import FINE
-from holdfast.cli.showing import show_json
-from holdfast.cli.words import moment_of
+from holdfast.cli.connection import Target, calling
+from holdfast.cli.exit_codes import FINE
+from holdfast.cli.output import show_json
+from holdfast.cli.values import moment_of
 
 PAGE = 500
 

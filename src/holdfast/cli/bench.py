@@ -12,11 +12,11 @@ from cyclopts import Parameter, validators
 from rich.console import Console
 from rich.progress import Progress
 
-from holdfast.cli.ending import FINE
-from holdfast.cli.showing import show_fields, show_json
+from holdfast.app import App
+from holdfast.cli.app_loader import settings_at
+from holdfast.cli.exit_codes import FINE
+from holdfast.cli.output import show_fields, show_json
 from holdfast.cli.stores import file_of
-from holdfast.cli.target import settings_at
-from holdfast.engine.app import App
 from holdfast.errors import StoreUnavailable
 
 SYNCS = 50

@@ -5,11 +5,11 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from holdfast.cli import words
-from holdfast.cli.calling import Target, calling
-from holdfast.cli.ending import FINE
-from holdfast.cli.showing import show_items, show_json
-from holdfast.cli.table import row_of
+from holdfast.cli import values
+from holdfast.cli.commands import row_of
+from holdfast.cli.connection import Target, calling
+from holdfast.cli.exit_codes import FINE
+from holdfast.cli.output import show_items, show_json
 from holdfast.errors import InvalidInput
 from holdfast.service.operations import CATALOGUE
 
@@ -37,7 +37,7 @@ def call(
         else:
             show_items(listed, ("operation", "command", "what"))
         return FINE
-    asked = words.value_of(ask, "ask")
+    asked = values.value_of(ask, "ask")
     if not isinstance(asked, dict):
         raise InvalidInput("what is asked is a JSON object, or name=text and name:=json", field="ask")
     show_json(asyncio.run(_call(operation, asked, target)))

@@ -13,16 +13,16 @@ from typing import Annotated, Any
 import msgspec
 from cyclopts import Parameter
 
+from holdfast.cli.app_loader import settings_at, split_target
 from holdfast.cli.dev_child import DRAIN_S, GIVEN, RELOAD, Given
-from holdfast.cli.ending import FINE
+from holdfast.cli.exit_codes import FINE
+from holdfast.cli.output import note
 from holdfast.cli.server import HOST, PORT, Port
-from holdfast.cli.showing import note
-from holdfast.cli.target import settings_at, split_target
 from holdfast.engine.serving import asked_to_end
 from holdfast.engine.telling import place_of
 from holdfast.errors import InvalidInput
+from holdfast.service.auth.csrf import is_loopback
 from holdfast.service.options import ServiceOptions
-from holdfast.service.origin import is_loopback
 
 PATIENCE_S = 2 * DRAIN_S + 3.0
 """How long the other process may take to end."""
@@ -54,7 +54,7 @@ def dev(
     split_target(target)  # a name that is wrong from the start is told, and not waited with
     if not is_loopback(host):
         raise InvalidInput(f"access is open here, and others can reach {host}: use `holdfast server`", field="host")
-    from holdfast.service.server import bind  # here, so that commands which do not serve do not wait for it
+    from holdfast.service.http.server import bind  # here, so that commands which do not serve do not wait for it
 
     address = settings_at(store).store
     with bind(ServiceOptions(host=host, port=port)) as listener:

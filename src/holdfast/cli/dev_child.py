@@ -16,11 +16,11 @@ from types import TracebackType
 import msgspec
 from msgspec import Struct
 
-from holdfast.cli.ending import end_of
+from holdfast.app import App
+from holdfast.cli.app_loader import OURS, load_app
+from holdfast.cli.exit_codes import end_of
+from holdfast.cli.output import note, show_traceback
 from holdfast.cli.server import set_up_logging
-from holdfast.cli.showing import note, show_traceback
-from holdfast.cli.target import OURS, load_app
-from holdfast.engine.app import App
 from holdfast.engine.options import NodeOptions
 from holdfast.errors import InvalidInput
 from holdfast.service.options import ServiceOptions
@@ -67,7 +67,7 @@ def run(given: Given) -> int:
 
 
 async def _serve(app: App, given: Given, before: Look) -> int:
-    from holdfast.service.server import serve  # here, so that commands which do not serve do not wait for it
+    from holdfast.service.http.server import serve  # here, so that commands which do not serve do not wait for it
 
     loop = asyncio.get_running_loop()
     loop.add_reader(given.life, _end, loop, given.life)

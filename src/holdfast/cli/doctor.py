@@ -10,18 +10,18 @@ from cyclopts import Parameter, validators
 from rich.console import Console
 from rich.progress import Progress
 
-from holdfast.cli.ending import FAILED, FINE
-from holdfast.cli.showing import show_json, show_line
+from holdfast.cli.app_loader import settings_at
+from holdfast.cli.exit_codes import FAILED, FINE
+from holdfast.cli.output import show_json, show_line
 from holdfast.cli.stores import Address, AsJson
-from holdfast.cli.target import settings_at
-from holdfast.engine import doctor as examining
-from holdfast.engine.doctor import Report, report_of
+from holdfast.clock import SystemClock
+from holdfast.engine.observe import doctor as examining
+from holdfast.engine.observe.doctor import Report, report_of
 from holdfast.engine.telling import without_password
 from holdfast.errors import StoreCorrupt, StoreError, StoreFull, StoreNotMigrated, StoreReadOnly, StoreUnsafe
-from holdfast.ports import SystemClock
 from holdfast.settings import Settings
-from holdfast.store.examining import Bounds, Finding, wrong
-from holdfast.store.opening import is_new, open_existing
+from holdfast.store.health import Bounds, Finding, wrong
+from holdfast.store.open import is_new, open_existing
 
 COULD_NOT_LOOK = 2
 OF_THE_STORE = (StoreCorrupt, StoreFull, StoreNotMigrated, StoreReadOnly, StoreUnsafe)

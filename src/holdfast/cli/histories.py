@@ -13,15 +13,15 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.cli.ending import FAILED, FINE
-from holdfast.cli.showing import clean, json_line
-from holdfast.cli.target import load_app, settings_at
-from holdfast.engine.app import App
-from holdfast.engine.checking import Checked, check_runs, count_runs
+from holdfast.app import App
+from holdfast.cli.app_loader import load_app, settings_at
+from holdfast.cli.exit_codes import FAILED, FINE
+from holdfast.cli.output import clean, json_line
+from holdfast.engine.check_histories import Checked, check_runs, count_runs
 from holdfast.engine.telling import without_password
-from holdfast.program.check import Problem
+from holdfast.program.replay_check import Problem
 from holdfast.settings import Settings
-from holdfast.store.opening import open_existing
+from holdfast.store.open import open_existing
 
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 

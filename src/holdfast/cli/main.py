@@ -11,16 +11,16 @@ from cyclopts import App
 from holdfast.cli.audit import export
 from holdfast.cli.bench import bench
 from holdfast.cli.call import call
-from holdfast.cli.derive import Extra, command_of
+from holdfast.cli.commands import HELP, row_of
 from holdfast.cli.dev import dev
 from holdfast.cli.doctor import doctor
-from holdfast.cli.ending import end_of
+from holdfast.cli.exit_codes import end_of
+from holdfast.cli.generate import Extra, command_of
 from holdfast.cli.histories import check_histories
 from holdfast.cli.node import node
 from holdfast.cli.runs import await_started, run_result, run_show, run_tail
 from holdfast.cli.server import server
 from holdfast.cli.stores import backup, info, migrate, restore
-from holdfast.cli.table import HELP, row_of
 from holdfast.service.operations import CATALOGUE
 
 commands = App(

@@ -9,12 +9,12 @@ from typing import Annotated
 
 from cyclopts import Parameter, validators
 
-from holdfast.cli.ending import FINE
+from holdfast.cli.app_loader import load_app
+from holdfast.cli.exit_codes import FINE
 from holdfast.cli.server import set_up_logging
-from holdfast.cli.target import load_app
 from holdfast.core.messages import check_name
+from holdfast.engine.activities.slots import THREADS
 from holdfast.engine.options import NodeOptions
-from holdfast.engine.slots import THREADS
 from holdfast.errors import InvalidInput
 from holdfast.limits import ACTIVITY_NAME_BYTES
 

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter, validators
 
-from holdfast.cli.calling import Caller, Target, calling
-from holdfast.cli.ending import FAILED, FINE, UNFINISHED
-from holdfast.cli.showing import moment, note, show_fields, show_items, show_json, show_line
+from holdfast.cli.connection import Caller, Target, calling
+from holdfast.cli.exit_codes import FAILED, FINE, UNFINISHED
+from holdfast.cli.output import moment, note, show_fields, show_items, show_json, show_line
 
 WAIT_S = 30.0
 """How long one question waits for a result; then it is asked again."""

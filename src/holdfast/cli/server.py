@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 from cyclopts import Group, Parameter, validators
 
-from holdfast.cli.ending import FINE
-from holdfast.cli.target import load_app, settings_at
-from holdfast.engine.logs import JsonFormatter, PlainFormatter
+from holdfast.cli.app_loader import load_app, settings_at
+from holdfast.cli.exit_codes import FINE
+from holdfast.engine.observe.logs import JsonFormatter, PlainFormatter
 from holdfast.engine.options import NodeOptions
 from holdfast.errors import InvalidInput
+from holdfast.service.auth.roles import ROLES
 from holdfast.service.options import OidcOptions, ServiceOptions
-from holdfast.service.roles import ROLES
 from holdfast.settings import OIDC_CLIENT_SECRET
 
 HOST, PORT = ServiceOptions().host, ServiceOptions().port
@@ -115,7 +115,7 @@ def server(
     as_json: bool
         Write the log as lines of JSON, with run and step.
     """
-    from holdfast.service.server import serve  # here, so that commands which do not serve do not wait for it
+    from holdfast.service.http.server import serve  # here, so that commands which do not serve do not wait for it
 
     app = load_app(target)
     set_up_logging(as_json)

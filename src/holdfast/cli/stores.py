@@ -11,16 +11,16 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import Progress
 
-from holdfast.cli.calling import user_name
-from holdfast.cli.ending import FINE
-from holdfast.cli.showing import note, show_fields, show_json
-from holdfast.cli.target import settings_at
+from holdfast.cli.app_loader import settings_at
+from holdfast.cli.connection import user_name
+from holdfast.cli.exit_codes import FINE
+from holdfast.cli.output import note, show_fields, show_json
+from holdfast.clock import SystemClock, SystemIds
 from holdfast.core.audit import AuditEntry
 from holdfast.engine.telling import without_password
 from holdfast.errors import InvalidInput
-from holdfast.ports import SystemClock, SystemIds
 from holdfast.settings import Settings
-from holdfast.store.opening import open_store, sqlite_path
+from holdfast.store.open import open_store, sqlite_path
 from holdfast.store.sqlite import backup as files
 
 Address = Annotated[

@@ -19,14 +19,14 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
+from holdfast.app import App
 from holdfast.client import nouns
 from holdfast.client.calls import Calls
 from holdfast.client.transports import Http, InProcess, Transport
-from holdfast.core.retry import Retry
-from holdfast.engine.app import App
+from holdfast.clock import Ids, Rng, SystemIds, SystemRng
+from holdfast.core.timing import Retry
 from holdfast.errors import InvalidInput, RunCancelled, RunFailed
-from holdfast.ports import Ids, Rng, SystemIds, SystemRng
-from holdfast.service.calling import OPEN, Principal
+from holdfast.service.context import OPEN, Principal
 from holdfast.service.operations.runs import RunOutcome
 
 T = TypeVar("T")

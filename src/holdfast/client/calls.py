@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 
 from holdfast.client.transports import Transport, Unreachable
-from holdfast.core.retry import Retry, full_delay_ms
+from holdfast.clock import Ids, Rng
+from holdfast.core.timing import Retry, full_delay_ms
 from holdfast.errors import EngineError, HoldfastError, InternalError, RateLimited, StoreCorrupt
-from holdfast.ports import Ids, Rng
-from holdfast.service.catalogue import Operation
-from holdfast.service.frames import Parser, Piece
+from holdfast.service.live.sse import Parser, Piece
+from holdfast.service.registry import Operation
 
 IDS = ("request_id", "signal_id", "update_id", "operation_id")
 """By which a service recognises that something was asked before."""

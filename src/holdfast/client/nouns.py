@@ -11,9 +11,9 @@ import msgspec
 
 from holdfast.client.calls import Calls
 from holdfast.errors import InvalidInput
-from holdfast.service.catalogue import Operation
 from holdfast.service.operations import CATALOGUE
 from holdfast.service.operations.streams import follow_run, watch_lists
+from holdfast.service.registry import Operation
 
 STREAMED: dict[str, Operation] = {operation.name: operation for operation in (follow_run, watch_lists)}
 

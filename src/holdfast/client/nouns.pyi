@@ -6,12 +6,11 @@ from typing import Any, Literal
 
 from holdfast.client.calls import Calls
 from holdfast.core.state import RunStatus
-from holdfast.service.catalogue import Operation
 from holdfast.service.operations.activities import OutcomeAccepted
 from holdfast.service.operations.audit import AuditPage
 from holdfast.service.operations.controls import Commanded
+from holdfast.service.operations.dead_letters import LetterPage, OpenedLetter, SettledLetter
 from holdfast.service.operations.deletions import DeletedView
-from holdfast.service.operations.letters import LetterPage, OpenedLetter, SettledLetter
 from holdfast.service.operations.mail import UnconsumedPage
 from holdfast.service.operations.runs import Answered, EventPage, RunOutcome, RunPage
 from holdfast.service.operations.signals import MailPage, ReceiptView, SentSignals, StartedWithSignal, WaitPage
@@ -19,6 +18,7 @@ from holdfast.service.operations.system import AlertList, Health, NodeList, Queu
 from holdfast.service.operations.tasks import TaskHistory, TaskPage
 from holdfast.service.operations.tokens import MadeToken, RevokedToken, TokenPage
 from holdfast.service.operations.workflows import WorkflowList, WorkflowView
+from holdfast.service.registry import Operation
 from holdfast.service.views import AcceptedSignal, EventView, RunStarted, RunView, SnapshotView, TaskItem
 
 NOUNS: tuple[str, ...]

@@ -7,13 +7,13 @@ from urllib.parse import quote
 import msgspec
 
 from holdfast import errors
-from holdfast.engine.app import App
+from holdfast.app import App
 from holdfast.errors import CallerError, EngineError, HoldfastError, InvalidInput
-from holdfast.service.asking import Reader
-from holdfast.service.calling import Principal, make_service
-from holdfast.service.catalogue import Operation
+from holdfast.service.context import Principal, make_service
+from holdfast.service.http.binding import Reader
+from holdfast.service.http.problems import Problem, unexpected
 from holdfast.service.operations.streams import Stream
-from holdfast.service.problems import Problem, unexpected
+from holdfast.service.registry import Operation
 from holdfast.settings import without_password
 
 _reader = msgspec.json.Decoder(Problem)

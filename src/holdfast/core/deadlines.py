@@ -8,11 +8,11 @@ from typing import Any
 from msgspec import Raw, Struct
 
 from holdfast.core import codec
+from holdfast.core.event_writer import Pen
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message
-from holdfast.core.pen import Pen
-from holdfast.core.retry import Retry
 from holdfast.core.steps import OpenStep
+from holdfast.core.timing import Retry
 from holdfast.errors import InvalidInput
 from holdfast.limits import ERROR_TEXT_CHARS
 

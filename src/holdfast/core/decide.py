@@ -18,13 +18,13 @@ from msgspec.structs import replace
 from holdfast.core import codec, tasks
 from holdfast.core import events as e
 from holdfast.core import messages as m
-from holdfast.core.controls import control, definition_found, message_died
 from holdfast.core.deadlines import StepOptions, deadline_token, is_deadline, step_options, too_late
+from holdfast.core.event_writer import NOTHING, Decision, Pen, Refusal
 from holdfast.core.events import EngineRunRef
 from holdfast.core.instants import Instant
-from holdfast.core.pen import NOTHING, Decision, Pen, Refusal
-from holdfast.core.retry import Retry, retry_delay_ms
+from holdfast.core.operator_commands import control, definition_found, message_died
 from holdfast.core.state import APPROVED, PENDING, RUNNING, OpenStep, RunState, retry_token
+from holdfast.core.timing import Retry, retry_delay_ms
 from holdfast.errors import Conflict, InvalidInput, RunTerminal
 
 Input = (

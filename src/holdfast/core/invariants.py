@@ -16,13 +16,13 @@ from typing import TypeVar
 from msgspec import Struct
 
 from holdfast.core import events as e
+from holdfast.core.dead_letters import DeadLetter
 from holdfast.core.decide import RECORDED_AS, is_taken
 from holdfast.core.events import BODIES, Event
-from holdfast.core.idempotency import event_id, event_key, signal_storage_key
+from holdfast.core.index_rows import Task, Wait
 from holdfast.core.instants import Instant
-from holdfast.core.letters import DeadLetter
+from holdfast.core.keys import event_id, event_key, signal_storage_key
 from holdfast.core.messages import OUTCOME_SIGNAL, AcceptedSignalResult, Message, Signal, as_they_came
-from holdfast.core.records import Task, Wait
 from holdfast.core.snapshot import RuntimeSnapshot, runtime_snapshot
 from holdfast.core.state import PAUSED, TERMINAL, OpenStep, RunState, RunStatus, carried_updates, state_of
 from holdfast.core.tasks import next_instants

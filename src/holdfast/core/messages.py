@@ -19,7 +19,7 @@ from holdfast.core import codec
 from holdfast.core.audit import AuditEntry
 from holdfast.core.events import NULL, CallerRef, ErrorInfo
 from holdfast.core.instants import Instant
-from holdfast.core.retry import Retry
+from holdfast.core.timing import Retry
 from holdfast.errors import CallerError, InvalidInput, PayloadTooLarge
 from holdfast.limits import ACTIVITY_NAME_BYTES, ERROR_CAUSES, ERROR_TEXT_CHARS, NAME_BYTES, SIGNAL_ID_BYTES, Limits
 

@@ -15,9 +15,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.core import events as e
-from holdfast.core.controls import failures_to_settle
 from holdfast.core.events import ArtifactRef, ErrorInfo, Event
 from holdfast.core.instants import Instant
+from holdfast.core.operator_commands import failures_to_settle
 from holdfast.core.state import RUNNING, TERMINAL, TRANSITIONS, RunState, RunStatus, carried_updates
 from holdfast.errors import HistoryGap
 

@@ -17,8 +17,8 @@ from msgspec import Raw
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core import messages as m
+from holdfast.core.event_writer import NOTHING, Decision, Pen, Refusal
 from holdfast.core.instants import Instant
-from holdfast.core.pen import NOTHING, Decision, Pen, Refusal
 from holdfast.core.state import APPROVED, PENDING, OpenStep, RunState
 from holdfast.core.task_progress import NO_PROGRESS, GivenAnswer, TaskProgress
 from holdfast.errors import CallerError, Conflict, InvalidInput, NotPermitted

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from holdfast.core.instants import Instant
 from holdfast.core.messages import RESERVED_PREFIX, SignalRequest
-from holdfast.engine.declarations import Declarations, Declared
+from holdfast.engine.inbox.declarations import Declarations, Declared
 from holdfast.errors import CallerError
 from holdfast.store.outgoing import refused_letter
 from holdfast.store.port import RunHead, Turn

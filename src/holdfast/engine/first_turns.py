@@ -11,11 +11,11 @@ from msgspec.structs import replace
 
 from holdfast.core.instants import Instant
 from holdfast.core.state import RUNNING
-from holdfast.engine.dispatching import Dispatcher
-from holdfast.engine.held import Drafted
-from holdfast.engine.live import take_turn
-from holdfast.engine.live_runs import LiveRuns
-from holdfast.engine.turn import TurnDraft
+from holdfast.engine.activities.dispatch import Dispatcher
+from holdfast.engine.turns.draft import TurnDraft
+from holdfast.engine.turns.execute import take_turn
+from holdfast.engine.turns.owned_run import Drafted
+from holdfast.engine.turns.run_cache import LiveRuns
 from holdfast.limits import Limits
 from holdfast.store.beginnings import created_run
 from holdfast.store.port import LoadedRun, NewRun

@@ -4,10 +4,10 @@ import logging
 from collections.abc import Callable, Iterable
 
 from holdfast.core import events as e
+from holdfast.core.dead_letters import DeadLetter
 from holdfast.core.events import ErrorInfo, Event
 from holdfast.core.instants import format_instant
-from holdfast.core.letters import DeadLetter
-from holdfast.engine.logs import escaped
+from holdfast.engine.observe.logs import escaped
 
 logger = logging.getLogger("holdfast.runs")
 

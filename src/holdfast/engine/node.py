@@ -16,34 +16,35 @@ from typing import Any, Protocol
 from msgspec import UNSET, Raw
 from msgspec.structs import replace
 
+from holdfast.clock import Rng
 from holdfast.collector import patient
 from holdfast.core import events as e
 from holdfast.core.decide import Input
 from holdfast.core.instants import Instant
 from holdfast.core.messages import ActivityReturned, ActivitySucceeded, NodeLost
 from holdfast.core.state import OpenStep, RunState
-from holdfast.engine.activities import Details, Outcome, Work, Workers
-from holdfast.engine.completion import completion_key
-from holdfast.engine.creations import Creations
-from holdfast.engine.declarations import Declarations
+from holdfast.engine.activities.async_completion import completion_key
+from holdfast.engine.activities.dispatch import NONE, Dispatcher
+from holdfast.engine.activities.executor import Details, Outcome, Work, Workers
+from holdfast.engine.activities.queue_worker import ActivityDefinitions, Queues, outcome_message
+from holdfast.engine.activities.slots import Slots
+from holdfast.engine.completion_waiters import Finishes
 from holdfast.engine.declared_sends import has_signals, refuse_misfits
-from holdfast.engine.dispatching import NONE, Dispatcher
-from holdfast.engine.finishes import Finishes
+from holdfast.engine.definition_filter import Known, KnownDefinitions
 from holdfast.engine.first_turns import First, FirstTurns
-from holdfast.engine.held import Held, unsuccessful
-from holdfast.engine.known import Known, KnownDefinitions
-from holdfast.engine.leasing import LeaseGuard, keep_lease
-from holdfast.engine.live import Definitions, LiveRun, pause_turn, take_turn
-from holdfast.engine.live_runs import LiveRuns
+from holdfast.engine.inbox.declarations import Declarations
+from holdfast.engine.leases import LeaseGuard, keep_lease
 from holdfast.engine.news import mourn, tell
 from holdfast.engine.options import NodeOptions
-from holdfast.engine.poison import is_suspect, losses_after, poison_of, trial_turn, tried
-from holdfast.engine.queues import ActivityDefinitions, Queues, outcome_message
-from holdfast.engine.ready import Ready
 from holdfast.engine.refusals import Refusals, left_turn
-from holdfast.engine.run_queue import LimitedDefinitions, RunQueue
-from holdfast.engine.slots import Slots
-from holdfast.engine.turn import LIMITS, TurnDraft
+from holdfast.engine.start.admission import LimitedDefinitions, RunQueue
+from holdfast.engine.start.starter import Creations
+from holdfast.engine.turns.draft import LIMITS, TurnDraft
+from holdfast.engine.turns.execute import Definitions, LiveRun, pause_turn, take_turn
+from holdfast.engine.turns.owned_run import Held, unsuccessful
+from holdfast.engine.turns.poison import is_suspect, losses_after, poison_of, trial_turn, tried
+from holdfast.engine.turns.ready_queue import Ready
+from holdfast.engine.turns.run_cache import LiveRuns
 from holdfast.errors import (
     EngineError,
     HoldfastError,
@@ -55,7 +56,6 @@ from holdfast.errors import (
     StoreError,
 )
 from holdfast.limits import Limits
-from holdfast.ports import Rng
 from holdfast.program.loop import apart
 from holdfast.program.port import EndDeferred
 from holdfast.store.beginnings import created_run

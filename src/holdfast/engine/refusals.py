@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message
-from holdfast.engine.held import Held
-from holdfast.engine.turn import aside_turn
+from holdfast.engine.turns.draft import aside_turn
+from holdfast.engine.turns.owned_run import Held
 from holdfast.errors import HoldfastError, TurnRefused
 from holdfast.limits import Limits
 from holdfast.store.port import CommitConflict, LoadedRun, Turn

@@ -2,7 +2,7 @@
 
 from holdfast.engine.options import NodeOptions
 from holdfast.settings import without_password as without_password
-from holdfast.store.opening import is_new
+from holdfast.store.open import is_new
 from holdfast.store.port import Store
 
 

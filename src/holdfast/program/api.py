@@ -9,14 +9,14 @@ from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
+from holdfast.clock import Random
 from holdfast.core import commands as c
 from holdfast.core.messages import require_step_name
 from holdfast.errors import InvalidInput
-from holdfast.ports import Random
-from holdfast.program.code import CodeProgram, current_program, require_program
+from holdfast.program.coroutine import CodeProgram, current_program, require_program
 from holdfast.program.definitions import milliseconds
-from holdfast.program.endings import Rotate
 from holdfast.program.loop import Dropped
+from holdfast.program.outcomes import Rotate
 
 
 async def sleep(duration: timedelta | float) -> None:

@@ -17,7 +17,7 @@ from msgspec import Raw
 from msgspec.structs import asdict
 
 from holdfast.core import codec
-from holdfast.core.retry import Retry
+from holdfast.core.timing import Retry
 from holdfast.errors import InvalidInput
 from holdfast.limits import DURATION_MS, NAME_BYTES
 from holdfast.program.fingerprint import fingerprint

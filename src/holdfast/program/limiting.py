@@ -5,7 +5,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypedDict
 
-from holdfast.core.gates import Overload, RunLimit, Ticket, check_limit, check_ticket
+from holdfast.core.admission import Overload, RunLimit, Ticket, check_limit, check_ticket
 from holdfast.errors import InvalidInput
 from holdfast.program.definitions import Signature, milliseconds
 

@@ -9,11 +9,11 @@ from msgspec import Raw
 
 from holdfast.core import codec
 from holdfast.core import commands as c
-from holdfast.core.idempotency import sent_signal_id
 from holdfast.core.instants import Instant
+from holdfast.core.keys import sent_signal_id
 from holdfast.core.messages import RESERVED_PREFIX, AcceptedSignalResult, SignalRequest, check_signal, require_step_name
 from holdfast.errors import CallerError, InvalidInput
-from holdfast.program.code import CodeProgram, require_program
+from holdfast.program.coroutine import CodeProgram, require_program
 from holdfast.program.definitions import milliseconds
 from holdfast.program.receiving import Handler
 

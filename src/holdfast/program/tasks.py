@@ -20,7 +20,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.messages import check_name, require_step_name
 from holdfast.core.tasks import Check
 from holdfast.errors import InvalidInput
-from holdfast.program.code import CodeProgram, require_program
+from holdfast.program.coroutine import CodeProgram, require_program
 from holdfast.program.definitions import milliseconds
 from holdfast.program.port import Program
 from holdfast.program.schema import json_schema

@@ -10,8 +10,8 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from holdfast.errors import InvalidInput
-from holdfast.service.calling import Call
-from holdfast.store import answers as store
+from holdfast.service.context import Call
+from holdfast.store import types as store
 
 Row = TypeVar("Row")
 Query = TypeVar("Query", bound=Struct)

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 
 from holdfast.errors import RateLimited
-from holdfast.service.refusals import Meter
+from holdfast.service.auth.throttle import Meter
 
 SEARCH_COST = 20
 """What a search for words costs: it looks at every row, where a list looks at those that it shows."""

@@ -12,13 +12,13 @@ from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
 
 from holdfast.errors import HoldfastError, InvalidInput, MethodNotAllowed
-from holdfast.service.calling import Call, Service
-from holdfast.service.catalogue import Operation, collect
-from holdfast.service.exchange import Exchange
-from holdfast.service.frames import HEARTBEAT
+from holdfast.service.context import Call, Service
+from holdfast.service.http.exchange import Exchange
+from holdfast.service.http.rest import Addresses, Endpoint
+from holdfast.service.live.sse import HEARTBEAT
 from holdfast.service.operations import streams
 from holdfast.service.operations.streams import Stream
-from holdfast.service.rest import Addresses, Endpoint
+from holdfast.service.registry import Operation, collect
 
 STREAMS: dict[str, Operation] = collect((streams,))
 """What can be streamed, by name. It is in no other transport: JSON-RPC has nothing like it."""

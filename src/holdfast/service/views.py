@@ -9,6 +9,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from msgspec.structs import replace
 
 from holdfast.core import codec
+from holdfast.core.dead_letters import DeadLetter
 from holdfast.core.events import (
     NULL,
     ArtifactRef,
@@ -19,15 +20,14 @@ from holdfast.core.events import (
     TaskCompleted,
     TaskCreated,
 )
+from holdfast.core.index_rows import Wait
 from holdfast.core.instants import Instant
-from holdfast.core.letters import DeadLetter
 from holdfast.core.messages import AcceptedSignalResult
-from holdfast.core.records import Wait
 from holdfast.core.snapshot import RunSnapshot, StepError, StepStatus
 from holdfast.core.state import RunStatus
-from holdfast.engine.tasks import TaskView
-from holdfast.store.guards import name_of
+from holdfast.engine.inbox.tasks import TaskView
 from holdfast.store.port import RunHead
+from holdfast.store.validation import name_of
 
 T = TypeVar("T", bound=Struct)
 

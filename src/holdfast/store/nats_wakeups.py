@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from holdfast.clock import Rng, SystemRng
 from holdfast.errors import InvalidInput
-from holdfast.ports import Rng, SystemRng
 from holdfast.settings import without_password
 from holdfast.store.wakeups import LocalListener, LocalWakeups
 

@@ -12,8 +12,8 @@ from msgspec import Struct
 
 from holdfast.core import codec
 from holdfast.core import events as e
+from holdfast.core.dead_letters import DETAIL_CHARS, DeadLetter, letter_id
 from holdfast.core.instants import Instant
-from holdfast.core.letters import DETAIL_CHARS, DeadLetter, letter_id
 from holdfast.core.messages import (
     RESERVED_PREFIX,
     ChildOutcome,
@@ -23,9 +23,9 @@ from holdfast.core.messages import (
     child_outcome,
 )
 from holdfast.errors import CallerError, HoldfastError, NotFound, RunTerminal
-from holdfast.store.answers import Created, Delivered, Existing, Refused
-from holdfast.store.guards import no_such_run, run_id_taken
 from holdfast.store.port import NewRun, RunHead, Turn
+from holdfast.store.types import Created, Delivered, Existing, Refused
+from holdfast.store.validation import no_such_run, run_id_taken
 
 _ENDS = (e.ContinuedAsNew, e.RunCompleted, e.RunFailed, e.RunCancelled)
 

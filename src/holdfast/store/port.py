@@ -47,15 +47,15 @@ given by a clock that was ahead; it is not believed, so that a clock which is se
 invisible for a while, and is handed out again if its taker goes silent: at least once. It goes with the commit that
 closes its step, so its outcome is recorded once. Like what goes to other runs, a job becomes durable with its turn.
 
-**Gates** (`core/gates.py`). A run with a ticket comes to the gate of its plan. Until it is let in it waits: it has no
-owner and its messages are held back. It leaves, inside or waiting, with the commit that finishes it.
+**Gates** (`core/admission.py`). A run with a ticket comes to the gate of its plan. Until it is let in it waits: it has
+no owner and its messages are held back. It leaves, inside or waiting, with the commit that finishes it.
 
 **Definitions.** A run is of one version of one plan, and a node claims what it can run. What that is it says with its
 lease, so that what nobody alive can run is found (`find_missing`), and is not forgotten. In the same list it says with
-which code and activities (`engine/known.py` has the form). A store keeps that as it is and returns it (`find_nodes`),
-so that a run can be handed over to a node that fits it better (`hand_over`). What a version declares is kept for longer
-than a lease: nodes that have its code publish it, and processes that do not have it check by that what is sent to its
-runs.
+which code and activities (`engine/definition_filter.py` has the form). A store keeps that as it is and returns it
+(`find_nodes`), so that a run can be handed over to a node that fits it better (`hand_over`). What a version declares is
+kept for longer than a lease: nodes that have its code publish it, and processes that do not have it check by
+that what is sent to its runs.
 
 **Wake-ups** (`wakeups.py`) are only hints that something may have become ready. Losing all of them costs latency.
 """
@@ -66,40 +66,40 @@ from typing import Literal, Protocol
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from holdfast.core.access import AccessToken, TokenQuery
+from holdfast.core.admission import RunLimit, Ticket
 from holdfast.core.audit import AuditEntry, AuditQuery
+from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Settled, Settlement
 from holdfast.core.declared import PublishedDefinition
 from holdfast.core.events import NULL, Event, RunStarted, UpdateCompleted
-from holdfast.core.gates import RunLimit, Ticket
+from holdfast.core.index_rows import ActivityRecord, Task, Wait
 from holdfast.core.instants import Instant
-from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settled, Settlement
 from holdfast.core.messages import Message, Signal, SignalRequest
-from holdfast.core.records import ActivityRecord, Task, Wait
 from holdfast.core.snapshot import RuntimeSnapshot
 from holdfast.core.state import TERMINAL
 from holdfast.core.tasks import DECISIONS
-from holdfast.store.answers import Accepted as Accepted
-from holdfast.store.answers import Admitted as Admitted
-from holdfast.store.answers import Change as Change
-from holdfast.store.answers import Changes as Changes
-from holdfast.store.answers import CommitConflict as CommitConflict
-from holdfast.store.answers import Committed as Committed
-from holdfast.store.answers import Created as Created
-from holdfast.store.answers import Delivered as Delivered
-from holdfast.store.answers import Duplicate as Duplicate
-from holdfast.store.answers import Existing as Existing
-from holdfast.store.answers import Found as Found
-from holdfast.store.answers import LoadedRun as LoadedRun
-from holdfast.store.answers import Missing as Missing
-from holdfast.store.answers import NodePlans as NodePlans
-from holdfast.store.answers import Plan as Plan
-from holdfast.store.answers import PurgeReport as PurgeReport
-from holdfast.store.answers import Refused as Refused
-from holdfast.store.answers import RunHead as RunHead
-from holdfast.store.answers import Stats as Stats
 from holdfast.store.queries import MailboxQuery as MailboxQuery
 from holdfast.store.queries import RunQuery as RunQuery
 from holdfast.store.queries import TaskQuery as TaskQuery
 from holdfast.store.queries import WaitQuery as WaitQuery
+from holdfast.store.types import Accepted as Accepted
+from holdfast.store.types import Admitted as Admitted
+from holdfast.store.types import Change as Change
+from holdfast.store.types import Changes as Changes
+from holdfast.store.types import CommitConflict as CommitConflict
+from holdfast.store.types import Committed as Committed
+from holdfast.store.types import Created as Created
+from holdfast.store.types import Delivered as Delivered
+from holdfast.store.types import Duplicate as Duplicate
+from holdfast.store.types import Existing as Existing
+from holdfast.store.types import Found as Found
+from holdfast.store.types import LoadedRun as LoadedRun
+from holdfast.store.types import Missing as Missing
+from holdfast.store.types import NodePlans as NodePlans
+from holdfast.store.types import Plan as Plan
+from holdfast.store.types import PurgeReport as PurgeReport
+from holdfast.store.types import Refused as Refused
+from holdfast.store.types import RunHead as RunHead
+from holdfast.store.types import Stats as Stats
 from holdfast.store.wakeups import Wakeups
 
 

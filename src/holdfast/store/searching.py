@@ -9,8 +9,8 @@ from string import ascii_lowercase, ascii_uppercase
 
 import msgspec
 
-from holdfast.core.records import Task
-from holdfast.store.answers import RunHead
+from holdfast.core.index_rows import Task
+from holdfast.store.types import RunHead
 
 _LOWERED = str.maketrans(ascii_uppercase, ascii_lowercase)
 

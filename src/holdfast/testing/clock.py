@@ -9,7 +9,7 @@ START: Instant = parse_instant("2026-01-28T12:00:00Z")
 class VirtualClock:
     """A clock for tests. Time stands still between calls of `advance`.
 
-    `set_back` breaks the promise of `holdfast.ports.Clock` on purpose. One process holds its clock still when the
+    `set_back` breaks the promise of `holdfast.clock.Clock` on purpose. One process holds its clock still when the
     machine's is set back, but two processes do not agree on the time, and a restarted one knows nothing of what it
     said before: what a store is told may well be earlier than what it has written.
     """

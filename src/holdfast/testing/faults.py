@@ -16,14 +16,14 @@ from typing import TypeVar
 from msgspec import Struct
 
 from holdfast.core.access import AccessToken, TokenQuery
+from holdfast.core.admission import RunLimit
 from holdfast.core.audit import AuditEntry, AuditQuery
+from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Settled, Settlement
 from holdfast.core.declared import PublishedDefinition
 from holdfast.core.events import Event
-from holdfast.core.gates import RunLimit
+from holdfast.core.index_rows import Task, Wait
 from holdfast.core.instants import Instant
-from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settled, Settlement
 from holdfast.core.messages import Message, Signal, SignalRequest
-from holdfast.core.records import Task, Wait
 from holdfast.errors import HoldfastError, StoreUnavailable
 from holdfast.store import port
 from holdfast.store.wakeups import Listener, Wakeups

@@ -9,15 +9,15 @@ from typing import Any, TypeVar
 
 from holdfast.core import codec, commands
 from holdfast.core.access import AccessToken, TokenQuery, digest_of
+from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Reason, bury
 from holdfast.core.decide import Input
+from holdfast.core.event_writer import Refusal
 from holdfast.core.events import ErrorInfo, Event, RunQueued
+from holdfast.core.index_rows import ActivityRecord
 from holdfast.core.instants import Instant
-from holdfast.core.letters import DeadLetter, DeadLetterQuery, Reason, bury
 from holdfast.core.messages import Message, MessageType, Signal, SignalRequest
-from holdfast.core.pen import Refusal
-from holdfast.core.records import ActivityRecord
 from holdfast.core.state import RunState, state_of
-from holdfast.engine.turn import TurnDraft, start_run
+from holdfast.engine.turns.draft import TurnDraft, start_run
 from holdfast.store.port import (
     CommitConflict,
     Committed,

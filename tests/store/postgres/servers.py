@@ -9,7 +9,7 @@ from typing import Any
 import asyncpg
 
 from holdfast.store.postgres.address import parse_address
-from holdfast.store.postgres.server import in_schema
+from holdfast.store.postgres.pool import in_schema
 
 
 @asynccontextmanager

@@ -11,11 +11,11 @@ import pytest
 from holdfast.store.port import Store
 from holdfast.store.postgres import PostgresStore
 from holdfast.store.postgres.address import parse_address
-from holdfast.store.postgres.changing import Place
-from holdfast.store.postgres.server import in_schema
+from holdfast.store.postgres.changefeed import Place
+from holdfast.store.postgres.pool import in_schema
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, marker, new_run, wait
-from holdfast.testing.store_suite_changes import is_nothing, versions
+from holdfast.testing.store_suite.changefeed import is_nothing, versions
 from holdfast.testing.views import system_view
 from tests.races import players
 from tests.races.stage import play

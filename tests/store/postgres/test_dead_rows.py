@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast.store.postgres import PostgresStore
-from holdfast.store.postgres.owning import AGAIN_AFTER
+from holdfast.store.postgres.leases import AGAIN_AFTER
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, new_run, timer
 from tests.store.postgres.servers import behind, execute

@@ -20,7 +20,7 @@ from holdfast import Settings, open_store
 from holdfast.core.events import SignalWaiting
 from holdfast.core.invariants import check_drained
 from holdfast.core.messages import Actor
-from holdfast.engine.handle import RunHandle
+from holdfast.run import RunHandle
 from holdfast.store.port import Store
 from holdfast.store.postgres.store import PostgresStore
 from holdfast.testing.views import system_view

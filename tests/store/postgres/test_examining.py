@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.store.examining import Bounds, Finding
+from holdfast.store.health import Bounds, Finding
 from holdfast.store.postgres import PostgresStore
 from holdfast.store.postgres.address import parse_address
 from holdfast.testing.samples import SampleNode, timer, wait

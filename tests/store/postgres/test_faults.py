@@ -21,7 +21,7 @@ from holdfast.errors import (
     StoreUnsafe,
 )
 from holdfast.store.port import Accepted, Committed, Created, Duplicate, Existing, RunQuery
-from holdfast.store.postgres import PostgresStore, server
+from holdfast.store.postgres import PostgresStore, pool
 from holdfast.store.postgres.address import parse_address
 from holdfast.store.postgres.wakeups import NotifyWakeups
 from holdfast.testing.samples import SampleNode, marker, message, new_run, read_history, signal
@@ -397,7 +397,7 @@ async def test_a_cancelled_close_leaves_no_connection_behind(postgres_url: str) 
 async def test_closing_takes_a_bounded_time_though_a_server_does_not_answer(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "CLOSE_S", 0.05)
+    monkeypatch.setattr(pool, "CLOSE_S", 0.05)
     store = await PostgresStore.open(postgres_url)
     await store.migrate()
     asking = asyncio.create_task(store._server.finished(store._server.fetch("SELECT pg_sleep(60)")))

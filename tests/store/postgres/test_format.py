@@ -15,8 +15,8 @@ import pytest
 
 from holdfast.core import codec
 from holdfast.core.access import TokenQuery
+from holdfast.core.dead_letters import DeadLetterQuery, Settled
 from holdfast.core.events import UnknownBody
-from holdfast.core.letters import DeadLetterQuery, Settled
 from holdfast.core.messages import ActivitySucceeded
 from holdfast.core.snapshot import project_run, runtime_snapshot
 from holdfast.core.state import COMPLETED, RUNNING, state_of
@@ -24,10 +24,10 @@ from holdfast.store.port import Accepted, Created, Duplicate, Existing, PurgePol
 from holdfast.store.postgres import PostgresStore
 from holdfast.store.postgres.address import parse_address
 from holdfast.store.postgres.migrate import functions, latest_version, migrations
-from holdfast.store.postgres.server import in_schema
+from holdfast.store.postgres.pool import in_schema
 from holdfast.testing.clock import START, VirtualClock
 from holdfast.testing.samples import SampleNode, access_token, complete, dead_letter, new_run, signal
-from holdfast.testing.store_suite_gates import admit, come
+from holdfast.testing.store_suite.admission import admit, come
 from tests.store.postgres.servers import behind, execute
 from tests.store.test_format import DAY_MS, check_what_is_not_of_runs, fill_with_sample
 

@@ -10,17 +10,17 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from holdfast.core.gates import NO_LIMIT, RunLimit, Ticket
+from holdfast.core.admission import NO_LIMIT, RunLimit, Ticket
 from holdfast.errors import Conflict
 from holdfast.limits import Limits
 from holdfast.store.port import Created, Existing, NewRun
 from holdfast.store.postgres import PostgresStore
 from holdfast.store.postgres.address import parse_address
-from holdfast.store.postgres.creating import create
-from holdfast.store.postgres.server import in_schema
+from holdfast.store.postgres.create import create
+from holdfast.store.postgres.pool import in_schema
 from holdfast.testing.samples import SampleNode, complete, new_run, signal
-from holdfast.testing.store_suite_base import check_refused
-from holdfast.testing.store_suite_gates import ONE, admit, come, finish, waiting
+from holdfast.testing.store_suite.admission import ONE, admit, come, finish, waiting
+from holdfast.testing.store_suite.base import check_refused
 from tests.store.postgres.proxy import Proxy
 from tests.store.postgres.servers import behind
 from tests.store.postgres.test_plans import HOUR_MS, recorded

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.errors import RequestTimedOut
 from holdfast.store.port import RunQuery
-from holdfast.store.postgres.server import Server
+from holdfast.store.postgres.pool import Server
 from holdfast.store.postgres.store import PostgresStore
 from holdfast.testing.samples import new_run
 

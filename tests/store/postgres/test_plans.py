@@ -15,8 +15,8 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.core.access import TokenQuery
+from holdfast.core.admission import Overload, RunLimit
 from holdfast.core.events import NULL
-from holdfast.core.gates import Overload, RunLimit
 from holdfast.store.port import Beat, TaskQuery
 from holdfast.store.postgres import PostgresStore
 from holdfast.store.postgres.address import parse_address
@@ -35,8 +35,8 @@ from holdfast.testing.samples import (
     timer,
     wait,
 )
-from holdfast.testing.store_suite_gates import admit, come
-from holdfast.testing.store_suite_queues import queue_turn
+from holdfast.testing.store_suite.admission import admit, come
+from holdfast.testing.store_suite.jobs import queue_turn
 from tests.store.postgres.servers import execute
 
 HOUR_MS = 3_600_000

@@ -10,7 +10,7 @@ from holdfast.store.postgres import PostgresStore
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, read_picture
 from holdfast.testing.store_suite import StoreSuite
-from holdfast.testing.store_suite_commit import rich_turn
+from holdfast.testing.store_suite.commit import rich_turn
 from tests.store.postgres.servers import lose_record
 
 

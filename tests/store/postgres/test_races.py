@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from holdfast.core import codec
+from holdfast.core.admission import RunLimit
 from holdfast.core.events import MarkerRecorded
-from holdfast.core.gates import RunLimit
 from holdfast.core.invariants import check
 from holdfast.errors import Conflict
 from holdfast.store import port

@@ -1,12 +1,11 @@
 """The catalogue: every operation once, typed in and out, without a transport."""
 
-from holdfast.service.catalogue import Operation, collect
 from holdfast.service.operations import (
     activities,
     audit,
     controls,
+    dead_letters,
     deletions,
-    letters,
     mail,
     runs,
     signals,
@@ -15,8 +14,9 @@ from holdfast.service.operations import (
     tokens,
     workflows,
 )
+from holdfast.service.registry import Operation, collect
 
 CATALOGUE: dict[str, Operation] = collect(
-    (runs, controls, signals, mail, activities, tasks, letters, workflows, system, tokens, audit, deletions)
+    (runs, controls, signals, mail, activities, tasks, dead_letters, workflows, system, tokens, audit, deletions)
 )
 """Every operation, by its name."""

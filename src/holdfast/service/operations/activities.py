@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from holdfast.core.tokens import TOKEN_CHARS, outcome_id, read_token
-from holdfast.engine.activities import NonRetryable
-from holdfast.engine.completion import report_error, report_result
+from holdfast.engine.activities.async_completion import report_error, report_result
+from holdfast.engine.activities.executor import NonRetryable
 from holdfast.errors import Conflict, NotFound, PayloadTooLarge, RateLimited, RunTerminal
 from holdfast.limits import ERROR_TEXT_CHARS
-from holdfast.service.calling import Call
-from holdfast.service.catalogue import Ask, operation
+from holdfast.service.context import Call
+from holdfast.service.registry import Ask, operation
 
 BEARER = "bearer of a completion token"
 """Who has reported an outcome, as the audit log says it."""

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from holdfast.core.audit import AuditEntry, AuditQuery
-from holdfast.service.calling import Call
-from holdfast.service.catalogue import Ask, operation
+from holdfast.service.context import Call
 from holdfast.service.paging import Cursor, PageSize, read_page
+from holdfast.service.registry import Ask, operation
 from holdfast.service.views import Moment, instant_of, shown
 
 

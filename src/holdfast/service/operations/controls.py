@@ -4,11 +4,11 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from holdfast.engine.recording import head_of
+from holdfast.engine.history import head_of
 from holdfast.errors import Conflict, NotFound, NotPermitted, PayloadTooLarge, RateLimited
-from holdfast.service.calling import Call
-from holdfast.service.catalogue import Ask, operation
+from holdfast.service.context import Call
 from holdfast.service.operations.fields import TO_A_RUN, ActorName, Reason, RunId, SignalId, StepId, given
+from holdfast.service.registry import Ask, operation
 from holdfast.service.views import RunStarted
 
 

@@ -6,15 +6,15 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from holdfast.core.state import TERMINAL, RunStatus
-from holdfast.engine.recording import head_of
+from holdfast.engine.history import head_of
 from holdfast.errors import Conflict, InvalidInput, NotFound, NotPermitted
-from holdfast.service.calling import Call
-from holdfast.service.catalogue import Ask, operation
+from holdfast.service.auth.roles import ADMIN
+from holdfast.service.context import Call
 from holdfast.service.operations.fields import RunId
 from holdfast.service.operations.tokens import Place
-from holdfast.service.roles import ADMIN
-from holdfast.store.guards import audited
+from holdfast.service.registry import Ask, operation
 from holdfast.store.port import PurgePolicy, PurgeReport, RunQuery
+from holdfast.store.validation import audited
 
 DryRun = Annotated[bool, Meta(description="Only count what would be deleted.")]
 UNFINISHED = tuple(status for status in RunStatus if status not in TERMINAL)

@@ -5,11 +5,11 @@ from msgspec.structs import replace
 
 from holdfast.core.messages import RESERVED_PREFIX, Signal
 from holdfast.core.state import RunStatus
-from holdfast.service.calling import Call
-from holdfast.service.catalogue import Ask, operation
+from holdfast.service.context import Call
 from holdfast.service.heads import heads_of
 from holdfast.service.operations.signals import MailView, mail_view
 from holdfast.service.paging import Cursor, PageSize, read_page
+from holdfast.service.registry import Ask, operation
 from holdfast.store.port import MailboxQuery
 
 

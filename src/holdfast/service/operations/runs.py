@@ -9,10 +9,9 @@ from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.events import NULL
 from holdfast.core.state import TERMINAL, RunStatus
-from holdfast.engine.handle import query_run
-from holdfast.engine.logs import escaped
-from holdfast.engine.recording import head_of
-from holdfast.engine.sending import FirstSignal
+from holdfast.engine.history import head_of
+from holdfast.engine.inbox.signals import FirstSignal
+from holdfast.engine.observe.logs import escaped
 from holdfast.errors import (
     Conflict,
     NotFound,
@@ -25,11 +24,12 @@ from holdfast.errors import (
     UpdateFailed,
 )
 from holdfast.limits import SEARCH_CHARS, SEARCH_WORDS
-from holdfast.service.calling import Call
-from holdfast.service.catalogue import Ask, operation
+from holdfast.run import query_run
+from holdfast.service.auth.tenancy import check_chosen_id
+from holdfast.service.context import Call
 from holdfast.service.operations.fields import OF_A_RUN, Name, RunId, SignalId, WaitSeconds, given
 from holdfast.service.paging import Cursor, PageSize, read_page
-from holdfast.service.tenancy import check_chosen_id
+from holdfast.service.registry import Ask, operation
 from holdfast.service.views import (
     TASK_CONTENTS,
     EventView,

@@ -9,9 +9,9 @@ from holdfast.core import codec
 from holdfast.core.events import NULL
 from holdfast.core.instants import Instant
 from holdfast.core.messages import RESERVED_PREFIX, AcceptedSignalResult, Signal, SignalRequest
-from holdfast.engine.following import receipt_of
-from holdfast.engine.recording import head_of
-from holdfast.engine.sending import FirstSignal, Outgoing, result_of
+from holdfast.engine.history import head_of
+from holdfast.engine.inbox.receipts import receipt_of
+from holdfast.engine.inbox.signals import FirstSignal, Outgoing, result_of
 from holdfast.errors import (
     CallerError,
     Conflict,
@@ -26,16 +26,16 @@ from holdfast.errors import (
     SignalAcceptanceIndeterminate,
 )
 from holdfast.program.signals import check_signal_name
-from holdfast.service.calling import Call
-from holdfast.service.catalogue import Ask, operation
+from holdfast.service.context import Call
 from holdfast.service.heads import heads_of
+from holdfast.service.http.problems import Problem, problem_of
 from holdfast.service.operations.fields import OF_A_RUN, Name, RunId, SignalId, StepId, given
 from holdfast.service.operations.runs import StartRun, start_run
 from holdfast.service.paging import Cursor, PageSize, read_page
-from holdfast.service.problems import Problem, problem_of
+from holdfast.service.registry import Ask, operation
 from holdfast.service.views import AcceptedSignal, RunStarted, WaitView, accepted_signal, shown, wait_view
-from holdfast.store.guards import no_such_run
 from holdfast.store.port import MailboxQuery, WaitQuery
+from holdfast.store.validation import no_such_run
 
 REFUSALS: tuple[type[HoldfastError], ...] = (
     NotFound,

@@ -6,20 +6,20 @@ from typing import Annotated, Any, Literal, Protocol
 
 from msgspec import Meta
 
-from holdfast.core.letters import Reason
+from holdfast.core.dead_letters import Reason
 from holdfast.core.messages import Actor
 from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.core.tasks import is_effective
-from holdfast.engine.recording import head_of
+from holdfast.engine.history import head_of
 from holdfast.errors import InvalidInput, NotPermitted, RateLimited
-from holdfast.service.calling import Call
-from holdfast.service.catalogue import Ask, operation
-from holdfast.service.frames import HEARTBEAT, OPENING, frame
-from holdfast.service.listing import Listing, Told
+from holdfast.service.auth.tenancy import belongs_to
+from holdfast.service.context import Call
+from holdfast.service.live.changefeed import Followed, Watcher
+from holdfast.service.live.sse import HEARTBEAT, OPENING, frame
+from holdfast.service.live.subscriptions import Listing, Told
 from holdfast.service.operations.fields import OF_A_RUN, ActorName, RunId
-from holdfast.service.tenancy import belongs_to
+from holdfast.service.registry import Ask, operation
 from holdfast.service.views import EventView, RunView
-from holdfast.service.watching import Followed, Watcher
 from holdfast.store.port import RunHead
 
 STOPPED = frame({}, event="stopped")

@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from holdfast.core.projector import AlertCode
-from holdfast.service.calling import Call
-from holdfast.service.catalogue import Ask, operation
+from holdfast.service.context import Call
 from holdfast.service.paging import PageSize
+from holdfast.service.registry import Ask, operation
 from holdfast.service.views import moment
-from holdfast.store.guards import name_of
 from holdfast.store.port import Stats
+from holdfast.store.validation import name_of
 
 VERSION = version("holdfast")
 

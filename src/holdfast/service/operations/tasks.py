@@ -6,10 +6,10 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from holdfast.errors import Conflict, HoldfastError, NotFound, NotPermitted, PayloadTooLarge, RateLimited
 from holdfast.limits import COMMENT_CHARS, SEARCH_CHARS, SEARCH_WORDS
-from holdfast.service.calling import Call
-from holdfast.service.catalogue import Ask, operation
+from holdfast.service.context import Call
 from holdfast.service.operations.fields import ActorName, ActorRoles, Name, SignalId, given
 from holdfast.service.paging import Cursor, PageSize, decode_cursor, encode_cursor, read_page
+from holdfast.service.registry import Ask, operation
 from holdfast.service.views import EventView, Moment, TaskItem, event_view, instant_of, listed_task, task_item
 from holdfast.store.port import TaskQuery
 

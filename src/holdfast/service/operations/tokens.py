@@ -7,12 +7,12 @@ from msgspec import Meta, Struct, structs
 
 from holdfast.core.access import PREFIX, AccessToken, TokenQuery, read_token
 from holdfast.errors import InvalidInput, NotAuthenticated, NotFound, NotPermitted
-from holdfast.service.access import TokenAccess, make_token, revoke_token
-from holdfast.service.calling import Call
-from holdfast.service.catalogue import Ask, operation
+from holdfast.service.auth.roles import ADMIN, Role, Scope
+from holdfast.service.auth.tokens import TokenAccess, make_token, revoke_token
+from holdfast.service.context import Call
 from holdfast.service.operations.fields import Name
 from holdfast.service.paging import Cursor, PageSize, read_page
-from holdfast.service.roles import ADMIN, Role, Scope
+from holdfast.service.registry import Ask, operation
 from holdfast.service.views import shown
 
 Place = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]

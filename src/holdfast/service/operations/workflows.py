@@ -4,13 +4,13 @@ from typing import Any
 
 from msgspec import Struct
 
-from holdfast.core.gates import RunLimit
+from holdfast.core.admission import RunLimit
 from holdfast.errors import NotFound
 from holdfast.program.definitions import Signature, WorkflowDefinition
 from holdfast.program.schema import json_schema
-from holdfast.service.calling import Call
-from holdfast.service.catalogue import Ask, operation
+from holdfast.service.context import Call
 from holdfast.service.operations.fields import Name
+from holdfast.service.registry import Ask, operation
 
 Schema = dict[str, Any]
 

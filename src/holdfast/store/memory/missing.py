@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 
 from holdfast.core.instants import Instant
-from holdfast.store.guards import lease_end
 from holdfast.store.memory.run import Run
 from holdfast.store.port import Missing, Plan
+from holdfast.store.validation import lease_end
 
 
 def missing(

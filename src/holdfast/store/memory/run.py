@@ -10,10 +10,11 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from holdfast.core import codec
+from holdfast.core.dead_letters import DeadLetter, Settled, Settlement
 from holdfast.core.events import Event
-from holdfast.core.idempotency import inbox_uuid, signal_storage_key, signal_suffix
+from holdfast.core.index_rows import ActivityRecord, Task, Wait
 from holdfast.core.instants import Instant
-from holdfast.core.letters import DeadLetter, Settled, Settlement
+from holdfast.core.keys import inbox_uuid, signal_storage_key, signal_suffix
 from holdfast.core.messages import (
     ENGINE_SIGNALS,
     INTEGER_LIMIT,
@@ -25,13 +26,12 @@ from holdfast.core.messages import (
     Signal,
     SignalRequest,
 )
-from holdfast.core.records import ActivityRecord, Task, Wait
 from holdfast.core.state import APPROVED, PENDING, TERMINAL
 from holdfast.errors import CallerError
 from holdfast.limits import MAILBOX_SIGNALS, Limits
-from holdfast.store import guards, port
+from holdfast.store import port, validation
 from holdfast.store.beginnings import new_head
-from holdfast.store.memory.work import Work, put
+from holdfast.store.memory.jobs import Work, put
 
 NEVER = INTEGER_LIMIT
 """When a message is due that is held back: later than every instant."""
@@ -119,7 +119,7 @@ class Run:
         if message.signal_id in self.messages:
             return port.Duplicate()
         if self.is_finished:
-            return port.Refused(guards.run_terminal(self.head.run_id, self.head.status))
+            return port.Refused(validation.run_terminal(self.head.run_id, self.head.status))
         self._index((message,), (), (), now)
         self.wake(now if message.due_at is None else message.due_at)
         return port.Accepted()
@@ -147,31 +147,31 @@ class Run:
         if record is not None:
             if record.payload_sha256 == codec.value_digest(request.payload):
                 return port.Duplicate(record.response)
-            return port.Refused(guards.payload_conflict(request))
+            return port.Refused(validation.payload_conflict(request))
         for signal in self.signals:
             is_same = (signal.name, signal.signal_id) == (request.name, request.signal_id)
             if is_same and signal.accepted_at + limits.acceptance_retention_ms * 1_000 > now:
-                return port.Refused(guards.indeterminate(request, now))
+                return port.Refused(validation.indeterminate(request, now))
         return None
 
     def _signal_problem(self, request: SignalRequest, limits: Limits, now: Instant) -> CallerError | None:
         if self.is_finished:
-            return guards.run_terminal(self.head.run_id, self.head.status)
+            return validation.run_terminal(self.head.run_id, self.head.status)
         unconsumed = [signal for signal in self.signals if signal.consumed_seq is None]
         is_taken = (request.name, request.step_id) in {(signal.name, signal.step_id) for signal in unconsumed}
-        problem = guards.check_conditions(request, self.head.version, now, is_taken)
+        problem = validation.check_conditions(request, self.head.version, now, is_taken)
         if problem is not None:
             return problem
         if request.require_waiting:
             waits = [wait for wait in self.waits.values() if wait.name == request.name]
             ahead = [signal.step_id for signal in unconsumed if signal.name == request.name]
-            if not guards.finds_wait(waits, ahead, request.step_id):
-                return guards.not_waiting(request)
+            if not validation.finds_wait(waits, ahead, request.step_id):
+                return validation.not_waiting(request)
         most = limits.signals_per_run_per_minute
         received_at = self.received[-most] if len(self.received) >= most else None
         is_counted = not request.name.startswith(RESERVED_PREFIX)
-        if is_counted and received_at is not None and now - guards.MINUTE < received_at <= now:
-            return guards.rate_limited(request, limits, received_at + guards.MINUTE, now)
+        if is_counted and received_at is not None and now - validation.MINUTE < received_at <= now:
+            return validation.rate_limited(request, limits, received_at + validation.MINUTE, now)
         return None
 
     def _accept(self, request: SignalRequest, limits: Limits, now: Instant) -> AcceptedSignalResult:
@@ -221,7 +221,7 @@ class Run:
         """Settle a letter of this run, or say why not."""
         if letter.settled == action:
             return Settled(letter.letter_id, action)
-        message = guards.settled_message(letter, action, self.head.status)
+        message = validation.settled_message(letter, action, self.head.status)
         if isinstance(message, CallerError):
             return port.Refused(message)
         if message is not None:
@@ -259,7 +259,7 @@ class Run:
             return port.CommitConflict("finished", head.version, head.lease_epoch)
         if self._has_unseen_outcome(turn):
             return port.CommitConflict("unseen", head.version, head.lease_epoch)
-        if not guards.can_be_kept(turn):
+        if not validation.can_be_kept(turn):
             return port.CommitConflict("cannot be stored", head.version, head.lease_epoch)
         existing = self._existing_event(turn)
         if existing is not None:

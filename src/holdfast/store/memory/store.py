@@ -12,30 +12,30 @@ from msgspec import Struct
 from msgspec.json import encode
 from msgspec.structs import replace
 
+from holdfast.clock import Clock, SystemClock
 from holdfast.core import codec
 from holdfast.core.access import AccessToken, TokenQuery
+from holdfast.core.admission import RunLimit, overloaded, place_in_line
 from holdfast.core.audit import AuditEntry, AuditQuery
+from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Settled, Settlement
 from holdfast.core.declared import PublishedDefinition
 from holdfast.core.events import Event
-from holdfast.core.gates import RunLimit, overloaded, place_in_line
+from holdfast.core.index_rows import Task, Wait
 from holdfast.core.instants import Instant
-from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settled, Settlement
 from holdfast.core.messages import Message, Signal, SignalRequest
-from holdfast.core.records import Task, Wait
 from holdfast.errors import StoreUnavailable
 from holdfast.limits import SUSPECT_LOSSES, Limits
-from holdfast.ports import Clock, SystemClock
-from holdfast.store import examining, guards, outgoing, port
-from holdfast.store.memory import reading
-from holdfast.store.memory.access import Tokens
+from holdfast.store import health, outgoing, port, validation
+from holdfast.store.memory import queries
+from holdfast.store.memory.admission import Gate, Waiting
 from holdfast.store.memory.audit import AuditLog
-from holdfast.store.memory.changing import Grown
-from holdfast.store.memory.examining import examine
-from holdfast.store.memory.gates import Gate, Waiting
+from holdfast.store.memory.changefeed import Grown
+from holdfast.store.memory.health import examine
+from holdfast.store.memory.jobs import take
 from holdfast.store.memory.missing import missing
 from holdfast.store.memory.retention import purge
 from holdfast.store.memory.run import NEVER, Run
-from holdfast.store.memory.work import take
+from holdfast.store.memory.tokens import Tokens
 from holdfast.store.wakeups import LocalWakeups
 from holdfast.store.where import within
 
@@ -91,8 +91,8 @@ class MemoryStore:
         self, runs: Sequence[port.NewRun], claim_for: str | None = None
     ) -> list[port.Created | port.Existing | port.Refused]:
         now = self._now()
-        guards.check_batch(runs, self._limits)
-        guards.require_for_signals(self, (signal for new in runs for signal in getattr(new, "signals", ())))
+        validation.check_batch(runs, self._limits)
+        validation.require_for_signals(self, (signal for new in runs for signal in getattr(new, "signals", ())))
         if claim_for is not None:
             self._check_node(claim_for, now)
         answers = [self._create(new, claim_for, now) for new in runs]
@@ -100,17 +100,17 @@ class MemoryStore:
         return answers
 
     def _create(self, new: port.NewRun, owner: str | None, now: Instant) -> port.Created | port.Existing | port.Refused:
-        problem = guards.check_new_run(new)
+        problem = validation.check_new_run(new)
         if problem is not None:
             return port.Refused(problem)
         existing_id = self._requests.get(new.request_key)
         if existing_id is not None:
             if self._runs[existing_id].input_sha256 == new.input_sha256:
                 return port.Existing(existing_id, self._deliver_first(new, existing_id, now))
-            return port.Refused(guards.request_conflict(existing_id))
+            return port.Refused(validation.request_conflict(existing_id))
         if new.run_id in self._runs:
-            return port.Refused(guards.run_id_taken(new.run_id))
-        problem = guards.check_first_signals(new, self._limits)
+            return port.Refused(validation.run_id_taken(new.run_id))
+        problem = validation.check_first_signals(new, self._limits)
         if problem is not None:
             return port.Refused(problem)
         entry = self._enter(new, now) if new.ticket is not None else Run(new, owner, now)
@@ -158,25 +158,25 @@ class MemoryStore:
         return admitted, None
 
     def _deliver_first(self, new: port.NewRun, run_id: str, now: Instant) -> tuple[port.Delivered, ...]:
-        return tuple(self._deliver(request, self._limits, now) for request in guards.first_signals(new, run_id))
+        return tuple(self._deliver(request, self._limits, now) for request in validation.first_signals(new, run_id))
 
     async def deliver(
         self, items: Sequence[SignalRequest | Message]
     ) -> list[port.Accepted | port.Duplicate | port.Refused]:
         now = self._now()
-        guards.check_batch(items, self._limits)
-        guards.require_for_signals(self, (item for item in items if isinstance(item, SignalRequest)))
+        validation.check_batch(items, self._limits)
+        validation.require_for_signals(self, (item for item in items if isinstance(item, SignalRequest)))
         answers = [self._deliver(item, self._limits, now) for item in items]
         self.wakeups.ring()
         return answers
 
     def _deliver(self, item: SignalRequest | Message, limits: Limits, now: Instant) -> port.Delivered:
-        problem = guards.check_item(item, limits)
+        problem = validation.check_item(item, limits)
         if problem is not None:
             return port.Refused(problem)
         run = self._runs.get(item.run_id)
         if run is None:
-            return port.Refused(guards.no_such_run(item.run_id))
+            return port.Refused(validation.no_such_run(item.run_id))
         if isinstance(item, Message):
             return run.deliver_message(item, now)
         answer = run.deliver_signal(item, limits, now)
@@ -188,12 +188,12 @@ class MemoryStore:
         """Append an entry about a run to the audit log, if there is one."""
         if entry is not None:
             place = (run.head.tenant, run.head.project, run.head.environment)
-            self._audit.append(guards.audited(entry, run.head.run_id, place, now))
+            self._audit.append(validation.audited(entry, run.head.run_id, place, now))
 
     async def commit(self, turns: Sequence[port.Turn]) -> list[port.Committed | port.CommitConflict]:
         now = self._now()
-        guards.check_batch(turns, self._limits)
-        guards.require_for_records(self, turns)
+        validation.check_batch(turns, self._limits)
+        validation.require_for_records(self, turns)
         answers = [self._commit(turn, now) for turn in turns]
         self.wakeups.ring()
         return answers
@@ -216,7 +216,7 @@ class MemoryStore:
         return answer
 
     def _tell_others(self, turn: port.Turn, run: Run, now: Instant) -> None:
-        started = [self._create(new, None, now) for new in guards.never_rejected(turn.starts)]
+        started = [self._create(new, None, now) for new in validation.never_rejected(turn.starts)]
         sent = [self._send(turn, item, now) for item in turn.sends]
         left = outgoing.left_of(turn, started, sent, now)
         for message in left.messages:
@@ -226,14 +226,14 @@ class MemoryStore:
     def _send(self, turn: port.Turn, item: SignalRequest | Message, now: Instant) -> port.Delivered:
         concerned = [run_id for run_id in outgoing.concerned(turn, item) if run_id in self._runs]
         runs = {run_id: outgoing.whose(self._runs[run_id].head) for run_id in concerned}
-        return outgoing.unreachable(turn, item, runs) or self._deliver(item, guards.without_rate(self._limits), now)
+        return outgoing.unreachable(turn, item, runs) or self._deliver(item, validation.without_rate(self._limits), now)
 
     async def changes(self, place: str = "", limit: int = 1_000) -> port.Changes:
         self._now()
-        return self._grown.behind(place, min(guards.check_page(limit), self._limits.page_items), self._runs)
+        return self._grown.behind(place, min(validation.check_page(limit), self._limits.page_items), self._runs)
 
     async def purge(self, policy: port.PurgePolicy, audit: AuditEntry | None = None) -> port.PurgeReport:
-        guards.check_purge(policy, audit, self._limits)
+        validation.check_purge(policy, audit, self._limits)
         now = self._now()
         report, gone = purge(self._runs, policy, now)
         entries = [] if policy.audit_ms is None else self._audit.old(now - policy.audit_ms * 1_000, policy)
@@ -244,7 +244,7 @@ class MemoryStore:
             self._audit.forget(entries[: policy.limit])
             self._tokens.forget(tokens)
             if audit is not None:
-                self._audit.append(guards.purge_entry(audit, report, now))
+                self._audit.append(validation.purge_entry(audit, report, now))
         for run_id in gone:
             del self._requests[self._runs.pop(run_id).request_key]
         return report
@@ -252,14 +252,14 @@ class MemoryStore:
     # --- owning
 
     def _check_node(self, node: str, now: Instant) -> None:
-        if guards.lease_end(self._nodes.get(node, 0), now) <= now:
-            raise guards.lease_expired(node)
+        if validation.lease_end(self._nodes.get(node, 0), now) <= now:
+            raise validation.lease_expired(node)
 
     async def claim(self, node: str, limit: int, plans: Sequence[port.Plan] | None = None) -> list[port.LoadedRun]:
-        guards.check_values(node=node)
-        guards.check_plans(plans)
+        validation.check_values(node=node)
+        validation.check_plans(plans)
         now = self._now()
-        guards.check_page(limit)
+        validation.check_page(limit)
         self._check_node(node, now)
         eligible = [
             (since, run_id)
@@ -286,12 +286,12 @@ class MemoryStore:
         return since if since is not None and since <= now else None
 
     def _lease_end(self, node: str, now: Instant) -> Instant:
-        return guards.lease_end(self._nodes[node], now)
+        return validation.lease_end(self._nodes[node], now)
 
     async def admit(
         self, limits: Mapping[str, RunLimit], limit: int, claim_for: str | None = None
     ) -> tuple[list[port.Admitted], Instant | None]:
-        guards.check_admit(limits, limit, claim_for, self._limits)
+        validation.check_admit(limits, limit, claim_for, self._limits)
         now = self._now()
         if claim_for is not None:
             self._check_node(claim_for, now)
@@ -318,13 +318,13 @@ class MemoryStore:
         self, node: str, lease_ms: int, plans: Sequence[port.Plan] | None = None, is_start: bool = False
     ) -> Instant:
         now = self._now()
-        guards.check_lease(node, lease_ms, plans)
-        others = [name for name in self._nodes if guards.is_another_life(node, name)]
-        has_lease = guards.lease_end(self._nodes.get(node, 0), now) > now
+        validation.check_lease(node, lease_ms, plans)
+        others = [name for name in self._nodes if validation.is_another_life(node, name)]
+        has_lease = validation.lease_end(self._nodes.get(node, 0), now) > now
         if is_start:
             self._end_lives(node, others, now)
         elif not has_lease and any(self._lease_end(name, now) > now for name in others):
-            raise guards.superseded(node)
+            raise validation.superseded(node)
         self._nodes[node] = now + lease_ms * 1_000
         if plans is not None:
             self._known[node] = frozenset(plans)
@@ -341,14 +341,14 @@ class MemoryStore:
             self._nodes[name] = min(self._nodes[name], now)
         for run in self._runs.values():
             for step_id, work in run.work.items():
-                is_theirs = work.taken_by is not None and guards.is_another_life(node, work.taken_by)
+                is_theirs = work.taken_by is not None and validation.is_another_life(node, work.taken_by)
                 if is_theirs and work.visible_at > now:
                     run.work[step_id] = replace(work, visible_at=now)
         self.wakeups.ring()
 
     async def release(self, node: str, run_ids: Sequence[str] | None = None) -> int:
-        guards.check_values(node=node)
-        guards.check_ids(run_ids or ())
+        validation.check_values(node=node)
+        validation.check_ids(run_ids or ())
         now = self._now()
         named = self._runs.keys() if run_ids is None else set(run_ids)
         freed = [run for run_id, run in self._runs.items() if run_id in named and run.head.lease_owner == node]
@@ -362,8 +362,8 @@ class MemoryStore:
         return len(freed)
 
     async def hand_over(self, node: str, run_ids: Sequence[str], to: str) -> list[str]:
-        guards.check_values(node=node, to=to)
-        guards.check_ids(run_ids, self._limits)
+        validation.check_values(node=node, to=to)
+        validation.check_ids(run_ids, self._limits)
         now = self._now()
         if to not in self._nodes or self._lease_end(to, now) <= now:
             return []
@@ -383,9 +383,9 @@ class MemoryStore:
     async def next_due(
         self, node: str, plans: Sequence[port.Plan] | None = None, queues: Sequence[str] = ()
     ) -> Instant | None:
-        guards.check_values(node=node)
-        guards.check_plans(plans)
-        guards.check_names("queues", queues, self._limits)
+        validation.check_values(node=node)
+        validation.check_plans(plans)
+        validation.check_names("queues", queues, self._limits)
         now = self._now()
         instants = [run.work[job.step_id].visible_at for run, job in self._jobs() if job.queue in queues]
         for run in self._runs.values():
@@ -399,7 +399,7 @@ class MemoryStore:
         return min(instants, default=None)
 
     async def find_missing(self, late_ms: int) -> list[port.Missing]:
-        guards.check_late(late_ms)
+        validation.check_late(late_ms)
         return missing(self._runs.values(), self._nodes, self._known, late_ms, self._now())
 
     # --- carrying out activities
@@ -416,7 +416,7 @@ class MemoryStore:
     async def take(
         self, node: str, queues: Sequence[str], activities: Sequence[str], limit: int, visible_ms: int
     ) -> list[port.Job]:
-        guards.check_take(node, queues, activities, limit, visible_ms, self._limits)
+        validation.check_take(node, queues, activities, limit, visible_ms, self._limits)
         now = self._now()
         visible = [
             (run, job)
@@ -431,7 +431,7 @@ class MemoryStore:
         return taken
 
     async def release_jobs(self, node: str, jobs: Sequence[port.Job]) -> int:
-        guards.check_release(node, jobs, self._limits)
+        validation.check_release(node, jobs, self._limits)
         now = self._now()
         released = 0
         for job in jobs:
@@ -444,7 +444,7 @@ class MemoryStore:
         return released
 
     async def beat(self, node: str, beats: Sequence[port.Beat], visible_ms: int) -> list[bool]:
-        guards.check_beats(node, beats, visible_ms, self._limits)
+        validation.check_beats(node, beats, visible_ms, self._limits)
         visible_until = self._now() + visible_ms * 1_000
         return [beat.run_id in self._runs and self._runs[beat.run_id].beat(node, beat, visible_until) for beat in beats]
 
@@ -452,40 +452,40 @@ class MemoryStore:
 
     async def load(self, run_ids: Sequence[str]) -> list[port.LoadedRun | None]:
         now = self._now()
-        guards.check_ids(run_ids, self._limits)
+        validation.check_ids(run_ids, self._limits)
         return [self._runs[run_id].loaded(now) if run_id in self._runs else None for run_id in run_ids]
 
     async def read_events(
         self, run_id: str, after: int = 0, limit: int | None = None, most_bytes: int | None = None
     ) -> list[Event]:
-        guards.check_values(run_id=run_id, after=after)
-        guards.check_bound("most_bytes", most_bytes)
+        validation.check_values(run_id=run_id, after=after)
+        validation.check_bound("most_bytes", most_bytes)
         self._now()
         run = self._runs.get(run_id)
-        most = self._limits.page_items if limit is None else guards.check_page(limit)
+        most = self._limits.page_items if limit is None else validation.check_page(limit)
         events = run.events[max(after, 0) :][:most] if run else []
         return list(within(events, most_bytes, lambda event: len(codec.encode_body(event.data))))
 
     async def find_runs(self, query: port.RunQuery) -> port.Found[port.RunHead]:
-        guards.check_query(query)
+        validation.check_query(query)
         self._now()
-        return self._found(reading.find_runs(self._runs, query), query, lambda head: len(encode(head.snapshot)))
+        return self._found(queries.find_runs(self._runs, query), query, lambda head: len(encode(head.snapshot)))
 
     async def find_waits(self, query: port.WaitQuery) -> list[Wait]:
-        guards.check_query(query)
+        validation.check_query(query)
         self._now()
-        return self._page(reading.find_waits(self._runs, query), query.limit)
+        return self._page(queries.find_waits(self._runs, query), query.limit)
 
     async def find_mailbox(self, query: port.MailboxQuery) -> list[Signal]:
-        guards.check_query(query)
+        validation.check_query(query)
         self._now()
-        page = self._page(reading.find_mailbox(self._runs, query), query.limit)
+        page = self._page(queries.find_mailbox(self._runs, query), query.limit)
         return list(within(page, query.most_bytes, lambda signal: len(signal.payload)))
 
     async def find_tasks(self, query: port.TaskQuery) -> port.Found[Task]:
-        guards.check_query(query)
+        validation.check_query(query)
         self._now()
-        return self._found(reading.find_tasks(self._runs, query), query, lambda task: len(encode(task)))
+        return self._found(queries.find_tasks(self._runs, query), query, lambda task: len(encode(task)))
 
     def _found(
         self, found: port.Found[T], query: port.RunQuery | port.TaskQuery, size_of: Callable[[T], int]
@@ -494,10 +494,10 @@ class MemoryStore:
         return port.Found(page, found.place if len(page) == len(found) < query.limit else None)
 
     def _page(self, found: list[T], limit: int) -> list[T]:
-        return found[: min(guards.check_page(limit), self._limits.page_items)]
+        return found[: min(validation.check_page(limit), self._limits.page_items)]
 
     async def find_dead_letters(self, query: DeadLetterQuery) -> list[DeadLetter]:
-        guards.check_query(query)
+        validation.check_query(query)
         self._now()
         exact = ("run_id", "letter_id", "reason")
         found = [
@@ -516,8 +516,8 @@ class MemoryStore:
     async def settle_dead_letters(
         self, ids: Sequence[str], action: Settlement, actor: str = "", audit: AuditEntry | None = None
     ) -> list[Settled | port.Refused]:
-        guards.check_settlement(ids, action, actor, self._limits)
-        guards.check_audit(() if audit is None else (audit,), self._limits)
+        validation.check_settlement(ids, action, actor, self._limits)
+        validation.check_audit(() if audit is None else (audit,), self._limits)
         now = self._now()
         answers = [self._settle(letter_id, action, actor, now, audit) for letter_id in ids]
         self.wakeups.ring()
@@ -531,46 +531,46 @@ class MemoryStore:
                 before = run.letters[letter_id]
                 answer = run.settle(before, action, actor, now)
                 if audit is not None and isinstance(answer, Settled) and before.settled is None:
-                    self._note(guards.letter_entry(audit, letter_id), run, now)
+                    self._note(validation.letter_entry(audit, letter_id), run, now)
                 return answer
-        return port.Refused(guards.no_such_letter(letter_id))
+        return port.Refused(validation.no_such_letter(letter_id))
 
     # --- access
 
     async def publish_definitions(self, definitions: Sequence[PublishedDefinition]) -> None:
-        guards.check_definitions(definitions, self._limits)
+        validation.check_definitions(definitions, self._limits)
         self._definitions |= {(one.plan_id, one.plan_version): one for one in definitions}
 
     async def find_definitions(self, plans: Sequence[port.Plan]) -> list[PublishedDefinition | None]:
-        guards.check_plans(plans)
+        validation.check_plans(plans)
         return [self._definitions.get(plan) for plan in plans]
 
     async def keep_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> list[AccessToken]:
-        guards.check_tokens(tokens, self._limits)
-        guards.check_audit(audit, self._limits)
+        validation.check_tokens(tokens, self._limits)
+        validation.check_audit(audit, self._limits)
         now = self._now()
         for entry in audit:
             self._audit.append(replace(entry, at=now))
         return self._tokens.keep(tokens, now)
 
     async def append_audit(self, entries: Sequence[AuditEntry]) -> None:
-        guards.check_audit(entries, self._limits)
+        validation.check_audit(entries, self._limits)
         now = self._now()
         for entry in entries:
             self._audit.append(replace(entry, at=now))
 
     async def find_audit(self, query: AuditQuery) -> list[AuditEntry]:
-        guards.check_query(query)
+        validation.check_query(query)
         self._now()
         return self._page(self._audit.find(query), query.limit)
 
     async def keep_key(self, name: str, key: str) -> str:
-        guards.check_key(name, key)
+        validation.check_key(name, key)
         self._now()
         return self._keys.setdefault(name, key)
 
     async def find_tokens(self, query: TokenQuery) -> list[AccessToken]:
-        guards.check_query(query)
+        validation.check_query(query)
         self._now()
         return self._page(self._tokens.find(query), query.limit)
 
@@ -597,5 +597,5 @@ class MemoryStore:
             leases={node: end for node, end in self._nodes.items() if self._lease_end(node, now) > now},
         )
 
-    async def examine(self, bounds: examining.Bounds, *, thorough: bool = False) -> examining.Facts:
+    async def examine(self, bounds: health.Bounds, *, thorough: bool = False) -> health.Facts:
         return examine(self._runs, self._nodes, bounds, self._now())

@@ -8,16 +8,16 @@ from msgspec.structs import replace
 
 from holdfast.core.audit import AuditEntry, AuditQuery
 from holdfast.core.instants import Instant
-from holdfast.store import rows
-from holdfast.store.answers import Found
+from holdfast.store import sql
 from holdfast.store.postgres.columns import askable, columns
-from holdfast.store.postgres.server import Db, Session
+from holdfast.store.postgres.pool import Db, Session
+from holdfast.store.types import Found
 from holdfast.store.where import audit_conditions
 
 ENTRY_COLUMNS = 10
 _TYPES = ("bigint", *["text"] * 9)
 _APPEND = f"""
-INSERT INTO holdfast.audit_log ({rows.AUDIT})
+INSERT INTO holdfast.audit_log ({sql.AUDIT})
 SELECT * FROM unnest({", ".join(f"${number}::{kind}[]" for number, kind in enumerate(_TYPES, 1))})
 ON CONFLICT DO NOTHING
 """
@@ -34,9 +34,9 @@ def with_audit(statement: str, first: int, done: str, *, is_known: bool) -> str:
     join = "JOIN holdfast.runs r ON r.run_id = t.run_id" if is_known else ""
     return f"""
 WITH did AS MATERIALIZED ({statement}), audited AS (
-    INSERT INTO holdfast.audit_log ({rows.AUDIT})
+    INSERT INTO holdfast.audit_log ({sql.AUDIT})
     SELECT did.o_now, t.entry_id, {of_run}, t.run_id, t.actor, t.token_id, t.operation, t.entry
-    FROM did JOIN unnest(${first}::bigint[], {places}) AS t (ord, {rows.AUDIT}) ON t.ord = did.o_ord {join}
+    FROM did JOIN unnest(${first}::bigint[], {places}) AS t (ord, {sql.AUDIT}) ON t.ord = did.o_ord {join}
     WHERE did.o_code = '{done}' ON CONFLICT DO NOTHING
 ) SELECT * FROM did"""
 
@@ -47,7 +47,7 @@ def entry_columns(entries: Iterable[tuple[int, AuditEntry]]) -> list[list[Any]]:
 
 
 def _row(entry: AuditEntry) -> tuple[Any, ...]:
-    return tuple(map(askable, rows.audit_row(entry)))
+    return tuple(map(askable, sql.audit_row(entry)))
 
 
 async def append(session: Db, entries: Sequence[AuditEntry]) -> None:
@@ -65,12 +65,12 @@ async def append_now(session: Session, entries: Sequence[AuditEntry], now: Insta
 async def find(db: Db, query: AuditQuery, limit: int) -> Found[AuditEntry]:
     """Return the entries that the query names."""
     where, order = audit_conditions(query), "DESC" if query.newest else "ASC"
-    sql = (
-        f"SELECT {rows.AUDIT} FROM holdfast.audit_log {where.numbered} "
+    select = (
+        f"SELECT {sql.AUDIT} FROM holdfast.audit_log {where.numbered} "
         f"ORDER BY at {order}, entry_id {order} LIMIT {where.next_place}"
     )
-    found = await db.fetch(sql, *map(askable, where.values(limit)))
-    return rows.found_of(found, rows.audit_of, itemgetter(1), itemgetter(0, 1))
+    found = await db.fetch(select, *map(askable, where.values(limit)))
+    return sql.found_of(found, sql.audit_of, itemgetter(1), itemgetter(0, 1))
 
 
 async def old(session: Session, until: Instant, limit: int, tenant: str | None, run_ids: list[str] | None) -> list[Any]:

@@ -8,12 +8,12 @@ from msgspec import UNSET, Raw
 from msgspec.structs import fields, replace
 
 from holdfast.core.codec import encode_body, encode_ref
+from holdfast.core.dead_letters import DeadLetter
 from holdfast.core.events import NULL, Body, Event
-from holdfast.core.letters import DeadLetter
+from holdfast.core.index_rows import ActivityRecord, Task, Wait
 from holdfast.core.messages import Message
-from holdfast.core.records import ActivityRecord, Task, Wait
 from holdfast.store.port import Job
-from holdfast.store.rows import encode, text_of
+from holdfast.store.sql import encode, text_of
 
 EVENT_COLUMNS = 15
 MESSAGE_COLUMNS = 4

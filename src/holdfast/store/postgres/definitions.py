@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from holdfast.core.declared import PublishedDefinition
 from holdfast.store.port import Plan
 from holdfast.store.postgres.columns import askable
-from holdfast.store.postgres.server import Db
-from holdfast.store.rows import definition_of, encode
+from holdfast.store.postgres.pool import Db
+from holdfast.store.sql import definition_of, encode
 
 _PUBLISH = """
 INSERT INTO holdfast.definitions AS d (plan_id, plan_version, definition)

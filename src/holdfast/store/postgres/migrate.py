@@ -13,9 +13,9 @@ from msgspec import Struct
 
 from holdfast.core.codec import number_of
 from holdfast.errors import StoreNotMigrated, StoreTooNew
-from holdfast.store import guards
+from holdfast.store import validation
 from holdfast.store.postgres import audit
-from holdfast.store.postgres.server import Db, Session
+from holdfast.store.postgres.pool import Db, Session
 
 
 class Migration(Struct, frozen=True):
@@ -68,7 +68,7 @@ async def migrate(db: Session, schema: str, shown: str) -> int:
         await db.script(functions())
         if present > 0:
             [[now]] = await db.fetch("SELECT holdfast.time_1(NULL)")
-            await audit.append(db, [guards.migration_entry(present, latest_version(), now)])
+            await audit.append(db, [validation.migration_entry(present, latest_version(), now)])
     return await schema_version(db, schema, shown)
 
 

@@ -4,11 +4,11 @@ from typing import Any
 
 from holdfast.core.audit import AuditEntry
 from holdfast.core.instants import Instant
-from holdfast.store import guards
+from holdfast.store import validation
 from holdfast.store.port import PurgePolicy, PurgeReport
 from holdfast.store.postgres import audit
 from holdfast.store.postgres.columns import askable
-from holdfast.store.postgres.server import Db, Session
+from holdfast.store.postgres.pool import Db, Session
 
 _NAMED = "($3::text IS NULL OR tenant = $3) AND ($4::text[] IS NULL OR run_id = ANY ($4))"
 _GONE = f"""
@@ -84,7 +84,7 @@ async def purge(
         if policy.tokens:
             await session.fetch("DELETE FROM holdfast.access_tokens WHERE tenant = $1", named[0])
         if entry is not None:
-            await audit.append(session, [guards.purge_entry(entry, report, now)])
+            await audit.append(session, [validation.purge_entry(entry, report, now)])
     return report
 
 

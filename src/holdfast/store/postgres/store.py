@@ -9,31 +9,32 @@ import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import TypeVar
 
+from holdfast.clock import Clock
 from holdfast.core.access import AccessToken, TokenQuery
+from holdfast.core.admission import RunLimit
 from holdfast.core.audit import AuditEntry, AuditQuery
+from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Settled, Settlement
 from holdfast.core.declared import PublishedDefinition
 from holdfast.core.events import Event
-from holdfast.core.gates import RunLimit
+from holdfast.core.index_rows import Task, Wait
 from holdfast.core.instants import Instant
-from holdfast.core.letters import DeadLetter, DeadLetterQuery, Settled, Settlement
 from holdfast.core.messages import Message, Signal, SignalRequest
-from holdfast.core.records import Task, Wait
 from holdfast.limits import LIST_S, Limits
-from holdfast.ports import Clock
-from holdfast.store import guards, port
-from holdfast.store.examining import Bounds, Facts
-from holdfast.store.postgres import access, changing, examining, gates, letters, owning, reading, retention
+from holdfast.store import port, validation
+from holdfast.store.health import Bounds, Facts
+from holdfast.store.postgres import admission, changefeed, dead_letters, health, leases, queries, retention
 from holdfast.store.postgres import audit as audit_log
 from holdfast.store.postgres import definitions as definitions_
+from holdfast.store.postgres import tokens as access_tokens
 from holdfast.store.postgres.address import parse_address
 from holdfast.store.postgres.columns import askable
-from holdfast.store.postgres.committing import Committing
-from holdfast.store.postgres.creating import create_on
-from holdfast.store.postgres.delivering import deliver
+from holdfast.store.postgres.commit import Committing
+from holdfast.store.postgres.create import create_on
+from holdfast.store.postgres.inbox import deliver
 from holdfast.store.postgres.migrate import latest_version, migrate, not_migrated, schema_version
-from holdfast.store.postgres.server import Server, Session
+from holdfast.store.postgres.pool import Server, Session
 from holdfast.store.postgres.wakeups import NotifyWakeups
-from holdfast.store.rows import plan_of
+from holdfast.store.sql import plan_of
 from holdfast.store.wakeups import Wakeups
 
 T = TypeVar("T")
@@ -57,7 +58,7 @@ class PostgresStore:
         self._lists = Server(server.address, server.busy_ms, LIST_S)
         self._clock = clock
         self._limits = limits
-        self._starts = owning.Starts()
+        self._starts = leases.Starts()
         self._is_migrated = False
         self._will_ring = False
         self._latest: Instant = 0
@@ -130,19 +131,19 @@ class PostgresStore:
     async def create(
         self, runs: Sequence[port.NewRun], claim_for: str | None = None
     ) -> list[port.Created | port.Existing | port.Refused]:
-        guards.check_batch(runs, self._limits)
+        validation.check_batch(runs, self._limits)
         work = create_on(self._ready(), runs, claim_for, self._limits, self._asked())
         return await self._server.finished(self._then_ring(work))
 
     async def deliver(
         self, items: Sequence[SignalRequest | Message]
     ) -> list[port.Accepted | port.Duplicate | port.Refused]:
-        guards.check_batch(items, self._limits)
+        validation.check_batch(items, self._limits)
         work = deliver(self._ready(), items, self._limits, self._asked())
         return await self._server.finished(self._then_ring(work))
 
     async def commit(self, turns: Sequence[port.Turn]) -> list[port.Committed | port.CommitConflict]:
-        guards.check_batch(turns, self._limits)
+        validation.check_batch(turns, self._limits)
         if not turns:
             self._check_migrated()
             return []
@@ -154,7 +155,7 @@ class PostgresStore:
         return answers
 
     async def purge(self, policy: port.PurgePolicy, audit: AuditEntry | None = None) -> port.PurgeReport:
-        guards.check_purge(policy, audit, self._limits)
+        validation.check_purge(policy, audit, self._limits)
         now = self._asked()
         return await self._server.finished(
             self._ready().transact(lambda session: retention.purge(session, policy, now, audit))
@@ -163,16 +164,16 @@ class PostgresStore:
     # --- owning
 
     async def claim(self, node: str, limit: int, plans: Sequence[port.Plan] | None = None) -> list[port.LoadedRun]:
-        guards.check_values(node=node)
-        guards.check_plans(plans)
-        guards.check_page(limit)
-        return await self._server.finished(owning.claim(self._ready(), self._starts, node, limit, plans, self._asked()))
+        validation.check_values(node=node)
+        validation.check_plans(plans)
+        validation.check_page(limit)
+        return await self._server.finished(leases.claim(self._ready(), self._starts, node, limit, plans, self._asked()))
 
     async def admit(
         self, limits: Mapping[str, RunLimit], limit: int, claim_for: str | None = None
     ) -> tuple[list[port.Admitted], Instant | None]:
-        guards.check_admit(limits, limit, claim_for, self._limits)
-        work = gates.admit(self._ready(), limits, limit, claim_for, self._asked())
+        validation.check_admit(limits, limit, claim_for, self._limits)
+        work = admission.admit(self._ready(), limits, limit, claim_for, self._asked())
         admitted, next_at = await self._server.finished(work)
         if admitted:
             self._ring_soon()
@@ -181,9 +182,9 @@ class PostgresStore:
     async def renew(
         self, node: str, lease_ms: int, plans: Sequence[port.Plan] | None = None, is_start: bool = False
     ) -> Instant:
-        guards.check_lease(node, lease_ms, plans)
+        validation.check_lease(node, lease_ms, plans)
         now, lease_until = await self._server.finished(
-            owning.renew(self._ready(), node, lease_ms, plans, is_start, self._asked())
+            leases.renew(self._ready(), node, lease_ms, plans, is_start, self._asked())
         )
         self._hear(now)
         if is_start:
@@ -193,168 +194,168 @@ class PostgresStore:
     def extend_lease(self, node: str, lease_ms: int) -> None:
         """Extend a lease that is current, from any thread, while the loop is held up, on a connection of its own."""
         now = None if self._clock is None else self._clock.now()
-        asyncio.run(owning.extend(self._server.address, node, lease_ms, now))
+        asyncio.run(leases.extend(self._server.address, node, lease_ms, now))
 
     async def release(self, node: str, run_ids: Sequence[str] | None = None) -> int:
-        guards.check_values(node=node)
-        guards.check_ids(run_ids or ())
+        validation.check_values(node=node)
+        validation.check_ids(run_ids or ())
         named = None if run_ids is None else list(map(askable, run_ids))
-        work = self._ready().fetch(owning.RELEASE, self._asked(), askable(node), named)
+        work = self._ready().fetch(leases.RELEASE, self._asked(), askable(node), named)
         [[_, freed]] = await self._server.finished(self._then_ring(work))
         return int(freed)
 
     async def hand_over(self, node: str, run_ids: Sequence[str], to: str) -> list[str]:
-        guards.check_values(node=node, to=to)
-        guards.check_ids(run_ids, self._limits)
+        validation.check_values(node=node, to=to)
+        validation.check_ids(run_ids, self._limits)
         names = list(map(askable, run_ids))
-        work = self._ready().fetch(owning.HAND_OVER, self._asked(), askable(node), names, askable(to))
+        work = self._ready().fetch(leases.HAND_OVER, self._asked(), askable(node), names, askable(to))
         [[given]] = await self._server.finished(self._then_ring(work))
         return sorted(given)
 
     async def find_nodes(self) -> list[port.NodePlans]:
-        said = await self._server.finished(self._ready().fetch(owning.ALIVE, self._asked()))
+        said = await self._server.finished(self._ready().fetch(leases.ALIVE, self._asked()))
         return [port.NodePlans(node, frozenset(map(plan_of, plans))) for node, plans in said]
 
     async def next_due(
         self, node: str, plans: Sequence[port.Plan] | None = None, queues: Sequence[str] = ()
     ) -> Instant | None:
-        guards.check_values(node=node)
-        guards.check_plans(plans)
-        guards.check_names("queues", queues, self._limits)
+        validation.check_values(node=node)
+        validation.check_plans(plans)
+        validation.check_names("queues", queues, self._limits)
         return await self._server.finished(
-            owning.next_due(self._ready(), self._starts, node, plans, queues, self._asked())
+            leases.next_due(self._ready(), self._starts, node, plans, queues, self._asked())
         )
 
     async def find_missing(self, late_ms: int) -> list[port.Missing]:
-        guards.check_late(late_ms)
-        return await self._server.finished(owning.find_missing(self._ready(), late_ms, self._asked()))
+        validation.check_late(late_ms)
+        return await self._server.finished(leases.find_missing(self._ready(), late_ms, self._asked()))
 
     # --- carrying out activities
 
     async def take(
         self, node: str, queues: Sequence[str], activities: Sequence[str], limit: int, visible_ms: int
     ) -> list[port.Job]:
-        guards.check_take(node, queues, activities, limit, visible_ms, self._limits)
+        validation.check_take(node, queues, activities, limit, visible_ms, self._limits)
         if not queues or not activities:
             self._check_migrated()
             return []
         return await self._server.finished(
-            owning.take(self._ready(), node, queues, activities, limit, visible_ms, self._asked())
+            leases.take(self._ready(), node, queues, activities, limit, visible_ms, self._asked())
         )
 
     async def release_jobs(self, node: str, jobs: Sequence[port.Job]) -> int:
-        guards.check_release(node, jobs, self._limits)
-        work = owning.release_jobs(self._ready(), node, jobs, self._asked())
+        validation.check_release(node, jobs, self._limits)
+        work = leases.release_jobs(self._ready(), node, jobs, self._asked())
         return await self._server.finished(self._then_ring(work))
 
     async def beat(self, node: str, beats: Sequence[port.Beat], visible_ms: int) -> list[bool]:
-        guards.check_beats(node, beats, visible_ms, self._limits)
-        now, kept = await self._server.finished(owning.beat(self._ready(), node, beats, visible_ms, self._asked()))
+        validation.check_beats(node, beats, visible_ms, self._limits)
+        now, kept = await self._server.finished(leases.beat(self._ready(), node, beats, visible_ms, self._asked()))
         self._hear(now)
         return kept
 
     # --- reading
 
     async def load(self, run_ids: Sequence[str]) -> list[port.LoadedRun | None]:
-        guards.check_ids(run_ids, self._limits)
-        return await self._server.finished(owning.load(self._ready(), run_ids, self._asked()))
+        validation.check_ids(run_ids, self._limits)
+        return await self._server.finished(leases.load(self._ready(), run_ids, self._asked()))
 
     async def read_events(
         self, run_id: str, after: int = 0, limit: int | None = None, most_bytes: int | None = None
     ) -> list[Event]:
-        guards.check_values(run_id=run_id, after=after)
-        guards.check_bound("most_bytes", most_bytes)
-        most = self._limits.page_items if limit is None else guards.check_page(limit)
+        validation.check_values(run_id=run_id, after=after)
+        validation.check_bound("most_bytes", most_bytes)
+        most = self._limits.page_items if limit is None else validation.check_page(limit)
         if most_bytes is not None:
-            return await reading.read_events(self._listing(), run_id, after, most, most_bytes)
-        return await self._server.finished(reading.read_events(self._ready(), run_id, after, most))
+            return await queries.read_events(self._listing(), run_id, after, most, most_bytes)
+        return await self._server.finished(queries.read_events(self._ready(), run_id, after, most))
 
     async def find_runs(self, query: port.RunQuery) -> port.Found[port.RunHead]:
-        guards.check_query(query)
+        validation.check_query(query)
         if query.run_ids is None:
-            return await reading.find_runs(self._listing(), query, self._page(query.limit))
-        return await self._server.finished(reading.find_runs(self._ready(), query, self._page(query.limit)))
+            return await queries.find_runs(self._listing(), query, self._page(query.limit))
+        return await self._server.finished(queries.find_runs(self._ready(), query, self._page(query.limit)))
 
     async def find_waits(self, query: port.WaitQuery) -> list[Wait]:
-        guards.check_query(query)
-        return await reading.find_waits(self._listing(), query, self._page(query.limit))
+        validation.check_query(query)
+        return await queries.find_waits(self._listing(), query, self._page(query.limit))
 
     async def find_mailbox(self, query: port.MailboxQuery) -> list[Signal]:
-        guards.check_query(query)
+        validation.check_query(query)
         if query.run_id is None or query.most_bytes is not None:
-            return await reading.find_mailbox(self._listing(), query, self._page(query.limit))
-        return await self._server.finished(reading.find_mailbox(self._ready(), query, self._page(query.limit)))
+            return await queries.find_mailbox(self._listing(), query, self._page(query.limit))
+        return await self._server.finished(queries.find_mailbox(self._ready(), query, self._page(query.limit)))
 
     async def find_tasks(self, query: port.TaskQuery) -> port.Found[Task]:
-        guards.check_query(query)
+        validation.check_query(query)
         if query.run_id is None and query.task_id is None:
-            return await reading.find_tasks(self._listing(), query, self._page(query.limit))
-        return await self._server.finished(reading.find_tasks(self._ready(), query, self._page(query.limit)))
+            return await queries.find_tasks(self._listing(), query, self._page(query.limit))
+        return await self._server.finished(queries.find_tasks(self._ready(), query, self._page(query.limit)))
 
     async def find_dead_letters(self, query: DeadLetterQuery) -> list[DeadLetter]:
-        guards.check_query(query)
+        validation.check_query(query)
         if query.run_id is None and query.letter_id is None:
-            return await letters.find(self._listing(), query, self._page(query.limit))
-        return await self._server.finished(letters.find(self._ready(), query, self._page(query.limit)))
+            return await dead_letters.find(self._listing(), query, self._page(query.limit))
+        return await self._server.finished(dead_letters.find(self._ready(), query, self._page(query.limit)))
 
     async def settle_dead_letters(
         self, ids: Sequence[str], action: Settlement, actor: str = "", audit: AuditEntry | None = None
     ) -> list[Settled | port.Refused]:
-        guards.check_settlement(ids, action, actor, self._limits)
-        guards.check_audit(() if audit is None else (audit,), self._limits)
+        validation.check_settlement(ids, action, actor, self._limits)
+        validation.check_audit(() if audit is None else (audit,), self._limits)
         now = self._asked()
-        work = self._ready().transact(lambda session: letters.settle(session, ids, action, actor, now, audit))
+        work = self._ready().transact(lambda session: dead_letters.settle(session, ids, action, actor, now, audit))
         return await self._server.finished(self._then_ring(work))
 
     async def publish_definitions(self, definitions: Sequence[PublishedDefinition]) -> None:
-        guards.check_definitions(definitions, self._limits)
+        validation.check_definitions(definitions, self._limits)
         await self._server.finished(definitions_.publish(self._ready(), definitions))
 
     async def find_definitions(self, plans: Sequence[port.Plan]) -> list[PublishedDefinition | None]:
-        guards.check_plans(plans)
+        validation.check_plans(plans)
         return await self._server.finished(definitions_.find(self._ready(), plans))
 
     async def keep_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> list[AccessToken]:
-        guards.check_tokens(tokens, self._limits)
-        guards.check_audit(audit, self._limits)
+        validation.check_tokens(tokens, self._limits)
+        validation.check_audit(audit, self._limits)
         now = self._asked()
 
         async def work(session: Session) -> list[AccessToken]:
             await audit_log.append_now(session, audit, now)
-            return await access.keep(session, tokens, now)
+            return await access_tokens.keep(session, tokens, now)
 
         return await self._server.finished(self._ready().transact(work))
 
     async def keep_key(self, name: str, key: str) -> str:
-        guards.check_key(name, key)
-        return await self._server.finished(access.keep_key(self._ready(), name, key))
+        validation.check_key(name, key)
+        return await self._server.finished(access_tokens.keep_key(self._ready(), name, key))
 
     async def find_tokens(self, query: TokenQuery) -> list[AccessToken]:
-        guards.check_query(query)
-        return await self._server.finished(access.find(self._ready(), query, self._page(query.limit)))
+        validation.check_query(query)
+        return await self._server.finished(access_tokens.find(self._ready(), query, self._page(query.limit)))
 
     async def append_audit(self, entries: Sequence[AuditEntry]) -> None:
-        guards.check_audit(entries, self._limits)
+        validation.check_audit(entries, self._limits)
         now = self._asked()
         await self._server.finished(self._ready().transact(lambda session: audit_log.append_now(session, entries, now)))
 
     async def find_audit(self, query: AuditQuery) -> list[AuditEntry]:
-        guards.check_query(query)
+        validation.check_query(query)
         return await audit_log.find(self._listing(), query, self._page(query.limit))
 
     async def changes(self, place: str = "", limit: int = 1_000) -> port.Changes:
-        return await self._server.finished(changing.changes(self._ready(), place, self._page(limit)))
+        return await self._server.finished(changefeed.changes(self._ready(), place, self._page(limit)))
 
     async def stats(self) -> port.Stats:
-        return await reading.stats(self._listing(), self._asked())
+        return await queries.stats(self._listing(), self._asked())
 
     async def examine(self, bounds: Bounds, *, thorough: bool = False) -> Facts:
-        return await self._server.finished(examining.examine(self._ready(), bounds, self._asked()))
+        return await self._server.finished(health.examine(self._ready(), bounds, self._asked()))
 
     # --- what all of them need
 
     def _page(self, limit: int) -> int:
-        return min(guards.check_page(limit), self._limits.page_items)
+        return min(validation.check_page(limit), self._limits.page_items)
 
     def _asked(self) -> Instant | None:
         """Return the time of a clock that takes the place of the server's, or None."""

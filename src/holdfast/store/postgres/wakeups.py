@@ -12,7 +12,7 @@ from typing import Any
 
 from holdfast.store.postgres.address import Address
 from holdfast.store.postgres.faults import fault_of
-from holdfast.store.postgres.server import connect
+from holdfast.store.postgres.pool import connect
 from holdfast.store.wakeups import LocalListener, LocalWakeups
 
 DEAF_S = 1.0

@@ -7,24 +7,24 @@ from typing import Any
 
 from holdfast.core.audit import AuditEntry, AuditQuery
 from holdfast.core.instants import Instant
-from holdfast.store import rows
-from holdfast.store.answers import Found
+from holdfast.store import sql
 from holdfast.store.port import PurgePolicy
+from holdfast.store.types import Found
 from holdfast.store.where import Where, audit_conditions
 
-_INSERT = f"INSERT OR IGNORE INTO audit_log ({rows.AUDIT}) VALUES ({', '.join('?' * 10)})"
+_INSERT = f"INSERT OR IGNORE INTO audit_log ({sql.AUDIT}) VALUES ({', '.join('?' * 10)})"
 
 
 def append(db: sqlite3.Connection, entries: Iterable[AuditEntry]) -> None:
     """Append entries that have their time."""
-    db.executemany(_INSERT, [rows.audit_row(entry) for entry in entries])
+    db.executemany(_INSERT, [sql.audit_row(entry) for entry in entries])
 
 
 def places_of(db: sqlite3.Connection, run_ids: Iterable[str]) -> Mapping[str, tuple[str, str, str]]:
     """Return whose these runs are."""
     found = db.execute(
         "SELECT run_id, tenant, project, environment FROM runs WHERE run_id IN (SELECT value FROM json_each(?))",
-        (rows.encode(list(run_ids)),),
+        (sql.encode(list(run_ids)),),
     )
     return {run_id: (tenant, project, environment) for run_id, tenant, project, environment in found}
 
@@ -33,10 +33,10 @@ def find(db: sqlite3.Connection, query: AuditQuery, limit: int) -> Found[AuditEn
     """Return the entries that the query names."""
     where, order = audit_conditions(query), "DESC" if query.newest else "ASC"
     found = db.execute(
-        f"SELECT {rows.AUDIT} FROM audit_log {where.text} ORDER BY at {order}, entry_id {order} LIMIT ?",
+        f"SELECT {sql.AUDIT} FROM audit_log {where.text} ORDER BY at {order}, entry_id {order} LIMIT ?",
         where.values(limit),
     )
-    return rows.found_of(found.fetchall(), rows.audit_of, itemgetter(1), itemgetter(0, 1))
+    return sql.found_of(found.fetchall(), sql.audit_of, itemgetter(1), itemgetter(0, 1))
 
 
 def old(db: sqlite3.Connection, policy: PurgePolicy, until: Instant) -> list[Any]:
@@ -45,9 +45,9 @@ def old(db: sqlite3.Connection, policy: PurgePolicy, until: Instant) -> list[Any
     where.add("at <= ?", until)
     where.add_given("tenant = ?", policy.tenant)
     if policy.run_ids is not None:
-        where.add("run_id IN (SELECT value FROM json_each(?))", rows.encode(policy.run_ids))
-    sql = f"SELECT at, entry_id FROM audit_log {where.text} ORDER BY at, entry_id LIMIT ?"
-    return db.execute(sql, where.values(policy.limit + 1)).fetchall()
+        where.add("run_id IN (SELECT value FROM json_each(?))", sql.encode(policy.run_ids))
+    select = f"SELECT at, entry_id FROM audit_log {where.text} ORDER BY at, entry_id LIMIT ?"
+    return db.execute(select, where.values(policy.limit + 1)).fetchall()
 
 
 def forget(db: sqlite3.Connection, places: list[Any]) -> None:

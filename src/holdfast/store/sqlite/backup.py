@@ -16,7 +16,7 @@ from msgspec.structs import asdict, replace
 from holdfast.core.audit import AuditEntry
 from holdfast.errors import Conflict, StoreCorrupt, StoreUnavailable
 from holdfast.store.sqlite import audit
-from holdfast.store.sqlite.database import APPLICATION_ID, create_private, translate
+from holdfast.store.sqlite.connection import APPLICATION_ID, create_private, translate
 from holdfast.store.sqlite.migrate import latest_version, schema_version
 
 STEP_PAGES = 2_000

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from holdfast.core.declared import PublishedDefinition
 from holdfast.store.port import Plan
-from holdfast.store.rows import definition_of, encode, plan_keys
+from holdfast.store.sql import definition_of, encode, plan_keys
 from holdfast.store.sqlite.rows import listing
 
 _PUBLISH = (

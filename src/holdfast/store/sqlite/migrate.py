@@ -16,9 +16,9 @@ from msgspec import Struct
 
 from holdfast.core.instants import Instant
 from holdfast.errors import StoreNotMigrated, StoreTooNew
-from holdfast.store import guards
+from holdfast.store import validation
 from holdfast.store.sqlite import audit
-from holdfast.store.sqlite.database import APPLICATION_ID
+from holdfast.store.sqlite.connection import APPLICATION_ID
 
 
 class Migration(Struct, frozen=True):
@@ -56,7 +56,7 @@ def migrate(db: sqlite3.Connection, path: Path, now: Instant) -> int:
             row = (migration.version, migration.oldest_reader, now)
             db.execute("INSERT INTO holdfast_schema VALUES (?, ?, ?)", row)
     if 0 < present < latest_version():
-        audit.append(db, [guards.migration_entry(present, latest_version(), now)])
+        audit.append(db, [validation.migration_entry(present, latest_version(), now)])
     return schema_version(db, path)
 
 

@@ -14,9 +14,9 @@ from typing import TypeVar
 
 from holdfast.errors import RequestTimedOut, StoreUnavailable
 from holdfast.limits import LIST_S
-from holdfast.store.guards import TOO_SLOW
-from holdfast.store.rows import text_or_damage
-from holdfast.store.sqlite.database import check_unreadable, finish_reading, translate
+from holdfast.store.sql import text_or_damage
+from holdfast.store.sqlite.connection import check_unreadable, finish_reading, translate
+from holdfast.store.validation import TOO_SLOW
 
 T = TypeVar("T")
 

@@ -7,35 +7,35 @@ from msgspec.structs import replace
 
 from holdfast.core.codec import encode_body, encode_ref
 from holdfast.core.events import NULL, Event
+from holdfast.core.index_rows import ActivityRecord, Task, Wait
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message
-from holdfast.core.records import ActivityRecord, Task, Wait
-from holdfast.store import guards
+from holdfast.store import validation
 from holdfast.store.port import Job
-from holdfast.store.rows import EVENT as EVENT
-from holdfast.store.rows import HEAD as HEAD
-from holdfast.store.rows import JOB as JOB
-from holdfast.store.rows import SIGNAL as SIGNAL
-from holdfast.store.rows import acceptance_of as acceptance_of
-from holdfast.store.rows import encode as encode
-from holdfast.store.rows import events_of as events_of
-from holdfast.store.rows import found_of as found_of
-from holdfast.store.rows import head_of as head_of
-from holdfast.store.rows import job_of as job_of
-from holdfast.store.rows import mail_name as mail_name
-from holdfast.store.rows import mail_of as mail_of
-from holdfast.store.rows import mail_place as mail_place
-from holdfast.store.rows import message_of as message_of
-from holdfast.store.rows import payload_of as payload_of
-from holdfast.store.rows import raw_of as raw_of
-from holdfast.store.rows import record_of as record_of
-from holdfast.store.rows import signal_of as signal_of
-from holdfast.store.rows import task_of as task_of
-from holdfast.store.rows import text_of as text_of
+from holdfast.store.sql import EVENT as EVENT
+from holdfast.store.sql import HEAD as HEAD
+from holdfast.store.sql import JOB as JOB
+from holdfast.store.sql import SIGNAL as SIGNAL
+from holdfast.store.sql import acceptance_of as acceptance_of
+from holdfast.store.sql import encode as encode
+from holdfast.store.sql import events_of as events_of
+from holdfast.store.sql import found_of as found_of
+from holdfast.store.sql import head_of as head_of
+from holdfast.store.sql import job_of as job_of
+from holdfast.store.sql import mail_name as mail_name
+from holdfast.store.sql import mail_of as mail_of
+from holdfast.store.sql import mail_place as mail_place
+from holdfast.store.sql import message_of as message_of
+from holdfast.store.sql import payload_of as payload_of
+from holdfast.store.sql import raw_of as raw_of
+from holdfast.store.sql import record_of as record_of
+from holdfast.store.sql import signal_of as signal_of
+from holdfast.store.sql import task_of as task_of
+from holdfast.store.sql import text_of as text_of
 
 INSERT_EVENT = f"INSERT INTO events (run_no, {EVENT}) VALUES ({', '.join('?' * 16)})"
-IS_CURRENT = f"lease_until > :now AND lease_until <= :now + {guards.LEASE_BELIEVED}"
-"""What ends later was given by a clock that was ahead, and is not believed (`guards.lease_end`)."""
+IS_CURRENT = f"lease_until > :now AND lease_until <= :now + {validation.LEASE_BELIEVED}"
+"""What ends later was given by a clock that was ahead, and is not believed (`validation.lease_end`)."""
 
 INSERT_MESSAGE = "INSERT OR REPLACE INTO messages VALUES (?, ?, ?, ?)"
 INSERT_WAIT = "INSERT OR REPLACE INTO waits VALUES (?, ?, ?, ?, ?, ?)"

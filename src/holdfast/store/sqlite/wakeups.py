@@ -14,7 +14,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from holdfast.store.sqlite.database import PRIVATE_FILE, PRIVATE_FOLDER
+from holdfast.store.sqlite.connection import PRIVATE_FILE, PRIVATE_FOLDER
 from holdfast.store.wakeups import LocalListener, LocalWakeups
 
 LONGEST_ADDRESS = 100

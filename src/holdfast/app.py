@@ -1,0 +1,551 @@
+"""`App`: where workflows and activities are registered, and where runs are started.
+
+An app is a plain object; nothing is global. Calling a registered activity inside a workflow is durable; outside,
+the coroutine that it returns only calls the function, async or not, so unit tests need nothing.
+"""
+
+import inspect
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import update_wrapper
+from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, Unpack, get_args, overload
+
+from msgspec import Raw
+from msgspec.structs import replace
+
+from holdfast.clock import Ids, Rng, SystemIds, SystemRng
+from holdfast.core import events as e
+from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Reason
+from holdfast.core.index_rows import Wait
+from holdfast.core.messages import AcceptedSignalResult, check_name, require_step_name
+from holdfast.core.state import RunState
+from holdfast.core.timing import Retry
+from holdfast.engine.activities.async_completion import report_error, report_result
+from holdfast.engine.inbox.dead_letters import Letter, find_letters
+from holdfast.engine.inbox.operator_commands import Authoriser, Operators
+from holdfast.engine.inbox.receipts import open_waits
+from holdfast.engine.inbox.signals import FirstSignal, Outgoing, Sender, result_of
+from holdfast.engine.inbox.tasks import Tasks
+from holdfast.engine.node import Node, logger
+from holdfast.engine.observe.logs import logger_of
+from holdfast.engine.observe.metrics import observed
+from holdfast.engine.options import NodeOptions
+from holdfast.engine.serving import asked_to_end
+from holdfast.engine.start.admission import Dequeued
+from holdfast.engine.start.runtime import Opened
+from holdfast.engine.telling import place_of, work_of
+from holdfast.errors import CallerError, InvalidInput, VersionMismatch
+from holdfast.limits import Limits
+from holdfast.program.coroutine import CodeProgram, current_program, refuse_inside
+from holdfast.program.definitions import (
+    ActivityDefinition,
+    ActivityOptions,
+    WorkflowDefinition,
+    failure_policy,
+    milliseconds,
+)
+from holdfast.program.limiting import LimitOptions, WorkflowLimit
+from holdfast.program.port import Program
+from holdfast.program.schema import json_schema
+from holdfast.program.signals import check_signal_name
+from holdfast.run import RunHandle, handle_of, run_from_inside
+from holdfast.settings import Settings, load_settings
+from holdfast.store import port
+from holdfast.store.open import open_store
+from holdfast.store.validation import LIFE, check_node_name, check_ownership
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+LIFE_DIGITS = 12
+"""How much of a new id tells one life of a node from the others."""
+
+MOST_CALLBACKS = 1_000_000
+
+ClosePolicy = Literal["await", "abandon", "cancel"]
+
+
+class Workflow(Generic[P, R]):
+    """A registered workflow. Start it with `App.start`; call it inside another workflow to run it as a child."""
+
+    def __init__(self, definition: WorkflowDefinition, close_policy: ClosePolicy = "await") -> None:
+        self.definition = definition
+        self._close_policy = close_policy
+        update_wrapper(self, definition.function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        """Run it as a child inside a workflow, and wait for it; outside one the function itself is called."""
+        program = current_program()
+        if program is None:
+            return self.definition.function(*args, **kwargs)  # type: ignore[no-any-return]
+        return program.run_child(self.definition, args, kwargs, self._close_policy)
+
+    def options(self, *, close_policy: ClosePolicy) -> "Workflow[P, R]":
+        """Return the same workflow with another policy for children: what becomes of one when its parent ends."""
+        if close_policy not in get_args(ClosePolicy):
+            known = ", ".join(get_args(ClosePolicy))
+            raise InvalidInput(f"close_policy is one of {known}, not {close_policy!r}", field="close_policy")
+        return Workflow(self.definition, close_policy)
+
+
+class Activity(Generic[P, R]):
+    """A registered activity."""
+
+    def __init__(self, definition: ActivityDefinition, options: ActivityOptions | None = None) -> None:
+        self.definition = definition
+        self._options = options or definition.options
+        update_wrapper(self, definition.function)
+
+    def options(self, **changes: Any) -> "Activity[P, R]":
+        """Return the same activity with other options for the calls made through it."""
+        return Activity(self.definition, _options(self._options, **changes))
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        """Run it as a durable step inside a workflow; outside one only call the function. Either is to be awaited."""
+        program = current_program()
+        if program is None:
+            return self._plain(args, kwargs)
+        return program.run_activity(self.definition, args, kwargs, self._options)
+
+    async def _plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        result = self.definition.function(*args, **kwargs)
+        return await result if inspect.isawaitable(result) else result  # type: ignore[no-any-return]
+
+
+class RegistersWorkflow(Protocol):
+    """What `@app.workflow(...)` gives: a decorator that keeps the types of what it decorates."""
+
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> Workflow[P, R]: ...
+
+
+class RegistersActivity(Protocol):
+    """What `@app.activity(...)` gives: a decorator that keeps the types of what it decorates."""
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> Activity[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R]) -> Activity[P, R]: ...
+
+
+class App:
+    """A set of workflows and activities, and the node that runs them."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        limits: Limits | None = None,
+        ids: Ids | None = None,
+        rng: Rng | None = None,
+        authoriser: Authoriser | None = None,
+        allow_cross_tenant_signals: bool = False,
+    ) -> None:
+        """`allow_cross_tenant_signals` lets workflows signal runs of other tenants, projects and environments."""
+        self.name = name
+        self.allow_cross_tenant_signals = allow_cross_tenant_signals
+        self.logger = logger_of(name)
+        """The app's log. Inside a workflow it says nothing while a history is replayed, and knows run and step."""
+        self._given_limits = limits
+        self._limits = limits or Limits()
+        self._ids = ids or SystemIds()
+        self._rng = rng or SystemRng()
+        self._operators = Operators(authoriser=authoriser, ids=self._ids)
+        self._workflows: dict[tuple[str, str], WorkflowDefinition] = {}
+        self._limited: dict[str, WorkflowLimit] = {}
+        self._activities: dict[str, ActivityDefinition] = {}
+        self._node: Node | None = None
+        self._store: port.Store | None = None
+        self._sender: Sender | None = None
+        self._opened_here: Opened | None = None
+        self._turn_s = NodeOptions().turn_s
+
+    # --- registering
+
+    @overload
+    def workflow(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Workflow[P, R]: ...
+    @overload
+    def workflow(
+        self,
+        *,
+        name: str | None = None,
+        version: str = "1",
+        signals: Mapping[str, Any] | None = None,
+        allow_other_signals: bool = False,
+        **limits: Unpack[LimitOptions],
+    ) -> RegistersWorkflow: ...
+
+    def workflow(
+        self,
+        function: Any = None,
+        *,
+        name: str | None = None,
+        version: str = "1",
+        signals: Mapping[str, Any] | None = None,
+        allow_other_signals: bool = False,
+        **limits: Unpack[LimitOptions],
+    ) -> Any:
+        """Register an async function as a workflow. Use as `@app.workflow` or `@app.workflow(version="2")`.
+
+        `signals` declares the types of signals by their names: what does not fit is refused before it is stored, and so
+        are other names, unless `allow_other_signals`; then whoever sends one is warned.
+        `limits` (at_once, per_key, key, rate, overload) bound its runs, of all versions: the last one's hold.
+        """
+        for signal in signals or ():
+            check_signal_name(signal)
+        problem = check_name("version", version)
+        if problem is not None or "|" in version:
+            raise problem or InvalidInput(f"version may not contain '|': {version!r}", field="version")
+
+        def register(function: Callable[P, Coroutine[Any, Any, R]]) -> Workflow[P, R]:
+            definition = WorkflowDefinition(
+                function,
+                function.__name__ if name is None else name,
+                version,
+                signals,
+                allows_other_signals=allow_other_signals,
+            )
+            require_step_name("a workflow's name", definition.name)
+            key = (definition.name, version)
+            if key in self._workflows:
+                raise InvalidInput(f"workflow {definition.name!r} is registered twice with version {version!r}")
+            limit = WorkflowLimit(limits, definition.signature) if limits else None
+            self._workflows[key] = definition
+            self._limited.pop(definition.name, None)
+            if limit is not None:
+                self._limited[definition.name] = limit
+            return Workflow(definition)
+
+        return register if function is None else register(function)
+
+    @overload
+    def activity(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Activity[P, R]: ...
+    @overload
+    def activity(self, function: Callable[P, R], /) -> Activity[P, R]: ...
+    @overload
+    def activity(self, *, name: str | None = None, **options: Any) -> RegistersActivity: ...
+
+    def activity(self, function: Any = None, *, name: str | None = None, **options: Any) -> Any:
+        """Register a function as an activity. Use as `@app.activity` or `@app.activity(retry=…, timeout=…)`."""
+
+        def register(function: Callable[P, Any]) -> Activity[P, Any]:
+            chosen = function.__name__ if name is None else name
+            definition = ActivityDefinition(function, chosen, _options(ActivityOptions(), **options))
+            require_step_name("an activity's name", definition.name)
+            if definition.name in self._activities:
+                raise InvalidInput(f"activity {definition.name!r} is registered twice")
+            self._activities[definition.name] = definition
+            return Activity(definition)
+
+        return register if function is None else register(function)
+
+    def run(self, run_id: str | None = None) -> RunHandle[Any]:
+        """Return the handle of a run that is there already. Inside a workflow it can be signalled, durably.
+
+        There, without an id, it is the run itself.
+        """
+        program = current_program()
+        if program is not None:
+            return run_from_inside(run_id or program.run_id)
+        if self._store is None or run_id is None:
+            raise InvalidInput("no node is open: look at runs inside `async with app.node(...)`, by their id")
+        return RunHandle(run_id, self._store, None, self._node, self._sender, self._operators)
+
+    async def signal_many(self, signals: Sequence[Outgoing]) -> list[AcceptedSignalResult | CallerError]:
+        """Send signals, each a dict of run_id, name and what else `RunHandle.signal` takes.
+
+        Each is answered by itself, in order: with what its sender is told, or with the error for which it is refused.
+        """
+        if self._sender is None or current_program() is not None:
+            raise InvalidInput("no node is open: send signals inside `async with app.node(...)`, outside of workflows")
+        return await self._sender.send_many(signals, self.opened().permits())
+
+    def waits(self, *, run_id: str | None = None, name: str | None = None) -> AsyncIterator[Wait]:
+        """Go through the open waits: of a run, for a signal's name, or all there are."""
+        return open_waits(self._opened(), run_id, name)
+
+    def signal_schemas(self, workflow: Workflow[..., Any]) -> dict[str, dict[str, Any]]:
+        """Return the JSON Schema of each signal that the workflow declares, by its name."""
+        return {name: json_schema(kind) for name, kind in self._known(workflow).signals.items()}
+
+    async def complete_activity(self, token: str, result: Any = None) -> None:
+        """Report the result of an activity that ended by `complete_later`. When this returns it is durable.
+
+        Each attempt takes one outcome, and the first stands: a second one gets `Conflict`, and so does one that comes
+        after the step was closed by other means. The same outcome again is answered as the first time, so after an
+        error of the store the call can be repeated. A token that is none: `InvalidInput`; a run that has finished:
+        `RunTerminal`. A success counts even when it comes after the attempt's time, as long as the step is open.
+        """
+        await report_result(self._opened(), self._completion_key(), token, result, self._limits)
+
+    async def fail_activity(self, token: str, error: BaseException | str) -> None:
+        """Report that such an activity has failed: it is tried again by its policy, unless it is `NonRetryable`.
+
+        Answers like `complete_activity`; once the step has come to a later attempt, with `Conflict`.
+        """
+        await report_error(self._opened(), self._completion_key(), token, error)
+
+    def _completion_key(self) -> str:
+        assert self._node is not None
+        return self._node.completion_key
+
+    async def dead_letters(
+        self,
+        *,
+        run_id: str | None = None,
+        reason: Reason | None = None,
+        settled: bool = False,
+        after: DeadLetter | None = None,
+        limit: int = 100,
+    ) -> list[Letter]:
+        """Return messages that nobody could handle, the oldest first, from after one that was returned before."""
+        start = (0, "") if after is None else (after.died_at, after.letter_id)
+        query = DeadLetterQuery(run_id=run_id, reason=reason, settled=settled, after=start, limit=limit)
+        return await find_letters(self._opened(), query)
+
+    async def dequeue_and_start(self) -> list[Dequeued]:
+        """Let in runs that wait for room, and start them here if the node takes runs; return what became of each.
+
+        Nodes do it by themselves, when a run has finished and now and then. Anybody may, at any time (QUE-3).
+        """
+        if self._node is None:
+            raise InvalidInput("no node is open: start what is queued inside `async with app.node(...)`")
+        return await self._node.run_queue.dequeue_and_start()
+
+    def _opened(self) -> port.Store:
+        if self._store is None:
+            raise InvalidInput("no node is open: work on tasks and report outcomes inside `async with app.node(...)`")
+        return self._store
+
+    def _known(self, workflow: Any) -> WorkflowDefinition:
+        if not isinstance(workflow, Workflow):
+            name = getattr(workflow, "__qualname__", repr(workflow))
+            raise InvalidInput(f"{name} is not a workflow: register the function with @app.workflow, and start that")
+        definition = workflow.definition
+        if self._workflows.get((definition.name, definition.version)) is not definition:
+            raise InvalidInput(
+                f"workflow {definition.name!r} belongs to another app than {self.name!r}; start it there"
+            )
+        return definition
+
+    @property
+    def tasks(self) -> Tasks:
+        """What humans are asked by runs, and what they may do with it."""
+        return Tasks(self._opened(), self._workflows.values(), self.opened().permits())
+
+    # --- what a node asks
+
+    def plans(self) -> list[tuple[str, str]]:
+        """Return the workflows that are registered, each with its version."""
+        return list(self._workflows)
+
+    def fingerprints(self) -> Mapping[tuple[str, str], str]:
+        """Return what tells the code of each workflow apart from other code of the same version."""
+        return {plan: definition.fingerprint for plan, definition in self._workflows.items()}
+
+    def plan_ids(self) -> list[str]:
+        """Return the names of the workflows that are registered."""
+        return sorted({name for name, _ in self._workflows})
+
+    def limited(self) -> Mapping[str, WorkflowLimit]:
+        """Return the limits of the workflows that have some, by their names."""
+        return self._limited
+
+    def begin(self, state: RunState, input: Raw, rotation: int) -> Program:
+        """Make the program of a run."""
+        definition = self._workflows.get((state.plan_id, state.plan_version))
+        if definition is None:
+            known = sorted(version for name, version in self._workflows if name == state.plan_id)
+            raise VersionMismatch(
+                f"run {state.run_id} needs version {state.plan_version!r} of {state.plan_id!r}; known are {known}"
+            )
+        return CodeProgram(
+            definition, state.run_id, input, rotation, state.depth, self._limits, MOST_CALLBACKS, self._turn_s
+        )
+
+    def activity_names(self) -> list[str]:
+        """Return the names of the activities that are registered."""
+        return sorted(self._activities)
+
+    def activity_named(self, name: str) -> ActivityDefinition | None:
+        """Return the activity of this name, or None."""
+        return self._activities.get(name)
+
+    def check_result(self, step: e.Body, result: Raw) -> None:
+        """Refuse a result that does not fit what an activity or a child returns, if it is registered here."""
+        definition: ActivityDefinition | WorkflowDefinition | None = None
+        if isinstance(step, e.StepStarted):
+            definition = self._activities.get(step.name)
+        elif isinstance(step, e.ChildStarted):
+            definition = self._workflows.get((step.plan_id, step.plan_version))
+        if definition is not None:
+            definition.signature.result_of(result)
+
+    # --- running
+
+    @asynccontextmanager
+    async def node(
+        self, store: str | port.Store | None = None, *, name: str | None = None, options: NodeOptions | None = None
+    ) -> AsyncIterator[Node]:
+        """Run this app's workflows while the context is open. The store: an address, a store, or `HOLDFAST_STORE`.
+
+        A node that comes back under its name takes over what its former life held; without one it gets one of its own.
+        The signals of the process are left alone: who ends the context decides when the node stops. See `serve`.
+        """
+        options = options or NodeOptions()
+        before = self._node, self._store, self._sender, self._limits, self._turn_s, self._opened_here
+        async with self._open(store) as (unobserved, limits):
+            check_ownership(unobserved, _settings(None, None).checkpoint_ownership)
+            opened = observed(unobserved)
+            node = Node(self._life_of(name), opened, self, self._rng, options, limits)
+            self._limits, self._turn_s = limits, options.turn_s
+            sender = Sender(opened, self._workflows, node.expect)
+            await sender.declarations.publish()
+            node.declarations = sender.declarations
+            await node.start()
+            self._node, self._store, self._sender = node, opened, sender
+            self._opened_here = Opened(opened, node, sender, self._operators, self._workflows, self._ids)
+            try:
+                yield node
+            finally:
+                self._node, self._store, self._sender, self._limits, self._turn_s, self._opened_here = before
+                try:
+                    await sender.stop()
+                finally:
+                    await node.stop()
+        if node.failure is not None:
+            raise node.failure
+
+    def _life_of(self, name: str | None) -> str:
+        """Return what a node is known by: its name, and what tells this life of it from others."""
+        if name is not None and (problem := check_node_name(name)) is not None:
+            raise problem
+        name = name or f"{self.name}-{self._ids.new_id()}".replace(LIFE, "-")
+        return f"{name}{LIFE}{self._ids.new_id()[-LIFE_DIGITS:]}"
+
+    @asynccontextmanager
+    async def _open(self, store: str | port.Store | None) -> AsyncIterator[tuple[port.Store, Limits]]:
+        """Open a store, and close it again if it was not open before."""
+        if store is not None and not isinstance(store, str):
+            yield store, self._given_limits or Limits()
+            return
+        settings = _settings(store, self._given_limits)
+        opened = await open_store(settings)
+        try:
+            yield opened, settings.limits
+        finally:
+            await opened.close()
+
+    @asynccontextmanager
+    async def connect(self, store: str | port.Store | None = None) -> AsyncIterator[None]:
+        """Start runs, send to them and wait for them while the context is open, and leave the work to others' nodes."""
+        async with self.node(store, options=NodeOptions(takes_runs=False)):
+            yield
+
+    async def serve(
+        self, store: str | port.Store | None = None, *, name: str | None = None, options: NodeOptions | None = None
+    ) -> None:
+        """Run a node until SIGTERM or SIGINT, then let it finish what is under way, for at most `drain_s`.
+
+        A second signal ends the process at once. A node that comes back under its name takes over what its former life
+        held. Works on the main thread only; an error of the node itself is raised.
+        """
+        with asked_to_end() as asked:
+            work = work_of(self.plan_ids(), options or NodeOptions())
+            place = place_of(_settings(store, None).store if store is None else store)  # before it is made
+            async with self.node(store, name=name, options=options) as node:
+                logger.info("node %s works on %s; store: %s", node.name, work, place)
+                await node.run_until(asked)
+                logger.info("node %s stops because of %s; once more ends it at once", node.name, asked.result())
+            logger.info("node %s has stopped", node.name)
+
+    async def start(
+        self,
+        workflow: Workflow[..., R],
+        *args: Any,
+        request_id: str | None = None,
+        run_id: str | None = None,
+        reference_key: str | None = None,
+        tags: tuple[str, ...] = (),
+        tenant: str = "default",
+        project: str = "default",
+        environment: str = "default",
+        priority: int = 0,
+        with_signal: FirstSignal | None = None,
+        workflow_version: str | None = None,
+        **kwargs: Any,
+    ) -> RunHandle[R]:
+        """Start a run with these arguments. The same request again gives the run that is there.
+
+        So it does after a deployment: the run of the version that was started first. Only with `workflow_version`, for
+        a version that is registered here, the version is a part of the request.
+        `tenant`, `project` and `environment` say whose it is; a request is the same only within them. If the workflow
+        has limits, the run may wait its turn, fair between tenants, by `priority` (higher first), or be `Overloaded`.
+        `with_signal`, a dict of name, payload and signal_id, is in the run's mailbox from its beginning; if the run is
+        there already, it is sent to it, in the same transaction, and raises why if it is refused.
+        """
+        refuse_inside("start", "call the workflow to run it as a child")
+        if self._node is None:
+            raise InvalidInput("no node is open: start runs inside `async with app.node(...)` or `app.connect(...)`")
+        opened = self.opened()  # it may be closed while this waits
+        definition = self._known(workflow)
+        if workflow_version is not None:
+            definition = opened.workflow(definition.name, workflow_version)
+        started = await opened.start(
+            definition,
+            definition.signature.pack(args, kwargs),
+            request_id=request_id,
+            run_id=run_id,
+            reference_key=reference_key,
+            tags=tags,
+            tenant=tenant,
+            project=project,
+            environment=environment,
+            priority=priority,
+            with_signal=with_signal,
+            names_version=workflow_version is not None,
+        )
+        for delivered in started.signals:
+            result_of(delivered)
+        return handle_of(opened, started.run_id, self._workflows.get((definition.name, started.workflow_version)))
+
+    def is_open_with(self, opened: Opened) -> bool:
+        """Say whether this is still what is open here."""
+        return self._opened_here is opened
+
+    def opened(self) -> Opened:
+        """Return what is open here: the store, the node and what goes with them. For services on top of an app."""
+        if self._opened_here is None:
+            raise InvalidInput("no node is open: use `async with app.node(...)` or `app.connect(...)`")
+        return self._opened_here
+
+
+def _settings(address: str | None, limits: Limits | None) -> Settings:
+    settings = load_settings(os.environ) if address is None else load_settings(os.environ, store=address)
+    return settings if limits is None else replace(settings, limits=limits)
+
+
+def _options(base: ActivityOptions, **changes: Any) -> ActivityOptions:
+    """Return options with some of them changed; durations are given as timedeltas or seconds."""
+    known: dict[str, Callable[[Any], dict[str, Any]]] = {
+        "retry": lambda value: {"retry": _retry(value)},
+        "queue": lambda value: {"queue": value},
+        "timeout": lambda value: {"timeout_ms": milliseconds(value)},
+        "schedule_to_close": lambda value: {"schedule_to_close_ms": milliseconds(value)},
+        "heartbeat_timeout": lambda value: {"heartbeat_timeout_ms": milliseconds(value)},
+        "on_failure": lambda value: {"on_failure": failure_policy(value)},
+    }
+    fields: dict[str, Any] = {}
+    for name, value in changes.items():
+        if name not in known:
+            raise InvalidInput(f"unknown activity option {name!r}; known are {', '.join(sorted(known))}")
+        fields |= known[name](value)
+    if fields.get("queue", "") != "":  # the empty one is none
+        require_step_name("queue", fields["queue"])
+    return replace(base, **fields)
+
+
+def _retry(value: Any) -> Retry:
+    if not isinstance(value, Retry):
+        raise InvalidInput(f"retry is a Retry, such as Retry(max_attempts=5), not {value!r}", field="retry")
+    return value

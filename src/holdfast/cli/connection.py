@@ -1,0 +1,127 @@
+"""Whom a command asks: a server over HTTP, or a store directly. The operations are the same either way."""
+
+import getpass
+import os
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+from cyclopts import Group, Parameter
+
+from holdfast.app import App
+from holdfast.cli.app_loader import load_app, settings_at
+from holdfast.client.calls import Calls
+from holdfast.client.transports import Http, InProcess, Transport
+from holdfast.clock import SystemIds, SystemRng
+from holdfast.core.timing import Retry
+from holdfast.errors import InvalidInput, NotFound, StoreUnavailable
+from holdfast.service.context import Principal
+from holdfast.service.operations import CATALOGUE
+from holdfast.service.operations.streams import follow_run
+from holdfast.store.open import is_new, open_existing
+
+DEFAULT_SERVER = "http://127.0.0.1:8321"
+ANSWER_S = 45.0
+"""How long an answer may take, beside what is asked to be waited for. A server gives up before that."""
+
+ONCE = Retry(max_attempts=1)
+"""Whoever types a command is told what went wrong, and decides."""
+
+PATIENTLY = Retry(max_attempts=8, initial_ms=100, most_ms=5_000)
+"""How often to come back to a stream that breaks: long enough for a server to be started again."""
+
+SHARED = Group("Whom to ask, and how to answer", sort_key=100)
+
+
+class Caller:
+    """Asks for operations, of whoever the target names."""
+
+    def __init__(self, transport: Transport) -> None:
+        ids, rng = SystemIds(), SystemRng()
+        self._calls = Calls(transport, ONCE, ids, rng)
+        self._streams = Calls(transport, PATIENTLY, ids, rng)
+
+    async def __call__(self, name: str, ask: dict[str, Any]) -> Any:
+        """Return the answer of an operation as plain values; raise the error that it is refused with."""
+        if name not in CATALOGUE:
+            raise NotFound(f"there is no operation {name!r}: `holdfast call` lists them", operation=name)
+        return await self._calls.ask(CATALOGUE[name], ask, Any)
+
+    async def events(self, run_id: str, after: int) -> AsyncGenerator[Any, None]:
+        """Return the events of a run behind a number, as they come, to its end."""
+        await self("runs.get", {"run_id": run_id})  # which fails at once, where a stream would be tried again
+        async with aclosing(self._streams.stream(follow_run, {"run_id": run_id, "after": after})) as events:
+            async for event in events:
+                yield msgspec.json.decode(msgspec.json.encode(event))
+
+
+@Parameter(name="*", group=SHARED)
+@dataclass(frozen=True)
+class Target:
+    """What every command that asks something takes."""
+
+    server: Annotated[
+        str | None, Parameter(help=f"The address of a server; otherwise HOLDFAST_SERVER, then {DEFAULT_SERVER}.")
+    ] = None
+    token: Annotated[str | None, Parameter(help="What the server knows you by; otherwise HOLDFAST_TOKEN.")] = None
+    store: Annotated[
+        str | None, Parameter(help="The address of a store, to ask it directly; otherwise HOLDFAST_STORE.")
+    ] = None
+    app: Annotated[
+        str | None, Parameter(help="With a store, the app: for what needs the code of workflows, such as starting one.")
+    ] = None
+    json: Annotated[bool, Parameter(negative="", show_default=False, help="Answer with JSON.")] = False
+
+
+@asynccontextmanager
+async def calling(target: Target) -> AsyncIterator[Caller]:
+    """Open the way to whom the target names: arguments first, then the environment."""
+    if target.server is not None and (target.store is not None or target.app is not None):
+        raise InvalidInput("--server is asked over HTTP, --store and --app are not: give one or the other")
+    environment = os.environ
+    server = target.server
+    if server is None and target.store is None and target.app is None:
+        server = environment.get("HOLDFAST_SERVER")
+        if server is None and "HOLDFAST_STORE" not in environment:
+            server = DEFAULT_SERVER
+    if server is None:
+        async with _in_process(target) as caller:
+            yield caller
+        return
+    transport = Http(server, target.token or environment.get("HOLDFAST_TOKEN"), ANSWER_S)
+    try:
+        yield Caller(transport)
+    finally:
+        await transport.close()
+
+
+@asynccontextmanager
+async def _in_process(target: Target) -> AsyncIterator[Caller]:
+    settings = settings_at(target.store)
+    app = load_app(target.app) if target.app is not None else App("holdfast")
+    try:
+        store = await open_existing(settings)
+    except StoreUnavailable as problem:
+        if not is_new(settings.store):
+            raise
+        told = f"{problem.message} (make one with `holdfast store migrate --store ADDRESS`, or name another)"
+        raise StoreUnavailable(told, **problem.details) from problem
+    try:
+        async with app.connect(store):
+            transport = InProcess(app, Principal(name=user_name(), is_admin=True, token_id=f"os-user:{user_name()}"))
+            try:
+                yield Caller(transport)
+            finally:
+                await transport.close()
+    finally:
+        await store.close()
+
+
+def user_name() -> str:
+    """Return the name of the user of the operating system."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name, as in some containers
+        return "operator"

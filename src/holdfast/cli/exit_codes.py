@@ -1,0 +1,113 @@
+"""How a command ends: its exit code, and one line on stderr that says why, and what to do about it.
+
+====  =====================================================
+code  meaning
+====  =====================================================
+0     fine
+1     it failed: the run that was waited for, or a check
+2     bad usage or input: the same again fails again
+3     there is no such run, task, workflow …
+4     conflict: the present state does not allow it
+5     refused: not permitted, too large, or too often
+6     the store or the server is unavailable or unusable
+7     it has not finished in the time that was given
+70    a mistake of ours; all of it is told
+130   interrupted (143: told twice to end)
+====  =====================================================
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+
+from cyclopts import CycloptsError
+
+from holdfast import errors as e
+from holdfast.cli.output import clean, json_line, show_traceback
+from holdfast.client.transports import Unreachable
+from holdfast.errors import HoldfastError
+
+FINE = 0
+FAILED = 1
+BAD_INPUT = 2
+NOT_FOUND = 3
+CONFLICT = 4
+REFUSED = 5
+UNAVAILABLE = 6
+UNFINISHED = 7
+OUR_MISTAKE = 70
+INTERRUPTED = 130
+
+CODES: dict[type[HoldfastError], int] = {
+    e.HoldfastError: OUR_MISTAKE,
+    e.CallerError: BAD_INPUT,
+    e.NotFound: NOT_FOUND,
+    e.Conflict: CONFLICT,
+    e.RunTerminal: CONFLICT,
+    e.NotWaiting: CONFLICT,
+    e.SignalAcceptanceIndeterminate: CONFLICT,
+    e.NotAuthenticated: REFUSED,
+    e.NotPermitted: REFUSED,
+    e.PayloadTooLarge: REFUSED,
+    e.AnswerTooLarge: REFUSED,
+    e.RateLimited: REFUSED,
+    e.Overloaded: REFUSED,
+    e.RunError: FAILED,
+    e.EngineError: UNAVAILABLE,
+    e.InternalError: OUR_MISTAKE,
+}
+"""The exit code of each error; of one that is not listed, that of its parent."""
+
+HINTS: dict[type[HoldfastError], str] = {
+    e.StoreNotMigrated: "bring it up to date with `holdfast store migrate`",
+    e.StoreBusy: "try again; if it stays so, see which process holds it",
+    e.RateLimited: "wait, and try again",
+    e.VersionMismatch: "name the app that has it with --app",
+    e.NotAuthenticated: "give yours with HOLDFAST_TOKEN or --token",
+    Unreachable: "start one with `holdfast dev`, or name another with --server, or a store with --store",
+}
+"""What to do about an error, where its own sentence does not say."""
+
+
+def end_of(command: Callable[[], int | None], *, as_json: bool = False) -> int:
+    """Carry out a command, and return the exit code. What it raises is told in one line."""
+    try:
+        code = command()
+        sys.stdout.flush()
+        return code or FINE
+    except CycloptsError as problem:
+        return _say(f"{problem} (see {' '.join(['holdfast', *(problem.command_chain or ())])} --help)", BAD_INPUT)
+    except HoldfastError as problem:
+        if as_json:
+            print(json_line(problem.as_dict()), file=sys.stderr)
+            return code_of(type(problem))
+        _say(_sentence(problem), code_of(type(problem)))
+        show_traceback(problem)
+        return code_of(type(problem))
+    except KeyboardInterrupt:
+        return _say("interrupted", INTERRUPTED)
+    except BrokenPipeError:  # who reads the output has seen enough, such as `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return INTERRUPTED
+    except Exception as problem:
+        for line in traceback.format_exc().splitlines():  # nobody expected this one, so all of it is told
+            print(clean(line), file=sys.stderr)
+        raise SystemExit(OUR_MISTAKE) from problem
+
+
+def code_of(kind: type[HoldfastError]) -> int:
+    """Return the exit code of an error."""
+    return next(CODES[ancestor] for ancestor in kind.__mro__ if ancestor in CODES)
+
+
+def _sentence(problem: HoldfastError) -> str:
+    if isinstance(problem, e.NotFound) and "workflow" in problem.details and "version" not in problem.details:
+        return f"{problem.message} (`holdfast workflow list` lists them; with a store, name the app with --app)"
+    hint = next((HINTS[ancestor] for ancestor in type(problem).__mro__ if ancestor in HINTS), "")
+    return f"{problem.message} ({hint})" if hint else problem.message
+
+
+def _say(line: str, code: int) -> int:
+    print(f"holdfast: {clean(line)}", file=sys.stderr)
+    return code

@@ -1,0 +1,134 @@
+"""Answers as people read them: tables and lists, in colour on a terminal and plain elsewhere. And as programs do.
+
+What comes from histories is somebody else's text: it is never taken for markup, and its control characters are shown
+instead of sent to the terminal.
+"""
+
+import re
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.clock import SystemClock
+from holdfast.engine.observe.logs import escaped, escaped_json
+from holdfast.errors import HoldfastError
+
+STYLES = {
+    "COMPLETED": "green",
+    "SUCCESS": "green",
+    "consumed": "green",
+    "ok": "green",
+    "RUNNING": "cyan",
+    "OPEN": "cyan",
+    "PAUSED": "magenta",
+    "FAILED": "red",
+    "dead-lettered": "red",
+    "CANCELLED": "yellow",
+    "SKIPPED": "yellow",
+}
+"""How words are coloured that say how something stands."""
+
+MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
+AGES = ((60, 1, "s"), (3_600, 60, "min"), (172_800, 3_600, "h"), (2**62, 86_400, "days"))
+
+
+def show_json(value: Any) -> None:
+    """Write one JSON document on a line of its own."""
+    print(json_line(value), flush=True)
+
+
+def show_items(items: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
+    """Write a table. Where there is no terminal it is as wide as it needs to be, and nothing is cut off."""
+    rows = [[_cell(item.get(column)) for column in columns] for item in items]
+    heads = [clean(column.replace("_", " ")) for column in columns]
+    if sys.stdout.isatty():
+        table = Table(*heads, box=SIMPLE_HEAD, pad_edge=False)
+        for column in table.columns:
+            column.overflow = "fold"
+        for row in rows:
+            table.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in row))
+        Console().print(table)
+        return
+    widths = [max(len(row[index]) for row in [heads, *rows]) for index in range(len(heads))]
+    for row in [heads, *rows]:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def show_fields(answer: dict[str, Any]) -> None:
+    """Write one thing: a line for each of its fields that says something."""
+    fields = {
+        clean(name.replace("_", " ")): _cell(value) for name, value in answer.items() if value not in (None, [], {}, "")
+    }
+    width = max(map(len, fields), default=0)
+    console = Console() if sys.stdout.isatty() else None
+    for name, text in fields.items():
+        if console is None:
+            print(f"{name.ljust(width)}  {text}")
+        else:
+            console.print(Text.assemble((name.ljust(width), "bold"), "  ", (text, STYLES.get(text, ""))))
+
+
+def show_line(text: str, style: str = "") -> None:
+    """Write a line, at once."""
+    if sys.stdout.isatty():
+        Console().print(Text(clean(text), style=style), soft_wrap=True)
+    else:
+        print(clean(text), flush=True)
+
+
+def note(text: str) -> None:
+    """Tell whoever is watching something that is no result."""
+    print(f"holdfast: {clean(text)}", file=sys.stderr)
+
+
+def show_traceback(problem: HoldfastError) -> None:
+    """Write the traceback that an error brings along, if it does, below its sentence."""
+    for line in str(problem.details.get("traceback", "")).splitlines():
+        print(clean(line), file=sys.stderr)
+
+
+clean = escaped
+"""Returns a text as one line whose control characters can be seen, and do nothing."""
+
+
+def json_line(value: Any) -> str:
+    """Return a value as one line of JSON, with escapes for what a terminal would obey."""
+    return escaped_json(msgspec.json.encode(value, enc_hook=str).decode())
+
+
+def moment(text: str) -> str:
+    """Return a point in time as it is here, and how far from now that is."""
+    then = datetime.fromisoformat(text)
+    seconds = SystemClock().now() / 1_000_000 - then.timestamp()
+    try:
+        here = then.astimezone()
+    except OverflowError:  # the year 9999, which stands for never
+        here = then.astimezone(UTC)
+    return f"{here:%Y-%m-%d %H:%M:%S} ({_age(abs(seconds), seconds >= 0)})"
+
+
+def _age(seconds: float, is_past: bool) -> str:
+    size, unit = next((size, unit) for below, size, unit in AGES if seconds < below)
+    number = round(seconds / size)
+    return f"{number} {unit} ago" if is_past else f"in {number} {unit}"
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return moment(value) if MOMENT.fullmatch(value) else clean(value)
+    if isinstance(value, list) and all(isinstance(part, str) for part in value):
+        return clean(", ".join(value))
+    if isinstance(value, dict) and value.keys() == {"token_id", "name"}:  # a caller
+        return clean(f"{value['name']} ({value['token_id']})")
+    return clean(msgspec.json.encode(value).decode())

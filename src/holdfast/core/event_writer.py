@@ -1,0 +1,131 @@
+"""Writing events: envelope, idempotency key, and what goes with them.
+
+`decide`, `enact` and the operators' `controls` all answer through a `Pen`; nothing else makes an event.
+"""
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from holdfast.core import codec
+from holdfast.core import messages as m
+from holdfast.core.events import ADAPTER_VERSION, Body, CallerRef, EngineRunRef, Event
+from holdfast.core.instants import Instant
+from holdfast.core.keys import event_id, event_key
+from holdfast.core.state import OpenStep, RunState
+from holdfast.errors import CallerError, Conflict
+
+
+class Decision(Struct, frozen=True, gc=False):
+    """What follows: events, messages to the run itself, steps to dispatch after the commit, signals to runs."""
+
+    events: tuple[Event, ...] = ()
+    messages: tuple[m.Message, ...] = ()
+    dispatch: tuple[str, ...] = ()
+    sends: tuple[m.SignalRequest, ...] = ()
+
+
+class Refusal(Struct, frozen=True):
+    """Nothing follows; the error says why."""
+
+    error: CallerError
+
+
+NOTHING = Decision()
+
+
+class Pen:
+    """Writes the events of one decision: envelope, idempotency key, and what goes with them.
+
+    `opened` holds the steps that this decision has opened, by their first event, or None once it has given them up.
+    `caller` is who caused the decision through a service; every event of it says so.
+    """
+
+    __slots__ = ("_by", "caller", "dispatch", "events", "has_ended", "messages", "now", "opened", "sends", "state")
+
+    def __init__(self, state: RunState, now: Instant, by: EngineRunRef) -> None:
+        self.state = state
+        self.now = now
+        self._by = by
+        self.caller: CallerRef | None = None
+        self.events: list[Event] = []
+        self.messages: list[m.Message] = []
+        self.dispatch: list[str] = []
+        self.opened: dict[str, Event | None] = {}
+        self.sends: list[m.SignalRequest] = []
+        self.has_ended = False
+
+    def write(
+        self,
+        body: Body,
+        step_id: str | None = None,
+        logical_attempt_id: int | None = None,
+        engine_attempt_id: int | None = None,
+        cause: str | None = None,
+        parent: str | None = None,
+    ) -> Event:
+        event_type = type(body).__name__
+        state = self.state
+        if self.caller is not None:
+            body = replace(body, by=self.caller)
+        if body.KEYED_BY == "step":
+            position, attempt = step_id or "", logical_attempt_id or 1
+        else:
+            position, attempt = cause or self._occurrence(event_type), 0
+        key = event_key(state.run_id, position, attempt, event_type, state.plan_version)
+        event = Event(
+            state.run_id,
+            0,
+            event_id(key),
+            event_type,
+            step_id,
+            engine_attempt_id,
+            logical_attempt_id,
+            body,
+            key,
+            self.now,
+            0,
+            ADAPTER_VERSION,
+            self._by,
+            cause,
+            parent,
+            codec.SCHEMA_VERSIONS.get(event_type, 1),
+        )
+        self.events.append(event)
+        return event
+
+    def open(self, body: Body, step_id: str, engine_attempt_id: int | None = None) -> None:
+        """Write the event that opens a step which the program has not used before."""
+        if step_id in self.opened or step_id in self.state.open_steps:
+            raise Conflict(f"run {self.state.run_id}: step {step_id!r} is there already", step_id=step_id)
+        self.opened[step_id] = self.write(body, step_id, 1, engine_attempt_id)
+
+    def close(self, step: OpenStep, body: Body, cause: str | None = None) -> None:
+        """Write the event that closes a step."""
+        self.write(body, step.step_id, step.logical_attempt_id, step.engine_attempt_id, cause, step.opened_event_id)
+
+    def token(self, step_id: str) -> str:
+        """Return a waiting token that no other wait of this run has had."""
+        return f"{step_id}@{self.state.version + len(self.events) + 1}"
+
+    def schedule(self, kind: m.MessageType, step_id: str, token: str, due_at: Instant) -> None:
+        """Leave the run a message for later."""
+        self.messages.append(
+            m.Message(
+                signal_id=f"{kind}:{token}",
+                run_id=self.state.run_id,
+                type=kind,
+                occurred_at=self.now,
+                due_at=due_at,
+                expected_version=self.state.version,
+                waiting_token=token,
+                step_id=step_id,
+            )
+        )
+
+    def decision(self, messages: tuple[m.Message, ...] = ()) -> Decision:
+        """Return what was written, with these messages before the ones that go with it."""
+        return Decision(tuple(self.events), messages + tuple(self.messages), tuple(self.dispatch), tuple(self.sends))
+
+    def _occurrence(self, event_type: str) -> str:
+        written = sum(event.event_type == event_type for event in self.events) if self.events else 0
+        return str(self.state.occurrences.get(event_type, 0) + written + 1)

@@ -1,0 +1,192 @@
+"""Operators' commands: pause, resume, cancel, approve, retry, skip, stop.
+
+The order is the contract's (SIG-13): the authoriser has spoken before; here the decision is recorded first, as
+SignalAccepted or SignalRejected with actor and reason, and then applied.
+
+A failed step can be tried again, or skipped, for as long as the program has not been told of the failure: while the
+run is paused. If it was the failure that paused the run, the run goes on when the last such step is settled. RESUME
+lets the failure reach the workflow, which may end the run, so it does that only if it says so (`raise_failure`).
+
+A task or a wait is skipped without a result: answering it is for those whom it asks. It takes a permission of its own
+(`may_override`), and the workflow gets None.
+"""
+
+from collections.abc import Callable, Sequence
+
+from holdfast.core import events as e
+from holdfast.core import messages as m
+from holdfast.core.deadlines import schedule_deadline, step_options
+from holdfast.core.event_writer import Decision, Pen, Refusal
+from holdfast.core.state import APPROVED, PAUSED, PENDING, RUNNING, RunState
+
+
+def control(state: RunState, command: m.Control, pen: Pen) -> Decision | Refusal:
+    """Record the decision first, then what it changes."""
+    why_not = _objection(state, command) if command.is_allowed else command.refusal or "not permitted"
+    verdict = e.SignalRejected if why_not else e.SignalAccepted
+    reason = why_not or command.reason
+    pen.write(verdict(command.name, command.signal_id, command.actor, reason, command.step_id), cause=command.id)
+    if not why_not:
+        _CONTROLS[command.name](state, command, pen)
+    return pen.decision()
+
+
+def _objection(state: RunState, command: m.Control) -> str:
+    has_begun = state.status is RUNNING or state.status is PAUSED
+    match command.name:
+        case "PAUSE" | "RESUME" if not has_begun:
+            return "the run has not started"
+        case "APPROVE" if has_begun:
+            return "the run has started already"
+        case "RESUME" if not command.raise_failure:
+            return objection_to_resume(failures_to_settle(state))
+        case "RETRY_STEP":
+            return _objection_to_retry(state, command.step_id or "")
+        case "SKIP_STEP":
+            return _objection_to_skip(state, command, command.step_id or "")
+        case "RETRY_RUN":
+            return "the run has not finished"
+    return "" if command.name in _CONTROLS else "the command cannot be read"
+
+
+def failures_to_settle(state: RunState) -> tuple[str, ...]:
+    """Return the failed steps that wait for an operator: `on_failure="pause"`, and the workflow has not been told."""
+    return tuple(
+        step_id
+        for step_id, failed in state.failed_steps.items()
+        if not failed.is_told and step_options(getattr(failed.started.body, "options", e.NULL)).on_failure == "pause"
+    )
+
+
+def objection_to_resume(failed: Sequence[str]) -> str:
+    """Return why a plain RESUME is refused while these failed steps wait for an operator; nothing if there is none."""
+    if not failed:
+        return ""
+    return (
+        f"step {failed[0]!r} has failed, and to resume would raise its error in the workflow; retry the step "
+        "(RETRY_STEP) or skip it (SKIP_STEP), or resume with raise_failure to let the workflow have the error"
+    )
+
+
+def _objection_to_retry(state: RunState, step_id: str) -> str:
+    failed = state.failed_steps.get(step_id)
+    if failed is None:
+        return f"step {step_id!r} has not failed"
+    return f"the workflow has gone on since step {step_id!r} failed" if failed.is_told else ""
+
+
+OVERRIDES = frozenset({"task", "signal"})
+"""Kinds of steps that ask somebody else for an answer: to skip one takes a permission of its own."""
+
+_WITHOUT_RESULT = OVERRIDES | {"timer"}
+
+
+def _objection_to_skip(state: RunState, command: m.Control, step_id: str) -> str:
+    step = state.open_steps.get(step_id)
+    if step is not None:
+        if step.kind == "update":
+            return f"step {step_id!r} is an update, and somebody waits for its answer"
+        if step.kind in _WITHOUT_RESULT and command.result != e.NULL:
+            return f"step {step_id!r} is a {_KINDS[step.kind]}: it is skipped without a result"
+        if step.kind in OVERRIDES and not command.may_override:
+            return f"step {step_id!r} is a {_KINDS[step.kind]}: to skip it takes a permission of its own, runs:override"
+        return ""
+    if step_id in state.failed_steps:
+        return _objection_to_retry(state, step_id)
+    return f"step {step_id!r} is neither open nor failed"
+
+
+_KINDS = {"task": "task", "signal": "wait for a signal", "timer": "timer"}
+
+
+def _pause(state: RunState, command: m.Control, pen: Pen) -> None:
+    if state.status is RUNNING:
+        pen.write(e.RunPaused(command.reason), cause=command.id)
+
+
+def definition_found(state: RunState, found: m.DefinitionFound, pen: Pen) -> Decision | Refusal:
+    """Let a run go on that was paused for want of its definition, or of code that fits, and for nothing else."""
+    if state.awaits_definition and not failures_to_settle(state):
+        is_missing = state.last_error is None or state.last_error.code == "VersionMismatch"
+        _go_on_for(state, "its definition is there again" if is_missing else "code that fits is there", None, pen)
+    return pen.decision()
+
+
+def message_died(state: RunState, died: m.MessageDied, pen: Pen) -> Decision | Refusal:
+    """Hold the run until somebody has looked at the dead letter."""
+    if state.status is RUNNING:
+        pen.write(e.RunPaused("a message of the run has become a dead letter"))
+    return pen.decision()
+
+
+def _resume(state: RunState, command: m.Control, pen: Pen) -> None:
+    if state.status is PAUSED:
+        _go_on_for(state, command.reason, command.id, pen)
+
+
+def _go_on_for(state: RunState, reason: str, cause: str | None, pen: Pen) -> None:
+    pen.write(e.RunResumed(reason), cause=cause)
+    for step in state.open_steps.values():
+        if step.kind == "signal" and step.due_at is not None:  # its message may have been held by a signal
+            pen.schedule("TimerDue", step.step_id, step.token or "", step.due_at)
+
+
+def _cancel(state: RunState, command: m.Control, pen: Pen) -> None:
+    """Ask the program to stop; a run that has not started simply ends, and a paused one goes on to clean up."""
+    if state.status in (PENDING, APPROVED):
+        pen.write(e.RunCancelled(command.reason), cause=command.id)
+        return
+    if not state.is_cancelling:
+        pen.write(e.RunCancelRequested(command.reason), cause=command.id)
+    _resume(state, command, pen)
+
+
+def _approve(state: RunState, command: m.Control, pen: Pen) -> None:
+    if state.status is PENDING:
+        pen.write(e.RunApproved(command.actor), cause=command.id)
+
+
+def _retry_step(state: RunState, command: m.Control, pen: Pen) -> None:
+    started = state.failed_steps[command.step_id or ""].started
+    pen.write(
+        started.body,
+        started.step_id,
+        started.logical_attempt_id + 1,
+        started.engine_attempt_id + 1,
+        command.id,
+        started.opened_event_id,
+    )
+    if isinstance(started.body, e.StepStarted):
+        schedule_deadline(started.step_id, started.logical_attempt_id + 1, started.body.options, pen)
+    pen.dispatch.append(started.step_id)
+    _go_on(state, command, pen)
+
+
+def _skip_step(state: RunState, command: m.Control, pen: Pen) -> None:
+    step_id = command.step_id or ""
+    failed = state.failed_steps.get(step_id)
+    step = failed.started if failed else state.open_steps[step_id]
+    pen.close(step, e.StepSkipped(command.reason, command.result), command.id)
+    _go_on(state, command, pen)
+
+
+def _go_on(state: RunState, command: m.Control, pen: Pen) -> None:
+    """Resume a run that only failed steps, or those and a missing definition, have paused, with the last of them."""
+    left = [step_id for step_id, failed in state.failed_steps.items() if not failed.is_told]
+    if (state.is_held or state.awaits_definition) and left == [command.step_id]:
+        _resume(state, command, pen)
+
+
+def _emergency_stop(state: RunState, command: m.Control, pen: Pen) -> None:
+    pen.write(e.RunCancelled(command.reason or "emergency stop"), cause=command.id)
+
+
+_CONTROLS: dict[str, Callable[[RunState, m.Control, Pen], None]] = {
+    "PAUSE": _pause,
+    "RESUME": _resume,
+    "CANCEL": _cancel,
+    "APPROVE": _approve,
+    "RETRY_STEP": _retry_step,
+    "SKIP_STEP": _skip_step,
+    "EMERGENCY_STOP": _emergency_stop,
+}

@@ -1,0 +1,1 @@
+"""How activities are dispatched, executed and reported."""

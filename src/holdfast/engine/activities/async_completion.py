@@ -1,0 +1,141 @@
+"""Outcomes of activities that are reported from outside, by the token that the activity gave away.
+
+An outcome becomes a signal to the run, durable before the caller is answered. It counts from the moment at which the
+activity has its token, whether or not the run has recorded yet that the activity ended without an outcome.
+
+**One verdict, by the store.** Whether the step takes an outcome is read from the history; the store then accepts the
+outcome only if the history has not grown since, no other outcome waits for the step, and the step's time is not over by
+the store's clock. From then on no turn commits that has not seen it. So an outcome that was accepted is recorded, and
+one that cannot be recorded any more was refused.
+"""
+
+from typing import Any
+
+from msgspec import Struct
+
+from holdfast.clock import SystemSecrets
+from holdfast.core import codec
+from holdfast.core.audit import AuditEntry
+from holdfast.core.deadlines import step_options
+from holdfast.core.events import NULL, ErrorInfo
+from holdfast.core.instants import Instant
+from holdfast.core.messages import OUTCOME_SIGNAL, ActivityOutcome, SignalRequest
+from holdfast.core.state import TERMINAL, OpenStep, state_of
+from holdfast.core.timing import retry_delay_ms
+from holdfast.core.tokens import COMPLETION_KEY, ActivityToken, outcome_id, read_token
+from holdfast.engine.activities.executor import is_mendable
+from holdfast.engine.stretch import read_stretch
+from holdfast.errors import CallerError, Conflict, InvalidInput
+from holdfast.limits import ERROR_TEXT_CHARS, Limits
+from holdfast.program.failures import error_info
+from holdfast.store.port import Refused, Store
+from holdfast.store.validation import no_such_run, run_terminal
+
+
+async def completion_key(store: Store) -> str:
+    """Return the store's key for tokens of activities; the first who asks makes it."""
+    return await store.keep_key(COMPLETION_KEY, SystemSecrets().new_secret())
+
+
+async def report_result(
+    store: Store, key: str, token: str, result: Any, limits: Limits, audit: AuditEntry | None = None
+) -> None:
+    """Report that the activity has succeeded. See `App.complete_activity`."""
+    of = read_token(token, key)
+    encoded = codec.bounded(codec.encode(result), limits.value_bytes, f"the result of step {of.step_id!r}")
+    await _report(store, of, _outcome(of, result=encoded), audit)
+
+
+async def report_error(
+    store: Store, key: str, token: str, error: BaseException | str, audit: AuditEntry | None = None
+) -> None:
+    """Report that the activity has failed. See `App.fail_activity`."""
+    of = read_token(token, key)
+    if isinstance(error, str):
+        info = ErrorInfo("ActivityError", error[:ERROR_TEXT_CHARS], retryable=True)
+    else:
+        info = error_info(error, retryable=is_mendable(error))
+    # Drawn from the token, not by chance: a caller who repeats the call after an unknown answer sends the same again.
+    fraction = codec.number_of(token) / 2**56
+    await _report(store, of, _outcome(of, error=info, fraction=fraction), audit)
+
+
+def _outcome(of: ActivityToken, **fields: Any) -> ActivityOutcome:
+    return ActivityOutcome(logical_attempt_id=of.logical_attempt_id, engine_attempt_id=of.engine_attempt_id, **fields)
+
+
+class _Terms(Struct, frozen=True):
+    """On which terms the store is to accept an outcome, as far as the history tells; or why it is not."""
+
+    version: int
+    before: Instant | None = None
+    why_not: CallerError | None = None
+
+
+async def _report(store: Store, of: ActivityToken, outcome: ActivityOutcome, audit: AuditEntry | None) -> None:
+    payload = codec.encode(outcome)
+    while True:
+        terms = await _terms(store, of, outcome)
+        request = SignalRequest(
+            run_id=of.run_id,
+            name=OUTCOME_SIGNAL,
+            payload=payload,
+            signal_id=outcome_id(of),
+            step_id=of.step_id,
+            expected_version=terms.version,
+            # What the step does not take is shown to the store all the same: it knows whether it is a retry.
+            accept_before=terms.before if terms.why_not is None else 0,
+            audit=audit,
+        )
+        [answer] = await store.deliver([request])
+        if not isinstance(answer, Refused):
+            return
+        if not isinstance(answer.error, Conflict):
+            raise answer.error
+        if terms.why_not is not None:
+            raise terms.why_not
+        if "signal_id" in answer.error.details:
+            raise _too_late(of, "the attempt has another outcome")
+        if "expected_version" not in answer.error.details:
+            is_waiting = "step_id" in answer.error.details
+            raise _too_late(of, "the step has an outcome already" if is_waiting else "its time is over")
+
+
+async def _terms(store: Store, of: ActivityToken, outcome: ActivityOutcome) -> _Terms:
+    [run] = await store.load([of.run_id])
+    if run is None:
+        raise no_such_run(of.run_id)
+    if run.head.status in TERMINAL:
+        return _Terms(run.head.version, why_not=run_terminal(of.run_id, run.head.status))
+    state = state_of(of.run_id, await read_stretch(store, run.head))
+    version, step = state.version, state.open_steps.get(of.step_id)
+    if step is None or step.kind != "activity" or step.logical_attempt_id != of.logical_attempt_id:
+        return _Terms(version, why_not=_too_late(of, "the step is closed"))
+    if of.engine_attempt_id > step.engine_attempt_id and not step.queue:
+        there_was_none = f"the token is of attempt {of.engine_attempt_id}, and there was none"
+        return _Terms(version, why_not=InvalidInput(there_was_none, field="token"))
+    if outcome.error is not None and of.engine_attempt_id < step.engine_attempt_id:
+        return _Terms(version, why_not=_too_late(of, f"the step has come to attempt {step.engine_attempt_id}"))
+    return _Terms(version, _closes_at(step, of, outcome))
+
+
+def _closes_at(step: OpenStep, of: ActivityToken, outcome: ActivityOutcome) -> Instant | None:
+    """Return from when on the outcome comes too late, or None.
+
+    A success counts while the step is open, so the end of its attempt's time matters only if there is no further one.
+    """
+    options = step_options(getattr(step.body, "options", NULL))
+    ends = [options.deadline_of(step)]
+    if step.is_detached and of.engine_attempt_id == step.engine_attempt_id:
+        timed_out = ErrorInfo("TimeoutError", "", retryable=True)
+        if outcome.error is not None or retry_delay_ms(options.retry, step.attempt, timed_out, 0.0) is None:
+            ends.append(step.due_at)
+    return min((end for end in ends if end is not None), default=None)
+
+
+def _too_late(of: ActivityToken, why: str) -> Conflict:
+    return Conflict(
+        f"attempt {of.engine_attempt_id} of step {of.step_id!r} takes no outcome: {why}",
+        run_id=of.run_id,
+        step_id=of.step_id,
+    )

@@ -1,0 +1,90 @@
+"""Hands steps of a node's runs to those who carry them out, as far as their activities are known here."""
+
+import logging
+from collections.abc import Callable
+
+from msgspec import Raw
+
+from holdfast.core import events as e
+from holdfast.core.instants import Instant
+from holdfast.core.messages import ActivityReturned
+from holdfast.core.state import OpenStep, RunState
+from holdfast.engine.activities.executor import Outcome, Work, Workers, unfit_options
+from holdfast.engine.activities.queue_worker import ActivityDefinitions
+from holdfast.engine.turns.draft import TurnDraft
+from holdfast.engine.turns.owned_run import is_local
+from holdfast.errors import InvalidInput
+from holdfast.program.definitions import ActivityOptions, decode_options
+
+NONE: frozenset[str] = frozenset()
+
+logger = logging.getLogger("holdfast.node")
+
+
+class Dispatcher:
+    """Starts activities. `report` is called with what comes of one that cannot be started."""
+
+    def __init__(
+        self, definitions: ActivityDefinitions, workers: Workers, report: Callable[[Work, Outcome], None]
+    ) -> None:
+        self._definitions = definitions
+        self._workers = workers
+        self._report = report
+        self._unknown: set[str] = set()
+
+    def dispatch(self, run_id: str, step: OpenStep, details: Raw, now: Instant) -> None:
+        """Let the step's activity be carried out; with what an earlier attempt has said of its progress."""
+        body = step.body
+        assert isinstance(body, e.StepStarted)
+        definition = self._definitions.activity_named(body.name)
+        assert definition is not None  # what is not known here was left out of the turn
+        try:
+            options = decode_options(bytes(body.options))
+        except InvalidInput as problem:
+            self._report(Work(run_id, step, definition, ActivityOptions()), unfit_options(step, problem))
+            return
+        self._workers.start(Work(run_id, step, definition, options, details), now)
+
+    def is_known(self, run_id: str, step: OpenStep) -> bool:
+        """Return whether an activity is known here; if not, its steps wait for a node that has it: logged once."""
+        if self._definitions.activity_named(step.name) is not None:
+            return True
+        if step.name not in self._unknown:
+            self._unknown.add(step.name)
+            logger.error("run %s: no activity %r is known here; its steps wait", run_id, step.name)
+        return False
+
+    @property
+    def has_unknown(self) -> bool:
+        """Whether an activity was asked for that is not known here."""
+        return bool(self._unknown)
+
+    def leave_unknown(self, draft: TurnDraft) -> None:
+        """Record with the turn that it begins no attempt of activities which are not known here."""
+        activity_named, open_steps = self._definitions.activity_named, draft.state.open_steps
+        for step_id in draft.dispatch:
+            step = open_steps.get(step_id)
+            if step is None or activity_named(step.name) is not None:
+                continue
+            if not self.is_known(draft.state.run_id, step):
+                draft.handle(
+                    ActivityReturned(step_id, step.logical_attempt_id, step.engine_attempt_id, is_lacking=True)
+                )
+                draft.dispatch = [each for each in draft.dispatch if each != step_id]
+
+    def waits_for_unknown(self, state: RunState) -> bool:
+        """Return whether the run has a step, due or not, whose activity is not known here."""
+        return bool(self._unknown) and any(self._is_unknown(step) for step in state.open_steps.values())
+
+    def lacking(self, state: RunState, now: Instant) -> frozenset[str]:
+        """Return the activities that steps of the run wait for now, and that are not known here."""
+        if not self._unknown:
+            return NONE
+        return frozenset(
+            step.name
+            for step in state.open_steps.values()
+            if self._is_unknown(step) and (step.due_at is None or step.due_at <= now)
+        )
+
+    def _is_unknown(self, step: OpenStep) -> bool:
+        return step.name in self._unknown and is_local(step)

@@ -1,0 +1,128 @@
+"""Beats: word to the store that activities go on, and of their progress.
+
+All of a node's beats go together, in at most one call a second. Jobs that were taken from a queue are kept by a beat
+every third of the time for which they are invisible, until the store says that they are no longer this node's: their
+step is closed, or somebody else has them. A job that is done is kept too, so that nobody does it again while the run
+has yet to hear of it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from holdfast.engine.activities.executor import Details
+from holdfast.errors import StoreError
+from holdfast.store.port import Beat, Store
+
+Key = tuple[str, str]
+"""A run and a step of it."""
+
+REST_S = 1.0
+BATCH = 1_000
+
+logger = logging.getLogger("holdfast.beats")
+
+
+class Beats:
+    """What one node has to say about the activities that it carries out."""
+
+    def __init__(self, node: str, store: Store, visible_ms: int, on_lost: Callable[[str, str], None]) -> None:
+        self._node = node
+        self._store = store
+        self._visible_ms = visible_ms
+        self._on_lost = on_lost
+        self._kept: dict[Key, Beat] = {}
+        self._news: dict[Key, Beat] = {}
+        self._round_at = 0.0
+        self._something = asyncio.Event()
+
+    @property
+    def _period_s(self) -> float:
+        return self._visible_ms / 3_000
+
+    @property
+    def has_news(self) -> bool:
+        """Say whether there is something that the store has not been told."""
+        return bool(self._news)
+
+    @property
+    def is_in_use(self) -> bool:
+        """Say whether anything is kept, or still to be told."""
+        return bool(self._kept or self._news)
+
+    def keep(self, beat: Beat) -> None:
+        """Keep a job that was taken, from now on."""
+        if not self._kept:
+            self._round_at = asyncio.get_running_loop().time() + self._period_s
+            self._something.set()
+        self._kept[beat.run_id, beat.step_id] = beat
+
+    def let_go(self, run_id: str, step_id: str) -> None:
+        """Say nothing more about a step."""
+        self._kept.pop((run_id, step_id), None)
+        self._news.pop((run_id, step_id), None)
+
+    def say(self, beat: Beat) -> None:
+        """Tell the store soon. Details that were said before, and not yet told, stand unless there are new ones."""
+        key = (beat.run_id, beat.step_id)
+        before = self._news.get(key)
+        details: Details = before.details if before is not None and beat.details is UNSET else beat.details
+        self._news[key] = replace(beat, details=details)
+        self._something.set()
+
+    async def flush(self, keys: Iterable[Key] | None = None) -> None:
+        """Tell the store now what details there are, of these steps or of all."""
+        if self._news:
+            chosen = [self._news.get(key) for key in (keys if keys is not None else self._news)]
+            await self._tell([beat for beat in chosen if beat is not None and beat.details is not UNSET])
+
+    async def catch_up(self) -> None:
+        """Tell the store at once what is kept, if that is overdue: before anybody takes it for lost."""
+        loop = asyncio.get_running_loop()
+        if self._kept and loop.time() > self._round_at + self._period_s:
+            await self._tell(list(self._kept.values()))
+            self._round_at = loop.time() + self._period_s
+
+    async def run(self) -> None:
+        """Tell the store what there is to tell, for as long as the node lives."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._wait()
+            is_round = loop.time() >= self._round_at
+            batch = self._kept | self._news if is_round else dict(self._news)
+            try:
+                await self._tell(list(batch.values()))
+            except StoreError:
+                logger.warning("node %s could not tell the store what it carries out", self._node, exc_info=True)
+            else:
+                self._round_at = loop.time() + self._period_s if is_round else self._round_at
+            await asyncio.sleep(min(REST_S, self._period_s / 2))
+
+    async def _wait(self) -> None:
+        """Wait until somebody says something, or until it is time to tell of what is kept."""
+        while not self._news:
+            self._something.clear()
+            left_s = self._round_at - asyncio.get_running_loop().time()
+            if self._kept and left_s <= 0:
+                return
+            try:
+                async with asyncio.timeout(left_s if self._kept else None):
+                    await self._something.wait()
+            except TimeoutError:
+                return
+
+    async def _tell(self, beats: Sequence[Beat]) -> None:
+        for first in range(0, len(beats), BATCH):
+            batch = beats[first : first + BATCH]
+            answers = await self._store.beat(self._node, batch, self._visible_ms)
+            for beat, is_ours in zip(batch, answers, strict=True):
+                key = (beat.run_id, beat.step_id)
+                if self._news.get(key) == beat:
+                    del self._news[key]
+                kept = self._kept.get(key)
+                if not is_ours and kept is not None and kept.engine_attempt_id == beat.engine_attempt_id:
+                    self.let_go(*key)
+                    self._on_lost(*key)

@@ -1,0 +1,336 @@
+"""Queues: activities that are carried out by whichever node takes them.
+
+A node takes no more jobs than it has free slots for, and only of activities that its app knows. How a job ended goes
+back to its run as a message; until the run has recorded it the job is kept. A node that dies lets its jobs become
+visible again: another takes them, and counts on.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from holdfast.clock import Rng
+from holdfast.core.events import ErrorInfo, StepStarted
+from holdfast.core.instants import Instant
+from holdfast.core.messages import (
+    ActivityDetached,
+    ActivityErrored,
+    ActivityOutcome,
+    ActivitySucceeded,
+    Message,
+    activity_completed,
+)
+from holdfast.core.state import OpenStep, retry_token
+from holdfast.engine.activities.executor import Details, Outcome, Work, Workers
+from holdfast.engine.activities.heartbeats import Beats
+from holdfast.engine.activities.slots import Slots
+from holdfast.errors import InvalidInput, StoreError
+from holdfast.limits import Limits
+from holdfast.program.definitions import ActivityDefinition, ActivityOptions, decode_options
+from holdfast.program.failures import error_info
+from holdfast.store.port import Beat, Job, Refused, Store
+
+DELIVER = 500
+RETRY_S = 0.2
+
+logger = logging.getLogger("holdfast.queues")
+
+
+class ActivityDefinitions(Protocol):
+    """Knows activities."""
+
+    def activity_names(self) -> list[str]:
+        """Return the names of the activities that are known."""
+        ...
+
+    def activity_named(self, name: str) -> ActivityDefinition | None:
+        """Return the activity of this name, or None."""
+        ...
+
+
+class Queues:
+    """Carries out the jobs of some queues on one node."""
+
+    def __init__(
+        self,
+        node: str,
+        store: Store,
+        definitions: ActivityDefinitions,
+        queues: Sequence[str],
+        visible_ms: int,
+        slots: Slots,
+        rng: Rng,
+        limits: Limits,
+    ) -> None:
+        self._node = node
+        self._store = store
+        self._definitions = definitions
+        self._queues = tuple(queues)
+        self._visible_ms = visible_ms
+        self._slots = slots
+        self._slots.on_free = self.ring
+        self._workers = Workers(slots, self._on_outcome, self._on_beat, rng, limits)
+        self.beats = Beats(node, store, visible_ms, self.cancel)
+        self._outcomes: list[tuple[Job, ActivityOutcome]] = []
+        self._jobs: dict[tuple[str, str], Job] = {}
+        self._rung = asyncio.Event()
+        self._to_report = asyncio.Event()
+        self._reporting: list[asyncio.Task[None]] = []
+        self._is_stopping = False
+        self._taking: asyncio.Future[list[Job]] | None = None
+        self._unbegun: list[Job] = []
+        self._saw_strangers = 0
+
+    def start(self, key: str) -> "list[asyncio.Task[None]]":
+        """Begin to work, with the store's key for tokens, and return what is to be cancelled in the end."""
+        self._workers.key = key
+        loops = {"beats": self.beats.run}
+        if self._queues:
+            loops |= {"queues": self._take_on, "outcomes": self._report_on}
+        tasks = [asyncio.create_task(self._live(name, loop), name=name) for name, loop in loops.items()]
+        self._reporting = [task for task in tasks if task.get_name() == "outcomes"]
+        return tasks
+
+    async def _live(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await loop()
+        except Exception:
+            logger.critical("node %s has failed: its %s are not looked after any more", self._node, name, exc_info=True)
+            raise
+
+    def ring(self) -> None:
+        """Say that there may be something to take; or, once the node is stopping, nothing left to report."""
+        self._rung.set()
+        if self._is_stopping:
+            self._to_report.set()
+
+    def cancel(self, run_id: str, step_id: str) -> None:
+        """Stop to carry out a job that is no longer this node's."""
+        if self._jobs.pop((run_id, step_id), None) is not None:
+            self._workers.cancel(run_id, step_id)
+
+    @property
+    def is_in_use(self) -> bool:
+        """Say whether there is any job, or anything said of an activity, that could be let go of."""
+        return bool(self._jobs) or self.beats.is_in_use
+
+    def let_go(self, run_id: str, step_id: str) -> None:
+        """Let go of a step that is known here to be closed, without waiting for the store to say so."""
+        self.beats.let_go(run_id, step_id)
+        self.cancel(run_id, step_id)
+
+    @property
+    def busy(self) -> int:
+        """How many jobs are under way."""
+        return self._workers.busy
+
+    def drain(self) -> "list[asyncio.Task[None]]":
+        """Take nothing more, and return what ends once all that is under way has ended and was reported."""
+        self._is_stopping = True
+        for work in self._workers.withdraw():
+            job = self._jobs.pop((work.run_id, work.step.step_id))
+            self.beats.let_go(job.run_id, job.step_id)
+            self._unbegun.append(job)
+        self.ring()
+        return self._reporting
+
+    async def release(self) -> None:
+        """Give back the jobs that were taken and never begun, also those of a take that is still under way."""
+        if self._taking is not None:
+            with suppress(StoreError):  # it was given nothing then, or what becomes visible again by itself
+                self._unbegun += await self._taking
+            self._taking = None
+        if self._unbegun:
+            await self._store.release_jobs(self._node, self._unbegun)
+            self._unbegun = []
+
+    def stop(self) -> None:
+        """Give up what is still under way; it becomes visible again by itself."""
+        self._workers.cancel_all()
+
+    # --- taking
+
+    async def _take_on(self) -> None:
+        is_over = False
+        while not is_over:
+            try:
+                self._rung.clear()  # before the call: somebody may ring while it is under way
+                if self._is_stopping:
+                    await self.release()
+                    is_over = True
+                elif not await self._take():
+                    await self._idle()
+            except StoreError:
+                logger.exception("node %s could not take jobs; trying again", self._node)
+                await asyncio.sleep(RETRY_S)
+
+    async def _take(self) -> bool:
+        """Take what there is room for, and say whether there may be more at once."""
+        limit, activities = self._slots.free, self._definitions.activity_names()
+        if limit == 0 or not activities:
+            return False
+        await self.beats.catch_up()
+        # A task of its own: what it has taken is known even if this one is cancelled meanwhile.
+        self._taking = asyncio.ensure_future(
+            self._store.take(self._node, self._queues, activities, limit, self._visible_ms)
+        )
+        jobs = self._unbegun = await asyncio.shield(self._taking)
+        self._taking = None
+        if jobs:
+            now = await self._now()
+            if self._is_stopping:
+                return True
+            self._unbegun = []
+            unreported = {(job.run_id, job.step_id) for job, _ in self._outcomes}
+            for job in jobs:
+                if (job.run_id, job.step_id) not in unreported:  # else it was lost to nobody, and is done
+                    self._start(job, now)
+        return len(jobs) == limit
+
+    async def _now(self) -> Instant:
+        """Return the store's time, however long that takes: what was taken is not forgotten."""
+        while True:
+            try:
+                return await self._store.now()
+            except StoreError:
+                await asyncio.sleep(RETRY_S)
+
+    async def _idle(self) -> None:
+        """Sleep until a job becomes visible, or until somebody rings: also when a slot has become free."""
+        if self._slots.free == 0 or self._is_stopping:
+            await self._rung.wait()
+            return
+        due_at, now = await self._store.next_due(self._node, (), self._queues), await self._store.now()
+        self._note_strangers(due_at is not None and due_at <= now and not self._rung.is_set())
+        timeout_s = (due_at - now) / 1_000_000 if due_at is not None and due_at > now else None
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._rung.wait()
+        except TimeoutError:
+            return
+
+    def _note_strangers(self, are_there: bool) -> None:
+        """Report once that jobs are left to others. A single look may only have come before the jobs."""
+        self._saw_strangers = self._saw_strangers + 1 if are_there else 0
+        if self._saw_strangers == 2:
+            names = ", ".join(self._queues)
+            logger.warning("node %s: jobs of activities not known here are left in the queues %s", self._node, names)
+
+    # --- carrying out
+
+    def _start(self, job: Job, now: Instant) -> None:
+        self._jobs[job.run_id, job.step_id] = job
+        self.beats.keep(_beat(job))
+        definition = self._definitions.activity_named(job.activity)
+        assert definition is not None  # only known ones are taken
+        try:
+            options = decode_options(bytes(job.options)) if bytes(job.options) != b"null" else ActivityOptions()
+        except InvalidInput as problem:
+            self._report(job, error_info(problem))
+            return
+        step = _step(job)
+        most = options.retry.max_attempts
+        if most and step.attempt > most:
+            lost = f"activity {job.activity!r} was taken {step.attempt - 1} times, and who took it did not come back"
+            self._report(job, ErrorInfo("WorkerLost", lost))
+            return
+        self._workers.start(Work(job.run_id, step, definition, options, job.details), now)
+
+    def _on_beat(self, work: Work, details: Details) -> None:
+        job = self._jobs.get((work.run_id, work.step.step_id))
+        if job is not None and job.engine_attempt_id == work.step.engine_attempt_id:
+            self.beats.say(_beat(job, details))
+
+    # --- reporting
+
+    def _on_outcome(self, work: Work, outcome: Outcome) -> None:
+        job = self._jobs.get((work.run_id, work.step.step_id))
+        if job is not None and job.engine_attempt_id == work.step.engine_attempt_id:
+            self._report(job, outcome)
+        self.ring()
+
+    def _report(self, job: Job, outcome: Outcome | ErrorInfo) -> None:
+        self._outcomes.append((job, _outcome(job, outcome)))
+        self._to_report.set()
+
+    async def _report_on(self) -> None:
+        while not self._is_stopping or self._workers.busy or self._outcomes:
+            await self._to_report.wait()
+            self._to_report.clear()
+            while self._outcomes:
+                batch = self._outcomes[:DELIVER]
+                try:
+                    await self._deliver(batch)
+                except StoreError:
+                    logger.exception("node %s could not report outcomes; trying again", self._node)
+                    await asyncio.sleep(RETRY_S)
+                else:
+                    del self._outcomes[: len(batch)]
+
+    async def _deliver(self, batch: Sequence[tuple[Job, ActivityOutcome]]) -> None:
+        await self.beats.flush((job.run_id, job.step_id) for job, outcome in batch if outcome.error is not None)
+        now = await self._store.now()
+        answers = await self._store.deliver([_message(job, outcome, now) for job, outcome in batch])
+        for (job, _), answer in zip(batch, answers, strict=True):
+            key = (job.run_id, job.step_id)
+            if self._jobs.get(key) is job:
+                del self._jobs[key]
+            if isinstance(answer, Refused):  # the run has ended, or is gone: nobody waits for it
+                logger.info("run %s takes no outcome of %s: %s", job.run_id, job.step_id, answer.error)
+                self.beats.let_go(*key)
+
+
+def _beat(job: Job, details: Details = UNSET) -> Beat:
+    return Beat(
+        run_id=job.run_id,
+        step_id=job.step_id,
+        queue=job.queue,
+        engine_attempt_id=job.engine_attempt_id,
+        details=details,
+    )
+
+
+def _step(job: Job) -> OpenStep:
+    """Return the step as its run has it, or will have it when it hears of this attempt."""
+    return OpenStep(
+        job.step_id,
+        "activity",
+        StepStarted(job.activity, job.input, job.queue, options=job.options),
+        "",
+        job.scheduled_at,
+        job.logical_attempt_id,
+        job.engine_attempt_id,
+        first_engine_attempt_id=job.first_engine_attempt_id,
+    )
+
+
+def outcome_message(work: Work, outcome: Outcome, now: Instant) -> Message:
+    """Return the message by which a run hears of an outcome that is made durable before."""
+    step = work.step
+    token = retry_token(step.step_id, step.engine_attempt_id)
+    return activity_completed(work.run_id, step.step_id, token, _outcome(step, outcome), now)
+
+
+def _outcome(job: Job | OpenStep, outcome: Outcome | ErrorInfo) -> ActivityOutcome:
+    """Return an outcome as it is sent, with the attempt that it is of."""
+    logical, engine = job.logical_attempt_id, job.engine_attempt_id
+    sent = ActivityOutcome(logical_attempt_id=logical, engine_attempt_id=engine)
+    match outcome:
+        case ActivitySucceeded():
+            return replace(sent, result=outcome.result)
+        case ActivityErrored():
+            return replace(sent, error=outcome.error, fraction=outcome.fraction)
+        case ActivityDetached():
+            return replace(sent, is_detached=True, until=outcome.until)
+        case ErrorInfo():
+            return replace(sent, error=outcome)
+
+
+def _message(job: Job, outcome: ActivityOutcome, now: Instant) -> Message:
+    token = retry_token(job.step_id, job.engine_attempt_id)
+    return activity_completed(job.run_id, job.step_id, token, outcome, now)

@@ -1,0 +1,1 @@
+"""What is sent to runs: signals, commands of operators, operations on tasks."""

@@ -1,0 +1,192 @@
+"""What workflows declare of their signals, and whether what is sent keeps to it.
+
+Whoever has the code of a workflow publishes what it declares, before anything of it can be started. So every process
+that takes signals can check them, by the version that the run was started with: with the code, if it is there, and
+otherwise by the JSON Schemas in the store. What was published is remembered for some seconds, and of which workflow a
+run is for a minute: no signal but the first to a run costs a question.
+"""
+
+from asyncio import get_running_loop
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+from msgspec import Raw
+from msgspec.structs import replace
+
+from holdfast.core.codec import explain_unfit
+from holdfast.core.declared import PublishedDefinition
+from holdfast.core.messages import check_name
+from holdfast.engine.inbox.json_schema import SchemaCheck
+from holdfast.errors import InvalidInput, NotFound
+from holdfast.program.definitions import WorkflowDefinition
+from holdfast.program.schema import json_schema
+from holdfast.store import port
+
+KNOWN_RUNS = 10_000
+"""Of how many runs is remembered which workflow they are of."""
+
+RUN_AGE_S = 60.0
+PUBLISHED_AGE_S = 5.0
+UNPUBLISHED_AGE_S = 1.0
+ASKED_AT_ONCE = 500
+
+
+class Declared(Protocol):
+    """What a version of a workflow declares."""
+
+    def check(self, name: str, payload: Raw) -> str | None:
+        """Refuse a signal that does not keep to it; return a warning for the sender, or None."""
+        ...
+
+
+class DeclaredByCode:
+    """What a workflow declares whose code is here."""
+
+    __slots__ = ("_definition",)
+
+    def __init__(self, definition: WorkflowDefinition) -> None:
+        self._definition = definition
+
+    def check(self, name: str, payload: Raw) -> str | None:
+        """Refuse what does not fit the type, as the type itself does."""
+        definition = self._definition
+        decoder = definition.signal_decoders.get(name)
+        if decoder is None:
+            allows = definition.allows_other_signals
+            return _check_name(definition.name, definition.version, definition.signals, allows, name)
+        try:
+            decoder.decode(payload)
+            return None
+        except (msgspec.ValidationError, RecursionError) as problem:
+            where, reason = explain_unfit(problem)
+        raise _unfit(name, where, reason)
+
+
+class DeclaredInStore:
+    """What a workflow declares whose code is elsewhere."""
+
+    __slots__ = ("_checks", "_published")
+
+    def __init__(self, published: PublishedDefinition) -> None:
+        self._published = published
+        self._checks: dict[str, SchemaCheck] = {}
+
+    def check(self, name: str, payload: Raw) -> str | None:
+        """Refuse what does not fit the schema."""
+        published = self._published
+        schema = published.signals.get(name)
+        if schema is None:
+            allows = published.allows_other_signals
+            return _check_name(published.plan_id, published.plan_version, published.signals, allows, name)
+        if name not in self._checks:
+            self._checks[name] = SchemaCheck(schema)
+        misfit = self._checks[name].misfit(bytes(payload))
+        if misfit is not None:
+            raise _unfit(name, *misfit)
+        return None
+
+
+def _unfit(name: str, where: str, reason: str) -> InvalidInput:
+    field = f"payload{where}"
+    return InvalidInput(f"signal {name!r}: {field}: {reason}", field=field, reason=reason, signal_name=name)
+
+
+def _check_name(workflow: str, version: str, signals: Iterable[str], allows_others: bool, name: str) -> str | None:
+    """Refuse a name that is not declared where names are; return a warning if the workflow allows others."""
+    declared = sorted(signals)
+    if not declared or name in declared:
+        return None
+    what = f"workflow {workflow!r}, version {version!r}, declares no signal {name!r}"
+    if allows_others:
+        return f"{what}; it declares {declared}"
+    raise NotFound(f"{what}; it declares {declared}", signal_name=name, declared=declared)
+
+
+def published(definition: WorkflowDefinition) -> PublishedDefinition:
+    """Return what is published of a workflow."""
+    return PublishedDefinition(
+        plan_id=definition.name,
+        plan_version=definition.version,
+        signals={name: json_schema(kind) for name, kind in definition.signals.items()},
+        allows_other_signals=definition.allows_other_signals,
+    )
+
+
+class Declarations:
+    """What workflows declare, for one process."""
+
+    def __init__(self, store: port.Store, workflows: Mapping[port.Plan, WorkflowDefinition]) -> None:
+        self._store = store
+        self._workflows = workflows
+        self._published = 0
+        self._plans: dict[str, tuple[port.Plan, float]] = {}
+        self.places: dict[str, tuple[str, str, str]] = {}
+        """The tenant, project and environment of the runs that were looked up."""
+        self._found: dict[port.Plan, tuple[Declared | None, float]] = {}
+
+    @property
+    def is_published(self) -> bool:
+        """Whether everything is published that the workflows here declare; they only become more."""
+        return len(self._workflows) == self._published
+
+    async def publish(self) -> None:
+        """Publish what the workflows that are here declare, unless that was done."""
+        if not self.is_published:
+            definitions = [published(each) for each in self._workflows.values()]
+            await self._store.publish_definitions(definitions)
+            self._published = len(definitions)
+
+    async def of_runs(
+        self, run_ids: Iterable[str], new: Mapping[str, port.Plan] | None = None
+    ) -> dict[str, Declared | None]:
+        """Return what the workflows of these runs declare; None where that is nothing, or there is no such run.
+
+        `new` are runs that are about to be created.
+        """
+        plans = dict(new or {})
+        names = [run_id for run_id in dict.fromkeys(run_ids) if run_id not in plans]
+        plans |= await self._plans_of([run_id for run_id in names if not check_name("run_id", run_id)])
+        await self._find(set(plans.values()))
+        return {run_id: self._of_plan(plans.get(run_id)) for run_id in run_ids}
+
+    def of(self, definition: WorkflowDefinition) -> Declared | None:
+        """Return what a workflow declares whose code is here."""
+        return DeclaredByCode(definition) if definition.signals else None
+
+    def _of_plan(self, plan: port.Plan | None) -> Declared | None:
+        if plan is None:
+            return None
+        definition = self._workflows.get(plan)
+        return self.of(definition) if definition is not None else self._found[plan][0]
+
+    async def _plans_of(self, run_ids: Sequence[str]) -> dict[str, port.Plan]:
+        now = get_running_loop().time()
+        known = {run_id: self._plans[run_id] for run_id in run_ids if run_id in self._plans}
+        plans = {run_id: plan for run_id, (plan, until) in known.items() if until > now}
+        unknown = [run_id for run_id in run_ids if run_id not in plans]
+        if len(self._plans) + len(unknown) > KNOWN_RUNS:
+            self._plans.clear()
+            self.places.clear()
+        for start in range(0, len(unknown), ASKED_AT_ONCE):
+            asked = tuple(unknown[start : start + ASKED_AT_ONCE])
+            query = port.RunQuery(run_ids=asked, limit=len(asked))
+            while page := await self._store.find_runs(query):
+                found = {head.run_id: (head.plan_id, head.plan_version) for head in page}
+                plans |= found
+                self.places |= {head.run_id: (head.tenant, head.project, head.environment) for head in page}
+                self._plans |= {run_id: (plan, now + RUN_AGE_S) for run_id, plan in found.items()}
+                if all(run_id in plans for run_id in asked):
+                    break
+                query = replace(query, after=page[-1].run_id)
+        return plans
+
+    async def _find(self, plans: Iterable[port.Plan]) -> None:
+        now = get_running_loop().time()
+        strange = [plan for plan in plans if plan not in self._workflows]
+        unknown = [plan for plan in strange if plan not in self._found or self._found[plan][1] <= now]
+        if not unknown:
+            return
+        for plan, found in zip(unknown, await self._store.find_definitions(unknown), strict=True):
+            declared = None if found is None or not found.signals else DeclaredInStore(found)
+            self._found[plan] = declared, now + (UNPUBLISHED_AGE_S if found is None else PUBLISHED_AGE_S)

@@ -1,0 +1,376 @@
+"""Examines an installation: is the store sound, and can every run that is not finished go on?
+
+Facts come from the store (`store/health.py`) and are judged here. Runs that seem to wait for nothing, and a sample
+of all the others, are read in full and checked against what must always hold (`core/invariants.py`). Nothing is
+changed, and nodes may go on working.
+"""
+
+import asyncio
+import platform
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from importlib.metadata import version
+from typing import Any
+
+from msgspec import Struct
+
+from holdfast.clock import Clock
+from holdfast.core.instants import Instant
+from holdfast.core.invariants import RunView, check
+from holdfast.core.state import PAUSED, state_of
+from holdfast.engine.definition_filter import lacks_of
+from holdfast.errors import InvalidInput, RunError, StoreCorrupt
+from holdfast.store.health import (
+    SECOND,
+    Bounds,
+    Examinable,
+    Facts,
+    Finding,
+    fine,
+    note,
+    time_words,
+    wrong,
+)
+from holdfast.store.inspect import view_of
+from holdfast.store.port import NodePlans, Plan, RunQuery, Stats, Store, TaskQuery
+
+BOUNDS = Bounds()
+TRIES = 3
+"""How often a run is read that does not rest. One that goes on all the time is not stuck."""
+
+AT_ONCE = 4
+"""How many runs are read at the same time: as many as a store has connections, unless told otherwise."""
+
+LISTED_ROWS = 1_000
+"""How many runs and tasks are read to see whether their rows can be: the newest runs, and the first tasks."""
+
+GOES_ON = "unfinished_runs_can_go_on"
+
+Progress = Callable[[int, int], None]
+"""Is told how many runs have been read, of how many."""
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """What was found. `looked` is false if the store could not be looked at."""
+
+    store: str
+    looked: bool
+    is_fine: bool
+    findings: tuple[Finding, ...]
+    runs_read: int = 0
+
+
+class Picture(Struct, frozen=True, kw_only=True):
+    """What the checks look at."""
+
+    facts: Facts
+    stats: Stats
+    now: Instant
+    bounds: Bounds
+    missing: frozenset[Plan] = frozenset()
+    nodes: tuple[NodePlans, ...] = ()
+
+    def since(self, instant: Instant) -> str:
+        """Say how long ago that was."""
+        return time_words(self.now - instant)
+
+
+async def examine(
+    store: Store,
+    clock: Clock,
+    *,
+    shown: str = "",
+    bounds: Bounds = BOUNDS,
+    thorough: bool = False,
+    progress: Progress = lambda done, of: None,
+) -> Report:
+    """Examine a store. `clock` is this machine's; `shown` is what the store is called."""
+    if not isinstance(store, Examinable):
+        raise InvalidInput(f"a store of the type {type(store).__name__} cannot be examined", field="store")
+    skew = await _skew(store, clock, bounds)
+    facts = await store.examine(bounds, thorough=thorough)
+    missing = frozenset(each.plan for each in await store.find_missing(int(bounds.late_s * 1_000)))
+    nodes, stats = tuple(await store.find_nodes()), await store.stats()
+    picture = Picture(facts=facts, stats=stats, now=await store.now(), bounds=bounds, missing=missing, nodes=nodes)
+    findings = [_versions(facts), *facts.findings, skew]
+    for subject, judge, otherwise in CHECKS:
+        findings += list(judge(picture)) or [fine(subject, otherwise)]
+    findings += await _paused(store, picture)
+    findings += await _unreadable(store, picture)
+    read, of_runs = await _runs(store, picture, progress)
+    return report_of(shown, findings + of_runs, runs_read=read)
+
+
+def report_of(shown: str, findings: Iterable[Finding], **more: Any) -> Report:
+    """Return the report that has these findings."""
+    found = tuple(findings)
+    fields = {"looked": True, **more}
+    return Report(store=shown, is_fine=all(each.level != "wrong" for each in found), findings=found, **fields)
+
+
+# --- the installation ---------------------------------------------------------------------------------------------
+
+
+def _versions(facts: Facts) -> Finding:
+    told = f"{facts.software}, Holdfast {version('holdfast')}, Python {platform.python_version()}"
+    schema = f"the schema has version {facts.schema_version}"
+    if facts.schema_version > facts.latest_version:
+        sentence = f"{told}; {schema}, and this Holdfast knows {facts.latest_version}"
+        return note("versions", sentence, "a rolling upgrade is under way, or this Holdfast is an old one: upgrade it")
+    return fine("versions", f"{told}; {schema}")
+
+
+async def _skew(store: Store, clock: Clock, bounds: Bounds) -> Finding:
+    """Compare the store's time with this machine's; the answer was on its way for some time."""
+    before, there, after = clock.now(), await store.now(), clock.now()
+    skew = max(before - there, there - after, 0)
+    if skew >= bounds.skew_s * SECOND:
+        which = "ahead of" if there > after else "behind"
+        sentence = f"the store's clock is {time_words(skew)} {which} this machine's"
+        advice = "let both follow a time server; runs go by the store's clock, so only logs disagree"
+        return note("clock", sentence, advice)
+    return fine("clock", "the store's clock and this machine's agree")
+
+
+# --- what all runs have in common ---------------------------------------------------------------------------------
+
+
+def _gone(picture: Picture) -> Iterator[Finding]:
+    for gone in picture.facts.gone:
+        advice = "start a node that knows their workflows: it takes them over"
+        if gone.lease_until is None:
+            sentence = f"{gone.runs} runs belong to the node {gone.node}, which is not known here"
+            yield wrong("leases", sentence, "this is a mistake of ours: please report it")
+        else:
+            since = picture.since(gone.lease_until)
+            yield wrong("leases", f"{gone.node} is gone for {since}, and {gone.runs} runs still belong to it", advice)
+
+
+def _unclaimed(picture: Picture) -> Iterator[Finding]:
+    nodes = picture.stats.nodes
+    for kind in picture.facts.unclaimed:
+        sentence = (
+            f"{kind.runs} runs of {kind.plan_id} version {kind.plan_version} are ready, the oldest for "
+            f"{picture.since(kind.since)}, and no node claims them; there are {nodes} nodes"
+        )
+        advice = "see that a node with this workflow is running" if nodes else "start a node: `holdfast node`"
+        if nodes and (kind.plan_id, kind.plan_version) in picture.missing:
+            sentence += ", and none of them has this version"
+            advice = "deploy it; until then runs that are due are paused"
+        yield wrong("ready runs", sentence, advice)
+    oldest = picture.stats.oldest_ready_at
+    is_late = oldest is not None and oldest <= picture.now - picture.bounds.late_s * SECOND
+    if oldest is not None and is_late and not picture.facts.unclaimed and not picture.facts.gone:
+        sentence = f"a run has been ready for {picture.since(oldest)}, and the node that has it takes no turn"
+        yield wrong("ready runs", sentence, "see what the nodes are busy with, or start more of them")
+
+
+def _untaken(picture: Picture) -> Iterator[Finding]:
+    for kind in picture.facts.untaken:
+        sentence = (
+            f"{kind.jobs} jobs of {kind.activity} wait in the queue {kind.queue}, the oldest for "
+            f"{picture.since(kind.since)}"
+        )
+        advice = f"start a node that knows it, or more of them: `holdfast node --queue {kind.queue}`"
+        yield wrong("queues", sentence, advice)
+
+
+def _lacking(picture: Picture) -> Iterator[Finding]:
+    for activity, (plan_id, plan_version) in sorted(lacks_of(picture.nodes)):
+        sentence = (
+            f"runs of {plan_id} version {plan_version} wait for the activity {activity!r}, and no node alive has both"
+        )
+        yield wrong("activities", sentence, "start a node that has both: they go on by themselves")
+
+
+def _retried(picture: Picture) -> Iterator[Finding]:
+    found = picture.facts.retried
+    if found:
+        most = max(attempts for _, attempts in found)
+        sentence = f"runs have messages that cannot be handled, and come again; they were tried up to {most} times"
+        advice = "see the log of the nodes; they become dead letters if it goes on"
+        yield note("poison", sentence, advice, dict.fromkeys(run_id for run_id, _ in found))
+
+
+def _letters(picture: Picture) -> Iterator[Finding]:
+    if picture.stats.dead_letters:
+        count = picture.stats.dead_letters
+        sentence = f"{count} dead {'letter is' if count == 1 else 'letters are'} not settled"
+        yield wrong("dead letters", sentence, "`holdfast dead-letter list`, then requeue or drop each of them")
+
+
+def _mailbox(picture: Picture) -> Iterator[Finding]:
+    oldest = picture.facts.oldest_signal
+    if oldest is not None and oldest[1] <= picture.now - picture.bounds.mailbox_s * SECOND:
+        sentence = f"a signal has been in a mailbox for {picture.since(oldest[1])}, and nobody has waited for it"
+        yield note("mailboxes", sentence, "`holdfast signal mailbox RUN-ID`: is its name the right one?", oldest[:1])
+
+
+CHECKS: tuple[tuple[str, Callable[[Picture], Iterable[Finding]], str], ...] = (
+    ("leases", _gone, "no run belongs to a node that is gone"),
+    ("ready runs", _unclaimed, "no run has been ready for long"),
+    ("queues", _untaken, "no job has waited for long"),
+    ("activities", _lacking, "no run waits for an activity that no node has"),
+    ("poison", _retried, "no message comes again and again"),
+    ("dead letters", _letters, "there is none that nobody has settled"),
+    ("mailboxes", _mailbox, "no signal has waited for long"),
+)
+"""Each with what is said if it finds nothing."""
+
+
+_WHEN_MENDED = "`holdfast run get RUN-ID` shows why; when that is mended, `holdfast run resume RUN-ID`"
+_TO_RESUME = {
+    "VersionMismatch": "deploy the version that each was started with, then requeue its dead letters, or "
+    "`holdfast run resume RUN-ID`",
+    "PoisonTurn": "they ended the processes of the nodes that took their turns: see those logs, mend it, then "
+    "`holdfast run resume RUN-ID` to try once more, or `holdfast run terminate RUN-ID`",
+}
+"""What to do about runs that were paused with this code."""
+
+
+async def _unreadable(store: Store, picture: Picture) -> list[Finding]:
+    """Name the rows of lists that are damaged. Runs that are read in full are named there."""
+    found: list[Finding] = []
+    bounds, read = picture.bounds, {*dict(picture.facts.suspects), *picture.facts.sample}
+    advice = "see when a backup has it whole; what can be read is listed, and goes on"
+    newest = (await store.find_runs(RunQuery(limit=LISTED_ROWS, newest=True))).unreadable
+    runs = [run_id for run_id in newest if run_id not in read]
+    tasks = (await store.find_tasks(TaskQuery(limit=LISTED_ROWS))).unreadable
+    if runs:
+        found.append(wrong("runs", f"{len(runs)} rows of runs cannot be read", advice, runs[: bounds.listed]))
+    if tasks:
+        named = ", ".join(tasks[: bounds.listed])
+        found.append(wrong("tasks", f"{len(tasks)} rows of tasks cannot be read: {named}", advice))
+    return found
+
+
+_TO_RETRY = (
+    "`holdfast run get RUN-ID` names the step; when what it failed of is mended, "
+    "`holdfast run retry-step RUN-ID STEP-ID`. `resume --raise-failure` would raise the error in the workflow, "
+    "and fail a run that does not catch it"
+)
+
+
+async def _paused(store: Store, picture: Picture) -> list[Finding]:
+    """Name the runs that an error has paused: nobody has asked for that."""
+    if not picture.stats.runs.get(PAUSED):
+        return [fine("paused runs", "there is none")]
+    heads = await store.find_runs(RunQuery(status=PAUSED, limit=1_000))
+    by_code: dict[str, list[str]] = {}
+    failed: list[str] = []
+    for head in heads:
+        code = head.snapshot.last_error_code if head.snapshot is not None else None
+        if head.snapshot is not None and head.snapshot.failed_step_ids:
+            failed.append(head.run_id)
+        elif code is not None:
+            by_code.setdefault(code, []).append(head.run_id)
+    found = []
+    if failed:
+        sentence = f"{_runs_were(len(failed))} paused by a failed step"
+        found.append(wrong("paused runs", sentence, _TO_RETRY, failed[: picture.bounds.listed]))
+    found += [
+        wrong(
+            "paused runs",
+            f"{_runs_were(len(run_ids))} paused by {code}",
+            _TO_RESUME.get(code, _WHEN_MENDED),
+            run_ids[: picture.bounds.listed],
+        )
+        for code, run_ids in sorted(by_code.items())
+    ]
+    return found or [fine("paused runs", f"{_runs_were(len(heads))} paused by operators")]
+
+
+def _runs_were(count: int) -> str:
+    return "1 run was" if count == 1 else f"{count} runs were"
+
+
+# --- runs, one by one ---------------------------------------------------------------------------------------------
+
+
+async def _runs(store: Store, picture: Picture, progress: Progress) -> tuple[int, list[Finding]]:
+    """Read the suspects and the sample, and return how many could be read, and what was found."""
+    suspects = dict(picture.facts.suspects)
+    run_ids = list(dict.fromkeys([*suspects, *picture.facts.sample]))
+    findings: list[Finding] = []
+    stuck: dict[str, list[str]] = {}
+    broken: dict[str, list[str]] = {}
+    read = 0
+    async for run_id, view in _views(store, run_ids, picture.bounds, progress):
+        if isinstance(view, StoreCorrupt):
+            findings.append(_damaged(view, run_id))
+        if not isinstance(view, RunView):
+            continue
+        read += 1
+        violations = check(view)
+        why = [violation.problem for violation in violations if violation.invariant == GOES_ON]
+        for problem in why or (_in_vain(view) if suspects.get(run_id) == view.version else []):
+            stuck.setdefault(problem, []).append(run_id)
+        for violation in violations:
+            if violation.invariant != GOES_ON:
+                broken.setdefault(f"{violation.invariant}: {violation.problem}", []).append(run_id)
+    findings += _stuck(stuck, picture.bounds) or [fine("stuck runs", "every run that was looked at can go on")]
+    sound = fine("runs", f"{_runs_were(read)} read in full, and nothing is amiss")
+    findings += _broken(broken, picture.bounds) or [sound]
+    return read, findings
+
+
+async def _views(
+    store: Store, run_ids: list[str], bounds: Bounds, progress: Progress
+) -> AsyncIterator[tuple[str, RunView | StoreCorrupt | None]]:
+    """Read runs, a few at a time: a server may be far away."""
+    for start in range(0, len(run_ids), AT_ONCE):
+        some = run_ids[start : start + AT_ONCE]
+        for found in zip(some, await asyncio.gather(*(_view(store, run_id, bounds) for run_id in some)), strict=True):
+            yield found
+        progress(start + len(some), len(run_ids))
+
+
+async def _view(store: Store, run_id: str, bounds: Bounds) -> RunView | StoreCorrupt | None:
+    try:
+        [run] = await store.load([run_id])
+        if run is None or run.head.version > bounds.sample_events:
+            return None
+        return await view_of(store, run_id, tries=TRIES)
+    except StoreCorrupt as damage:
+        return damage
+
+
+def _in_vain(view: RunView) -> list[str]:
+    """Say what a suspect waits for that will never come: there is no job and no unfinished child of it.
+
+    That was so when the run had the version that it has now, and nothing of it has changed since.
+    """
+    try:
+        steps = state_of(view.run_id, view.events).open_steps.values()
+    except RunError:
+        return []  # another invariant says so
+    if view.is_finished or view.is_in_hand or view.ready_at is not None or any(step.is_detached for step in steps):
+        return []
+    in_queues = [f"step {step.step_id!r} has no job in the queue {step.queue!r}" for step in steps if step.queue]
+    children = [f"step {step.step_id!r} waits for a child that has ended" for step in steps if step.kind == "child"]
+    return in_queues + children
+
+
+def _stuck(stuck: dict[str, list[str]], bounds: Bounds) -> list[Finding]:
+    advice = "skip or retry the step (`holdfast run skip`, `retry-step`), or cancel the run; and please report it"
+    return [
+        wrong(
+            "stuck runs",
+            f"{len(run_ids)} runs are unfinished, and nothing will wake them: {problem}",
+            advice,
+            run_ids[: bounds.listed],
+        )
+        for problem, run_ids in list(stuck.items())[: bounds.listed]
+    ]
+
+
+def _broken(broken: dict[str, list[str]], bounds: Bounds) -> list[Finding]:
+    advice = "keep a copy of the store, and please report it; other runs go on"
+    return [
+        wrong("runs", f"what must always hold does not: {problem}", advice, run_ids[: bounds.listed])
+        for problem, run_ids in list(broken.items())[: bounds.listed]
+    ]
+
+
+def _damaged(damage: StoreCorrupt, run_id: str) -> Finding:
+    named = [run_id] if run_id else []
+    return wrong("runs", f"a run cannot be read: {damage.message}", "see when a backup has it whole", named)

@@ -1,0 +1,170 @@
+"""What goes on in a process, noted where everything passes: at the store.
+
+An `ObservedStore` passes every verb on, and counts. Counting is done once for each call, which is once for a whole
+batch of turns or signals; who reads the counts adds nothing to it. Others may ask to be told of commits: so event
+streams hear at once of what happens here, and traces of runs that have finished. What a store cannot guard is refused
+here too, by whichever class the store is.
+"""
+
+import asyncio
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from holdfast.core.messages import Message, SignalRequest
+from holdfast.core.state import TERMINAL
+from holdfast.engine.node import Node
+from holdfast.store import validation
+from holdfast.store.port import (
+    CommitConflict,
+    Committed,
+    Created,
+    Delivered,
+    Duplicate,
+    Existing,
+    LoadedRun,
+    NewRun,
+    Plan,
+    Refused,
+    Store,
+    Turn,
+)
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+
+Told = Callable[[Sequence[Turn]], None]
+"""Somebody who is told of the turns that were committed here, before anybody else does anything about them."""
+
+
+class Histogram:
+    """How values are spread: how many are at most as large as each bound, and their sum."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def add(self, value: float) -> None:
+        """Count a value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+
+class Counts:
+    """What a process has done so far."""
+
+    def __init__(self) -> None:
+        self.runs_created = 0
+        self.events: Counter[str] = Counter()
+        self.finished: Counter[str] = Counter()
+        self.conflicts: Counter[str] = Counter()
+        self.signals: Counter[str] = Counter()
+        self.dead_letters: Counter[str] = Counter()
+        self.commit_s = Histogram(SECONDS)
+        self.batch_turns = Histogram(SIZES)
+        self.claims = 0
+        self.runs_claimed = 0
+        self.renewals = 0
+
+    def add(self, turns: Sequence[Turn]) -> None:
+        """Count turns that were committed together."""
+        self.batch_turns.add(len(turns))
+        self.events.update([event.event_type for turn in turns for event in turn.events])
+        self.finished.update([turn.snapshot.status for turn in turns if turn.snapshot.status in TERMINAL])
+        for turn in turns:
+            if turn.dead:
+                self.dead_letters.update(letter.reason for letter in turn.dead)
+            self.runs_created += len(turn.starts)
+
+
+class ObservedStore:
+    """A store whose traffic is counted, and told to whoever asks."""
+
+    def __init__(self, store: Store) -> None:
+        self.capabilities = store.capabilities
+        self.wakeups = store.wakeups
+        self.counts = Counts()
+        self.told: tuple[Told, ...] = ()
+        self._store = store
+
+    def tell(self, told: Told) -> Callable[[], None]:
+        """Tell somebody of commits from now on, until they call what is returned."""
+        self.told += (told,)
+
+        def end() -> None:
+            self.told = tuple(other for other in self.told if other is not told)
+
+        return end
+
+    def __getattr__(self, verb: str) -> Any:
+        return getattr(self._store, verb)
+
+    async def create(self, runs: Sequence[NewRun], claim_for: str | None = None) -> list[Created | Existing | Refused]:
+        validation.require_for_signals(self._store, (signal for new in runs for signal in new.signals))
+        answers = await self._store.create(runs, claim_for)
+        created = [new for new, answer in zip(runs, answers, strict=True) if isinstance(answer, Created)]
+        self.counts.runs_created += len(created)
+        self.counts.events.update([event.event_type for new in created for event in new.events[1:]])  # of first turns
+        return answers
+
+    async def deliver(self, items: Sequence[SignalRequest | Message]) -> list[Delivered]:
+        validation.require_for_signals(self._store, (item for item in items if isinstance(item, SignalRequest)))
+        answers = await self._store.deliver(items)
+        self.counts.signals.update(
+            _fate(answer) for item, answer in zip(items, answers, strict=True) if isinstance(item, SignalRequest)
+        )
+        return answers
+
+    async def commit(self, turns: Sequence[Turn]) -> list[Committed | CommitConflict]:
+        validation.require_for_records(self._store, turns)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        answers = await self._store.commit(turns)
+        self.counts.commit_s.add(loop.time() - began)
+        lost = [answer for answer in answers if isinstance(answer, CommitConflict)]
+        if lost:
+            self.counts.conflicts.update(conflict.reason for conflict in lost)
+            turns = [turn for turn, answer in zip(turns, answers, strict=True) if isinstance(answer, Committed)]
+        self.counts.add(turns)
+        for told in self.told:
+            told(turns)
+        return answers
+
+    async def claim(self, node: str, limit: int, plans: Sequence[Plan] | None = None) -> list[LoadedRun]:
+        claimed = await self._store.claim(node, limit, plans)
+        self.counts.claims += 1
+        self.counts.runs_claimed += len(claimed)
+        return claimed
+
+    async def renew(self, node: str, lease_ms: int, plans: Sequence[Plan] | None = None, is_start: bool = False) -> int:
+        self.counts.renewals += 1
+        if is_start:
+            return await self._store.renew(node, lease_ms, plans, is_start)
+        return await self._store.renew(node, lease_ms, plans)
+
+
+def _fate(answer: Delivered) -> str:
+    if isinstance(answer, Refused):
+        return answer.error.code
+    return "duplicate" if isinstance(answer, Duplicate) else "accepted"
+
+
+def observed(store: Store) -> Store:
+    """Return a store whose traffic is counted."""
+    return store if isinstance(store, ObservedStore) else cast(Store, ObservedStore(store))
+
+
+def observer_of(store: Store) -> ObservedStore:
+    """Return who observes a store that an app has opened."""
+    found: object = store
+    assert isinstance(found, ObservedStore), "an app opens no store without observing it"
+    return found
+
+
+def activities_running(node: Node) -> int:
+    """Return how many activities are under way on a node."""
+    return node._workers.busy + node._queues.busy

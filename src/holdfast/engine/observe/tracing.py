@@ -1,0 +1,229 @@
+"""Traces: a run as spans of OpenTelemetry, made from its history when it has finished. Needs `holdfast[otel]`.
+
+A run's trace and spans have ids that follow from the run's own, so whoever knows the run knows its trace, nothing is
+carried along, and steps that were carried out by many nodes come together. The node that records a run's end hands
+its whole trace to the exporter. Inside an activity the step's span is the current one: what is called from there, and
+knows of traces, goes on with it.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import wraps
+from typing import Any, Protocol
+
+from opentelemetry import trace
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter
+from opentelemetry.trace import NonRecordingSpan, SpanContext, Status, StatusCode, TraceFlags
+
+from holdfast.core import events as e
+from holdfast.core.events import Event
+from holdfast.core.state import TERMINAL
+from holdfast.engine.activities.executor import current_activity
+from holdfast.engine.observe.metrics import observer_of
+from holdfast.engine.start.runtime import Opened
+from holdfast.program.definitions import ActivityDefinition
+from holdfast.store.port import Store, Turn
+
+logger = logging.getLogger("holdfast.traces")
+
+OPENING = (e.StepStarted, e.TimerStarted, e.SignalWaiting, e.TaskCreated, e.ChildStarted, e.UpdateAccepted)
+CLOSING = (
+    e.StepCompleted,
+    e.StepFailed,
+    e.StepSkipped,
+    e.StepCancelled,
+    e.TimerFired,
+    e.SignalReceived,
+    e.SignalTimedOut,
+    e.TaskCompleted,
+    e.ChildCompleted,
+    e.ChildFailed,
+    e.UpdateCompleted,
+)
+_MARK = "__holdfast_traced__"
+MOST_BEHIND = 10_000
+"""How many finished runs wait for the exporter before traces are lost."""
+
+FAILED = (e.StepFailed, e.ChildFailed, e.RunFailed)
+
+
+def context_of(run_id: str, step_id: str = "") -> SpanContext:
+    """Return the span of a run, or of one of its steps. Children are in the trace of the run above them all."""
+    root = run_id.partition("/")[0]
+    return SpanContext(
+        trace_id=int.from_bytes(_digest(root)[:16]),
+        span_id=int.from_bytes(_digest(f"{run_id}|{step_id}")[16:24]),
+        is_remote=True,
+        trace_flags=TraceFlags(TraceFlags.SAMPLED),
+    )
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
+
+
+def spans_of(history: Sequence[Event], resource: Resource) -> Iterator[ReadableSpan]:
+    """Return the spans of a run: one for itself, and one for each of its steps, waits, timers, tasks and children."""
+    first, last = history[0], history[-1]
+    queued = first.data
+    assert isinstance(queued, e.RunQueued)
+    above = context_of(queued.parent_run_id, queued.parent_step_id or "") if queued.parent_run_id else None
+    about = {"holdfast.run_id": first.run_id, "holdfast.workflow": queued.plan_id}
+    yield _span(f"run {queued.plan_id}", context_of(first.run_id), above, first, last, about, resource)
+    opened: dict[str, Event] = {}
+    for event in history:
+        if isinstance(event.data, OPENING):
+            opened[event.step_id or ""] = event
+        elif isinstance(event.data, CLOSING) and (event.step_id or "") in opened:
+            yield _step(opened.pop(event.step_id or ""), event, about, resource)
+    for event in opened.values():  # what was still open when the run ended
+        yield _step(event, last, about, resource)
+
+
+def _step(begun: Event, ended: Event, about: dict[str, str], resource: Resource) -> ReadableSpan:
+    step_id = begun.step_id or ""
+    name = f"{begun.event_type.removesuffix('Started').lower()} {step_id}"
+    more = {"holdfast.step_id": step_id, "holdfast.node": ended.engine_run_ref.node}
+    if ended.caused_by_signal_id is not None:
+        more["holdfast.signal_id"] = ended.caused_by_signal_id
+    return _span(
+        name, context_of(begun.run_id, step_id), context_of(begun.run_id), begun, ended, {**about, **more}, resource
+    )
+
+
+def _span(
+    name: str,
+    context: SpanContext,
+    above: SpanContext | None,
+    begun: Event,
+    ended: Event,
+    about: dict[str, str],
+    resource: Resource,
+) -> ReadableSpan:
+    failed = isinstance(ended.data, FAILED)
+    error = getattr(ended.data, "error", None)
+    told = f"{error.code}: {error.message}" if failed and error is not None else None
+    return ReadableSpan(
+        name=name,
+        context=context,
+        parent=above,
+        resource=resource,
+        attributes={**about, "holdfast.ended_by": ended.event_type},
+        status=Status(StatusCode.ERROR, told) if failed else Status(StatusCode.UNSET),
+        start_time=begun.emitted_at * 1_000,
+        end_time=max(ended.emitted_at, begun.emitted_at) * 1_000,
+    )
+
+
+class Tracing:
+    """Hands the traces of runs that finish here to an exporter, in the background. Losing one loses no run."""
+
+    def __init__(self, store: Store, exporter: SpanExporter, resource: Resource | None = None) -> None:
+        self._store = store
+        self._exporter = exporter
+        self._resource = resource or Resource.create()
+        self._finished: asyncio.Queue[str] = asyncio.Queue(MOST_BEHIND)
+        self.lost = 0
+        """How many runs have finished while the exporter was too far behind."""
+        self._end_telling = observer_of(store).tell(self._note)
+        self._task = asyncio.create_task(self._work(), name="traces")
+
+    def _note(self, turns: Sequence[Turn]) -> None:
+        for turn in turns:
+            if turn.snapshot.status in TERMINAL and turn.events:
+                self._note_end(turn.run_id)
+
+    def _note_end(self, run_id: str) -> None:
+        try:
+            self._finished.put_nowait(run_id)
+        except asyncio.QueueFull:
+            self.lost += 1
+            if self.lost & (self.lost - 1) == 0:  # the first, and each time that it has doubled
+                logger.warning("the exporter is too far behind; %d traces are lost so far", self.lost)
+
+    async def _work(self) -> None:
+        while True:
+            run_id = await self._finished.get()
+            try:
+                await self._export(run_id)
+            except Exception:  # an exporter is not ours, and may raise anything
+                logger.warning("the trace of run %s is lost", run_id, exc_info=True)
+            finally:
+                self._finished.task_done()
+
+    async def _export(self, run_id: str) -> None:
+        history: list[Event] = []
+        while page := await self._store.read_events(run_id, len(history)):
+            history += page
+        if history:
+            await asyncio.to_thread(self._exporter.export, list(spans_of(history, self._resource)))
+
+    async def stop(self) -> None:
+        """Hand out what has finished so far, and stop."""
+        self._end_telling()
+        await self._finished.join()
+        self._task.cancel()
+
+
+@contextmanager
+def _in_step() -> Iterator[None]:
+    activity = current_activity()
+    if activity is None:
+        yield
+        return
+    span = NonRecordingSpan(context_of(activity.run_id, activity.step_id))
+    with trace.use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
+        yield
+
+
+class TracedApp(Protocol):
+    """What tracing needs of an app."""
+
+    def activity_names(self) -> Collection[str]:
+        """Return the names of its activities."""
+
+    def activity_named(self, name: str) -> ActivityDefinition | None:
+        """Return an activity by its name."""
+
+    def opened(self) -> Opened:
+        """Return what it has open."""
+
+
+@asynccontextmanager
+async def traced(app: TracedApp, exporter: SpanExporter, resource: Resource | None = None) -> AsyncIterator[None]:
+    """Trace the runs that finish on the node that an app has open, and let activities know their step's span."""
+    for name in app.activity_names():
+        definition = app.activity_named(name)
+        if definition is not None and not hasattr(definition.function, _MARK):
+            definition.function = _within_step(definition.function, definition.is_async)
+    tracing = Tracing(app.opened().store, exporter, resource)
+    try:
+        yield
+    finally:
+        await tracing.stop()
+
+
+def _within_step(function: Callable[..., Any], is_async: bool) -> Callable[..., Any]:
+    if is_async:
+
+        @wraps(function)
+        async def run(*args: Any, **kwargs: Any) -> Any:
+            with _in_step():
+                result: Coroutine[Any, Any, Any] = function(*args, **kwargs)
+                return await result
+
+        setattr(run, _MARK, True)
+        return run
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with _in_step():
+            return function(*args, **kwargs)
+
+    setattr(call, _MARK, True)
+    return call

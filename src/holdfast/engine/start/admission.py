@@ -1,0 +1,163 @@
+"""The run queue: lets in runs that wait at the gates of their workflows, and starts them.
+
+`dequeue_and_start` keeps nothing in memory and may be called by anybody at any time: the store counts and lets in
+within one step. A node calls it when a run of a workflow with limits has finished here, when a rate allows another
+start, and now and then, in case that whoever should have called it is gone.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import Literal, Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from holdfast.core.admission import NO_LIMIT, Ticket
+from holdfast.core.events import Event, RunQueued, RunStarted
+from holdfast.core.instants import Instant
+from holdfast.engine.definition_filter import Known
+from holdfast.engine.options import NodeOptions
+from holdfast.errors import InvalidInput, LeaseExpired, StoreError
+from holdfast.program.limiting import WorkflowLimit
+from holdfast.store.port import LoadedRun, NewRun, Store, Turn
+
+RETRY_S = 1.0
+
+logger = logging.getLogger("holdfast.node")
+
+
+class Dequeued(Struct, frozen=True):
+    """What became of a run that was let in.
+
+    STARTED: it starts here, or is ready for the node that claims it. SKIPPED: somebody else has it in hand, and starts
+    it. FAILED: it cannot be read, and is tried again later.
+    """
+
+    run_id: str
+    status: Literal["STARTED", "FAILED", "SKIPPED"]
+
+
+class LimitedDefinitions(Protocol):
+    """Knows the workflows, and the limits of those that have some."""
+
+    def plan_ids(self) -> list[str]:
+        """Return the names of the workflows that are known."""
+        ...
+
+    def limited(self) -> Mapping[str, WorkflowLimit]:
+        """Return the limits of the workflows that have some, by their names."""
+        ...
+
+
+class RunQueue:
+    """Lets in runs for one node. `owner` says for whom they are claimed, and `hold` is given each that was."""
+
+    def __init__(
+        self,
+        store: Store,
+        definitions: LimitedDefinitions,
+        known: Known,
+        owner: Callable[[], str | None],
+        hold: Callable[[LoadedRun], None],
+        options: NodeOptions,
+    ) -> None:
+        self._store = store
+        self._definitions = definitions
+        self._known = known
+        self._limited = definitions.limited()
+        self._owner = owner
+        self._hold = hold
+        self._most = options.claim_runs
+        self._poll_s = options.safety_poll_s
+        self._next_at: Instant | None = None
+        self._strange: list[str] = []  # runs that were let in here, and are for others; kept until they are given back
+        self._something = asyncio.Event()
+
+    # --- what the node tells
+
+    def ticketed(self, new: NewRun, priority: int = 0) -> NewRun:
+        """Return a run so that it comes to the gate of its workflow, if that has limits."""
+        limited, queued = self._limited.get(new.plan_id), new.events[0].data
+        if limited is None or not isinstance(queued, RunQueued):
+            return new
+        return replace(new, ticket=limited.ticket(queued.input, priority))
+
+    def notice_start(self, new: NewRun) -> None:
+        """Take note of a run that was created: if it waits for a rate, somebody has to watch the time."""
+        if new.ticket is not None and new.ticket.limit.starts is not None:
+            self._something.set()
+
+    @property
+    def has_rates(self) -> bool:
+        """Return whether a workflow has a limit on its starts in a period."""
+        return any(limited.limit.starts is not None for limited in self._limited.values()) if self._limited else False
+
+    def notice_starts_of(self, plan_id: str, events: Sequence[Event]) -> None:
+        """Take note that a run has started here, if it has: it is known now when another one may."""
+        if plan_id in self._limited and any(type(event.data) is RunStarted for event in events):
+            self._something.set()
+
+    def notice_end(self, plan_id: str) -> None:
+        """Take note that a run has finished here: there may be room for another."""
+        if plan_id in self._limited:
+            self._something.set()
+
+    def with_tickets(self, turns: list[Turn]) -> list[Turn]:
+        """Return the turns so that the children that they start come to their gates."""
+        if not self._limited:
+            return turns
+        return [
+            replace(turn, starts=tuple(self._ticketed_child(new) for new in turn.starts)) if turn.starts else turn
+            for turn in turns
+        ]
+
+    def notice_starts(self, turns: list[Turn]) -> None:
+        """Take note of the children that turns have started."""
+        if self._limited:
+            for new in chain.from_iterable(turn.starts for turn in turns):
+                self.notice_start(new)
+
+    def _ticketed_child(self, new: NewRun) -> NewRun:
+        try:
+            return self.ticketed(new)
+        except InvalidInput:  # its parent has gone on, and nobody is there to be told
+            logger.exception("run %s comes to its gate without a key", new.run_id)
+            return replace(new, ticket=Ticket(limit=self._limited[new.plan_id].limit))
+
+    # --- letting in
+
+    async def dequeue_and_start(self) -> list[Dequeued]:
+        """Let in who can be, claim them if this node takes runs, and return what became of each."""
+        limits = dict.fromkeys(self._definitions.plan_ids(), NO_LIMIT)
+        limits |= {name: limited.limit for name, limited in self._limited.items()}
+        owner = self._owner()
+        admitted, self._next_at = await self._store.admit(limits, self._most, owner)
+        for each in admitted:
+            if each.run is not None and self._known.has(each.run.head.plan_id, each.run.head.plan_version):
+                self._hold(each.run)
+            elif each.run is not None:  # the gate is the workflow's, whatever the version
+                self._strange.append(each.run_id)
+        if self._strange and owner is not None:
+            await self._store.release(owner, self._strange)
+            self._strange = []
+        return [Dequeued(each.run_id, each.status) for each in admitted]
+
+    async def work(self) -> None:
+        """Let in whoever can be, for as long as the node is there."""
+        while True:
+            try:
+                await self.dequeue_and_start()
+                wait_s = self._poll_s
+                if self._next_at is not None:
+                    wait_s = min(wait_s, max(0.0, (self._next_at - await self._store.now()) / 1_000_000))
+            except (StoreError, LeaseExpired):
+                logger.warning("the runs that wait to be let in could not be looked at", exc_info=True)
+                wait_s = min(RETRY_S, self._poll_s)
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._something.wait()
+            except TimeoutError:
+                pass
+            self._something.clear()

@@ -1,0 +1,487 @@
+"""A turn: handle messages, let the program go as far as it can, append events, commit once.
+
+`TurnDraft` collects what one turn of one run does and makes the `Turn` that a store commits. It keeps the state
+current, so each decision sees what the ones before it did.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from msgspec import Raw
+from msgspec.structs import replace
+
+from holdfast.core import codec
+from holdfast.core import events as e
+from holdfast.core.apply_commands import enact
+from holdfast.core.commands import Command
+from holdfast.core.dead_letters import DeadLetter, Reason, bury_signal, put_aside
+from holdfast.core.decide import Input, decide, is_taken, queue_run
+from holdfast.core.event_writer import NOTHING, Decision, Refusal
+from holdfast.core.events import EngineRunRef, Event, RunQueued
+from holdfast.core.index_rows import EVERYTHING_CLOSES, ActivityRecord, index_changes
+from holdfast.core.instants import Instant
+from holdfast.core.keys import ANY_VERSION, request_key
+from holdfast.core.messages import (
+    CONTROL_SIGNAL,
+    ChildOutcome,
+    ControlName,
+    Message,
+    SentName,
+    Signal,
+    SignalRequest,
+    as_they_came,
+    child_outcome,
+    fitting_id,
+)
+from holdfast.core.snapshot import RuntimeSnapshot, runtime_snapshot
+from holdfast.core.state import CANCELLED, PAUSED, OpenStep, RunState, fold_onto, own_copy, state_of
+from holdfast.errors import HoldfastError, VersionMismatch
+from holdfast.limits import SIGNAL_ID_BYTES, Limits
+from holdfast.store.port import Job, LoadedRun, NewRun, Turn
+
+LIMITS = Limits()
+
+DEFINITION = "definition"
+"""The id of the message that a run without its definition leaves itself, so that it is looked at again."""
+
+MAILBOX = "mailbox"
+"""The id of the message that a run leaves itself which has read a part of its mailbox."""
+
+_OF_PLAIN_TURNS = frozenset({e.RunStarted, e.StepStarted, e.StepCompleted, e.RunCompleted})
+
+
+class TurnDraft:
+    """What one turn of one run does, while it is being decided."""
+
+    __slots__ = (
+        "_before",
+        "_by",
+        "_consumed",
+        "_dead",
+        "_limits",
+        "_loaded",
+        "_messages",
+        "_now",
+        "_queued",
+        "_records",
+        "_sent",
+        "_touched",
+        "dispatch",
+        "events",
+        "is_plain",
+        "received",
+        "signals",
+        "snapshot",
+        "state",
+    )
+
+    def __init__(self, state: RunState, loaded: LoadedRun, now: Instant, node: str, limits: Limits = LIMITS) -> None:
+        self.state = state
+        self._limits = limits
+        self._dead: list[DeadLetter] = []
+        self.dispatch: list[str] = []
+        self._queued: list[str] = []
+        self._before = state
+        self._loaded = loaded
+        self.signals = as_they_came(loaded.signals) if loaded.signals else ()
+        self._now = now
+        self._by = EngineRunRef(node, loaded.head.lease_epoch)
+        self.events: list[Event] = []  # as they were decided: without their numbers and times in the store
+        self._messages: list[Message] = []
+        self._consumed: list[str] = []
+        self.received: list[tuple[int, int]] = []
+        self._records: list[ActivityRecord] = []
+        self._sent: list[SignalRequest] = []
+        self._touched: list[OpenStep] = []
+
+    def handle(self, message: Input) -> Decision | Refusal:
+        """Decide what the world tells the run, and note that it has been handled."""
+        answer = (
+            NOTHING
+            if self.state.status is PAUSED and self._is_held(message)
+            else decide(self.state, message, self._now, self._by)
+            if self._loaded.is_whole or not self._may_be_in_time(message)
+            else Decision(messages=(message,))  # type: ignore[arg-type]
+        )
+        if isinstance(message, Message):
+            if isinstance(answer, Refusal):
+                self.put_aside(message, answer.error)
+            else:
+                self._consumed.append(message.signal_id)
+        elif isinstance(answer, Decision) and answer.events:
+            inbox_seq = getattr(message, "inbox_seq", None)  # of what came through the mailbox
+            if inbox_seq:
+                self.received.append((inbox_seq, len(self.events)))
+            if type(message) is Signal and message.misfit is not None:
+                self._dead.append(bury_signal(message, self._by.node, self._now))
+        return self._take(answer)
+
+    def handle_requeued(self, message: Message, signal: Signal) -> Decision | Refusal:
+        """Let a wait take a signal that was a dead letter; if it does not fit this time either, it is one again."""
+        self._consumed.append(message.signal_id)
+        if signal.misfit is None:
+            return self.handle(signal)
+        self._dead.append(bury_signal(signal, self._by.node, self._now))
+        return NOTHING
+
+    def _is_held(self, message: Input) -> bool:
+        """Say whether a wait does not time out because of a signal that came in time, and that a pause holds up.
+
+        When the run is resumed the wait takes the signal; if it does not, it is told of its time again.
+        """
+        step = self._timed_wait(message) if self.signals else None
+        return step is not None and is_taken(self.state, step, self.signals)
+
+    def _may_be_in_time(self, message: Input) -> bool:
+        """Return whether a signal that was not loaded may have come in time for the wait whose time is over.
+
+        Only if the turn has taken some of that name: what it was loaded with are the oldest.
+        """
+        step = self._timed_wait(message)
+        return step is not None and any(
+            isinstance(event.data, e.SignalReceived) and event.data.name == step.name for event in self.events
+        )
+
+    def _timed_wait(self, message: Input) -> OpenStep | None:
+        if not isinstance(message, Message) or message.type != "TimerDue":
+            return None
+        step = self.state.open_steps.get(message.step_id or "")
+        return step if step is not None and step.kind == "signal" else None
+
+    def _read_on(self) -> None:
+        """Leave word to go on with the mailbox, of which the turn has seen a part, if a wait may find more in it."""
+        has_opened = any(type(event.data) is e.SignalWaiting for event in self.events)
+        if (has_opened and self.state.waits) or (self.received and not self.state.is_finished):
+            word = Message(signal_id=MAILBOX, run_id=self.state.run_id, type="InternalContinue", occurred_at=self._now)
+            self._messages.append(word)
+
+    def put_aside(self, message: Message, problem: HoldfastError) -> None:
+        """Leave a message for later, or after too many times for an operator: what was accepted is not dropped."""
+        self._consumed.append(message.signal_id)
+        reason: Reason = "definition missing" if isinstance(problem, VersionMismatch) else "retries exhausted"
+        left = put_aside(message, self._limits, reason, _detail(problem), self._by.node, self._now)
+        if isinstance(left, DeadLetter):
+            self._dead.append(left)
+        else:
+            self._messages.append(left)
+
+    def look_again(self, problem: VersionMismatch) -> None:
+        """Leave word for the run itself, so that it goes on, or somebody hears of it, though nothing else comes."""
+        word = Message(
+            signal_id=DEFINITION,
+            run_id=self.state.run_id,
+            type="InternalContinue",
+            occurred_at=self._now,
+            expected_version=1,
+        )
+        self.put_aside(word, problem)
+
+    @property
+    def should_pause(self) -> bool:
+        """Say whether the run is to be paused because a message of it has died."""
+        return bool(self._dead) and self._limits.dead_letters.pauses_run
+
+    def enact(self, commands: Iterable[Command]) -> Decision | Refusal:
+        """Decide what the program asks for."""
+        return self._take(enact(self.state, commands, self._now, self._by))
+
+    def record(self, record: ActivityRecord) -> None:
+        """Keep what is known about an activity's effect, in the same commit."""
+        self._records.append(record)
+
+    def finish(self, *, release: bool = False) -> Turn:
+        """Return the turn to commit. `release` lets go of the run with the same commit."""
+        if self.dispatch:
+            self.dispatch = [step_id for step_id in self.dispatch if step_id in self.state.open_steps]
+        if not self._loaded.is_whole:
+            self._read_on()
+        self.snapshot = runtime_snapshot(self.state)
+        self._touched = self._find_touched()
+        self.is_plain = self._is_plain()
+        head = self._loaded.head
+        turn = Turn(
+            run_id=head.run_id,
+            expected_version=self._before.version,
+            epoch=head.lease_epoch,
+            snapshot=self.snapshot,
+            events=tuple(self.events),
+            consumed=tuple(self._consumed),
+            messages=tuple(self._messages),
+            seen_inbox_seq=head.inbox_seq,
+            release=release,
+        )
+        return turn if self.is_plain else self._with_the_rest(turn)
+
+    def _with_the_rest(self, turn: Turn) -> Turn:
+        changes = index_changes(self._before, self.state, self.events)
+        knows_children = self._has_children()
+        return replace(
+            turn,
+            received=tuple(self.received),
+            waits_opened=changes.waits_opened,
+            waits_closed=changes.waits_closed,
+            tasks=changes.tasks,
+            records=tuple(self._records),
+            starts=tuple(self._children()) if knows_children else (),
+            sends=(*self._sent, *(self._sends() if knows_children or self.state.parent_run_id is not None else ())),
+            jobs=tuple(self._jobs()) if self._queued else (),
+            jobs_closed=self._jobs_closed(),
+            dead=tuple(self._dead),
+        )
+
+    def _find_touched(self) -> list[OpenStep]:
+        """Return the steps that this turn has to do with, as they were before it: all that are open only if it ends."""
+        before = self._before.open_steps
+        if not before:
+            return []
+        touched: dict[str, OpenStep] = {}
+        for event in self.events:
+            if type(event.data) in EVERYTHING_CLOSES:
+                return list(before.values())
+            step = before.get(event.step_id) if event.step_id is not None else None
+            if step is not None:
+                touched[step.step_id] = step
+        return list(touched.values())
+
+    def closed(self) -> Iterator[str]:
+        """Return the steps that were open before this turn, and are not after it."""
+        return (step.step_id for step in self._touched if step.step_id not in self.state.open_steps)
+
+    def _is_plain(self) -> bool:
+        """Say whether the turn is about nothing but activities of this node, as most are: no more is looked for."""
+        if self._queued or self.received or self._records or self._sent or self._dead or self._loaded.details:
+            return False
+        for event in self.events:
+            if type(event.data) not in _OF_PLAIN_TURNS:
+                return False
+        for step in self._touched:
+            if type(step.body) is not e.StepStarted or step.body.queue:
+                return False
+        return self.state.parent_run_id is None
+
+    def _jobs(self) -> Iterator[Job]:
+        """Return what this turn puts into queues: activities that some node is to carry out, now or when due."""
+        for step_id in dict.fromkeys(self._queued):
+            step = self.state.open_steps.get(step_id)
+            if step is not None and isinstance(step.body, e.StepStarted):
+                yield Job(
+                    run_id=self.state.run_id,
+                    step_id=step_id,
+                    queue=step.queue,
+                    activity=step.body.name,
+                    input=step.body.input,
+                    options=step.body.options,
+                    logical_attempt_id=step.logical_attempt_id,
+                    engine_attempt_id=step.engine_attempt_id,
+                    first_engine_attempt_id=step.first_engine_attempt_id,
+                    scheduled_at=step.opened_at,
+                    due_at=step.due_at,
+                )
+
+    def _jobs_closed(self) -> tuple[str, ...]:
+        """Return the steps of which queues, and keepers of progress, need to know nothing more."""
+        after = self.state.open_steps
+        closed = [step.step_id for step in self._touched if step.queue and step.step_id not in after]
+        closed += [step_id for step_id in self._loaded.details if step_id not in after]
+        for event in self.events:
+            if type(event.data) is e.StepDetached:  # nobody is to carry it out any more
+                left = after.get(event.step_id or "")
+                closed += [left.step_id] if left is not None and left.queue and left.is_detached else []
+        return tuple(dict.fromkeys(closed)) if closed else ()
+
+    def _children(self) -> Iterator[NewRun]:
+        """Return the runs that this turn starts: of the same tenant, project and environment.
+
+        Their requests have keys that no caller's request can have: those of the events that ask for them.
+        """
+        head = self._loaded.head
+        for event in self.events:
+            body = event.data
+            if isinstance(body, e.ChildStarted):
+                queued = RunQueued(
+                    body.plan_id,
+                    body.plan_version,
+                    head.tenant,
+                    head.project,
+                    head.environment,
+                    run_request_id=body.child_run_id,
+                    input=body.input,
+                    parent_run_id=event.run_id,
+                    parent_step_id=event.step_id,
+                    parent_token=body.token,
+                    depth=self.state.depth + 1,
+                )
+                yield start_run(body.child_run_id, queued, self._now, self._by.node, key=event.idempotency_key)
+
+    def _sends(self) -> Iterator[Message | SignalRequest]:
+        """Return what this turn tells other runs: the parent that it is done, children that nobody waits for them."""
+        state = self.state
+        if state.is_finished and not self._before.is_finished and state.parent_run_id is not None:
+            yield _to_parent(state, self.events[-1], self._now)
+        given_up = {e_.step_id for e_ in self.events if isinstance(e_.data, e.StepCancelled | e.StepSkipped)}
+        has_ended = state.is_finished or any(type(event.data) is e.ContinuedAsNew for event in self.events)
+        for step_id, child in self._known_children():
+            if step_id not in state.open_steps and _is_given_up(child, state, step_id in given_up, has_ended):
+                yield cancel_request(child.child_run_id, f"parent:{state.run_id}", "the parent gave it up")
+
+    def _has_children(self) -> bool:
+        for event in self.events:
+            if type(event.data) is e.ChildStarted:
+                return True
+        for step in self._touched:  # noqa: SIM110 - a generator would take longer than the loop
+            if type(step.body) is e.ChildStarted:
+                return True
+        return False
+
+    def _known_children(self) -> Iterator[tuple[str, e.ChildStarted]]:
+        """Return the children that were open before this turn and are touched by it, and those that it starts."""
+        for step in self._touched:
+            if isinstance(step.body, e.ChildStarted):
+                yield step.step_id, step.body
+        for event in self.events:
+            if isinstance(event.data, e.ChildStarted):
+                yield event.step_id or "", event.data
+
+    def _take(self, answer: Decision | Refusal) -> Decision | Refusal:
+        if type(answer) is Decision:
+            if self.state is self._before:
+                self.state = own_copy(self._before)
+            fold_onto(self.state, answer.events)
+            self.events += answer.events
+            self._messages += answer.messages
+            self._sent += answer.sends
+            for step_id in answer.dispatch:
+                step = self.state.open_steps.get(step_id)
+                if step is not None and step.queue:
+                    self._queued.append(step_id)
+                else:
+                    self.dispatch.append(step_id)
+        return answer
+
+
+def aside_turn(
+    loaded: LoadedRun,
+    now: Instant,
+    node: str,
+    damage: HoldfastError,
+    limits: Limits,
+    reason: Reason = "history irreparable",
+) -> Turn:
+    """Return a turn that changes nothing and leaves everything for later, for a run whose state is not known."""
+    head = loaded.head
+    snapshot = head.snapshot or RuntimeSnapshot(status=head.status, state_version=head.version)
+    left = [put_aside(message, limits, reason, _detail(damage), node, now) for message in loaded.messages]
+    return Turn(
+        run_id=head.run_id,
+        expected_version=head.version,
+        epoch=head.lease_epoch,
+        snapshot=snapshot,
+        consumed=tuple(message.signal_id for message in loaded.messages),
+        messages=tuple(later for later in left if isinstance(later, Message)),
+        seen_inbox_seq=head.inbox_seq,
+        release=True,
+        dead=tuple(letter for letter in left if isinstance(letter, DeadLetter)),
+    )
+
+
+def _detail(problem: HoldfastError) -> str:
+    return f"{problem.code}: {problem.message}"
+
+
+def cancel_request(run_id: str, actor: str, reason: str, signal_id: str | None = None) -> SignalRequest:
+    """Return the signal that asks a run to cancel itself."""
+    return control_request(
+        run_id, "CANCEL", actor, reason, signal_id=signal_id or fitting_id(f"cancel by {actor}", SIGNAL_ID_BYTES)
+    )
+
+
+def control_request(
+    run_id: str,
+    name: ControlName | SentName,
+    actor: str,
+    reason: str = "",
+    *,
+    step_id: str | None = None,
+    signal_id: str | None = None,
+    refusal: str = "",
+    result: Raw = e.NULL,
+    subject: str = "",
+    raise_failure: bool = False,
+    may_override: bool = False,
+) -> SignalRequest:
+    """Return the signal that carries an operator's command, or the authoriser's refusal of whatever was sent."""
+    payload: dict[str, object] = {"name": name, "actor": actor, "reason": reason, "step_id": step_id}
+    if refusal:
+        payload["refusal"] = refusal
+    if subject:
+        payload["subject"] = subject
+    if result != e.NULL:
+        payload["result"] = result
+    payload |= {"raise_failure": True} if raise_failure else {}
+    payload |= {"may_override": True} if may_override else {}
+    return SignalRequest(run_id=run_id, name=CONTROL_SIGNAL, payload=codec.encode(payload), signal_id=signal_id)
+
+
+def _to_parent(state: RunState, last: Event, now: Instant) -> Message:
+    body = last.data
+    if isinstance(body, e.RunCompleted):
+        outcome = ChildOutcome(body.result)
+    elif isinstance(body, e.RunFailed):
+        outcome = ChildOutcome(error=body.error)
+    else:
+        outcome = ChildOutcome(error=e.ErrorInfo("RunCancelled", f"run {state.run_id} was cancelled"))
+    parent_run_id = state.parent_run_id or ""
+    return child_outcome(state.run_id, parent_run_id, state.parent_step_id, state.parent_token, outcome, now)
+
+
+def _is_given_up(child: e.ChildStarted, state: RunState, is_cancelled: bool, has_ended: bool) -> bool:
+    """Return whether a child is to be cancelled because its parent gave up waiting, or ended."""
+    if is_cancelled:
+        return child.close_policy != "abandon"
+    return (has_ended and child.close_policy == "cancel") or (
+        state.status is CANCELLED and child.close_policy != "abandon"
+    )
+
+
+def start_run(
+    run_id: str,
+    queued: RunQueued,
+    now: Instant,
+    node: str,
+    *,
+    reference_key: str | None = None,
+    tags: tuple[str, ...] = (),
+    names_version: bool = True,
+    key: str | None = None,
+) -> NewRun:
+    """Return the run to create. Without a request id, the run's own id stands in.
+
+    Who does not name a version asks for the same whatever version starts. `key` is the request's, if it has its own.
+    """
+    problem = codec.check(queued.input, "input")
+    if problem is not None:
+        raise problem
+    request_id = queued.run_request_id or run_id
+    decision = queue_run(run_id, queued, now, EngineRunRef(node))
+    state = state_of(run_id, decision.events)
+    return NewRun(
+        run_id=run_id,
+        tenant=queued.tenant,
+        project=queued.project,
+        environment=queued.environment,
+        plan_id=queued.plan_id,
+        plan_version=queued.plan_version,
+        run_request_id=request_id,
+        request_key=key or _key_of(queued, request_id, names_version),
+        input_sha256=codec.value_digest(queued.input),
+        snapshot=runtime_snapshot(state),
+        events=decision.events,
+        messages=decision.messages,
+        parent_run_id=queued.parent_run_id,
+        reference_key=reference_key,
+        tags=tags,
+    )
+
+
+def _key_of(queued: RunQueued, request_id: str, names_version: bool) -> str:
+    version = queued.plan_version if names_version else ANY_VERSION
+    return request_key(queued.tenant, queued.project, queued.environment, queued.plan_id, version, request_id)

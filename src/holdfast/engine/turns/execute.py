@@ -1,0 +1,483 @@
+"""A run in memory, and how it takes its turn.
+
+A live run is a run's state and its program at the same version. It is a cache: it can be dropped at any time, and is
+made again by replaying the history since the last rotation.
+
+A program that cannot go on (its code and its history differ, its version is not known, it does not come to rest) is
+never guessed at and never fails its run: the turn records what came in and pauses the run, to be looked at.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar
+
+from msgspec import Raw
+from msgspec.structs import replace
+
+from holdfast.core import codec
+from holdfast.core import events as e
+from holdfast.core.commands import Command, PauseRun
+from holdfast.core.deadlines import is_deadline, step_options
+from holdfast.core.decide import Input, wait_for
+from holdfast.core.event_writer import Decision, Refusal
+from holdfast.core.events import Event
+from holdfast.core.instants import Instant
+from holdfast.core.messages import (
+    CONTROL_SIGNAL,
+    ENGINE_SIGNALS,
+    OUTCOME_SIGNAL,
+    UPDATE_SIGNAL,
+    ActivityOutcome,
+    Control,
+    ControlPayload,
+    DeadSignal,
+    DefinitionFound,
+    Message,
+    MessageDied,
+    NodeLost,
+    ReportedOutcome,
+    Signal,
+    Update,
+    UpdatePayload,
+)
+from holdfast.core.state import PAUSED, RUNNING, RunState, state_of
+from holdfast.core.tasks import task_operations
+from holdfast.engine.turns.draft import LIMITS, TurnDraft
+from holdfast.errors import Conflict, InvalidInput, RunawayWorkflow, RunError, VersionMismatch
+from holdfast.limits import ROTATIONS_IN_ONE_BREATH, Limits
+from holdfast.program.failures import error_info
+from holdfast.program.port import EndDeferred, Program
+from holdfast.program.replay import CONCERN_PROGRAM, Replay
+from holdfast.program.tasks import answer_check
+from holdfast.store.port import LoadedRun
+
+T = TypeVar("T")
+
+
+class LiveRun:
+    """A run's state and program."""
+
+    __slots__ = ("is_ahead", "is_closed", "replay", "state")
+
+    def __init__(self, state: RunState, replay: Replay) -> None:
+        self.state = state
+        self.replay = replay
+        self.is_ahead = False
+        """Whether the program has taken a turn that is not durable yet."""
+        self.is_closed = False
+
+    def settle(self, state: RunState) -> None:
+        """Take note that the turn is durable which has led to this state."""
+        self.state = state
+        self.is_ahead = False
+
+    def close(self) -> None:
+        """Let go of the program."""
+        self.is_closed = True
+        self.replay.close()
+
+
+class Definitions(Protocol):
+    """Knows how programs are made."""
+
+    def begin(self, state: RunState, input: Raw, rotation: int) -> Program:
+        """Make the program of a run; raise `VersionMismatch` if the version that it was started with is not known."""
+        ...
+
+
+class _Beginning:
+    """Makes the programs of a run: one for each rotation that it goes through."""
+
+    __slots__ = ("_definitions", "_input", "_rotation", "_state")
+
+    def __init__(self, definitions: Definitions, state: RunState, input: Raw, rotation: int) -> None:
+        self._definitions = definitions
+        self._state = state
+        self._input = input
+        self._rotation = rotation
+
+    def __call__(self, event: Event) -> Program:
+        if isinstance(event.data, e.ContinuedAsNew):
+            self._rotation += 1
+            self._input = event.data.input
+        return self._definitions.begin(self._state, self._input, self._rotation)
+
+
+def revive(
+    run_id: str, history: Sequence[Event], definitions: Definitions, before: Replay | None = None
+) -> tuple[LiveRun, RunError | None]:
+    """Make a live run from its history, whole or since a rotation; with the reason if its program cannot go on.
+
+    `before` is what kept it in step before, if the end of a stretch was deferred.
+    """
+    state = state_of(run_id, history)
+    first = history[0].data
+    if isinstance(first, e.ContinuedAsNew):
+        rotation = state_of(run_id, history[:1]).occurrences["ContinuedAsNew"] - 1
+        begin = _Beginning(definitions, state, first.input, rotation)
+    else:
+        assert isinstance(first, e.RunQueued)
+        begin = _Beginning(definitions, state, first.input, 0)
+    live = LiveRun(state, Replay(begin))
+    if before is not None:
+        live.replay.deferred = before.deferred
+    if len(history) == 1 and isinstance(first, e.RunQueued):  # nothing has begun
+        return live, None
+    try:
+        live.replay.replay(history)
+        return live, None
+    except KeyboardInterrupt:
+        raise
+    except BaseException as problem:
+        live.close()
+        return live, _stuck(problem)
+
+
+def at_rest(run_id: str, history: Sequence[Event], definitions: Definitions) -> LiveRun:
+    """Make a live run whose program is not begun: to record what is known of a run without running its code."""
+    state = state_of(run_id, history)
+    live = LiveRun(state, Replay(_Beginning(definitions, state, e.NULL, 0)))
+    live.close()
+    return live
+
+
+def _stuck(problem: BaseException) -> RunError:
+    if isinstance(problem, RunError):
+        return problem
+    stuck = RunError(f"the program cannot go on: {type(problem).__name__}: {error_info(problem).message}")
+    stuck.__cause__ = problem
+    return stuck
+
+
+def take_turn(
+    live: LiveRun,
+    loaded: LoadedRun,
+    inputs: Sequence[Input],
+    now: Instant,
+    node: str,
+    limits: Limits = LIMITS,
+) -> tuple[TurnDraft, RunError | None]:
+    """Let a run take everything that waits for it; if its program cannot go on, pause the run instead.
+
+    Raises `EndDeferred`, and nothing has happened then: the run is to be made again (`revive`) for the same turn.
+    """
+    draft = TurnDraft(live.state, loaded, now, node, limits)
+    live.is_ahead = True
+    try:
+        _Turn(live, draft).run([*loaded.messages, *inputs])
+        return draft, None
+    except EndDeferred as deferred:
+        live.replay.defer(deferred)
+        raise
+    except KeyboardInterrupt:
+        raise
+    except BaseException as problem:  # user code that raised where no task could take it must not end the node
+        stuck = _stuck(problem)
+        return pause_turn(live.state, loaded, inputs, stuck, now, node, limits), stuck
+
+
+def pause_turn(
+    state: RunState,
+    loaded: LoadedRun,
+    inputs: Sequence[Input],
+    problem: RunError,
+    now: Instant,
+    node: str,
+    limits: Limits = LIMITS,
+    *,
+    is_poisoned: bool = False,
+) -> TurnDraft:
+    """Return a turn that records what came in and leaves the run paused, without advancing its program.
+
+    If what came in cannot be recorded (`is_poisoned`), messages are put aside for a while instead. So they are if the
+    run's definition is missing: whoever has it handles them, or else they die.
+    """
+    is_missing = isinstance(problem, VersionMismatch)
+    is_poisoned = is_poisoned or is_missing
+    has_begun = state.status is RUNNING or state.status is PAUSED
+    draft = TurnDraft(state, loaded, now, node, limits)
+    pause = PauseRun(error=error_info(problem))
+    starts = [message for message in loaded.messages if _is_start(message) and not (is_missing and has_begun)]
+    others = [message for message in loaded.messages if message not in starts]
+    # Before the commands, which may close their steps: their senders were told that they count.
+    reported = [] if is_poisoned and not is_missing else list(_outcomes(loaded.signals))
+    for given in (*starts, None, *reported, *controls_of(loaded.signals)):
+        if given is not None:
+            draft.handle(given)
+        if draft.state.status is RUNNING:  # directly after what made it so: that is how replay knows it came to nothing
+            draft.enact([pause])
+    lost = [given for given in inputs if is_missing and isinstance(given, NodeLost)]  # whoever has it does it again
+    inputs = [given for given in inputs if given not in lost]
+    for later in (*sorted((*others, *inputs), key=_place), *task_operations(loaded.signals, draft.state, None)):
+        if is_poisoned and isinstance(later, Message):
+            draft.put_aside(later, problem)
+        else:
+            draft.handle(later)
+    if isinstance(problem, VersionMismatch) and not others and (lost or _has_paused(draft)):
+        draft.look_again(problem)
+    return draft
+
+
+def _has_paused(draft: TurnDraft) -> bool:
+    return draft.state.status is PAUSED and any(isinstance(event.data, e.RunPaused) for event in draft.events)
+
+
+class _Turn:
+    """Hands inputs to the core and outcomes to the program, until nothing moves any more."""
+
+    __slots__ = ("_draft", "_live", "_mailbox", "_updates")
+
+    def __init__(self, live: LiveRun, draft: TurnDraft) -> None:
+        self._live = live
+        self._draft = draft
+        signals = draft.signals
+        self._mailbox = [signal for signal in signals if signal.name not in ENGINE_SIGNALS] if signals else []
+        self._updates = list(_updates(signals)) if signals else []
+
+    def run(self, inputs: Sequence[Input]) -> None:
+        """Take the inputs. Operators' commands come first, once the run has started: a pause holds what follows."""
+        signals = self._draft.signals
+        commands = self._report(signals) if signals else []
+        if self._live.state.awaits_definition:
+            self._absorb(self._draft.handle(DefinitionFound()))
+        if signals:
+            starts = [given for given in inputs if _is_start(given)]
+            others = sorted((given for given in inputs if not _is_start(given)), key=_place)
+            asked = task_operations(signals, self._live.state, answer_check(self._live.replay.program))
+            inputs = [*starts, *commands, *others, *asked]
+        else:
+            inputs = sorted(inputs, key=_place) if len(inputs) > 1 else inputs
+        for given in inputs:
+            if self._mailbox and isinstance(given, Message) and given.type == "TimerDue":
+                self._offer_signals(until=given.due_at)  # what came in time is not too late because nobody looked
+            if isinstance(given, Message) and given.type == "ExternalSignal":
+                self._offer_requeued(given)
+            else:
+                self._absorb(self._draft.handle(given))
+            if self._mailbox:
+                self._offer_signals()
+        if self._mailbox:
+            self._offer_signals()
+        while self._updates and self._offer_updates():
+            self._offer_signals()
+        if self._draft.should_pause:
+            self._absorb(self._draft.handle(MessageDied()))
+
+    def _report(self, signals: Sequence[Signal]) -> list[Control]:
+        """Record the outcomes that were reported by token, and return the commands that are left to take.
+
+        Their senders were told that they count, so they come before everything that may close their steps: all of them
+        are recorded before the program hears of the first. Only a pause that was asked for before comes earlier.
+        """
+        commands = list(controls_of(signals))
+        reported = sorted(_outcomes(signals), key=lambda reported: not self._may_pause(reported))
+        if not reported:
+            return commands
+        while commands and commands[0].name == "PAUSE":
+            self._absorb(self._draft.handle(commands.pop(0)))
+        answers = [self._draft.handle(outcome) for outcome in reported]
+        events = [event for answer in answers if isinstance(answer, Decision) for event in answer.events]
+        asked = [command for event in events for command in self._hand(event)]
+        self._follow(self._enact(asked))
+        return commands
+
+    def _may_pause(self, reported: ReportedOutcome) -> bool:
+        """Return whether the run is paused if this fails: before the program asks for anything, or else after it."""
+        step = self._draft.state.open_steps.get(reported.step_id)
+        options = step_options(getattr(step.body, "options", e.NULL)) if step is not None else None
+        return reported.outcome.error is not None and options is not None and options.on_failure == "pause"
+
+    def _offer_updates(self) -> bool:
+        """Let the program answer the updates that wait, in order; return whether it has taken one."""
+        left = []
+        for update in self._updates:
+            program = self._live.replay.program
+            if program is None or not program.takes_updates or self._draft.state.status is not RUNNING:
+                left.append(update)
+                continue
+            answer = self._draft.handle(replace(update, refusal=program.refusal_of(update.name, update.input)))
+            if isinstance(answer, Decision) and answer.events:
+                self._absorb(answer)
+                self._offer_signals()
+            else:
+                left.append(update)
+        has_taken = len(left) < len(self._updates)
+        self._updates = left
+        return has_taken
+
+    def _offer_requeued(self, message: Message) -> None:
+        """Offer a signal that was a dead letter to the wait that it is for, or else the oldest of its name."""
+        state = self._draft.state
+        dead = _requeued(message)
+        waits = state.waits.get(dead.name, ()) if dead is not None and self._takes_signals() else ()
+        step_id = message.step_id or next(iter(waits), None)
+        program = self._live.replay.program
+        if dead is None or step_id not in waits or (program is not None and step_id in program.deaf):
+            problem = Conflict("there is no open wait for this signal")
+            self._draft.put_aside(message, problem if dead is not None else InvalidInput("it is no signal"))
+            return
+        signal = Signal(
+            id=dead.id,
+            run_id=state.run_id,
+            name=dead.name,
+            signal_id=dead.signal_id,
+            inbox_seq=0,  # it has left the mailbox
+            suffix=dead.suffix,
+            accepted_at=dead.accepted_at,
+            payload=dead.payload,
+            step_id=step_id,  # so it moves no cursor: others of its name have gone before
+        )
+        heard = self._heard(signal)
+        self._absorb(
+            self._draft.handle_requeued(message, replace(heard, step_id=message.step_id) if heard.misfit else heard)
+        )
+
+    def _heard(self, signal: Signal) -> Signal:
+        """Return a signal with what the wait for it makes of it: that it does not fit, or what a handler returned."""
+        program = self._live.replay.program
+        if program is None or not (program.kinds or program.handlers):
+            return signal
+        step = wait_for(self._draft.state, signal)
+        if step is None:
+            return signal
+        misfit = program.misfit_of(step.step_id, signal.payload)
+        if misfit is not None:
+            return replace(signal, misfit=misfit)
+        received = program.receive(step.step_id, signal.payload)
+        return signal if received is None else replace(signal, state_after=received.state_after, error=received.error)
+
+    def _absorb(self, answer: Decision | Refusal) -> None:
+        """Hand events to the program, enact what it asks for, and so on."""
+        if isinstance(answer, Decision):
+            self._follow(answer.events)
+
+    def _follow(self, first: Iterable[Event]) -> None:
+        events, rotations, advance = list(first), 0, self._live.replay.advance
+        for event in events:  # which grow on the way
+            kind = type(event.data)
+            if kind not in CONCERN_PROGRAM:
+                continue
+            if kind is e.ContinuedAsNew:
+                rotations += 1
+                if rotations > ROTATIONS_IN_ONE_BREATH:
+                    raise RunawayWorkflow(f"the workflow began again {rotations} times without waiting for anything")
+            commands = advance(event)
+            if commands:
+                events += self._enact(commands)
+
+    def _hand(self, event: Event) -> Sequence[Command]:
+        return self._live.replay.advance(event) if type(event.data) in CONCERN_PROGRAM else ()
+
+    def _enact(self, commands: Sequence[Command]) -> Sequence[Event]:
+        if not commands:
+            return ()
+        enacted = self._draft.enact(commands)
+        if isinstance(enacted, Refusal):
+            raise RunError(f"the program asks for what cannot be: {enacted.error.message}")
+        return enacted.events
+
+    def _takes_signals(self) -> bool:
+        program = self._live.replay.program
+        return self._draft.state.status is RUNNING and (program is None or program.takes_signals)
+
+    def _is_awaited(self, signal: Signal) -> bool:
+        """Return whether a wait may take the signal, and its effect be kept."""
+        state, program = self._draft.state, self._live.replay.program
+        if signal.name not in state.waits:
+            return False
+        if program is None or not program.deaf:
+            return True
+        step = wait_for(state, signal)
+        return step is None or step.step_id not in program.deaf
+
+    def _offer_signals(self, until: Instant | None = None) -> None:
+        """Give each waiting signal, in order, to whoever waits for it by now; only those that came `until` then."""
+        position = 0
+        while position < len(self._mailbox) and self._takes_signals():
+            if not self._is_awaited(self._mailbox[position]):
+                position += 1
+                continue
+            if until is not None and self._mailbox[position].accepted_at > until:
+                return
+            answer = self._draft.handle(self._heard(self._mailbox[position]))
+            if isinstance(answer, Decision) and answer.events:
+                del self._mailbox[position]
+                self._absorb(answer)
+                position = 0
+            else:
+                position += 1
+
+
+def _requeued(message: Message) -> DeadSignal | None:
+    try:
+        return codec.decode(message.payload, DeadSignal)
+    except InvalidInput:
+        return None
+
+
+def _is_start(given: Input) -> bool:
+    return isinstance(given, Message) and given.type == "InternalContinue"
+
+
+def _place(given: Input) -> int:
+    """Say in which order inputs are taken. An outcome that is at hand counts before the step's time is over."""
+    if not isinstance(given, Message):
+        return 1
+    return 0 if _is_start(given) else 2 if is_deadline(given) else 1
+
+
+def controls_of(signals: Iterable[Signal]) -> Iterable[Control]:
+    """Return the operators' commands among signals."""
+    for signal in signals:
+        if signal.name == CONTROL_SIGNAL:
+            command = _payload(signal, ControlPayload, _UNREADABLE_COMMAND)
+            yield Control(
+                id=signal.id,
+                name=f"{command.name} {command.subject}".rstrip(),
+                signal_id=signal.signal_id,
+                actor=command.actor,
+                reason=command.reason,
+                step_id=command.step_id,
+                is_allowed=command.refusal is None,
+                inbox_seq=signal.inbox_seq,
+                refusal=command.refusal or "",
+                result=command.result,
+                by=signal.by,
+                raise_failure=command.raise_failure,
+                may_override=command.may_override,
+            )
+
+
+def _outcomes(signals: Iterable[Signal]) -> Iterable[ReportedOutcome]:
+    for signal in signals:
+        if signal.name == OUTCOME_SIGNAL:
+            outcome = _payload(signal, ActivityOutcome, _UNREADABLE_OUTCOME)
+            yield ReportedOutcome(
+                id=signal.id, step_id=signal.step_id or "", outcome=outcome, inbox_seq=signal.inbox_seq
+            )
+
+
+def _updates(signals: Iterable[Signal]) -> Iterable[Update]:
+    for signal in signals:
+        if signal.name == UPDATE_SIGNAL:
+            update = _payload(signal, UpdatePayload, _UNREADABLE_UPDATE)
+            yield Update(
+                id=signal.id,
+                update_id=signal.signal_id,
+                name=update.name,
+                input=update.input,
+                inbox_seq=signal.inbox_seq,
+                by=signal.by,
+            )
+
+
+_UNREADABLE_COMMAND = ControlPayload("", "", refusal="the command cannot be read")  # type: ignore[arg-type]
+_UNREADABLE_UPDATE = UpdatePayload("", e.NULL)
+_UNREADABLE_OUTCOME = ActivityOutcome(logical_attempt_id=0, engine_attempt_id=0)
+
+
+def _payload(signal: Signal, kind: type[T], otherwise: T) -> T:
+    """Return what a signal of the engine's own carries. One that was damaged is refused or answered like any other."""
+    try:
+        return codec.decode(signal.payload, kind)
+    except InvalidInput:
+        return otherwise

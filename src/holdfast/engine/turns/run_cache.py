@@ -1,0 +1,163 @@
+"""The runs that a node keeps in memory: the last ones that took a turn, and never more than so many.
+
+What is kept is a cache. A run that is not in it is made from its history.
+"""
+
+import asyncio
+from collections import OrderedDict
+from contextlib import suppress
+
+from msgspec import Raw
+
+from holdfast.core.events import RunStarted
+from holdfast.core.state import APPROVED, PENDING, state_of
+from holdfast.engine.history import recorded
+from holdfast.engine.stretch import read_stretch
+from holdfast.engine.turns.execute import Definitions, LiveRun, at_rest, revive
+from holdfast.engine.turns.poison import is_suspect, refuse_suspect
+from holdfast.errors import Conflict, NotDurable, RunawayWorkflow, RunError, RunTerminal, StoreCorrupt
+from holdfast.program.replay import Replay
+from holdfast.store.port import LoadedRun, NewRun, RunHead, Store
+from holdfast.store.validation import no_such_run
+
+START_S = 10.0
+"""How long a query waits for its run to start."""
+
+REST = 2
+"""How many times as long as a replay for a query took to wait before the next one: the event loop is for turns too."""
+
+
+class LiveRuns:
+    """Live runs of one node."""
+
+    def __init__(self, store: Store, definitions: Definitions, most: int) -> None:
+        self._store = store
+        self._definitions = definitions
+        self._most = most
+        self._runs: OrderedDict[str, LiveRun] = OrderedDict()
+        self._deferred: dict[str, tuple[int, Replay]] = {}  # by run, with the epoch of its lease
+        self._asking = asyncio.Lock()
+        self._asked_again_at = 0.0
+
+    def get(self, loaded: LoadedRun) -> LiveRun | None:
+        """Return a run if it is in memory, as it was loaded."""
+        live = self._runs.get(loaded.head.run_id)
+        if live is None or live.state.version != loaded.head.version:
+            return None
+        self._runs.move_to_end(loaded.head.run_id)
+        return live
+
+    async def make(self, loaded: LoadedRun) -> tuple[LiveRun, RunError | None]:
+        """Return a run, from memory or from its history; with the reason if its program cannot go on."""
+        live = self.get(loaded)
+        if live is not None:
+            return live, None
+        epoch, before = self._deferred.pop(loaded.head.run_id, (0, None))
+        self.forget(loaded.head.run_id)
+        history = await read_stretch(self._store, loaded.head)
+        before = before if epoch == loaded.head.lease_epoch else None  # else it was somebody else's in between
+        live, problem = revive(loaded.head.run_id, history, self._definitions, before)
+        if problem is None:
+            self.keep(live)
+        return live, problem
+
+    async def fits(self, head: RunHead) -> bool:
+        """Return whether a run waits for code that fits its history, and the code here does. Nothing is written."""
+        if is_suspect(head):  # it could end this process
+            return False
+        try:
+            history = await read_stretch(self._store, head)
+            if not history or not state_of(head.run_id, history).awaits_definition:
+                return False
+            live, problem = revive(head.run_id, history, self._definitions)
+        except (RunError, StoreCorrupt):
+            return False
+        live.close()
+        return problem is None
+
+    def beginning(self, new: NewRun) -> LiveRun:
+        """Return a run that is about to be created, or just was; its history is known without asking."""
+        return revive(new.run_id, new.events, self._definitions)[0]
+
+    def keep(self, live: LiveRun) -> None:
+        """Keep a run in memory."""
+        self._runs[live.state.run_id] = live
+
+    def make_again(self, live: LiveRun, loaded: LoadedRun) -> None:
+        """Let go of a run whose stretch has ended too early. It is made again, and the end waits for updates then."""
+        self.forget(live.state.run_id)
+        self._deferred[live.state.run_id] = loaded.head.lease_epoch, live.replay
+
+    def trim(self) -> None:
+        """Let go of those that have not been used for longest."""
+        while len(self._runs) > self._most:
+            self._runs.popitem(last=False)[1].close()
+
+    def forget(self, run_id: str) -> None:
+        """Let go of a run."""
+        live = self._runs.pop(run_id, None)
+        self._deferred.pop(run_id, None)
+        if live is not None:
+            live.close()
+
+    def close(self) -> None:
+        """Let go of all."""
+        for live in self._runs.values():
+            live.close()
+        self._runs.clear()
+
+    async def at_rest(self, loaded: LoadedRun) -> LiveRun:
+        """Return a run whose program is not begun."""
+        self.forget(loaded.head.run_id)
+        return at_rest(loaded.head.run_id, await read_stretch(self._store, loaded.head), self._definitions)
+
+    async def query(self, run_id: str, name: str, arguments: Raw) -> Raw:
+        """Ask a run's program about its present state. Of one that is about to start it is asked then."""
+        loaded = await self._load(run_id)
+        if loaded.head.status in (PENDING, APPROVED):
+            with suppress(TimeoutError, RunTerminal):
+                async with asyncio.timeout(START_S):
+                    await recorded(self._store, run_id, 1, lambda event: isinstance(event.data, RunStarted))
+            loaded = await self._load(run_id)
+        refuse_suspect(loaded.head)
+        live = self.get(loaded)
+        if live is not None and not live.is_ahead:  # what is not durable may never come to be
+            try:
+                return _answer(live, name, arguments)
+            except (NotDurable, RunawayWorkflow):  # this program is no longer what the history tells
+                self.forget(run_id)
+                raise
+        return await self._answer_from_history(loaded.head, name, arguments)
+
+    async def _answer_from_history(self, head: RunHead, name: str, arguments: Raw) -> Raw:
+        """Answer a query by replaying its run. One run is replayed at a time, and not without a pause in between.
+
+        A replay holds up the event loop, which turns, leases and other callers share.
+        """
+        loop = asyncio.get_running_loop()
+        async with self._asking:
+            await asyncio.sleep(max(0.0, self._asked_again_at - loop.time()))
+            history = await read_stretch(self._store, head)
+            began_at = loop.time()
+            # Made for this question only: the pump may be making its own at the same time, and keeps that one.
+            live, problem = revive(head.run_id, history, self._definitions)
+            try:
+                if problem is not None:
+                    raise problem
+                return _answer(live, name, arguments)
+            finally:
+                live.close()
+                self._asked_again_at = loop.time() + REST * (loop.time() - began_at)
+
+    async def _load(self, run_id: str) -> LoadedRun:
+        [loaded] = await self._store.load([run_id])
+        if loaded is None:
+            raise no_such_run(run_id)
+        return loaded
+
+
+def _answer(live: LiveRun, name: str, arguments: Raw) -> Raw:
+    if live.replay.program is None:
+        run_id, status = live.state.run_id, live.state.status
+        raise Conflict(f"run {run_id} is {status} and has not started: nobody can answer a query", run_id=run_id)
+    return live.replay.program.query(name, arguments)

@@ -1,0 +1,758 @@
+"""Workflows written as `async def`: outcomes in, commands out.
+
+A `CodeProgram` is one run of one workflow function, on its own deterministic loop. It is given one outcome at a time
+(an event that something has ended), runs until nothing is ready, and answers with the commands that were issued on
+the way. It knows nothing of histories, stores or nodes: replaying it is giving it the same outcomes again.
+
+Steps are named by what they do and how often it was done before: `charge`, `charge#2`. After a rotation the names
+begin again under a prefix, because a step's name is unique in the whole run.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Callable, Coroutine, Mapping
+from contextvars import ContextVar, copy_context
+from types import MappingProxyType
+from typing import Any
+
+from msgspec import Raw
+from msgspec.structs import replace
+
+from holdfast.clock import Random, seeded
+from holdfast.core import codec
+from holdfast.core import commands as c
+from holdfast.core import events as e
+from holdfast.core.events import NULL, ErrorInfo, Event
+from holdfast.core.instants import Instant
+from holdfast.core.state import carried_updates
+from holdfast.errors import (
+    ActivityFailed,
+    ChildFailed,
+    InvalidInput,
+    NondeterminismError,
+    NotDurable,
+    NotFound,
+    PayloadTooLarge,
+    QueryFailed,
+    RunError,
+)
+from holdfast.limits import (
+    DURATION_MS,
+    ERROR_TEXT_CHARS,
+    EVENT_BYTES,
+    NESTED_RUNS,
+    Limits,
+)
+from holdfast.program.definitions import (
+    ActivityDefinition,
+    ActivityOptions,
+    Signature,
+    WorkflowDefinition,
+    child_run_id,
+    encode_options,
+    note_handler,
+)
+from holdfast.program.failures import error_bytes, error_info
+from holdfast.program.loop import DeterministicLoop, StepFuture, Timer, running, settle
+from holdfast.program.outcomes import answer_of, cannot_do_without, ending_of
+from holdfast.program.port import EndDeferred
+from holdfast.program.read_only import looking
+from holdfast.program.receiving import Handler, Received, UpdateHandler, recorded
+from holdfast.program.source import awaiting_line, calling_line, first_line, waiting_line
+from holdfast.program.watchdog import Watch
+
+Query = Callable[..., Any]
+
+DEFERRED = "deferred"
+"""The name of the marker that says where the end of a function waits for updates."""
+
+_NOTHING: Mapping[Any, Any] = MappingProxyType({})
+
+_ANSWERING: ContextVar[str | None] = ContextVar("_ANSWERING", default=None)
+"""The update whose handler is running, or has made the task that is."""
+
+
+class CodeProgram:
+    """One run of a workflow function."""
+
+    __slots__ = (
+        "_answering",
+        "_awaited_children",
+        "_bytes",
+        "_commands",
+        "_counts",
+        "_cuts",
+        "_deferred",
+        "_input",
+        "_is_cancelling",
+        "_is_done",
+        "_late",
+        "_main",
+        "_noted",
+        "_owned",
+        "_patches",
+        "_prefix",
+        "_random",
+        "_rotating",
+        "_signatures",
+        "_steps",
+        "_timers",
+        "_waiting",
+        "conditions",
+        "deaf",
+        "definition",
+        "depth",
+        "handlers",
+        "is_replaying",
+        "kinds",
+        "known_markers",
+        "limits",
+        "loop",
+        "open_sagas",
+        "queries",
+        "run_id",
+        "seed",
+        "skipped",
+        "updates",
+        "watch",
+    )
+
+    def __init__(
+        self,
+        definition: WorkflowDefinition,
+        run_id: str,
+        input: Raw,
+        rotation: int,
+        depth: int,
+        limits: Limits,
+        most_callbacks: int,
+        turn_s: float | None,
+    ) -> None:
+        self.definition = definition
+        self.run_id = run_id
+        self.depth = depth
+        self.seed = f"{run_id}|{rotation}"
+        self.watch = Watch(turn_s, run_id, definition.name)
+        number = codec.number_of(self.seed)
+        self.loop = DeterministicLoop(self, most_callbacks, number, self.watch)  # type: ignore[abstract]
+        self.queries: Mapping[str, Query] = _NOTHING  # what hardly any program uses is not there before it is used
+        self.updates: Mapping[str, UpdateHandler] = _NOTHING
+        self.conditions: list[tuple[Callable[[], bool], asyncio.Future[None]]] | None = None
+        self.known_markers: frozenset[str] = frozenset()
+        self.is_replaying = False
+        self.open_sagas = 0
+        self.deaf: frozenset[str] = frozenset()
+        self.skipped: tuple[str, ...] = ()
+        """Tasks and waits that operators have skipped: the workflow got None, whatever it was to get."""
+        self.limits = limits
+        self.handlers: dict[str, Handler] = {}
+        self.kinds: dict[str, Any] = {}
+        self._cuts = 0
+        self._steps = 0
+        self._bytes = 0
+        self._random: Random | None = None
+        self._patches: Mapping[str, bool] = _NOTHING
+        self._input = input
+        self._prefix = f"{rotation}/" if rotation else ""
+        self._counts: dict[str, int] = {}
+        self._commands: dict[str, c.Command] = {}
+        self._waiting: dict[str, StepFuture] = {}
+        self._timers: dict[str, Timer] = {}
+        self._answering: Mapping[str, asyncio.Task[Any]] = _NOTHING
+        self._awaited_children: set[str] = set()
+        self._main: asyncio.Task[Any] | None = None
+        self._is_done = False
+        self._is_cancelling = False
+        self._rotating: asyncio.Task[Any] | None = None
+        self._late: Mapping[str, asyncio.Task[Any]] = _NOTHING
+        self._owned: dict[str, tuple[str, bool]] | None = None
+        self._deferred: Mapping[int, bool] = _NOTHING
+        self._noted = 0
+        self._signatures: dict[str, Signature] = {}
+
+    # --- what the engine asks
+
+    def handle(self, event: Event) -> list[c.Command]:
+        """Take an outcome, go as far as possible, and return what is asked for."""
+        self.loop.now = event.emitted_at
+        take = _OUTCOMES.get(type(event.data))
+        if take is not None and not self._is_done:
+            take(self, event)
+            self._run()
+        commands, self._commands = list(self._commands.values()), {}
+        return commands
+
+    def query(self, name: str, arguments: Raw) -> Raw:
+        """Answer a question about the present, without changing anything."""
+        handler = self.queries.get(name)
+        if handler is None:
+            raise NotFound(f"run {self.run_id} answers no query {name!r}; it answers {sorted(self.queries) or 'none'}")
+        unpacked = Signature(handler).unpack(arguments)
+        try:
+            with looking(f"query {name!r}"):
+                answer = self.watch.run(lambda: codec.encode(handler(**unpacked)))
+            self.bounded(answer, f"the answer of query {name!r}")
+        except (RunError, PayloadTooLarge):
+            raise
+        except Exception as problem:
+            raise QueryFailed(
+                f"query {name!r} raised {type(problem).__qualname__}: {str(problem)[:ERROR_TEXT_CHARS]}",
+                run_id=self.run_id,
+                error=type(problem).__qualname__,
+            ) from problem
+        if self._commands or self.loop.is_stirred:
+            raise NotDurable(f"query {name!r} changed something; a query may only look")
+        return answer
+
+    def misfit_of(self, step_id: str, payload: Raw) -> str | None:
+        """Return why a wait does not take this payload, or None, in words that are made from its type alone."""
+        if step_id not in self.kinds:
+            return None
+        try:
+            codec.decode(payload, self.kinds[step_id])
+            return None
+        except InvalidInput as problem:
+            where, reason = codec.explain_unfit(problem.__cause__ or problem)
+            return f"payload{where}: {reason}"
+
+    def receive(self, step_id: str, payload: Raw) -> Received | None:
+        """Let the handler of a wait make something of a signal; None if the wait has none."""
+        handler = self.handlers.get(step_id)
+        if handler is None:
+            return None
+        with looking(f"the handler of step {step_id!r}"):
+            received = handler.apply(payload, self.watch)
+        if self._commands or self.loop.is_stirred:
+            raise NotDurable(f"the handler of step {step_id!r} changed something; a handler may only compute")
+        return received
+
+    def refusal_of(self, name: str, input: Raw) -> ErrorInfo | None:
+        """Return why an update is not accepted, or None. Asked once, before it is recorded; never at replay."""
+        handler = self.updates.get(name)
+        if handler is None:
+            return error_info(self._unknown_update(name))
+        with looking(f"the validator of update {name!r}"):
+            refusal = handler.refusal_of(input, self.watch)
+        if self._commands or self.loop.is_stirred:
+            raise NotDurable(f"the validator of update {name!r} changed something; a validator may only look")
+        return refusal
+
+    def _unknown_update(self, name: str) -> NotFound:
+        return NotFound(f"run {self.run_id} takes no update {name!r}; it takes {sorted(self.updates)}")
+
+    def is_given(self, command: c.RunActivity | c.StartChild, recorded: Raw) -> bool:
+        """Return whether a step is given the input that was recorded of it, however it is written; at replay only.
+
+        Both are read as the parameters are now: what was left out has its default, and a set has no order.
+        """
+        signature = self._signatures.pop(command.step_id, None)
+        if bytes(command.input) == bytes(recorded):
+            return True
+        if signature is None:
+            return bool(codec.decode(command.input, Any) == codec.decode(recorded, Any))
+        try:
+            return signature.unpack(command.input) == signature.unpack(recorded)
+        except InvalidInput:  # parameters that are gone, or of another type
+            return False
+
+    def where(self, command: c.Command | None) -> str:
+        """Say where in the source a step was asked for; of everything else, where the program is waiting."""
+        step_id = getattr(command, "step_id", "")
+        future, timer = self._waiting.get(step_id), self._timers.get(step_id)
+        line = timer.asked_at if timer is not None else awaiting_line(future) if future is not None else None
+        return f" at {line or waiting_line(self._main) or first_line(self.definition.function)}"
+
+    def close(self) -> None:
+        """Let go of the coroutines without running them any further."""
+        self.loop.let_go()
+        self.loop = _CLOSED  # nothing is left to the garbage collector; what still runs finds its own loop closed
+        self._main = self._rotating = None
+        self._waiting = {}
+        self._timers = {}
+        self.conditions = None
+        self.queries = self.updates = self._answering = self._late = _NOTHING
+        self.handlers, self.kinds = {}, {}
+
+    # --- what the workflow asks, through `holdfast.program.api`
+
+    async def run_activity(
+        self, activity: ActivityDefinition, args: tuple[Any, ...], kwargs: dict[str, Any], options: ActivityOptions
+    ) -> Any:
+        """Run an activity as a step, and return its result."""
+        input = activity.signature.pack(args, kwargs)
+        if len(input) > self.limits.value_bytes:  # looked at here, because most are small
+            self.bounded(input, f"the input of activity {activity.name!r}")
+        self._bytes += len(input)
+        step_id = self.name_step(activity.name)
+        if self.is_replaying:
+            self._signatures[step_id] = activity.signature
+        command = c.RunActivity(
+            name=activity.name,
+            input=input,
+            step_id=step_id,
+            queue=options.queue,
+            options=encode_options(options),
+        )
+        return activity.signature.result_of(await self.step(command))
+
+    async def run_child(
+        self, child: WorkflowDefinition, args: tuple[Any, ...], kwargs: dict[str, Any], close_policy: str
+    ) -> Any:
+        """Start another run, and return its result."""
+        input = self.bounded(child.signature.pack(args, kwargs), f"the input of {child.name!r}")
+        if self.depth >= NESTED_RUNS:
+            raise InvalidInput(f"runs are nested at most {NESTED_RUNS} deep")
+        step_id = self.name_step(child.name)
+        if self.is_replaying:
+            self._signatures[step_id] = child.signature
+        self._bytes += len(input)
+        if close_policy == "await":
+            self._awaited_children.add(step_id)
+        command = c.StartChild(
+            step_id=step_id,
+            child_run_id=child_run_id(self.run_id, step_id),
+            plan_id=child.name,
+            plan_version=child.version,
+            input=input,
+            close_policy=close_policy,
+        )
+        return child.signature.result_of(await self.step(command))
+
+    def bounded(self, raw: Raw, what: str) -> Raw:
+        """Return an encoded value, or raise `PayloadTooLarge` where it is given."""
+        return codec.bounded(raw, self.limits.value_bytes, what)
+
+    def step(self, command: Any) -> StepFuture:
+        """Issue a command that opens a step, and return its outcome to wait for."""
+        self.loop.check_open()
+        step_id = command.step_id
+        kind = type(command)
+        future = StepFuture(self.loop, self.give_up_waiting, step_id, kind is c.RunActivity)
+        self._waiting[step_id] = future
+        self._commands[step_id] = command
+        self._steps += 1
+        if self._answering:
+            self._note_owner(step_id, kind is c.WaitSignal or kind is c.AskHuman)
+        return future
+
+    def give_up_waiting(self, step_id: str) -> None:
+        """Close a step whose outcome nobody waits for any more."""
+        if self._waiting.pop(step_id, None) is not None:
+            self._awaited_children.discard(step_id)
+            self._give_up(step_id)
+
+    def name_step(self, name: str) -> str:
+        """Return the id of the next step of this name."""
+        count = self._counts[name] = self._counts.get(name, 0) + 1
+        return f"{self._prefix}{name}" if count == 1 else f"{self._prefix}{name}#{count}"
+
+    def on_query(self, name: str, handler: Query) -> None:
+        """Answer queries of this name with this function."""
+        note_handler(self.definition.queries, name, handler)
+        self.queries = {**self.queries, name: handler}
+
+    def on_update(self, name: str, handler: Query, validator: Query | None) -> None:
+        """Answer updates of this name with this function."""
+        note_handler(self.definition.updates, name, handler)
+        self.updates = {**self.updates, name: UpdateHandler(handler, validator)}
+
+    def when(self, condition: Callable[[], bool]) -> "asyncio.Future[None]":
+        """Return a future that is done when the condition holds."""
+        future: asyncio.Future[None] = self.loop.create_future()
+        self.conditions = self.conditions or []
+        self.conditions.append((condition, future))
+        return future
+
+    def is_patched(self, patch_id: str) -> bool:
+        """Say whether the new code is to be used: in new runs, and in runs that have recorded so."""
+        if patch_id not in self._patches:
+            step_id = f"{self._prefix}patched:{patch_id}"
+            is_new = not self.is_replaying or step_id in self.known_markers
+            self._patches = {**self._patches, patch_id: is_new}
+            if self._patches[patch_id]:
+                self.note(c.RecordMarker(step_id=step_id, name="patched", value=codec.encode(patch_id)))
+        return self._patches[patch_id]
+
+    def note(self, command: c.RecordMarker | c.SendSignal) -> None:
+        """Issue a command whose outcome is that it was recorded: nothing is waited for."""
+        self._commands[c.command_key(type(command), command.step_id)] = command
+
+    def is_cut_here(self) -> bool:
+        """Say whether to begin again here: the history says so, or it has grown long and nothing would be lost."""
+        self._cuts += 1
+        step_id = f"{self._prefix}cut:{self._cuts}"
+        is_cut = step_id in self.known_markers if self.is_replaying else self._is_long() and not self._is_at_work()
+        if is_cut:  # recorded, because the code may clean up, over many turns, before the rotation itself is
+            self.note(c.RecordMarker(step_id=step_id, name="cut"))
+        return is_cut
+
+    def _is_long(self) -> bool:
+        if self._steps >= self.limits.rotation_steps:
+            return True
+        return self._bytes + 2 * EVENT_BYTES * self._steps >= self.limits.rotation_bytes
+
+    def _is_at_work(self) -> bool:
+        """Say whether a rotation would lose anything. Whatever else is open, a step or an answer, has its own task."""
+        return bool(self._timers) or self.open_sagas > 0 or self.loop.has_tasks_beside(self._main)
+
+    def now(self) -> Instant:
+        """Return the instant of the outcome that is being handled."""
+        return self.loop.now
+
+    @property
+    def random(self) -> Random:
+        """The generator that is seeded by the run: it draws the same on every replay."""
+        if self._random is None:
+            self._random = seeded(self.seed)
+        return self._random
+
+    def new_uuid(self) -> uuid.UUID:
+        """Return a UUID that is the same on every replay."""
+        return uuid.UUID(int=self.random.getrandbits(128), version=4)
+
+    # --- timers of the loop
+
+    def start_timer(self, timer: Timer, due_at: Instant) -> None:
+        if due_at - self.loop.now > DURATION_MS * 1_000:
+            raise InvalidInput("a timer is set for at most a thousand years")
+        timer.step_id = self.name_step("timer")
+        self._timers[timer.step_id] = timer
+        self._steps += 1
+        if self._answering:
+            self._note_owner(timer.step_id, False)
+        if self.is_replaying:
+            timer.asked_at = calling_line()
+        self._commands[timer.step_id] = c.StartTimer(step_id=timer.step_id, due_at=due_at)
+
+    def cancel_timer(self, timer: Timer) -> None:
+        if self._timers.pop(timer.step_id, None) is not None:
+            self._give_up(timer.step_id)
+
+    def _give_up(self, step_id: str) -> None:
+        """Close an open step; one that was opened in the same breath leaves no trace."""
+        if self._commands.pop(step_id, None) is None:
+            self._commands[c.command_key(c.CancelStep, step_id)] = c.CancelStep(step_id=step_id)
+        else:
+            self._steps -= 1
+
+    # --- going on
+
+    def _run(self) -> None:
+        """Run until nothing is ready and no condition has come true."""
+        self.loop.run_until_idle()
+        while self._settle_conditions() or (self.loop.deferred_callback is not None and self._run_deferred()):
+            self.loop.run_until_idle()
+        if self._rotating is not None:
+            self._forget_stray_rotation()
+        if self._answering:
+            for step_id, task in self._answering.items():
+                if task.done():
+                    answer = self._commands[c.command_key(c.CompleteUpdate, step_id)] = answer_of(
+                        step_id, task, self.bounded
+                    )
+                    self._bytes += len(answer.result) + error_bytes(answer.error)
+            self._answering = self._in_progress() or _NOTHING
+            if not self._answering:
+                self._owned = self.loop.after_each = None
+        self._end_if_done()
+
+    def _settle_conditions(self) -> bool:
+        """Wake those whose condition holds by now; what a condition raises is raised where it is waited for."""
+        if not self.conditions:
+            return False
+        waiting = [(condition, future) for condition, future in self.conditions if not future.done()]
+        with running(self.loop):
+            self.watch.run(lambda: settle(waiting))
+        self.conditions = [(condition, future) for condition, future in waiting if not future.done()]
+        return len(self.conditions) < len(waiting)
+
+    def _end_if_done(self) -> None:
+        if self._main is None or not self._main.done():
+            return
+        ending = ending_of(
+            self._main, self.definition.signature, is_cancelling=self._is_cancelling, bounded=self.bounded
+        )
+        if self.skipped and isinstance(ending, c.FailRun) and cannot_do_without(self._main):
+            raise RunError(  # which pauses the run: whoever skips a step does not decide that it fails
+                f"the workflow cannot do without the answer of {self.skipped[-1]!r}, which was skipped: "
+                f"{ending.error.code}: {ending.error.message}; deploy code that can and resume the run, or terminate it"
+            ) from self._main.exception()
+        if isinstance(ending, c.ContinueAsNew):
+            if self._answering:
+                return  # only in a history that was written when rotations waited for updates like this
+            ending = replace(ending, updates=tuple(self._late))
+        else:
+            for step_id in (*self._late, *self._answering):
+                error = ErrorInfo("RunTerminal", "the run ended before it had answered")
+                answer = c.CompleteUpdate(step_id=step_id, error=error)
+                self._commands[c.command_key(c.CompleteUpdate, step_id)] = answer
+            self._late = self._answering = _NOTHING
+        if not isinstance(ending, c.CancelRun) and self._awaited_children:
+            return  # every end but a cancellation waits for the children that are to be awaited
+        self._is_done = True
+        self._commands[c.OF_THE_RUN] = ending
+
+    # --- updates at the end of a stretch
+    #
+    # The end of a workflow's function, its result or the arguments of `continue_as_new`, says what of its state is
+    # kept. An update that is answered later has changed a state that is lost. So once the end is asked for no update
+    # is taken, and the end waits for those that are being answered: the program is made again, and the callback in
+    # which the function ended runs after they have been. What can only be answered by that very callback is not
+    # waited for: a rotation carries such an update over, and it begins again; any other end refuses it.
+
+    @property
+    def takes_updates(self) -> bool:
+        """Whether an update would be answered by this stretch of the run, and its effect be kept."""
+        return self.takes_signals and self._rotating is None and self.loop.deferred_callback is None
+
+    @property
+    def takes_signals(self) -> bool:
+        """Whether the effect of a signal that is received now would be kept."""
+        return self._main is None or not self._main.done()
+
+    def defer(self, deferred: Mapping[int, bool]) -> None:
+        """Let these callbacks, and those that the history names, wait for updates; each with whether it returned."""
+        start = f"{self._prefix}cut:{DEFERRED}:"
+        named = [marker.removeprefix(start).split(":") for marker in self.known_markers if marker.startswith(start)]
+        known = {int(callback): how == "return" for callback, how in named}
+        self._deferred = {**known, **deferred}
+        self.loop.to_defer = frozenset(self._deferred)
+
+    def _marker(self, callback: int, returns: bool) -> str:
+        return f"{self._prefix}cut:{DEFERRED}:{callback}:{'return' if returns else 'rotate'}"
+
+    def rotate(self) -> None:
+        """Take note that the code asks to begin again."""
+        if _ANSWERING.get() is not None:
+            raise InvalidInput("continue_as_new: the handler of an update cannot begin the workflow again")
+        self._rotating = asyncio.current_task()
+        self.deaf = frozenset(self._waiting)
+
+    def after_callback(self, number: int) -> None:
+        """Look whether the function has ended while updates are being answered, and whether that can wait."""
+        assert self._main is not None
+        if not self._answering or (self._rotating is None and not self._main.done()):
+            return
+        in_progress = self._in_progress()
+        returns = self._rotating is None
+        if returns and (self._main.cancelled() or self._main.exception() is not None):
+            returns = False  # it has failed: nothing is kept of it
+        elif in_progress and self._can_finish(in_progress, returns):
+            if self.is_replaying:
+                return  # the history says where an end was deferred: this one was not
+            raise EndDeferred(self.seed, number, returns)
+        self._late = {**self._late, **in_progress}
+        self._answering = {step_id: task for step_id, task in self._answering.items() if step_id not in in_progress}
+
+    def _run_deferred(self) -> bool:
+        """Let the function end if the updates that it waits for are answered, or can only be answered by it."""
+        callback = self.loop.deferred_callback
+        if callback is None:
+            return False
+        in_progress = self._in_progress()
+        returns = self._deferred[callback]
+        if self._noted != callback:
+            self._noted = callback
+            self.note(c.RecordMarker(step_id=self._marker(callback, returns), name=DEFERRED))
+        if in_progress and self._can_finish(in_progress, returns):
+            return False
+        self.loop.run_deferred()
+        return True
+
+    def _in_progress(self) -> dict[str, asyncio.Task[Any]]:
+        return {step_id: task for step_id, task in self._answering.items() if not task.done()}
+
+    def _can_finish(self, in_progress: Mapping[str, object], returns: bool) -> bool:
+        """Return whether updates may come to their answers without the function: through a step of theirs that is open.
+
+        Or through an activity that another task waits for. A run that returns does not wait for signals and people.
+        """
+        if self._is_cancelling:
+            return False
+        for step_id, (owner, is_endless) in (self._owned or {}).items():
+            is_open = step_id in self._waiting or step_id in self._timers
+            if is_open and owner in in_progress and not (returns and is_endless):
+                return True
+        return any(future.is_work for future in self._waiting.values())
+
+    def _note_owner(self, step_id: str, is_endless: bool) -> None:
+        owner = _ANSWERING.get()
+        if owner is not None:
+            self._owned = self._owned or {}
+            self._owned[step_id] = owner, is_endless
+
+    def _forget_stray_rotation(self) -> None:
+        """Forget that a task asked to begin again if it ended and the function did not end by it."""
+        task = self._rotating
+        if task is None or task is self._main or not task.done() or self._main is None or self._main.done():
+            return
+        self._rotating, self.deaf = None, frozenset()
+        self._answering, self._late = {**self._answering, **self._late}, _NOTHING
+
+    # --- outcomes
+
+    def _begin(self, event: Event) -> None:
+        try:
+            arguments = self.definition.signature.unpack(self._input)
+        except InvalidInput as problem:
+            raise NondeterminismError(
+                f"event {event.run_seq}: the recorded arguments do not fit {self.definition.name!r}: {problem}",
+                run_seq=event.run_seq,
+                expected=bytes(self._input).decode(errors="replace")[:ERROR_TEXT_CHARS],
+                found=f"async def {self.definition.name}{self.definition.signature}",
+            ) from problem
+        self._main = self.loop.create_task(self.definition.function(**arguments), name=self.definition.name)
+        if isinstance(event.data, e.ContinuedAsNew):
+            for update in carried_updates(event.data):  # they begin after the function, which says who takes them
+                accepted = e.UpdateAccepted(update.name, update.input, update.was_refused)
+                self._answer(update.step_id, self._update(accepted, validates=False))
+
+    def _cancel(self, event: Event) -> None:
+        self._is_cancelling = True
+        if self._main is not None and not self._main.cancel(getattr(event.data, "reason", "") or None):
+            for child in self._awaited_children & self._waiting.keys():  # it has ended, and waits only for them
+                self._waiting[child].cancel()
+        self.loop.run_deferred()
+
+    def _fire(self, event: Event) -> None:
+        timer = self._timers.pop(event.step_id or "", None)
+        if timer is not None:
+            self.loop.fire(timer)
+        else:
+            given = getattr(event.data, "result", NULL)  # by an operator who skipped the step
+            self._resolve(event, None if given == NULL else given)
+
+    def _resolve(self, event: Event, value: Any) -> None:
+        if value is not None:
+            self._bytes += len(value)
+        future = self._waiting.pop(event.step_id or "", None)
+        self._awaited_children.discard(event.step_id or "")
+        if future is not None and not future.done():
+            future.set_result(value)
+
+    def _reject(self, event: Event, error: BaseException) -> None:
+        self._bytes += error_bytes(getattr(error, "info", None))
+        future = self._waiting.pop(event.step_id or "", None)
+        self._awaited_children.discard(event.step_id or "")
+        if future is not None and not future.done():
+            future.set_exception(error)
+
+    def _answer_update(self, event: Event) -> None:
+        assert isinstance(event.data, e.UpdateAccepted)
+        assert event.step_id is not None
+        self._steps += 1
+        self._bytes += len(event.data.input)
+        is_old = event.data.was_refused is None
+        answering = self._update(event.data, validates=True) if is_old else self._accepted(event, event.data)
+        self._answer(event.step_id, answering)
+
+    def _answer(self, step_id: str, answering: Coroutine[Any, Any, Any]) -> None:
+        context = copy_context()
+        context.run(_ANSWERING.set, step_id)
+        task = self.loop.create_task(answering, name=step_id, context=context)
+        self._answering = {**self._answering, step_id: task}
+        self.loop.after_each = self.after_callback
+
+    def _accepted(self, event: Event, update: e.UpdateAccepted) -> Coroutine[Any, Any, Any]:
+        """Return what answers an update that was validated when it was accepted: it is applied, or has diverged."""
+        handler = self.updates.get(update.name)
+        try:
+            if handler is None:
+                raise self._unknown_update(update.name)
+            return _answer(handler.function, handler.unpack(update.input))
+        except (InvalidInput, NotFound) as problem:
+            raise NondeterminismError(
+                f"event {event.run_seq}: the recorded update {update.name!r} cannot be applied: {problem}",
+                run_seq=event.run_seq,
+                expected=f"UpdateAccepted ({update.name})",
+                found=problem.message,
+                source=self.where(None).removeprefix(" at "),
+            ) from problem
+
+    async def _update(self, update: e.UpdateAccepted, *, validates: bool) -> Any:
+        """Answer an update that was carried over; or one of an older history, which was not validated before."""
+        handler = self.updates.get(update.name)
+        if handler is None:
+            raise self._unknown_update(update.name)
+        arguments = handler.unpack(update.input)
+        if validates and handler.validator is not None:
+            handler.validator(**arguments)
+        return await _answer(handler.function, arguments)
+
+
+async def _answer(function: Query, arguments: dict[str, Any]) -> Any:
+    result = function(**arguments)
+    return await result if asyncio.iscoroutine(result) else result
+
+
+def _completed(program: CodeProgram, event: Event) -> None:
+    program._resolve(event, getattr(event.data, "result", NULL))
+
+
+def _failed(program: CodeProgram, event: Event) -> None:
+    assert isinstance(event.data, e.StepFailed)
+    error = event.data.error
+    program._reject(event, ActivityFailed(f"step {event.step_id}: {error.code}: {error.message}", error))
+
+
+def _child_failed(program: CodeProgram, event: Event) -> None:
+    assert isinstance(event.data, e.ChildFailed)
+    error = event.data.error
+    program._reject(event, ChildFailed(f"child {event.step_id}: {error.code}: {error.message}", error))
+
+
+def _signalled(program: CodeProgram, event: Event) -> None:
+    assert isinstance(event.data, e.SignalReceived)
+    outcome = recorded(event, event.data, program.handlers.get(event.step_id or ""))
+    program._reject(event, outcome) if isinstance(outcome, Exception) else program._resolve(event, outcome)
+
+
+def _timed_out(program: CodeProgram, event: Event) -> None:
+    assert isinstance(event.data, e.SignalTimedOut)
+    program._reject(event, TimeoutError(f"no signal {event.data.name!r} came in time"))
+
+
+def _answered(program: CodeProgram, event: Event) -> None:
+    assert isinstance(event.data, e.TaskCompleted)
+    program._resolve(event, event.data.answer)
+
+
+_OUTCOMES: dict[type[e.Body], Callable[[CodeProgram, Event], None]] = {
+    e.RunStarted: CodeProgram._begin,
+    e.ContinuedAsNew: CodeProgram._begin,
+    e.RunCancelRequested: CodeProgram._cancel,
+    e.StepCompleted: _completed,
+    e.StepFailed: _failed,
+    e.StepSkipped: CodeProgram._fire,
+    e.TimerFired: CodeProgram._fire,
+    e.SignalReceived: _signalled,
+    e.SignalTimedOut: _timed_out,
+    e.TaskCompleted: _answered,
+    e.ChildCompleted: _completed,
+    e.ChildFailed: _child_failed,
+    e.UpdateAccepted: CodeProgram._answer_update,
+}
+
+
+_CLOSED = DeterministicLoop(None, 0, 0)  # type: ignore[abstract,arg-type]
+_CLOSED.let_go()
+
+
+def current_program() -> CodeProgram | None:
+    """Return the program whose code is running, or None outside a workflow."""
+    loop = asyncio._get_running_loop()
+    return loop.host if type(loop) is DeterministicLoop else None  # type: ignore[return-value]
+
+
+def refuse_inside(what: str, instead: str) -> None:
+    """Refuse what is not durable if it is asked for inside a workflow."""
+    if current_program() is not None:
+        raise NotDurable(f"{what}: it would be done again on every replay; inside a workflow {instead}")
+
+
+def require_program(what: str) -> CodeProgram:
+    """Return the program whose code is running; `what` can only be used inside a workflow."""
+    program = current_program()
+    if program is None:
+        raise NotDurable(f"{what} can only be used inside a workflow")
+    return program

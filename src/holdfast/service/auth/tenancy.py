@@ -1,0 +1,228 @@
+"""A store as one tenant sees it: what belongs to others is not there.
+
+Only what callers may do is here. A verb that is missing is refused, so a new verb of the store port is closed to
+tenants until somebody has thought about it.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeVar, cast
+
+from msgspec.structs import replace
+
+from holdfast.core.access import AccessToken, TokenQuery
+from holdfast.core.audit import AuditEntry, AuditQuery
+from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Settled, Settlement
+from holdfast.core.declared import PublishedDefinition
+from holdfast.core.events import Event
+from holdfast.core.index_rows import Task, Wait
+from holdfast.core.instants import Instant
+from holdfast.core.messages import Message, Signal, SignalRequest
+from holdfast.errors import InvalidInput, NotPermitted
+from holdfast.service.heads import heads_of
+from holdfast.store.port import (
+    Accepted,
+    Capabilities,
+    Duplicate,
+    Found,
+    LoadedRun,
+    MailboxQuery,
+    Plan,
+    Refused,
+    RunHead,
+    RunQuery,
+    Store,
+    TaskQuery,
+    WaitQuery,
+)
+from holdfast.store.types import pages
+from holdfast.store.validation import no_such_letter, no_such_run
+from holdfast.store.wakeups import Wakeups
+
+
+class _OfRun(Protocol):
+    @property
+    def run_id(self) -> str: ...
+
+
+T = TypeVar("T")
+Row = TypeVar("Row", bound=_OfRun)
+Query = TypeVar("Query", WaitQuery, TaskQuery, DeadLetterQuery)
+
+
+class _OfTenant(Protocol):
+    @property
+    def tenant(self) -> str | None: ...
+    @property
+    def project(self) -> str | None: ...
+    @property
+    def environment(self) -> str | None: ...
+
+
+def seen_by(tenant: str | None, store: Store, project: str | None = None, environment: str | None = None) -> Store:
+    """Return the store as this tenant sees it, or who has only a part of it; without a tenant, as it is."""
+    return store if tenant is None else cast(Store, TenantView(store, tenant, project, environment))
+
+
+def check_chosen_id(tenant: str | None, run_id: str | None) -> None:
+    """Refuse an id that a tenant chooses for a run and that another one might.
+
+    Ids of runs are unique over all tenants: who could choose any would take those of others, or learn that they exist.
+    """
+    if tenant is not None and run_id is not None and not run_id.startswith(f"{tenant}:"):
+        raise InvalidInput(f"run_id: a run's id that tenant {tenant!r} chooses begins with '{tenant}:'", field="run_id")
+
+
+def belongs_to(owner: _OfTenant, thing: _OfTenant) -> bool:
+    """Say whether a tenant, or who has only a part of it, sees a thing; who has no tenant sees everything."""
+    return (
+        owner.tenant in (None, thing.tenant)
+        and owner.project in (None, thing.project)
+        and owner.environment in (None, thing.environment)
+    )
+
+
+class TenantView:
+    """The part of a store that belongs to one tenant, or to a project or an environment of it."""
+
+    def __init__(self, store: Store, tenant: str, project: str | None = None, environment: str | None = None) -> None:
+        self._store = store
+        self.tenant: str | None = tenant
+        self.project = project
+        self.environment = environment
+
+    def __getattr__(self, verb: str) -> Any:
+        raise NotPermitted(f"a tenant's view of the store has no {verb}")
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the store can promise."""
+        return self._store.capabilities
+
+    @property
+    def wakeups(self) -> Wakeups:
+        """The store's bell, which says nothing about whose run it rings for."""
+        return self._store.wakeups
+
+    async def now(self) -> Instant:
+        return await self._store.now()
+
+    async def load(self, run_ids: Sequence[str]) -> list[LoadedRun | None]:
+        """Return the tenant's own runs. Those of others are not read: they cost no more time than none."""
+        own = await self._own(run_ids)
+        runs = iter(await self._store.load([run_id for run_id in run_ids if run_id in own]) if own else ())
+        return [next(runs) if run_id in own else None for run_id in run_ids]
+
+    async def read_events(
+        self, run_id: str, after: int = 0, limit: int | None = None, most_bytes: int | None = None
+    ) -> list[Event]:
+        own = await self._own([run_id])
+        return await self._store.read_events(run_id, after, limit, most_bytes) if own else []
+
+    async def deliver(self, items: Sequence[SignalRequest | Message]) -> list[Accepted | Duplicate | Refused]:
+        own = await self._own([item.run_id for item in items])
+        answers = iter(await self._store.deliver([item for item in items if item.run_id in own]))
+        return [next(answers) if item.run_id in own else Refused(no_such_run(item.run_id)) for item in items]
+
+    async def find_runs(self, query: RunQuery) -> Found[RunHead]:
+        query = replace(query, tenant=self.tenant)
+        while True:
+            page = await self._store.find_runs(query)
+            own = [head for head in page if belongs_to(self, head)]
+            if own or not page or page.place is not None:
+                is_bound = self.project is not None or self.environment is not None
+                return Found(own, page.place, () if is_bound else page.unreadable)
+            last = page[-1]
+            if query.look is not None:
+                return Found((), (last.created_at, last.run_id) if query.newest else last.run_id)
+            query = replace(query, after=last.run_id, before=(last.created_at, last.run_id))
+
+    async def find_tokens(self, query: TokenQuery) -> list[AccessToken]:
+        query = replace(query, tenant=self.tenant)
+        async for page in pages(self._store.find_tokens, query, lambda token: token.token_id):
+            if found := self._part(page, [token for token in page if belongs_to(self, token)]):
+                return found
+        return []
+
+    async def append_audit(self, entries: Sequence[AuditEntry]) -> None:
+        await self._store.append_audit([self._audited(entry) for entry in entries])
+
+    async def find_audit(self, query: AuditQuery) -> list[AuditEntry]:
+        query = replace(query, tenant=self.tenant)
+        async for page in pages(self._store.find_audit, query, lambda entry: (entry.at, entry.entry_id)):
+            if found := self._part(page, [entry for entry in page if belongs_to(self, entry)]):
+                return found
+        return []
+
+    def _audited(self, entry: AuditEntry) -> AuditEntry:
+        return replace(entry, tenant=self.tenant, project=self.project, environment=self.environment)
+
+    async def publish_definitions(self, definitions: Sequence[PublishedDefinition]) -> None:
+        await self._store.publish_definitions(definitions)
+
+    async def find_definitions(self, plans: Sequence[Plan]) -> list[PublishedDefinition | None]:
+        return await self._store.find_definitions(plans)
+
+    async def keep_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> list[AccessToken]:
+        ids = tuple(token.token_id for token in tokens)
+        known = await self._store.find_tokens(TokenQuery(token_ids=ids, sessions=True, limit=len(ids) or 1))
+        if not all(belongs_to(self, token) for token in [*tokens, *known]):
+            raise NotPermitted("a tenant keeps tokens of its own")
+        return await self._store.keep_tokens(tokens, [self._audited(entry) for entry in audit])
+
+    async def find_mailbox(self, query: MailboxQuery) -> list[Signal]:
+        if query.run_id is not None:
+            return await self._store.find_mailbox(query) if await self._own([query.run_id]) else []
+        query = replace(query, tenant=self.tenant)
+        while True:
+            page = await self._store.find_mailbox(query)
+            own = await self._own([signal.run_id for signal in page])
+            found = [signal for signal in page if signal.run_id in own]
+            place = page.place if isinstance(page, Found) else None
+            if found or (not page and place is None):
+                return self._part(page, found)
+            after_run, after = place or (page[-1].run_id, page[-1].inbox_seq)
+            query = replace(query, after_run=after_run, after=after)
+
+    async def find_waits(self, query: WaitQuery) -> list[Wait]:
+        return await self._find(self._store.find_waits, query, lambda wait: (wait.run_id, wait.step_id))
+
+    async def find_tasks(self, query: TaskQuery) -> Found[Task]:
+        return await self._find(self._store.find_tasks, query, lambda task: task.task_id)
+
+    async def find_dead_letters(self, query: DeadLetterQuery) -> list[DeadLetter]:
+        return await self._find(self._store.find_dead_letters, query, lambda letter: (letter.died_at, letter.letter_id))
+
+    async def settle_dead_letters(
+        self, ids: Sequence[str], action: Settlement, actor: str = "", audit: AuditEntry | None = None
+    ) -> list[Settled | Refused]:
+        own = [id for id in ids if await self.find_dead_letters(DeadLetterQuery(letter_id=id, settled=True))]
+        answers = iter(await self._store.settle_dead_letters(own, action, actor, audit))
+        return [next(answers) if id in own else Refused(no_such_letter(id)) for id in ids]
+
+    async def _find(
+        self, find: Callable[[Query], Awaitable[list[Row]]], query: Query, place_of: Callable[[Row], Any]
+    ) -> Found[Row]:
+        """Return the next rows of the tenant's own runs: none, and no place, only when there are no more."""
+        query = replace(query, tenant=self.tenant)
+        while True:
+            page = await find(query)
+            place = page.place if isinstance(page, Found) else None
+            if not page or (self.project is None and self.environment is None):
+                return Found(page, place, getattr(page, "unreadable", ()))
+            own = await self._own([row.run_id for row in page])
+            found = [row for row in page if row.run_id in own]
+            if found or place is not None:
+                return Found(found, place)
+            if getattr(query, "look", None) is not None:
+                return Found((), place_of(page[-1]))
+            query = replace(query, after=place_of(page[-1]))
+
+    def _part(self, page: list[Any], own: list[T]) -> Found[T]:
+        """Return the tenant's own rows of a page; of whose project damaged ones are cannot be known."""
+        if not isinstance(page, Found):
+            return Found(own)
+        is_bound = self.project is not None or self.environment is not None
+        return Found(own, page.place, () if is_bound else page.unreadable)
+
+    async def _own(self, run_ids: Sequence[str]) -> set[str]:
+        return set(await heads_of(cast(Store, self), run_ids))

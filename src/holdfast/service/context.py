@@ -1,0 +1,336 @@
+"""A call: who asks, of which app, and what they can see of its store.
+
+An operation gets everything through its call, and sees the store as the caller's tenant does. So there is one place
+where tenants are kept apart, and no operation can forget to.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from typing import Any, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from holdfast.app import App
+from holdfast.clock import Ids, SystemIds
+from holdfast.core.audit import AuditEntry
+from holdfast.core.messages import Actor
+from holdfast.core.tasks import is_effective
+from holdfast.engine.history import head_of
+from holdfast.engine.inbox.operator_commands import Caller
+from holdfast.engine.inbox.tasks import Tasks
+from holdfast.engine.start.runtime import Opened
+from holdfast.errors import AnswerTooLarge, EngineError, HoldfastError, InvalidInput, NotPermitted
+from holdfast.run import RunHandle, handle_of
+from holdfast.service.auth.roles import OF_ALL_TENANTS
+from holdfast.service.auth.tenancy import seen_by
+from holdfast.service.auth.throttle import Refusals
+from holdfast.service.http.loop_watchdog import LoopWatchdog
+from holdfast.service.http.problems import stopping
+from holdfast.service.live.alerts import Alerts
+from holdfast.service.live.changefeed import Watchers
+from holdfast.service.live.projections import Projections
+from holdfast.service.options import ServiceOptions
+from holdfast.service.rates import ConcurrencyLimit, ReadRates
+from holdfast.store.port import Store, TaskQuery
+
+T = TypeVar("T")
+
+DEFAULT_TENANT = "default"
+ANONYMOUS = "anonymous"
+SHARE = 8
+"""The share of what is being received that one caller may have: one of so many."""
+
+
+class Principal(Caller, frozen=True, kw_only=True):
+    """Who asks, and within what: a tenant, or only a project or an environment of it.
+
+    With `is_open` nobody has been asked who they are: a request may say it itself. With `is_session` a browser has
+    said it, by a cookie, and whoever acts on that looks at where the request comes from.
+    """
+
+    project: str | None = None
+    environment: str | None = None
+    is_open: bool = False
+    is_session: bool = False
+
+    def require(self, scope: str | None) -> None:
+        """Raise `NotPermitted` unless this scope is granted. None is what everybody may do."""
+        if scope is None:
+            return
+        if self.scopes is not None and scope not in self.scopes:
+            raise NotPermitted(f"this needs the scope {scope!r}", scope=scope)
+        if self.tenant is not None and scope in OF_ALL_TENANTS:
+            raise NotPermitted("this is about all tenants together; it needs a token without a tenant", scope=scope)
+
+
+NOBODY = Principal(name="", scopes=frozenset())
+"""Whoever asks for what everybody may."""
+
+OPEN = Principal(name=ANONYMOUS, is_admin=True, is_open=True)
+"""Whoever comes, where access is open."""
+
+Headers = Mapping[bytes, bytes]
+Authenticate = Callable[[Headers], Awaitable[Principal]]
+"""Says who asks, from the headers of a request; raises if it is nobody who may."""
+
+
+async def let_in(headers: Headers) -> Principal:
+    """Let in whoever comes."""
+    return OPEN
+
+
+class Sending:
+    """How large the answers are together that callers have not taken yet."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.bytes = 0
+
+    @contextmanager
+    def hold(self, size: int) -> Iterator[None]:
+        """Count an answer until it is sent; raise `EngineError` if there are too many large ones to begin another."""
+        if self.bytes and self.bytes + size > self._most:
+            raise EngineError("too many large answers are being sent; ask again later", retry_after_ms=1_000)
+        self.bytes += size
+        try:
+            yield
+        finally:
+            self.bytes -= size
+
+
+class Receiving:
+    """How large the large bodies are together that are being received, of all callers and of each."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._by_caller: Counter[str] = Counter()
+
+    @property
+    def bytes(self) -> int:
+        """How large they are together."""
+        return self._by_caller.total()
+
+    @contextmanager
+    def hold(self, caller: str, size: int) -> Iterator[None]:
+        """Count a body until it is there. Callers who are not known yet are one caller together, ''."""
+        own, total = self._by_caller[caller], self.bytes
+        if (own and own + size > self._most // SHARE) or (total and total + size > self._most):
+            raise EngineError("too many large requests are being received; come back later", retry_after_ms=1_000)
+        self._by_caller[caller] += size
+        try:
+            yield
+        finally:
+            self._by_caller[caller] -= size
+            if self._by_caller[caller] <= 0:
+                del self._by_caller[caller]
+
+
+class Service(Struct, frozen=True, kw_only=True):
+    """What calls share: the app, who may call, and how the service behaves."""
+
+    app: App
+    options: ServiceOptions = ServiceOptions()
+    authenticate: Authenticate = let_in
+    ids: Ids = SystemIds()
+    alerts: Alerts
+    projections: Projections
+    refusals: Refusals
+    stopping: asyncio.Event
+    watchers: Watchers
+    requests: Counter[tuple[str, int]]
+    watchdog: LoopWatchdog
+    rates: ReadRates
+    streams: ConcurrencyLimit
+    sending: Sending
+    receiving: Receiving
+
+    def call(self, principal: Principal, correlation_id: str) -> "Call":
+        """Return a call of this principal. A service that is being stopped begins nothing any more."""
+        if self.stopping.is_set():
+            raise stopping(is_begun=False)
+        try:
+            opened = self.app.opened()
+        except InvalidInput as problem:
+            raise EngineError("the service has no store at the moment") from problem
+        return Call(self, opened, principal, correlation_id)
+
+
+def make_service(
+    app: App, options: ServiceOptions | None = None, authenticate: Authenticate = let_in, ids: Ids | None = None
+) -> Service:
+    """Return a service for an app. It answers while the app has a node or a connection open."""
+    alerts, stops, options = Alerts(), asyncio.Event(), options or ServiceOptions()
+    return Service(
+        app=app,
+        options=options,
+        authenticate=authenticate,
+        ids=ids or SystemIds(),
+        alerts=alerts,
+        projections=Projections(alerts),
+        refusals=Refusals(options.refusals_per_minute),
+        stopping=stops,
+        watchers=Watchers(app, alerts, options, stops),
+        requests=Counter(),
+        watchdog=LoopWatchdog(),
+        streams=ConcurrencyLimit("event streams"),
+        sending=Sending(options.sending_bytes),
+        receiving=Receiving(options.receiving_bytes),
+        rates=ReadRates(options.reads_per_minute, options.tenant_reads_per_minute, options.lists_at_once),
+    )
+
+
+def _bound(field: str, bound: str | None, asked: str) -> str:
+    if bound is not None and asked not in (bound, DEFAULT_TENANT):
+        raise NotPermitted(f"{field}: this token is for {bound!r}", field=field)
+    return asked if bound is None else bound
+
+
+class Room:
+    """How many bytes an answer may still have."""
+
+    def __init__(self, most: int) -> None:
+        self.bytes = most
+        self._most = most
+
+    def take(self, size: int) -> None:
+        """Use some of it, or raise `AnswerTooLarge`."""
+        if size > self.bytes or self.bytes <= 0:
+            raise AnswerTooLarge(
+                f"an answer has at most {self._most} bytes: ask for fewer items, or for fewer things at once",
+                limit_bytes=self._most,
+            )
+        self.bytes -= size
+
+
+class Call:
+    """One operation being asked for."""
+
+    __slots__ = ("correlation_id", "gone", "opened", "principal", "room", "service", "taking_turns")
+
+    def __init__(self, service: Service, opened: Opened, principal: Principal, correlation_id: str) -> None:
+        self.service = service
+        self.opened = opened
+        self.principal = principal
+        self.correlation_id = correlation_id
+        self.gone: Callable[[], Awaitable[None]] | None = None
+        """Ends when nobody waits for the answer any more, if the transport can tell."""
+        self.room = Room(service.options.answer_bytes)
+        """How large the answer may be; of a batch, those that are not given yet."""
+        self.taking_turns: AbstractAsyncContextManager[Any] = nullcontext()
+        """Lists of one batch are read one after the other: each has the room that those before it have left."""
+
+    @property
+    def page_bytes(self) -> int:
+        """How large the rows of a page may be: an answer says more of each than what is stored."""
+        return max(1, self.room.bytes // 2)
+
+    @property
+    def item_bytes(self) -> int:
+        """How large one thing may be to be shown in a list."""
+        return max(1, self.service.options.answer_bytes // 2)
+
+    def check_room(self) -> None:
+        """Raise `AnswerTooLarge` if the answers before this one have left no room for it."""
+        self.room.take(0)
+
+    @property
+    def store(self) -> Store:
+        """The store as the caller's tenant sees it."""
+        principal = self.principal
+        return seen_by(principal.tenant, self.opened.store, principal.project, principal.environment)
+
+    @property
+    def tasks(self) -> Tasks:
+        """The tasks that the caller's tenant has."""
+        operators = self.opened.operators_for(self.principal)
+        return Tasks(self.store, self.opened.workflows.values(), self.opened.permits(self.principal), operators)
+
+    def audit(self, *, actor: str = "", subject: str = "", detail: str = "") -> AuditEntry | None:
+        """Return what the audit log is to keep of this call."""
+        entry = self.opened.operators_for(self.principal).audit(actor=actor, subject=subject, detail=detail)
+        principal = self.principal
+        return None if entry is None else replace(entry, project=principal.project, environment=principal.environment)
+
+    async def run(self, run_id: str) -> RunHandle[Any]:
+        """Return the handle of a run; to other tenants than its own it is not there."""
+        if self.principal.tenant is not None:
+            await head_of(self.store, run_id)
+        return handle_of(self.opened, run_id, caller=self.principal)
+
+    async def redacted_steps(self, run_id: str, step_ids: Iterable[str | None]) -> frozenset[str]:
+        """Return those of a run's steps that are tasks which do not concern the caller."""
+        asked = tuple({step_id for step_id in step_ids if step_id is not None})
+        if not asked or self.principal.is_admin:
+            return frozenset()
+        actor, query, redacted = self.actor(), TaskQuery(run_id=run_id, step_ids=asked, limit=len(asked)), set[str]()
+        while page := await self.store.find_tasks(query):
+            if page.unreadable:  # whom it concerns is not known
+                return frozenset(asked)
+            redacted |= {task.step_id for task in page if not is_effective(task.assignee, task.roles, actor)}
+            query = replace(query, after=page[-1].task_id)
+        return frozenset(asked) if page.unreadable else frozenset(redacted)
+
+    def within(self, tenant: str, project: str, environment: str) -> tuple[str, str, str]:
+        """Return whose it is what the caller makes: as they ask for it, or whom they are bound to."""
+        principal = self.principal
+        return (
+            _bound("tenant", principal.tenant, tenant),
+            _bound("project", principal.project, project),
+            _bound("environment", principal.environment, environment),
+        )
+
+    def name(self, given: str = "") -> str:
+        """Return who does this. Only where access is open, and for admins, may the request say so itself."""
+        if not given or given == self.principal.name:
+            return self.principal.name
+        self._require_trust()
+        return given
+
+    def actor(self, given: str = "", roles: tuple[str, ...] = ()) -> Actor:
+        """Return who does something to a task, and with which roles: the caller, or whom the request names."""
+        name = self.name(given)
+        if roles:
+            self._require_trust()
+        elif name == self.principal.name:
+            roles = self.principal.roles
+        return Actor(name, roles, self.principal.is_admin)
+
+    def _require_trust(self) -> None:
+        if not self.principal.is_open and not self.principal.is_admin:
+            raise NotPermitted(f"{self.principal.name!r} cannot act for somebody else", field="actor")
+
+    def note_refusal(self, what: str, refusal: HoldfastError, *, is_counted: bool) -> None:
+        """Log that the caller may not do something, and count it if a run may have heard of it."""
+        principal = self.principal
+        key = principal.token_id or principal.name
+        if is_counted:
+            self.service.refusals.count(key)
+        self.service.refusals.note(key, principal.name, what, refusal, self.correlation_id)
+
+    @contextmanager
+    def noting_refusals(self, what: str) -> Iterator[None]:
+        """Note it if the caller may not do what is done within."""
+        try:
+            yield
+        except NotPermitted as refusal:
+            self.note_refusal(what, refusal, is_counted=False)
+            raise
+
+    async def wait_for(self, awaited: Awaitable[T], seconds: float) -> T | None:
+        """Wait for something for so long; None if it does not come, or the service stops, or the caller goes away."""
+        most = 0.0 if self.service.stopping.is_set() else min(seconds, self.service.options.wait_s)
+        task = asyncio.ensure_future(awaited)
+        others: list[asyncio.Future[Any]] = [asyncio.ensure_future(self.service.stopping.wait())]
+        if self.gone is not None:
+            others.append(asyncio.ensure_future(self.gone()))
+        try:
+            await asyncio.wait([task, *others], timeout=most, return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            unfinished = [waiter for waiter in (task, *others) if not waiter.done()]
+            for waiter in unfinished:
+                waiter.cancel()
+            await asyncio.gather(*unfinished, return_exceptions=True)

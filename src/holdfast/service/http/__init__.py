@@ -1,0 +1,1 @@
+"""The transports: REST, JSON-RPC and the page over HTTP."""

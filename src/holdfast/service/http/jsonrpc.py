@@ -1,0 +1,181 @@
+"""JSON-RPC 2.0, derived from the catalogue: the method is the operation's name, and parameters go by name.
+
+An answer carries the id of its own request. Calls of a batch are carried out at the same time, so that they share
+commits; what must come after something else is asked for afterwards.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+from starlette.types import Receive, Scope, Send
+
+from holdfast.errors import HoldfastError, MethodNotAllowed
+from holdfast.service.context import Principal, Room, Service
+from holdfast.service.http.binding import Reader
+from holdfast.service.http.exchange import ClientGone, Exchange
+from holdfast.service.http.problems import (
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    PARSE_ERROR,
+    problem_of,
+    rpc_code_of,
+    unexpected,
+)
+from holdfast.service.registry import Operation
+
+NO_ID = Raw(b"null")
+ENVELOPE_BYTES = 1_024
+"""How much of an answer is kept for what surrounds each result, and for refusals."""
+
+_ID_STARTS = frozenset(b'"-0123456789n')
+
+
+class RpcError(Struct, frozen=True):
+    """Why there is no result. `data` is the problem as REST has it, where there is one."""
+
+    code: int
+    message: str
+    data: Any = None
+
+
+class Response(Struct, frozen=True, kw_only=True):
+    """What is answered to one call: a result, or an error."""
+
+    jsonrpc: Literal["2.0"] = "2.0"
+    id: Raw = NO_ID
+    result: Any = UNSET
+    error: RpcError | UnsetType = UNSET
+
+
+class _Request(Struct, frozen=True, kw_only=True):
+    jsonrpc: Literal["2.0"]
+    method: str
+    params: Raw | UnsetType = UNSET
+    id: Raw | UnsetType = UNSET
+
+
+_encoder = msgspec.json.Encoder()
+_request = msgspec.json.Decoder(_Request)
+_batch = msgspec.json.Decoder(list[Raw])
+_id = msgspec.json.Decoder(dict[str, Raw])
+
+
+class _Caller(NamedTuple):
+    """Who calls, under which id it is found in logs, what ends when they have gone, and how much room is left."""
+
+    principal: Principal
+    correlation_id: str
+    gone: Callable[[], Awaitable[None]]
+    room: Room
+    turns: asyncio.Lock
+
+
+class JsonRpc:
+    """An ASGI application that answers for the catalogue."""
+
+    def __init__(self, service: Service, catalogue: Mapping[str, Operation]) -> None:
+        self._service = service
+        self._methods = {name: (operation, Reader(operation)) for name, operation in catalogue.items()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request of HTTP: a call, or a batch of them."""
+        exchange = Exchange(self._service, scope, receive, send)
+        exchange.operation = "rpc"
+        try:
+            await self._answer(exchange)
+        except ClientGone:
+            return
+        except HoldfastError as error:
+            await exchange.refuse(error)
+        except Exception as problem:
+            await exchange.refuse(exchange.unexpected(problem))
+
+    async def _answer(self, exchange: Exchange) -> None:
+        if exchange.method == "OPTIONS":
+            await exchange.send_nothing(204, [(b"allow", b"OPTIONS, POST")])
+            return
+        if exchange.method != "POST":
+            raise MethodNotAllowed(f"{exchange.method} is not for this address", allow="OPTIONS, POST")
+        principal = await exchange.principal()
+        exchange.check_accept()
+        text = await exchange.body()
+        most = self._service.options.answer_bytes
+        room = Room(max(most // 2, most - ENVELOPE_BYTES * self._service.options.batch_calls))
+        caller = _Caller(principal, exchange.correlation_id, exchange.gone, room, asyncio.Lock())
+        answer = await self._answer_text(caller, text)
+        if answer is None:
+            await exchange.send_nothing(204)
+        else:
+            await exchange.answer(200, answer)
+
+    async def _answer_text(self, caller: "_Caller", text: bytes) -> Response | list[Response] | None:
+        try:
+            msgspec.json.decode(text)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            return _failed(PARSE_ERROR, "this is no JSON, or it is cut short")
+        if not text.lstrip().startswith(b"["):
+            return await self._call(caller, Raw(text))
+        calls = _batch.decode(text)
+        if not 1 <= len(calls) <= self._service.options.batch_calls:
+            return _failed(INVALID_REQUEST, f"a batch has 1 to {self._service.options.batch_calls} calls")
+        answers = await asyncio.gather(*(self._call(caller, call) for call in calls))
+        return [answer for answer in answers if answer is not None] or None
+
+    async def _call(self, caller: "_Caller", text: Raw) -> Response | None:
+        """Answer one call; a notification, which has no id, is not answered whatever becomes of it."""
+        try:
+            request = _request.decode(text)
+            if request.id is not UNSET and not _is_id(request.id):
+                return _failed(INVALID_REQUEST, "an id is a string, a number or null")
+        except msgspec.ValidationError:
+            return _failed(
+                INVALID_REQUEST, "a call is an object of jsonrpc: '2.0', method, params and id", _id_of(text)
+            )
+        try:
+            answer = await self._carry_out(caller, request)
+        except HoldfastError as error:
+            answer = _refused(error, caller.correlation_id)
+        except Exception as problem:
+            told = unexpected(problem, caller.correlation_id, self._service.stopping.is_set())
+            answer = _refused(told, caller.correlation_id)
+        return None if request.id is UNSET else msgspec.structs.replace(answer, id=request.id)
+
+    async def _carry_out(self, caller: "_Caller", request: _Request) -> Response:
+        found = self._methods.get(request.method)
+        if found is None:
+            return _failed(METHOD_NOT_FOUND, "there is no such method")
+        operation, reader = found
+        params = b"{}" if request.params is UNSET or bytes(request.params) == b"[]" else request.params
+        if bytes(params)[:1] != b"{":
+            return _failed(INVALID_PARAMS, "parameters go by name, in an object")
+        call = self._service.call(caller.principal, caller.correlation_id)
+        call.gone, call.room, call.taking_turns = caller.gone, caller.room, caller.turns
+        result = Raw(_encoder.encode(await operation.carry_out(call, reader.from_json(params))))
+        caller.room.take(len(result))
+        return Response(result=result)
+
+
+def _is_id(id: Any) -> bool:
+    return bytes(id)[0] in _ID_STARTS
+
+
+def _id_of(text: Raw) -> Raw:
+    """Return the id of something that is no call, if it has one all the same."""
+    try:
+        id = _id.decode(text).get("id", NO_ID)
+    except msgspec.ValidationError:
+        return NO_ID
+    return id if _is_id(id) else NO_ID
+
+
+def _failed(code: int, message: str, id: Raw = NO_ID) -> Response:
+    return Response(id=id, error=RpcError(code, message))
+
+
+def _refused(error: HoldfastError, correlation_id: str) -> Response:
+    problem = problem_of(error, correlation_id)
+    return Response(error=RpcError(rpc_code_of(type(error)), problem.detail, problem))

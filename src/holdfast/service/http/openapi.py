@@ -1,0 +1,162 @@
+"""The catalogue as OpenAPI 3.1: every operation, what it takes and gives, and every answer that it may give."""
+
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+
+from holdfast.errors import (
+    HoldfastError,
+    MalformedRequest,
+    NotAcceptable,
+    PayloadTooLarge,
+    SlowRequest,
+    UnsupportedMediaType,
+)
+from holdfast.service.examples import ASKS
+from holdfast.service.http.problems import Problem, status_of, title_of
+from holdfast.service.registry import Operation
+
+Json = dict[str, Any]
+
+REF = "#/components/schemas/{name}"
+EVENTS = "text/event-stream"
+
+
+def describe(catalogue: Mapping[str, Operation], title: str = "Holdfast") -> Json:
+    """Return the description."""
+    kinds = [kind for operation in catalogue.values() for kind in (operation.ask, operation.answer)]
+    refs, components = msgspec.json.schema_components([*kinds, Problem], ref_template=REF)
+    paths: Json = {}
+    for operation, answer in zip(catalogue.values(), refs[1::2], strict=True):
+        asked = components[operation.ask.__name__]
+        paths.setdefault(operation.path, {})[operation.verb.lower()] = _operation(operation, asked, answer)
+    asks = {operation.ask.__name__ for operation in catalogue.values()}
+    components[Problem.__name__]["properties"]["code"]["description"] = _codes()
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": title,
+            "version": version("holdfast"),
+            "description": "Durable workflows: runs, signals, tasks and what operators do. "
+            "The same operations are methods of JSON-RPC 2.0 at POST /rpc, by their operationId.",
+        },
+        "servers": [{"url": "/"}],
+        "tags": [{"name": noun} for noun in dict.fromkeys(operation.noun for operation in catalogue.values())],
+        "paths": paths,
+        "components": {
+            "schemas": {name: schema for name, schema in components.items() if _is_used(name, asks, paths)},
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _is_used(name: str, asks: set[str], paths: Json) -> bool:
+    """Say whether a schema is referred to: what is asked is spread over parameters and bodies instead."""
+    return name not in asks or msgspec.json.encode(REF.format(name=name)) in msgspec.json.encode(paths)
+
+
+def _operation(operation: Operation, asked: Json, answer: Json) -> Json:
+    example = ASKS.get(operation.name, {})
+    described: Json = {
+        "operationId": operation.name,
+        "tags": [operation.noun],
+        "summary": operation.summary,
+        "description": operation.doc,
+        "responses": _responses(operation, answer),
+    }
+    if operation.scope is not None:
+        described["x-scope"] = operation.scope
+        described["security"] = [{"token": [operation.scope]}]
+    in_body = {} if not operation.has_body else _without(asked, operation.path_fields)
+    parameters = _parameters(operation, asked, example)
+    if parameters:
+        described["parameters"] = parameters
+    if operation.has_body:
+        given = {field: value for field, value in example.items() if field not in operation.path_fields}
+        described["requestBody"] = {
+            "required": bool(in_body.get("required")),
+            "content": {"application/json": {"schema": in_body, "example": given}},
+        }
+    return described
+
+
+def _without(asked: Json, fields: Iterable[str]) -> Json:
+    """Return the schema of an object without some of its fields."""
+    left = {name: schema for name, schema in asked["properties"].items() if name not in fields}
+    required = [name for name in asked.get("required", ()) if name in left]
+    kept = {key: value for key, value in asked.items() if key not in ("properties", "required")}
+    return {**kept, "properties": left, **({"required": required} if required else {})}
+
+
+def _parameters(operation: Operation, asked: Json, example: Json) -> list[Json]:
+    parameters: list[Json] = []
+    for name, schema in asked.get("properties", {}).items():
+        place = "path" if name in operation.path_fields else "query"
+        if place == "query" and operation.has_body:
+            continue
+        parameter = {"name": name, "in": place, "required": place == "path", "schema": _of_text(schema)}
+        if "description" in schema:
+            parameter["description"] = schema["description"]
+        if name in example:
+            parameter["example"] = example[name]
+        parameters.append(parameter)
+    return parameters
+
+
+def _of_text(schema: Json) -> Json:
+    """Return the schema of a parameter, which is left out where it would be null."""
+    choices = [choice for choice in schema.get("anyOf", ()) if choice != {"type": "null"}]
+    if len(choices) != 1:
+        return schema
+    rest = {key: value for key, value in schema.items() if key not in ("anyOf", "default")}
+    return {**rest, **choices[0]}
+
+
+def _responses(operation: Operation, answer: Json) -> Json:
+    schema = _piece(answer) if operation.media == EVENTS else answer
+    answers: Json = {str(operation.status): _response(operation.summary, operation.media, schema)}
+    by_status: dict[int, list[type[HoldfastError]]] = {}
+    for error in _expanded((*operation.all_errors, *_of_rest(operation))):
+        by_status.setdefault(status_of(error), []).append(error)
+    problem = {"$ref": REF.format(name=Problem.__name__)}
+    for status, errors in sorted(by_status.items()):
+        told = ", ".join(sorted(error.code for error in errors))
+        answers[str(status)] = _response(told, "application/problem+json", problem)
+    for response in answers.values():
+        response["headers"] = {"X-Correlation-ID": {"schema": {"type": "string"}}}
+    for busy in {"429", "503"} & answers.keys():
+        answers[busy]["headers"]["Retry-After"] = {"schema": {"type": "integer"}}
+    return answers
+
+
+def _piece(data: Json) -> Json:
+    """Return the schema of one piece of an event stream, whose data is JSON in a text. Pieces with an event differ."""
+    told = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
+    fields = {"id": {"type": "string"}, "event": {"type": "string"}, "data": told}
+    return {"type": "object", "properties": fields, "required": ["data"]}
+
+
+def _response(description: str, kind: str, schema: Json) -> Json:
+    return {"description": description, "content": {kind: {"schema": schema}}}
+
+
+def _codes() -> str:
+    """Say what each code means."""
+    return "\n".join(f"- `{error.code}`: {title_of(error)}." for error in _expanded([HoldfastError]))
+
+
+def _of_rest(operation: Operation) -> list[type[HoldfastError]]:
+    """Return how REST itself may refuse a request before it comes to the operation."""
+    of_body: list[type[HoldfastError]] = [PayloadTooLarge, SlowRequest, UnsupportedMediaType]
+    return [MalformedRequest, NotAcceptable, *(of_body if operation.has_body else [])]
+
+
+def _expanded(errors: Iterable[type[HoldfastError]]) -> list[type[HoldfastError]]:
+    """Return errors with all that are kinds of them, each once."""
+    found: dict[type[HoldfastError], None] = {}
+    for error in errors:
+        found[error] = None
+        found |= dict.fromkeys(_expanded(error.__subclasses__()))
+    return [error for error in found if not error.__name__.startswith("_")]

@@ -1,0 +1,325 @@
+"""The service behind a socket: one ASGI application for all transports, and uvicorn to run it.
+
+What comes to `/v1/` and `/rpc` goes straight to its transport; everything else, such as the description and what
+others add, goes through Starlette's routes. Every answer gets the same headers here, whoever makes it.
+"""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import cached_property
+
+import msgspec
+import uvicorn
+from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Route, Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from holdfast.app import App
+from holdfast.engine.options import NodeOptions
+from holdfast.engine.serving import asked_to_end
+from holdfast.engine.telling import without_password
+from holdfast.errors import EngineError, HoldfastError, InvalidInput, MalformedRequest, MethodNotAllowed, NotFound
+from holdfast.service.auth.csrf import HEAD_BYTES, check_framing, check_open, is_loopback
+from holdfast.service.auth.oidc import OidcAccess, check_provider_address, oidc_routes
+from holdfast.service.auth.sessions import Sessions
+from holdfast.service.auth.tokens import HOW_TO_BEGIN, TokenAccess
+from holdfast.service.context import Authenticate, Headers, Principal, Service, let_in, make_service
+from holdfast.service.http.exchange import (
+    CORRELATION_HEADER,
+    JSON,
+    SECURITY_HEADERS,
+    ClientGone,
+    Exchange,
+    correlation_of,
+)
+from holdfast.service.http.jsonrpc import JsonRpc
+from holdfast.service.http.openapi import describe
+from holdfast.service.http.problems import stopping
+from holdfast.service.http.prometheus import Metrics
+from holdfast.service.http.protocol import IS_SPARE, Places, connection_class
+from holdfast.service.http.proxies import Proxies
+from holdfast.service.http.rest import Rest
+from holdfast.service.http.static import page_routes
+from holdfast.service.operations import CATALOGUE
+from holdfast.service.options import ServiceOptions
+from holdfast.service.stream import STREAMS, Streams, is_stream
+from holdfast.store.port import Store
+
+SHOWN_PATH = 200
+"""How much of an address is shown in the log."""
+
+logger = logging.getLogger("holdfast.service")
+
+
+class Front:
+    """The whole service as one ASGI application. `routes` are what is served beside the catalogue."""
+
+    def __init__(self, service: Service, routes: Sequence[BaseRoute] = ()) -> None:
+        self._service = service
+        self._proxies = Proxies(service.options)
+        self._rest: ASGIApp = Rest(service, CATALOGUE)
+        self._rpc: ASGIApp = JsonRpc(service, CATALOGUE)
+        self._streams: ASGIApp = Streams(service)
+        own = [
+            Route("/openapi.json", _Description(service), methods=["GET"]),
+            Route("/session", Sessions(service), methods=["GET", "POST", "DELETE"]),
+            Route("/metrics", Metrics(service), methods=["GET"]),
+            *oidc_routes(service),
+        ]
+        self._others = Router([*own, *routes, *page_routes()], redirect_slashes=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self._others(scope, receive, send)
+            return
+        headers = scope["holdfast.headers"] = dict(scope["headers"])
+        self._proxies.settle(scope, headers)
+        correlation_id = correlation_of(headers, self._service.ids)
+        scope["holdfast.correlation_id"] = correlation_id
+        common = [*SECURITY_HEADERS, (CORRELATION_HEADER, correlation_id.encode())]
+
+        has_begun = False
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal has_begun
+            if message["type"] == "http.response.start":
+                has_begun = True
+                is_kept = any(name == b"cache-control" for name, _ in message["headers"])  # it comes first in `common`
+                message["headers"] = [*message["headers"], *common[is_kept:]]
+            await send(message)
+
+        exchange = Exchange(self._service, scope, receive, send_with_headers)
+        if scope.get("state", {}).get(IS_SPARE, False):
+            common.append((b"connection", b"close"))
+            if scope["path"] != "/v1/health":
+                busy = "there are as many connections, from this address or from all, as are served; come back later"
+                await exchange.refuse(EngineError(busy, retry_after_ms=1_000))
+                return
+        try:
+            check_framing(scope["headers"], len(scope["raw_path"]) + len(scope["query_string"]))
+        except MalformedRequest as problem:
+            common.append((b"connection", b"close"))  # what follows is a body that nobody can tell from a request
+            await exchange.refuse(problem)
+            return
+        try:
+            with self._service.watchdog.doing(f"{scope['method']} {scope['raw_path'][:SHOWN_PATH]!r}"):
+                await self._application(scope["path"], scope["raw_path"])(scope, receive, send_with_headers)
+        except asyncio.CancelledError:
+            if has_begun or not self._service.stopping.is_set():
+                raise
+            await exchange.refuse(stopping(is_begun=True))  # else the server says that it has failed
+
+    def _application(self, path: str, as_it_came: bytes) -> ASGIApp:
+        if path.startswith("/v1/"):
+            return self._streams if is_stream(as_it_came) else self._rest
+        return self._rpc if path == "/rpc" else self._other
+
+    async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer what the routes do, or, if they raise before they have begun to answer, a problem."""
+        has_begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        scope["app"] = self  # so that routes raise what they have no answer to
+        try:
+            await self._others(scope, receive, watched)
+        except ClientGone:
+            return
+        except Exception as problem:
+            if has_begun:
+                raise
+            exchange = Exchange(self._service, scope, receive, send)
+            await exchange.refuse(_error_of(problem, exchange))
+
+
+def _error_of(problem: Exception, exchange: Exchange) -> HoldfastError:
+    if isinstance(problem, HoldfastError):
+        return problem
+    if not isinstance(problem, HTTPException):
+        return exchange.unexpected(problem)
+    allow = (problem.headers or {}).get("Allow")
+    if allow is not None:
+        return MethodNotAllowed(f"{exchange.method} is not for this address", allow=allow)
+    if problem.status_code == 404:
+        return NotFound("there is nothing at this address")
+    return MalformedRequest(problem.detail)
+
+
+class _Description:
+    """Answers with the description of the catalogue, which is made when somebody asks for the first time."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    @cached_property
+    def _text(self) -> bytes:
+        return msgspec.json.encode(describe({**CATALOGUE, **STREAMS}, self._service.app.name))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(self._service, scope, receive, send)
+        await exchange.principal()
+        await exchange.send(200, self._text, JSON)
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn without its handling of signals, which the process does itself, and with word of when it has begun."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.has_begun = asyncio.Event()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.has_begun.set()
+
+
+def check_access(options: ServiceOptions, authenticate: Authenticate | None) -> Authenticate:
+    """Return who is let in. Everybody is only where that was chosen, and it is said (API-4)."""
+    if authenticate is not None and options.is_open:
+        raise InvalidInput("access is either open, or somebody says who may call this service", field="is_open")
+    if authenticate is not None:
+        return authenticate
+    if not options.is_open:
+        raise InvalidInput("nobody says who may call this service; choose open access to let everybody in")
+    logger.warning("access is open: whoever reaches %s:%d may do everything", options.host, options.port)
+    is_local = is_loopback(options.host)
+
+    async def let_in_here(headers: Headers) -> Principal:
+        check_open(headers, is_local)
+        return await let_in(headers)
+
+    return let_in_here
+
+
+def access_of(app: App, options: ServiceOptions) -> TokenAccess:
+    """Return who says who callers are: our own tokens, and an OpenID provider if there is one."""
+    if options.oidc is None:
+        return TokenAccess(app, options.tokens_s)
+    check_provider_address(options.oidc.issuer)
+    try:
+        import jwt  # noqa: F401
+    except ImportError as problem:
+        raise InvalidInput(
+            "an OpenID provider needs a package: pip install 'holdfast[oidc]'", field="oidc"
+        ) from problem
+    return OidcAccess(app, options.tokens_s, options.oidc)
+
+
+@asynccontextmanager
+async def listening(
+    service: Service, routes: Sequence[BaseRoute] = (), listener: socket.socket | None = None
+) -> AsyncIterator[int]:
+    """Serve while the context is open; gives the port. At its end requests under way may finish for a while.
+
+    A `listener` is a socket that was bound before; it is closed here, as one of our own would be.
+    """
+    options = service.options
+    config = uvicorn.Config(
+        Front(service, routes),
+        http=connection_class(options.body_s, places=Places(options.connections, options.connections_per_address)),
+        host=options.host,
+        port=options.port,
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        log_level="error",  # what callers do wrong is not worth a line each
+        server_header=False,
+        ws="none",
+        proxy_headers=False,  # which proxies are believed, `Proxies` decides
+        ssl_certfile=options.tls_certificate or None,
+        ssl_keyfile=options.tls_key or None,
+        timeout_keep_alive=int(options.idle_s),
+        timeout_graceful_shutdown=int(options.drain_s),
+        h11_max_incomplete_event_size=HEAD_BYTES,
+    )
+    _prepare_tls(config, options)
+    listener = listener or bind(options)
+    server = _Server(config)
+    serving = asyncio.create_task(server.serve([listener]), name="http")
+    try:
+        with service.watchdog.watching(options.loop_s):
+            await server.has_begun.wait()
+            yield listener.getsockname()[1]
+    finally:
+        service.stopping.set()
+        server.should_exit = True
+        await serving
+
+
+def _prepare_tls(config: uvicorn.Config, options: ServiceOptions) -> None:
+    """Read certificate and key, before anything is bound, and refuse old versions of TLS."""
+    try:
+        config.load()
+    except (OSError, ssl.SSLError) as problem:
+        raise InvalidInput(f"the certificate for TLS cannot be used: {problem}", field="tls_certificate") from problem
+    if config.ssl is not None:
+        config.ssl.minimum_version = (
+            ssl.TLSVersion.TLSv1_3 if options.tls_min_version == "1.3" else ssl.TLSVersion.TLSv1_2
+        )
+
+
+def bind(options: ServiceOptions) -> socket.socket:
+    """Return a socket at the address where a service is to listen."""
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    # The protocol is named because asyncio turns Nagle's algorithm off only where it is: 40 ms for each answer.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # else what a reader does not take is kept for as long as it likes
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(options.stall_s * 1_000))
+        listener.bind((options.host, options.port))
+        return listener
+    except (OSError, OverflowError) as problem:
+        listener.close()
+        place = f"{options.host}:{options.port}"
+        raise InvalidInput(f"cannot listen on {place}: {problem}", field="port") from problem
+
+
+def _how_to_begin(store: str | Store | None) -> str:
+    return HOW_TO_BEGIN.replace("ADDRESS", without_password(store)) if isinstance(store, str) else HOW_TO_BEGIN
+
+
+async def serve(
+    app: App,
+    store: str | Store | None = None,
+    *,
+    options: ServiceOptions | None = None,
+    node: NodeOptions | None = None,
+    authenticate: Authenticate | None = None,
+    routes: Sequence[BaseRoute] = (),
+    listener: socket.socket | None = None,
+) -> None:
+    """Serve an app until SIGTERM or SIGINT. Its node runs workflows too, unless `node` says that it takes no runs.
+
+    Callers need a token that is kept in the store, unless `authenticate` knows them, or access is open.
+
+    First no more connections are taken, then requests under way finish, then the node. A second signal ends the
+    process at once.
+    """
+    options = options or ServiceOptions()
+    if authenticate is None and not options.is_open:
+        authenticate = access_of(app, options)
+    let = check_access(options, authenticate)
+    with asked_to_end() as asked:
+        async with app.node(store, options=node) as opened:
+            service = make_service(app, options, let)
+            if type(let) is TokenAccess and not await let.has_any():
+                raise InvalidInput(f"nobody has a token yet: {_how_to_begin(store)}; or choose open access (--open)")
+            async with listening(service, routes, listener) as port:
+                scheme = "https" if options.tls_certificate else "http"
+                logger.info("app %s is served at %s://%s:%d", app.name, scheme, options.host, port)
+                await opened.run_until(asked)
+                logger.info("the service stops because of %s; once more ends it at once", asked.result())
+    logger.info("the service has stopped")

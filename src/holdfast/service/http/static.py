@@ -1,0 +1,113 @@
+"""The page for people: files of the package, served as they are, without a build and without anything from elsewhere.
+
+The files stand below an address that names their content, so browsers keep them for good; only the document that names
+this address is asked for again each time. The files hold no data and are for everybody: what they show comes from the
+same operations that all other callers use.
+"""
+
+import gzip
+import hashlib
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from msgspec import Struct
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from holdfast.errors import NotFound
+
+FOLDER = Path(__file__).parents[2] / "web"
+DOCUMENT = "index.html"
+ASSETS = "/assets"
+PLACES = ("/", "/runs", "/runs/{rest:path}", "/inbox", "/inbox/{rest:path}", "/health", "/audit")
+"""Where the document is: what it shows at which of them it decides itself."""
+
+KINDS = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+FOR_GOOD = "public, max-age=31536000, immutable"
+ASK_FIRST = "no-cache"
+
+
+class Asset(Struct, frozen=True):
+    """A file as it is sent."""
+
+    body: bytes
+    packed: bytes
+    kind: str
+    tag: str
+
+
+class Page:
+    """All files of the page, read once."""
+
+    def __init__(self, folder: Path = FOLDER) -> None:
+        names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix in KINDS)
+        bodies = {name: (folder / name).read_bytes() for name in names}
+        digest = hashlib.sha256(b"".join(name.encode() + b"\0" + body + b"\0" for name, body in bodies.items()))
+        self.version = digest.hexdigest()[:16]
+        bodies[DOCUMENT] = self._document(bodies[DOCUMENT].decode(), names).encode()
+        self.assets = {name: _asset(name, body) for name, body in bodies.items()}
+
+    def _document(self, text: str, names: Sequence[str]) -> str:
+        """Return the document with the address of the files in it, and all modules named, so that none waits."""
+        base = f"{ASSETS}/{self.version}"
+        modules = [f'<link rel="modulepreload" href="{base}/{name}">' for name in names if name.endswith(".js")]
+        return text.replace("{modules}", "\n    ".join(modules)).replace("{base}", base)
+
+
+def _asset(name: str, body: bytes) -> Asset:
+    tag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
+    return Asset(body, gzip.compress(body, 6, mtime=0), KINDS[Path(name).suffix], tag)
+
+
+@cache
+def the_page() -> Page:
+    """Return the page of this package."""
+    return Page()
+
+
+async def _document(scope: Scope, receive: Receive, send: Send) -> None:
+    await _answer(the_page().assets[DOCUMENT], ASK_FIRST, scope, receive, send)
+
+
+async def _asset_of(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer with a file. One asked for under another content's name comes too, and is not kept."""
+    page, parameters = the_page(), scope["path_params"]
+    asset = page.assets.get(parameters["name"])
+    if asset is None or parameters["name"] == DOCUMENT:
+        raise NotFound("there is nothing at this address")
+    await _answer(asset, FOR_GOOD if parameters["version"] == page.version else ASK_FIRST, scope, receive, send)
+
+
+async def _answer(asset: Asset, keep: str, scope: Scope, receive: Receive, send: Send) -> None:
+    headers, asked = {"cache-control": keep, "etag": asset.tag, "vary": "accept-encoding"}, scope["holdfast.headers"]
+    if asset.tag.encode() in asked.get(b"if-none-match", b""):
+        await Response(status_code=304, headers=headers)(scope, receive, send)
+        return
+    is_packed = b"gzip" in asked.get(b"accept-encoding", b"")
+    if is_packed:
+        headers["content-encoding"] = "gzip"
+    response = Response(asset.packed if is_packed else asset.body, headers=headers, media_type=asset.kind)
+    await response(scope, receive, send)
+
+
+class _Served:
+    """An ASGI application, as a route takes it: not a function, which would be given a request instead."""
+
+    def __init__(self, answer: ASGIApp) -> None:
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._answer(scope, receive, send)
+
+
+def page_routes() -> list[BaseRoute]:
+    """Return the routes of the page."""
+    places = [Route(place, _Served(_document), methods=["GET"]) for place in PLACES]
+    return [*places, Route(f"{ASSETS}/{{version}}/{{name:path}}", _Served(_asset_of), methods=["GET"])]

@@ -1,0 +1,131 @@
+"""Dead letters: messages that nobody could handle, for operators to settle."""
+
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Reason, Settlement
+from holdfast.engine.inbox.dead_letters import Letter
+from holdfast.errors import Conflict, NotFound, RunTerminal, StoreCorrupt
+from holdfast.service.context import Call
+from holdfast.service.operations.fields import ActorName, Name
+from holdfast.service.paging import Cursor, PageSize, read_page
+from holdfast.service.registry import Ask, operation
+from holdfast.service.views import LetterView, letter_view
+
+
+class ListLetters(Ask, frozen=True, kw_only=True):
+    """Which dead letters to list; with `settled` also those that somebody has settled."""
+
+    run_id: str | None = None
+    reason: Reason | None = None
+    settled: bool = False
+    cursor: Cursor = ""
+    limit: PageSize = 100
+
+
+class LetterPage(Struct, frozen=True):
+    """Some dead letters. `next` is the cursor of the page behind it, if there is more."""
+
+    items: list[LetterView]
+    next: str | None = None
+
+
+@operation("letters.list", "GET /v1/dead-letters", scope="letters:read")
+async def list_(call: Call, ask: ListLetters) -> LetterPage:
+    """Find messages that nobody could handle, the oldest first."""
+    rows, following = await read_page(
+        call,
+        "letters",
+        call.store.find_dead_letters,
+        DeadLetterQuery(run_id=ask.run_id, reason=ask.reason, settled=ask.settled),
+        lambda letter: (letter.died_at, letter.letter_id),
+        cursor=ask.cursor,
+        limit=ask.limit,
+        size_of=lambda letter: len(letter.envelope),
+    )
+    return LetterPage([letter_view(letter) for letter in rows], following)
+
+
+class OfLetter(Ask, frozen=True, kw_only=True):
+    """Which dead letter is meant."""
+
+    letter_id: Name
+
+
+class OpenedLetter(Struct, frozen=True):
+    """A dead letter with what is in it: `message` if it can be read, else `text`, as far as it is text."""
+
+    letter: LetterView
+    message: Any = None
+    text: str | None = None
+
+
+async def _letter(call: Call, letter_id: str) -> DeadLetter:
+    found = await call.store.find_dead_letters(DeadLetterQuery(letter_id=letter_id, settled=True))
+    if getattr(found, "unreadable", ()):
+        raise StoreCorrupt(f"the row of dead letter {letter_id!r} cannot be read", letter_id=letter_id)
+    if not found:
+        raise NotFound(f"there is no dead letter {letter_id!r}", letter_id=letter_id)
+    return found[0]
+
+
+@operation("letters.get", "GET /v1/dead-letters/{letter_id}", scope="letters:read", errors=(NotFound,))
+async def get(call: Call, ask: OfLetter) -> OpenedLetter:
+    """Return a dead letter with the message in it."""
+    letter = await _letter(call, ask.letter_id)
+    try:
+        msgspec.json.decode(letter.envelope)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return OpenedLetter(letter_view(letter), text=letter.envelope.decode(errors="replace"))
+    return OpenedLetter(letter_view(letter), message=Raw(letter.envelope))
+
+
+async def _tell(call: Call, letter_id: str) -> None:
+    """Tell who watches the letters here that one is settled: no history grows by that."""
+    if call.service.watchers.watching:
+        await call.service.watchers.tell_letter(await _letter(call, letter_id))
+
+
+class SettleLetter(OfLetter, frozen=True, kw_only=True):
+    """Who settles which dead letter."""
+
+    actor: ActorName = ""
+
+
+class SettledLetter(Struct, frozen=True):
+    """The letter is settled, by this request or by an earlier one that asked for the same."""
+
+    letter_id: str
+    settled: Settlement
+
+
+@operation(
+    "letters.requeue",
+    "POST /v1/dead-letters/{letter_id}/requeue",
+    scope="letters:write",
+    errors=(NotFound, Conflict, RunTerminal),
+    audit="its commit",
+)
+async def requeue(call: Call, ask: SettleLetter) -> SettledLetter:
+    """Put a message back into its run's inbox, due now."""
+    letter = await _letter(call, ask.letter_id)
+    await Letter(call.store, letter, call.audit(actor=call.name(ask.actor))).requeue(actor=call.name(ask.actor))
+    await _tell(call, ask.letter_id)
+    return SettledLetter(ask.letter_id, "requeue")
+
+
+@operation(
+    "letters.drop",
+    "POST /v1/dead-letters/{letter_id}/drop",
+    scope="letters:write",
+    errors=(NotFound, Conflict),
+    audit="its commit",
+)
+async def drop(call: Call, ask: SettleLetter) -> SettledLetter:
+    """Say that nobody will ever handle a message."""
+    letter = await _letter(call, ask.letter_id)
+    await Letter(call.store, letter, call.audit(actor=call.name(ask.actor))).drop(actor=call.name(ask.actor))
+    await _tell(call, ask.letter_id)
+    return SettledLetter(ask.letter_id, "drop")

@@ -1,0 +1,202 @@
+"""What an operation is: declared once, and everything about it follows.
+
+From the function's name and types, and from one line above it, the transports derive theirs: the method of JSON-RPC,
+verb and path of REST (fields that the path names come from it; of a GET the rest comes from the query string,
+otherwise from the body), the JSON Schemas and the description of the whole.
+"""
+
+import asyncio
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from types import ModuleType
+from typing import Any, Literal, get_type_hints
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from holdfast.errors import (
+    AnswerTooLarge,
+    EngineError,
+    HoldfastError,
+    InternalError,
+    InvalidInput,
+    NotAuthenticated,
+    NotPermitted,
+    RateLimited,
+    RequestTimedOut,
+)
+from holdfast.service.auth.throttle import COUNTED, UPDATE
+from holdfast.service.context import Call
+from holdfast.service.rates import SEARCH_COST
+
+Handler = Callable[[Call, Any], Awaitable[Any]]
+Errors = tuple[type[HoldfastError], ...]
+AuditedWith = Literal["nothing", "its commit", "a commit after"]
+
+LARGE = frozenset({"runs.snapshot", "tasks.history", "system.stats", "system.queues", "system.nodes"})
+"""Operations that have no pages, and read much all the same."""
+
+_FIELD = re.compile(r"\{(\w+)\}")
+_BODILESS = frozenset({"GET", "DELETE"})
+
+
+class Ask(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an operation is asked. A field that it does not have is refused."""
+
+
+class Operation(Struct, frozen=True, kw_only=True):
+    """One operation: what it is called, what it takes and gives, and who may ask for it."""
+
+    name: str
+    verb: str
+    path: str
+    scope: str | None
+    status: int
+    errors: Errors
+    ask: type[Ask]
+    answer: type[Any]
+    doc: str
+    handle: Handler
+    media: str = "application/json"
+    """How it answers."""
+
+    audit: AuditedWith = "nothing"
+    """Whether what it does is in the audit log: by the commit that does it, or by one after that."""
+
+    @property
+    def noun(self) -> str:
+        """What the operation is about: `runs` for `runs.start`."""
+        return self.name.partition(".")[0]
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of what it does."""
+        return self.doc.split("\n\n", 1)[0].split(". ", 1)[0].rstrip(".")
+
+    @property
+    def path_fields(self) -> tuple[str, ...]:
+        """The fields that come from the path."""
+        return tuple(_FIELD.findall(self.path))
+
+    @property
+    def has_body(self) -> bool:
+        """Whether fields come from the body of a request."""
+        return self.verb not in _BODILESS and len(self.path_fields) < len(self.ask.__struct_fields__)
+
+    @property
+    def all_errors(self) -> Errors:
+        """Every error that it may answer with, whatever the transport: its own, and those of every operation."""
+        common: Errors = (InvalidInput, AnswerTooLarge, EngineError, RequestTimedOut, InternalError)
+        is_limited = (self.is_counted or self.is_list) and RateLimited not in self.errors
+        limited: Errors = (RateLimited,) if is_limited else ()
+        return (*self.errors, *limited, *common, *(() if self.scope is None else (NotPermitted, NotAuthenticated)))
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether a run hears of refusals: who has been refused too often is not heard any more."""
+        return self.scope in COUNTED or self.name == UPDATE
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it reads much, or may: it is bounded by how much a caller may read."""
+        return self.scope is not None and ("limit" in self.ask.__struct_fields__ or self.name in LARGE)
+
+    def cost_of(self, ask: Any) -> int:
+        """Return what it costs to read what is asked."""
+        return SEARCH_COST if getattr(ask, "text", None) is not None else 1
+
+    def check_caller(self, call: Call) -> None:
+        """Refuse a caller who may not ask for this, before anything that they send is read."""
+        principal = call.principal
+        if self.audit != "nothing":
+            call.principal = replace(principal, operation=self.name, correlation_id=call.correlation_id)
+        if self.is_counted:
+            call.service.refusals.check(principal.token_id or principal.name)
+        with call.noting_refusals(self.name):
+            principal.require(self.scope)
+
+    async def carry_out(self, call: Call, ask: Any) -> Any:
+        """Do it for a caller who may, within the time that the service allows. Every transport comes through here."""
+        self.check_caller(call)
+        try:
+            with call.service.watchdog.doing(self.name):
+                async with asyncio.timeout(call.service.options.request_s + getattr(ask, "wait_s", 0.0)):
+                    answer = await (self._read(call, ask) if self.is_list else self.handle(call, ask))
+                    if self.audit == "a commit after":
+                        entry = call.audit(subject=getattr(ask, "name", ""))
+                        await call.store.append_audit([] if entry is None else [entry])
+                    return answer
+        except NotPermitted as refusal:
+            call.note_refusal(self.name, refusal, is_counted=True)
+            raise
+        except TimeoutError as problem:
+            raise RequestTimedOut(f"{self.name} took too long; it may still be done") from problem
+
+    async def _read(self, call: Call, ask: Any) -> Any:
+        """Read a list for a caller who has not read too much already, when it is their turn."""
+        principal, rates = call.principal, call.service.rates
+        caller = principal.token_id or principal.name
+        rates.charge(caller, principal.tenant, self.cost_of(ask))
+        async with call.taking_turns, rates.place(caller if principal.tenant is None else f"{principal.tenant} *"):
+            call.check_room()
+            return await self.handle(call, ask)
+
+
+def operation(
+    name: str,
+    address: str,
+    *,
+    scope: str | None,
+    status: int = 200,
+    errors: Errors = (),
+    media: str = "application/json",
+    audit: AuditedWith | None = None,
+) -> Callable[[Handler], Operation]:
+    """Declare a function, from a call and what is asked to an answer, as an operation: `POST /v1/runs` is its address.
+
+    `scope` is what a caller needs, None if nothing; `errors` are those that it may answer with beside the usual ones.
+    What is no GET is in the audit log, by a commit after it, unless `audit` says otherwise.
+    """
+    verb, path = address.split(" ")
+    audited: AuditedWith = audit or ("nothing" if verb == "GET" else "a commit after")
+
+    def declare(function: Handler) -> Operation:
+        hints = get_type_hints(function)
+        declared = Operation(
+            name=name,
+            verb=verb,
+            path=path,
+            scope=scope,
+            status=status,
+            errors=errors,
+            ask=hints["ask"],
+            answer=hints["return"],
+            doc=inspect.getdoc(function) or "",
+            handle=function,
+            media=media,
+            audit=audited,
+        )
+        unknown = set(declared.path_fields) - set(declared.ask.__struct_fields__)
+        if unknown or not declared.doc:
+            raise InvalidInput(
+                f"operation {name}: no docstring, or the path names fields that are not asked: {unknown}"
+            )
+        return declared
+
+    return declare
+
+
+def collect(modules: Iterable[ModuleType]) -> dict[str, Operation]:
+    """Return the operations that modules declare, by their names and in the order of declaration."""
+    found: dict[str, Operation] = {}
+    addresses: set[tuple[str, str]] = set()
+    for module in modules:
+        for value in vars(module).values():
+            if isinstance(value, Operation):
+                address = (value.verb, _FIELD.sub("{}", value.path))
+                if value.name in found or address in addresses:
+                    raise InvalidInput(f"operation {value.name}: its name or its address is taken")
+                found[value.name] = value
+                addresses.add(address)
+    return found

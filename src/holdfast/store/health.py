@@ -1,0 +1,264 @@
+"""What can be said of a store's health: findings in plain sentences, and the facts behind most of them.
+
+A store says in `examine` what it alone can know: its own findings (files, settings, other people's transactions), and
+facts about all of its runs which the port has no verb for. Somebody above judges the facts, the same for every store.
+Stores that speak SQL ask the same questions, which stand here.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from msgspec import Struct
+
+from holdfast.core.instants import Instant
+from holdfast.core.state import PAUSED, TERMINAL
+from holdfast.errors import StoreCorrupt
+from holdfast.store import sql
+
+SECOND = 1_000_000
+MEGABYTE = 1024 * 1024
+
+Level = Literal["fine", "note", "wrong"]
+"""How bad it is: nothing to do; something to know; something to do."""
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """One thing that was looked at. `advice` says what to do about it, and `run_ids` name some of the runs."""
+
+    level: Level
+    subject: str
+    sentence: str
+    advice: str = ""
+    run_ids: tuple[str, ...] = ()
+
+
+class Bounds(Struct, frozen=True, kw_only=True):
+    """From where on something is worth a word."""
+
+    late_s: float = 60.0
+    """Nodes look every 5 seconds though nobody rings, and a lease is 10: what waits longer has nobody to do it."""
+
+    skew_s: float = 1.0
+    """Instants are the store's, so this only confuses whoever compares its histories with logs."""
+
+    mailbox_s: float = 24 * 3_600.0
+    """A signal may come before anybody waits for it; after a day the sender has perhaps got its name wrong."""
+
+    sample_runs: int = 200
+    """How many runs are read in full, to see that what must always hold does."""
+
+    sample_events: int = 20_000
+    """A longer history is left out of the sample: it would be all in memory."""
+
+    listed: int = 20
+    """How many of a kind are named."""
+
+    suspects: int = 100
+    """How many runs that seem to wait for nothing are looked at more closely."""
+
+    disk_share: float = 0.05
+    disk_bytes: int = 1024 * MEGABYTE
+    """Less room than both of these is soon none at all."""
+
+    log_bytes: int = 64 * MEGABYTE
+    """SQLite merges its log when it has 4 MB, unless somebody keeps reading what was before."""
+
+    free_share: float = 0.5
+    free_bytes: int = 64 * MEGABYTE
+    """How much of a SQLite file may be empty: retention leaves room, and new runs use it."""
+
+    transaction_s: float = 600.0
+    """While a transaction is open no dead row is removed, of any table. None of ours takes seconds."""
+
+    dead_rows: int = 100_000
+    """Fewer dead rows cost nothing that is noticed, whatever their share."""
+
+    vacuum_times: float = 5.0
+    """How many times over its threshold a table may be before autovacuum does not keep up."""
+
+    bloat_bytes: int = 256 * MEGABYTE
+    bloat_times: float = 4.0
+    """How much larger than its rows a table may be. The estimate is rough, and room is used again."""
+
+    replay_s: float = 60.0
+    """How far behind a replica may be before taking over would take long, or lose what it has not got."""
+
+    kept_log_bytes: int = 10 * 1024 * MEGABYTE
+    """How much of its log a server may keep for a replica that is away."""
+
+    connections_share: float = 0.9
+    transaction_age: int = 1_000_000_000
+    """PostgreSQL stops taking writes when its oldest row is 2 thousand million transactions old."""
+
+
+class Gone(Struct, frozen=True):
+    """A node whose lease has run out and to which runs still belong. Without `lease_until` nobody has heard of it."""
+
+    node: str
+    runs: int
+    lease_until: Instant | None
+
+
+class Unclaimed(Struct, frozen=True):
+    """Runs of one version of a workflow that are ready, and that nobody has claimed since the instant."""
+
+    plan_id: str
+    plan_version: str
+    runs: int
+    since: Instant
+
+
+class Untaken(Struct, frozen=True):
+    """Jobs of one activity that nobody has taken from their queue since the instant."""
+
+    queue: str
+    activity: str
+    jobs: int
+    since: Instant
+
+
+class Facts(Struct, frozen=True, kw_only=True):
+    """What a store knows of all its runs. What is late is so by the bounds, and of each kind only some is listed.
+
+    `retried` are runs with a message that could not be handled and comes again, and how often it was tried.
+    `suspects` are unfinished runs, and their versions, that are nobody's, not ready at any instant, not paused, not in
+    line, and without a wait, an open task, a job in a queue or an unfinished child. `sample` is spread over all runs.
+    """
+
+    software: str
+    schema_version: int
+    latest_version: int
+    findings: tuple[Finding, ...] = ()
+    gone: tuple[Gone, ...] = ()
+    unclaimed: tuple[Unclaimed, ...] = ()
+    untaken: tuple[Untaken, ...] = ()
+    retried: tuple[tuple[str, int], ...] = ()
+    oldest_signal: tuple[str, Instant] | None = None
+    suspects: tuple[tuple[str, int], ...] = ()
+    sample: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class Examinable(Protocol):
+    """A store that can be examined."""
+
+    async def examine(self, bounds: Bounds, *, thorough: bool = False) -> Facts:
+        """Look, and change nothing. `thorough` may read all that is stored."""
+        ...
+
+
+# --- saying it ----------------------------------------------------------------------------------------------------
+
+
+def fine(subject: str, sentence: str) -> Finding:
+    """Say that something is as it should be."""
+    return Finding(level="fine", subject=subject, sentence=sentence)
+
+
+def note(subject: str, sentence: str, advice: str, run_ids: Iterable[str] = ()) -> Finding:
+    """Say something that is worth knowing."""
+    return Finding(level="note", subject=subject, sentence=sentence, advice=advice, run_ids=tuple(run_ids))
+
+
+def wrong(subject: str, sentence: str, advice: str, run_ids: Iterable[str] = ()) -> Finding:
+    """Say that something is wrong."""
+    return Finding(level="wrong", subject=subject, sentence=sentence, advice=advice, run_ids=tuple(run_ids))
+
+
+def time_words(microseconds: float) -> str:
+    """Return how long something is, roughly, in words."""
+    seconds = microseconds / SECOND
+    for size, unit in ((86_400, "days"), (3_600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} seconds" if seconds >= 2 else f"{seconds:.1f} seconds"
+
+
+def size_words(size_bytes: float) -> str:
+    """Return how large something is, roughly, in words."""
+    for size, unit in ((1024 * MEGABYTE, "GB"), (MEGABYTE, "MB"), (1024, "KB")):
+        if size_bytes >= size:
+            return f"{size_bytes / size:.1f} {unit}"
+    return f"{size_bytes:.0f} bytes"
+
+
+# --- what SQL stores are asked ------------------------------------------------------------------------------------
+
+_UNFINISHED = "status NOT IN ({})".format(", ".join(f"'{status}'" for status in sorted(TERMINAL)))
+
+QUESTIONS = {
+    "gone": """
+        SELECT o.owner, o.runs, n.lease_until
+        FROM (SELECT lease_owner AS owner, count(*) AS runs FROM {in}runs WHERE lease_owner IS NOT NULL GROUP BY 1) o
+        LEFT JOIN {in}nodes n ON n.node = o.owner
+        WHERE n.lease_until IS NULL OR n.lease_until <= {late} ORDER BY n.lease_until LIMIT {listed}""",
+    "unclaimed": """
+        SELECT plan_id, plan_version, count(*), min(ready_at) FROM {in}runs
+        WHERE lease_owner IS NULL AND ready_at <= {late} GROUP BY 1, 2 ORDER BY 4 LIMIT {listed}""",
+    "untaken": """
+        SELECT queue, activity, count(*), min(visible_at) FROM {in}jobs
+        WHERE visible_at <= {late} AND queue <> '' GROUP BY 1, 2 ORDER BY 4 LIMIT {listed}""",
+    "retried": """
+        SELECT run_id, message FROM {in}messages JOIN {in}runs USING (run_no)
+        WHERE message LIKE '%"attempts":%' LIMIT {listed}""",
+    "signals": f"""
+        SELECT run_id, accepted_at FROM {{in}}signals JOIN {{in}}runs USING (run_no)
+        WHERE consumed_seq IS NULL AND {_UNFINISHED} ORDER BY accepted_at LIMIT 1""",
+    "suspects": f"""
+        SELECT run_id, version FROM {{in}}runs
+        WHERE {_UNFINISHED} AND status <> '{PAUSED}' AND lease_owner IS NULL AND ready_at IS NULL
+            AND queued_at IS NULL
+            AND NOT EXISTS (SELECT 1 FROM {{in}}waits x WHERE x.run_no = runs.run_no)
+            AND NOT EXISTS (SELECT 1 FROM {{in}}tasks x WHERE x.run_no = runs.run_no AND x.status = 'OPEN')
+            AND NOT EXISTS (SELECT 1 FROM {{in}}jobs x WHERE x.run_no = runs.run_no AND x.queue <> '')
+            AND NOT EXISTS (SELECT 1 FROM {{in}}runs x WHERE x.parent_run_id = runs.run_id AND x.{_UNFINISHED})
+        ORDER BY run_no LIMIT {{suspects}}""",
+    "ends": "SELECT min(run_no), max(run_no) FROM {in}runs",
+}
+"""By name. `{in}` stands for the schema; all values are whole numbers of our own."""
+
+_SPREAD = "SELECT (SELECT run_id FROM {}runs WHERE run_no >= p.column1 ORDER BY run_no LIMIT 1) FROM (VALUES {}) AS p"
+
+Answers = Mapping[str, Sequence[Any]]
+
+
+def questions(schema: str, now: Instant, bounds: Bounds, own: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return what to ask, by name. `own` are a store's own ways to ask the same."""
+    late = now - int(bounds.late_s * SECOND)
+    values = {"in": schema, "late": late, "listed": bounds.listed, "suspects": bounds.suspects}
+    return {name: sql.format_map(values) for name, sql in (QUESTIONS | dict(own or {})).items()}
+
+
+def spread(schema: str, ends: Sequence[Any], bounds: Bounds) -> str | None:
+    """Return how to ask for runs that are spread over all of them, or None if there are none."""
+    [(lowest, highest)] = ends
+    if lowest is None or bounds.sample_runs < 1:
+        return None
+    count = min(bounds.sample_runs, highest - lowest + 1)
+    points = (lowest + (highest - lowest) * number // max(1, count - 1) for number in range(count))
+    return _SPREAD.format(schema, ", ".join(f"({point})" for point in points))
+
+
+def facts_of(answers: Answers, sample: Sequence[Any], **more: Any) -> Facts:
+    """Return the facts that the answers hold."""
+    return Facts(
+        gone=tuple(Gone(*row) for row in answers["gone"]),
+        unclaimed=tuple(Unclaimed(*row) for row in answers["unclaimed"]),
+        untaken=tuple(Untaken(*row) for row in answers["untaken"]),
+        retried=tuple(_retried(answers["retried"])),
+        oldest_signal=next(((row[0], row[1]) for row in answers["signals"]), None),
+        suspects=tuple((row[0], row[1]) for row in answers["suspects"]),
+        sample=tuple(dict.fromkeys(row[0] for row in sample)),
+        **more,
+    )
+
+
+def _retried(found: Iterable[Any]) -> Iterable[tuple[str, int]]:
+    """Leave out messages that only speak of attempts. Those that cannot be read become dead letters by themselves."""
+    for run_id, text in found:
+        try:
+            attempts = sql.message_of(text).attempts
+        except StoreCorrupt:
+            continue
+        if attempts:
+            yield run_id, attempts

@@ -1,0 +1,111 @@
+"""`admit`, and how runs come to the gates of their plans. They leave with their commits, by a trigger.
+
+`core/admission.py` says what gates do, and `0005_gates.sql` how: counts and the first in each line are kept, so finding
+who is next is one look into an index, however many wait.
+
+**Locks.** Gates first, in order of the plans' names, then runs. So a transaction that will come to gates locks them
+before anything else (`lock`). Who is let in by a run that comes is somebody whose run is not known before: it is
+locked only if nobody holds it, and otherwise waits for the next `admit`. Who finishes takes no lock of a gate.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from holdfast.core.admission import RunLimit, overloaded, place_in_line
+from holdfast.core.instants import Instant
+from holdfast.limits import MAILBOX_SIGNALS
+from holdfast.store import port, validation
+from holdfast.store.postgres.columns import askable, columns
+from holdfast.store.postgres.leases import LOADED, readable
+from holdfast.store.postgres.pool import Server, Session
+
+PLACES = ", ".join(f"${number}" for number in range(1, 47))
+CREATE = f"SELECT o_now, o_ord, o_code, o_run_id, o_input, o_epoch, o_free FROM holdfast.create_gated_1({PLACES})"
+ADMIT = f"""
+SELECT a.o_now, a.o_code, a.o_again, a.o_free, {LOADED}
+FROM holdfast.admit_1($1, $2, $3, $4, $5, $6, $7, $8) a
+LEFT JOIN LATERAL holdfast.loaded_3(a.o_runs, a.o_now, {MAILBOX_SIGNALS}) l ON true
+"""
+LOCK = "SELECT holdfast.lock_gates_1($1)"
+LOCK_KNOWN = "SELECT 1 FROM holdfast.runs WHERE request_key = ANY ($1) ORDER BY run_id FOR UPDATE"
+
+
+def waves(new_runs: Sequence[port.NewRun], fit: Sequence[int]) -> list[list[int]]:
+    """Return groups to be created one after the other: whether a run is let in depends on those before it.
+
+    No two in a group have the same run id or request, all or none have tickets, and one that may be refused is alone.
+    """
+    groups: list[list[int]] = []
+    kind: object = None
+    taken: set[str] = set()
+    for index in fit:
+        new = new_runs[index]
+        keys = {f"run {new.run_id}", f"request {new.request_key}"}
+        may_be_refused = new.ticket is not None and new.ticket.limit.overload == "reject"
+        own_kind = (new.ticket is not None, index if may_be_refused else None)
+        if own_kind != kind or taken & keys:
+            groups.append([])
+            kind, taken = own_kind, set()
+        groups[-1].append(index)
+        taken |= keys
+    return groups
+
+
+def ticket_columns(new_runs: Sequence[port.NewRun]) -> list[Any]:
+    """Return what runs come to their gates with, as columns."""
+    rows = [
+        (ticket.key, -place_in_line(ticket.priority, 0), *_limit_row(ticket.limit), ticket.limit.overload)
+        for new in new_runs
+        if (ticket := new.ticket) is not None
+    ]
+    return columns(rows, 7)
+
+
+def _limit_row(limit: RunLimit) -> tuple[Any, ...]:
+    return limit.at_once, limit.per_key, limit.starts, limit.period_ms * 1_000
+
+
+def refused(new: port.NewRun, row: Any) -> port.Refused:
+    """Return the answer for a run that was refused at its gate."""
+    return port.Refused(overloaded(new.plan_id, row[6], row[0]))
+
+
+async def lock(session: Session, new_runs: Sequence[port.NewRun]) -> None:
+    """Lock what runs will touch that are created in this transaction and come with tickets; before anything else.
+
+    Besides the gates, these are the runs that are there already and will be given signals.
+    """
+    coming = [new for new in new_runs if getattr(new, "ticket", None) is not None]
+    coming = [new for new in coming if validation.check_new_run(new) is None]
+    if coming:
+        await session.fetch(LOCK, [new.plan_id for new in coming])
+        known = [bytes.fromhex(new.request_key) for new in coming if new.signals]
+        if known:
+            await session.fetch(LOCK_KNOWN, known)
+
+
+async def admit(
+    server: Server, limits: Mapping[str, RunLimit], most: int, node: str | None, now: Instant | None
+) -> tuple[list[port.Admitted], Instant | None]:
+    """Let in up to so many runs of these plans, in order of the plans' names."""
+    rows = [(plan_id, *_limit_row(limits[plan_id])) for plan_id in sorted(limits)]
+    found = await server.fetch(ADMIT, now, askable(node), most, *columns(rows, 5))
+    heard, code, again, were_free = tuple(found[0])[:4]
+    if code is not None:
+        raise validation.lease_expired(str(node))
+    admitted = [
+        await _admitted(server, tuple(row)[4:], is_free, node, heard)
+        for row, is_free in zip(found, were_free or (), strict=False)
+    ]
+    return admitted, again
+
+
+async def _admitted(
+    server: Server, row: tuple[Any, ...], is_free: bool, node: str | None, now: Instant
+) -> port.Admitted:
+    if not is_free:
+        return port.Admitted(row[1], "SKIPPED")
+    if node is None:
+        return port.Admitted(row[1], "STARTED")
+    run = await readable(server, row, node, now)
+    return port.Admitted(row[1], "FAILED" if run is None else "STARTED", run)

@@ -1,0 +1,220 @@
+"""`create`: new runs, once per request, many at a time, in one round trip."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from holdfast.core.instants import Instant
+from holdfast.errors import InvalidInput
+from holdfast.limits import Limits
+from holdfast.store import port, sql, validation
+from holdfast.store.postgres import admission, audit
+from holdfast.store.postgres.columns import (
+    EVENT_COLUMNS,
+    MESSAGE_COLUMNS,
+    More,
+    columns,
+    event_rows,
+    is_too_much,
+    message_rows,
+)
+from holdfast.store.postgres.faults import UNSTORABLE
+from holdfast.store.postgres.inbox import deliver
+from holdfast.store.postgres.pool import Db, Server, Session
+
+Answer = port.Created | port.Existing | port.Refused
+
+PLACES = ", ".join(f"${number}" for number in range(1, 40))
+CREATE = f"SELECT o_now, o_ord, o_code, o_run_id, o_input FROM holdfast.create_1({PLACES})"
+CREATE_AUDITED = audit.with_audit(CREATE, 40, "C", is_known=False)
+GATED_AUDITED = audit.with_audit(admission.CREATE, 47, "C", is_known=False)
+RUN_COLUMNS = 17
+
+
+async def create_on(
+    server: Server, new_runs: Sequence[port.NewRun], owner: str | None, limits: Limits, now: Instant | None
+) -> list[Answer]:
+    """Create runs; those that come with signals in one transaction with the delivery of these."""
+
+    async def work(session: Session) -> list[Answer]:
+        await admission.lock(session, new_runs)
+        return await create(session, new_runs, owner, limits, now)
+
+    if any(getattr(new, "signals", ()) for new in new_runs):
+        return await server.transact(work)
+    return await create(server, new_runs, owner, limits, now)
+
+
+async def create(
+    db: Db, new_runs: Sequence[port.NewRun], owner: str | None, limits: Limits, now: Instant | None
+) -> list[Answer]:
+    """Create runs, for `owner` if there is one."""
+    answers: dict[int, Answer] = {}
+    fit: list[int] = []
+    for index, new in enumerate(new_runs):
+        problem = validation.check_new_run(new)
+        if problem is None:
+            fit.append(index)
+        else:
+            answers[index] = port.Refused(problem)
+    # An empty call as well: it says whether the owner has a lease.
+    for wave in _waves(new_runs, fit) or [[]]:
+        await _create(db, new_runs, wave, answers, owner, limits, now)
+    ordered = [answers[index] for index in range(len(new_runs))]
+    if any(getattr(new, "signals", ()) for new in new_runs):
+        return [await _with_signals(db, new, one, limits, now) for new, one in zip(new_runs, ordered, strict=True)]
+    return ordered
+
+
+def _waves(new_runs: Sequence[port.NewRun], fit: Sequence[int]) -> list[list[int]]:
+    """Return groups in none of which two have the same run id or request: of such, the earlier one is first."""
+    if any(new_runs[index].ticket is not None for index in fit):
+        return admission.waves(new_runs, fit)
+    groups: list[list[int]] = []
+    taken: list[set[str]] = []
+    for index in fit:
+        keys = {f"run {new_runs[index].run_id}", f"request {new_runs[index].request_key}"}
+        number = max((place + 1 for place, names in enumerate(taken) if names & keys), default=0)
+        if number == len(groups):
+            groups.append([])
+            taken.append(set())
+        groups[number].append(index)
+        taken[number] |= keys
+    return groups
+
+
+async def _create(
+    db: Db,
+    new_runs: Sequence[port.NewRun],
+    wave: Sequence[int],
+    answers: dict[int, Answer],
+    owner: str | None,
+    limits: Limits,
+    now: Instant | None,
+) -> None:
+    """Create runs of which no two are in each other's way."""
+    runs = [new_runs[index] for index in wave]
+    if is_too_much(new.events for new in runs):
+        for half in (wave[: len(wave) // 2], wave[len(wave) // 2 :]):
+            await _create(db, new_runs, half, answers, owner, limits, now)
+        return
+    unfit = [validation.check_first_signals(new, limits) if new.signals else None for new in runs]
+    asked = [(index, new) for index, new, problem in zip(wave, runs, unfit, strict=True) if problem is None]
+    was_lost: list[None] = []
+    try:
+        found = await _fetch(db, now, owner, [new for _, new in asked], was_lost)
+    except UNSTORABLE:
+        if len(wave) == 1:
+            answers[wave[0]] = port.Refused(InvalidInput("what the run begins with cannot be stored"))
+            return
+        for index in wave:
+            await _create(db, new_runs, [index], answers, owner, limits, now)
+        return
+    if found and found[0][2] == "X":
+        raise validation.lease_expired(str(owner))
+    for row in found:
+        index, new = asked[row[1] - 1]
+        answers[index] = _answer(new, row, owner, was_lost=bool(was_lost))
+    for index, new, problem in zip(wave, runs, unfit, strict=True):
+        if problem is not None:  # of a request that was made before, the signals are delivered like any others
+            answers[index] = await _known(db, new) or port.Refused(problem)
+
+
+async def _fetch(
+    db: Db, now: Instant | None, owner: str | None, new_runs: Sequence[port.NewRun], was_lost: list[None]
+) -> list[Any]:
+    entries = [
+        (number, validation.audited(new.audit, new.run_id, (new.tenant, new.project, new.environment), 0))
+        for number, new in enumerate(new_runs, 1)
+        if new.audit is not None
+    ]
+    sql, arguments = CREATE_AUDITED if entries else CREATE, _arguments(now, owner, new_runs)
+    if new_runs and new_runs[0].ticket is not None:
+        sql = GATED_AUDITED if entries else admission.CREATE
+        arguments = [*arguments, *admission.ticket_columns(new_runs)]
+    if entries:
+        arguments = [*arguments, *audit.entry_columns(entries)]
+    if isinstance(db, Session):  # what cannot be stored must not end the whole transaction
+        async with db.savepoint():
+            return await db.fetch(sql, *arguments)
+    return await db.fetch(sql, *arguments, if_lost=lambda: was_lost.append(None))
+
+
+def _answer(new: port.NewRun, row: Any, owner: str | None, *, was_lost: bool) -> Answer:
+    code, run_id, digest = row[2], row[3], row[4]
+    # If the answer to an earlier try was lost, a run of this very id is what that try created.
+    if code == "C" or (code == "K" and was_lost and run_id == new.run_id and digest.hex() == new.input_sha256):
+        return port.Created(new.run_id, row[5] if new.ticket is not None else 1 if owner else 0)
+    if code == "O":
+        return admission.refused(new, row)
+    if code == "K":
+        is_same = digest.hex() == new.input_sha256
+        return port.Existing(run_id) if is_same else port.Refused(validation.request_conflict(run_id))
+    return port.Refused(validation.run_id_taken(new.run_id))
+
+
+async def _known(db: Db, new: port.NewRun) -> Answer | None:
+    """Answer a run that could not be created in any case: its request or its id may be known."""
+    found = await db.fetch(
+        "SELECT request_key, run_id, input_sha256 FROM holdfast.runs WHERE request_key = $1 OR run_id = $2",
+        bytes.fromhex(new.request_key),
+        new.run_id,
+    )
+    for key, run_id, digest in found:
+        if key.hex() == new.request_key:
+            return _answer(new, (0, 0, "K", run_id, digest), None, was_lost=False)
+    return port.Refused(validation.run_id_taken(new.run_id)) if found else None
+
+
+async def _with_signals(db: Db, new: port.NewRun, answer: Answer, limits: Limits, now: Instant | None) -> Answer:
+    """Put the signals that came with a request into the mailbox of its run, in the same transaction."""
+    if isinstance(answer, port.Refused) or not new.signals:
+        return answer
+    delivered = await deliver(db, validation.first_signals(new, answer.run_id), limits, now)
+    return replace(answer, signals=tuple(delivered))
+
+
+def _arguments(now: Instant | None, owner: str | None, new_runs: Sequence[port.NewRun]) -> list[Any]:
+    runs: list[tuple[Any, ...]] = []
+    events: list[tuple[Any, ...]] = []
+    messages: list[tuple[Any, ...]] = []
+    more = More()
+    for number, new in enumerate(new_runs, 1):
+        runs.append(_run_row(new))
+        events += event_rows(number, 0, new.events)
+        messages += message_rows(number, new.messages)
+        if new.waits_opened or new.tasks:  # hardly ever: a run has done nothing yet
+            more.add_waits(number, new.waits_opened)
+            more.add_tasks(number, new.tasks)
+    return [
+        now,
+        owner,
+        *columns(runs, RUN_COLUMNS),
+        *columns(events, EVENT_COLUMNS),
+        *columns(messages, MESSAGE_COLUMNS),
+        more.text(),
+    ]
+
+
+def _run_row(new: port.NewRun) -> tuple[Any, ...]:
+    dues = [message.due_at for message in new.messages]
+    return (
+        new.run_id,
+        new.tenant,
+        new.project,
+        new.environment,
+        new.plan_id,
+        new.plan_version,
+        new.run_request_id,
+        bytes.fromhex(new.request_key),
+        bytes.fromhex(new.input_sha256),
+        new.parent_run_id,
+        new.reference_key,
+        sql.encode(new.tags),
+        str(new.snapshot.status),
+        len(new.events),
+        sql.encode(new.snapshot),
+        min((due for due in dues if due is not None), default=None),
+        None in dues,
+    )

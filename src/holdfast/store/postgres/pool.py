@@ -1,0 +1,288 @@
+"""Connections to one server: few, kept, replaced when they break; and work that is tried again when it may be.
+
+The driver's pool resets a connection after each use, which costs a third of a small query; nothing here needs that,
+because nothing is left behind in a session. Every verb may be repeated (see the port), so what failed in passing (a
+server that restarts, a deadlock, a replica that has not taken over yet) is tried again with growing pauses, up to a
+bound; then there is a typed error. The exception is what says `is_repeatable=False`: if its answer was lost, nobody
+knows whether it was done, and the caller is told.
+
+A caller that is cancelled gives up waiting, and nothing else: what it asked for is finished.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Protocol, TypeVar
+
+import asyncpg
+
+from holdfast.errors import InvalidInput, RequestTimedOut, StoreError, StoreReadOnly, StoreUnavailable, StoreUnsafe
+from holdfast.store.postgres.address import Address
+from holdfast.store.postgres.faults import Refusal, fault_of
+from holdfast.store.validation import TOO_SLOW
+
+T = TypeVar("T")
+Rows = list[Any]
+
+FIRST_PAUSE_S = 0.01
+LONGEST_PAUSE_S = 1.0
+STATEMENT_S = 60.0
+"""How long an answer is waited for. A way to the server that has silently gone is noticed then, at the latest."""
+
+CONNECT_S = 10.0
+
+CLOSE_S = 5.0
+"""How long a store that is closed waits for the answers to what was asked for, and for its connections to end."""
+
+_LOOK = """
+SELECT pg_is_in_recovery() AS is_replica, current_setting('transaction_read_only') = 'on' AS is_read_only,
+    current_setting('server_encoding') AS encoding, current_setting('fsync') AS fsync,
+    current_setting('full_page_writes') AS full_page_writes, current_setting('synchronous_commit') AS synchronous_commit
+"""
+
+
+class Db(Protocol):
+    """Somewhere to send statements: the server, or a transaction."""
+
+    async def fetch(
+        self, sql: str, *args: Any, is_repeatable: bool = True, if_lost: Callable[[], None] | None = None
+    ) -> Rows:
+        """Execute a statement and return its rows. `holdfast.` in it stands for the store's schema."""
+        ...
+
+
+class Session:
+    """One connection while a transaction lasts."""
+
+    def __init__(self, connection: Any, schema: str) -> None:
+        self.connection = connection
+        self._schema = schema
+
+    async def fetch(
+        self, sql: str, *args: Any, is_repeatable: bool = True, if_lost: Callable[[], None] | None = None
+    ) -> Rows:
+        rows: Rows = await self.connection.fetch(in_schema(sql, self._schema), *args)
+        return rows
+
+    async def script(self, sql: str) -> None:
+        """Execute statements that have no values."""
+        await self.connection.execute(in_schema(sql, self._schema))
+
+    def savepoint(self) -> Any:
+        """Return a context that is undone as a whole if it raises."""
+        return self.connection.transaction()
+
+
+class Server:
+    """The way to one server. With `statement_s` a statement that takes longer is given up, and not tried again."""
+
+    def __init__(self, address: Address, busy_ms: int, statement_s: float | None = None) -> None:
+        self.address = address
+        self.busy_ms = busy_ms
+        self._statement_s = statement_s
+        self._busy_s = busy_ms / 1_000
+        self._free: list[Any] = []
+        self._in_use: set[Any] = set()
+        self._places = asyncio.Semaphore(address.connections)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._is_closed = False
+        self._is_gone = False
+        self._closing = asyncio.Event()
+
+    # --- what is asked of it
+
+    async def fetch(
+        self, sql: str, *args: Any, is_repeatable: bool = True, if_lost: Callable[[], None] | None = None
+    ) -> Rows:
+        """Execute one statement in a transaction of its own."""
+        text = in_schema(sql, self.address.schema)
+
+        async def work(connection: Any) -> Rows:
+            if self.address.has_pooler:  # a statement is prepared and executed in two steps: they must not be parted
+                async with connection.transaction():
+                    if self._statement_s is not None:
+                        await connection.execute(f"SET LOCAL statement_timeout = {self._statement_s * 1_000:.0f}")
+                    return await connection.fetch(text, *args)  # type: ignore[no-any-return]
+            return await connection.fetch(text, *args)  # type: ignore[no-any-return]
+
+        return await self._try(work, is_repeatable, if_lost)
+
+    async def transact(self, work: Callable[[Session], Awaitable[T]]) -> T:
+        """Let a function execute statements in one transaction. It may be called again, so it must not keep count."""
+
+        async def attempt(connection: Any) -> T:
+            async with connection.transaction():
+                return await work(Session(connection, self.address.schema))
+
+        return await self._try(attempt, is_repeatable=True)
+
+    async def finished(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for work that is finished even if its caller is cancelled, and before the server is closed."""
+        try:
+            self.check_open()
+        except StoreError:
+            work.close()
+            raise
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """Finish what was asked for, within a bound, and give back the connections; if cancelled, at once."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._closing.set()
+        free, self._free = self._free, []
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                if self._tasks:
+                    await asyncio.wait(self._tasks)
+                for connection in free:
+                    await _close(connection)
+        except TimeoutError:
+            pass
+        finally:
+            self._is_gone = True
+            for connection in (*free, *self._in_use):
+                _abandon(connection)
+
+    def check_open(self) -> None:
+        """Raise if the store has been closed."""
+        if self._is_closed:
+            raise StoreUnavailable("the store is closed", store=self.address.shown)
+
+    async def check(self) -> None:
+        """Connect, and refuse at once a server that cannot be used, or cannot be reached."""
+        try:
+            self._free.append(await self._connect(is_first=True))
+        except ValueError as problem:  # said by the driver; it may quote the password
+            raise InvalidInput("the address of the store cannot be used", field="store") from problem
+        except Exception as problem:
+            fault = fault_of(problem, self.address.shown)
+            raise (problem if fault is None else fault.error) from problem
+
+    # --- how it is done
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # its caller may be gone
+
+    async def _try(
+        self, work: Callable[[Any], Awaitable[T]], is_repeatable: bool, if_lost: Callable[[], None] | None = None
+    ) -> T:
+        loop = asyncio.get_running_loop()
+        until, pause_s = loop.time() + self._busy_s, FIRST_PAUSE_S
+        while True:
+            connection = None
+            try:
+                async with self._places:
+                    if self._is_gone:
+                        self.check_open()
+                    connection = await self._take()
+                    self._in_use.add(connection)
+                    try:
+                        return await work(connection)
+                    finally:
+                        self._in_use.discard(connection)
+                        self._give_back(connection)
+            except (Exception, asyncio.CancelledError) as problem:
+                if self._statement_s is not None and isinstance(problem, asyncpg.QueryCanceledError):
+                    raise RequestTimedOut(TOO_SLOW) from problem
+                fault = fault_of(problem, self.address.shown)
+                if fault is None:
+                    if connection is not None and isinstance(problem, asyncio.CancelledError):
+                        _abandon(connection)  # the loop is being stopped, in the middle of somebody's work
+                    raise
+                if fault.is_lost and connection is not None:
+                    _abandon(connection)
+                    if not is_repeatable:
+                        raise fault.error from problem
+                    if if_lost is not None:
+                        if_lost()
+                if not fault.is_passing or loop.time() >= until or self._is_closed:
+                    raise fault.error from problem
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._closing.wait()
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _take(self) -> Any:
+        while self._free:
+            connection = self._free.pop()
+            if not connection.is_closed():
+                return connection
+        return await self._connect()
+
+    def _give_back(self, connection: Any) -> None:
+        if self._is_closed:
+            _abandon(connection)
+        elif not connection.is_closed():
+            self._free.append(connection)
+
+    async def _connect(self, *, is_first: bool = False) -> Any:
+        timeout = {} if self._statement_s is None else {"statement_timeout": f"{self._statement_s * 1_000:.0f}"}
+        connection = await connect(self.address, **timeout)
+        try:
+            [found] = await connection.fetch(_LOOK)
+            self._refuse(found, is_first)
+        except BaseException:
+            _abandon(connection)
+            raise
+        return connection
+
+    def _refuse(self, found: Any, is_first: bool) -> None:
+        shown = self.address.shown
+        if found["is_replica"] or found["is_read_only"]:
+            what = "the server is a replica" if found["is_replica"] else "the server takes no writes"
+            error = StoreReadOnly(f"{shown}: {what}; name the primary", store=shown)
+            raise Refusal(error, is_passing=not is_first)
+        if found["encoding"] != "UTF8":
+            text = f"{shown}: the database must be encoded in UTF8, not {found['encoding']}"
+            raise Refusal(StoreUnsafe(text, store=shown), is_passing=False)
+        unsafe = [name for name in ("fsync", "full_page_writes", "synchronous_commit") if found[name] == "off"]
+        if unsafe and not self.address.allow_unsafe:
+            text = f"{shown}: the server may lose what it has acknowledged: {', '.join(unsafe)} is off"
+            raise Refusal(StoreUnsafe(text, store=shown), is_passing=False)
+
+
+async def connect(address: Address, **settings: str) -> Any:
+    """Make a connection. Behind a pooler it has no settings and no prepared statements, for they would be lost."""
+    given = (
+        {}
+        if address.has_pooler
+        else {
+            "application_name": f"holdfast {address.schema}",
+            "jit": "off",
+            "plan_cache_mode": "force_custom_plan",
+            **settings,
+        }
+    )
+    return await asyncpg.connect(
+        address.dsn,
+        timeout=CONNECT_S,
+        command_timeout=STATEMENT_S,
+        statement_cache_size=0 if address.has_pooler else 200,
+        max_cached_statement_lifetime=0,
+        server_settings=given or None,
+        target_session_attrs="primary" if "," in address.dsn else None,
+    )
+
+
+def in_schema(sql: str, schema: str) -> str:
+    """Return a statement with our schema's name in place of `holdfast.`."""
+    return sql if schema == "holdfast" else sql.replace("holdfast.", f"{schema}.")
+
+
+def _abandon(connection: Any) -> None:
+    if not connection.is_closed():
+        connection.terminate()
+
+
+async def _close(connection: Any) -> None:
+    try:
+        await connection.close(timeout=CONNECT_S)
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError):
+        _abandon(connection)  # nothing on it is open

@@ -1,0 +1,235 @@
+"""`read_events`, the `find_` verbs and `stats`."""
+
+from itertools import accumulate
+from operator import itemgetter
+from typing import Any
+
+from msgspec import json
+
+from holdfast.core.events import Event
+from holdfast.core.index_rows import Task, Wait
+from holdfast.core.instants import Instant
+from holdfast.core.messages import Signal
+from holdfast.store import port, sql
+from holdfast.store.postgres.columns import askable
+from holdfast.store.postgres.pool import Db
+from holdfast.store.searching import in_json, words_of
+from holdfast.store.where import Where
+
+EVENTS = f"""
+SELECT {sql.EVENT} FROM holdfast.events
+WHERE run_no = (SELECT run_no FROM holdfast.runs WHERE run_id = $1) AND run_seq > $2 ORDER BY run_seq LIMIT $3
+"""
+SIZES = """
+SELECT octet_length(data) FROM holdfast.events
+WHERE run_no = (SELECT run_no FROM holdfast.runs WHERE run_id = $1) AND run_seq > $2 ORDER BY run_seq LIMIT $3
+"""
+STATS = """
+SELECT (SELECT count(*) FROM holdfast.agenda WHERE ready_at <= t.now),
+    (SELECT count(*) FROM holdfast.agenda WHERE owner <> ''),
+    (SELECT count(*) FROM holdfast.messages),
+    (SELECT count(*) FROM holdfast.signals WHERE consumed_seq IS NULL),
+    (SELECT count(*) FROM holdfast.tasks WHERE status = 'OPEN'),
+    (SELECT count(*) FROM holdfast.jobs WHERE queue <> ''),
+    (SELECT count(*) FROM holdfast.dead_letters WHERE settled IS NULL),
+    (SELECT count(*) FROM holdfast.nodes WHERE holdfast.lease_end_1(lease_until, t.now) > t.now),
+    (SELECT min(ready_at) FROM holdfast.agenda WHERE ready_at <= t.now),
+    (SELECT array_agg(x.status) FROM (SELECT status FROM holdfast.runs GROUP BY status ORDER BY status) x),
+    (SELECT array_agg(x.count) FROM (SELECT count(*) FROM holdfast.runs GROUP BY status ORDER BY status) x),
+    (SELECT jsonb_object_agg(x.queue, x.count)::text
+        FROM (SELECT queue, count(*) FROM holdfast.jobs WHERE queue <> '' GROUP BY queue) x),
+    (SELECT jsonb_object_agg(node, lease_until)::text FROM holdfast.nodes
+        WHERE holdfast.lease_end_1(lease_until, t.now) > t.now),
+    (SELECT count(*) FROM holdfast.gate_runs g WHERE NOT g.is_inside
+        AND NOT EXISTS (SELECT 1 FROM holdfast.gate_exits e WHERE e.plan_id = g.plan_id AND e.number = g.number))
+FROM (SELECT holdfast.time_1($1) AS now OFFSET 0) t
+"""
+
+
+async def read_events(db: Db, run_id: str, after: int, limit: int, most_bytes: int | None = None) -> list[Event]:
+    """Return a page of the run's history."""
+    if most_bytes is not None:
+        sizes = await db.fetch(SIZES, askable(run_id), after, limit)
+        limit = _fitting(sizes, most_bytes) or limit
+    return sql.events_of(run_id, await db.fetch(EVENTS, askable(run_id), after, limit))
+
+
+# Runs that were created before one; if that has gone meanwhile, those that were created by its time.
+_BEFORE = (
+    "run_no < coalesce((SELECT run_no FROM holdfast.runs WHERE run_id = ?), "
+    "(SELECT run_no + 1 FROM holdfast.runs WHERE created_at <= ? ORDER BY run_no DESC LIMIT 1), 0)"
+)
+
+# A text with a NUL in it is no text for PostgreSQL: an error of that kind is not looked into.
+_ERROR = "snapshot::json #>> '{last_error,code}' || E'\\n' || (snapshot::json #>> '{last_error,message}')"
+_SAYS = (
+    """(strpos(lower((run_id || E'\\n' || plan_id || E'\\n' || coalesce(reference_key, '')) COLLATE "C"), ?) > 0 """
+    "OR (tags <> '[]' AND EXISTS (SELECT 1 FROM jsonb_array_elements_text(tags::jsonb) AS tag "
+    """WHERE strpos(lower(tag COLLATE "C"), ?) > 0)) """
+    "OR CASE WHEN strpos(snapshot, '\"last_error\":') > 0 AND strpos(snapshot, '\\u0000') = 0 "
+    "THEN strpos(lower((" + _ERROR + ') COLLATE "C"), ?) > 0 END)'
+)
+
+
+async def find_runs(db: Db, query: port.RunQuery, limit: int) -> port.Found[port.RunHead]:
+    """Return the runs that the query names."""
+    where = Where()
+    if query.newest:
+        where.add(_BEFORE, query.before[1], query.before[0])
+    else:
+        where.add("run_id > ?", query.after)
+    place = None
+    if query.look is not None:
+        last = "run_no DESC" if query.newest else "run_id"
+        ends = await read_page(
+            db, "SELECT created_at, run_id, run_no FROM holdfast.runs", where, last, 1, query.look - 1
+        )
+        for created_at, run_id, run_no in ends:
+            where.add(*(("run_no >= ?", run_no) if query.newest else ("run_id <= ?", run_id)))
+            place = (created_at, run_id) if query.newest else run_id
+    where.add_given("tenant = ?", query.tenant)
+    where.add_given("plan_id = ?", query.plan_id)
+    where.add_given("status = ?", None if query.status is None else str(query.status))
+    where.add_given("reference_key = ?", query.reference_key)
+    where.add_given("parent_run_id = ?", query.parent_run_id)
+    where.add_given("tags <> '[]' AND tags::jsonb @> to_jsonb(ARRAY[?::text])", query.tag)
+    where.add_given("created_at >= ?", query.created_from)
+    where.add_given("created_at < ?", query.created_until)
+    if query.run_ids is not None:
+        where.add("run_id = ANY (?)", list(map(askable, query.run_ids)))
+    for word in words_of(query.text):
+        where.add(_SAYS, word, word, word)
+    order = "run_no DESC" if query.newest else "run_id"
+    most = await most_rows(db, "octet_length(snapshot) FROM holdfast.runs", where, order, limit, query.most_bytes)
+    found = await read_page(db, f"SELECT {sql.HEAD} FROM holdfast.runs", where, order, most)
+    is_whole = len(found) < most == limit
+    place_of = itemgetter(14, 1) if query.newest else itemgetter(1)
+    return sql.found_of(found, sql.head_of, itemgetter(1), place_of, place if is_whole else None)
+
+
+async def find_waits(db: Db, query: port.WaitQuery, limit: int) -> port.Found[Wait]:
+    """Return the open waits that the query names."""
+    where = Where()
+    where.add("(run_id, step_id) > (?, ?)", *query.after)
+    where.add_given("tenant = ?", query.tenant)
+    where.add_given("run_id = ?", query.run_id)
+    where.add_given("name = ?", query.name)
+    select = f"SELECT {sql.WAIT} FROM holdfast.waits JOIN holdfast.runs USING (run_no)"
+    found = await read_page(db, select, where, "run_id, step_id", limit)
+    return sql.found_of(found, sql.wait_of, sql.wait_name, itemgetter(0, 1))
+
+
+_OF_RUN = "EXISTS (SELECT 1 FROM holdfast.runs WHERE runs.run_no = signals.run_no AND {})"
+
+# Signals behind one of a run; if that run has gone meanwhile, of those that were created after the one before it.
+_BEHIND = (
+    "(run_no, inbox_seq) > "
+    "(coalesce((SELECT run_no FROM holdfast.runs WHERE run_id <= ? ORDER BY run_id DESC LIMIT 1), 0), "
+    "CASE WHEN EXISTS (SELECT 1 FROM holdfast.runs WHERE run_id = ?) THEN ?::bigint ELSE 1::bigint << 62 END)"
+)
+
+
+async def find_mailbox(db: Db, query: port.MailboxQuery, limit: int) -> list[Signal]:
+    """Return the signals that the query names."""
+    if query.signal_id is not None and "\x00" in query.signal_id:
+        return []
+    where = Where()
+    if query.run_id is not None:
+        where.add("run_no = (SELECT run_no FROM holdfast.runs WHERE run_id = ?)", query.run_id)
+        where.add("inbox_seq > ?", query.after)
+    else:
+        where.add(_BEHIND, query.after_run, query.after_run, query.after)
+    where.add_given(_OF_RUN.format("tenant = ?"), query.tenant)
+    if query.unfinished:
+        where.add(_OF_RUN.format("finished_at IS NULL"))
+    where.add_given("name = ?", query.name)
+    where.add_given("signal_id = ?", query.signal_id)
+    if not query.consumed:
+        where.add("consumed_seq IS NULL")
+    run = "(SELECT run_id FROM holdfast.runs WHERE runs.run_no = signals.run_no)"
+    size = "octet_length(payload) FROM holdfast.signals"
+    limit = await most_rows(db, size, where, "run_no, inbox_seq", limit, query.most_bytes)
+    found = await read_page(db, f"SELECT {run}, {sql.SIGNAL} FROM holdfast.signals", where, "run_no, inbox_seq", limit)
+    place_of = itemgetter(1) if query.run_id is not None else sql.mail_place
+    return sql.found_of(found, sql.mail_of, sql.mail_name, place_of)
+
+
+# The whole task is looked at first, because reading its JSON takes longer.
+_MENTIONS = (
+    """(strpos(lower(task COLLATE "C"), ?) > 0 AND (strpos(lower((task::json ->> 'name') COLLATE "C"), ?) > 0 """
+    """OR strpos(lower((task::json -> 'payload')::text COLLATE "C"), ?) > 0))"""
+)
+
+
+async def find_tasks(db: Db, query: port.TaskQuery, limit: int) -> port.Found[Task]:
+    """Return the tasks that the query names."""
+    where = Where()
+    where.add("task_id > ?", query.after)
+    place = None
+    if query.look is not None:
+        ends = await read_page(db, "SELECT task_id FROM holdfast.tasks", where, "task_id", 1, query.look - 1)
+        place = ends[0][0] if ends else None
+        where.add_given("task_id <= ?", place)
+    for word in words_of(query.text):
+        where.add(_MENTIONS, in_json(word), word, in_json(word))
+    where.add_given("run_no = (SELECT run_no FROM holdfast.runs WHERE run_id = ?)", query.run_id)
+    where.add_given("task_id = ?", query.task_id)
+    if query.step_ids is not None:
+        where.add("step_id = ANY (?)", list(map(askable, query.step_ids)))
+    where.add_given("status = ?", query.status)
+    where.add_given("assignee = ?", query.assignee)
+    where.add_given("roles @> ARRAY[?::text]", query.role)
+    where.add_given("(SELECT tenant FROM holdfast.runs WHERE runs.run_no = tasks.run_no) = ?", query.tenant)
+    where.add_given("(SELECT plan_id FROM holdfast.runs WHERE runs.run_no = tasks.run_no) = ?", query.plan_id)
+    where.add_given("due_at < ?", query.due_before)
+    if query.actor is not None:
+        where.add(
+            "(assignee = ? OR roles && ?::text[] OR (roles = '{}' AND assignee IS NULL))",
+            query.actor,
+            [askable(role) for role in query.actor_roles],
+        )
+    most = await most_rows(db, "octet_length(task) FROM holdfast.tasks", where, "task_id", limit, query.most_bytes)
+    found = await read_page(db, "SELECT task, task_id FROM holdfast.tasks", where, "task_id", most)
+    is_whole = len(found) < most == limit
+    place = place if is_whole else None
+    return sql.found_of(found, lambda row: sql.task_of(row[0]), itemgetter(1), itemgetter(1), place)
+
+
+async def stats(db: Db, now: Instant | None) -> port.Stats:
+    """Count."""
+    [row] = await db.fetch(STATS, now)
+    return port.Stats(
+        runs=dict(zip(row[9] or (), row[10] or (), strict=True)),
+        ready=row[0],
+        leased=row[1],
+        messages=row[2],
+        signals=row[3],
+        open_tasks=row[4],
+        jobs=row[5],
+        queued=row[13],
+        dead_letters=row[6],
+        nodes=row[7],
+        oldest_ready_at=row[8],
+        queues=json.decode(row[11] or "{}", type=dict[str, int]),
+        leases=json.decode(row[12] or "{}", type=dict[str, int]),
+    )
+
+
+async def most_rows(db: Db, size: str, where: Where, order: str, limit: int, most_bytes: int | None) -> int:
+    """Return how many rows there may be so that they are not too large together. Sizes are known without reading."""
+    if most_bytes is None:
+        return limit
+    fitting = _fitting(await read_page(db, f"SELECT {size}", where, order, limit), most_bytes)
+    return limit if fitting is None else fitting
+
+
+def _fitting(sizes: list[Any], most_bytes: int) -> int | None:
+    """Return with how many rows they reach this size together, or None if they do not."""
+    totals = accumulate(row[0] or 0 for row in sizes)
+    return next((number for number, total in enumerate(totals, 1) if total >= most_bytes), None)
+
+
+async def read_page(db: Db, select: str, where: Where, order: str, limit: int, skip: int = 0) -> list[Any]:
+    """Return so many rows in this order, behind so many that are passed over."""
+    sql = f"{select} {where.numbered} ORDER BY {order} LIMIT {where.next_place} OFFSET {skip:d}"
+    return await db.fetch(sql, *(askable(value) for value in where.values(limit)))

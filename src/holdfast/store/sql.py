@@ -1,0 +1,321 @@
+"""Rows of SQL tables as our structs: what the stores that speak SQL have in common."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import msgspec
+from msgspec import Raw
+from msgspec.structs import replace
+
+from holdfast.core.audit import AuditEntry
+from holdfast.core.codec import decode_body, decode_ref
+from holdfast.core.dead_letters import DeadLetter
+from holdfast.core.declared import PublishedDefinition
+from holdfast.core.events import NULL, CallerRef, EngineRunRef, Event
+from holdfast.core.index_rows import ActivityRecord, Task, Wait
+from holdfast.core.keys import inbox_uuid, signal_suffix
+from holdfast.core.messages import AcceptanceRecord, Message, Signal, SignalRequest
+from holdfast.core.snapshot import RuntimeSnapshot
+from holdfast.core.state import RunStatus
+from holdfast.errors import StoreCorrupt
+from holdfast.store.port import Job, Plan, RunHead
+from holdfast.store.types import Found
+
+_encoder = msgspec.json.Encoder()
+_snapshots = msgspec.json.Decoder(RuntimeSnapshot)
+_messages = msgspec.json.Decoder(Message)
+_tasks = msgspec.json.Decoder(Task)
+_activity_records = msgspec.json.Decoder(ActivityRecord)
+_acceptances = msgspec.json.Decoder(AcceptanceRecord)
+_jobs = msgspec.json.Decoder(Job)
+_names = msgspec.json.Decoder(tuple[str, ...])
+_raws = msgspec.json.Decoder(Raw)
+_callers = msgspec.json.Decoder(CallerRef)
+_audit = msgspec.json.Decoder(AuditEntry)
+
+HEAD = (
+    "runs.run_no, run_id, tenant, project, environment, plan_id, plan_version, run_request_id, parent_run_id, "
+    "reference_key, tags, status, version, snapshot, created_at, updated_at, finished_at, inbox_seq, ready_at, "
+    "lease_owner, lease_epoch, queued_at, losses"
+)
+EVENT = (
+    "run_seq, event_id, event_type, step_id, engine_attempt_id, logical_attempt_id, data, idempotency_key, emitted_at, "
+    "persisted_at, adapter_version, engine_run_ref, caused_by_signal_id, parent_event_id, schema_version"
+)
+JOB = "next_attempt, details, job"
+SIGNAL = "inbox_seq, name, signal_id, step_id, accepted_at, consumed_seq, payload, received_at, by_caller"
+AUDIT = "at, entry_id, tenant, project, environment, run_id, actor, token_id, operation, entry"
+
+
+def plan_keys(plans: Iterable[Plan]) -> list[str]:
+    """Return each definition as one text, as SQL makes it of a row. No name has a line break in it."""
+    return ["\n".join(plan) for plan in plans]
+
+
+def plan_of(key: str) -> Plan:
+    """Return the definition that is written so."""
+    plan_id, _, version = key.partition("\n")
+    return plan_id, version
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _reading(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a reader of rows say that the file is damaged when a row makes no sense, without quoting the row."""
+
+    @wraps(function)
+    def read(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except (msgspec.MsgspecError, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+            raise StoreCorrupt("a row of the store makes no sense; restore the store from a backup") from None
+
+    return read
+
+
+class DamagedText(bytes):
+    """What stands where a text should, and is none."""
+
+
+def text_or_damage(found: bytes) -> str | DamagedText:
+    """Return a text of the file, or what is there instead."""
+    try:
+        return found.decode()
+    except UnicodeDecodeError:
+        return DamagedText(found)
+
+
+def found_of(
+    rows: Sequence[Any],
+    read: Callable[[Any], R],
+    name_of: Callable[[Any], str],
+    place_of: Callable[[Any], Any],
+    place: Any = None,
+) -> Found[R]:
+    """Return what can be read of rows, and the names of those that are damaged: one of them does not hide the rest.
+
+    The look goes on behind the last row, of which a reader of the answer may know nothing.
+    """
+    found: list[R] = []
+    unreadable: list[str] = []
+    for row in rows:
+        try:
+            if any(type(cell) is DamagedText for cell in row):
+                raise StoreCorrupt("a text of the store is none")
+            found.append(read(row))
+        except StoreCorrupt:
+            unreadable.append(str(name_of(row)))
+    if not unreadable:
+        return Found(found, place)
+    return Found(found, place_of(rows[-1]) if place is None else place, tuple(unreadable))
+
+
+def encode(value: Any) -> str:
+    """Return the value as JSON text."""
+    return _encoder.encode(value).decode()
+
+
+def head_of(row: tuple[Any, ...]) -> RunHead:
+    """Return the run that a row of HEAD describes. The error of one that makes no sense names its run."""
+    try:
+        return _head_of(row)
+    except StoreCorrupt as damage:
+        raise StoreCorrupt(damage.message, run_id=row[1]) from None
+
+
+@_reading
+def _head_of(row: tuple[Any, ...]) -> RunHead:
+    return RunHead(
+        run_id=row[1],
+        tenant=row[2],
+        project=row[3],
+        environment=row[4],
+        plan_id=row[5],
+        plan_version=row[6],
+        run_request_id=row[7],
+        parent_run_id=row[8],
+        reference_key=row[9],
+        tags=_names.decode(row[10]),
+        status=RunStatus(row[11]),
+        version=row[12],
+        snapshot=_snapshots.decode(row[13]) if row[13] is not None else None,
+        created_at=row[14],
+        updated_at=row[15],
+        finished_at=row[16],
+        inbox_seq=row[17],
+        ready_at=row[18],
+        lease_owner=row[19],
+        lease_epoch=row[20],
+        queued_at=row[21],
+        losses=row[22],
+    )
+
+
+@_reading
+def events_of(run_id: str, rows: Iterable[tuple[Any, ...]]) -> list[Event]:
+    """Return the events that rows of EVENT describe."""
+    refs: dict[str, EngineRunRef] = {}
+    events = []
+    for row in rows:
+        ref = refs.get(row[11])
+        if ref is None:
+            ref = refs[row[11]] = decode_ref(row[11])
+        events.append(
+            Event(
+                run_id,
+                row[0],
+                row[1],
+                row[2],
+                row[3],
+                row[4],
+                row[5],
+                decode_body(row[2], row[14], row[6]),
+                row[7].hex(),
+                row[8],
+                row[9],
+                row[10],
+                ref,
+                row[12],
+                row[13],
+                row[14],
+            )
+        )
+    return events
+
+
+@_reading
+def message_of(text: str) -> Message:
+    """Return the message that the text holds."""
+    return _messages.decode(text)
+
+
+@_reading
+def task_of(text: str) -> Task:
+    """Return the task that the text holds."""
+    return _tasks.decode(text)
+
+
+@_reading
+def record_of(text: str) -> ActivityRecord:
+    """Return the activity record that the text holds."""
+    return _activity_records.decode(text)
+
+
+@_reading
+def job_of(row: Sequence[Any]) -> Job:
+    """Return the job that a row of JOB describes, as its next taker is given it."""
+    details = NULL if row[1] is None else raw_of(row[1])
+    return replace(_jobs.decode(row[2]), engine_attempt_id=row[0], details=details)
+
+
+def text_of(raw: Raw) -> str:
+    """Return raw JSON as text."""
+    return bytes(raw).decode()
+
+
+@_reading
+def raw_of(text: str) -> Raw:
+    """Return JSON text as raw JSON."""
+    return Raw(text.encode())
+
+
+@_reading
+def payload_of(text: str) -> Raw:
+    """Return the JSON text of a signal's payload as raw JSON: it goes into the history as it is, so it is looked at."""
+    return _raws.decode(text.encode())
+
+
+@_reading
+def acceptance_of(text: str) -> AcceptanceRecord:
+    """Return the acceptance record that the text holds."""
+    return _acceptances.decode(text)
+
+
+@_reading
+def definition_of(text: str) -> PublishedDefinition:
+    """Return the definition that a row holds."""
+    return msgspec.json.decode(text, type=PublishedDefinition)
+
+
+@_reading
+def signal_of(run_id: str, row: tuple[Any, ...]) -> Signal:
+    """Return the signal that a row of SIGNAL describes."""
+    uuid = inbox_uuid(run_id, row[0])
+    return Signal(
+        id=uuid,
+        run_id=run_id,
+        name=row[1],
+        signal_id=row[2],
+        inbox_seq=row[0],
+        suffix=signal_suffix(row[4], uuid),
+        accepted_at=row[4],
+        payload=payload_of(row[6]),
+        step_id=row[3],
+        consumed_seq=row[5],
+        received_at=row[7],
+        by=None if row[8] is None else _callers.decode(row[8]),
+    )
+
+
+def mail_of(row: Sequence[Any]) -> Signal:
+    """Return the signal that a row with the run's id and SIGNAL describes."""
+    return signal_of(row[0], tuple(row[1:]))
+
+
+def mail_place(row: Sequence[Any]) -> tuple[str, int]:
+    """Return the place of such a row among the signals of all runs."""
+    return row[0], row[1]
+
+
+WAIT = "run_id, step_id, name, token, since, until"
+
+
+@_reading
+def wait_of(row: Sequence[Any]) -> Wait:
+    """Return the wait that a row of WAIT describes."""
+    return msgspec.convert(dict(zip(WAIT.split(", "), row, strict=True)), Wait)
+
+
+def wait_name(row: Sequence[Any]) -> str:
+    """Return what such a row is called where it cannot be read."""
+    return f"{row[0]}/{row[1]}"
+
+
+LETTER = "letter_id, run_id, envelope, reason, detail, node, died_at, settled, settled_by, settled_at"
+
+
+@_reading
+def letter_of(row: Sequence[Any]) -> DeadLetter:
+    """Return the dead letter that a row of LETTER describes. Some stores keep its texts as bytes."""
+    fields = dict(zip(LETTER.split(", "), row, strict=True))
+    for name in ("detail", "settled_by"):
+        if isinstance(fields[name], bytes):
+            fields[name] = fields[name].decode()
+    return msgspec.convert(fields, DeadLetter)
+
+
+def mail_name(row: Sequence[Any]) -> str:
+    """Return what such a row is called where it cannot be read."""
+    return f"{row[0]}/{row[2]}/{row[3]}"
+
+
+def by_of(request: SignalRequest) -> str | None:
+    """Return the caller of a signal as text, or None."""
+    return None if request.audit is None or request.audit.by is None else encode(request.audit.by)
+
+
+def audit_row(entry: AuditEntry) -> tuple[Any, ...]:
+    """Return the row of AUDIT for an entry of the audit log."""
+    token_id = None if entry.by is None else entry.by.token_id
+    place = (entry.tenant, entry.project, entry.environment)
+    return entry.at, entry.entry_id, *place, entry.run_id, entry.actor, token_id, entry.operation, encode(entry)
+
+
+@_reading
+def audit_of(row: tuple[Any, ...]) -> AuditEntry:
+    """Return the entry that a row of AUDIT describes: what the store knows of it stands in columns."""
+    entry = _audit.decode(row[9])
+    return replace(entry, at=row[0], tenant=row[2], project=row[3], environment=row[4], run_id=row[5])

@@ -1,0 +1,157 @@
+"""`create`: new runs, once per request."""
+
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from holdfast.core.admission import NEVER, Ticket
+from holdfast.core.instants import Instant
+from holdfast.limits import Limits
+from holdfast.store import port, validation
+from holdfast.store.sqlite import admission, audit, rows
+from holdfast.store.sqlite.inbox import deliver
+
+_INSERT_RUN = """
+INSERT INTO runs (run_no, run_id, tenant, project, environment, plan_id, plan_version, run_request_id, request_key,
+    input_sha256, parent_run_id, reference_key, tags, status, version, snapshot, created_at, updated_at, ready_at,
+    lease_owner, lease_epoch)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+
+Answer = port.Created | port.Existing | port.Refused
+
+
+def create(
+    db: sqlite3.Connection,
+    new_runs: Sequence[port.NewRun],
+    owner: str | None,
+    limits: Limits,
+    now: Instant,
+    learn: Callable[[Iterable[tuple[str, int]]], None] | None = None,
+) -> list[Answer]:
+    """Create runs, for `owner` if there is one. `learn` is told their numbers."""
+    problems = [validation.check_new_run(new) for new in new_runs]
+    requests, run_ids = _known(db, [new for new, problem in zip(new_runs, problems, strict=True) if problem is None])
+    (run_no,) = db.execute("SELECT coalesce(max(run_no), 0) FROM runs").fetchone()
+    answers: list[Answer] = []
+    created: list[tuple[int, port.NewRun]] = []
+    for new, problem in zip(new_runs, problems, strict=True):
+        answer: Answer | None = port.Refused(problem) if problem else _existing_or_conflict(new, requests, run_ids)
+        unfit = validation.check_first_signals(new, limits) if answer is None and new.signals else None
+        if unfit is not None:
+            answer = port.Refused(unfit)
+        if answer is None and new.ticket is not None:
+            answer = _create_at_gate(db, run_no + 1, new, new.ticket, owner, now)
+        elif answer is None:
+            created.append((run_no + 1, new))
+            answer = port.Created(new.run_id, 1 if owner else 0)
+        if isinstance(answer, port.Created):
+            run_no += 1
+            requests[new.request_key] = (new.run_id, new.input_sha256)
+            run_ids.add(new.run_id)
+        answers.append(answer)
+    _insert(db, created, owner, now)
+    if learn is not None:
+        learn((new.run_id, run_no) for run_no, new in created)
+    entries = [
+        validation.audited(new.audit, new.run_id, (new.tenant, new.project, new.environment), now)
+        for new, answer in zip(new_runs, answers, strict=True)
+        if isinstance(answer, port.Created) and new.audit is not None
+    ]
+    if entries:
+        audit.append(db, entries)
+    if any(getattr(new, "signals", ()) for new in new_runs):
+        return [_with_signals(db, new, answer, limits, now) for new, answer in zip(new_runs, answers, strict=True)]
+    return answers
+
+
+def _create_at_gate(
+    db: sqlite3.Connection, run_no: int, new: port.NewRun, ticket: Ticket, owner: str | None, now: Instant
+) -> Answer:
+    """Create a run by itself: whether it may start depends on those before it."""
+    refusal = admission.come(db, new, ticket, now)
+    if refusal is not None:
+        return port.Refused(refusal)
+    _insert(db, [(run_no, new)], None, now)
+    db.execute("UPDATE messages SET due_at = ? WHERE run_no = ?", (NEVER, run_no))
+    db.execute("UPDATE runs SET ready_at = NULL WHERE run_no = ?", (run_no,))
+    is_owned = admission.stand_in_line(db, run_no, new, ticket, owner, now) and owner is not None
+    return port.Created(new.run_id, 1 if is_owned else 0)
+
+
+def _with_signals(db: sqlite3.Connection, new: port.NewRun, answer: Answer, limits: Limits, now: Instant) -> Answer:
+    """Put the signals that came with a request into the mailbox of its run, in the same transaction."""
+    if isinstance(answer, port.Refused) or not new.signals:
+        return answer
+    delivered = deliver(db, validation.first_signals(new, answer.run_id), limits, now)
+    return replace(answer, signals=tuple(delivered))
+
+
+def _known(db: sqlite3.Connection, new_runs: Sequence[port.NewRun]) -> tuple[dict[str, tuple[str, str]], set[str]]:
+    keys = [bytes.fromhex(new.request_key) for new in new_runs]
+    marks = ", ".join("?" * len(keys))
+    known = db.execute(f"SELECT request_key, run_id, input_sha256 FROM runs WHERE request_key IN ({marks})", keys)
+    requests = {key.hex(): (run_id, digest.hex()) for key, run_id, digest in known}
+    ids = rows.listing(new.run_id for new in new_runs)
+    taken = db.execute("SELECT run_id FROM runs WHERE run_id IN (SELECT value FROM json_each(?))", (ids,))
+    return requests, {run_id for (run_id,) in taken}
+
+
+def _existing_or_conflict(
+    new: port.NewRun, requests: dict[str, tuple[str, str]], run_ids: set[str]
+) -> port.Existing | port.Refused | None:
+    known = requests.get(new.request_key)
+    if known is not None:
+        run_id, input_sha256 = known
+        is_same = input_sha256 == new.input_sha256
+        return port.Existing(run_id) if is_same else port.Refused(validation.request_conflict(run_id))
+    if new.run_id in run_ids:
+        return port.Refused(validation.run_id_taken(new.run_id))
+    return None
+
+
+def _insert(db: sqlite3.Connection, created: list[tuple[int, port.NewRun]], owner: str | None, now: Instant) -> None:
+    db.executemany(_INSERT_RUN, [_run_row(run_no, new, owner, now) for run_no, new in created])
+    db.executemany(
+        rows.INSERT_EVENT, [row for run_no, new in created for row in rows.event_rows(run_no, new.events, 0, now)]
+    )
+    db.executemany(
+        rows.INSERT_MESSAGE,
+        [rows.message_row(run_no, message, now) for run_no, new in created for message in new.messages],
+    )
+    waits = [rows.wait_row(run_no, wait) for run_no, new in created for wait in new.waits_opened]
+    tasks = [rows.task_row(run_no, task) for run_no, new in created for task in new.tasks]
+    if waits or tasks:  # hardly ever: a run has done nothing yet
+        db.executemany(rows.INSERT_WAIT, waits)
+        db.executemany(rows.INSERT_TASK, tasks)
+
+
+def _run_row(run_no: int, new: port.NewRun, owner: str | None, now: Instant) -> tuple[Any, ...]:
+    due: dict[str, Instant] = {}
+    for message in new.messages:  # of two with one id, the first is kept
+        due.setdefault(message.signal_id, now if message.due_at is None else message.due_at)
+    return (
+        run_no,
+        new.run_id,
+        new.tenant,
+        new.project,
+        new.environment,
+        new.plan_id,
+        new.plan_version,
+        new.run_request_id,
+        bytes.fromhex(new.request_key),
+        bytes.fromhex(new.input_sha256),
+        new.parent_run_id,
+        new.reference_key,
+        rows.encode(new.tags),
+        str(new.snapshot.status),
+        len(new.events),
+        rows.encode(new.snapshot),
+        now,
+        now,
+        min(due.values(), default=None),
+        owner,
+        1 if owner else 0,
+    )

@@ -1,0 +1,236 @@
+"""`claim`, `renew`, `release`, `next_due`: who may run what, and when there is something to run."""
+
+import json
+import sqlite3
+from collections.abc import Sequence
+
+from holdfast.core.instants import Instant
+from holdfast.errors import StoreCorrupt
+from holdfast.limits import SUSPECT_LOSSES
+from holdfast.store import port, validation
+from holdfast.store.sql import plan_keys, plan_of
+from holdfast.store.sqlite import rows
+from holdfast.store.sqlite.connection import check_unreadable
+from holdfast.store.sqlite.dead_letters import bury_unreadable
+from holdfast.store.sqlite.queries import load_numbers
+
+PLAN_KEY = "plan_id || char(10) || plan_version"
+"""A definition as one text: see `rows.plan_keys`."""
+
+# Each of these walks an index in order and, but for runs of other plans, reads no more rows than it takes.
+FREE = """
+SELECT ready_at, run_no FROM runs WHERE lease_owner IS NULL AND ready_at <= :now {known}
+ORDER BY ready_at, run_no LIMIT :limit
+"""
+OWN = """
+SELECT ready_at, run_no FROM runs WHERE lease_owner = :node AND ready_at <= :now {known}
+ORDER BY ready_at, run_no LIMIT :limit
+"""
+EXPIRED = f"""
+SELECT min(lease_until, :now) AS ended_at, node FROM nodes WHERE NOT ({rows.IS_CURRENT}) AND node <> :node
+ORDER BY ended_at
+"""
+ORPHANED = "SELECT run_no FROM runs WHERE lease_owner = :owner {known} ORDER BY run_no LIMIT :limit"
+KNOWN = f"AND {PLAN_KEY} IN (SELECT value FROM json_each(:plans))"
+
+ASIDE = 60_000_000
+"""How long a run whose rows make no sense is left alone, so that it does not stand in the way of the others."""
+
+NEXT_DUE = """
+SELECT min(due_at) FROM (
+    SELECT min(ready_at) AS due_at FROM runs WHERE lease_owner IS NULL AND ready_at IS NOT NULL {known}
+    UNION ALL
+    SELECT min(ready_at) FROM runs WHERE lease_owner = :node AND ready_at IS NOT NULL {known}
+    UNION ALL
+    SELECT min(iif({is_current}, lease_until, min(lease_until, :now))) FROM nodes
+    WHERE node <> :node AND EXISTS (SELECT 1 FROM runs WHERE lease_owner = node {known})
+)
+"""
+LOOKED_AT = 1_000
+"""How many runs are looked at to find those that nobody can run: what nobody takes has waited for longest."""
+
+# Nodes of versions that do not say what they have are believed to have everything.
+MISSING = f"""
+SELECT plan_id, plan_version, since FROM (
+    SELECT plan_id, plan_version, min(since) AS since FROM (
+        SELECT * FROM (
+            SELECT plan_id, plan_version, ready_at AS since FROM runs
+            WHERE lease_owner IS NULL AND ready_at <= :late ORDER BY ready_at LIMIT {LOOKED_AT}
+        ) UNION ALL SELECT * FROM (
+            SELECT plan_id, plan_version, min(lease_until, :now) FROM nodes CROSS JOIN runs ON lease_owner = node
+            WHERE NOT ({rows.IS_CURRENT}) AND min(lease_until, :now) <= :late LIMIT {LOOKED_AT}
+        )
+    ) GROUP BY 1, 2
+) WHERE NOT EXISTS (
+    SELECT 1 FROM nodes LEFT JOIN node_plans USING (node)
+    WHERE {rows.IS_CURRENT} AND (plans IS NULL OR {PLAN_KEY} IN (SELECT value FROM json_each(plans)))
+) ORDER BY since, plan_id, plan_version
+"""
+EXTEND = f"UPDATE nodes SET lease_until = max(lease_until, :until) WHERE node = :node AND {rows.IS_CURRENT}"
+END_LIVES = (
+    "UPDATE nodes SET lease_until = min(lease_until, :now) WHERE node > :first AND node < :last AND node <> :node",
+    """UPDATE jobs SET visible_at = :now
+    WHERE taken_by > :first AND taken_by < :last AND taken_by <> :node AND visible_at > :now""",
+)
+IS_SUPERSEDED = f"""
+SELECT 1 FROM nodes WHERE node > :first AND node < :last AND node <> :node AND {rows.IS_CURRENT}
+    AND NOT EXISTS (SELECT 1 FROM (SELECT lease_until FROM nodes WHERE node = :node) WHERE {rows.IS_CURRENT})
+"""
+NEXT_VISIBLE = "SELECT min(visible_at) FROM jobs WHERE queue = ? AND visible_at IS NOT NULL"
+
+
+def check_node(db: sqlite3.Connection, node: str, now: Instant) -> None:
+    """Refuse a node without a current lease."""
+    current = f"SELECT 1 FROM nodes WHERE node = :node AND {rows.IS_CURRENT}"
+    if not db.execute(current, {"node": node, "now": now}).fetchone():
+        raise validation.lease_expired(node)
+
+
+def claim(
+    db: sqlite3.Connection, node: str, limit: int, plans: Sequence[port.Plan] | None, now: Instant
+) -> list[port.LoadedRun]:
+    """Take up to `limit` eligible runs and load them."""
+    check_node(db, node, now)
+    chosen = _eligible(db, node, limit, plans, now)
+    loaded = take_over(db, chosen, node, now)
+    return [loaded[run_no] for run_no in chosen if run_no in loaded]
+
+
+def take_over(db: sqlite3.Connection, chosen: list[int], node: str, now: Instant) -> dict[int, port.LoadedRun]:
+    """Let these runs belong to the node, and load them. What makes no sense is left for a while."""
+    db.executemany(
+        "UPDATE runs SET lease_epoch = lease_epoch + (lease_owner IS NOT ?1), lease_owner = ?1, "
+        f"losses = losses + (losses < {SUSPECT_LOSSES} AND lease_owner <> ?1 AND lease_owner IS NOT NULL), "
+        "ready_at = min(?2, coalesce(ready_at, ?2)) WHERE run_no = ?3",
+        [(node, now, run_no) for run_no in chosen],
+    )
+    try:
+        return load_numbers(db, chosen, now)
+    except (StoreCorrupt, sqlite3.OperationalError) as problem:
+        check_unreadable(problem)
+        return _load_each(db, chosen, node, now)
+
+
+def _eligible(
+    db: sqlite3.Connection, node: str, limit: int, plans: Sequence[port.Plan] | None, now: Instant
+) -> list[int]:
+    """Return the runs to take: longest eligible first, then in order of creation."""
+    known = "" if plans is None else KNOWN
+    asked = {"now": now, "node": node, "limit": limit, "plans": rows.listing(plan_keys(plans or ()))}
+    found = (
+        db.execute(FREE.format(known=known), asked).fetchall() + db.execute(OWN.format(known=known), asked).fetchall()
+    )
+    orphans: list[tuple[Instant, int]] = []
+    for lease_until, owner in db.execute(EXPIRED, {"now": now, "node": node}).fetchall():
+        if len(orphans) >= limit and orphans[-1][0] < lease_until:
+            break  # whoever comes later has not waited for as long
+        left = db.execute(ORPHANED.format(known=known), {**asked, "owner": owner})
+        orphans += [(lease_until, run_no) for (run_no,) in left]
+    found += orphans
+    return [run_no for _, run_no in sorted(found)[:limit]]
+
+
+def _load_each(db: sqlite3.Connection, chosen: list[int], node: str, now: Instant) -> dict[int, port.LoadedRun]:
+    """Load run by run, without what cannot be read. Poison in one run never stops another.
+
+    A message or signal that makes no sense becomes a dead letter; a run of which anything else does is put aside.
+    """
+    loaded: dict[int, port.LoadedRun] = {}
+    for run_no in chosen:
+        try:
+            loaded |= _load_one(db, run_no, node, now)
+        except (StoreCorrupt, sqlite3.OperationalError) as problem:
+            check_unreadable(problem)
+            db.execute("UPDATE runs SET lease_owner = NULL, ready_at = ? WHERE run_no = ?", (now + ASIDE, run_no))
+    return loaded
+
+
+def _load_one(db: sqlite3.Connection, run_no: int, node: str, now: Instant) -> dict[int, port.LoadedRun]:
+    try:
+        return load_numbers(db, [run_no], now)
+    except (StoreCorrupt, sqlite3.OperationalError) as problem:
+        check_unreadable(problem)
+        bury_unreadable(db, run_no, node, now)
+        return load_numbers(db, [run_no], now)
+
+
+def renew(
+    db: sqlite3.Connection,
+    node: str,
+    lease_ms: int,
+    plans: Sequence[port.Plan] | None,
+    is_start: bool,
+    now: Instant,
+) -> Instant:
+    """Give the node a lease until then, and forget nodes that are gone and hold nothing."""
+    lease_until = now + lease_ms * 1_000
+    first, last = validation.lives_of(node) or ("", "")
+    lives = {"node": node, "first": first, "last": last, "now": now}
+    if first and is_start:
+        for end_others in END_LIVES:
+            db.execute(end_others, lives)
+    elif first and db.execute(IS_SUPERSEDED, lives).fetchone():
+        raise validation.superseded(node)
+    db.execute("INSERT OR REPLACE INTO nodes VALUES (?, ?)", (node, lease_until))
+    if plans is not None:
+        db.execute(
+            "INSERT INTO node_plans VALUES (?, ?) "
+            "ON CONFLICT DO UPDATE SET plans = excluded.plans WHERE plans <> excluded.plans",
+            (node, rows.listing(plan_keys(plans))),
+        )
+    db.execute(
+        f"DELETE FROM nodes WHERE NOT ({rows.IS_CURRENT}) AND NOT EXISTS (SELECT 1 FROM runs WHERE lease_owner = node)",
+        {"now": now},
+    )
+    return lease_until
+
+
+def release(db: sqlite3.Connection, node: str, run_ids: Sequence[str] | None, now: Instant) -> int:
+    """Free these runs of the node, or all of them and its lease."""
+    named = "" if run_ids is None else "AND run_id IN (SELECT value FROM json_each(:run_ids))"
+    freed = db.execute(
+        f"UPDATE runs SET lease_owner = NULL, lease_epoch = lease_epoch + 1, "
+        f"ready_at = min(:now, coalesce(ready_at, :now)) WHERE lease_owner = :node {named}",
+        {"now": now, "node": node, "run_ids": rows.listing(run_ids or ())},
+    ).rowcount
+    if run_ids is None:
+        db.execute("DELETE FROM nodes WHERE node = ?", (node,))
+    return freed
+
+
+def hand_over(db: sqlite3.Connection, node: str, run_ids: Sequence[str], to: str, now: Instant) -> list[str]:
+    """Give these runs of the node to another one, if that has a lease; return which were given."""
+    given = db.execute(
+        "UPDATE runs SET lease_owner = :to, lease_epoch = lease_epoch + 1, "
+        "ready_at = min(:now, coalesce(ready_at, :now)) "
+        "WHERE run_id IN (SELECT value FROM json_each(:run_ids)) AND lease_owner = :node AND :node <> :to "
+        f"AND EXISTS (SELECT 1 FROM nodes WHERE nodes.node = :to AND {rows.IS_CURRENT}) RETURNING run_id",
+        {"to": to, "now": now, "run_ids": rows.listing(run_ids), "node": node},
+    )
+    return sorted(run_id for (run_id,) in given.fetchall())
+
+
+def find_nodes(db: sqlite3.Connection, now: Instant) -> list[port.NodePlans]:
+    """Return what the nodes with a lease have said with it."""
+    said = db.execute(
+        f"SELECT node, plans FROM nodes JOIN node_plans USING (node) WHERE {rows.IS_CURRENT} ORDER BY node",
+        {"now": now},
+    )
+    return [port.NodePlans(node, frozenset(map(plan_of, json.loads(plans)))) for node, plans in said]
+
+
+def next_due(
+    db: sqlite3.Connection, node: str, plans: Sequence[port.Plan] | None, queues: Sequence[str], now: Instant
+) -> Instant | None:
+    """Return the next instant at which a claim by this node, or a take from these queues, may find something."""
+    known = "" if plans is None else KNOWN
+    asked = {"node": node, "plans": rows.listing(plan_keys(plans or ())), "now": now}
+    found = [db.execute(NEXT_DUE.format(known=known, is_current=rows.IS_CURRENT), asked).fetchone()[0]]
+    found += [db.execute(NEXT_VISIBLE, (queue,)).fetchone()[0] for queue in queues]
+    return min((due_at for due_at in found if due_at is not None), default=None)
+
+
+def find_missing(db: sqlite3.Connection, late_ms: int, now: Instant) -> list[port.Missing]:
+    """Return the definitions that no node alive has, of runs that have been eligible for so long."""
+    found = db.execute(MISSING, {"now": now, "late": now - late_ms * 1_000})
+    return [port.Missing((plan_id, plan_version), since) for plan_id, plan_version, since in found]

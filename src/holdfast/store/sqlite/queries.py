@@ -1,0 +1,251 @@
+"""`load`, `read_events`, the `find_` verbs and `stats`."""
+
+import sqlite3
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Any
+
+from msgspec import Raw
+
+from holdfast.core.events import Event
+from holdfast.core.index_rows import ActivityRecord, Task, Wait
+from holdfast.core.instants import Instant
+from holdfast.core.messages import ENGINE_SIGNALS, OUTCOME_SIGNAL, Message, Signal
+from holdfast.limits import MAILBOX_SIGNALS
+from holdfast.store import port
+from holdfast.store.searching import words_of
+from holdfast.store.sql import WAIT, wait_name, wait_of
+from holdfast.store.sqlite import rows
+from holdfast.store.sqlite.finding import patterns_of
+from holdfast.store.where import Where, text_bytes, within
+
+
+def load(db: sqlite3.Connection, run_ids: Sequence[str], now: Instant) -> list[port.LoadedRun | None]:
+    """Return the runs in the order asked for; None where missing."""
+    numbers = dict(
+        db.execute(
+            "SELECT run_id, run_no FROM runs WHERE run_id IN (SELECT value FROM json_each(?))",
+            (rows.listing(run_ids),),
+        )
+    )
+    loaded = load_numbers(db, list(numbers.values()), now)
+    return [loaded[numbers[run_id]] if run_id in numbers else None for run_id in run_ids]
+
+
+def load_numbers(db: sqlite3.Connection, run_nos: Sequence[int], now: Instant) -> dict[int, port.LoadedRun]:
+    """Return the runs with what waits for them: a few statements, however many runs."""
+    if not run_nos:
+        return {}
+    numbers = rows.listing(run_nos)
+    among = "run_no IN (SELECT value FROM json_each(?))"
+    heads = {row[0]: rows.head_of(row) for row in db.execute(f"SELECT {rows.HEAD} FROM runs WHERE {among}", (numbers,))}
+    messages: dict[int, list[Message]] = {}
+    for run_no, text in db.execute(
+        f"SELECT run_no, message FROM messages WHERE {among} AND due_at <= ? ORDER BY run_no, due_at, signal_id",
+        (numbers, now),
+    ):
+        messages.setdefault(run_no, []).append(rows.message_of(text))
+    full = _full_mailboxes(db, heads)
+    signals = _signals(db, heads, full)
+    records: dict[int, list[ActivityRecord]] = {}
+    for run_no, text in db.execute(
+        "SELECT run_no, record FROM activity_records INDEXED BY activity_records_open "
+        f"WHERE {among} AND NOT is_completed "
+        "ORDER BY run_no, activity_name, step_id, idempotency_key",
+        (numbers,),
+    ):
+        records.setdefault(run_no, []).append(rows.record_of(text))
+    details: dict[int, dict[str, Raw]] = {}
+    for run_no, step_id, text in db.execute(
+        f"SELECT run_no, step_id, details FROM jobs WHERE {among} AND details IS NOT NULL", (numbers,)
+    ):
+        details.setdefault(run_no, {})[step_id] = rows.raw_of(text)
+    return {
+        run_no: port.LoadedRun(
+            head=head,
+            messages=tuple(messages.get(run_no, ())),
+            signals=tuple(signals.get(run_no, ())),
+            records=tuple(records.get(run_no, ())),
+            details=details.get(run_no, {}),
+            is_whole=run_no not in full,
+        )
+        for run_no, head in heads.items()
+    }
+
+
+_FULL = """
+SELECT value FROM json_each(?) WHERE EXISTS (
+    SELECT 1 FROM signals INDEXED BY signals_unconsumed WHERE run_no = value AND consumed_seq IS NULL LIMIT 1 OFFSET ?
+)
+"""
+_ALL = f"""
+SELECT run_no, {rows.SIGNAL} FROM signals INDEXED BY signals_unconsumed
+WHERE run_no IN (SELECT value FROM json_each(?)) AND consumed_seq IS NULL ORDER BY run_no, inbox_seq
+"""
+_OUTCOMES = f"""
+SELECT run_no, {rows.SIGNAL} FROM signals INDEXED BY signals_unconsumed
+WHERE run_no IN (SELECT value FROM json_each(?)) AND name = ? AND consumed_seq IS NULL
+"""
+_WANTED = f"""
+SELECT s.run_no, {", ".join(f"s.{column}" for column in rows.SIGNAL.split(", "))} FROM (
+    SELECT run_no, name FROM waits WHERE run_no IN (SELECT value FROM json_each(?1))
+    UNION SELECT r.value, n.value FROM json_each(?1) AS r, json_each(?2) AS n
+) AS w CROSS JOIN signals AS s ON s.run_no = w.run_no AND s.inbox_seq IN (
+    SELECT x.inbox_seq FROM signals AS x INDEXED BY signals_unconsumed
+    WHERE x.run_no = w.run_no AND x.name = w.name AND x.consumed_seq IS NULL AND (x.step_id IS NULL OR EXISTS (
+        SELECT 1 FROM waits WHERE waits.run_no = x.run_no AND waits.step_id = x.step_id AND waits.name = x.name
+    )) ORDER BY x.inbox_seq LIMIT ?3
+) ORDER BY s.run_no, s.inbox_seq
+"""
+
+
+def _full_mailboxes(db: sqlite3.Connection, heads: dict[int, port.RunHead]) -> set[int]:
+    """Return the runs with more unconsumed signals than are loaded whatever their names; they are few."""
+    much = [run_no for run_no, head in heads.items() if head.inbox_seq > MAILBOX_SIGNALS]
+    return {run_no for (run_no,) in db.execute(_FULL, (rows.listing(much), MAILBOX_SIGNALS))} if much else set()
+
+
+def _signals(db: sqlite3.Connection, heads: dict[int, port.RunHead], full: set[int]) -> dict[int, list[Signal]]:
+    """Return the signals that runs are loaded with."""
+    found = db.execute(_ALL, (rows.listing(run_no for run_no in heads if run_no not in full),)).fetchall()
+    if full:
+        wanted = (rows.listing(full), rows.listing(sorted(ENGINE_SIGNALS - {OUTCOME_SIGNAL})), MAILBOX_SIGNALS)
+        found += db.execute(_WANTED, wanted).fetchall()
+        found += db.execute(_OUTCOMES, (rows.listing(full), OUTCOME_SIGNAL)).fetchall()
+        found.sort(key=lambda row: (row[0], row[1]))
+    signals: dict[int, list[Signal]] = {}
+    for row in found:
+        signals.setdefault(row[0], []).append(rows.signal_of(heads[row[0]].run_id, row[1:]))
+    return signals
+
+
+def read_events(
+    db: sqlite3.Connection, run_id: str, after: int, limit: int, most_bytes: int | None = None
+) -> list[Event]:
+    """Return a page of the run's history."""
+    found = db.execute(
+        f"SELECT {rows.EVENT} FROM events WHERE run_no = (SELECT run_no FROM runs WHERE run_id = ?) AND run_seq > ? "
+        "ORDER BY run_seq LIMIT ?",
+        (run_id, after, limit),
+    )
+    return rows.events_of(run_id, within(found, most_bytes, text_bytes))
+
+
+def find_waits(db: sqlite3.Connection, query: port.WaitQuery, limit: int) -> port.Found[Wait]:
+    """Return the open waits that the query names."""
+    where = Where()
+    where.add("(run_id, step_id) > (?, ?)", *query.after)
+    where.add_given("tenant = ?", query.tenant)
+    where.add_given("run_id = ?", query.run_id)
+    where.add_given("name = ?", query.name)
+    found = db.execute(
+        f"SELECT {WAIT} FROM waits JOIN runs USING (run_no) {where.text} ORDER BY run_id, step_id LIMIT ?",
+        where.values(limit),
+    )
+    return rows.found_of(found.fetchall(), wait_of, wait_name, itemgetter(0, 1))
+
+
+_OF_RUN = "EXISTS (SELECT 1 FROM runs WHERE runs.run_no = signals.run_no AND {})"
+
+# Signals behind one of a run; if that run has gone meanwhile, of those that were created after the one before it.
+_BEHIND = (
+    "(run_no, inbox_seq) > (coalesce((SELECT run_no FROM runs WHERE run_id <= ? ORDER BY run_id DESC LIMIT 1), 0), "
+    "iif(EXISTS (SELECT 1 FROM runs WHERE run_id = ?), ?, 1 << 62))"
+)
+
+
+def find_mailbox(db: sqlite3.Connection, query: port.MailboxQuery, limit: int) -> list[Signal]:
+    """Return the signals that the query names."""
+    where = Where()
+    if query.run_id is not None:
+        where.add("run_no = (SELECT run_no FROM runs WHERE run_id = ?)", query.run_id)
+        where.add("inbox_seq > ?", query.after)
+    else:
+        where.add(_BEHIND, query.after_run, query.after_run, query.after)
+    where.add_given(_OF_RUN.format("tenant = ?"), query.tenant)
+    if query.unfinished:
+        where.add(_OF_RUN.format("finished_at IS NULL"))
+    where.add_given("name = ?", query.name)
+    where.add_given("signal_id = ?", query.signal_id)
+    if not query.consumed:
+        where.add("consumed_seq IS NULL")
+    index = "" if query.consumed or query.run_id is not None else "INDEXED BY signals_unconsumed"
+    found = db.execute(
+        f"SELECT (SELECT run_id FROM runs WHERE runs.run_no = signals.run_no), {rows.SIGNAL} "
+        f"FROM signals {index} {where.text} ORDER BY run_no, inbox_seq LIMIT ?",
+        where.values(limit),
+    )
+    taken = list(within(found, query.most_bytes, text_bytes))
+    place_of = itemgetter(1) if query.run_id is not None else rows.mail_place
+    return rows.found_of(taken, rows.mail_of, rows.mail_name, place_of)
+
+
+_CONCERNS = (
+    "task_id IN (SELECT task_id FROM task_roles WHERE role IN (SELECT value FROM json_each(?)){of_status} "
+    "UNION ALL SELECT task_id FROM tasks WHERE assignee = ?{of_status}) "
+    "AND (roles <> '[]' OR assignee IS NULL OR assignee = ?)"
+)
+
+
+# The whole task is looked at first, because reading its JSON takes longer.
+_MENTIONS = (
+    "(task LIKE ? ESCAPE '|' AND (json_extract(task, '$.name') LIKE ? ESCAPE '|' "
+    "OR json_quote(json_extract(task, '$.payload')) LIKE ? ESCAPE '|'))"
+)
+
+
+def find_tasks(db: sqlite3.Connection, query: port.TaskQuery, limit: int) -> port.Found[Task]:
+    """Return the tasks that the query names."""
+    of_status, status = ("", ()) if query.status is None else (" AND status = ?", (query.status,))
+    where = Where()
+    where.add("task_id > ?", query.after)
+    where.add_given("run_no = (SELECT run_no FROM runs WHERE run_id = ?)", query.run_id)
+    where.add_given("task_id = ?", query.task_id)
+    if query.step_ids is not None:
+        where.add("step_id IN (SELECT value FROM json_each(?))", rows.listing(query.step_ids))
+    where.add_given("status = ?", query.status)
+    where.add_given("assignee = ?", query.assignee)
+    if query.role is not None:
+        where.add(f"task_id IN (SELECT task_id FROM task_roles WHERE role = ?{of_status})", query.role, *status)
+    where.add_given("(SELECT tenant FROM runs WHERE runs.run_no = tasks.run_no) = ?", query.tenant)
+    where.add_given("(SELECT plan_id FROM runs WHERE runs.run_no = tasks.run_no) = ?", query.plan_id)
+    where.add_given("json_extract(task, '$.due_at') < ?", query.due_before)
+    if query.actor is not None:
+        roles = rows.listing([0, *query.actor_roles])
+        where.add(_CONCERNS.format(of_status=of_status), roles, *status, query.actor, *status, query.actor)
+    for word in words_of(query.text):
+        plain, quoted = patterns_of(word)
+        where.add(_MENTIONS if "\0" not in word else "FALSE", *((quoted, plain, quoted) if "\0" not in word else ()))
+    place = None
+    if query.look is not None:
+        last = "SELECT task_id FROM tasks WHERE task_id > ? ORDER BY task_id LIMIT 1 OFFSET ?"
+        place = next((task_id for (task_id,) in db.execute(last, (query.after, query.look - 1))), None)
+        where.add_given("task_id <= ?", place)
+    found = db.execute(f"SELECT task, task_id FROM tasks {where.text} ORDER BY task_id LIMIT ?", where.values(limit))
+    taken = list(within(found, query.most_bytes, text_bytes))
+    is_whole = len(taken) < limit and next(found, None) is None
+    place = place if is_whole else None
+    return rows.found_of(taken, lambda row: rows.task_of(row[0]), itemgetter(1), itemgetter(1), place)
+
+
+def stats(db: sqlite3.Connection, now: Instant) -> port.Stats:
+    """Count."""
+
+    def one(sql: str) -> Any:
+        return db.execute(sql, {"now": now} if ":now" in sql else ()).fetchone()[0]
+
+    return port.Stats(
+        runs=dict(db.execute("SELECT status, count(*) FROM runs GROUP BY status")),
+        ready=one("SELECT count(*) FROM runs WHERE ready_at <= :now"),
+        leased=one("SELECT count(*) FROM runs WHERE lease_owner IS NOT NULL"),
+        messages=one("SELECT count(*) FROM messages"),
+        signals=one("SELECT count(*) FROM signals WHERE consumed_seq IS NULL"),
+        open_tasks=one("SELECT count(*) FROM tasks WHERE status = 'OPEN'"),
+        jobs=one("SELECT count(*) FROM jobs WHERE queue <> ''"),
+        dead_letters=one("SELECT count(*) FROM dead_letters WHERE settled IS NULL"),
+        queued=one("SELECT count(*) FROM gate_runs WHERE NOT is_inside"),
+        nodes=one(f"SELECT count(*) FROM nodes WHERE {rows.IS_CURRENT}"),
+        oldest_ready_at=one("SELECT min(ready_at) FROM runs WHERE ready_at <= :now"),
+        queues=dict(db.execute("SELECT queue, count(*) FROM jobs WHERE queue <> '' GROUP BY queue")),
+        leases=dict(db.execute(f"SELECT node, lease_until FROM nodes WHERE {rows.IS_CURRENT}", {"now": now})),
+    )

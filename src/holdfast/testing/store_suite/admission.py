@@ -1,0 +1,502 @@
+"""The store suite, gates: who is let in and who waits, who is next, and how runs leave."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.core.admission import NO_LIMIT, Overload, RunLimit, Ticket
+from holdfast.core.events import RunStarted
+from holdfast.core.state import CANCELLED
+from holdfast.errors import Conflict, InvalidInput, LeaseExpired, Overloaded
+from holdfast.store.port import Admitted, CommitConflict, Created, Existing, Refused, Store
+from holdfast.testing.clock import START, VirtualClock
+from holdfast.testing.samples import SampleNode, complete, new_run, signal, wait
+from holdfast.testing.store_suite.base import STRANGE_NAMES, SuiteBase, check_refused, unchanged
+
+ONE = RunLimit(at_once=1)
+SECOND = 1_000_000
+
+
+async def come(
+    store: Store,
+    *run_ids: str,
+    limit: RunLimit = ONE,
+    key: str = "",
+    priority: int = 0,
+    claim_for: str | None = None,
+    **options: Any,
+) -> list[Created | Existing | Refused]:
+    """Create runs that come to their gate. Options: see `new_run`."""
+    now, ticket = await store.now(), Ticket(limit=limit, key=key, priority=priority)
+    runs = [replace(new_run(run_id, now=now, **options), ticket=ticket) for run_id in run_ids]
+    return await store.create(runs, claim_for)
+
+
+async def admit(
+    store: Store, limit: RunLimit = ONE, most: int = 50, claim_for: str | None = None, plan_id: str = "order"
+) -> list[str]:
+    """Let in who can be, and return them."""
+    admitted, _ = await store.admit({plan_id: limit}, most, claim_for)
+    return [each.run_id for each in admitted]
+
+
+async def waiting(store: Store, *run_ids: str) -> list[str]:
+    """Return those of these runs that wait. A run that waits is not ready, and has no owner."""
+    found = []
+    for loaded in await store.load(run_ids):
+        assert loaded is not None
+        if loaded.head.queued_at is not None:
+            assert (loaded.head.ready_at, loaded.head.lease_owner, loaded.messages) == (None, None, ())
+            found.append(loaded.head.run_id)
+    return found
+
+
+async def finish(node: SampleNode, *run_ids: str) -> None:
+    """Let runs begin, if they have not, and finish, whoever owns them."""
+    for run_id in run_ids:
+        run = await node.load(run_id)
+        if run.head.lease_owner is None:
+            await node.claim()
+        await node.step(run_id, complete())
+
+
+async def begin(node: SampleNode, *run_ids: str) -> list[int]:
+    """Let runs start, whoever owns them, and return when they did."""
+    for run_id in run_ids:
+        run = await node.load(run_id)
+        if run.head.lease_owner is None:
+            await node.claim()
+        await node.step(run_id, wait("go"))
+    return [await started_at(node.store, run_id) for run_id in run_ids]
+
+
+async def started_at(store: Store, run_id: str) -> int:
+    """Return when a run has started, or 0."""
+    events = await store.read_events(run_id)
+    return next((event.persisted_at for event in events if isinstance(event.data, RunStarted)), 0)
+
+
+async def start_all(node: SampleNode, limit: RunLimit) -> None:
+    """Let in who can be, and start whatever can be claimed."""
+    await node.renew()
+    await node.store.admit({"order": limit}, 2, node.name)
+    for run in await node.claim():
+        await node.commit(await node.turn(run, *(() if run.head.version > 1 else (wait("go"),))))
+
+
+async def let_in_one_by_one(node: SampleNode, limit: RunLimit, first: Iterable[str]) -> list[str]:
+    """Finish who is inside, again and again, and return the order in which the others were let in."""
+    order: list[str] = []
+    inside = list(first)
+    while inside:
+        await finish(node, *inside)
+        inside = await admit(node.store, limit)
+        order += inside
+    return order
+
+
+class GateSuite(SuiteBase):
+    """What happens at the gates of workflows with limits."""
+
+    # --- coming and leaving
+
+    @pytest.mark.contract("QUE-2")
+    async def test_run_beyond_the_limit_waits_and_is_let_in_when_another_has_left(
+        self, store: Store, node: SampleNode
+    ) -> None:
+        """It is there, it is PENDING, and nobody can claim it before."""
+        await node.renew()
+        answers = await come(store, "a", "b", "c", claim_for=node.name)
+        assert answers == [Created("a", 1), Created("b"), Created("c")]
+        assert await waiting(store, "a", "b", "c") == ["b", "c"]
+        assert (await store.stats()).queued == 2
+        assert await SampleNode(store, "node-b").claim() == []
+        assert await admit(store) == []
+        await finish(node, "a")
+        assert await admit(store) == ["b"]
+        [claimed] = await node.claim()
+        assert (claimed.head.run_id, len(claimed.messages)) == ("b", 1)
+        assert await waiting(store, "b", "c") == ["c"]
+
+    @pytest.mark.contract("QUE-2")
+    async def test_gates_of_plans_and_runs_without_tickets_have_nothing_to_do_with_each_other(
+        self, store: Store, node: SampleNode
+    ) -> None:
+        """A run without a ticket is neither counted nor held up."""
+        await node.start("free")
+        await come(store, "a")
+        await come(store, "b", plan_id="other")
+        assert await waiting(store, "a", "b") == []
+        await come(store, "c")
+        await node.create("d")
+        assert await waiting(store, "c", "d") == ["c"]
+
+    @pytest.mark.contract("QUE-2", "EVT-1")
+    async def test_run_leaves_once_however_often_its_end_is_committed(self, store: Store, node: SampleNode) -> None:
+        """And a turn that lost lets nobody leave."""
+        await come(store, "a", "b", "c", "d")
+        [loaded] = await node.claim()
+        late = await node.turn(loaded, complete())
+        assert isinstance(await node.commit(replace(late, epoch=7)), CommitConflict)
+        assert await admit(store) == []
+        for _ in range(3):
+            await node.commit(late)
+        assert await admit(store) == ["b"]
+        await node.commit(late)
+        assert await admit(store) == []
+
+    @pytest.mark.contract("QUE-2", "WF-7")
+    async def test_run_that_is_finished_while_it_waits_leaves_the_line(self, store: Store, node: SampleNode) -> None:
+        """It can be signalled and claimed for that; whoever was behind it is next."""
+        await come(store, "a", "b", "c")
+        await store.deliver([signal("b", "__control__")])
+        claimed = {run.head.run_id: run for run in await node.claim()}
+        assert sorted(claimed) == ["a", "b"]
+        assert (await store.load(["b"]))[0].head.queued_at is not None  # type: ignore[union-attr]
+        cancelled = await node.turn(claimed["b"])
+        snapshot = replace(cancelled.snapshot, status=CANCELLED)
+        await node.commit(replace(cancelled, snapshot=snapshot))
+        assert (await store.stats()).queued == 1
+        await finish(node, "a")
+        assert await admit(store) == ["c"]
+
+    @pytest.mark.contract("QUE-2", "SIG-3")
+    async def test_signal_to_a_waiting_run_is_kept_and_does_not_start_it(self, store: Store, node: SampleNode) -> None:
+        """It is claimed, takes a turn that changes nothing, and waits on."""
+        await node.renew()
+        await come(store, "a", "b", claim_for=node.name)
+        await store.deliver([signal("b", "go", 1)])
+        [loaded] = [run for run in await node.claim() if run.head.run_id == "b"]
+        assert loaded.messages == ()
+        await node.commit(await node.turn(loaded, release=True))
+        assert await waiting(store, "b") == ["b"]
+        await finish(node, "a")
+        assert await admit(store) == ["b"]
+        [loaded] = await node.claim()
+        assert [len(loaded.messages), len(loaded.signals)] == [1, 1]
+
+    @pytest.mark.contract("QUE-2", "QUE-3")
+    async def test_run_that_is_let_in_while_somebody_has_it_in_hand_starts_after_that(
+        self, store: Store, node: SampleNode
+    ) -> None:
+        """Its owner's commit does not undo it."""
+        await node.renew()
+        await come(store, "a", "b", claim_for=node.name)
+        await store.deliver([signal("b", "go")])
+        other = SampleNode(store, "node-b")
+        [loaded] = await other.claim()
+        turn = await other.turn(loaded, release=True)
+        await finish(node, "a")
+        admitted, _ = await store.admit({"order": ONE}, 9, node.name)
+        assert admitted == [Admitted("b", "SKIPPED")]
+        await other.commit(turn)
+        [claimed] = await node.claim()
+        assert (claimed.head.run_id, len(claimed.messages)) == ("b", 1)
+
+    @pytest.mark.contract("QUE-1", "QUE-2")
+    async def test_same_request_again_is_answered_with_its_run_whatever_the_limit(
+        self, store: Store, node: SampleNode
+    ) -> None:
+        """It takes no second place, and with another input it is a conflict."""
+        reject = RunLimit(at_once=1, overload="reject")
+        assert await come(store, "a", limit=reject, request_id="r") == [Created("a")]
+        assert await come(store, "x", limit=reject, request_id="r") == [Existing("a")]
+        [answer] = await come(store, "x", limit=reject, request_id="r", value=7)
+        check_refused(answer, Conflict)
+        await come(store, "b", request_id="s")
+        assert await come(store, "y", request_id="s") == [Existing("b")]
+        assert (await store.stats()).queued == 1
+
+    # --- room
+
+    @pytest.mark.contract("QUE-2")
+    async def test_full_key_does_not_hold_up_the_others(self, store: Store, node: SampleNode) -> None:
+        """Of one tenant; the same key of another tenant is another key."""
+        limit = RunLimit(at_once=4, per_key=1)
+        for run_id, key, tenant in (("a", "k", "t"), ("b", "k", "t"), ("c", "l", "t"), ("d", "k", "u")):
+            await come(store, run_id, limit=limit, key=key, tenant=tenant)
+        assert await waiting(store, "a", "b", "c", "d") == ["b"]
+        await finish(node, "c", "d")
+        assert await admit(store, limit) == []
+        await finish(node, "a")
+        assert await admit(store, limit) == ["b"]
+
+    @pytest.mark.contract("QUE-2")
+    async def test_keys_that_look_alike_are_different(self, store: Store) -> None:
+        """Never normalised, and never joined with anything else."""
+        limit = RunLimit(per_key=1)
+        for number, key in enumerate(STRANGE_NAMES):
+            await come(store, f"run-{number}", limit=limit, key=key)
+            await come(store, f"late-{number}", limit=limit, key=key)
+        assert (await store.stats()).queued == len(STRANGE_NAMES)
+
+    @pytest.mark.contract("QUE-2")
+    async def test_change_of_the_limit_holds_for_those_who_wait(self, store: Store) -> None:
+        """Who asks brings the limit: more are let in by a higher one, none by a lower one, and all by none."""
+        await come(store, *"abcdefgh")
+        assert await admit(store, RunLimit(at_once=3)) == ["b", "c"]
+        assert await admit(store, RunLimit(at_once=2)) == []
+        assert await admit(store, RunLimit(per_key=4)) == ["d"]
+        assert await admit(store, RunLimit(per_key=1)) == []
+        assert await admit(store, NO_LIMIT, 2) == ["e", "f"]
+        assert await admit(store, NO_LIMIT) == ["g", "h"]
+
+    @pytest.mark.contract("QUE-2")
+    async def test_who_comes_does_not_overtake_who_waits(self, store: Store, node: SampleNode) -> None:
+        """Although there is room again and nobody has said so yet; by coming it lets in who is next."""
+        await come(store, "a", "b", "c")
+        await finish(node, "a")
+        assert await come(store, "d", claim_for=node.name) == [Created("d")]
+        assert await waiting(store, "b", "c", "d") == ["c", "d"]
+
+    # --- who is next
+
+    @pytest.mark.contract("QUE-2")
+    async def test_tenants_take_turns_whoever_has_more_in_line(self, store: Store, node: SampleNode) -> None:
+        """In order of their names, and round again."""
+        await come(store, "first", tenant="b")
+        await come(store, *(f"b{number}" for number in range(4)), tenant="b")
+        await come(store, "c0", "c1", tenant="c")
+        await come(store, "a0", tenant="a")
+        order = await let_in_one_by_one(node, ONE, ["first"])
+        assert order == ["c0", "a0", "b0", "c1", "b1", "b2", "b3"]
+
+    @pytest.mark.contract("QUE-2")
+    async def test_higher_priority_goes_first_until_the_others_have_waited_for_long(
+        self, store: Store, clock: VirtualClock, node: SampleNode
+    ) -> None:
+        """A step of priority counts for a minute: nobody starves."""
+        await come(store, "first")
+        await come(store, "low", priority=-1)
+        await come(store, "old")
+        clock.advance(ms=59_000)
+        await come(store, "high", priority=2)
+        await come(store, "new", priority=1)
+        clock.advance(ms=2_000)
+        await come(store, "late", priority=1)
+        order = await let_in_one_by_one(node, ONE, ["first"])
+        assert order == ["high", "new", "old", "late", "low"]
+
+    @pytest.mark.contract("QUE-2")
+    async def test_limit_of_the_call_leaves_the_rest_and_says_so(self, store: Store, clock: VirtualClock) -> None:
+        """Plans are asked in order of their names."""
+        await come(store, *"abcd")
+        await come(store, *"xyz", plan_id="other")
+        limits = {"other": NO_LIMIT, "order": NO_LIMIT}
+        admitted, next_at = await store.admit(limits, 4)
+        assert [each.run_id for each in admitted] == ["b", "c", "d", "y"]
+        assert next_at == clock.now()
+        admitted, next_at = await store.admit(limits, 4)
+        assert [(each.run_id, each.status) for each in admitted] == [("z", "STARTED")]
+        assert next_at is None
+
+    # --- rates
+
+    @pytest.mark.contract("QUE-2")
+    async def test_starts_within_a_period_are_bounded_and_others_wait_for_its_end(
+        self, store: Store, clock: VirtualClock, node: SampleNode
+    ) -> None:
+        """In any period, not only in those that a clock counts; the caller is told when to come again."""
+        limit = RunLimit(starts=2, period_ms=1_000)
+        await come(store, "a", limit=limit)
+        await begin(node, "a")
+        clock.advance(ms=600)
+        await come(store, "b", "c", "d", limit=limit)
+        assert await waiting(store, "a", "b", "c", "d") == ["c", "d"]
+        assert await store.admit({"order": limit}, 9) == ([], START + SECOND)
+        await begin(node, "b")
+        assert await store.admit({"order": limit}, 9) == ([], START + SECOND)
+        clock.advance(ms=399, us=999)
+        assert await admit(store, limit) == []
+        clock.advance(us=1)
+        admitted, next_at = await store.admit({"order": limit}, 9)
+        assert ([each.run_id for each in admitted], next_at) == (["c"], START + 1_600_000)
+        clock.advance(ms=600)
+        assert await admit(store, limit) == ["d"]
+
+    @pytest.mark.contract("QUE-2")
+    @pytest.mark.parametrize("overload", ["queue", "delay"])
+    async def test_rate_bounds_what_starts_however_late_that_is(
+        self, store: Store, clock: VirtualClock, node: SampleNode, overload: Overload
+    ) -> None:
+        """No node is up for long: no more are let in than may start at once, and the next after they have."""
+        limit = RunLimit(starts=2, period_ms=1_000, overload=overload)
+        for run_id in "abcdef":
+            assert await come(store, run_id, limit=limit) == [Created(run_id)]
+            clock.advance(ms=1_500)
+        assert await waiting(store, *"abcdef") == ["c", "d", "e", "f"]
+        assert await store.admit({"order": limit}, 9) == ([], None)
+        assert await begin(node, "a", "b") == [clock.now()] * 2
+        assert await store.admit({"order": limit}, 9) == ([], clock.now() + SECOND)
+        clock.advance(ms=1_000)
+        assert await admit(store, limit, claim_for=node.name) == ["c", "d"]
+        clock.advance(ms=700)
+        await begin(node, "c")
+        assert await store.admit({"order": limit}, 9) == ([], clock.now() + SECOND)
+        clock.advance(ms=1_000)
+        assert await admit(store, limit, claim_for=node.name) == ["e"]
+        await begin(node, "d", "e")
+        assert await store.admit({"order": limit}, 9) == ([], clock.now() + SECOND)
+
+    @pytest.mark.contract("QUE-2", "OWN-3")
+    async def test_run_that_was_let_in_and_lost_its_node_starts_within_the_rate(
+        self, store: Store, clock: VirtualClock, node: SampleNode
+    ) -> None:
+        """Whoever takes it over starts it later, and those behind it later still."""
+        limit = RunLimit(starts=1, period_ms=1_000)
+        await node.renew()
+        await come(store, "a", "b", limit=limit, claim_for=node.name)
+        clock.advance(ms=node.lease_ms + 1)
+        assert await admit(store, limit) == []
+        other = SampleNode(store, "node-b")
+        assert [run.head.run_id for run in await other.claim()] == ["a"]
+        assert await begin(other, "a") == [clock.now()]
+        clock.advance(ms=999)
+        assert await admit(store, limit) == []
+        clock.advance(ms=1)
+        assert await admit(store, limit) == ["b"]
+
+    @pytest.mark.contract("QUE-2", "WF-7")
+    async def test_run_that_is_let_in_and_ends_without_a_start_gives_way(
+        self, store: Store, clock: VirtualClock, node: SampleNode
+    ) -> None:
+        """After a period, as if it had started."""
+        limit = RunLimit(starts=1, period_ms=1_000)
+        await come(store, "a", "b", limit=limit)
+        [loaded] = await node.claim()
+        cancelled = replace(await node.turn(replace(loaded, messages=())), seen_inbox_seq=0)
+        snapshot = replace(cancelled.snapshot, status=CANCELLED)
+        await node.commit(replace(cancelled, snapshot=snapshot))
+        assert await store.admit({"order": limit}, 9) == ([], clock.now() + SECOND)
+        clock.advance(ms=1_000)
+        assert await admit(store, limit) == ["b"]
+
+    @pytest.mark.contract("QUE-2", "EVT-1")
+    async def test_start_counts_once_however_often_it_is_committed(
+        self, store: Store, clock: VirtualClock, node: SampleNode
+    ) -> None:
+        """And a turn that lost does not count."""
+        limit = RunLimit(starts=2, period_ms=1_000)
+        await come(store, "a", "b", "c", limit=limit)
+        loaded = {run.head.run_id: run for run in await node.claim()}
+        turn = await node.turn(loaded["a"], wait("go"))
+        assert isinstance(await node.commit(replace(turn, epoch=7)), CommitConflict)
+        assert await store.admit({"order": limit}, 9) == ([], None)
+        for _ in range(3):
+            await node.commit(turn)
+        await begin(node, "b")
+        clock.advance(ms=1_000)
+        assert await admit(store, limit) == ["c"]
+
+    @pytest.mark.contract("QUE-2", "QUE-3", "OWN-1")
+    async def test_simultaneous_nodes_never_start_more_than_the_rate(
+        self, store: Store, peer: Store, clock: VirtualClock
+    ) -> None:
+        """They come, let in, claim and start all at once, over and over."""
+        limit = RunLimit(starts=3, period_ms=1_000)
+        nodes = [SampleNode(way, f"node-{number}", 3_600_000) for number, way in enumerate((store, peer, store))]
+        run_ids = [f"run-{number:02}" for number in range(15)]
+        await asyncio.gather(*(come(nodes[place % 3].store, id_, limit=limit) for place, id_ in enumerate(run_ids)))
+        started: list[int] = []
+        for _ in range(40):
+            await asyncio.gather(*(start_all(node, limit) for node in nodes))
+            started = [await started_at(store, run_id) for run_id in run_ids]
+            clock.advance(ms=350)
+        instants = sorted(started)
+        assert instants[0] > 0, "all have started"
+        assert all(later - first >= SECOND for first, later in zip(instants, instants[3:], strict=False)), instants
+
+    @pytest.mark.contract("QUE-2", "TMR-1")
+    async def test_delayed_start_comes_at_the_next_free_instant(
+        self, store: Store, clock: VirtualClock, node: SampleNode
+    ) -> None:
+        """It waits like any other, and is never refused; the caller is told when to let it in."""
+        limit = RunLimit(starts=1, period_ms=500, overload="delay")
+        await node.renew()
+        answers = await come(store, "a", "b", "c", limit=limit, claim_for=node.name)
+        assert answers == [Created("a", 1), Created("b"), Created("c")]
+        assert await waiting(store, "a", "b", "c") == ["b", "c"]
+        await finish(node, "a")
+        assert await store.admit({"order": limit}, 9, node.name) == ([], START + SECOND // 2)
+        clock.advance(ms=500)
+        [admitted], next_at = await store.admit({"order": limit}, 9, node.name)
+        assert (admitted.run_id, next_at) == ("b", None)
+        await begin(node, "b")
+        assert await store.admit({"order": limit}, 9, node.name) == ([], START + SECOND)
+
+    # --- refusing
+
+    @pytest.mark.contract("QUE-2")
+    @pytest.mark.parametrize("limit", [RunLimit(at_once=1), RunLimit(per_key=1), RunLimit(starts=1, period_ms=1_500)])
+    async def test_start_that_would_wait_is_refused_and_leaves_no_trace(
+        self, store: Store, clock: VirtualClock, node: SampleNode, limit: RunLimit
+    ) -> None:
+        """With a hint when to try again; then it may be accepted."""
+        limit = replace(limit, overload="reject")
+        assert await come(store, "a", limit=limit) == [Created("a")]
+        async with unchanged(store):
+            [answer] = await come(store, "b", limit=limit)
+        retry_after_ms = 1_500 if limit.starts else 1_000
+        check_refused(answer, Overloaded, plan_id="order", retry_after_ms=retry_after_ms)
+        await finish(node, "a")
+        clock.advance(ms=retry_after_ms)
+        assert await come(store, "b", limit=limit) == [Created("b")]
+
+    @pytest.mark.contract("QUE-2", "WF-4")
+    async def test_run_that_a_turn_starts_is_never_refused(self, store: Store, node: SampleNode) -> None:
+        """It queues: nobody is there to be told to try again. And it goes before those who come after it."""
+        reject = RunLimit(at_once=1, overload="reject")
+        await come(store, "a", limit=reject)
+        await node.start("parent", wait("child"))
+        child = replace(new_run("child"), ticket=Ticket(limit=reject))
+        await node.commit(replace(await node.turn(await node.load("parent")), starts=(child,)))
+        assert await waiting(store, "child") == ["child"]
+        await finish(node, "a")
+        check_refused((await come(store, "b", limit=reject))[0], Overloaded)
+        assert await admit(store, reject) == ["child"]
+
+    @pytest.mark.contract("QUE-2", "API-2")
+    async def test_tickets_and_limits_that_make_no_sense_are_refused(self, store: Store) -> None:
+        """Before anything is stored."""
+        bad_limits = [RunLimit(at_once=0), RunLimit(per_key=-1), RunLimit(starts=1.5), RunLimit(period_ms=0)]  # type: ignore[arg-type]
+        bad_limits += [RunLimit(overload="burn"), RunLimit(overload="delay"), None]  # type: ignore[arg-type,list-item]
+        tickets: list[Any] = [Ticket(limit=limit) for limit in bad_limits]
+        tickets += [Ticket(limit=ONE, key="a\nb"), Ticket(limit=ONE, priority=101), Ticket(limit=ONE, key=None), "me"]  # type: ignore[arg-type]
+        for ticket in tickets:
+            async with unchanged(store):
+                [answer] = await store.create([replace(new_run("a"), ticket=ticket)])
+            check_refused(answer, InvalidInput)
+        for limits, most in [({"order": limit}, 1) for limit in bad_limits] + [({"": ONE}, 1), ({"order": ONE}, 0)]:
+            with pytest.raises(InvalidInput):
+                await store.admit(limits, most)
+
+    # --- any number of reconcilers
+
+    @pytest.mark.contract("QUE-3", "OWN-1")
+    async def test_run_is_claimed_as_it_is_let_in(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
+        """By a node with a current lease only; if the answer is lost, the node's next claim finds the run."""
+        await come(store, "a", "b")
+        await finish(node, "a")
+        with pytest.raises(LeaseExpired):
+            await store.admit({"order": ONE}, 9, "nobody")
+        [admitted], _ = await store.admit({"order": ONE}, 9, node.name)
+        assert (admitted.run_id, admitted.status) == ("b", "STARTED")
+        assert admitted.run is not None
+        assert (admitted.run.head.lease_owner, admitted.run.head.lease_epoch) == (node.name, 1)
+        assert len(admitted.run.messages) == 1
+        assert await SampleNode(store, "node-b").claim() == []
+        assert await node.claim() == [admitted.run]
+
+    @pytest.mark.contract("QUE-2", "QUE-3", "OWN-1")
+    async def test_simultaneous_calls_never_let_in_more_than_there_is_room_for(self, store: Store, peer: Store) -> None:
+        """And nobody twice."""
+        limit, ways = RunLimit(at_once=7), (store, peer)
+        await asyncio.gather(*(come(ways[number % 2], f"run-{number}", limit=limit) for number in range(20)))
+        assert (await store.stats()).queued == 13
+        limit = RunLimit(at_once=12)
+        answers = await asyncio.gather(*(admit(way, limit, 2) for _ in range(3) for way in (store, peer)))
+        let_in = [run_id for answer in answers for run_id in answer]
+        assert len(let_in) == len(set(let_in)) == 5

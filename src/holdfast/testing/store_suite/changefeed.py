@@ -1,0 +1,107 @@
+"""The store suite, following: which histories have grown since one looked last."""
+
+import pytest
+
+from holdfast.errors import InvalidInput
+from holdfast.store.port import Change, Changes, PurgePolicy, Store
+from holdfast.testing.samples import SampleNode, complete, marker, new_run, signal, task, wait
+from holdfast.testing.store_suite.base import SuiteBase
+
+
+def versions(changes: Changes) -> dict[str, int]:
+    """Return the runs that have grown, with their versions."""
+    return {change.run_id: change.version for change in changes.runs}
+
+
+def is_nothing(changes: Changes) -> bool:
+    """Say whether nothing has grown. Places may differ all the same."""
+    return not (changes.runs or changes.has_more or changes.is_lost)
+
+
+class ChangeSuite(SuiteBase):
+    """What has changed."""
+
+    async def test_nothing_has_changed_behind_the_present_place(self, store: Store, node: SampleNode) -> None:
+        """Whatever was there before; also of an empty store."""
+        for number in range(2):
+            place = (await store.changes()).place
+            assert is_nothing(await store.changes(place))
+            await node.start(f"run-{number}", wait("go"))
+
+    @pytest.mark.contract("EVT-6")
+    async def test_runs_that_are_created_or_take_a_turn_have_changed(self, store: Store, node: SampleNode) -> None:
+        """Each with its version, and each once for all that happened to it."""
+        await node.start("run-0", wait("go"))
+        before = await store.changes()
+        await store.create([new_run("run-1"), new_run("run-2")])
+        created = await store.changes(before.place)
+        assert versions(created) == {"run-1": 1, "run-2": 1}
+        await node.claim()
+        await node.step("run-1", marker("a"))
+        run = await node.step("run-1", marker("b"))
+        assert versions(await store.changes(created.place)) == {"run-1": run.head.version}
+        everything = await store.changes(before.place)
+        assert versions(everything) == {"run-1": run.head.version, "run-2": 1}
+        assert (everything.has_more, everything.is_lost) == (False, False)
+
+    async def test_what_does_not_become_part_of_a_history_is_no_change(self, store: Store, node: SampleNode) -> None:
+        """A signal that waits, a lease, a turn that lost."""
+        run = await node.start("run-1", wait("go"))
+        turn = await node.turn(run, marker("a"))
+        await node.commit(turn)
+        place = (await store.changes()).place
+        await store.deliver([signal("run-1", "other")])
+        await store.renew("node-b", 1_000)
+        await store.commit([turn])
+        await store.create([new_run("run-1")])
+        assert is_nothing(await store.changes(place))
+
+    async def test_a_place_is_good_for_other_processes(self, store: Store, peer: Store, node: SampleNode) -> None:
+        """Whoever wrote, and whoever looked before."""
+        place = (await peer.changes()).place
+        await node.start("run-1", wait("go"))
+        assert versions(await peer.changes(place)) == versions(await store.changes(place)) == {"run-1": 3}
+
+    async def test_runs_say_whether_tasks_may_be_concerned(self, store: Store, node: SampleNode) -> None:
+        """So that nobody looks for tasks where there are none; who does not know says yes."""
+        place = (await store.changes()).place
+        await node.start("run-1", task("approve"))
+        assert [change.has_tasks for change in (await store.changes(place)).runs] == [True]
+        assert Change("run-1", 1).has_tasks
+
+    async def test_from_place_to_place_nothing_is_missed(self, store: Store, node: SampleNode) -> None:
+        """However little is looked at at a time."""
+        changes = await store.changes()
+        for number in range(10):
+            await node.start(f"run-{number}", wait("go"))
+        seen: dict[str, int] = {}
+        has_more = True
+        while has_more:
+            changes = await store.changes(changes.place, limit=4)
+            seen |= versions(changes)
+            has_more = changes.has_more
+        assert seen == {f"run-{number}": 3 for number in range(10)}
+        for limit in (0, -1):
+            with pytest.raises(InvalidInput):
+                await store.changes(changes.place, limit)
+
+    @pytest.mark.parametrize("place", ["nonsense", "99999999:x", "-1", "\ud800", "1" * 400])
+    async def test_a_place_that_is_not_known_is_lost(self, store: Store, node: SampleNode, place: str) -> None:
+        """One goes on from where everything is now."""
+        await node.start("run-1", wait("go"))
+        lost = await store.changes(place)
+        assert (lost.is_lost, lost.runs, lost.has_more) == (True, (), False)
+        assert is_nothing(await store.changes(lost.place))
+        await node.start("run-2", wait("go"))
+        assert versions(await store.changes(lost.place)) == {"run-2": 3}
+
+    async def test_after_a_purge_a_place_is_lost_or_misses_nothing(self, store: Store, node: SampleNode) -> None:
+        """Also if what was purged came last."""
+        await node.start("run-0", wait("go"))
+        await node.start("run-1", complete())
+        place = (await store.changes()).place
+        await store.purge(PurgePolicy(finished_run_ms=0))
+        for number in range(2, 5):
+            await node.start(f"run-{number}", wait("go"))
+        changes = await store.changes(place)
+        assert changes.is_lost or versions(changes) == {f"run-{number}": 3 for number in range(2, 5)}

@@ -1,0 +1,327 @@
+"""The store suite, queues: jobs that turns put there and close, and who is given them when."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.errors import InvalidInput
+from holdfast.store.port import Beat, CommitConflict, Committed, Job, PurgePolicy, Store, Turn
+from holdfast.testing.clock import START, VirtualClock
+from holdfast.testing.samples import SampleNode, complete, job, marker, wait
+from holdfast.testing.store_suite.base import BAD_NAMES, STRANGE_NAMES, SuiteBase, unchanged
+
+VISIBLE_MS = 1_000
+SOON_S = 10.0
+
+
+async def queue_turn(
+    node: SampleNode, jobs: Sequence[Job] = (), closed: Sequence[str] = (), run: str = "run-1"
+) -> Turn:
+    """Return a turn with an event of its own that puts these jobs and closes these steps."""
+    loaded = await node.load(run)
+    turn = await node.turn(loaded, marker(f"mark-{loaded.head.version}"))
+    return replace(turn, jobs=tuple(jobs), jobs_closed=tuple(closed))
+
+
+async def put(node: SampleNode, *jobs: Job) -> None:
+    """Put jobs into queues, each by a turn of its own run, which is started if it is not there."""
+    for one in jobs:
+        if (await node.store.load([one.run_id]))[0] is None:
+            await node.start(one.run_id, wait("go"))
+        assert isinstance(await node.commit(await queue_turn(node, [one], run=one.run_id)), Committed)
+
+
+async def close(node: SampleNode, *step_ids: str, run: str = "run-1") -> None:
+    """Close steps of a run."""
+    assert isinstance(await node.commit(await queue_turn(node, closed=step_ids, run=run)), Committed)
+
+
+async def take(
+    store: Store,
+    node: str = "node-b",
+    limit: int = 100,
+    *,
+    queues: Sequence[str] = ("mail",),
+    activities: Sequence[str] = ("charge",),
+) -> list[Job]:
+    """Take for `VISIBLE_MS`."""
+    return await store.take(node, queues, activities, limit, VISIBLE_MS)
+
+
+def attempts(jobs: Sequence[Job]) -> list[tuple[str, int]]:
+    """Return the steps that were taken, with their attempts."""
+    return [(one.step_id, one.engine_attempt_id) for one in jobs]
+
+
+class QueueSuite(SuiteBase):
+    """What is in a queue, and who takes it."""
+
+    # --- putting and taking
+
+    @pytest.mark.contract("ACT-1")
+    async def test_job_is_there_with_its_turn_and_is_taken_once(self, store: Store, node: SampleNode) -> None:
+        """By any node, with or without a lease; it is handed out as it was put."""
+        await node.start("run-1", wait("go"))
+        turn = await queue_turn(node, [job()])
+        assert await take(store) == []
+        await node.commit(turn)
+        assert await take(store) == [job()]
+        assert await take(store) == await take(store, "node-c") == []
+
+    @pytest.mark.contract("ACT-1", "TMR-1")
+    async def test_job_is_not_taken_before_it_is_due(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
+        """By the store's clock; that is how a retry waits."""
+        await put(node, job(due_at=START + 2_000))
+        clock.advance(us=1_999)
+        assert await take(store) == []
+        clock.advance(us=1)
+        assert attempts(await take(store)) == [("charge", 1)]
+
+    @pytest.mark.contract("ACT-1", "ATT-1", "OWN-3")
+    async def test_job_of_a_silent_taker_is_handed_out_again(
+        self, store: Store, clock: VirtualClock, node: SampleNode
+    ) -> None:
+        """When its time is over and not before, to whoever asks; each take is another attempt."""
+        await put(node, job(attempt=5))
+        for attempt, taker in enumerate(("node-b", "node-c", "node-c"), 5):
+            assert attempts(await take(store, taker)) == [("charge", attempt)]
+            clock.advance(ms=VISIBLE_MS - 1, us=999)
+            assert await take(store, "node-d") == []
+            clock.advance(us=1)
+
+    @pytest.mark.contract("OWN-3")
+    async def test_jobs_do_not_depend_on_the_lease_of_the_runs_owner(
+        self, store: Store, clock: VirtualClock, node: SampleNode
+    ) -> None:
+        """Queues go on while runs have no owner, or change hands."""
+        await put(node, job(step_id="a"), job(step_id="b"))
+        clock.advance(ms=node.lease_ms)
+        assert attempts(await take(store, limit=1)) == [("a", 1)]
+        assert len(await SampleNode(store, "node-c").claim()) == 1
+        assert attempts(await take(store)) == [("b", 1)]
+
+    @pytest.mark.contract("ACT-1")
+    async def test_jobs_that_have_been_visible_for_longest_come_first(
+        self, store: Store, clock: VirtualClock, node: SampleNode
+    ) -> None:
+        """Then in order of the runs' creation and of step ids, whatever the queue; a limit leaves the rest."""
+        await node.start("run-9", wait("go"))
+        await put(
+            node,
+            job("run-1", "c", "post"),
+            job("run-1", "a"),
+            job("run-9", "z"),
+            job("run-9", "b", "post"),
+            job("run-1", "late", due_at=START + 1),
+            job("run-1", "early", "post", due_at=START - 1),
+        )
+        clock.advance(ms=1)
+        both = ("mail", "post")
+        assert attempts(await take(store, limit=2, queues=both)) == [("early", 1), ("b", 1)]
+        assert attempts(await take(store, queues=both)) == [("z", 1), ("a", 1), ("c", 1), ("late", 1)]
+
+    @pytest.mark.contract("ACT-1")
+    async def test_only_jobs_of_these_queues_and_activities_are_taken(self, store: Store, node: SampleNode) -> None:
+        """What a node does not know it leaves to others."""
+        await put(
+            node,
+            job(step_id="a"),
+            job(step_id="b", activity_name="refund"),
+            job(step_id="c", queue="post"),
+            job(step_id="d", queue="Mail"),
+        )
+        assert await take(store, queues=[]) == await take(store, activities=[]) == []
+        assert await take(store, queues=["none"]) == await take(store, activities=["none"]) == []
+        assert attempts(await take(store, activities=["refund"])) == [("b", 1)]
+        assert attempts(await take(store, queues=["mail", "post", "mail"])) == [("a", 1), ("c", 1)]
+
+    @pytest.mark.contract("ACT-1")
+    async def test_names_that_look_alike_are_different(self, store: Store, node: SampleNode) -> None:
+        """Of steps, of queues and of activities."""
+        await node.start("run-1", wait("go"))
+        jobs = [job(step_id=name, queue=name, activity_name=name) for name in STRANGE_NAMES]
+        await node.commit(await queue_turn(node, jobs))
+        for one in jobs:
+            assert await take(store, queues=[one.queue], activities=STRANGE_NAMES) == [one]
+
+    @pytest.mark.contract("ACT-1", "OWN-1")
+    async def test_simultaneous_takes_share_out_the_jobs(self, store: Store, peer: Store, node: SampleNode) -> None:
+        """Each job goes to exactly one node."""
+        await node.start("run-1", wait("go"))
+        await node.commit(await queue_turn(node, [job(step_id=f"step-{number:02}") for number in range(20)]))
+        ways = ((store, "node-a"), (peer, "node-b"), (store, "node-c"), (peer, "node-d"))
+        shares = await asyncio.gather(*(take(way, name, 6) for way, name in ways))
+        taken = sorted(one.step_id for share in shares for one in share)
+        assert taken == [f"step-{number:02}" for number in range(20)]
+
+    # --- closing and replacing
+
+    @pytest.mark.contract("ACT-1")
+    async def test_job_goes_with_the_turn_that_closes_its_step(
+        self, store: Store, clock: VirtualClock, node: SampleNode
+    ) -> None:
+        """Taken or not, and no other with it; closing what is not there is harmless."""
+        await put(node, job(step_id="a"), job(step_id="b"), job(step_id="c"), job("run-2", "a"))
+        await take(store, limit=1)
+        await close(node, "a", "b", "unknown")
+        clock.advance(ms=VISIBLE_MS)
+        assert [(one.run_id, one.step_id) for one in await take(store)] == [("run-1", "c"), ("run-2", "a")]
+
+    @pytest.mark.contract("ACT-1", "ATT-1")
+    async def test_job_that_is_put_again_takes_the_place_of_the_first(
+        self, store: Store, clock: VirtualClock, node: SampleNode
+    ) -> None:
+        """At once, whoever had taken it: a step has one job, and its attempt is what the turn says."""
+        await put(node, job())
+        await take(store)
+        again = job(queue="post", activity_name="refund", attempt=4)
+        await put(node, again)
+        clock.advance(ms=VISIBLE_MS)
+        assert await take(store) == []
+        assert await take(store, queues=["post"], activities=["refund"]) == [again]
+        assert (await store.stats()).jobs == 1
+
+    @pytest.mark.contract("ACT-1", "EVT-1")
+    async def test_retried_commit_neither_brings_a_job_back_nor_frees_it(self, store: Store, node: SampleNode) -> None:
+        """What is in the history already changes nothing, however late it comes again."""
+        await node.start("run-1", wait("go"))
+        turn = await queue_turn(node, [job()])
+        answer = await node.commit(turn)
+        await take(store)
+        assert await node.commit(turn) == answer
+        assert await take(store) == []
+        await close(node, "charge")
+        async with unchanged(store):
+            assert await node.commit(turn) == answer
+        assert (await store.stats()).jobs == 0
+
+    @pytest.mark.contract("ACT-1", "OWN-1")
+    async def test_turn_that_lost_neither_puts_nor_closes(self, store: Store, node: SampleNode) -> None:
+        """It leaves no trace."""
+        await put(node, job(step_id="a"))
+        lost = await queue_turn(node, [job(step_id="b")], ["a"])
+        await node.step("run-1", marker("other"))
+        async with unchanged(store):
+            assert isinstance(await node.commit(lost), CommitConflict)
+        assert attempts(await take(store)) == [("a", 1)]
+
+    @pytest.mark.contract("ACT-1", "API-2")
+    async def test_turn_with_a_job_that_nobody_could_take_cannot_be_stored(
+        self, store: Store, node: SampleNode
+    ) -> None:
+        """One of another run, or without a name; it harms no other turn."""
+        await node.start("run-1", wait("go"))
+        bad = [job("run-2"), *(job(queue=name) for name in BAD_NAMES)]  # type: ignore[arg-type]
+        for one in bad:
+            async with unchanged(store):
+                assert await node.commit(await queue_turn(node, [one])) == CommitConflict("cannot be stored", 3, 1)
+        await node.start("run-2", wait("go"))
+        turns = [await queue_turn(node, bad[1:2]), await queue_turn(node, [job("run-2")], run="run-2")]
+        assert [type(answer) for answer in await store.commit(turns)] == [CommitConflict, Committed]
+
+    # --- the end of a run
+
+    @pytest.mark.contract("ACT-1", "INV")
+    async def test_run_that_finishes_loses_its_jobs(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
+        """Those that were there, taken or not, and those of its last turn; other runs keep theirs."""
+        await put(node, job(step_id="a"), job(step_id="b"), job("run-2", "a"))
+        await take(store, limit=1)
+        last = await node.turn(await node.load("run-1"), complete())
+        await node.commit(replace(last, jobs=(job(step_id="c"),)))
+        clock.advance(ms=VISIBLE_MS)
+        assert (await store.stats()).jobs == 1
+        assert [one.run_id for one in await take(store)] == ["run-2"]
+
+    @pytest.mark.contract("FMT-2", "INV")
+    async def test_purge_of_a_run_leaves_nothing_to_the_next_of_its_name(
+        self, store: Store, clock: VirtualClock, node: SampleNode
+    ) -> None:
+        """And never touches what unfinished runs have in queues."""
+        await put(node, job("run-2"), job("run-1"))
+        await node.step("run-1", complete())
+        assert (await store.purge(PurgePolicy(finished_run_ms=0))).runs == 1
+        run = await node.start("run-1", wait("go"))
+        assert run.details == {}
+        assert [one.run_id for one in await take(store)] == ["run-2"]
+
+    # --- when there is something to take
+
+    @pytest.mark.contract("MSG-4", "TMR-1")
+    async def test_next_due_knows_when_a_job_is_visible(
+        self, store: Store, clock: VirtualClock, node: SampleNode
+    ) -> None:
+        """In these queues only, and whichever comes first: a job or a run."""
+        await put(node, job(step_id="a", due_at=START + 3_000), job(step_id="b", queue="post", due_at=START + 1_000))
+        assert await store.next_due("node-a") is None
+        assert await store.next_due("node-a", None, ["none"]) is None
+        assert await store.next_due("node-a", [], ["mail"]) == START + 3_000
+        assert await store.next_due("node-a", None, ["mail", "post"]) == START + 1_000
+        assert await store.next_due("node-b", None, ["mail"]) == START + 3_000
+        clock.advance(ms=3)
+        await take(store)
+        assert await store.next_due("node-a", None, ["mail"]) == clock.now() + VISIBLE_MS * 1_000
+        await node.create("run-2")
+        assert await store.next_due("node-a", None, ["mail"]) == clock.now()
+
+    @pytest.mark.contract("MSG-4")
+    async def test_commit_with_a_job_rings(self, store: Store, node: SampleNode) -> None:
+        """So that nobody has to look again and again."""
+        await node.start("run-1", wait("go"))
+        turn = await queue_turn(node, [job()])
+        listener = store.wakeups.listen()
+        while await listener.wait(0):
+            pass  # what rang before belongs to the preparation
+        await node.commit(turn)
+        assert await listener.wait(SOON_S)
+        listener.close()
+
+    # --- refusals
+
+    @pytest.mark.contract("API-2")
+    async def test_malformed_take_is_refused(self, store: Store, node: SampleNode) -> None:
+        """And takes nothing."""
+        await put(node, job())
+        many = ["mail"] * (self.limits.batch_items + 1)
+        async with unchanged(store):
+            for name in BAD_NAMES:
+                for node_name, queue, known in ((name, "q", "a"), ("n", name, "a"), ("n", "q", name)):
+                    with pytest.raises(InvalidInput):
+                        await store.take(node_name, ["q", queue], ["a", known], 1, 1)  # type: ignore[arg-type,list-item]
+                with pytest.raises(InvalidInput):
+                    await store.next_due("n", None, [name])  # type: ignore[list-item]
+            for limit, visible_ms in ((0, 1), (-1, 1), (2**31, 1), (1, 0), (1, -1), (1, 2**40), (1, 1.5), (True, 1)):
+                with pytest.raises(InvalidInput):
+                    await store.take("n", ["mail"], ["charge"], limit, visible_ms)  # type: ignore[arg-type]
+            for queues, activities in ((many, ["charge"]), (["mail"], many)):
+                with pytest.raises(InvalidInput):
+                    await store.take("n", queues, activities, 1, 1)
+
+    # --- giving back
+
+    @pytest.mark.contract("ACT-1", "ATT-1")
+    async def test_a_job_that_was_not_begun_is_given_back_as_it_was(self, store: Store, node: SampleNode) -> None:
+        """Visible at once, with the same attempt; its former taker has nothing more to say."""
+        await put(node, job("run-1"))
+        [taken] = await store.take("node-a", ["mail"], ["charge"], 5, VISIBLE_MS)
+        assert await store.release_jobs("node-b", [taken]) == 0
+        assert await store.release_jobs("node-a", [replace(taken, engine_attempt_id=7)]) == 0
+        assert await store.take("node-b", ["mail"], ["charge"], 5, VISIBLE_MS) == []
+        assert await store.release_jobs("node-a", [taken]) == 1
+        assert await store.release_jobs("node-a", [taken]) == 0
+        beat = Beat(run_id="run-1", step_id=taken.step_id, queue="mail", engine_attempt_id=taken.engine_attempt_id)
+        assert await store.beat("node-a", [beat], VISIBLE_MS) == [False]
+        assert await store.take("node-b", ["mail"], ["charge"], 5, VISIBLE_MS) == [taken]
+        assert await store.release_jobs("node-a", [taken]) == 0
+
+    @pytest.mark.contract("ACT-1", "API-2")
+    async def test_to_give_back_what_is_no_job_is_refused(self, store: Store) -> None:
+        """And what is not there, or was put again, stays as it is."""
+        for unfit in ("job", job("run-1", step_id=""), job("")):
+            with pytest.raises(InvalidInput):
+                await store.release_jobs("node-a", [unfit])  # type: ignore[list-item]
+        with pytest.raises(InvalidInput):
+            await store.release_jobs("", [])
+        assert await store.release_jobs("node-a", [job("run-1")]) == 0
+        assert await store.release_jobs("node-a", []) == 0

@@ -1,0 +1,156 @@
+"""The store suite, the store itself: time, capabilities, migration, wake-ups and closing."""
+
+import asyncio
+
+import pytest
+
+from holdfast.errors import StoreUnavailable
+from holdfast.store.port import (
+    Beat,
+    Capabilities,
+    MailboxQuery,
+    PurgePolicy,
+    RunQuery,
+    Store,
+    TaskQuery,
+    WaitQuery,
+)
+from holdfast.testing.clock import START, VirtualClock
+from holdfast.testing.samples import SampleNode, message, new_run, read_picture, signal, wait
+from holdfast.testing.store_suite.base import SuiteBase, unchanged
+
+SOON_S = 10.0
+"""How long to wait for what should happen at once, before it counts as not happening."""
+
+
+class LifecycleSuite(SuiteBase):
+    """The store as a whole."""
+
+    @pytest.mark.contract("SIG-2")
+    async def test_time_is_the_stores(self, store: Store, clock: VirtualClock) -> None:
+        """`now` is what every instant in the store is measured by."""
+        assert await store.now() == START
+        clock.advance(ms=1)
+        assert await store.now() == START + 1_000
+
+    @pytest.mark.contract("STO-2")
+    async def test_capabilities_are_declared(self, store: Store) -> None:
+        """All four, and they do not change while the store is open."""
+        declared = store.capabilities
+        assert isinstance(declared, Capabilities)
+        flags = (declared.conditional_batch, declared.atomic_batch, declared.read_after_write)
+        assert all(isinstance(flag, bool) for flag in flags)
+        assert declared.scan_consistency in ("snapshot", "eventual")
+        await store.create([new_run("run-1")])
+        assert store.capabilities == declared
+
+    async def test_migrating_again_changes_nothing(self, store: Store, peer: Store, node: SampleNode) -> None:
+        """Once, whoever comes first; the answer is the schema's version."""
+        await node.start("run-1", wait("go"))
+        version = await store.migrate()
+        assert version >= 1
+        async with unchanged(store):
+            assert set(await asyncio.gather(store.migrate(), peer.migrate(), store.migrate())) == {version}
+
+    @pytest.mark.contract("STO-2")
+    async def test_what_one_has_written_another_reads(self, store: Store, peer: Store, node: SampleNode) -> None:
+        """When a verb has returned, everybody sees what it did."""
+        await node.start("run-1", wait("go"))
+        await peer.deliver([signal("run-1", "go", signal_id="click-1")])
+        run = await node.step("run-1", wait("again"))
+        assert [await peer.load(["run-1"])] == [[run]]
+        assert await read_picture(peer, ["node-a"]) == await read_picture(store, ["node-a"])
+
+    # --- wake-ups
+
+    async def test_ring_wakes_everybody_who_listens(self, store: Store) -> None:
+        """Both those who wait already, and those who will."""
+        first, second = store.wakeups.listen(), store.wakeups.listen()
+        waiting = asyncio.create_task(first.wait(SOON_S))
+        await asyncio.sleep(0)
+        store.wakeups.ring()
+        assert await waiting
+        assert await second.wait(SOON_S)
+        first.close()
+        second.close()
+
+    async def test_ring_since_the_last_wait_is_not_lost(self, store: Store) -> None:
+        """Whoever was busy finds out at the next wait, and many rings are one."""
+        listener = store.wakeups.listen()
+        for _ in range(2):
+            store.wakeups.ring()
+            store.wakeups.ring()
+            assert await listener.wait(SOON_S)
+        listener.close()
+
+    async def test_wait_ends_when_its_time_runs_out(self, store: Store) -> None:
+        """Nobody rang."""
+        listener = store.wakeups.listen()
+        assert not await listener.wait(0)
+        listener.close()
+
+    @pytest.mark.parametrize("verb", ["create", "deliver", "commit", "release"])
+    async def test_verbs_that_may_make_a_run_ready_ring(self, store: Store, node: SampleNode, verb: str) -> None:
+        """So that nobody has to look again and again."""
+        run = await node.start("run-1", wait("go"))
+        turn = await node.turn(run, release=True)
+        listener = store.wakeups.listen()
+        while await listener.wait(0):
+            pass  # what rang before belongs to the preparation
+        match verb:
+            case "create":
+                await store.create([new_run("run-2")])
+            case "deliver":
+                await store.deliver([message("run-1", "m-1")])
+            case "commit":
+                await store.commit([turn])
+            case "release":
+                await store.release("node-a")
+        assert await listener.wait(SOON_S)
+        listener.close()
+
+    async def test_closing_wakes_those_who_still_wait(self, store: Store) -> None:
+        """A node that sleeps must be able to stop."""
+        listener = store.wakeups.listen()
+        waiting = asyncio.create_task(listener.wait(SOON_S))
+        await asyncio.sleep(0)
+        await store.close()
+        assert await waiting
+        listener.close()
+
+    # --- closing
+
+    async def test_closing_twice_is_harmless(self, store: Store) -> None:
+        """Whoever cleans up need not know who did before."""
+        await store.close()
+        await store.close()
+
+    async def test_closed_store_refuses_every_verb(self, store: Store, node: SampleNode) -> None:
+        """With an error that says so, never with one of its driver."""
+        turn = await node.turn(await node.start("run-1", wait("go")))
+        await store.close()
+        calls = [
+            store.migrate(),
+            store.now(),
+            store.create([new_run("run-2")]),
+            store.load(["run-1"]),
+            store.deliver([signal("run-1", "go")]),
+            store.commit([turn]),
+            store.claim("node-a", 1),
+            store.renew("node-a", 1_000),
+            store.release("node-a"),
+            store.next_due("node-a"),
+            store.take("node-a", ["mail"], ["charge"], 1, 1_000),
+            store.take("node-a", [], [], 1, 1_000),
+            store.beat("node-a", [Beat(run_id="run-1", step_id="charge")], 1_000),
+            store.find_runs(RunQuery()),
+            store.find_waits(WaitQuery()),
+            store.find_mailbox(MailboxQuery(run_id="run-1")),
+            store.find_tasks(TaskQuery()),
+            store.read_events("run-1"),
+            store.purge(PurgePolicy()),
+            store.stats(),
+        ]
+        for call in calls:
+            with pytest.raises(StoreUnavailable):
+                await call

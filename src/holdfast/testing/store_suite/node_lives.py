@@ -1,0 +1,169 @@
+"""The store suite, lives of nodes: who comes back under a name takes over, and who was taken over from finds out."""
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.errors import LeaseExpired, NodeSuperseded
+from holdfast.store.port import Beat, CommitConflict, Committed, Store
+from holdfast.testing.clock import VirtualClock
+from holdfast.testing.samples import SampleNode, job, marker, wait
+from holdfast.testing.store_suite.base import SuiteBase, unchanged
+from holdfast.testing.store_suite.jobs import VISIBLE_MS, attempts, put, take
+
+
+class LivesSuite(SuiteBase):
+    """Nodes that have several lives under one name."""
+
+    @pytest.fixture
+    def former(self, store: Store) -> SampleNode:
+        """The first life of a node."""
+        return SampleNode(store, "web#1")
+
+    @pytest.fixture
+    def later(self, store: Store) -> SampleNode:
+        """The next life of the same node."""
+        return SampleNode(store, "web#2")
+
+    @pytest.mark.contract("OWN-1", "OWN-3")
+    async def test_what_a_former_life_held_is_claimed_at_once(
+        self, store: Store, former: SampleNode, later: SampleNode
+    ) -> None:
+        """Nobody waits for the lease of a process that is gone, and a new epoch fences it off."""
+        await former.start("run-1", wait("go"))
+        late = await former.turn(await former.load("run-1"), marker("late"))
+        await later.renew(is_start=True)
+        [run] = await store.claim(later.name, 10)
+        assert (run.head.lease_owner, run.head.lease_epoch) == ("web#2", 2)
+        [answer] = await store.commit([late])
+        assert isinstance(answer, CommitConflict)
+
+    @pytest.mark.contract("OWN-3")
+    async def test_others_may_claim_it_as_well(self, store: Store, former: SampleNode, later: SampleNode) -> None:
+        """They are told when to look."""
+        await former.start("run-1", wait("go"))
+        other = SampleNode(store, "node-b")
+        await other.renew()
+        assert await store.claim("node-b", 10) == []
+        await later.renew(is_start=True)
+        assert await store.next_due("node-b") == await store.now()
+        assert [run.head.run_id for run in await store.claim("node-b", 10)] == ["run-1"]
+
+    @pytest.mark.contract("OWN-1")
+    async def test_a_life_that_is_over_gets_no_lease(
+        self, store: Store, former: SampleNode, later: SampleNode, clock: VirtualClock
+    ) -> None:
+        """It may not claim, create or admit, and is told that another process has its name; nothing changes."""
+        await former.start("run-1", wait("go"))
+        await later.renew(is_start=True)
+        for _ in range(2):
+            async with unchanged(store):
+                with pytest.raises(LeaseExpired):
+                    await store.claim(former.name, 10)
+                with pytest.raises(NodeSuperseded) as raised:
+                    await former.renew()
+            assert raised.value.details == {"node": "web"}
+            await later.claim()  # afterwards nothing is left of the former life
+            clock.advance(ms=1)
+            await later.renew()
+        assert list((await store.stats()).leases) == ["web#2"]
+
+    @pytest.mark.contract("OWN-1")
+    async def test_a_life_that_only_lost_its_lease_gets_it_again(
+        self, store: Store, former: SampleNode, later: SampleNode, clock: VirtualClock
+    ) -> None:
+        """Also if there has been another life, which is gone as well, in good order or not."""
+        await former.renew()
+        clock.advance(ms=former.lease_ms)
+        await former.renew()
+        await later.renew(is_start=True)
+        clock.advance(ms=later.lease_ms)
+        await former.renew()
+        await later.renew(is_start=True)
+        await store.release(later.name)
+        await former.renew()
+        assert list((await store.stats()).leases) == ["web#1"]
+
+    @pytest.mark.contract("OWN-1")
+    async def test_other_names_are_left_alone(self, store: Store) -> None:
+        """However alike they are."""
+        names = ("web", "web-1#1", "webs#1", "we#1", "web$1", "WEB#1")
+        for name in names:
+            await SampleNode(store, name).renew(is_start=True)
+        await SampleNode(store, "web#2").renew(is_start=True)
+        await SampleNode(store, "web").renew(is_start=True)
+        for name in names:
+            await SampleNode(store, name).renew()
+        assert sorted((await store.stats()).leases) == sorted([*names, "web#2"])
+
+    @pytest.mark.contract("OWN-1")
+    async def test_starting_again_in_the_same_life_changes_nothing(self, store: Store, former: SampleNode) -> None:
+        """The answer to the start may have been lost."""
+        await former.renew(is_start=True)
+        run = await former.start("run-1", wait("go"))
+        await former.renew(is_start=True)
+        assert await store.claim(former.name, 10) == []
+        assert isinstance(await former.commit(await former.turn(run, marker("mark"))), Committed)
+
+    @pytest.mark.contract("OWN-1", "ACT-1")
+    async def test_jobs_of_a_former_life_are_taken_at_once(self, store: Store, node: SampleNode) -> None:
+        """By whoever asks, as another attempt. Those of other nodes stay theirs."""
+        await put(node, job(step_id="a"), job(step_id="b"))
+        assert attempts(await take(store, "web#1", limit=1)) == [("a", 1)]
+        assert attempts(await take(store, "webs#1", limit=1)) == [("b", 1)]
+        await SampleNode(store, "web#2").renew(is_start=True)
+        assert attempts(await take(store, "web#2")) == [("a", 2)]
+        stale = Beat(run_id="run-1", step_id="a", queue="mail", engine_attempt_id=1)
+        assert await store.beat("web#1", [stale], VISIBLE_MS) == [False]
+
+
+class LossSuite(SuiteBase):
+    """How often nodes went away with a run."""
+
+    async def _lose(self, store: Store, clock: VirtualClock, name: str) -> int:
+        """Let the run's owner go away, claim the run with another node, and return how often it was lost."""
+        clock.advance(ms=30_000)
+        [run] = await SampleNode(store, name).claim()
+        return run.head.losses
+
+    @pytest.mark.contract("OWN-3")
+    async def test_claims_from_nodes_that_are_gone_are_counted_up_to_a_bound(
+        self, store: Store, clock: VirtualClock, node: SampleNode
+    ) -> None:
+        """Beyond it who tries the run says how often it was lost; so a claim never blames it."""
+        await node.start("run-1", wait("go"))
+        assert (await node.load("run-1")).head.losses == 0
+        assert [await self._lose(store, clock, f"node-{n}") for n in "bcdef"] == [1, 2, 2, 2, 2]
+
+    @pytest.mark.contract("OWN-3")
+    async def test_a_turn_sets_the_count(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
+        """To 0, unless it says otherwise, with or without events; claims count on from there."""
+        await node.start("run-1", wait("go"))
+        for name, before, after in (("b", 1, 0), ("c", 1, 5), ("d", 5, 5), ("e", 5, 0), ("f", 1, 1)):
+            assert await self._lose(store, clock, f"node-{name}") == before
+            heir = SampleNode(store, f"node-{name}")
+            loaded = await heir.load("run-1")
+            turn = await heir.turn(loaded, marker(f"mark-{name}")) if name in "be" else await heir.turn(loaded)
+            assert isinstance(await heir.commit(replace(turn, losses=after)), Committed)
+            assert (await heir.load("run-1")).head.losses == after
+
+    @pytest.mark.contract("OWN-3")
+    async def test_what_is_given_back_or_claimed_again_is_not_lost(self, store: Store, node: SampleNode) -> None:
+        """Nor does a turn that comes too late change the count."""
+        run = await node.start("run-1", wait("go"))
+        late = replace(await node.turn(run, marker("late")), losses=7)
+        await store.release("node-a")
+        other = SampleNode(store, "node-b")
+        for _ in range(2):
+            [run] = await other.claim()
+            assert run.head.losses == 0
+        assert isinstance(await node.commit(late), CommitConflict)
+        assert (await other.load("run-1")).head.losses == 0
+
+    @pytest.mark.contract("OWN-1", "OWN-3")
+    async def test_what_a_former_life_held_was_lost(self, store: Store) -> None:
+        """However soon the node comes back."""
+        await SampleNode(store, "web#1").start("run-1", wait("go"))
+        later = SampleNode(store, "web#2")
+        await later.renew(is_start=True)
+        [run] = await store.claim("web#2", 10)
+        assert run.head.losses == 1
