@@ -5,7 +5,7 @@ import time
 
 from bench.effort import Effort
 from bench.report import Rows, progress
-from holdfast.core.apply_commands import enact
+from holdfast.core.apply_commands import apply_commands
 from holdfast.core.commands import RunActivity
 from holdfast.core.decide import decide, queue_run
 from holdfast.core.event_writer import Decision
@@ -34,7 +34,7 @@ def measure(effort: Effort) -> Rows:
         folded.append(len(history) / (time.perf_counter() - began))
         assert state.version == len(history)
     return {
-        "decide, enact and fold, one step at a time": _row(decided),
+        "decide, apply commands and fold, one step at a time": _row(decided),
         f"fold of {len(history):,} events": _row(folded),
     }
 
@@ -56,7 +56,7 @@ def _history(length: int) -> list[Event]:
         state = fold(state, answer.events)
         history += answer.events
         step_id = f"charge#{now}"
-        asked = enact(state, [RunActivity(step_id=step_id, name="charge")], now, BY)
+        asked = apply_commands(state, [RunActivity(step_id=step_id, name="charge")], now, BY)
         assert isinstance(asked, Decision)
         state = fold(state, asked.events)
         history += asked.events

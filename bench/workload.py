@@ -60,7 +60,7 @@ class Sleeper:
         now = self._due.due_at or self._due.occurred_at
         draft = TurnDraft(self._state, self._loaded, now, NODE)
         draft.handle(self._due)
-        draft.enact([StartTimer(step_id=f"sleep#{self._state.version}", due_at=now + SECOND)])
+        draft.apply_commands([StartTimer(step_id=f"sleep#{self._state.version}", due_at=now + SECOND)])
         turn = draft.finish()
         self._state, (self._due,) = draft.state, turn.messages
         return turn
@@ -102,7 +102,7 @@ def park(loaded: Iterable[LoadedRun], states: dict[str, RunState]) -> list[Turn]
         for item in inbox:
             draft.handle(item)
         wait: Command = WaitSignal(step_id=f"wait#{draft.state.version}", name="go")
-        draft.enact([wait])
+        draft.apply_commands([wait])
         turns.append(draft.finish(release=True))
         states[run_id] = draft.state
     return turns

@@ -18,7 +18,8 @@ from holdfast.clock import Ids, Rng, SystemIds, SystemRng
 from holdfast.core import events as e
 from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Reason
 from holdfast.core.index_rows import Wait
-from holdfast.core.messages import AcceptedSignalResult, check_name, require_step_name
+from holdfast.core.messages import AcceptedSignalResult
+from holdfast.core.names import check_name, check_signal_name, require_step_name
 from holdfast.core.state import RunState
 from holdfast.core.timing import Retry
 from holdfast.engine.activities.async_completion import report_error, report_result
@@ -48,7 +49,6 @@ from holdfast.program.definitions import (
 from holdfast.program.limiting import LimitOptions, WorkflowLimit
 from holdfast.program.port import Program
 from holdfast.program.schema import json_schema
-from holdfast.program.signals import check_signal_name
 from holdfast.run import RunHandle, handle_of, run_from_inside
 from holdfast.settings import Settings, load_settings
 from holdfast.store import port

@@ -9,7 +9,8 @@ from holdfast.core import events as e
 from holdfast.core.decide import update_step_id
 from holdfast.core.events import Event
 from holdfast.core.keys import signal_uuid
-from holdfast.core.messages import UPDATE_SIGNAL, AcceptedSignalResult, SignalRequest, require_step_name
+from holdfast.core.messages import UPDATE_SIGNAL, AcceptedSignalResult, SignalRequest
+from holdfast.core.names import check_signal_name, require_step_name
 from holdfast.core.snapshot import RunSnapshot, project_run
 from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.engine.completion_waiters import Finish
@@ -32,7 +33,7 @@ from holdfast.errors import (
 )
 from holdfast.program.coroutine import current_program, refuse_inside
 from holdfast.program.definitions import WorkflowDefinition
-from holdfast.program.signals import check_signal_name, send_signal
+from holdfast.program.signals import send_signal
 from holdfast.store import port
 from holdfast.store.validation import no_such_run
 

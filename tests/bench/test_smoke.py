@@ -29,7 +29,7 @@ FIGURES = {
     ),
     "recovery": ({"20 runs in flight"}, {"lease s", "all finished after s", "completed"}),
     "long": ({"1,000 steps"}, {"steps/s", "live turn ms", "turn with replay ms"}),
-    "core": ({"decide, enact and fold, one step at a time", "fold of 2,001 events"}, {"events/s"}),
+    "core": ({"decide, apply commands and fold, one step at a time", "fold of 2,001 events"}, {"events/s"}),
 }
 
 

@@ -10,7 +10,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from holdfast.core import codec, commands, events, messages
-from holdfast.core.apply_commands import enact
+from holdfast.core.apply_commands import apply_commands
 from holdfast.core.decide import Input, decide, queue_run
 from holdfast.core.event_writer import Decision, Refusal
 from holdfast.core.events import ADAPTER_VERSION, Body, EngineRunRef, ErrorInfo, Event
@@ -89,7 +89,7 @@ class Driver:
 
     def try_ask(self, *todo: commands.Command) -> Decision | Refusal:
         """Ask for something as the run's program."""
-        return self._keep(enact(self.state, todo, self.now, BY))
+        return self._keep(apply_commands(self.state, todo, self.now, BY))
 
     def append(self, body: Body, step_id: str | None = None, attempt: int = 1) -> Event:
         """Append an event that nothing in the core decides yet."""

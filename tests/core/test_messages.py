@@ -14,10 +14,9 @@ from holdfast.core.messages import (
     Message,
     SignalRequest,
     check_message,
-    check_name,
     check_signal,
-    check_signal_id,
 )
+from holdfast.core.names import check_name, check_signal_id
 from holdfast.errors import CallerError, InvalidInput, PayloadTooLarge
 from holdfast.limits import Limits
 

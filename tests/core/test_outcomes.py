@@ -12,10 +12,10 @@ from holdfast.core import codec, commands
 from holdfast.core import events as e
 from holdfast.core.event_writer import NOTHING, Decision, Refusal
 from holdfast.core.invariants import check
+from holdfast.core.keys import ACTIVITY_TOKEN_CHARS, ActivityToken, read_activity_token, write_activity_token
 from holdfast.core.messages import ActivityDetached, ActivityReturned, NodeLost, check_message
 from holdfast.core.snapshot import project_run
 from holdfast.core.state import state_of
-from holdfast.core.tokens import TOKEN_CHARS, ActivityToken, read_token, write_token
 from holdfast.errors import InvalidInput
 from tests.core.driving import SECOND, START, Driver, outcome
 
@@ -220,11 +220,11 @@ def test_a_token_names_its_attempt_in_letters_that_are_safe_everywhere(
 ) -> None:
     token = ActivityToken(run_id, step_id, logical, engine)
     try:
-        text = write_token(token, KEY)
+        text = write_activity_token(token, KEY)
     except InvalidInput:
         assert any("\ud800" <= character <= "\udfff" for character in run_id + step_id)
         return
-    assert len(text) > TOKEN_CHARS or read_token(text, KEY) == token
+    assert len(text) > ACTIVITY_TOKEN_CHARS or read_activity_token(text, KEY) == token
     assert text.replace("-", "").replace("_", "").replace(".", "", 1).isalnum()
 
 
@@ -232,22 +232,22 @@ def test_a_token_names_its_attempt_in_letters_that_are_safe_everywhere(
 @given(st.integers(0, 10_000), st.sampled_from("Aa0-_."), st.integers(1, 3))
 def test_a_token_cannot_be_made_up_or_changed(place: int, letter: str, attempt: int) -> None:
     token = ActivityToken("run-1", "charge", 1, attempt)
-    text = write_token(token, KEY)
+    text = write_activity_token(token, KEY)
     changed = text[: place % len(text)] + letter + text[place % len(text) + 1 :]
-    other = write_token(token, "f" * 64)
+    other = write_activity_token(token, "f" * 64)
     unsigned = text.partition(".")[0]
-    body = write_token(ActivityToken("run-1", "charge", 1, attempt + 1), KEY).partition(".")[0]
+    body = write_activity_token(ActivityToken("run-1", "charge", 1, attempt + 1), KEY).partition(".")[0]
     forged = [other, unsigned, f"{unsigned}.", f"{body}.{text.partition('.')[2]}", text + "A", f"{text}="]
     for value in [*forged, *([changed] if changed != text else [])]:
         with pytest.raises(InvalidInput, match="not the token"):
-            read_token(value, KEY)
+            read_activity_token(value, KEY)
 
 
 @pytest.mark.contract("API-2")
 @given(st.text() | st.integers() | st.binary() | st.none())
 def test_whatever_is_given_as_a_token_is_answered(value: Any) -> None:
     with pytest.raises(InvalidInput) as caught:  # the odds of hitting upon a real one are nil
-        read_token(value, KEY)
+        read_activity_token(value, KEY)
     assert caught.value.details == {"field": "token"}
 
 

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 from holdfast.core.commands import CompleteRun, RunActivity
 from holdfast.core.events import Event
 from holdfast.core.messages import ActivitySucceeded
-from holdfast.core.projector import Alert, Projection, catch_up
-from holdfast.core.snapshot import RunSnapshot, project_run
+from holdfast.core.snapshot import Alert, Projection, RunSnapshot, catch_up, project_run
 from tests.core.driving import Driver
 
 SECOND = 1_000_000

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from holdfast.core.apply_commands import enact
+from holdfast.core.apply_commands import apply_commands
 from holdfast.core.commands import RunActivity
 from holdfast.core.decide import decide
 from holdfast.core.event_writer import Decision
@@ -38,7 +38,7 @@ def events_per_second() -> float:
     began = time.process_time()
     for number in range(STEPS):
         step_id = f"charge#{number}"
-        asked = enact(state, (RunActivity(step_id=step_id, name="charge"),), START, BY)
+        asked = apply_commands(state, (RunActivity(step_id=step_id, name="charge"),), START, BY)
         assert isinstance(asked, Decision)
         state = fold(state, asked.events)
         told = decide(state, ActivitySucceeded(step_id, 1), START, BY)

@@ -115,11 +115,11 @@ class Victim:
         for signal in loaded.signals:
             turn.handle(signal)
         if turn.state.status is RUNNING:
-            turn.enact([self._command(turn, now)])
+            turn.apply_commands([self._command(turn, now)])
             for step_id in turn.dispatch:
                 turn.handle(ActivitySucceeded(step_id, 1, codec.encode("done")))
         if turn.state.status is RUNNING and not turn.state.open_steps:
-            turn.enact([WaitSignal(step_id=f"step#{turn.state.version}", name="go")])
+            turn.apply_commands([WaitSignal(step_id=f"step#{turn.state.version}", name="go")])
         return turn.finish(release=self._chance.random() < 0.5)
 
     def _command(self, turn: TurnDraft, now: int) -> Command:

@@ -135,7 +135,7 @@ async def test_an_outcome_that_was_acknowledged_is_recorded_by_a_node_whose_code
             await old.complete_activity(token, "ann")
             handle = old.run(run.run_id)
             if command == "terminate":
-                await handle.stop(wait=False)
+                await handle.terminate(wait=False)
             else:
                 await handle.skip_step("sign", result="nobody", wait=False)
             async with place.node(new, store):

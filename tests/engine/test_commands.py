@@ -24,7 +24,7 @@ COMMANDS: dict[ControlName, Any] = {
     "RETRY_STEP": lambda run, **given: run.retry_step("go", "why", **given),
     "SKIP_STEP": lambda run, **given: run.skip_step("go", "why", **given),
     "RETRY_RUN": lambda run, **given: run.retry_run("why", **given),
-    "EMERGENCY_STOP": lambda run, **given: run.stop("why", **given),
+    "EMERGENCY_STOP": lambda run, **given: run.terminate("why", **given),
 }
 
 
@@ -119,9 +119,9 @@ async def test_an_authoriser_that_fails_lets_nothing_through() -> None:
         run = await app.start(wait)
         await until_event(run, "SignalWaiting")
         with pytest.raises(ConnectionError):
-            await run.stop()
+            await run.terminate()
         with pytest.raises(NotFound):
-            await app.run("nowhere").stop()
+            await app.run("nowhere").terminate()
         assert verdicts(await run.events()) == []
 
 
@@ -203,7 +203,7 @@ async def test_who_waits_learns_what_was_decided(place: Place) -> None:
             await run.retry_step("go", actor="ann", wait=True)
         await run.pause(actor="ann", wait=True)
         assert await run.status() is RunStatus.PAUSED
-        await run.stop("fire", actor="ann", wait=True)
+        await run.terminate("fire", actor="ann", wait=True)
         assert await run.status() is RunStatus.CANCELLED
         with pytest.raises(RunTerminal):
             await run.resume(wait=True)

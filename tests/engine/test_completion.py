@@ -11,8 +11,8 @@ import pytest
 import holdfast as hf
 from holdfast.core import events as e
 from holdfast.core.events import Event
+from holdfast.core.keys import ActivityToken, read_activity_token, write_activity_token
 from holdfast.core.state import TERMINAL
-from holdfast.core.tokens import ActivityToken, read_token, write_token
 from holdfast.errors import ActivityFailed, CallerError, Conflict, InvalidInput, NotFound, RunTerminal
 from holdfast.program.replay_check import check_histories
 from holdfast.store.port import Store, Turn
@@ -184,7 +184,7 @@ async def test_a_failure_is_tried_again_with_a_new_token(place: Place) -> None:
             await app.fail_activity(tokens[0], "again")
         await app.fail_activity(tokens[1], ConnectionError("nobody there"))
         tokens.append(await office.tokens.get())
-        assert [read_token(token, key).engine_attempt_id for token in tokens] == [1, 2, 3]
+        assert [read_activity_token(token, key).engine_attempt_id for token in tokens] == [1, 2, 3]
         await app.fail_activity(tokens[2], "enough")
         assert await run.result() == "ActivityError: enough"
         errors = [event.data.error for event in await run.events() if isinstance(event.data, e.StepRetried)]
@@ -308,7 +308,8 @@ async def test_an_activity_from_a_queue_may_be_completed_later_too(place: Place)
 
 @pytest.mark.contract("API-2")
 @pytest.mark.parametrize(
-    "token", ["", "nonsense", "é", "W10", "====", write_token(ActivityToken("run-1", "sign", 1, 1), "f" * 64), 7, None]
+    "token",
+    ["", "nonsense", "é", "W10", "====", write_activity_token(ActivityToken("run-1", "sign", 1, 1), "f" * 64), 7, None],
 )
 async def test_a_malformed_token_is_refused(place: Place, token: Any) -> None:
     office = Office()
@@ -317,7 +318,7 @@ async def test_a_malformed_token_is_refused(place: Place, token: Any) -> None:
     async with place.node(office.app) as node:
         with pytest.raises(InvalidInput, match="not the token of an activity"):
             await office.app.complete_activity(token, "ann")
-        unknown = write_token(ActivityToken("run-1", "sign", 1, 1), node.completion_key)
+        unknown = write_activity_token(ActivityToken("run-1", "sign", 1, 1), node.completion_key)
         with pytest.raises(NotFound):
             await office.app.complete_activity(unknown, "ann")
 
@@ -330,9 +331,13 @@ async def test_a_token_of_a_step_that_never_was_is_told_so(place: Place) -> None
         run = await office.app.start(office.contract, "lease")
         token = await office.tokens.get()
         with pytest.raises(Conflict):
-            await office.app.complete_activity(write_token(ActivityToken(run.run_id, "other", 1, 1), key), "ann")
+            await office.app.complete_activity(
+                write_activity_token(ActivityToken(run.run_id, "other", 1, 1), key), "ann"
+            )
         with pytest.raises(InvalidInput, match="there was none"):
-            await office.app.complete_activity(write_token(ActivityToken(run.run_id, "sign", 1, 7), key), "ann")
+            await office.app.complete_activity(
+                write_activity_token(ActivityToken(run.run_id, "sign", 1, 7), key), "ann"
+            )
         with pytest.raises(InvalidInput, match="cannot be stored"):
             await office.app.complete_activity(token, object())
 
@@ -416,7 +421,7 @@ async def test_an_outcome_that_was_acknowledged_before_its_step_is_closed_is_rec
             if closing == "cancel":
                 await run.cancel()
             elif closing == "stop":
-                await run.stop(actor="op")
+                await run.terminate(actor="op")
             elif closing in ("return", "rotation"):
                 await run.signal("go", "on")
             await until(run, lambda events: isinstance(events[-1].data, FINISHED))

@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 import holdfast as hf
 from holdfast.core import codec
 from holdfast.core.dead_letters import DeadLetterQuery
-from holdfast.core.declared import PublishedDefinition
+from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.engine.inbox.declarations import Declared, DeclaredByCode, DeclaredInStore, published
 from holdfast.errors import InvalidInput, NotFound
 from holdfast.program.definitions import WorkflowDefinition
@@ -270,7 +270,7 @@ async def taking() -> None:
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: msgspec.json.encode(value).decode()[:60])
 def test_a_schema_refuses_what_its_type_refuses_and_shows_nothing_of_it(value: Any) -> None:
     definition = WorkflowDefinition(taking, "pay", "1", {"pay": Card | Invoice})
-    kept = msgspec.json.decode(msgspec.json.encode(published(definition)), type=PublishedDefinition)
+    kept = msgspec.json.decode(msgspec.json.encode(published(definition)), type=WorkflowDeclaration)
     by_code, by_schema = (_refusal(declared, value) for declared in (DeclaredByCode(definition), DeclaredInStore(kept)))
     assert (by_code is None) == (by_schema is None), (by_code, by_schema)
     assert "secret" not in str((by_code, by_schema))

@@ -176,7 +176,7 @@ async def test_a_run_of_another_version_can_be_done_again_from_any_node(store: S
     async with new.node(store, grace_s=None):
         async with old.node(store):
             run = await old.app.start(old.orders["1"])
-            await run.stop()
+            await run.terminate()
             await until_event(run, "RunCancelled")
             again = await new.app.run(run.run_id).retry_run(actor="ann")
             await again.signal("go", "again")
@@ -378,7 +378,7 @@ async def test_a_run_that_nobody_can_run_can_be_stopped(store: Store) -> None:
     old, new = Shop("1"), Shop("2")
     run_id = await old.begun(store, "1")
     async with new.node(store):
-        await new.app.run(run_id).stop("it is of no use any more")
+        await new.app.run(run_id).terminate("it is of no use any more")
         await until_event(new.app.run(run_id), "RunCancelled")
         assert await store.find_missing(0) == []
 

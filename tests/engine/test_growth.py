@@ -105,7 +105,7 @@ def turn_of(run: Driver, kind: str) -> Callable[[], object]:
         Held(run_loaded).lost_steps(run.state, START) if kind != "activity" else None
         draft.handle(outcome)
         draft.handle(noise)
-        draft.enact([timer("another", START + SECOND)])
+        draft.apply_commands([timer("another", START + SECOND)])
         draft.finish()
         assert list(draft.closed()) == ["step7"]
 
@@ -128,7 +128,7 @@ def test_an_end_costs_what_it_closes_and_no_more() -> None:
     def end(run: Driver) -> Callable[[], object]:
         def turn() -> None:
             draft = TurnDraft(run.state, loaded(run), START, "node-a")
-            draft.enact([commands.CancelRun(reason="enough")])
+            draft.apply_commands([commands.CancelRun(reason="enough")])
             assert len(draft.finish().sends) == len(run.state.open_steps)
 
         return turn

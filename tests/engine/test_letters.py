@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 import holdfast as hf
 from holdfast.core import codec
-from holdfast.core.dead_letters import DeadLetterQuery, put_aside
+from holdfast.core.dead_letters import DeadLetterQuery, defer
 from holdfast.core.events import RunPaused
 from holdfast.core.messages import Message
 from holdfast.core.state import RunStatus, state_of
@@ -145,7 +145,7 @@ async def test_how_long_a_message_is_put_aside_can_be_set() -> None:
 
 @pytest.mark.contract("MSG-4")
 async def test_a_message_that_was_put_aside_for_ever_is_put_aside_no_longer_than_at_most() -> None:
-    left = put_aside(replace(POISON, attempts=10_000), hf.Limits(poison_retries=10**6), "undecodable", "", "n", START)
+    left = defer(replace(POISON, attempts=10_000), hf.Limits(poison_retries=10**6), "undecodable", "", "n", START)
     assert isinstance(left, Message)
     assert left.due_at == START + 60 * SECOND
 

@@ -67,7 +67,7 @@ async def started(store: MemoryStore, *todo: commands.Command) -> LoadedRun:
     draft = await begin(store)
     for message in (await load(store)).messages:
         draft.handle(message)
-    assert isinstance(draft.enact(todo), Decision)
+    assert isinstance(draft.apply_commands(todo), Decision)
     return await commit(store, draft)
 
 
@@ -129,7 +129,7 @@ async def test_a_turn_is_everything_that_follows_from_what_was_handled(store: Me
     draft = await begin(store)
     [start] = (await load(store)).messages
     assert isinstance(draft.handle(start), Decision)
-    draft.enact([samples.activity(), samples.timer(START + SECOND), samples.wait("go"), samples.task()])
+    draft.apply_commands([samples.activity(), samples.timer(START + SECOND), samples.wait("go"), samples.task()])
     turn = draft.finish()
     assert (turn.run_id, turn.expected_version, turn.epoch) == ("run-1", 1, 1)
     assert [event.event_type for event in turn.events] == [
@@ -156,7 +156,7 @@ async def test_the_drafts_state_and_the_stored_snapshot_are_the_fold_of_the_stor
     draft.handle(ActivitySucceeded("charge", 1, Raw(b"1")))
     for signal in (await load(store)).signals:
         draft.handle(signal)
-    draft.enact([samples.complete()])
+    draft.apply_commands([samples.complete()])
     run = await commit(store, draft)
     folded = state_of("run-1", await store.read_events("run-1"))
     assert draft.state == folded
@@ -204,7 +204,7 @@ async def test_a_signal_that_came_after_the_turn_began_makes_the_run_ready_again
     await started(store, samples.wait("go"))
     draft = await begin(store)
     await store.deliver([samples.signal(name="go")])
-    draft.enact([samples.marker()])
+    draft.apply_commands([samples.marker()])
     assert draft.finish().seen_inbox_seq == 0
     run = await commit(store, draft)
     assert run.head.ready_at == START
@@ -243,11 +243,11 @@ async def test_each_decision_of_a_turn_sees_what_the_ones_before_it_did(store: M
     draft = await begin(store)
     draft.handle(ActivitySucceeded("charge", 1))
     assert draft.handle(ActivitySucceeded("charge", 1)) == NOTHING
-    draft.enact([samples.complete()])
+    draft.apply_commands([samples.complete()])
     late = draft.handle(NodeLost("charge"))
     assert isinstance(late, Refusal)
     assert isinstance(late.error, RunTerminal)
-    refused = draft.enact([samples.activity("again")])
+    refused = draft.apply_commands([samples.activity("again")])
     assert isinstance(refused, Refusal)
     assert isinstance(refused.error, Conflict)
     assert [event.event_type for event in draft.finish().events] == ["StepCompleted", "RunCompleted"]
@@ -257,7 +257,7 @@ async def test_a_refusal_leaves_nothing_in_the_turn(store: MemoryStore) -> None:
     await started(store, samples.activity())
     draft = await begin(store)
     before = draft.state
-    answer = draft.enact([samples.timer(START), samples.activity()])
+    answer = draft.apply_commands([samples.timer(START), samples.activity()])
     assert isinstance(answer, Refusal)
     turn = draft.finish()
     assert (turn.events, turn.messages, draft.dispatch, draft.state) == ((), (), [], before)
@@ -278,7 +278,7 @@ async def test_records_of_activities_are_part_of_the_commit(store: MemoryStore) 
 async def test_release_lets_go_of_the_run_with_the_same_commit(store: MemoryStore, release: bool) -> None:
     await started(store, samples.wait("go"))
     draft = await begin(store)
-    draft.enact([samples.marker()])
+    draft.apply_commands([samples.marker()])
     run = await commit(store, draft, release=release)
     assert run.head.lease_owner == (None if release else NODE)
 
@@ -295,7 +295,9 @@ async def test_a_turn_carries_the_version_and_the_epoch_that_it_was_made_from(st
 async def test_the_rows_of_waits_and_tasks_follow_the_turn(store: MemoryStore) -> None:
     await started(store, samples.wait("go"), samples.task())
     draft = await begin(store)
-    draft.enact([commands.CancelStep(step_id="go"), commands.CancelStep(step_id="approve"), samples.wait("next")])
+    draft.apply_commands(
+        [commands.CancelStep(step_id="go"), commands.CancelStep(step_id="approve"), samples.wait("next")]
+    )
     turn = draft.finish()
     assert turn.waits_closed == ("go",)
     [row] = turn.waits_opened

@@ -28,7 +28,7 @@ VERBS: dict[str, Callable[[RunHandle[Any]], Awaitable[Any]]] = {
     "approve": lambda run: run.approve(),
     "retry_step": lambda run: run.retry_step("go"),
     "skip_step": lambda run: run.skip_step("nowhere"),
-    "stop": lambda run: run.stop(),
+    "terminate": lambda run: run.terminate(),
     "retry_run": lambda run: run.retry_run(signal_id="again"),
     "query": lambda run: run.query("colour"),
     "update": lambda run: run.update("double", number=2),

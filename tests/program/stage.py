@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from holdfast.app import App, Workflow
 from holdfast.core import codec
 from holdfast.core import events as e
-from holdfast.core.apply_commands import enact
+from holdfast.core.apply_commands import apply_commands
 from holdfast.core.decide import Input, decide, queue_run
 from holdfast.core.event_writer import Decision, Refusal
 from holdfast.core.events import EngineRunRef, ErrorInfo, Event
@@ -186,9 +186,9 @@ class Stage:
         while events:
             commands = self.replay.advance(events.pop(0))
             if commands:
-                enacted = enact(self.state, commands, self.now, BY)
-                assert not isinstance(enacted, Refusal), enacted
-                events += self._keep(enacted)
+                applied = apply_commands(self.state, commands, self.now, BY)
+                assert not isinstance(applied, Refusal), applied
+                events += self._keep(applied)
 
     def _offer(self) -> None:
         position = 0

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 import holdfast as hf
 from holdfast.core import commands as c
 from holdfast.core import events as e
-from holdfast.core.apply_commands import enact
+from holdfast.core.apply_commands import apply_commands
 from holdfast.core.event_writer import Decision
 from holdfast.errors import NondeterminismError
 from tests.program.stage import BY, SECOND, START, Stage, staged
@@ -23,7 +23,7 @@ async def act(number: int) -> int:
 
 def stuck(stage: Stage) -> None:
     """Pause a run as an engine does whose program cannot go on."""
-    paused = enact(stage.state, [c.PauseRun(error=e.ErrorInfo("VersionMismatch", "unknown"))], stage.now, BY)
+    paused = apply_commands(stage.state, [c.PauseRun(error=e.ErrorInfo("VersionMismatch", "unknown"))], stage.now, BY)
     assert isinstance(paused, Decision)
     stage._keep(paused)
 

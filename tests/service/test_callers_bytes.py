@@ -12,7 +12,7 @@ import pytest
 from msgspec import Raw
 
 from holdfast.clock import SystemIds
-from holdfast.core import codec, tokens
+from holdfast.core import codec, keys
 from holdfast.core.access import read_token
 from holdfast.errors import HoldfastError
 from holdfast.service.auth.csrf import check_head, check_open, check_origin, given_token, shown
@@ -133,7 +133,7 @@ def _of_text(text: bytes) -> list[Callable[[], object]]:
         lambda: forwarded([(b"x-forwarded-for", text), (b"x-forwarded-proto", text)]),
         lambda: _JWT.fullmatch(text),
         lambda: _unpacked({b"cookie": text}, LOGIN_COOKIE),
-        lambda: tokens.read_token(text.decode(), "00" * 32),
+        lambda: keys.read_activity_token(text.decode(), "00" * 32),
     ]
 
 

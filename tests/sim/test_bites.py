@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from holdfast.app import App
 from holdfast.core import apply_commands, decide
 from holdfast.core.admission import RunLimit
-from holdfast.core.event_writer import NOTHING, Decision, Pen
+from holdfast.core.event_writer import NOTHING, Decision, EventWriter
 from holdfast.core.events import NULL, ErrorInfo
 from holdfast.core.messages import ActivityErrored
 from holdfast.core.state import OpenStep, carried
@@ -161,7 +161,7 @@ def test_it_finds_a_signal_that_is_accepted_twice(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.contract("TMR-1")
 def test_it_finds_timers_that_fire_early(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = Run.loaded
-    monkeypatch.setattr(decide, "_is_early", lambda step, pen: False)
+    monkeypatch.setattr(decide, "_is_early", lambda step, writer: False)
     monkeypatch.setattr(Run, "loaded", lambda self, now: loaded(self, now + 5_000_000))
     found = first_finding()
     assert "early" in found or "timers_are_scheduled" in found
@@ -190,7 +190,7 @@ def test_it_finds_jobs_that_outlive_their_step(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.contract("ACT-1", "OWN-3")
 def test_it_finds_a_detached_activity_that_is_given_up_with_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forget(step: OpenStep, until: int | None, pen: Pen) -> Decision:
+    def forget(step: OpenStep, until: int | None, writer: EventWriter) -> Decision:
         return NOTHING
 
     monkeypatch.setattr(decide, "_detach", forget)

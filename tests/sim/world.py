@@ -17,11 +17,11 @@ from msgspec import Raw, Struct
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.admission import RunLimit
-from holdfast.core.deadlines import step_options
 from holdfast.core.events import Event
 from holdfast.core.invariants import check
 from holdfast.core.messages import AcceptedSignalResult, Message
 from holdfast.core.state import retry_token, state_of
+from holdfast.core.timing import step_options
 from holdfast.engine.activities.async_completion import completion_key, report_result
 from holdfast.engine.activities.executor import ActivityContext, activity_context
 from holdfast.errors import CallerError, NotDurable, StoreError

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core.admission import Overload, RunLimit, Ticket
-from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Reason, bury
+from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Reason, to_dead_letter
 from holdfast.core.index_rows import ActivityRecord, Task, Wait
 from holdfast.core.instants import Instant
 from holdfast.core.messages import OUTCOME_SIGNAL, ActivityOutcome, Message, MessageType, SignalRequest
@@ -280,7 +280,7 @@ class Values:
     def dead_letter(self, run_id: str, now: Instant) -> DeadLetter:
         """Return a letter, often of a message that died before; some cannot be read, and a few cannot be kept."""
         reason: Any = self.pick((*get_args(Reason), "boredom" if self.happens(0.2) else "undecodable"))
-        letter = bury(self.plain_message(run_id, now), reason, "why", self.pick(NODES), now)
+        letter = to_dead_letter(self.plain_message(run_id, now), reason, "why", self.pick(NODES), now)
         return replace(letter, envelope=b"\xff{") if self.happens(0.2) else letter
 
     def letter_query(self, run_ids: Sequence[str]) -> DeadLetterQuery:

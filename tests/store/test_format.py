@@ -19,7 +19,7 @@ from holdfast.core.access import TokenQuery
 from holdfast.core.admission import RunLimit, Ticket
 from holdfast.core.audit import AuditEntry, AuditQuery
 from holdfast.core.dead_letters import DeadLetterQuery, Settled
-from holdfast.core.declared import PublishedDefinition
+from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import UnknownBody
 from holdfast.core.messages import ActivitySucceeded
 from holdfast.core.snapshot import project_run, runtime_snapshot
@@ -60,7 +60,7 @@ FORMATS = sorted((Path(__file__).parent / "formats").glob("*.sql"))
 DAY_MS = 86_400_000
 ONE = RunLimit(at_once=1)
 KEY = "0123456789abcdef" * 4
-DEFINITION = PublishedDefinition(plan_id="order", plan_version="1", signals={"approval": {"type": "boolean"}})
+DEFINITION = WorkflowDeclaration(plan_id="order", plan_version="1", signals={"approval": {"type": "boolean"}})
 
 
 async def write_sample(path: Path) -> None:

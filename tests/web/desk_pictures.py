@@ -6,7 +6,7 @@ from pathlib import Path
 
 from playwright.async_api import Browser, Page, Route, expect
 
-from holdfast.core.projector import Alert
+from holdfast.core.snapshot import Alert
 from tests.web.browser import DESK, PHONE, looking
 from tests.web.desk import DeskSite, at_desk
 

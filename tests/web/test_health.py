@@ -8,7 +8,7 @@ import pytest
 from playwright.async_api import Browser, Locator, Page, expect
 
 from holdfast.app import App
-from holdfast.core.projector import Alert
+from holdfast.core.snapshot import Alert
 from tests.web.browser import looking
 from tests.web.desk import DeskSite, at_desk, sign_in
 

@@ -6,8 +6,7 @@ from typing import Any
 from holdfast.core import codec, tasks
 from holdfast.core import commands as c
 from holdfast.core import events as e
-from holdfast.core.deadlines import schedule_deadline
-from holdfast.core.event_writer import Decision, Pen, Refusal
+from holdfast.core.event_writer import Decision, EventWriter, Refusal
 from holdfast.core.events import Body, EngineRunRef
 from holdfast.core.instants import Instant
 from holdfast.core.keys import event_id, event_key
@@ -18,45 +17,47 @@ from holdfast.errors import CallerError, Conflict
 _NO_OPTIONS = len(e.NULL)
 
 
-def enact(state: RunState, commands: Iterable[c.Command], now: Instant, by: EngineRunRef) -> Decision | Refusal:
+def apply_commands(
+    state: RunState, commands: Iterable[c.Command], now: Instant, by: EngineRunRef
+) -> Decision | Refusal:
     """Answer what the program asks for. Only a running program asks for anything."""
     if state.status is not RUNNING:
         return Refusal(Conflict(f"run {state.run_id} is {state.status}; its program is not running"))
-    pen = Pen(state, now, by)
+    writer = EventWriter(state, now, by)
     try:
         for command in commands:
-            if pen.has_ended:
+            if writer.has_ended:
                 raise Conflict(f"run {state.run_id}: its program asks for more after its end: {command!r}")
-            _ENACTORS[type(command)](state, command, pen)
+            _APPLIERS[type(command)](state, command, writer)
     except CallerError as problem:
         return Refusal(problem)
-    return pen.decision()
+    return writer.decision()
 
 
-def _run_activity(state: RunState, command: c.RunActivity, pen: Pen) -> None:
+def _run_activity(state: RunState, command: c.RunActivity, writer: EventWriter) -> None:
     body = e.StepStarted(command.name, command.input, command.queue, command.idempotency_key, command.options)
-    pen.open(body, command.step_id, 1)
+    writer.open(body, command.step_id, 1)
     if len(command.options) > _NO_OPTIONS:
-        schedule_deadline(command.step_id, 1, command.options, pen)
-    pen.dispatch.append(command.step_id)
+        writer.schedule_deadline(command.step_id, 1, command.options)
+    writer.dispatch.append(command.step_id)
 
 
-def _start_timer(state: RunState, command: c.StartTimer, pen: Pen) -> None:
-    token = pen.token(command.step_id)
-    pen.open(e.TimerStarted(token, command.due_at), command.step_id)
-    pen.schedule("TimerDue", command.step_id, token, command.due_at)
+def _start_timer(state: RunState, command: c.StartTimer, writer: EventWriter) -> None:
+    token = writer.token(command.step_id)
+    writer.open(e.TimerStarted(token, command.due_at), command.step_id)
+    writer.schedule("TimerDue", command.step_id, token, command.due_at)
 
 
-def _wait_signal(state: RunState, command: c.WaitSignal, pen: Pen) -> None:
-    token = pen.token(command.step_id)
-    pen.open(e.SignalWaiting(command.name, token, command.until), command.step_id)
+def _wait_signal(state: RunState, command: c.WaitSignal, writer: EventWriter) -> None:
+    token = writer.token(command.step_id)
+    writer.open(e.SignalWaiting(command.name, token, command.until), command.step_id)
     if command.until is not None:
-        pen.schedule("TimerDue", command.step_id, token, command.until)
+        writer.schedule("TimerDue", command.step_id, token, command.until)
 
 
-def _send_signal(state: RunState, command: c.SendSignal, pen: Pen) -> None:
+def _send_signal(state: RunState, command: c.SendSignal, writer: EventWriter) -> None:
     sent = e.SignalSent(command.run_id, command.name, command.signal_id, command.payload, command.addressed_to)
-    pen.write(sent, command.step_id, 1)
+    writer.write(sent, command.step_id, 1)
     request = SignalRequest(
         run_id=sent.run_id,
         name=sent.name,
@@ -64,15 +65,15 @@ def _send_signal(state: RunState, command: c.SendSignal, pen: Pen) -> None:
         signal_id=sent.signal_id,
         step_id=sent.addressed_to,
     )
-    pen.sends.append(request)
+    writer.sends.append(request)
 
 
-def _ask_human(state: RunState, command: c.AskHuman, pen: Pen) -> None:
+def _ask_human(state: RunState, command: c.AskHuman, writer: EventWriter) -> None:
     key = event_key(state.run_id, command.step_id, 1, "TaskCreated", state.plan_version)
     body = e.TaskCreated(
         event_id(key),
         command.name,
-        pen.token(command.step_id),
+        writer.token(command.step_id),
         command.task_type,
         command.route,
         command.payload,
@@ -85,66 +86,66 @@ def _ask_human(state: RunState, command: c.AskHuman, pen: Pen) -> None:
         command.approvals,
         command.of,
     )
-    pen.open(body, command.step_id)
-    tasks.schedule(command.step_id, body, pen)
+    writer.open(body, command.step_id)
+    tasks.schedule(command.step_id, body, writer)
 
 
-def _start_child(state: RunState, command: c.StartChild, pen: Pen) -> None:
+def _start_child(state: RunState, command: c.StartChild, writer: EventWriter) -> None:
     body = e.ChildStarted(
         command.child_run_id,
         command.plan_id,
         command.plan_version,
-        pen.token(command.step_id),
+        writer.token(command.step_id),
         command.input,
         command.close_policy,
     )
-    pen.open(body, command.step_id)
+    writer.open(body, command.step_id)
 
 
-def _record_marker(state: RunState, command: c.RecordMarker, pen: Pen) -> None:
-    pen.write(e.MarkerRecorded(command.name, command.value), command.step_id, 1)
+def _record_marker(state: RunState, command: c.RecordMarker, writer: EventWriter) -> None:
+    writer.write(e.MarkerRecorded(command.name, command.value), command.step_id, 1)
 
 
-def _cancel_step(state: RunState, command: c.CancelStep, pen: Pen) -> None:
+def _cancel_step(state: RunState, command: c.CancelStep, writer: EventWriter) -> None:
     step_id, body = command.step_id, e.StepCancelled(command.reason)
-    opened = pen.opened.get(step_id)
+    opened = writer.opened.get(step_id)
     if opened is not None:  # opened and given up in one turn
-        pen.write(body, step_id, 1, opened.engine_attempt_id, parent=opened.event_id)
-        pen.dispatch[:] = [other for other in pen.dispatch if other != step_id]
-    elif step_id in state.open_steps and step_id not in pen.opened:
-        pen.close(state.open_steps[step_id], body)
+        writer.write(body, step_id, 1, opened.engine_attempt_id, parent=opened.event_id)
+        writer.dispatch[:] = [other for other in writer.dispatch if other != step_id]
+    elif step_id in state.open_steps and step_id not in writer.opened:
+        writer.close(state.open_steps[step_id], body)
     else:
         return
-    pen.opened[step_id] = None
+    writer.opened[step_id] = None
 
 
-def _complete_update(state: RunState, command: c.CompleteUpdate, pen: Pen) -> None:
+def _complete_update(state: RunState, command: c.CompleteUpdate, writer: EventWriter) -> None:
     step = state.open_steps.get(command.step_id)
     if step is not None:
-        pen.close(step, e.UpdateCompleted(command.result, command.error))
+        writer.close(step, e.UpdateCompleted(command.result, command.error))
 
 
-def _pause_run(state: RunState, command: c.PauseRun, pen: Pen) -> None:
-    pen.write(e.RunPaused(command.error.code, command.error))
-    pen.has_ended = True
+def _pause_run(state: RunState, command: c.PauseRun, writer: EventWriter) -> None:
+    writer.write(e.RunPaused(command.error.code, command.error))
+    writer.has_ended = True
 
 
-def _continue_as_new(state: RunState, command: c.ContinueAsNew, pen: Pen) -> None:
-    so_far = fold(state, pen.events)  # with what was decided in the same breath
-    pen.write(e.ContinuedAsNew(command.input, codec.encode(carried(so_far, command.updates))))
-    pen.dispatch.clear()
+def _continue_as_new(state: RunState, command: c.ContinueAsNew, writer: EventWriter) -> None:
+    so_far = fold(state, writer.events)  # with what was decided in the same breath
+    writer.write(e.ContinuedAsNew(command.input, codec.encode(carried(so_far, command.updates))))
+    writer.dispatch.clear()
 
 
-def _end(make: Callable[[Any], Body]) -> Callable[[RunState, Any, Pen], None]:
-    def end(state: RunState, command: Any, pen: Pen) -> None:
-        pen.write(make(command))
-        pen.dispatch.clear()
-        pen.has_ended = True
+def _end(make: Callable[[Any], Body]) -> Callable[[RunState, Any, EventWriter], None]:
+    def end(state: RunState, command: Any, writer: EventWriter) -> None:
+        writer.write(make(command))
+        writer.dispatch.clear()
+        writer.has_ended = True
 
     return end
 
 
-_ENACTORS: dict[type, Callable[[RunState, Any, Pen], None]] = {
+_APPLIERS: dict[type, Callable[[RunState, Any, EventWriter], None]] = {
     c.RunActivity: _run_activity,
     c.StartTimer: _start_timer,
     c.WaitSignal: _wait_signal,

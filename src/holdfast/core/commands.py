@@ -1,4 +1,4 @@
-"""What a program asks for. Commands are requests; `enact` turns them into events.
+"""What a program asks for. Commands are requests; `apply_commands` turns them into events.
 
 A program (code, flow or plan) is asked one thing: given these outcomes, which commands do you issue?
 """

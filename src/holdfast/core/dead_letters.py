@@ -76,7 +76,7 @@ def unreadable_payload(name: str, signal_id: str) -> str:
     return f"the payload of signal {name!r}, {signal_id!r} cannot be read"
 
 
-def bury(message: Message, reason: Reason, detail: str, node: str, now: Instant) -> DeadLetter:
+def to_dead_letter(message: Message, reason: Reason, detail: str, node: str, now: Instant) -> DeadLetter:
     """Return the letter that a message becomes."""
     return DeadLetter(
         letter_id=letter_id(message.run_id, message.signal_id, now),
@@ -89,7 +89,7 @@ def bury(message: Message, reason: Reason, detail: str, node: str, now: Instant)
     )
 
 
-def bury_signal(signal: Signal, node: str, now: Instant) -> DeadLetter:
+def signal_to_dead_letter(signal: Signal, node: str, now: Instant) -> DeadLetter:
     """Return the letter that a signal becomes which did not fit the wait for it."""
     return DeadLetter(
         letter_id=letter_id(signal.run_id, signal.id),
@@ -102,12 +102,12 @@ def bury_signal(signal: Signal, node: str, now: Instant) -> DeadLetter:
     )
 
 
-def put_aside(
+def defer(
     message: Message, limits: Limits, reason: Reason, detail: str, node: str, now: Instant
 ) -> Message | DeadLetter:
     """Return what is left of a message that could not be handled: itself, for later, or a dead letter."""
     if message.attempts >= limits.poison_retries:
-        return bury(message, reason, detail, node, now)
+        return to_dead_letter(message, reason, detail, node, now)
     policy = limits.dead_letters
     wait_ms = min(policy.first_ms << min(message.attempts, 62), policy.most_ms)
     return replace(message, due_at=now + wait_ms * 1_000, attempts=message.attempts + 1)

@@ -1,9 +1,9 @@
-"""What follows when a run is told something, or asks for something.
+"""What follows when a message reaches a run.
 
-`decide` looks at a state and a message from the world; `enact`, in the module beside, at a state and the commands of
-the program. Both answer with a `Decision`: the events to append, the messages to leave in the run's own inbox, and the
-steps whose activities are to be dispatched once all that is durable. A `Refusal` says whose fault it is; nothing
-changes then.
+`decide` takes a state and a message from the world; `apply_commands`, in the module of that name, a state and the
+commands of the program. Both return a `Decision`: the events to append, the messages to leave in the run's own inbox,
+and the steps whose activities are dispatched once all that is durable. A `Refusal` says whose fault it is; then nothing
+changes.
 
 A message that is stale (its step is closed, its token old) is decided with an empty `Decision`: it has been handled,
 and nothing follows. Duplicates are harmless for the same reason.
@@ -18,13 +18,13 @@ from msgspec.structs import replace
 from holdfast.core import codec, tasks
 from holdfast.core import events as e
 from holdfast.core import messages as m
-from holdfast.core.deadlines import StepOptions, deadline_token, is_deadline, step_options, too_late
-from holdfast.core.event_writer import NOTHING, Decision, Pen, Refusal
+from holdfast.core.event_writer import NOTHING, Decision, EventWriter, Refusal
 from holdfast.core.events import EngineRunRef
 from holdfast.core.instants import Instant
+from holdfast.core.messages import is_deadline
 from holdfast.core.operator_commands import control, definition_found, message_died
 from holdfast.core.state import APPROVED, PENDING, RUNNING, OpenStep, RunState, retry_token
-from holdfast.core.timing import Retry, retry_delay_ms
+from holdfast.core.timing import Retry, StepOptions, deadline_token, retry_delay_ms, step_options, too_late
 from holdfast.errors import Conflict, InvalidInput, RunTerminal
 
 Input = (
@@ -47,10 +47,10 @@ Input = (
 def queue_run(run_id: str, queued: e.RunQueued, now: Instant, by: EngineRunRef) -> Decision:
     """Decide that a new run exists, and leave it the message that will start it."""
     state = RunState(run_id=run_id, plan_version=queued.plan_version)
-    pen = Pen(state, now, by)
-    pen.write(queued)
+    writer = EventWriter(state, now, by)
+    writer.write(queued)
     first = m.Message(signal_id="start", run_id=run_id, type="InternalContinue", occurred_at=now, expected_version=1)
-    return pen.decision(messages=(first,))
+    return writer.decision(messages=(first,))
 
 
 def decide(state: RunState, message: Input, now: Instant, by: EngineRunRef) -> Decision | Refusal:
@@ -59,14 +59,14 @@ def decide(state: RunState, message: Input, now: Instant, by: EngineRunRef) -> D
         problem = f"run {state.run_id} is {state.status}"
         return Refusal(RunTerminal(problem, run_id=state.run_id, status=str(state.status)))
     try:
-        pen = Pen(state, now, by)
-        pen.caller = getattr(message, "by", None)
-        return _DECIDERS[type(message)](state, message, pen)
+        writer = EventWriter(state, now, by)
+        writer.caller = getattr(message, "by", None)
+        return _DECIDERS[type(message)](state, message, writer)
     except InvalidInput as problem:
         return Refusal(problem)
 
 
-def _on_message(state: RunState, message: m.Message, pen: Pen) -> Decision | Refusal:
+def _on_message(state: RunState, message: m.Message, writer: EventWriter) -> Decision | Refusal:
     if message.expected_version is not None and message.expected_version > state.version:
         problem = f"the message expects version {message.expected_version}, the run is at {state.version}"
         return Refusal(Conflict(problem))
@@ -76,65 +76,65 @@ def _on_message(state: RunState, message: m.Message, pen: Pen) -> Decision | Ref
         return Refusal(InvalidInput(f"unknown message type {message.type!r}", field="type"))
     if message.type == "InternalContinue":
         if state.status is PENDING or state.status is APPROVED:
-            pen.write(e.RunStarted())
-        return pen.decision()
+            writer.write(e.RunStarted())
+        return writer.decision()
     if message.type == "ActivityCompleted":
-        return _on_outcome(state, message, pen)
+        return _on_outcome(state, message, writer)
     step = state.open_steps.get(message.step_id or "")
     if step is not None and step.kind == "task" and message.type == "TimerDue":
-        return tasks.on_timer(step, message, pen)
+        return tasks.on_timer(step, message, writer)
     if step is not None and step.kind == "activity" and is_deadline(message):
-        return _on_deadline(step, message, pen)
+        return _on_deadline(step, message, writer)
     if step is None or step.token is None or step.token != message.waiting_token:
         return NOTHING
     decider, kinds = _MESSAGE_DECIDERS[message.type]
-    return decider(step, message, pen) if step.kind in kinds else NOTHING
+    return decider(step, message, writer) if step.kind in kinds else NOTHING
 
 
-def _is_early(step: OpenStep, pen: Pen) -> bool:
+def _is_early(step: OpenStep, writer: EventWriter) -> bool:
     """Say whether the step's time is still to come, by the time of this turn."""
-    return step.due_at is not None and step.due_at > pen.now
+    return step.due_at is not None and step.due_at > writer.now
 
 
-def _on_timer(step: OpenStep, message: m.Message, pen: Pen) -> Decision | Refusal:
+def _on_timer(step: OpenStep, message: m.Message, writer: EventWriter) -> Decision | Refusal:
     """Fire, but never early: what was handed out too soon by this turn's time is left for later."""
     if step.due_at is None or (step.kind == "activity" and not step.is_detached):
         return NOTHING
-    if _is_early(step, pen):
+    if _is_early(step, writer):
         return Decision(messages=(message,))
     if step.kind == "activity":
-        _too_late(step, pen)
+        _too_late(step, writer)
     elif step.kind == "timer":
-        pen.close(step, e.TimerFired())
+        writer.close(step, e.TimerFired())
     else:
-        pen.close(step, e.SignalTimedOut(step.name))
-    return pen.decision()
+        writer.close(step, e.SignalTimedOut(step.name))
+    return writer.decision()
 
 
-def _on_deadline(step: OpenStep, message: m.Message, pen: Pen) -> Decision | Refusal:
+def _on_deadline(step: OpenStep, message: m.Message, writer: EventWriter) -> Decision | Refusal:
     """End a step whose time is over, whatever it waits for."""
     options = _options(step)
     deadline = options.deadline_of(step)
     if deadline is None or message.waiting_token != deadline_token(step.step_id, step.logical_attempt_id):
         return NOTHING
-    if pen.now < deadline:
+    if writer.now < deadline:
         return Decision(messages=(message,))
-    return _give_up(step, e.ErrorInfo("TimeoutError", too_late(step, options.schedule_to_close_ms)), options, pen)
+    return _give_up(step, e.ErrorInfo("TimeoutError", too_late(step, options.schedule_to_close_ms)), options, writer)
 
 
-def _on_retry(step: OpenStep, message: m.Message, pen: Pen) -> Decision | Refusal:
+def _on_retry(step: OpenStep, message: m.Message, writer: EventWriter) -> Decision | Refusal:
     if step.is_detached:
         return NOTHING
-    return Decision(messages=(message,)) if _is_early(step, pen) else Decision(dispatch=(step.step_id,))
+    return Decision(messages=(message,)) if _is_early(step, writer) else Decision(dispatch=(step.step_id,))
 
 
-def _on_child(step: OpenStep, message: m.Message, pen: Pen) -> Decision | Refusal:
+def _on_child(step: OpenStep, message: m.Message, writer: EventWriter) -> Decision | Refusal:
     outcome = codec.decode(message.payload, m.ChildOutcome)
-    pen.close(step, e.ChildFailed(outcome.error) if outcome.error else e.ChildCompleted(outcome.result))
-    return pen.decision()
+    writer.close(step, e.ChildFailed(outcome.error) if outcome.error else e.ChildCompleted(outcome.result))
+    return writer.decision()
 
 
-def _on_signal(state: RunState, signal: m.Signal, pen: Pen) -> Decision | Refusal:
+def _on_signal(state: RunState, signal: m.Signal, writer: EventWriter) -> Decision | Refusal:
     """Give the signal to the oldest wait that it fits; if there is none it stays in the mailbox."""
     if state.status is not RUNNING:
         return NOTHING
@@ -143,8 +143,8 @@ def _on_signal(state: RunState, signal: m.Signal, pen: Pen) -> Decision | Refusa
         return NOTHING
     if signal.misfit is not None:
         dead = e.SignalDeadLettered(signal.name, signal.signal_id, signal.suffix, signal.step_id, signal.misfit)
-        pen.write(dead, cause=signal.id)
-        return pen.decision()
+        writer.write(dead, cause=signal.id)
+        return writer.decision()
     received = e.SignalReceived(
         signal.name,
         signal.signal_id,
@@ -154,8 +154,8 @@ def _on_signal(state: RunState, signal: m.Signal, pen: Pen) -> Decision | Refusa
         signal.state_after,
         signal.error,
     )
-    pen.close(step, received, cause=signal.id)
-    return pen.decision()
+    writer.close(step, received, cause=signal.id)
+    return writer.decision()
 
 
 def wait_for(state: RunState, signal: m.Signal) -> OpenStep | None:
@@ -191,7 +191,7 @@ def _ends_before(step: OpenStep, came_at: Instant) -> bool:
     return step.due_at is not None and step.due_at < came_at
 
 
-def _on_update(state: RunState, update: m.Update, pen: Pen) -> Decision | Refusal:
+def _on_update(state: RunState, update: m.Update, writer: EventWriter) -> Decision | Refusal:
     """Let an update in. A run that has not started, or is paused, answers it later.
 
     The step is named by the store's id: the sender's own is unique only for as long as its acceptance is remembered.
@@ -200,10 +200,10 @@ def _on_update(state: RunState, update: m.Update, pen: Pen) -> Decision | Refusa
     if state.status is RUNNING and step_id not in state.open_steps:
         refusal = update.refusal
         was_refused = None if refusal is UNSET else refusal is not None
-        pen.write(e.UpdateAccepted(update.name, update.input, was_refused), step_id, 1, cause=update.id)
+        writer.write(e.UpdateAccepted(update.name, update.input, was_refused), step_id, 1, cause=update.id)
         if isinstance(refusal, e.ErrorInfo):  # the cause tells replay that it is not the program that answers
-            pen.write(e.UpdateCompleted(error=refusal), step_id, 1, cause=update.id)
-    return pen.decision()
+            writer.write(e.UpdateCompleted(error=refusal), step_id, 1, cause=update.id)
+    return writer.decision()
 
 
 def update_step_id(id: str) -> str:
@@ -211,41 +211,43 @@ def update_step_id(id: str) -> str:
     return f"update:{id}"
 
 
-def _on_success(state: RunState, outcome: m.ActivitySucceeded, pen: Pen) -> Decision | Refusal:
+def _on_success(state: RunState, outcome: m.ActivitySucceeded, writer: EventWriter) -> Decision | Refusal:
     step = _running(state, outcome.step_id, outcome.logical_attempt_id)
     if step is None:
         return NOTHING
-    pen.close(step, e.StepCompleted(outcome.result))
-    return pen.decision()
+    writer.close(step, e.StepCompleted(outcome.result))
+    return writer.decision()
 
 
-def _on_error(state: RunState, outcome: m.ActivityErrored, pen: Pen) -> Decision | Refusal:
+def _on_error(state: RunState, outcome: m.ActivityErrored, writer: EventWriter) -> Decision | Refusal:
     step = _running(state, outcome.step_id, outcome.logical_attempt_id)
     if step is None or step.engine_attempt_id != outcome.engine_attempt_id:
         return NOTHING
-    return _fail(step, outcome.error, outcome.retry, outcome.fraction, pen)
+    return _fail(step, outcome.error, outcome.retry, outcome.fraction, writer)
 
 
-def _on_detached(state: RunState, outcome: m.ActivityDetached, pen: Pen) -> Decision | Refusal:
+def _on_detached(state: RunState, outcome: m.ActivityDetached, writer: EventWriter) -> Decision | Refusal:
     step = _running(state, outcome.step_id, outcome.logical_attempt_id)
     if step is None or step.engine_attempt_id != outcome.engine_attempt_id:
         return NOTHING
-    return _detach(step, outcome.until, pen)
+    return _detach(step, outcome.until, writer)
 
 
-def _on_outcome(state: RunState, message: m.Message, pen: Pen) -> Decision | Refusal:
+def _on_outcome(state: RunState, message: m.Message, writer: EventWriter) -> Decision | Refusal:
     """Take what comes from elsewhere: a success of any attempt, anything else only of the present one or a later.
 
     A job that was taken again counts on without word to the run, so the step moves to the attempt that was made.
     """
-    return _conclude(state, message.step_id or "", codec.decode(message.payload, m.ActivityOutcome), pen, None)
+    return _conclude(state, message.step_id or "", codec.decode(message.payload, m.ActivityOutcome), writer, None)
 
 
-def _on_reported(state: RunState, reported: m.ReportedOutcome, pen: Pen) -> Decision | Refusal:
-    return _conclude(state, reported.step_id, reported.outcome, pen, reported.id)
+def _on_reported(state: RunState, reported: m.ReportedOutcome, writer: EventWriter) -> Decision | Refusal:
+    return _conclude(state, reported.step_id, reported.outcome, writer, reported.id)
 
 
-def _conclude(state: RunState, step_id: str, outcome: m.ActivityOutcome, pen: Pen, cause: str | None) -> Decision:
+def _conclude(
+    state: RunState, step_id: str, outcome: m.ActivityOutcome, writer: EventWriter, cause: str | None
+) -> Decision:
     step = _running(state, step_id, outcome.logical_attempt_id)
     is_success = outcome.error is None and not outcome.is_detached
     if step is None or (outcome.engine_attempt_id < step.engine_attempt_id and not is_success):
@@ -253,11 +255,11 @@ def _conclude(state: RunState, step_id: str, outcome: m.ActivityOutcome, pen: Pe
     if outcome.engine_attempt_id > step.engine_attempt_id:
         step = replace(step, engine_attempt_id=outcome.engine_attempt_id, is_detached=False)
     if outcome.is_detached:
-        return _detach(step, outcome.until, pen)
+        return _detach(step, outcome.until, writer)
     if outcome.error is not None:
-        return _fail(step, outcome.error, _options(step).retry, outcome.fraction, pen, cause)
-    pen.close(step, e.StepCompleted(outcome.result), cause)
-    return pen.decision()
+        return _fail(step, outcome.error, _options(step).retry, outcome.fraction, writer, cause)
+    writer.close(step, e.StepCompleted(outcome.result), cause)
+    return writer.decision()
 
 
 def _running(state: RunState, step_id: str, logical_attempt_id: int) -> OpenStep | None:
@@ -272,93 +274,95 @@ def _options(step: OpenStep) -> StepOptions:
 
 
 def _fail(
-    step: OpenStep, error: e.ErrorInfo, retry: Retry, fraction: float, pen: Pen, cause: str | None = None
+    step: OpenStep, error: e.ErrorInfo, retry: Retry, fraction: float, writer: EventWriter, cause: str | None = None
 ) -> Decision:
     """Try again by the policy and while there is time, or give up. A job is put again at once, to be seen when due."""
     options = _options(step)
     delay_ms, deadline = retry_delay_ms(retry, step.attempt, error, fraction), options.deadline_of(step)
-    if delay_ms is None or (deadline is not None and pen.now + delay_ms * 1_000 >= deadline):
-        return _give_up(step, error, options, pen, cause)
-    due_at = pen.now + delay_ms * 1_000
-    _retry(step, pen, e.StepRetried("failed", due_at, error), cause)
+    if delay_ms is None or (deadline is not None and writer.now + delay_ms * 1_000 >= deadline):
+        return _give_up(step, error, options, writer, cause)
+    due_at = writer.now + delay_ms * 1_000
+    _retry(step, writer, e.StepRetried("failed", due_at, error), cause)
     if step.queue:
-        pen.dispatch.append(step.step_id)
+        writer.dispatch.append(step.step_id)
     else:
-        pen.schedule("RetryDue", step.step_id, retry_token(step.step_id, step.engine_attempt_id + 1), due_at)
-    return pen.decision()
+        writer.schedule("RetryDue", step.step_id, retry_token(step.step_id, step.engine_attempt_id + 1), due_at)
+    return writer.decision()
 
 
-def _give_up(step: OpenStep, error: e.ErrorInfo, options: StepOptions, pen: Pen, cause: str | None = None) -> Decision:
-    if pen.state.status is RUNNING and options.on_failure == "pause":
+def _give_up(
+    step: OpenStep, error: e.ErrorInfo, options: StepOptions, writer: EventWriter, cause: str | None = None
+) -> Decision:
+    if writer.state.status is RUNNING and options.on_failure == "pause":
         # First, so that the failure is one of the outcomes that the program hears of when the run is resumed.
-        pen.write(e.RunPaused(f"step {step.step_id!r} failed", failed_step_id=step.step_id), cause=cause)
-    pen.close(step, e.StepFailed(error), cause)
-    return pen.decision()
+        writer.write(e.RunPaused(f"step {step.step_id!r} failed", failed_step_id=step.step_id), cause=cause)
+    writer.close(step, e.StepFailed(error), cause)
+    return writer.decision()
 
 
-def _detach(step: OpenStep, until: Instant | None, pen: Pen) -> Decision:
+def _detach(step: OpenStep, until: Instant | None, writer: EventWriter) -> Decision:
     """Leave the step open for whoever reports its outcome, and bound how long that may take."""
     if step.is_detached:
         return NOTHING
     attempt = step.engine_attempt_id
-    pen.write(e.StepDetached(until), step.step_id, step.logical_attempt_id, attempt, None, step.opened_event_id)
+    writer.write(e.StepDetached(until), step.step_id, step.logical_attempt_id, attempt, None, step.opened_event_id)
     if until is not None:
-        pen.schedule("TimerDue", step.step_id, retry_token(step.step_id, attempt), until)
-    return pen.decision()
+        writer.schedule("TimerDue", step.step_id, retry_token(step.step_id, attempt), until)
+    return writer.decision()
 
 
-def _too_late(step: OpenStep, pen: Pen) -> None:
+def _too_late(step: OpenStep, writer: EventWriter) -> None:
     """Let an attempt fail whose outcome was not reported in time."""
     options = _options(step)
     deadline = options.deadline_of(step)
-    has_time_left = deadline is None or pen.now < deadline
+    has_time_left = deadline is None or writer.now < deadline
     unreported = f"the outcome of activity {step.name!r} was not reported in time"
     problem = unreported if has_time_left else too_late(step, options.schedule_to_close_ms)
-    _fail(step, e.ErrorInfo("TimeoutError", problem, retryable=has_time_left), options.retry, 0.0, pen)
+    _fail(step, e.ErrorInfo("TimeoutError", problem, retryable=has_time_left), options.retry, 0.0, writer)
 
 
-def _on_node_lost(state: RunState, lost: m.NodeLost, pen: Pen) -> Decision | Refusal:
+def _on_node_lost(state: RunState, lost: m.NodeLost, writer: EventWriter) -> Decision | Refusal:
     """Dispatch the activity again, unless it was waiting for its next attempt: then no node was running it.
 
     The attempt that was lost may have begun, so it counts: the policy's bound is the bound, and 0 is none. One that
     waited for a node with the activity has not begun, and begins now.
     """
     step = state.open_steps.get(lost.step_id)
-    if step is None or step.kind != "activity" or step.is_detached or _is_early(step, pen):
+    if step is None or step.kind != "activity" or step.is_detached or _is_early(step, writer):
         return NOTHING
     if step.is_unbegun:
-        _retry(step, pen, e.StepRetried(e.NOT_BEGUN, pen.now))
-        pen.dispatch.append(step.step_id)
-        return pen.decision()
+        _retry(step, writer, e.StepRetried(e.NOT_BEGUN, writer.now))
+        writer.dispatch.append(step.step_id)
+        return writer.decision()
     options = _options(step)
     problem = f"the node was lost that ran attempt {step.attempt} of activity {step.name!r}; its outcome is not known"
     error = e.ErrorInfo("NodeLost", problem, retryable=True)
     if retry_delay_ms(options.retry, step.attempt, error, 0.0) is None:
-        return _give_up(step, replace(error, retryable=False), options, pen)
-    _retry(step, pen, e.StepRetried("node lost"))
-    pen.dispatch.append(step.step_id)
-    return pen.decision()
+        return _give_up(step, replace(error, retryable=False), options, writer)
+    _retry(step, writer, e.StepRetried("node lost"))
+    writer.dispatch.append(step.step_id)
+    return writer.decision()
 
 
-def _on_returned(state: RunState, returned: m.ActivityReturned, pen: Pen) -> Decision | Refusal:
+def _on_returned(state: RunState, returned: m.ActivityReturned, writer: EventWriter) -> Decision | Refusal:
     """Leave an attempt that has not begun to the next node, at once or when one has the activity; it does not count."""
     step = _running(state, returned.step_id, returned.logical_attempt_id)
     if step is None or step.engine_attempt_id != returned.engine_attempt_id or step.is_detached:
         return NOTHING
     if returned.is_lacking:
-        _retry(step, pen, e.StepRetried(e.NOT_BEGUN))
-        return pen.decision()
-    _retry(step, pen, e.StepRetried(e.NOT_BEGUN, pen.now))
-    pen.schedule("RetryDue", step.step_id, retry_token(step.step_id, step.engine_attempt_id + 1), pen.now)
-    return pen.decision()
+        _retry(step, writer, e.StepRetried(e.NOT_BEGUN))
+        return writer.decision()
+    _retry(step, writer, e.StepRetried(e.NOT_BEGUN, writer.now))
+    writer.schedule("RetryDue", step.step_id, retry_token(step.step_id, step.engine_attempt_id + 1), writer.now)
+    return writer.decision()
 
 
-def _retry(step: OpenStep, pen: Pen, body: e.StepRetried, cause: str | None = None) -> None:
+def _retry(step: OpenStep, writer: EventWriter, body: e.StepRetried, cause: str | None = None) -> None:
     next_attempt = step.engine_attempt_id + 1
-    pen.write(body, step.step_id, step.logical_attempt_id, next_attempt, cause, step.opened_event_id)
+    writer.write(body, step.step_id, step.logical_attempt_id, next_attempt, cause, step.opened_event_id)
 
 
-_DECIDERS: dict[type, Callable[[RunState, Any, Pen], Decision | Refusal]] = {
+_DECIDERS: dict[type, Callable[[RunState, Any, EventWriter], Decision | Refusal]] = {
     m.Message: _on_message,
     m.Signal: _on_signal,
     m.ActivitySucceeded: _on_success,
@@ -382,7 +386,9 @@ RECORDED_AS: dict[str, tuple[type[e.Body], ...]] = {
 }
 """The first event of the decision about a signal of the engine's own, by its name."""
 
-_MESSAGE_DECIDERS: dict[str, tuple[Callable[[OpenStep, m.Message, Pen], Decision | Refusal], tuple[str, ...]]] = {
+_MESSAGE_DECIDERS: dict[
+    str, tuple[Callable[[OpenStep, m.Message, EventWriter], Decision | Refusal], tuple[str, ...]]
+] = {
     "TimerDue": (_on_timer, ("timer", "signal", "activity")),
     "RetryDue": (_on_retry, ("activity",)),
     "TaskCompleted": (tasks.on_answer, ("task",)),

@@ -1,9 +1,9 @@
 """Writing events: envelope, idempotency key, and what goes with them.
 
-`decide`, `enact` and the operators' `controls` all answer through a `Pen`; nothing else makes an event.
+Every decision of the core is written through an `EventWriter`; nothing else makes an event.
 """
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from holdfast.core import codec
@@ -12,6 +12,7 @@ from holdfast.core.events import ADAPTER_VERSION, Body, CallerRef, EngineRunRef,
 from holdfast.core.instants import Instant
 from holdfast.core.keys import event_id, event_key
 from holdfast.core.state import OpenStep, RunState
+from holdfast.core.timing import deadline_token, step_options
 from holdfast.errors import CallerError, Conflict
 
 
@@ -33,7 +34,7 @@ class Refusal(Struct, frozen=True):
 NOTHING = Decision()
 
 
-class Pen:
+class EventWriter:
     """Writes the events of one decision: envelope, idempotency key, and what goes with them.
 
     `opened` holds the steps that this decision has opened, by their first event, or None once it has given them up.
@@ -121,6 +122,15 @@ class Pen:
                 step_id=step_id,
             )
         )
+
+    def schedule_deadline(self, step_id: str, logical_attempt_id: int, options: Raw) -> None:
+        """Leave the run the message that ends a step which is opened now, if its time is bounded."""
+        if b'"schedule_to_close_ms"' not in bytes(options):  # without decoding them: most have none
+            return
+        limit_ms = step_options(options).schedule_to_close_ms
+        if limit_ms is not None:
+            token = deadline_token(step_id, logical_attempt_id)
+            self.schedule("TimerDue", step_id, token, self.now + limit_ms * 1_000)
 
     def decision(self, messages: tuple[m.Message, ...] = ()) -> Decision:
         """Return what was written, with these messages before the ones that go with it."""

@@ -13,7 +13,7 @@ from holdfast.core import events as e
 from holdfast.core.events import NULL, ErrorInfo, Event
 from holdfast.core.instants import Instant
 from holdfast.core.state import OpenStep, RunState
-from holdfast.core.task_progress import NO_PROGRESS, TaskProgress, progressed
+from holdfast.core.steps import NO_PROGRESS, TaskProgress, progressed
 
 
 class Wait(Struct, frozen=True, kw_only=True, gc=False):

@@ -1,4 +1,4 @@
-"""Keys that make a retry harmless: of events, of start requests, and of records in any store.
+"""Keys that make a retry harmless: of events, of start requests, and of records in any store; and tokens of activities.
 
 **The separator.** The contract fixes two keys as the SHA256 of parts joined by ``|``. Joining is ambiguous if any
 part may hold a ``|``, so exactly one part of each key may: the step id of an event, and the request id of a start.
@@ -8,12 +8,24 @@ still exactly the SHA256 of the plain join.
 
 **Event ids** are derived from the event's key (a UUID of version 8), not drawn: the same event has the same id on
 every retry, on every node and in every replay, and a consumer of the event bus can drop duplicates by it.
+
+**Activity tokens** report the outcome of an activity from outside, after the activity itself has ended. A token is text
+for URLs and e-mails. It names the run, the step and the attempt, which anyone may read, and carries an authentication
+code made with a key of the store: a token cannot be made or changed without that key, so its bearer got it from the
+activity. It is a secret. It gives the right to report one outcome of one attempt, and nothing else.
 """
 
 import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from hashlib import sha256
+from hmac import compare_digest
+from hmac import digest as hmac_digest
+from typing import Any
 from urllib.parse import quote
 
+from msgspec import Struct
+
+from holdfast.core import codec
 from holdfast.core.instants import format_instant
 from holdfast.errors import InvalidInput
 
@@ -120,3 +132,57 @@ def _refuse_separator(**parts: str) -> None:
     for field, value in parts.items():
         if SEPARATOR in value:
             raise InvalidInput(f"{field} may not contain {SEPARATOR!r}: {value!r}", field=field)
+
+
+# --- activity tokens
+
+COMPLETION_KEY = "completion"
+"""The name of the store's key for these tokens."""
+
+ACTIVITY_TOKEN_CHARS = 2_000
+"""No token is longer: its parts are bounded names."""
+
+_TAG_BYTES = 24
+
+
+class ActivityToken(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Which attempt of which step of which run."""
+
+    run_id: str
+    step_id: str
+    logical_attempt_id: int
+    engine_attempt_id: int
+
+
+def write_activity_token(token: ActivityToken, key: str) -> str:
+    """Return the token as text, authenticated with the store's key."""
+    body = _text(bytes(codec.encode(token)))
+    return f"{body}.{_tag(body, key)}"
+
+
+def read_activity_token(text: Any, key: str) -> ActivityToken:
+    """Return what the text names; raise `InvalidInput` if it is no token that was made with this key."""
+    refusal = InvalidInput("this is not the token of an activity", field="token")
+    if not isinstance(text, str) or not text.isascii() or len(text) > ACTIVITY_TOKEN_CHARS:
+        raise refusal
+    body, _, tag = text.rpartition(".")
+    if not compare_digest(tag, _tag(body, key)):
+        raise refusal
+    try:
+        return codec.decode(urlsafe_b64decode(body + "=" * (-len(body) % 4)), ActivityToken)
+    except (ValueError, InvalidInput) as problem:
+        raise refusal from problem
+
+
+def outcome_id(token: ActivityToken) -> str:
+    """Return the id of the signal that carries the outcome of this attempt: an attempt has one."""
+    name = f"{token.step_id}|{token.logical_attempt_id}|{token.engine_attempt_id}"
+    return sha256(name.encode()).hexdigest()
+
+
+def _tag(body: str, key: str) -> str:
+    return _text(hmac_digest(bytes.fromhex(key), f"{COMPLETION_KEY}:{body}".encode(), "sha256")[:_TAG_BYTES])
+
+
+def _text(raw: bytes) -> str:
+    return urlsafe_b64encode(raw).decode().rstrip("=")

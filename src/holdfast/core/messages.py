@@ -8,7 +8,6 @@ A **signal** is sent from outside. It is kept in the run's mailbox, in the order
 consumes it, and it can be followed afterwards.
 """
 
-import re
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
@@ -19,12 +18,12 @@ from holdfast.core import codec
 from holdfast.core.audit import AuditEntry
 from holdfast.core.events import NULL, CallerRef, ErrorInfo
 from holdfast.core.instants import Instant
-from holdfast.core.timing import Retry
+from holdfast.core.names import check_name, check_signal_id, fitting_id
+from holdfast.core.timing import DEADLINE_MARK, Retry
 from holdfast.errors import CallerError, InvalidInput, PayloadTooLarge
-from holdfast.limits import ACTIVITY_NAME_BYTES, ERROR_CAUSES, ERROR_TEXT_CHARS, NAME_BYTES, SIGNAL_ID_BYTES, Limits
+from holdfast.limits import ERROR_CAUSES, ERROR_TEXT_CHARS, NAME_BYTES, Limits
 
 INTEGER_LIMIT = 2**62
-_CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
 
 MessageType = Literal[
     "TaskCompleted",
@@ -85,11 +84,6 @@ def child_outcome(
         step_id=step_id,
         payload=codec.encode(outcome),
     )
-
-
-def fitting_id(id: str, most: int) -> str:
-    """Return an id as it is while it fits, else one that stands for it."""
-    return id if len(id.encode()) <= most else codec.digest(id.encode())
 
 
 class ActivityOutcome(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -397,9 +391,6 @@ OUTCOME_SIGNAL = "holdfast.outcome"
 OUTCOME_BYTES = 4 * ERROR_CAUSES * ERROR_TEXT_CHARS
 """What an outcome has beside a result, at most: an error with its causes."""
 ENGINE_SIGNALS = frozenset({CONTROL_SIGNAL, UPDATE_SIGNAL, TASK_SIGNAL, OUTCOME_SIGNAL})
-RESERVED_PREFIX = "holdfast."
-"""Names of signals that the engine sends to itself. They are not counted against a run's rate limit."""
-
 
 _SIGNAL_PAYLOADS: dict[str, type] = {
     CONTROL_SIGNAL: ControlPayload,
@@ -432,36 +423,9 @@ def activity_completed(run_id: str, step_id: str, token: str, outcome: ActivityO
     )
 
 
-_LIKE_A_STEP_ID = re.compile(r"#[0-9]+$|^[0-9]+(?:/|$)|^(?:update|patched|cut):|:(?:taken|skipped)$")
-"""Step ids that the engine makes: the second `act`, `act` after a rotation, updates, and markers of a program."""
-
-
-def check_step_name(field: str, name: Any) -> CallerError | None:
-    """Return why steps cannot be named so, or None.
-
-    The one rule for names of activities, workflows, tasks, signals, queries, updates, patches and queues. The engine
-    makes step ids from them (`act#2`, `1/act`), so none of them may look like one, and each leaves room for that.
-    """
-    problem = check_name(field, name)
-    if problem is not None:
-        return problem
-    if _LIKE_A_STEP_ID.search(name):
-        return InvalidInput(
-            f"{field} {name!r} looks like a step id of the engine's own: it may not end in # and a number, :taken or "
-            ":skipped, nor be a number, nor begin with a number and /, update:, patched: or cut:",
-            field=field,
-        )
-    size = len(name.encode())
-    if size > ACTIVITY_NAME_BYTES:
-        return InvalidInput(f"{field} has {size} UTF-8 bytes; the most is {ACTIVITY_NAME_BYTES}", field=field)
-    return None
-
-
-def require_step_name(field: str, name: Any) -> None:
-    """Raise why steps cannot be named so, if they cannot."""
-    problem = check_step_name(field, name)
-    if problem is not None:
-        raise problem
+def is_deadline(message: Message) -> bool:
+    """Return whether a message is the one that ends a step whose time is over."""
+    return message.type == "TimerDue" and (message.waiting_token or "").startswith(f"{message.step_id}{DEADLINE_MARK}")
 
 
 def check_signal(request: SignalRequest, limits: Limits) -> CallerError | None:
@@ -525,37 +489,4 @@ def check_integer(field: str, value: Any, *, optional: bool = False) -> InvalidI
         return None
     if type(value) is not int or not -INTEGER_LIMIT < value < INTEGER_LIMIT:
         return InvalidInput(f"{field} must be a whole number of less than 2^62, not {value!r}", field=field)
-    return None
-
-
-def check_name(field: str, value: Any) -> InvalidInput | None:
-    """Return why `value` cannot be a name or an id, or None. Names are never normalised."""
-    if type(value) is str and value.isascii() and value.isprintable() and 0 < len(value) <= NAME_BYTES:
-        return None  # the usual name, without the detour
-    if not isinstance(value, str) or value == "":
-        return InvalidInput(f"{field} must be a string that is not empty, not {value!r}", field=field)
-    problem = _check_text(field, value, NAME_BYTES)
-    if problem is not None:
-        return problem
-    if _CONTROL_CHARACTER.search(value):
-        return InvalidInput(f"{field} may not contain control characters: {value!r}", field=field)
-    return None
-
-
-def check_signal_id(value: Any) -> InvalidInput | None:
-    """Return why `value` cannot be a signal id, or None: 1 to 128 UTF-8 bytes, case-sensitive, never normalised."""
-    if not isinstance(value, str) or value == "":
-        return InvalidInput(f"signal_id must be a string that is not empty, not {value!r}", field="signal_id")
-    return _check_text("signal_id", value, SIGNAL_ID_BYTES)
-
-
-def _check_text(field: str, value: str, most_bytes: int) -> InvalidInput | None:
-    try:
-        size = len(value.encode())
-    except UnicodeEncodeError:
-        return InvalidInput(f"{field} is not valid Unicode: {value!r}", field=field)
-    if size > most_bytes:
-        return InvalidInput(f"{field} has {size} UTF-8 bytes; the most is {most_bytes}", field=field)
-    if "\x00" in value:
-        return InvalidInput(f"{field} may not contain a NUL character", field=field)
     return None

@@ -1,4 +1,4 @@
-"""Operators' commands: pause, resume, cancel, approve, retry, skip, stop.
+"""Operators' commands: pause, resume, cancel, approve, retry, skip, terminate.
 
 The order is the contract's (SIG-13): the authoriser has spoken before; here the decision is recorded first, as
 SignalAccepted or SignalRejected with actor and reason, and then applied.
@@ -15,20 +15,20 @@ from collections.abc import Callable, Sequence
 
 from holdfast.core import events as e
 from holdfast.core import messages as m
-from holdfast.core.deadlines import schedule_deadline, step_options
-from holdfast.core.event_writer import Decision, Pen, Refusal
+from holdfast.core.event_writer import Decision, EventWriter, Refusal
 from holdfast.core.state import APPROVED, PAUSED, PENDING, RUNNING, RunState
+from holdfast.core.timing import step_options
 
 
-def control(state: RunState, command: m.Control, pen: Pen) -> Decision | Refusal:
+def control(state: RunState, command: m.Control, writer: EventWriter) -> Decision | Refusal:
     """Record the decision first, then what it changes."""
     why_not = _objection(state, command) if command.is_allowed else command.refusal or "not permitted"
     verdict = e.SignalRejected if why_not else e.SignalAccepted
     reason = why_not or command.reason
-    pen.write(verdict(command.name, command.signal_id, command.actor, reason, command.step_id), cause=command.id)
+    writer.write(verdict(command.name, command.signal_id, command.actor, reason, command.step_id), cause=command.id)
     if not why_not:
-        _CONTROLS[command.name](state, command, pen)
-    return pen.decision()
+        _CONTROLS[command.name](state, command, writer)
+    return writer.decision()
 
 
 def _objection(state: RunState, command: m.Control) -> str:
@@ -99,56 +99,56 @@ def _objection_to_skip(state: RunState, command: m.Control, step_id: str) -> str
 _KINDS = {"task": "task", "signal": "wait for a signal", "timer": "timer"}
 
 
-def _pause(state: RunState, command: m.Control, pen: Pen) -> None:
+def _pause(state: RunState, command: m.Control, writer: EventWriter) -> None:
     if state.status is RUNNING:
-        pen.write(e.RunPaused(command.reason), cause=command.id)
+        writer.write(e.RunPaused(command.reason), cause=command.id)
 
 
-def definition_found(state: RunState, found: m.DefinitionFound, pen: Pen) -> Decision | Refusal:
+def definition_found(state: RunState, found: m.DefinitionFound, writer: EventWriter) -> Decision | Refusal:
     """Let a run go on that was paused for want of its definition, or of code that fits, and for nothing else."""
     if state.awaits_definition and not failures_to_settle(state):
         is_missing = state.last_error is None or state.last_error.code == "VersionMismatch"
-        _go_on_for(state, "its definition is there again" if is_missing else "code that fits is there", None, pen)
-    return pen.decision()
+        _go_on_for(state, "its definition is there again" if is_missing else "code that fits is there", None, writer)
+    return writer.decision()
 
 
-def message_died(state: RunState, died: m.MessageDied, pen: Pen) -> Decision | Refusal:
+def message_died(state: RunState, died: m.MessageDied, writer: EventWriter) -> Decision | Refusal:
     """Hold the run until somebody has looked at the dead letter."""
     if state.status is RUNNING:
-        pen.write(e.RunPaused("a message of the run has become a dead letter"))
-    return pen.decision()
+        writer.write(e.RunPaused("a message of the run has become a dead letter"))
+    return writer.decision()
 
 
-def _resume(state: RunState, command: m.Control, pen: Pen) -> None:
+def _resume(state: RunState, command: m.Control, writer: EventWriter) -> None:
     if state.status is PAUSED:
-        _go_on_for(state, command.reason, command.id, pen)
+        _go_on_for(state, command.reason, command.id, writer)
 
 
-def _go_on_for(state: RunState, reason: str, cause: str | None, pen: Pen) -> None:
-    pen.write(e.RunResumed(reason), cause=cause)
+def _go_on_for(state: RunState, reason: str, cause: str | None, writer: EventWriter) -> None:
+    writer.write(e.RunResumed(reason), cause=cause)
     for step in state.open_steps.values():
         if step.kind == "signal" and step.due_at is not None:  # its message may have been held by a signal
-            pen.schedule("TimerDue", step.step_id, step.token or "", step.due_at)
+            writer.schedule("TimerDue", step.step_id, step.token or "", step.due_at)
 
 
-def _cancel(state: RunState, command: m.Control, pen: Pen) -> None:
+def _cancel(state: RunState, command: m.Control, writer: EventWriter) -> None:
     """Ask the program to stop; a run that has not started simply ends, and a paused one goes on to clean up."""
     if state.status in (PENDING, APPROVED):
-        pen.write(e.RunCancelled(command.reason), cause=command.id)
+        writer.write(e.RunCancelled(command.reason), cause=command.id)
         return
     if not state.is_cancelling:
-        pen.write(e.RunCancelRequested(command.reason), cause=command.id)
-    _resume(state, command, pen)
+        writer.write(e.RunCancelRequested(command.reason), cause=command.id)
+    _resume(state, command, writer)
 
 
-def _approve(state: RunState, command: m.Control, pen: Pen) -> None:
+def _approve(state: RunState, command: m.Control, writer: EventWriter) -> None:
     if state.status is PENDING:
-        pen.write(e.RunApproved(command.actor), cause=command.id)
+        writer.write(e.RunApproved(command.actor), cause=command.id)
 
 
-def _retry_step(state: RunState, command: m.Control, pen: Pen) -> None:
+def _retry_step(state: RunState, command: m.Control, writer: EventWriter) -> None:
     started = state.failed_steps[command.step_id or ""].started
-    pen.write(
+    writer.write(
         started.body,
         started.step_id,
         started.logical_attempt_id + 1,
@@ -157,36 +157,36 @@ def _retry_step(state: RunState, command: m.Control, pen: Pen) -> None:
         started.opened_event_id,
     )
     if isinstance(started.body, e.StepStarted):
-        schedule_deadline(started.step_id, started.logical_attempt_id + 1, started.body.options, pen)
-    pen.dispatch.append(started.step_id)
-    _go_on(state, command, pen)
+        writer.schedule_deadline(started.step_id, started.logical_attempt_id + 1, started.body.options)
+    writer.dispatch.append(started.step_id)
+    _go_on(state, command, writer)
 
 
-def _skip_step(state: RunState, command: m.Control, pen: Pen) -> None:
+def _skip_step(state: RunState, command: m.Control, writer: EventWriter) -> None:
     step_id = command.step_id or ""
     failed = state.failed_steps.get(step_id)
     step = failed.started if failed else state.open_steps[step_id]
-    pen.close(step, e.StepSkipped(command.reason, command.result), command.id)
-    _go_on(state, command, pen)
+    writer.close(step, e.StepSkipped(command.reason, command.result), command.id)
+    _go_on(state, command, writer)
 
 
-def _go_on(state: RunState, command: m.Control, pen: Pen) -> None:
+def _go_on(state: RunState, command: m.Control, writer: EventWriter) -> None:
     """Resume a run that only failed steps, or those and a missing definition, have paused, with the last of them."""
     left = [step_id for step_id, failed in state.failed_steps.items() if not failed.is_told]
     if (state.is_held or state.awaits_definition) and left == [command.step_id]:
-        _resume(state, command, pen)
+        _resume(state, command, writer)
 
 
-def _emergency_stop(state: RunState, command: m.Control, pen: Pen) -> None:
-    pen.write(e.RunCancelled(command.reason or "emergency stop"), cause=command.id)
+def _terminate(state: RunState, command: m.Control, writer: EventWriter) -> None:
+    writer.write(e.RunCancelled(command.reason or "terminated"), cause=command.id)
 
 
-_CONTROLS: dict[str, Callable[[RunState, m.Control, Pen], None]] = {
+_CONTROLS: dict[str, Callable[[RunState, m.Control, EventWriter], None]] = {
     "PAUSE": _pause,
     "RESUME": _resume,
     "CANCEL": _cancel,
     "APPROVE": _approve,
     "RETRY_STEP": _retry_step,
     "SKIP_STEP": _skip_step,
-    "EMERGENCY_STOP": _emergency_stop,
+    "EMERGENCY_STOP": _terminate,
 }

@@ -6,10 +6,15 @@ incremental projection of the same events are equal. A snapshot is never edited:
 `last_event_seq` is its watermark.
 
 A snapshot is a cache. Deleting it and folding the events gives it back.
+
+`catch_up` is for a reader that follows a history (EVT-6, PRJ-3): it applies the new events. At a gap it stops, marks
+the projection STALE and returns an alert; it goes on when it is given the missing events. A reader that crashed starts
+again from the snapshot that it stored last.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
+from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,6 +25,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.operator_commands import failures_to_settle
 from holdfast.core.state import RUNNING, TERMINAL, TRANSITIONS, RunState, RunStatus, carried_updates
 from holdfast.errors import HistoryGap
+from holdfast.limits import PROJECTOR_LAG_MS
 
 SNAPSHOT_SCHEMA_VERSION = 1
 
@@ -245,3 +251,46 @@ def _project_step(event: Event, steps: dict[str, StepSnapshot]) -> None:
 
 def _step_error(error: ErrorInfo | None) -> StepError | None:
     return None if error is None else StepError(error.code, error.message, error.retryable)
+
+
+# --- keeping up with a history
+
+AlertCode = Literal["PROJECTOR_LAG_HIGH", "PROJECTOR_GAP_DETECTED"]
+
+
+class Alert(Struct, frozen=True):
+    """Something that an operator should know. `priority` 1 is the most urgent."""
+
+    code: AlertCode
+    priority: int
+    run_id: str
+    detail: str
+
+
+class Projection(Struct, frozen=True):
+    """A snapshot, and whether it is known to be behind."""
+
+    snapshot: RunSnapshot
+    is_stale: bool = False
+
+
+def catch_up(projection: Projection, events: Sequence[Event], now: Instant) -> tuple[Projection, tuple[Alert, ...]]:
+    """Apply the events that are new, as far as there is no gap, and return what operators should know."""
+    run_id, watermark = projection.snapshot.run_id, projection.snapshot.last_event_seq
+    alerts: list[Alert] = []
+    usable: list[Event] = []
+    gap: Event | None = None
+    for event in events:
+        if detect_gaps(watermark, event.run_seq):
+            gap = event
+            break
+        if event.run_seq > watermark:
+            usable.append(event)
+            watermark = event.run_seq
+    lag_ms = max(((now - event.persisted_at) // 1_000 for event in usable), default=0)
+    if lag_ms > PROJECTOR_LAG_MS:
+        alerts.append(Alert("PROJECTOR_LAG_HIGH", 2, run_id, f"{lag_ms} ms behind"))
+    if gap is not None:
+        detail = f"event {gap.run_seq} follows event {watermark}"
+        alerts.append(Alert("PROJECTOR_GAP_DETECTED", 1, run_id, detail))
+    return Projection(incremental_project(projection.snapshot, usable), gap is not None), tuple(alerts)

@@ -29,9 +29,9 @@ from msgspec.structs import force_setattr, replace
 from holdfast.core import events as e
 from holdfast.core.events import ErrorInfo, Event
 from holdfast.core.instants import Instant
+from holdfast.core.steps import NO_PROGRESS, progressed
 from holdfast.core.steps import FailedStep as FailedStep
 from holdfast.core.steps import OpenStep as OpenStep
-from holdfast.core.task_progress import NO_PROGRESS, progressed
 from holdfast.errors import CorruptHistory, HistoryGap
 
 

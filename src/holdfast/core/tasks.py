@@ -17,10 +17,10 @@ from msgspec import Raw
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core import messages as m
-from holdfast.core.event_writer import NOTHING, Decision, Pen, Refusal
+from holdfast.core.event_writer import NOTHING, Decision, EventWriter, Refusal
 from holdfast.core.instants import Instant
 from holdfast.core.state import APPROVED, PENDING, OpenStep, RunState
-from holdfast.core.task_progress import NO_PROGRESS, GivenAnswer, TaskProgress
+from holdfast.core.steps import NO_PROGRESS, GivenAnswer, TaskProgress
 from holdfast.errors import CallerError, Conflict, InvalidInput, NotPermitted
 
 ENGINE = "holdfast"
@@ -58,7 +58,7 @@ def _misfit(state: RunState, request: m.TaskRequest, check: Check) -> str | None
     return None
 
 
-def operate(state: RunState, operation: m.TaskOperation, pen: Pen) -> Decision | Refusal:
+def operate(state: RunState, operation: m.TaskOperation, writer: EventWriter) -> Decision | Refusal:
     """Do what somebody asks of a task, or record why not."""
     if state.status is PENDING or state.status is APPROVED:
         return NOTHING
@@ -66,25 +66,25 @@ def operate(state: RunState, operation: m.TaskOperation, pen: Pen) -> Decision |
     step = _open_task(state, request)
     objection = Conflict("the task is not open") if step is None else _objection(step, operation)
     if step is None or objection is not None:
-        _refuse(request, objection, pen, operation.id)
+        _refuse(request, objection, writer, operation.id)
     elif request.action == "complete":
-        _answer(step, request.actor.name, request.answer, pen, operation.id)
+        _answer(step, request.actor.name, request.answer, writer, operation.id)
     elif request.action == "comment":
-        _write(step, e.TaskCommented(request.actor.name, request.text), pen, operation.id)
+        _write(step, e.TaskCommented(request.actor.name, request.text), writer, operation.id)
     else:
         assignee = {"claim": request.actor.name, "release": None}.get(request.action, request.assignee)
         roles = request.roles if request.action == "reassign" else None
-        _write(step, e.TaskAssigned(request.action, request.actor.name, assignee, roles), pen, operation.id)
-    return pen.decision()
+        _write(step, e.TaskAssigned(request.action, request.actor.name, assignee, roles), writer, operation.id)
+    return writer.decision()
 
 
-def on_answer(step: OpenStep, message: m.Message, pen: Pen) -> Decision | Refusal:
+def on_answer(step: OpenStep, message: m.Message, writer: EventWriter) -> Decision | Refusal:
     """Take an answer that came as a message; a second one of the same person changes nothing."""
     given = codec.decode(message.payload, m.Answer)
     if any(earlier.actor == given.actor for earlier in _progress(step).answers):
         return NOTHING
-    _answer(step, given.actor, given.answer, pen, None)
-    return pen.decision()
+    _answer(step, given.actor, given.answer, writer, None)
+    return writer.decision()
 
 
 def _open_task(state: RunState, request: m.TaskRequest) -> OpenStep | None:
@@ -147,11 +147,11 @@ def _objection_to_person(step: OpenStep, name: str | None, by: e.CallerRef | Non
     return None
 
 
-def _refuse(request: m.TaskRequest, error: CallerError | None, pen: Pen, cause: str) -> None:
+def _refuse(request: m.TaskRequest, error: CallerError | None, writer: EventWriter, cause: str) -> None:
     assert error is not None
     info = e.ErrorInfo(error.code, error.message)
     by, at = error.details.get("by"), error.details.get("at")
-    pen.write(e.TaskRefused(request.action, request.actor.name, info, by, at), request.step_id, 1, None, cause)
+    writer.write(e.TaskRefused(request.action, request.actor.name, info, by, at), request.step_id, 1, None, cause)
 
 
 # --- answers
@@ -162,30 +162,33 @@ def takes_several(task: e.TaskCreated) -> bool:
     return task.approvals > 1 or task.of is not None
 
 
-def _answer(step: OpenStep, actor: str, answer: Raw, pen: Pen, cause: str | None) -> None:
+def _answer(step: OpenStep, actor: str, answer: Raw, writer: EventWriter, cause: str | None) -> None:
     task = _created(step)
     if takes_several(task):
-        _write(step, e.TaskAnswered(actor, answer), pen, cause)
-        answers = (*_progress(step).answers, GivenAnswer(actor, pen.now, answer))  # whose token it was, the event says
+        _write(step, e.TaskAnswered(actor, answer), writer, cause)
+        answers = (
+            *_progress(step).answers,
+            GivenAnswer(actor, writer.now, answer),
+        )  # whose token it was, the event says
         if len(answers) < task.approvals:
             return
         answer = Raw(b"[" + b",".join(bytes(given.answer) for given in answers) + b"]")
-    pen.close(step, e.TaskCompleted(actor, answer), cause)
+    writer.close(step, e.TaskCompleted(actor, answer), cause)
 
 
-def _write(step: OpenStep, body: e.Body, pen: Pen, cause: str | None) -> None:
-    pen.write(body, step.step_id, step.logical_attempt_id, None, cause, step.opened_event_id)
+def _write(step: OpenStep, body: e.Body, writer: EventWriter, cause: str | None) -> None:
+    writer.write(body, step.step_id, step.logical_attempt_id, None, cause, step.opened_event_id)
 
 
 # --- what happens by itself
 
 
-def schedule(step_id: str, task: e.TaskCreated, pen: Pen) -> None:
+def schedule(step_id: str, task: e.TaskCreated, writer: EventWriter) -> None:
     """Leave the messages that remind of a new task, and escalate it."""
     if task.remind_ms is not None:
-        _schedule(step_id, _reminder(task, 1), pen.now + task.remind_ms * 1_000, pen)
+        _schedule(step_id, _reminder(task, 1), writer.now + task.remind_ms * 1_000, writer)
     if task.escalation is not None:
-        _schedule(step_id, _escalation(task), pen.now + task.escalation.after_ms * 1_000, pen)
+        _schedule(step_id, _escalation(task), writer.now + task.escalation.after_ms * 1_000, writer)
 
 
 def next_instants(step: OpenStep) -> list[Instant]:
@@ -195,23 +198,23 @@ def next_instants(step: OpenStep) -> list[Instant]:
     return [due_at for due_at in (_remind_at(step), _escalate_at(step)) if due_at is not None]
 
 
-def on_timer(step: OpenStep, message: m.Message, pen: Pen) -> Decision | Refusal:
+def on_timer(step: OpenStep, message: m.Message, writer: EventWriter) -> Decision | Refusal:
     """Remind or escalate, but never early. The token says which, and an old one says nothing any more."""
     task, count = _created(step), _progress(step).reminders + 1
     remind_at, escalate_at = _remind_at(step), _escalate_at(step)
     if remind_at is not None and message.waiting_token == _reminder(task, count):
-        if remind_at > pen.now:
+        if remind_at > writer.now:
             return Decision(messages=(message,))
-        _write(step, e.TaskReminded(count), pen, None)
-        _schedule(step.step_id, _reminder(task, count + 1), pen.now + (task.remind_ms or 0) * 1_000, pen)
+        _write(step, e.TaskReminded(count), writer, None)
+        _schedule(step.step_id, _reminder(task, count + 1), writer.now + (task.remind_ms or 0) * 1_000, writer)
     elif escalate_at is not None and message.waiting_token == _escalation(task):
         assert task.escalation is not None
-        if escalate_at > pen.now:
+        if escalate_at > writer.now:
             return Decision(messages=(message,))
         to = task.escalation
         assignee = to.assignee if _objection_to_person(step, to.assignee) is None else None
-        _write(step, e.TaskAssigned("escalate", ENGINE, assignee, to.roles or None), pen, None)
-    return pen.decision()
+        _write(step, e.TaskAssigned("escalate", ENGINE, assignee, to.roles or None), writer, None)
+    return writer.decision()
 
 
 def _remind_at(step: OpenStep) -> Instant | None:
@@ -234,5 +237,5 @@ def _escalation(task: e.TaskCreated) -> str:
     return f"{task.token}!escalate"
 
 
-def _schedule(step_id: str, token: str, due_at: Instant, pen: Pen) -> None:
-    pen.schedule("TimerDue", step_id, token, due_at)
+def _schedule(step_id: str, token: str, due_at: Instant, writer: EventWriter) -> None:
+    writer.schedule("TimerDue", step_id, token, due_at)

@@ -1,17 +1,24 @@
-"""When a failed attempt is tried again.
+"""When a failed attempt is retried, and how long all attempts of a step may take.
 
 Attempts are counted from 1. The delay before attempt n + 1 is `initial_ms * factor ** (n - 1)`, at most `most_ms`;
 jitter takes away up to that share of it, by the fraction that the shell drew.
+
+`schedule_to_close` bounds the time of all attempts of an activity together, from when its step was opened. A message
+that is due when that time is over enforces it, on whichever node the activity runs and whether it runs at all.
 """
 
 from math import inf
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
+from holdfast.core import codec
 from holdfast.core.events import ErrorInfo
+from holdfast.core.instants import Instant
+from holdfast.core.steps import OpenStep
 from holdfast.errors import InvalidInput
-from holdfast.limits import DURATION_MS
+from holdfast.limits import DURATION_MS, ERROR_TEXT_CHARS
 
 
 class Retry(Struct, frozen=True, kw_only=True):
@@ -70,3 +77,43 @@ def full_delay_ms(policy: Retry, attempt: int) -> float:
             break
         delay *= policy.factor
     return min(delay, float(policy.most_ms))
+
+
+# --- the time of a step as a whole
+
+
+class StepOptions(Struct, frozen=True):
+    """What of a step's recorded options matters to its run."""
+
+    retry: Retry = Retry()
+    schedule_to_close_ms: int | None = None
+    on_failure: str = "raise"
+
+    def deadline_of(self, step: OpenStep) -> Instant | None:
+        """Return when the step's time is over, or None if it has no end."""
+        return None if self.schedule_to_close_ms is None else step.opened_at + self.schedule_to_close_ms * 1_000
+
+
+def step_options(options: Any) -> StepOptions:
+    """Return the options that are recorded with a step."""
+    try:
+        return codec.decode(options, StepOptions) if bytes(options) != b"null" else StepOptions()
+    except InvalidInput:  # whoever is to carry it out finds that too, and the step fails there
+        return StepOptions()
+
+
+DEADLINE_MARK = "!close"
+"""What stands between the step id and the attempt in the token of the message that ends a step."""
+
+
+def deadline_token(step_id: str, logical_attempt_id: int) -> str:
+    """Return the token of the message that ends a step: it is another one when an operator has the step tried again."""
+    return f"{step_id}{DEADLINE_MARK}{logical_attempt_id}"
+
+
+def too_late(step: OpenStep, limit_ms: int | None) -> str:
+    """Say that the step's time is over, and how the last attempt failed, if one has."""
+    problem = f"activity {step.name!r} was not done within {limit_ms} ms of being scheduled"
+    if step.error is not None:
+        problem = f"{problem}; its last error was {step.error.code}: {step.error.message}"
+    return problem[:ERROR_TEXT_CHARS]

@@ -6,7 +6,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast.core.instants import Instant
-from holdfast.core.messages import RESERVED_PREFIX, SignalRequest
+from holdfast.core.messages import SignalRequest
+from holdfast.core.names import RESERVED_PREFIX
 from holdfast.engine.inbox.declarations import Declarations, Declared
 from holdfast.errors import CallerError
 from holdfast.store.outgoing import refused_letter

@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from holdfast.core.messages import check_name
+from holdfast.core.names import check_name
 from holdfast.errors import InvalidInput
 from holdfast.limits import DURATION_MS, check_types
 

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, Self
 
 from holdfast.clock import Random
 from holdfast.core import commands as c
-from holdfast.core.messages import require_step_name
+from holdfast.core.names import require_step_name
 from holdfast.errors import InvalidInput
 from holdfast.program.coroutine import CodeProgram, current_program, require_program
 from holdfast.program.definitions import milliseconds

@@ -11,7 +11,8 @@ from holdfast.core import codec
 from holdfast.core import commands as c
 from holdfast.core.instants import Instant
 from holdfast.core.keys import sent_signal_id
-from holdfast.core.messages import RESERVED_PREFIX, AcceptedSignalResult, SignalRequest, check_signal, require_step_name
+from holdfast.core.messages import AcceptedSignalResult, SignalRequest, check_signal
+from holdfast.core.names import check_signal_name
 from holdfast.errors import CallerError, InvalidInput
 from holdfast.program.coroutine import CodeProgram, require_program
 from holdfast.program.definitions import milliseconds
@@ -166,15 +167,6 @@ def send_signal(
         signal_storage_key="",
         accepted=False,
     )
-
-
-def check_signal_name(name: Any) -> None:
-    """Refuse what cannot be the name of a signal that people send and wait for."""
-    require_step_name("signal name", name)
-    if name.startswith(RESERVED_PREFIX):
-        raise InvalidInput(
-            f"signal {name!r}: names that begin with {RESERVED_PREFIX!r} are the engine's own", field="signal_name"
-        )
 
 
 async def _wait(

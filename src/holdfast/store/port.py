@@ -69,7 +69,7 @@ from holdfast.core.access import AccessToken, TokenQuery
 from holdfast.core.admission import RunLimit, Ticket
 from holdfast.core.audit import AuditEntry, AuditQuery
 from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Settled, Settlement
-from holdfast.core.declared import PublishedDefinition
+from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import NULL, Event, RunStarted, UpdateCompleted
 from holdfast.core.index_rows import ActivityRecord, Task, Wait
 from holdfast.core.instants import Instant
@@ -461,11 +461,11 @@ class Store(Protocol):
         """Return the tokens that the query names."""
         ...
 
-    async def publish_definitions(self, definitions: Sequence[PublishedDefinition]) -> None:
+    async def publish_definitions(self, definitions: Sequence[WorkflowDeclaration]) -> None:
         """Keep what versions of workflows declare, in the place of what was published of them before."""
         ...
 
-    async def find_definitions(self, plans: Sequence[Plan]) -> list[PublishedDefinition | None]:
+    async def find_definitions(self, plans: Sequence[Plan]) -> list[WorkflowDeclaration | None]:
         """Return what these versions of workflows declare, as it was published last; None where nothing was."""
         ...
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from holdfast.core.audit import AuditEntry
 from holdfast.core.codec import decode_body, decode_ref
 from holdfast.core.dead_letters import DeadLetter
-from holdfast.core.declared import PublishedDefinition
+from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import NULL, CallerRef, EngineRunRef, Event
 from holdfast.core.index_rows import ActivityRecord, Task, Wait
 from holdfast.core.keys import inbox_uuid, signal_suffix
@@ -235,9 +235,9 @@ def acceptance_of(text: str) -> AcceptanceRecord:
 
 
 @_reading
-def definition_of(text: str) -> PublishedDefinition:
+def definition_of(text: str) -> WorkflowDeclaration:
     """Return the definition that a row holds."""
-    return msgspec.json.decode(text, type=PublishedDefinition)
+    return msgspec.json.decode(text, type=WorkflowDeclaration)
 
 
 @_reading

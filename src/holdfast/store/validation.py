@@ -15,19 +15,12 @@ from holdfast.core.access import AccessToken
 from holdfast.core.admission import RunLimit, check_limit, check_ticket
 from holdfast.core.audit import AuditEntry
 from holdfast.core.dead_letters import DeadLetter, Reason, Settlement
-from holdfast.core.declared import check_definition
+from holdfast.core.declarations import check_declaration
 from holdfast.core.events import Event
 from holdfast.core.index_rows import Wait
 from holdfast.core.instants import Instant
-from holdfast.core.messages import (
-    INTEGER_LIMIT,
-    Message,
-    SignalRequest,
-    check_integer,
-    check_message,
-    check_name,
-    check_signal,
-)
+from holdfast.core.messages import INTEGER_LIMIT, Message, SignalRequest, check_integer, check_message, check_signal
+from holdfast.core.names import check_name
 from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.errors import (
     CallerError,
@@ -415,7 +408,7 @@ def check_definitions(definitions: Sequence[Any], limits: Limits) -> None:
     """Refuse definitions that could not be kept, or not be read again."""
     check_batch(definitions, limits)
     for definition in definitions:
-        problem = check_definition(definition)
+        problem = check_declaration(definition)
         if problem is not None:
             raise problem
 

@@ -19,7 +19,7 @@ from holdfast.core.access import AccessToken, TokenQuery
 from holdfast.core.admission import RunLimit
 from holdfast.core.audit import AuditEntry, AuditQuery
 from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Settled, Settlement
-from holdfast.core.declared import PublishedDefinition
+from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import Event
 from holdfast.core.index_rows import Task, Wait
 from holdfast.core.instants import Instant
@@ -200,10 +200,10 @@ class FaultyStore:
     ) -> list[Settled | port.Refused]:
         return await self._reach(lambda: self._store.settle_dead_letters(ids, action, actor, audit), may_repeat=True)
 
-    async def publish_definitions(self, definitions: Sequence[PublishedDefinition]) -> None:
+    async def publish_definitions(self, definitions: Sequence[WorkflowDeclaration]) -> None:
         await self._reach(lambda: self._store.publish_definitions(definitions), may_repeat=True)
 
-    async def find_definitions(self, plans: Sequence[port.Plan]) -> list[PublishedDefinition | None]:
+    async def find_definitions(self, plans: Sequence[port.Plan]) -> list[WorkflowDeclaration | None]:
         return await self._reach(lambda: self._store.find_definitions(plans))
 
     async def keep_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> list[AccessToken]:

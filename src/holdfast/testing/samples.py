@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from holdfast.core import codec, commands
 from holdfast.core.access import AccessToken, TokenQuery, digest_of
-from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Reason, bury
+from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Reason, to_dead_letter
 from holdfast.core.decide import Input
 from holdfast.core.event_writer import Refusal
 from holdfast.core.events import ErrorInfo, Event, RunQueued
@@ -112,7 +112,7 @@ def dead_letter(
     run_id: str = "run-1", signal_id: str = "poison", reason: Reason = "retries exhausted", died_at: Instant = START
 ) -> DeadLetter:
     """Return the letter of a message that nobody could handle."""
-    return bury(message(run_id, signal_id), reason, "Conflict: not now", "node-a", died_at)
+    return to_dead_letter(message(run_id, signal_id), reason, "Conflict: not now", "node-a", died_at)
 
 
 def record(
@@ -289,7 +289,7 @@ def draft_turn(
     for item in (*run.messages, *inputs, *run.signals):
         draft.handle(item)
     if todo:
-        outcome = draft.enact(todo)
+        outcome = draft.apply_commands(todo)
         if isinstance(outcome, Refusal):
             raise outcome.error
         for waiting in run.signals:

@@ -16,13 +16,12 @@ from msgspec import Struct
 from holdfast.clock import SystemSecrets
 from holdfast.core import codec
 from holdfast.core.audit import AuditEntry
-from holdfast.core.deadlines import step_options
 from holdfast.core.events import NULL, ErrorInfo
 from holdfast.core.instants import Instant
+from holdfast.core.keys import COMPLETION_KEY, ActivityToken, outcome_id, read_activity_token
 from holdfast.core.messages import OUTCOME_SIGNAL, ActivityOutcome, SignalRequest
 from holdfast.core.state import TERMINAL, OpenStep, state_of
-from holdfast.core.timing import retry_delay_ms
-from holdfast.core.tokens import COMPLETION_KEY, ActivityToken, outcome_id, read_token
+from holdfast.core.timing import retry_delay_ms, step_options
 from holdfast.engine.activities.executor import is_mendable
 from holdfast.engine.stretch import read_stretch
 from holdfast.errors import CallerError, Conflict, InvalidInput
@@ -41,7 +40,7 @@ async def report_result(
     store: Store, key: str, token: str, result: Any, limits: Limits, audit: AuditEntry | None = None
 ) -> None:
     """Report that the activity has succeeded. See `App.complete_activity`."""
-    of = read_token(token, key)
+    of = read_activity_token(token, key)
     encoded = codec.bounded(codec.encode(result), limits.value_bytes, f"the result of step {of.step_id!r}")
     await _report(store, of, _outcome(of, result=encoded), audit)
 
@@ -50,7 +49,7 @@ async def report_error(
     store: Store, key: str, token: str, error: BaseException | str, audit: AuditEntry | None = None
 ) -> None:
     """Report that the activity has failed. See `App.fail_activity`."""
-    of = read_token(token, key)
+    of = read_activity_token(token, key)
     if isinstance(error, str):
         info = ErrorInfo("ActivityError", error[:ERROR_TEXT_CHARS], retryable=True)
     else:

@@ -18,12 +18,12 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from holdfast.clock import Rng
 from holdfast.core import codec
-from holdfast.core.deadlines import too_late
 from holdfast.core.events import NULL, StepStarted
 from holdfast.core.instants import Instant
+from holdfast.core.keys import ActivityToken, write_activity_token
 from holdfast.core.messages import ActivityDetached, ActivityErrored, ActivitySucceeded
 from holdfast.core.state import OpenStep
-from holdfast.core.tokens import ActivityToken, write_token
+from holdfast.core.timing import too_late
 from holdfast.engine.activities.slots import Slots
 from holdfast.engine.activities.task_pool import Lanes
 from holdfast.errors import HoldfastError, InvalidInput, NotDurable, PayloadTooLarge
@@ -133,7 +133,7 @@ class ActivityContext:
         """
         step = self._work.step
         of = ActivityToken(self.run_id, step.step_id, step.logical_attempt_id, step.engine_attempt_id)
-        return write_token(of, self._key)
+        return write_activity_token(of, self._key)
 
     def complete_later(self) -> NoReturn:
         """End the activity without an outcome: whoever has its `token` reports it with `App.complete_activity`."""

@@ -15,8 +15,8 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from holdfast.core.codec import explain_unfit
-from holdfast.core.declared import PublishedDefinition
-from holdfast.core.messages import check_name
+from holdfast.core.declarations import WorkflowDeclaration
+from holdfast.core.names import check_name
 from holdfast.engine.inbox.json_schema import SchemaCheck
 from holdfast.errors import InvalidInput, NotFound
 from holdfast.program.definitions import WorkflowDefinition
@@ -68,7 +68,7 @@ class DeclaredInStore:
 
     __slots__ = ("_checks", "_published")
 
-    def __init__(self, published: PublishedDefinition) -> None:
+    def __init__(self, published: WorkflowDeclaration) -> None:
         self._published = published
         self._checks: dict[str, SchemaCheck] = {}
 
@@ -103,9 +103,9 @@ def _check_name(workflow: str, version: str, signals: Iterable[str], allows_othe
     raise NotFound(f"{what}; it declares {declared}", signal_name=name, declared=declared)
 
 
-def published(definition: WorkflowDefinition) -> PublishedDefinition:
+def published(definition: WorkflowDefinition) -> WorkflowDeclaration:
     """Return what is published of a workflow."""
-    return PublishedDefinition(
+    return WorkflowDeclaration(
         plan_id=definition.name,
         plan_version=definition.version,
         signals={name: json_schema(kind) for name, kind in definition.signals.items()},

@@ -19,7 +19,8 @@ from holdfast.core import events as e
 from holdfast.core.audit import DETAIL_CHARS, AuditEntry
 from holdfast.core.events import NULL, Event
 from holdfast.core.keys import signal_uuid
-from holdfast.core.messages import ControlName, SentName, SignalRequest, check_name, check_signal_id
+from holdfast.core.messages import ControlName, SentName, SignalRequest
+from holdfast.core.names import check_name, check_signal_id
 from holdfast.core.operator_commands import OVERRIDES, objection_to_resume
 from holdfast.core.snapshot import OPENING
 from holdfast.core.state import TERMINAL
@@ -291,7 +292,7 @@ class Commands:
             "SKIP_STEP", reason, actor, signal_id, step_id=step_id, result=codec.encode(result), wait=wait
         )
 
-    async def stop(
+    async def terminate(
         self, reason: str = "", *, actor: str = "", signal_id: str | None = None, wait: bool = False
     ) -> None:
         """End the run at once, as cancelled, without letting it clean up."""

@@ -11,7 +11,8 @@ from holdfast.core.dead_letters import DeadLetterQuery, letter_id, unreadable_pa
 from holdfast.core.index_rows import Wait
 from holdfast.core.instants import Instant
 from holdfast.core.keys import signal_uuid
-from holdfast.core.messages import RESERVED_PREFIX, Signal
+from holdfast.core.messages import Signal
+from holdfast.core.names import RESERVED_PREFIX
 from holdfast.core.state import TERMINAL
 from holdfast.engine.history import head_of
 from holdfast.errors import NotFound

@@ -8,11 +8,11 @@ from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core.audit import AuditEntry
-from holdfast.core.messages import AcceptedSignalResult, SignalRequest, check_name
+from holdfast.core.messages import AcceptedSignalResult, SignalRequest
+from holdfast.core.names import check_name, check_signal_name
 from holdfast.engine.inbox.declarations import Declarations, DeclaredByCode
 from holdfast.errors import CallerError, EngineError, HoldfastError, InvalidInput
 from holdfast.program.definitions import WorkflowDefinition
-from holdfast.program.signals import check_signal_name
 from holdfast.store import port
 
 DELIVER_SIGNALS = 500

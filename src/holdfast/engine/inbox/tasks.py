@@ -16,7 +16,8 @@ from holdfast.core.events import Event
 from holdfast.core.index_rows import Task
 from holdfast.core.instants import Instant
 from holdfast.core.keys import signal_uuid
-from holdfast.core.messages import TASK_SIGNAL, Actor, SignalRequest, TaskAction, TaskRequest, check_name
+from holdfast.core.messages import TASK_SIGNAL, Actor, SignalRequest, TaskAction, TaskRequest
+from holdfast.core.names import check_name
 from holdfast.core.state import TERMINAL
 from holdfast.core.tasks import DECISIONS, is_effective
 from holdfast.engine.inbox.authorization import Permits

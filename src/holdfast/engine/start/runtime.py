@@ -8,7 +8,8 @@ from msgspec.structs import replace
 from holdfast.clock import Ids
 from holdfast.core import codec
 from holdfast.core import events as e
-from holdfast.core.messages import SignalRequest, check_name
+from holdfast.core.messages import SignalRequest
+from holdfast.core.names import check_name
 from holdfast.engine.inbox.authorization import Permits, check_start, permits_of
 from holdfast.engine.inbox.operator_commands import Caller, Operators
 from holdfast.engine.inbox.signals import FirstSignal, Sender, first_signal

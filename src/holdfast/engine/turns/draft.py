@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core import events as e
-from holdfast.core.apply_commands import enact
+from holdfast.core.apply_commands import apply_commands
 from holdfast.core.commands import Command
-from holdfast.core.dead_letters import DeadLetter, Reason, bury_signal, put_aside
+from holdfast.core.dead_letters import DeadLetter, Reason, defer, signal_to_dead_letter
 from holdfast.core.decide import Input, decide, is_taken, queue_run
 from holdfast.core.event_writer import NOTHING, Decision, Refusal
 from holdfast.core.events import EngineRunRef, Event, RunQueued
@@ -30,8 +30,8 @@ from holdfast.core.messages import (
     SignalRequest,
     as_they_came,
     child_outcome,
-    fitting_id,
 )
+from holdfast.core.names import fitting_id
 from holdfast.core.snapshot import RuntimeSnapshot, runtime_snapshot
 from holdfast.core.state import CANCELLED, PAUSED, OpenStep, RunState, fold_onto, own_copy, state_of
 from holdfast.errors import HoldfastError, VersionMismatch
@@ -104,7 +104,7 @@ class TurnDraft:
         )
         if isinstance(message, Message):
             if isinstance(answer, Refusal):
-                self.put_aside(message, answer.error)
+                self.defer(message, answer.error)
             else:
                 self._consumed.append(message.signal_id)
         elif isinstance(answer, Decision) and answer.events:
@@ -112,7 +112,7 @@ class TurnDraft:
             if inbox_seq:
                 self.received.append((inbox_seq, len(self.events)))
             if type(message) is Signal and message.misfit is not None:
-                self._dead.append(bury_signal(message, self._by.node, self._now))
+                self._dead.append(signal_to_dead_letter(message, self._by.node, self._now))
         return self._take(answer)
 
     def handle_requeued(self, message: Message, signal: Signal) -> Decision | Refusal:
@@ -120,7 +120,7 @@ class TurnDraft:
         self._consumed.append(message.signal_id)
         if signal.misfit is None:
             return self.handle(signal)
-        self._dead.append(bury_signal(signal, self._by.node, self._now))
+        self._dead.append(signal_to_dead_letter(signal, self._by.node, self._now))
         return NOTHING
 
     def _is_held(self, message: Input) -> bool:
@@ -154,11 +154,11 @@ class TurnDraft:
             word = Message(signal_id=MAILBOX, run_id=self.state.run_id, type="InternalContinue", occurred_at=self._now)
             self._messages.append(word)
 
-    def put_aside(self, message: Message, problem: HoldfastError) -> None:
+    def defer(self, message: Message, problem: HoldfastError) -> None:
         """Leave a message for later, or after too many times for an operator: what was accepted is not dropped."""
         self._consumed.append(message.signal_id)
         reason: Reason = "definition missing" if isinstance(problem, VersionMismatch) else "retries exhausted"
-        left = put_aside(message, self._limits, reason, _detail(problem), self._by.node, self._now)
+        left = defer(message, self._limits, reason, _detail(problem), self._by.node, self._now)
         if isinstance(left, DeadLetter):
             self._dead.append(left)
         else:
@@ -173,16 +173,16 @@ class TurnDraft:
             occurred_at=self._now,
             expected_version=1,
         )
-        self.put_aside(word, problem)
+        self.defer(word, problem)
 
     @property
     def should_pause(self) -> bool:
         """Say whether the run is to be paused because a message of it has died."""
         return bool(self._dead) and self._limits.dead_letters.pauses_run
 
-    def enact(self, commands: Iterable[Command]) -> Decision | Refusal:
+    def apply_commands(self, commands: Iterable[Command]) -> Decision | Refusal:
         """Decide what the program asks for."""
-        return self._take(enact(self.state, commands, self._now, self._by))
+        return self._take(apply_commands(self.state, commands, self._now, self._by))
 
     def record(self, record: ActivityRecord) -> None:
         """Keep what is known about an activity's effect, in the same commit."""
@@ -369,7 +369,7 @@ def aside_turn(
     """Return a turn that changes nothing and leaves everything for later, for a run whose state is not known."""
     head = loaded.head
     snapshot = head.snapshot or RuntimeSnapshot(status=head.status, state_version=head.version)
-    left = [put_aside(message, limits, reason, _detail(damage), node, now) for message in loaded.messages]
+    left = [defer(message, limits, reason, _detail(damage), node, now) for message in loaded.messages]
     return Turn(
         run_id=head.run_id,
         expected_version=head.version,

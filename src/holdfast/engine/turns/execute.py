@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.commands import Command, PauseRun
-from holdfast.core.deadlines import is_deadline, step_options
 from holdfast.core.decide import Input, wait_for
 from holdfast.core.event_writer import Decision, Refusal
 from holdfast.core.events import Event
@@ -38,9 +37,11 @@ from holdfast.core.messages import (
     Signal,
     Update,
     UpdatePayload,
+    is_deadline,
 )
 from holdfast.core.state import PAUSED, RUNNING, RunState, state_of
 from holdfast.core.tasks import task_operations
+from holdfast.core.timing import step_options
 from holdfast.engine.turns.draft import LIMITS, TurnDraft
 from holdfast.errors import Conflict, InvalidInput, RunawayWorkflow, RunError, VersionMismatch
 from holdfast.limits import ROTATIONS_IN_ONE_BREATH, Limits
@@ -204,12 +205,12 @@ def pause_turn(
         if given is not None:
             draft.handle(given)
         if draft.state.status is RUNNING:  # directly after what made it so: that is how replay knows it came to nothing
-            draft.enact([pause])
+            draft.apply_commands([pause])
     lost = [given for given in inputs if is_missing and isinstance(given, NodeLost)]  # whoever has it does it again
     inputs = [given for given in inputs if given not in lost]
     for later in (*sorted((*others, *inputs), key=_place), *task_operations(loaded.signals, draft.state, None)):
         if is_poisoned and isinstance(later, Message):
-            draft.put_aside(later, problem)
+            draft.defer(later, problem)
         else:
             draft.handle(later)
     if isinstance(problem, VersionMismatch) and not others and (lost or _has_paused(draft)):
@@ -277,7 +278,7 @@ class _Turn:
         answers = [self._draft.handle(outcome) for outcome in reported]
         events = [event for answer in answers if isinstance(answer, Decision) for event in answer.events]
         asked = [command for event in events for command in self._hand(event)]
-        self._follow(self._enact(asked))
+        self._follow(self._apply(asked))
         return commands
 
     def _may_pause(self, reported: ReportedOutcome) -> bool:
@@ -313,7 +314,7 @@ class _Turn:
         program = self._live.replay.program
         if dead is None or step_id not in waits or (program is not None and step_id in program.deaf):
             problem = Conflict("there is no open wait for this signal")
-            self._draft.put_aside(message, problem if dead is not None else InvalidInput("it is no signal"))
+            self._draft.defer(message, problem if dead is not None else InvalidInput("it is no signal"))
             return
         signal = Signal(
             id=dead.id,
@@ -346,7 +347,7 @@ class _Turn:
         return signal if received is None else replace(signal, state_after=received.state_after, error=received.error)
 
     def _absorb(self, answer: Decision | Refusal) -> None:
-        """Hand events to the program, enact what it asks for, and so on."""
+        """Hand events to the program, apply the commands that it issues, and repeat."""
         if isinstance(answer, Decision):
             self._follow(answer.events)
 
@@ -362,18 +363,18 @@ class _Turn:
                     raise RunawayWorkflow(f"the workflow began again {rotations} times without waiting for anything")
             commands = advance(event)
             if commands:
-                events += self._enact(commands)
+                events += self._apply(commands)
 
     def _hand(self, event: Event) -> Sequence[Command]:
         return self._live.replay.advance(event) if type(event.data) in CONCERN_PROGRAM else ()
 
-    def _enact(self, commands: Sequence[Command]) -> Sequence[Event]:
+    def _apply(self, commands: Sequence[Command]) -> Sequence[Event]:
         if not commands:
             return ()
-        enacted = self._draft.enact(commands)
-        if isinstance(enacted, Refusal):
-            raise RunError(f"the program asks for what cannot be: {enacted.error.message}")
-        return enacted.events
+        applied = self._draft.apply_commands(commands)
+        if isinstance(applied, Refusal):
+            raise RunError(f"the program asks for what cannot be: {applied.error.message}")
+        return applied.events
 
     def _takes_signals(self) -> bool:
         program = self._live.replay.program

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from holdfast.core.access import AccessToken, TokenQuery
 from holdfast.core.audit import AuditEntry, AuditQuery
 from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Settled, Settlement
-from holdfast.core.declared import PublishedDefinition
+from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import Event
 from holdfast.core.index_rows import Task, Wait
 from holdfast.core.instants import Instant
@@ -156,10 +156,10 @@ class TenantView:
     def _audited(self, entry: AuditEntry) -> AuditEntry:
         return replace(entry, tenant=self.tenant, project=self.project, environment=self.environment)
 
-    async def publish_definitions(self, definitions: Sequence[PublishedDefinition]) -> None:
+    async def publish_definitions(self, definitions: Sequence[WorkflowDeclaration]) -> None:
         await self._store.publish_definitions(definitions)
 
-    async def find_definitions(self, plans: Sequence[Plan]) -> list[PublishedDefinition | None]:
+    async def find_definitions(self, plans: Sequence[Plan]) -> list[WorkflowDeclaration | None]:
         return await self._store.find_definitions(plans)
 
     async def keep_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> list[AccessToken]:

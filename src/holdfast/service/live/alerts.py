@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from holdfast.core.instants import Instant
-from holdfast.core.projector import Alert
+from holdfast.core.snapshot import Alert
 
 MOST_ALERTS = 1_000
 """How many alerts are kept in a process. Counters go on."""

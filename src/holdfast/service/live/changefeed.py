@@ -17,7 +17,7 @@ from holdfast.app import App
 from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery
 from holdfast.core.events import Event, RunCancelled, RunCompleted, RunFailed
 from holdfast.core.instants import Instant
-from holdfast.core.projector import Alert
+from holdfast.core.snapshot import Alert
 from holdfast.engine.inbox.tasks import Tasks
 from holdfast.engine.observe.metrics import observer_of
 from holdfast.engine.start.runtime import Opened

@@ -6,8 +6,7 @@ brought up to date when it is asked for, so it cannot lag; whoever follows a run
 
 import asyncio
 
-from holdfast.core.projector import Projection, catch_up
-from holdfast.core.snapshot import RunSnapshot
+from holdfast.core.snapshot import Projection, RunSnapshot, catch_up
 from holdfast.engine.history import head_of
 from holdfast.service.live.alerts import Alerts
 from holdfast.store.port import Store

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from holdfast.core.tokens import TOKEN_CHARS, outcome_id, read_token
+from holdfast.core.keys import ACTIVITY_TOKEN_CHARS, outcome_id, read_activity_token
 from holdfast.engine.activities.async_completion import report_error, report_result
 from holdfast.engine.activities.executor import NonRetryable
 from holdfast.errors import Conflict, NotFound, PayloadTooLarge, RateLimited, RunTerminal
@@ -21,7 +21,11 @@ BEARER = "bearer of a completion token"
 
 CompletionToken = Annotated[
     str,
-    Meta(min_length=1, max_length=TOKEN_CHARS, description="`activity_context().token`, as the activity gave it away."),
+    Meta(
+        min_length=1,
+        max_length=ACTIVITY_TOKEN_CHARS,
+        description="`activity_context().token`, as the activity gave it away.",
+    ),
 ]
 
 
@@ -77,7 +81,7 @@ async def fail(call: Call, ask: FailActivity) -> OutcomeAccepted:
 
 async def _report(call: Call, token: str, ask: CompleteActivity | FailActivity) -> OutcomeAccepted:
     opened, key = call.opened, call.opened.node.completion_key
-    of = read_token(token, key)  # before anything is looked up: what is made up costs nothing
+    of = read_activity_token(token, key)  # before anything is looked up: what is made up costs nothing
     caller = f"completion:{of.run_id}:{outcome_id(of)}"
     call.service.refusals.check(caller)
     audit = call.audit(actor=call.principal.name or BEARER, subject=of.step_id)

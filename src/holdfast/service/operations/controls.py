@@ -106,7 +106,7 @@ async def approve(call: Call, ask: Command) -> Commanded:
 )
 async def terminate(call: Call, ask: Command) -> Commanded:
     """End a run at once, as cancelled, without letting it clean up."""
-    await (await call.run(ask.run_id)).stop(ask.reason, **_how(call, ask))
+    await (await call.run(ask.run_id)).terminate(ask.reason, **_how(call, ask))
     return Commanded(ask.run_id, "EMERGENCY_STOP", ask.wait)
 
 

@@ -3,7 +3,8 @@
 from msgspec import Struct
 from msgspec.structs import replace
 
-from holdfast.core.messages import RESERVED_PREFIX, Signal
+from holdfast.core.messages import Signal
+from holdfast.core.names import RESERVED_PREFIX
 from holdfast.core.state import RunStatus
 from holdfast.service.context import Call
 from holdfast.service.heads import heads_of

@@ -8,7 +8,8 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from holdfast.core import codec
 from holdfast.core.events import NULL
 from holdfast.core.instants import Instant
-from holdfast.core.messages import RESERVED_PREFIX, AcceptedSignalResult, Signal, SignalRequest
+from holdfast.core.messages import AcceptedSignalResult, Signal, SignalRequest
+from holdfast.core.names import RESERVED_PREFIX, check_signal_name
 from holdfast.engine.history import head_of
 from holdfast.engine.inbox.receipts import receipt_of
 from holdfast.engine.inbox.signals import FirstSignal, Outgoing, result_of
@@ -25,7 +26,6 @@ from holdfast.errors import (
     RunTerminal,
     SignalAcceptanceIndeterminate,
 )
-from holdfast.program.signals import check_signal_name
 from holdfast.service.context import Call
 from holdfast.service.heads import heads_of
 from holdfast.service.http.problems import Problem, problem_of

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from holdfast.core.projector import AlertCode
+from holdfast.core.snapshot import AlertCode
 from holdfast.service.context import Call
 from holdfast.service.paging import PageSize
 from holdfast.service.registry import Ask, operation

@@ -19,13 +19,13 @@ from holdfast.core.messages import (
     ENGINE_SIGNALS,
     INTEGER_LIMIT,
     OUTCOME_SIGNAL,
-    RESERVED_PREFIX,
     AcceptanceRecord,
     AcceptedSignalResult,
     Message,
     Signal,
     SignalRequest,
 )
+from holdfast.core.names import RESERVED_PREFIX
 from holdfast.core.state import APPROVED, PENDING, TERMINAL
 from holdfast.errors import CallerError
 from holdfast.limits import MAILBOX_SIGNALS, Limits

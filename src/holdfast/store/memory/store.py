@@ -18,7 +18,7 @@ from holdfast.core.access import AccessToken, TokenQuery
 from holdfast.core.admission import RunLimit, overloaded, place_in_line
 from holdfast.core.audit import AuditEntry, AuditQuery
 from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Settled, Settlement
-from holdfast.core.declared import PublishedDefinition
+from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import Event
 from holdfast.core.index_rows import Task, Wait
 from holdfast.core.instants import Instant
@@ -58,7 +58,7 @@ class MemoryStore:
         self._clock = clock or SystemClock()
         self._limits = limits or Limits()
         self._runs: dict[str, Run] = {}
-        self._definitions: dict[port.Plan, PublishedDefinition] = {}
+        self._definitions: dict[port.Plan, WorkflowDeclaration] = {}
         self._requests: dict[str, str] = {}
         self._nodes: dict[str, Instant] = {}
         self._known: dict[str, frozenset[port.Plan]] = {}
@@ -537,11 +537,11 @@ class MemoryStore:
 
     # --- access
 
-    async def publish_definitions(self, definitions: Sequence[PublishedDefinition]) -> None:
+    async def publish_definitions(self, definitions: Sequence[WorkflowDeclaration]) -> None:
         validation.check_definitions(definitions, self._limits)
         self._definitions |= {(one.plan_id, one.plan_version): one for one in definitions}
 
-    async def find_definitions(self, plans: Sequence[port.Plan]) -> list[PublishedDefinition | None]:
+    async def find_definitions(self, plans: Sequence[port.Plan]) -> list[WorkflowDeclaration | None]:
         validation.check_plans(plans)
         return [self._definitions.get(plan) for plan in plans]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from holdfast.core.declared import PublishedDefinition
+from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.store.port import Plan
 from holdfast.store.postgres.columns import askable
 from holdfast.store.postgres.pool import Db
@@ -22,14 +22,14 @@ JOIN holdfast.definitions d ON d.plan_id = x.plan_id AND d.plan_version = x.plan
 """
 
 
-async def publish(db: Db, definitions: Sequence[PublishedDefinition]) -> None:
+async def publish(db: Db, definitions: Sequence[WorkflowDeclaration]) -> None:
     """Keep definitions in the place of those of the same versions."""
     last = {(one.plan_id, one.plan_version): one for one in definitions}.values()
     columns = [one.plan_id for one in last], [one.plan_version for one in last], [encode(one) for one in last]
     await db.fetch(_PUBLISH, *columns)
 
 
-async def find(db: Db, plans: Sequence[Plan]) -> list[PublishedDefinition | None]:
+async def find(db: Db, plans: Sequence[Plan]) -> list[WorkflowDeclaration | None]:
     """Return the definitions in the order asked for; None where there is none."""
     asked = list(dict.fromkeys((askable(plan_id), askable(version)) for plan_id, version in plans))
     rows = await db.fetch(_FIND, [plan_id for plan_id, _ in asked], [version for _, version in asked])

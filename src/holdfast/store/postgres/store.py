@@ -14,7 +14,7 @@ from holdfast.core.access import AccessToken, TokenQuery
 from holdfast.core.admission import RunLimit
 from holdfast.core.audit import AuditEntry, AuditQuery
 from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Settled, Settlement
-from holdfast.core.declared import PublishedDefinition
+from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import Event
 from holdfast.core.index_rows import Task, Wait
 from holdfast.core.instants import Instant
@@ -307,11 +307,11 @@ class PostgresStore:
         work = self._ready().transact(lambda session: dead_letters.settle(session, ids, action, actor, now, audit))
         return await self._server.finished(self._then_ring(work))
 
-    async def publish_definitions(self, definitions: Sequence[PublishedDefinition]) -> None:
+    async def publish_definitions(self, definitions: Sequence[WorkflowDeclaration]) -> None:
         validation.check_definitions(definitions, self._limits)
         await self._server.finished(definitions_.publish(self._ready(), definitions))
 
-    async def find_definitions(self, plans: Sequence[port.Plan]) -> list[PublishedDefinition | None]:
+    async def find_definitions(self, plans: Sequence[port.Plan]) -> list[WorkflowDeclaration | None]:
         validation.check_plans(plans)
         return await self._server.finished(definitions_.find(self._ready(), plans))
 

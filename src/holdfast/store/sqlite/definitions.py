@@ -3,7 +3,7 @@
 import sqlite3
 from collections.abc import Sequence
 
-from holdfast.core.declared import PublishedDefinition
+from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.store.port import Plan
 from holdfast.store.sql import definition_of, encode, plan_keys
 from holdfast.store.sqlite.rows import listing
@@ -18,12 +18,12 @@ _FIND = (
 )
 
 
-def publish(db: sqlite3.Connection, definitions: Sequence[PublishedDefinition]) -> None:
+def publish(db: sqlite3.Connection, definitions: Sequence[WorkflowDeclaration]) -> None:
     """Keep definitions in the place of those of the same versions."""
     db.executemany(_PUBLISH, [(one.plan_id, one.plan_version, encode(one)) for one in definitions])
 
 
-def find(db: sqlite3.Connection, plans: Sequence[Plan]) -> list[PublishedDefinition | None]:
+def find(db: sqlite3.Connection, plans: Sequence[Plan]) -> list[WorkflowDeclaration | None]:
     """Return the definitions in the order asked for; None where there is none."""
     found = {(row[0], row[1]): definition_of(row[2]) for row in db.execute(_FIND, (listing(plan_keys(plans)),))}
     return [found.get(plan) for plan in plans]

@@ -8,13 +8,8 @@ from holdfast.core import codec
 from holdfast.core.index_rows import Wait
 from holdfast.core.instants import Instant
 from holdfast.core.keys import inbox_uuid, signal_storage_key, signal_suffix
-from holdfast.core.messages import (
-    RESERVED_PREFIX,
-    AcceptanceRecord,
-    AcceptedSignalResult,
-    Message,
-    SignalRequest,
-)
+from holdfast.core.messages import AcceptanceRecord, AcceptedSignalResult, Message, SignalRequest
+from holdfast.core.names import RESERVED_PREFIX
 from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.errors import CallerError
 from holdfast.limits import Limits

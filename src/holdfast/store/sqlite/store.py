@@ -19,7 +19,7 @@ from holdfast.core.access import AccessToken, TokenQuery
 from holdfast.core.admission import RunLimit
 from holdfast.core.audit import AuditEntry, AuditQuery
 from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Settled, Settlement
-from holdfast.core.declared import PublishedDefinition
+from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import Event
 from holdfast.core.index_rows import Task, Wait
 from holdfast.core.instants import Instant
@@ -291,11 +291,11 @@ class SqliteStore:
         validation.check_audit(() if audit is None else (audit,), self._limits)
         return await self._write(lambda db, now: dead_letters.settle(db, ids, action, actor, now, audit), rings=True)
 
-    async def publish_definitions(self, definitions: Sequence[PublishedDefinition]) -> None:
+    async def publish_definitions(self, definitions: Sequence[WorkflowDeclaration]) -> None:
         validation.check_definitions(definitions, self._limits)
         await self._write(lambda db, _: definitions_.publish(db, definitions))
 
-    async def find_definitions(self, plans: Sequence[port.Plan]) -> list[PublishedDefinition | None]:
+    async def find_definitions(self, plans: Sequence[port.Plan]) -> list[WorkflowDeclaration | None]:
         validation.check_plans(plans)
         return await self._read(lambda db, _: definitions_.find(db, plans))
 

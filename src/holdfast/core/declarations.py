@@ -6,12 +6,12 @@ from msgspec import Struct
 
 from holdfast.core.codec import check as check_json
 from holdfast.core.codec import encode
-from holdfast.core.messages import check_name
+from holdfast.core.names import check_name
 from holdfast.errors import CallerError, InvalidInput
 from holdfast.limits import DEFINITION_BYTES
 
 
-class PublishedDefinition(Struct, frozen=True, kw_only=True):
+class WorkflowDeclaration(Struct, frozen=True, kw_only=True):
     """A version of a workflow: the JSON Schema of what each declared signal carries.
 
     Where names are declared, others are refused, unless `allows_other_signals`.
@@ -23,9 +23,9 @@ class PublishedDefinition(Struct, frozen=True, kw_only=True):
     allows_other_signals: bool = False
 
 
-def check_definition(definition: Any) -> CallerError | None:
+def check_declaration(definition: Any) -> CallerError | None:
     """Return why the definition cannot be kept, or None."""
-    if not isinstance(definition, PublishedDefinition):
+    if not isinstance(definition, WorkflowDeclaration):
         return InvalidInput(f"a definition is a PublishedDefinition, not {type(definition).__qualname__}")
     problem: CallerError | None = check_name("plan_id", definition.plan_id)
     problem = problem or check_name("plan_version", definition.plan_version)

@@ -5,7 +5,7 @@ from msgspec import Raw
 
 from holdfast.core import commands as c
 from holdfast.core import events as e
-from holdfast.core.apply_commands import enact
+from holdfast.core.apply_commands import apply_commands
 from holdfast.core.event_writer import NOTHING, Decision, Refusal
 from holdfast.core.keys import event_id, event_key
 from holdfast.core.messages import SignalRequest
@@ -157,7 +157,7 @@ def test_step_keys_are_of_the_logical_attempt_and_not_of_the_engines() -> None:
 def test_asking_again_for_what_was_not_committed_gives_the_same_events() -> None:
     run = run_in(RUNNING)
     todo = (activity("a"), timer("b"), wait("c", until=START), task("d"), child("e"))
-    assert enact(run.state, todo, START, BY) == enact(run.state, todo, START, BY)
+    assert apply_commands(run.state, todo, START, BY) == apply_commands(run.state, todo, START, BY)
 
 
 # --- giving up

@@ -168,7 +168,7 @@ def test_an_emergency_stop_ends_the_run_at_once(status: RunStatus) -> None:
     run = run_in(status)
     run.control("EMERGENCY_STOP", reason="")
     assert run.state.status is CANCELLED
-    assert run.events[-1].data == e.RunCancelled("emergency stop")
+    assert run.events[-1].data == e.RunCancelled("terminated")
     assert run.inbox == {}
 
 
