@@ -304,7 +304,7 @@ class App:
         return await find_letters(self._opened(), query)
 
     async def dequeue_and_start(self) -> list[Dequeued]:
-        """Let in runs that wait for room, and start them here if the node takes runs; return what became of each.
+        """Admit queued runs, and start them here if the node takes runs; return what became of each.
 
         Nodes do it by themselves, when a run has finished and now and then. Anybody may, at any time (QUE-3).
         """

@@ -155,7 +155,7 @@ JSON_DEPTH = 100
 """How deep a value may be nested. Readers recurse, from stacks of any depth, and must never be the first to fail."""
 
 PRIORITY = 100
-"""The highest priority of a run that waits to be let in; its negative is the lowest."""
+"""The highest priority of a queued run; its negative is the lowest."""
 
 PRIORITY_AGE_MS = 60_000
 """For how much waiting one step of priority counts. So the lowest overtakes the highest after some three hours."""

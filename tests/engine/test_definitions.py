@@ -155,7 +155,7 @@ async def test_nobody_judges_runs_of_a_version_that_a_living_node_has(store: Sto
 
 
 @pytest.mark.contract("WF-3", "QUE-3")
-async def test_a_run_that_is_let_in_by_a_node_of_another_version_is_given_back(store: Store) -> None:
+async def test_a_run_that_is_admitted_by_a_node_of_another_version_is_given_back(store: Store) -> None:
     old, new = Shop("1", at_once=1), Shop("2", at_once=1)
     async with new.node(store, grace_s=None):
         first = await new.app.start(new.orders["2"])

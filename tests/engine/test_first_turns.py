@@ -260,7 +260,7 @@ class SlowAdmission(MemoryStore):
         self.owners: list[str | None] = []
 
     async def admit(self, *args: Any, **kwargs: Any) -> Any:
-        """Let in, and answer late."""
+        """Admit runs, and answer late."""
         admitted, next_at = await super().admit(*args, **kwargs)
         if admitted and self.may_answer is not None:
             await self.may_answer.wait()
@@ -274,7 +274,7 @@ class SlowAdmission(MemoryStore):
 
 
 @pytest.mark.contract("OWN-1", "QUE-3")
-async def test_a_run_that_is_let_in_and_let_go_before_the_answer_comes_is_not_taken_by_it() -> None:
+async def test_a_run_that_is_admitted_and_let_go_before_the_answer_comes_is_not_taken_by_it() -> None:
     store, app = SlowAdmission(), hf.App("shop")
 
     @app.workflow(at_once=1)

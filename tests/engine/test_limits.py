@@ -265,7 +265,7 @@ async def test_a_child_whose_key_cannot_be_computed_queues_without_one(place: Pl
 
 
 @pytest.mark.contract("QUE-2", "QUE-3", "OWN-3")
-async def test_what_waits_is_let_in_by_the_next_node_with_its_own_limit(place: Place) -> None:
+async def test_queued_runs_are_admitted_by_the_next_node_with_its_own_limit(place: Place) -> None:
     """The node that knew the old limit is gone; the new code has another limit, or none at all."""
     limits: list[LimitOptions] = [{"at_once": 1}, {"at_once": 2}, {}]
     async with place.opened() as store:
@@ -404,7 +404,7 @@ async def test_runs_that_queued_while_no_node_was_up_start_within_the_rate(place
 
 @pytest.mark.contract("QUE-2", "OWN-1")
 async def test_several_nodes_start_no_more_than_the_rate_in_any_period(place: Place) -> None:
-    """By the instants of their commits, which come later than the decision to let runs in."""
+    """By the instants of their commits, which are later than their admission."""
     apps = [hf.App("crowd") for _ in range(3)]
     pings = []
     for app in apps:

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast.core import codec
-from holdfast.core.admission import RunLimit, Ticket
+from holdfast.core.admission import AdmissionRequest, RunLimit
 from holdfast.core.messages import OUTCOME_SIGNAL, ActivityOutcome, SignalRequest
 from holdfast.core.state import CANCELLED
 from holdfast.errors import LeaseExpired, RunTerminal
@@ -157,22 +157,22 @@ async def _claim_when_due(node: SampleNode) -> port.LoadedRun:
         listener.close()
 
 
-# --- gates
+# --- admission
 
 
-async def pass_gates(seat: Seat, path: Path | str, runs: int, limit: RunLimit) -> list[int]:
-    """Start runs, let in and finish whoever can be, until nobody is left; return how many were found inside.
+async def pass_admission(seat: Seat, path: Path | str, runs: int, limit: RunLimit) -> list[int]:
+    """Start runs, admit and finish them until none is left; return how many were found inside.
 
-    A run is inside from its first turn to its last. They are counted by an index of runs, not by the gates.
+    A run is inside from its first turn to its last. They are counted by an index of runs, not by the admission queue.
     """
     counts: list[int] = []
     async with opened_anywhere(path) as store:
         node = SampleNode(store, f"node-{seat.number}", HOUR_MS)
         await node.renew()
         seat.meet()
-        ticket = Ticket(limit=limit, key=str(seat.number))
+        request = AdmissionRequest(limit=limit, key=str(seat.number))
         for number in range(runs):
-            await store.create([replace(new_run(f"run-{seat.number}-{number}"), ticket=ticket)])
+            await store.create([replace(new_run(f"run-{seat.number}-{number}"), admission=request)])
         while (await store.stats()).runs.keys() - {"COMPLETED"}:
             await store.admit({"order": limit}, 2, node.name)
             claimed = await store.claim(node.name, 2)
@@ -182,10 +182,10 @@ async def pass_gates(seat: Seat, path: Path | str, runs: int, limit: RunLimit) -
     return counts
 
 
-async def crowd_gates(seat: Seat, path: Path | str, rounds: int, limits: dict[str, RunLimit]) -> int:
-    """Come to several gates, leave them, be signalled and finished while waiting, in another order at each seat.
+async def crowd_admission(seat: Seat, path: Path | str, rounds: int, limits: dict[str, RunLimit]) -> int:
+    """Queue and finish runs of several plans, and signal and finish queued ones, in another order at each seat.
 
-    Nothing is tried again: whoever is in another's way ends the play. Return how many runs came.
+    Nothing is retried: a deadlock ends the play. Return how many runs were created.
     """
     chance = random.Random(seat.number)
     came = 0
@@ -199,7 +199,7 @@ async def crowd_gates(seat: Seat, path: Path | str, rounds: int, limits: dict[st
             came += len(await store.create(chance.sample(new, len(new))))
             others = [f"{plan}-{chance.randrange(seat.count)}-{number}" for plan in limits]
             await store.deliver([signal(run_id) for run_id in chance.sample(others, len(others))])
-            turns = [await _turn_at_a_gate(node, run, chance) for run in await node.claim(6)]
+            turns = [await _turn_under_limit(node, run, chance) for run in await node.claim(6)]
             if turns:
                 children = [_limited_run(f"{plan}-{seat.number}-{number}-child", plan, limits, seat) for plan in limits]
                 sends = tuple(signal(run_id) for run_id in others)
@@ -210,16 +210,16 @@ async def crowd_gates(seat: Seat, path: Path | str, rounds: int, limits: dict[st
             await store.admit(limits, 3, node.name)
         while (await store.stats()).runs.keys() - {"COMPLETED", "CANCELLED"}:
             await store.admit(limits, 3, node.name)
-            await store.commit([await _turn_at_a_gate(node, run, chance) for run in await node.claim(6)])
+            await store.commit([await _turn_under_limit(node, run, chance) for run in await node.claim(6)])
     return came
 
 
 def _limited_run(run_id: str, plan_id: str, limits: dict[str, RunLimit], seat: Seat) -> port.NewRun:
-    ticket = Ticket(limit=limits[plan_id], key=str(seat.number % 2))
-    return replace(new_run(run_id, plan_id=plan_id, tenant=f"tenant-{seat.number % 3}"), ticket=ticket)
+    request = AdmissionRequest(limit=limits[plan_id], key=str(seat.number % 2))
+    return replace(new_run(run_id, plan_id=plan_id, tenant=f"tenant-{seat.number % 3}"), admission=request)
 
 
-async def _turn_at_a_gate(node: SampleNode, loaded: port.LoadedRun, chance: random.Random) -> port.Turn:
+async def _turn_under_limit(node: SampleNode, loaded: port.LoadedRun, chance: random.Random) -> port.Turn:
     """Finish, or let go of it for another. A run that waits cannot complete, but be cancelled."""
     is_last = chance.random() < 0.5
     if loaded.head.queued_at is None:

@@ -44,7 +44,7 @@ async def test_no_more_runs_are_inside_than_allowed_and_nobody_waits_for_ever(tm
     path = tmp_path / "store.db"
     await prepare(path)
 
-    played = play(players.pass_gates, processes=4, path=path, runs=25, limit=limit)
+    played = play(players.pass_admission, processes=4, path=path, runs=25, limit=limit)
 
     most = max(count for counts in played for count in counts)
     assert 1 <= most <= (limit.at_once or 0)

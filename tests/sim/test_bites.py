@@ -27,7 +27,7 @@ from holdfast.engine.turns.draft import TurnDraft
 from holdfast.program.coroutine import CodeProgram
 from holdfast.store import outgoing, port, validation
 from holdfast.store.memory import run
-from holdfast.store.memory.admission import Gate
+from holdfast.store.memory.admission import AdmissionQueue
 from holdfast.store.memory.jobs import put
 from holdfast.store.memory.run import Run
 from holdfast.testing.sim_loop import current_process
@@ -231,36 +231,36 @@ def test_it_finds_a_rotation_that_forgets_updates(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.contract("QUE-2")
-def test_it_finds_a_gate_that_lets_in_one_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    has_room = Gate.has_room
+def test_it_finds_an_admission_of_one_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_room = AdmissionQueue.has_room
 
-    def has_more_room(self: Gate, limit: RunLimit, tenant: str, key: str) -> bool:
+    def has_more_room(self: AdmissionQueue, limit: RunLimit, tenant: str, key: str) -> bool:
         return has_room(self, replace(limit, at_once=3, per_key=2), tenant, key)
 
-    monkeypatch.setattr(Gate, "has_room", has_more_room)
+    monkeypatch.setattr(AdmissionQueue, "has_room", has_more_room)
     assert "more runs are under way than there is room for" in first_finding()
 
 
 @pytest.mark.contract("QUE-2")
-def test_it_finds_a_rate_that_counts_who_is_let_in_and_not_who_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    let_in = Gate.let_in
+def test_it_finds_a_rate_that_counts_admissions_and_not_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    admit = AdmissionQueue.admit
 
-    def count_at_once(self: Gate, run_id: str, limit: RunLimit, now: int) -> None:
-        let_in(self, run_id, limit, now)
+    def count_at_once(self: AdmissionQueue, run_id: str, limit: RunLimit, now: int) -> None:
+        admit(self, run_id, limit, now)
         self.note_start(run_id, now)
 
-    monkeypatch.setattr(Gate, "let_in", count_at_once)
+    monkeypatch.setattr(AdmissionQueue, "let_in", count_at_once)
     assert "runs have started within" in first_finding()
 
 
 @pytest.mark.contract("QUE-2")
 def test_it_finds_a_run_that_does_not_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Gate, "leave", lambda self, run_id: None)
+    monkeypatch.setattr(AdmissionQueue, "leave", lambda self, run_id: None)
     assert "does not finish" in first_finding()
 
 
 @pytest.mark.contract("QUE-3")
-def test_it_finds_runs_that_nobody_lets_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_finds_runs_that_are_never_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
     async def rest(self: RunQueue) -> None:
         await asyncio.Event().wait()
 

@@ -235,7 +235,7 @@ class World:
         elif verb == "admit":
             for each in answer[0]:
                 self.reached[f"admit: {each.status}{' and claimed' * (each.run is not None)}"] += 1
-            self.reached["admit: nobody yet"] += answer[1] is not None and not answer[0]
+            self.reached["admit: none yet"] += answer[1] is not None and not answer[0]
         elif verb == "settle_dead_letters":
             for outcome in answer:
                 end = outcome.error.code if isinstance(outcome, Refused) else outcome.action
@@ -260,8 +260,8 @@ class World:
         if isinstance(outcome, Committed):
             return "committed again" if any(item is turn for turn in self.won) else "committed"
         if isinstance(outcome, Created):
-            if item.ticket is not None:
-                return f"created at a gate{' and claimed' * outcome.epoch}"
+            if item.admission is not None:
+                return f"created with admission{' and claimed' * outcome.epoch}"
             return "created and claimed" if outcome.epoch else "created"
         finished = {head.run_id for head in self.heads if head.status in TERMINAL}
         is_late = isinstance(outcome, Duplicate) and item.run_id in finished
@@ -302,7 +302,7 @@ async def deliver(world: World) -> None:
 
 
 async def admit(world: World) -> None:
-    """Let in who waits, for a node or for nobody, by limits that are not always the same."""
+    """Admit queued runs, for a node or for none, by limits that are not always the same."""
     values = world.values
     limits = {plan: values.run_limit() for plan in values.some((*PLANS, MISSING), 3)}
     if values.happens(0.03):

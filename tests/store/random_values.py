@@ -10,7 +10,7 @@ from msgspec import UNSET, Raw
 from msgspec.structs import replace
 
 from holdfast.core import codec
-from holdfast.core.admission import Overload, RunLimit, Ticket
+from holdfast.core.admission import AdmissionRequest, Overload, RunLimit
 from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Reason, to_dead_letter
 from holdfast.core.index_rows import ActivityRecord, Task, Wait
 from holdfast.core.instants import Instant
@@ -103,8 +103,10 @@ class Values:
             self.made.append(spec)
         new = new_run(now=now, **spec)
         if self.happens(0.5):
-            ticket = Ticket(limit=self.run_limit(), key=self.pick(("", "k", "l")), priority=self.number(-1, 2))
-            new = replace(new, ticket=ticket)
+            request = AdmissionRequest(
+                limit=self.run_limit(), key=self.pick(("", "k", "l")), priority=self.number(-1, 2)
+            )
+            new = replace(new, admission=request)
         if self.happens(0.2):
             signals = [self.signal([spec["run_id"]], ()) for _ in range(self.number(1, 2))]
             new = replace(new, signals=tuple(signals))

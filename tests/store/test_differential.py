@@ -76,7 +76,7 @@ SUBJECTS: tuple[MakeSubject, ...] = (make_memory, make_sqlite, make_shared_sqlit
 """The reference first, then everybody who must answer as it does."""
 
 MUST_BE_REACHED = {
-    "create": """created; created and claimed; created at a gate; created at a gate and claimed;
+    "create": """created; created and claimed; created with admission; created with admission and claimed;
         NewRun Overloaded; NewRun Existing; NewRun InvalidInput; NewRun Conflict;
         NewRun Conflict of run ids; raised LeaseExpired; raised InvalidInput""",
     "deliver": """SignalRequest Accepted; SignalRequest Accepted again; SignalRequest Duplicate;

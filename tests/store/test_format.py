@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core.access import TokenQuery
-from holdfast.core.admission import RunLimit, Ticket
+from holdfast.core.admission import AdmissionRequest, RunLimit
 from holdfast.core.audit import AuditEntry, AuditQuery
 from holdfast.core.dead_letters import DeadLetterQuery, Settled
 from holdfast.core.declarations import WorkflowDeclaration
@@ -98,7 +98,7 @@ async def fill_with_sample(store: Store, clock: VirtualClock) -> None:
     clock.advance(ms=5)
     await store.create([new_run("queued", now=clock.now(), value={"cents": 4200})])
     limited = [new_run(run_id, now=clock.now(), plan_id="limited", tenant="acme") for run_id in ("inside", "in line")]
-    await store.create([replace(new, ticket=Ticket(limit=ONE, key="k", priority=1)) for new in limited])
+    await store.create([replace(new, admission=AdmissionRequest(limit=ONE, key="k", priority=1)) for new in limited])
     await store.renew(node.name, node.lease_ms, [("order", "1"), ("order", "2")])
     await store.append_audit([AuditEntry(entry_id="entry-1", operation="tokens.create", actor="ann")])
     await store.keep_key("completion", KEY)

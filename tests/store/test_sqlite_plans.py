@@ -25,7 +25,7 @@ from holdfast.testing.samples import (
     timer,
     wait,
 )
-from holdfast.testing.store_suite.admission import admit, come
+from holdfast.testing.store_suite.admission import admit, enqueue
 from holdfast.testing.store_suite.jobs import queue_turn
 
 MAY_BE_WALKED = (
@@ -84,7 +84,7 @@ async def test_hot_statements_use_their_indexes(tmp_path: Path) -> None:
     policies: tuple[Overload, ...] = ("queue", "reject")
     for policy in policies:
         limit = RunLimit(at_once=1, per_key=1, starts=9, overload=policy)
-        await come(store, f"{policy}-1", f"{policy}-2", limit=limit, key="k")
+        await enqueue(store, f"{policy}-1", f"{policy}-2", limit=limit, key="k")
     await admit(store, RunLimit(at_once=3, per_key=3, starts=5), claim_for="other")
     await SampleNode(store, "other").step("queue-1", complete())
     store._database.connection.set_trace_callback(None)

@@ -1,4 +1,4 @@
-"""Where the tests of Inbox and Health play: runs that ask people, wait for signals, fill queues and come to gates."""
+"""Where the tests of Inbox and Health play: runs that ask people, wait for signals, fill queues and are queued."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

@@ -1,35 +1,35 @@
-"""How many runs of a workflow may be under way, and what becomes of a start beyond that.
+"""Admission: how many runs of a workflow may be under way, and what happens to a start beyond that.
 
-Every workflow (a `plan_id`, whatever its versions) has a *gate*. What a store does at a gate:
+Every workflow (a `plan_id`, whatever its versions) has one *admission queue*. A store keeps it as follows.
 
-**Room.** A run that comes with a ticket is *let in* when there is room: fewer than `at_once` runs are inside, fewer
-than `per_key` of them of its tenant and key, and fewer than `starts` have started within the `period_ms` before or are
-let in and have yet to start. It is *inside* until it has finished, and leaves with that commit. Until it is let in it
-*waits*: its messages are held back, so that it is not ready, and it has no owner. Signals make it ready as they do any
-run, and by one it may be cancelled: then it leaves with that commit.
+**Room.** A run that is created with an `AdmissionRequest` is *admitted* when there is room: fewer than `at_once` runs
+are inside, fewer than `per_key` of them have its tenant and key, and fewer than `starts` runs have started within the
+last `period_ms` or are admitted and have yet to start. It is *inside* until it has finished, and leaves with that
+commit. Until it is admitted it is *queued*: its messages are held back, so it is not ready and has no owner. Signals
+make it ready as they do any run, and one of them may cancel it: then it leaves the queue with that commit.
 
-**Who is next.** Of those who wait and have room, first by tenant: the one that follows, in order of the code points
-of names and round again, the tenant of whom a run was let in last. Of its runs the one with the least
-`place_in_line`, then in order of creation. Whoever comes stands behind all who wait and could be let in: `create`
-puts the run in line, lets in the one who is next, if there is one, and answers whether it was this one.
+**Order.** Among the queued runs that have room, tenants take turns: the next tenant is the one whose name follows, by
+code points and in a circle, the tenant of the run that was admitted last. Among the runs of that tenant, the one with
+the lowest `rank` is next, then the one that was created first. `create` enqueues a new run behind those, admits the
+run that is next, if there is one, and returns whether it was the new one.
 
-**Limits** are not kept at gates. Who asks brings them, as its code has them now: a change holds for those who wait.
+**Limits** are not stored. The caller passes them as its code has them now, so a change applies to queued runs too.
 
-**Starts.** The rate bounds the commits by which runs start (RunStarted), not the moments at which they are let in: a
-node may be late with it, or gone, and nobody knows for how long. So a run that was let in under a rate is *starting*,
-and takes up one of the `starts` without an instant, until it has started; the instant of that commit then counts.
-(One that ends without having started counts as started then.) Whatever is late or crashes, no window of a period holds
-more than `starts`: when the last of its runs was let in, the others were starting, or had started within that window.
+**Starts.** The rate bounds the commits by which runs start (RunStarted), not the moments of admission: the node that
+starts an admitted run may be late or gone. So a run that was admitted under a rate is *starting*, and uses one of the
+`starts` without an instant, until it has started; then the instant of that commit counts. (A run that ends without
+having started counts as started at its end.) Whatever is late or crashes, no window of one period holds more than
+`starts`: when the last of its runs was admitted, the others were starting, or had started within that window.
 
-**Policies.** `queue` is the above. `reject` refuses the run if it would wait. `delay` is `queue` for a workflow that
-has a rate and no other limit.
+**Policies.** `queue` is the above. `reject` refuses a run that would be queued. `delay` is `queue` for a workflow
+that has a rate and no other limit.
 
-**Atomicity.** Everything about one gate fits one row or one object: the counts inside by tenant and key, who waits,
-the tenant that was last, who is starting, and the last `starts` instants of the limit that was last used. A store
-whose atomicity is one object takes the place at the gate first and creates the run after it. A place whose run is not
-there or has finished (a crash, or a node of an older version, left it) is given up when `admit` finds that somebody
-waits and nobody can be let in. So there may be fewer inside than allowed for a while, and never more. Finding who is
-next must cost no more for a thousand who wait, or for a thousand full keys, than for one.
+**Atomicity.** All of one queue fits one row or one object: the counts inside by tenant and key, the queued runs, the
+last tenant, the starting runs, and the last `starts` instants of the limit that was used last. A store whose
+atomicity is one object reserves the place in the queue first and creates the run after it. A place whose run does
+not exist or has finished (after a crash, or by a node of an older version) is freed when `admit` finds queued runs
+and can admit none. So there may be fewer runs inside than allowed for a while, and never more. Finding the next run
+must cost no more for a thousand queued runs, or for a thousand full keys, than for one.
 """
 
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ Overload = Literal["queue", "delay", "reject"]
 class RunLimit(Struct, frozen=True, kw_only=True):
     """What a workflow allows: runs inside, runs inside for one key of one tenant, and starts within any period.
 
-    Beyond it a start waits its turn (`queue`, and `delay` for a rate alone), or is refused.
+    Beyond it a start is queued (`queue`, and `delay` for a rate alone) or rejected.
     """
 
     at_once: int | None = None
@@ -61,21 +61,21 @@ class RunLimit(Struct, frozen=True, kw_only=True):
 
 NO_LIMIT = RunLimit()
 NEVER = INTEGER_LIMIT
-"""An instant that does not come."""
+"""An instant that is never reached."""
 
 
-class Ticket(Struct, frozen=True, kw_only=True):
-    """What a run comes to the gate of its workflow with."""
+class AdmissionRequest(Struct, frozen=True, kw_only=True):
+    """What a run brings to be admitted: the limit that its caller knows, its key, and its priority."""
 
     limit: RunLimit
     key: str = ""
     priority: int = 0
 
 
-def place_in_line(priority: int, now: Instant) -> Instant:
-    """Return the instant by which a run stands in line: a higher priority counts as having come earlier.
+def rank(priority: int, now: Instant) -> Instant:
+    """Return a queued run's rank; the lowest is admitted first. A higher priority counts as having been queued earlier.
 
-    So whoever has waited for long enough comes first at last, whatever the others' priorities are.
+    So a run that has waited long enough is first in the end, whatever the priorities of the others are.
     """
     return now - priority * PRIORITY_AGE_MS * 1_000
 
@@ -83,7 +83,7 @@ def place_in_line(priority: int, now: Instant) -> Instant:
 def free_slot(last_starts: Sequence[Instant], limit: RunLimit, now: Instant, starting: int = 0) -> Instant:
     """Return the first instant, from now on, at which the rate allows another start after these, in order.
 
-    `starting` is how many more are let in and have yet to start. If these are all that it allows, it is `NEVER`.
+    `starting` is how many more are admitted and have yet to start. If these are all that it allows, it is `NEVER`.
     """
     if limit.starts is None or len(last_starts) + starting < limit.starts:
         return now
@@ -93,7 +93,7 @@ def free_slot(last_starts: Sequence[Instant], limit: RunLimit, now: Instant, sta
 
 
 def overloaded(plan_id: str, free_at: Instant, now: Instant, limit: RunLimit = NO_LIMIT) -> Overloaded:
-    """Make the refusal of a start; if it is not the rate that forbids it, nobody knows for how long."""
+    """Return the refusal of a start. Only a rate knows when there is room again; otherwise the hint is a constant."""
     if free_at == NEVER:  # one that starts now makes room after a period
         free_at = now + limit.period_ms * 1_000
     retry_after_ms = -(-(free_at - now) // 1_000) or OVERLOAD_RETRY_MS
@@ -102,15 +102,17 @@ def overloaded(plan_id: str, free_at: Instant, now: Instant, limit: RunLimit = N
     )
 
 
-def check_ticket(ticket: Any) -> InvalidInput | None:
-    """Return why a run cannot come to a gate with this, or None."""
-    if not isinstance(ticket, Ticket):
-        return InvalidInput(f"what a run comes to a gate with is a Ticket, not {type(ticket).__qualname__}")
-    problem = None if ticket.key == "" else check_name("key", ticket.key)
-    problem = problem or check_integer("priority", ticket.priority)
-    if problem is None and abs(ticket.priority) > PRIORITY:
-        problem = InvalidInput(f"a priority is from -{PRIORITY} to {PRIORITY}, not {ticket.priority}", field="priority")
-    return problem or check_limit(ticket.limit)
+def check_admission_request(request: Any) -> InvalidInput | None:
+    """Return why a run cannot be created with this, or None."""
+    if not isinstance(request, AdmissionRequest):
+        return InvalidInput(f"`admission` is an AdmissionRequest, not {type(request).__qualname__}")
+    problem = None if request.key == "" else check_name("key", request.key)
+    problem = problem or check_integer("priority", request.priority)
+    if problem is None and abs(request.priority) > PRIORITY:
+        problem = InvalidInput(
+            f"a priority is from -{PRIORITY} to {PRIORITY}, not {request.priority}", field="priority"
+        )
+    return problem or check_limit(request.limit)
 
 
 def check_limit(limit: Any) -> InvalidInput | None:

@@ -412,7 +412,7 @@ _WAITS_FOR_THE_WORLD = frozenset({"signal", "task", "child"})
 def unfinished_runs_can_go_on(view: RunView) -> list[str]:
     """Find runs that nothing will ever wake, and activities that no node runs.
 
-    Whoever is to come back is named: a signal, a human, a child, an instant, a gate, a definition, who has paused it.
+    A run may wait for a signal, a human, a child, an instant, admission, a definition, or the operator who paused it.
     An activity that is not elsewhere is not: it needs a node that owns the run, or an instant at which it is retried.
     """
     state = _fold(view)
@@ -456,7 +456,7 @@ def finished_runs_leave_nothing(view: RunView) -> list[str]:
         "open tasks": sum(task.status == "OPEN" for task in view.tasks),
         "owner": int(view.lease_owner is not None),
         "instant at which it is ready": int(view.ready_at is not None),
-        "place at its gate": int(view.queued_at is not None),
+        "place in its admission queue": int(view.queued_at is not None),
     }
     return [f"the run is {view.status} and has {count} {what}" for what, count in left.items() if count]
 

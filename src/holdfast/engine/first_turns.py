@@ -42,7 +42,7 @@ class FirstTurns:
 
     def take(self, new: NewRun, now: Instant) -> First | None:
         """Return the run with its first turn, or None if it has to exist before."""
-        if new.ticket is not None or new.signals:
+        if new.admission is not None or new.signals:
             return None
         loaded = created_run(new, self._node, now)
         live = self._lives.beginning(new)

@@ -566,7 +566,7 @@ class Node:
         if not drafts:
             return []
         turns = [draft.finish(release=not self._is_busy(draft)) for _, _, draft in drafts]
-        turns = self.run_queue.with_tickets(turns)
+        turns = self.run_queue.with_admissions(turns)
         if self._definitions.allow_cross_tenant_signals:
             turns = [replace(turn, crosses_tenants=True) if turn.sends else turn for turn in turns]
         for place, (held, _, _) in enumerate(drafts):
@@ -800,7 +800,7 @@ class Node:
         self._let_go(run_id)
 
     def _owner_of_queued(self) -> str | None:
-        """Return for whom runs are claimed that are let in: this node, unless it takes none, or none any more."""
+        """Return the node that claims admitted runs: this one, unless it takes none, or none any more."""
         takes_runs = self._options.takes_runs and not self._is_stopping and self.failure is None
         return self.name if takes_runs else None
 

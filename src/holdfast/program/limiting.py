@@ -1,11 +1,11 @@
-"""The limits of a workflow as its author writes them, and the ticket that a run of it comes to its gate with."""
+"""The limits of a workflow as its author writes them, and the admission request of each of its runs."""
 
 import inspect
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypedDict
 
-from holdfast.core.admission import Overload, RunLimit, Ticket, check_limit, check_ticket
+from holdfast.core.admission import AdmissionRequest, Overload, RunLimit, check_admission_request, check_limit
 from holdfast.errors import InvalidInput
 from holdfast.program.definitions import Signature, milliseconds
 
@@ -55,13 +55,13 @@ class WorkflowLimit:
             raise InvalidInput("per_key and key belong together: how many runs, and of what")
         self._names = _names(self._key, signature) if self._key is not None else []
 
-    def ticket(self, input: Any, priority: int = 0) -> Ticket:
-        """Return what a run with this input comes to the gate with."""
-        ticket = Ticket(limit=self.limit, key=self._key_of(input), priority=priority)
-        problem = check_ticket(ticket)
+    def admission_request(self, input: Any, priority: int = 0) -> AdmissionRequest:
+        """Return the admission request of a run with this input."""
+        request = AdmissionRequest(limit=self.limit, key=self._key_of(input), priority=priority)
+        problem = check_admission_request(request)
         if problem is not None:
             raise problem
-        return ticket
+        return request
 
     def _key_of(self, input: Any) -> str:
         if self._key is None:

@@ -47,8 +47,8 @@ given by a clock that was ahead; it is not believed, so that a clock which is se
 invisible for a while, and is handed out again if its taker goes silent: at least once. It goes with the commit that
 closes its step, so its outcome is recorded once. Like what goes to other runs, a job becomes durable with its turn.
 
-**Gates** (`core/admission.py`). A run with a ticket comes to the gate of its plan. Until it is let in it waits: it has
-no owner and its messages are held back. It leaves, inside or waiting, with the commit that finishes it.
+**Admission** (`core/admission.py`). A run with an `AdmissionRequest` is queued until its plan's limits admit it: it has
+no owner and its messages are held back. It leaves, admitted or queued, with the commit that finishes it.
 
 **Definitions.** A run is of one version of one plan, and a node claims what it can run. What that is it says with its
 lease, so that what nobody alive can run is found (`find_missing`), and is not forgotten. In the same list it says with
@@ -66,7 +66,7 @@ from typing import Literal, Protocol
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from holdfast.core.access import AccessToken, TokenQuery
-from holdfast.core.admission import RunLimit, Ticket
+from holdfast.core.admission import AdmissionRequest, RunLimit
 from holdfast.core.audit import AuditEntry, AuditQuery
 from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Settled, Settlement
 from holdfast.core.declarations import WorkflowDeclaration
@@ -123,7 +123,8 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     `starts` and `sends` go to other runs: they become durable with the commit and arrive by themselves, as if by
     `create` and `deliver`, each at most once by its id. How many signals a run takes in a minute does not matter for
     them: they were recorded, and nobody is there to be told to try again. Nor is a run in `starts` refused because of
-    its ticket: it queues. What is refused all the same is told to the run itself (`outgoing.py`), with the same commit.
+    its limit: it is queued. What is refused all the same is reported to the run itself (`outgoing.py`), in the
+    same commit.
     Signals reach runs of the same tenant, project and environment; with `crosses_tenants` all.
     `dead` are messages that it gives up, and consumes.
     `jobs` go into queues, after `jobs_closed` names the steps whose jobs, and what was said of their progress, go.
@@ -208,7 +209,7 @@ class NewRun(Struct, frozen=True, kw_only=True, gc=False):
 
     `request_key` recognises a retry of the same request (QUE-1); `input_sha256` tells a retry from a misuse.
     `signals` are for the run, whatever run they name: they are in its mailbox when it is there, or nothing is.
-    With a `ticket` it comes to the gate of its plan.
+    With `admission` it is queued, and starts once its plan admits it.
     """
 
     run_id: str
@@ -229,7 +230,7 @@ class NewRun(Struct, frozen=True, kw_only=True, gc=False):
     reference_key: str | None = None
     tags: tuple[str, ...] = ()
     signals: tuple[SignalRequest, ...] = ()
-    ticket: Ticket | None = None
+    admission: AdmissionRequest | None = None
     audit: AuditEntry | None = None
     """What the audit log keeps once the run is created. A request that was made before adds nothing."""
 
@@ -326,11 +327,11 @@ class Store(Protocol):
     async def admit(
         self, limits: Mapping[str, RunLimit], limit: int, claim_for: str | None = None
     ) -> tuple[list[Admitted], Instant | None]:
-        """Let in up to `limit` of the runs that wait at the gates of these plans, in order of the plans' names.
+        """Admit up to `limit` queued runs of these plans, in order of the plans' names.
 
-        With `claim_for` those that are free belong to that node as they are let in; its lease must be current, or
-        `LeaseExpired` is raised. Also return when to ask again although nobody leaves: at the next instant of a rate
-        that somebody waits for, or now if the limit cut it short.
+        With `claim_for` those without an owner belong to that node at once; its lease must be current, or
+        `LeaseExpired` is raised. Also return when to call again even if no run leaves: at the next instant of a rate
+        that a run is queued for, or now if `limit` cut it short.
         """
         ...
 

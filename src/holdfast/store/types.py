@@ -173,7 +173,7 @@ class RunHead(Struct, frozen=True, kw_only=True, gc=False):
     lease_owner: str | None
     lease_epoch: int
     queued_at: Instant | None = None
-    """Since when it waits at its gate; None: it does not."""
+    """Since when it is queued for admission; None: it is not."""
     losses: int = 0
     """How many nodes went away while they had it, since a turn of it was last committed. See `Turn.losses`."""
 

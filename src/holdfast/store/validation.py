@@ -12,7 +12,7 @@ from msgspec.structs import asdict, replace
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.access import AccessToken
-from holdfast.core.admission import RunLimit, check_limit, check_ticket
+from holdfast.core.admission import RunLimit, check_admission_request, check_limit
 from holdfast.core.audit import AuditEntry
 from holdfast.core.dead_letters import DeadLetter, Reason, Settlement
 from holdfast.core.declarations import check_declaration
@@ -303,8 +303,8 @@ def without_rate(limits: Limits) -> Limits:
 def never_rejected(starts: Iterable[NewRun]) -> list[NewRun]:
     """Return the runs that a turn starts so that they queue where others would be refused."""
     return [
-        replace(new, ticket=replace(new.ticket, limit=replace(new.ticket.limit, overload="queue")))
-        if new.ticket is not None and new.ticket.limit.overload == "reject"
+        replace(new, admission=replace(new.admission, limit=replace(new.admission.limit, overload="queue")))
+        if new.admission is not None and new.admission.limit.overload == "reject"
         else new
         for new in starts
     ]
@@ -561,7 +561,7 @@ def check_new_run(new: Any) -> CallerError | None:
         return InvalidInput("the signals that come with a run are a tuple of SignalRequests", field="signals")
     if new.snapshot.status in TERMINAL:
         return InvalidInput("a run cannot begin finished", field="snapshot")
-    return None if new.ticket is None else check_ticket(new.ticket)
+    return None if new.admission is None else check_admission_request(new.admission)
 
 
 def _unfit_place(*names: Any) -> InvalidInput | None:

@@ -27,7 +27,7 @@ from holdfast.store.postgres.migrate import functions, latest_version, migration
 from holdfast.store.postgres.pool import in_schema
 from holdfast.testing.clock import START, VirtualClock
 from holdfast.testing.samples import SampleNode, access_token, complete, dead_letter, new_run, signal
-from holdfast.testing.store_suite.admission import admit, come
+from holdfast.testing.store_suite.admission import admit, enqueue
 from tests.store.postgres.servers import behind, execute
 from tests.store.test_format import DAY_MS, check_what_is_not_of_runs, fill_with_sample
 
@@ -140,13 +140,13 @@ async def test_gates_of_any_format_since_there_are_gates_go_on(old_address: str)
     is_gated = await has_gates(old_address)
     store = await opened(old_address)
     if not is_gated:
-        await come(store, "inside", "in line", plan_id="limited")
+        await enqueue(store, "inside", "in line", plan_id="limited")
     node = SampleNode(store, "node-z")
     await node.claim()
     assert await admit(store, plan_id="limited") == []
     await node.step("inside", complete())
     assert await admit(store, plan_id="limited") == ["in line"]
-    await come(store, "behind", plan_id="limited")
+    await enqueue(store, "behind", plan_id="limited")
     assert (await store.stats()).queued == 1
     await store.close()
 

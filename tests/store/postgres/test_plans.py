@@ -35,7 +35,7 @@ from holdfast.testing.samples import (
     timer,
     wait,
 )
-from holdfast.testing.store_suite.admission import admit, come
+from holdfast.testing.store_suite.admission import admit, enqueue
 from holdfast.testing.store_suite.jobs import queue_turn
 from tests.store.postgres.servers import execute
 
@@ -153,19 +153,19 @@ async def recorded(address: str, clock: VirtualClock | None = None) -> tuple[Pos
     return store, recorder
 
 
-async def pass_gates(store: PostgresStore, number: int) -> None:
-    """Come to gates, wait, be let in, and leave."""
+async def pass_admission(store: PostgresStore, number: int) -> None:
+    """Queue runs, admit them, and let them leave."""
     node = SampleNode(store, f"doorkeeper-{number}", HOUR_MS)
     await node.renew()
     queue = RunLimit(at_once=40_000, per_key=1, starts=100_000)
     overloads: tuple[Overload, ...] = ("queue", "reject")
     for overload in overloads:
         run_ids = [f"{overload}-{number}-{each}" for each in range(3)]
-        await come(store, *run_ids, limit=replace(queue, overload=overload), key=run_ids[0], claim_for=node.name)
+        await enqueue(store, *run_ids, limit=replace(queue, overload=overload), key=run_ids[0], claim_for=node.name)
         await node.step(run_ids[0], complete())
         admitted = await admit(store, queue, claim_for=node.name)
         assert admitted == run_ids[1:2] * (overload == "queue")
-    await come(store, f"delay-{number}", limit=RunLimit(starts=100_000, overload="delay"))
+    await enqueue(store, f"delay-{number}", limit=RunLimit(starts=100_000, overload="delay"))
 
 
 async def work(store: PostgresStore, number: int) -> None:
@@ -211,7 +211,7 @@ async def test_hot_statements_use_their_indexes(address: str, state: str) -> Non
         await fill(address)
     if state in ("known to be small", "known to be dead"):
         await work(store, 0)
-        await pass_gates(store, 0)
+        await pass_admission(store, 0)
     if state == "known to be dead":  # as a long transaction keeps what was removed
         for table in set(TABLES) - {"runs", "events", "signals", "acceptance_records"}:  # those are kept for long
             await execute(address, f"DELETE FROM {parse_address(address).schema}.{table}")
@@ -221,7 +221,7 @@ async def test_hot_statements_use_their_indexes(address: str, state: str) -> Non
         await execute(address, "VACUUM ANALYZE")
     for number in (1, 2):
         await work(store, number)
-        await pass_gates(store, number)
+        await pass_admission(store, number)
     if state != "filled":
         # Plans outside functions are made anew each time, and may well walk what is empty.
         recorder.plans = [plan for plan in recorder.plans if "$" not in plan["Query Text"]]

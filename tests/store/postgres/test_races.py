@@ -111,7 +111,7 @@ async def test_processes_that_write_hard_never_see_a_lock_and_everything_adds_up
 async def test_no_more_runs_are_inside_than_allowed_and_nobody_waits_for_ever(address: str, limit: RunLimit) -> None:
     await prepare(address)
 
-    played = play(players.pass_gates, processes=4, path=address, runs=25, limit=limit)
+    played = play(players.pass_admission, processes=4, path=address, runs=25, limit=limit)
 
     most = max(count for counts in played for count in counts)
     assert 1 <= most <= (limit.at_once or 0)
@@ -119,15 +119,15 @@ async def test_no_more_runs_are_inside_than_allowed_and_nobody_waits_for_ever(ad
         stats = await store.stats()
         assert (stats.runs, stats.queued) == ({"COMPLETED": 100}, 0)
         assert await store.admit({"order": limit}, 9) == ([], None)
-    assert await at_gates(address) == [("order", 0, 0)]
+    assert await admission_counts(address) == [("order", 0, 0)]
 
 
 @pytest.mark.contract("QUE-2", "QUE-3", "OWN-1")
-async def test_whoever_is_at_gates_is_never_in_a_deadlock_with_others(address: str) -> None:
+async def test_admission_never_deadlocks(address: str) -> None:
     await prepare(address)
     limits = {"a": RunLimit(at_once=3), "b": RunLimit(per_key=2), "c": RunLimit(at_once=6, starts=500, period_ms=50)}
 
-    played = play(players.crowd_gates, processes=4, threads=2, path=address, rounds=15, limits=limits)
+    played = play(players.crowd_admission, processes=4, threads=2, path=address, rounds=15, limits=limits)
 
     async with opened_anywhere(address) as store:
         await store.admit(limits, 1)
@@ -135,11 +135,11 @@ async def test_whoever_is_at_gates_is_never_in_a_deadlock_with_others(address: s
     assert stats.runs["CANCELLED"] > 0
     assert stats.runs["COMPLETED"] + stats.runs["CANCELLED"] == sum(played)
     assert (stats.queued, stats.messages) == (0, 0)
-    assert await at_gates(address) == [("a", 0, 0), ("b", 0, 0), ("c", 0, 0)]
+    assert await admission_counts(address) == [("a", 0, 0), ("b", 0, 0), ("c", 0, 0)]
 
 
-async def at_gates(address: str) -> list[tuple[str, int, int]]:
-    """How many are inside and wait at each gate, as the gates themselves count; no line may be left over."""
+async def admission_counts(address: str) -> list[tuple[str, int, int]]:
+    """Return how many runs are inside and queued by plan, as the queues count them; no line may be left over."""
     async with behind(address) as connection:
         schema = parse_address(address).schema
         assert await connection.fetchval(f"SELECT count(*) FROM {schema}.gate_lines") == 0

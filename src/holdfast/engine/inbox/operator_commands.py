@@ -418,7 +418,7 @@ class Commands:
         new = replace(new, audit=self._operators.audit(actor=sent.actor, subject=self.run_id, detail=sent.reason))
         answer: Any
         if self._node is not None:
-            new = self._node.run_queue.ticketed(new)
+            new = self._node.run_queue.with_admission(new)
         if self._node is not None and self._node.known.has(new.plan_id, new.plan_version):
             answer = await self._node.creations.create(new, now)
             self._node.run_queue.notice_start(new)

@@ -1,8 +1,8 @@
-"""The run queue: lets in runs that wait at the gates of their workflows, and starts them.
+"""The run queue: admits queued runs of workflows with limits, and starts them.
 
-`dequeue_and_start` keeps nothing in memory and may be called by anybody at any time: the store counts and lets in
-within one step. A node calls it when a run of a workflow with limits has finished here, when a rate allows another
-start, and now and then, in case that whoever should have called it is gone.
+`dequeue_and_start` keeps nothing in memory and may be called by any node at any time: the store counts and admits
+within one transaction. A node calls it when a run of a workflow with limits has finished here, when a rate allows
+another start, and periodically, in case the node that should have called it is gone.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from holdfast.core.admission import NO_LIMIT, Ticket
+from holdfast.core.admission import NO_LIMIT, AdmissionRequest
 from holdfast.core.events import Event, RunQueued, RunStarted
 from holdfast.core.instants import Instant
 from holdfast.engine.definition_filter import Known
@@ -29,10 +29,10 @@ logger = logging.getLogger("holdfast.node")
 
 
 class Dequeued(Struct, frozen=True):
-    """What became of a run that was let in.
+    """What happened to a run that was admitted.
 
-    STARTED: it starts here, or is ready for the node that claims it. SKIPPED: somebody else has it in hand, and starts
-    it. FAILED: it cannot be read, and is tried again later.
+    STARTED: it starts here, or is ready for the node that claims it. SKIPPED: another node owns it, and starts it.
+    FAILED: it cannot be read, and is retried later.
     """
 
     run_id: str
@@ -52,7 +52,7 @@ class LimitedDefinitions(Protocol):
 
 
 class RunQueue:
-    """Lets in runs for one node. `owner` says for whom they are claimed, and `hold` is given each that was."""
+    """Admits runs for one node. `owner` returns the node that claims them, and `hold` gets each claimed run."""
 
     def __init__(
         self,
@@ -72,21 +72,21 @@ class RunQueue:
         self._most = options.claim_runs
         self._poll_s = options.safety_poll_s
         self._next_at: Instant | None = None
-        self._strange: list[str] = []  # runs that were let in here, and are for others; kept until they are given back
+        self._strange: list[str] = []  # admitted here, for other nodes; kept until they are released
         self._something = asyncio.Event()
 
-    # --- what the node tells
+    # --- called by the node
 
-    def ticketed(self, new: NewRun, priority: int = 0) -> NewRun:
-        """Return a run so that it comes to the gate of its workflow, if that has limits."""
+    def with_admission(self, new: NewRun, priority: int = 0) -> NewRun:
+        """Return a run with its admission request, if its workflow has limits."""
         limited, queued = self._limited.get(new.plan_id), new.events[0].data
         if limited is None or not isinstance(queued, RunQueued):
             return new
-        return replace(new, ticket=limited.ticket(queued.input, priority))
+        return replace(new, admission=limited.admission_request(queued.input, priority))
 
     def notice_start(self, new: NewRun) -> None:
-        """Take note of a run that was created: if it waits for a rate, somebody has to watch the time."""
-        if new.ticket is not None and new.ticket.limit.starts is not None:
+        """Take note of a run that was created: if it waits for a rate, `work` has to watch the time."""
+        if new.admission is not None and new.admission.limit.starts is not None:
             self._something.set()
 
     @property
@@ -104,12 +104,12 @@ class RunQueue:
         if plan_id in self._limited:
             self._something.set()
 
-    def with_tickets(self, turns: list[Turn]) -> list[Turn]:
-        """Return the turns so that the children that they start come to their gates."""
+    def with_admissions(self, turns: list[Turn]) -> list[Turn]:
+        """Return the turns so that the children that they start have admission requests."""
         if not self._limited:
             return turns
         return [
-            replace(turn, starts=tuple(self._ticketed_child(new) for new in turn.starts)) if turn.starts else turn
+            replace(turn, starts=tuple(self._child_with_admission(new) for new in turn.starts)) if turn.starts else turn
             for turn in turns
         ]
 
@@ -119,17 +119,17 @@ class RunQueue:
             for new in chain.from_iterable(turn.starts for turn in turns):
                 self.notice_start(new)
 
-    def _ticketed_child(self, new: NewRun) -> NewRun:
+    def _child_with_admission(self, new: NewRun) -> NewRun:
         try:
-            return self.ticketed(new)
-        except InvalidInput:  # its parent has gone on, and nobody is there to be told
-            logger.exception("run %s comes to its gate without a key", new.run_id)
-            return replace(new, ticket=Ticket(limit=self._limited[new.plan_id].limit))
+            return self.with_admission(new)
+        except InvalidInput:  # its parent has gone on: there is no caller to refuse
+            logger.exception("run %s is queued without a key, because the key could not be computed", new.run_id)
+            return replace(new, admission=AdmissionRequest(limit=self._limited[new.plan_id].limit))
 
-    # --- letting in
+    # --- admitting
 
     async def dequeue_and_start(self) -> list[Dequeued]:
-        """Let in who can be, claim them if this node takes runs, and return what became of each."""
+        """Admit queued runs, claim them if this node takes runs, and return what happened to each."""
         limits = dict.fromkeys(self._definitions.plan_ids(), NO_LIMIT)
         limits |= {name: limited.limit for name, limited in self._limited.items()}
         owner = self._owner()
@@ -137,7 +137,7 @@ class RunQueue:
         for each in admitted:
             if each.run is not None and self._known.has(each.run.head.plan_id, each.run.head.plan_version):
                 self._hold(each.run)
-            elif each.run is not None:  # the gate is the workflow's, whatever the version
+            elif each.run is not None:  # limits are the workflow's, whatever the version
                 self._strange.append(each.run_id)
         if self._strange and owner is not None:
             await self._store.release(owner, self._strange)
@@ -145,7 +145,7 @@ class RunQueue:
         return [Dequeued(each.run_id, each.status) for each in admitted]
 
     async def work(self) -> None:
-        """Let in whoever can be, for as long as the node is there."""
+        """Admit runs for as long as the node runs."""
         while True:
             try:
                 await self.dequeue_and_start()
@@ -153,7 +153,7 @@ class RunQueue:
                 if self._next_at is not None:
                     wait_s = min(wait_s, max(0.0, (self._next_at - await self._store.now()) / 1_000_000))
             except (StoreError, LeaseExpired):
-                logger.warning("the runs that wait to be let in could not be looked at", exc_info=True)
+                logger.warning("queued runs could not be admitted; the node tries again", exc_info=True)
                 wait_s = min(RETRY_S, self._poll_s)
             try:
                 async with asyncio.timeout(wait_s):

@@ -122,7 +122,7 @@ class Opened(Struct, frozen=True):
             if permits is not None:
                 await permits.check_first(signal, queued, run_id)
             new = replace(new, signals=(signal,))
-        new = self.node.run_queue.ticketed(new, priority)
+        new = self.node.run_queue.with_admission(new, priority)
         answer = await self.node.creations.create(new, now, is_unheard_of=run_id is None and not request_id)
         if isinstance(answer, port.Refused):
             raise answer.error

@@ -61,7 +61,7 @@ class StatsView(Struct, frozen=True, kw_only=True):
     alerts: dict[str, int]
     oldest_ready_at: datetime | None = None
     queued: int = 0
-    """How many runs wait for a place at the gate of their workflow."""
+    """How many runs are queued for admission by the limits of their workflow."""
 
 
 async def _stats(call: Call) -> Stats:

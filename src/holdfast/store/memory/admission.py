@@ -14,7 +14,7 @@ class Waiting(Struct, frozen=True):
     place: Instant
 
 
-class Gate:
+class AdmissionQueue:
     """The gate of one plan. Runs are in order of creation."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Gate:
         is_full = limit.at_once is not None and len(self._inside) >= limit.at_once
         return not is_full and (limit.per_key is None or of_key < limit.per_key)
 
-    def let_in(self, run_id: str, limit: RunLimit, now: Instant) -> None:
+    def admit(self, run_id: str, limit: RunLimit, now: Instant) -> None:
         """Let a run in that waits."""
         waiting = self.waiting.pop(run_id)
         self._inside[run_id] = waiting.tenant, waiting.key

@@ -104,8 +104,8 @@ class Run:
         ready_at = at if self.head.ready_at is None else min(at, self.head.ready_at)
         self.head = replace(self.head, ready_at=ready_at)
 
-    def let_in(self, now: Instant) -> None:
-        """Let the messages come that were held back while the run waited at its gate."""
+    def admit(self, now: Instant) -> None:
+        """Release the messages that were held back while the run was queued."""
         for signal_id, (due_at, message) in self.messages.items():
             if due_at == NEVER:
                 self.messages[signal_id] = (now, message)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from holdfast.clock import Clock, SystemClock
 from holdfast.core import codec
 from holdfast.core.access import AccessToken, TokenQuery
-from holdfast.core.admission import RunLimit, overloaded, place_in_line
+from holdfast.core.admission import RunLimit, overloaded, rank
 from holdfast.core.audit import AuditEntry, AuditQuery
 from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Settled, Settlement
 from holdfast.core.declarations import WorkflowDeclaration
@@ -27,7 +27,7 @@ from holdfast.errors import StoreUnavailable
 from holdfast.limits import SUSPECT_LOSSES, Limits
 from holdfast.store import health, outgoing, port, validation
 from holdfast.store.memory import queries
-from holdfast.store.memory.admission import Gate, Waiting
+from holdfast.store.memory.admission import AdmissionQueue, Waiting
 from holdfast.store.memory.audit import AuditLog
 from holdfast.store.memory.changefeed import Grown
 from holdfast.store.memory.health import examine
@@ -66,7 +66,7 @@ class MemoryStore:
         self._audit = AuditLog()
         self._keys: dict[str, str] = {}
         self._grown = Grown()
-        self._gates: dict[str, Gate] = {}
+        self._admission_queues: dict[str, AdmissionQueue] = {}
         self._is_closed = False
 
     async def migrate(self) -> int:
@@ -113,7 +113,7 @@ class MemoryStore:
         problem = validation.check_first_signals(new, self._limits)
         if problem is not None:
             return port.Refused(problem)
-        entry = self._enter(new, now) if new.ticket is not None else Run(new, owner, now)
+        entry = self._enter(new, now) if new.admission is not None else Run(new, owner, now)
         if isinstance(entry, port.Refused):
             return entry
         run = self._runs[new.run_id] = entry
@@ -121,25 +121,25 @@ class MemoryStore:
         self._grown.note(new.run_id, run.events)
         self._note(new.audit, run, now)
         if run.head.queued_at is not None:
-            self._let_in(new, owner, now)
+            self._admit_next(new, owner, now)
         return port.Created(new.run_id, run.head.lease_epoch, self._deliver_first(new, new.run_id, now))
 
     def _enter(self, new: port.NewRun, now: Instant) -> Run | port.Refused:
         """Bring a new run to its gate, in line."""
-        ticket = new.ticket
-        assert ticket is not None
-        gate, limit = self._gates.setdefault(new.plan_id, Gate()), ticket.limit
-        free_at = gate.free_at(limit, now)
-        has_room = gate.has_room(limit, new.tenant, ticket.key) and gate.next_in(limit) is None
+        request = new.admission
+        assert request is not None
+        queue, limit = self._admission_queues.setdefault(new.plan_id, AdmissionQueue()), request.limit
+        free_at = queue.free_at(limit, now)
+        has_room = queue.has_room(limit, new.tenant, request.key) and queue.next_in(limit) is None
         if limit.overload == "reject" and not (has_room and free_at <= now):
             return port.Refused(overloaded(new.plan_id, free_at, now, limit))
-        gate.waiting[new.run_id] = Waiting(new.tenant, ticket.key, place_in_line(ticket.priority, now))
+        queue.waiting[new.run_id] = Waiting(new.tenant, request.key, rank(request.priority, now))
         return Run(new, None, now, NEVER)
 
-    def _let_in(self, new: port.NewRun, owner: str | None, now: Instant) -> None:
+    def _admit_next(self, new: port.NewRun, owner: str | None, now: Instant) -> None:
         """Let in who is next at the gate of a new run; if it is the run itself, for `owner`."""
-        assert new.ticket is not None
-        run_ids, _ = self._admit(new.plan_id, new.ticket.limit, 1, now)
+        assert new.admission is not None
+        run_ids, _ = self._admit(new.plan_id, new.admission.limit, 1, now)
         if new.run_id in run_ids and owner is not None:
             run = self._runs[new.run_id]
             run.head = replace(run.head, lease_owner=owner, lease_epoch=1)
@@ -147,13 +147,13 @@ class MemoryStore:
     def _admit(self, plan_id: str, limit: RunLimit, most: int, now: Instant) -> tuple[list[str], Instant | None]:
         """Let in up to so many at one gate; and when to ask again although nobody leaves."""
         admitted: list[str] = []
-        gate = self._gates.get(plan_id)
-        while gate is not None and (run_id := gate.next_in(limit)) is not None:
-            free_at = gate.free_at(limit, now)
+        queue = self._admission_queues.get(plan_id)
+        while queue is not None and (run_id := queue.next_in(limit)) is not None:
+            free_at = queue.free_at(limit, now)
             if free_at > now or len(admitted) == most:
                 return admitted, None if free_at == NEVER else free_at
-            gate.let_in(run_id, limit, now)
-            self._runs[run_id].let_in(now)
+            queue.admit(run_id, limit, now)
+            self._runs[run_id].admit(now)
             admitted.append(run_id)
         return admitted, None
 
@@ -206,11 +206,11 @@ class MemoryStore:
         answer = run.commit(turn, now)
         if isinstance(answer, port.Committed):
             self._grown.note(turn.run_id, run.events[before:])
-            gate = self._gates.get(run.head.plan_id)
-            if gate is not None and run.has_begun and not was_begun:
-                gate.note_start(turn.run_id, now)
-            if gate is not None and run.is_finished:
-                gate.leave(turn.run_id)
+            queue = self._admission_queues.get(run.head.plan_id)
+            if queue is not None and run.has_begun and not was_begun:
+                queue.note_start(turn.run_id, now)
+            if queue is not None and run.is_finished:
+                queue.leave(turn.run_id)
             if before == turn.expected_version:  # else it was committed before, with all that it has for others
                 self._tell_others(turn, run, now)
         return answer

@@ -11,7 +11,7 @@ locked only if nobody holds it, and otherwise waits for the next `admit`. Who fi
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast.core.admission import RunLimit, overloaded, place_in_line
+from holdfast.core.admission import RunLimit, overloaded, rank
 from holdfast.core.instants import Instant
 from holdfast.limits import MAILBOX_SIGNALS
 from holdfast.store import port, validation
@@ -41,8 +41,8 @@ def waves(new_runs: Sequence[port.NewRun], fit: Sequence[int]) -> list[list[int]
     for index in fit:
         new = new_runs[index]
         keys = {f"run {new.run_id}", f"request {new.request_key}"}
-        may_be_refused = new.ticket is not None and new.ticket.limit.overload == "reject"
-        own_kind = (new.ticket is not None, index if may_be_refused else None)
+        may_be_refused = new.admission is not None and new.admission.limit.overload == "reject"
+        own_kind = (new.admission is not None, index if may_be_refused else None)
         if own_kind != kind or taken & keys:
             groups.append([])
             kind, taken = own_kind, set()
@@ -51,12 +51,12 @@ def waves(new_runs: Sequence[port.NewRun], fit: Sequence[int]) -> list[list[int]
     return groups
 
 
-def ticket_columns(new_runs: Sequence[port.NewRun]) -> list[Any]:
+def request_columns(new_runs: Sequence[port.NewRun]) -> list[Any]:
     """Return what runs come to their gates with, as columns."""
     rows = [
-        (ticket.key, -place_in_line(ticket.priority, 0), *_limit_row(ticket.limit), ticket.limit.overload)
+        (request.key, -rank(request.priority, 0), *_limit_row(request.limit), request.limit.overload)
         for new in new_runs
-        if (ticket := new.ticket) is not None
+        if (request := new.admission) is not None
     ]
     return columns(rows, 7)
 
@@ -75,7 +75,7 @@ async def lock(session: Session, new_runs: Sequence[port.NewRun]) -> None:
 
     Besides the gates, these are the runs that are there already and will be given signals.
     """
-    coming = [new for new in new_runs if getattr(new, "ticket", None) is not None]
+    coming = [new for new in new_runs if getattr(new, "admission", None) is not None]
     coming = [new for new in coming if validation.check_new_run(new) is None]
     if coming:
         await session.fetch(LOCK, [new.plan_id for new in coming])

@@ -28,7 +28,7 @@ Answer = port.Created | port.Existing | port.Refused
 PLACES = ", ".join(f"${number}" for number in range(1, 40))
 CREATE = f"SELECT o_now, o_ord, o_code, o_run_id, o_input FROM holdfast.create_1({PLACES})"
 CREATE_AUDITED = audit.with_audit(CREATE, 40, "C", is_known=False)
-GATED_AUDITED = audit.with_audit(admission.CREATE, 47, "C", is_known=False)
+ADMISSION_AUDITED = audit.with_audit(admission.CREATE, 47, "C", is_known=False)
 RUN_COLUMNS = 17
 
 
@@ -69,7 +69,7 @@ async def create(
 
 def _waves(new_runs: Sequence[port.NewRun], fit: Sequence[int]) -> list[list[int]]:
     """Return groups in none of which two have the same run id or request: of such, the earlier one is first."""
-    if any(new_runs[index].ticket is not None for index in fit):
+    if any(new_runs[index].admission is not None for index in fit):
         return admission.waves(new_runs, fit)
     groups: list[list[int]] = []
     taken: list[set[str]] = []
@@ -130,9 +130,9 @@ async def _fetch(
         if new.audit is not None
     ]
     sql, arguments = CREATE_AUDITED if entries else CREATE, _arguments(now, owner, new_runs)
-    if new_runs and new_runs[0].ticket is not None:
-        sql = GATED_AUDITED if entries else admission.CREATE
-        arguments = [*arguments, *admission.ticket_columns(new_runs)]
+    if new_runs and new_runs[0].admission is not None:
+        sql = ADMISSION_AUDITED if entries else admission.CREATE
+        arguments = [*arguments, *admission.request_columns(new_runs)]
     if entries:
         arguments = [*arguments, *audit.entry_columns(entries)]
     if isinstance(db, Session):  # what cannot be stored must not end the whole transaction
@@ -145,7 +145,7 @@ def _answer(new: port.NewRun, row: Any, owner: str | None, *, was_lost: bool) ->
     code, run_id, digest = row[2], row[3], row[4]
     # If the answer to an earlier try was lost, a run of this very id is what that try created.
     if code == "C" or (code == "K" and was_lost and run_id == new.run_id and digest.hex() == new.input_sha256):
-        return port.Created(new.run_id, row[5] if new.ticket is not None else 1 if owner else 0)
+        return port.Created(new.run_id, row[5] if new.admission is not None else 1 if owner else 0)
     if code == "O":
         return admission.refused(new, row)
     if code == "K":

@@ -7,7 +7,7 @@ whoever changes `gate_runs`; so finding who is next is one look into an index, h
 import sqlite3
 from collections.abc import Mapping
 
-from holdfast.core.admission import NEVER, RunLimit, Ticket, free_slot, overloaded, place_in_line
+from holdfast.core.admission import NEVER, AdmissionRequest, RunLimit, free_slot, overloaded, rank
 from holdfast.core.instants import Instant
 from holdfast.errors import Overloaded
 from holdfast.store import port
@@ -48,10 +48,10 @@ def admit(
     run_nos: list[int] = []
     instants: list[Instant] = []
     for plan_id in sorted(limits.keys() & _awaited(db)):
-        let_in, next_at = _let_in(db, plan_id, limits[plan_id], most - len(run_nos), now)
-        if not let_in and next_at is None and db.execute(LEFT_BEHIND, (plan_id,)).rowcount:
-            let_in, next_at = _let_in(db, plan_id, limits[plan_id], most - len(run_nos), now)
-        run_nos += let_in
+        admitted, next_at = _admit(db, plan_id, limits[plan_id], most - len(run_nos), now)
+        if not admitted and next_at is None and db.execute(LEFT_BEHIND, (plan_id,)).rowcount:
+            admitted, next_at = _admit(db, plan_id, limits[plan_id], most - len(run_nos), now)
+        run_nos += admitted
         instants += [] if next_at is None else [next_at]
     return _admitted(db, run_nos, node, now), min(instants, default=None)
 
@@ -74,28 +74,28 @@ def is_awaited(db: sqlite3.Connection, node: str | None, now: Instant) -> bool:
     return bool(_awaited(db))
 
 
-def come(db: sqlite3.Connection, new: port.NewRun, ticket: Ticket, now: Instant) -> Overloaded | None:
+def check(db: sqlite3.Connection, new: port.NewRun, request: AdmissionRequest, now: Instant) -> Overloaded | None:
     """Bring a run to its gate before it is created. Return why it is refused there, or None: it is put in line."""
-    limit, plan_id = ticket.limit, new.plan_id
+    limit, plan_id = request.limit, new.plan_id
     db.execute("INSERT OR IGNORE INTO gates (plan_id, per_key) VALUES (?, ?)", (plan_id, NEVER))
     _use(db, plan_id, limit)
     free_at = _free_at(db, plan_id, limit, now)
-    if limit.overload == "reject" and (free_at > now or not _has_room(db, new, ticket)):
+    if limit.overload == "reject" and (free_at > now or not _has_room(db, new, request)):
         return overloaded(plan_id, free_at, now, limit)
     return None
 
 
-def stand_in_line(
-    db: sqlite3.Connection, run_no: int, new: port.NewRun, ticket: Ticket, owner: str | None, now: Instant
+def enqueue(
+    db: sqlite3.Connection, run_no: int, new: port.NewRun, request: AdmissionRequest, owner: str | None, now: Instant
 ) -> bool:
     """Put a run that was just created in line, and let in who is next. Say whether it was this one."""
-    place = place_in_line(ticket.priority, now)
+    place = rank(request.priority, now)
     db.execute(
         "INSERT INTO gate_runs (run_no, plan_id, tenant, key, place) VALUES (?, ?, ?, ?, ?)",
-        (run_no, new.plan_id, new.tenant, ticket.key, place),
+        (run_no, new.plan_id, new.tenant, request.key, place),
     )
-    let_in, _ = _let_in(db, new.plan_id, ticket.limit, 1, now)
-    if run_no not in let_in:
+    admitted, _ = _admit(db, new.plan_id, request.limit, 1, now)
+    if run_no not in admitted:
         db.execute("UPDATE runs SET queued_at = ? WHERE run_no = ?", (now, run_no))
         return False
     if owner is not None:
@@ -103,10 +103,10 @@ def stand_in_line(
     return True
 
 
-def _has_room(db: sqlite3.Connection, new: port.NewRun, ticket: Ticket) -> bool:
+def _has_room(db: sqlite3.Connection, new: port.NewRun, request: AdmissionRequest) -> bool:
     """Say whether a run that comes now could be let in, and nobody else."""
-    inside, of_key = db.execute(ROOM, (new.tenant, ticket.key, new.plan_id)).fetchone()
-    limit = ticket.limit
+    inside, of_key = db.execute(ROOM, (new.tenant, request.key, new.plan_id)).fetchone()
+    limit = request.limit
     if limit.at_once is not None and inside >= limit.at_once:
         return False
     if limit.per_key is not None and of_key >= limit.per_key:
@@ -122,7 +122,7 @@ def _use(db: sqlite3.Connection, plan_id: str, limit: RunLimit) -> None:
         db.execute("UPDATE gate_lines SET per_key = ? WHERE plan_id = ?", (per_key, plan_id))
 
 
-def _let_in(
+def _admit(
     db: sqlite3.Connection, plan_id: str, limit: RunLimit, most: int, now: Instant
 ) -> tuple[list[int], Instant | None]:
     """Let in up to so many at one gate; and when to ask again although nobody leaves."""
@@ -134,14 +134,14 @@ def _let_in(
             (plan_id, limit.starts),
         )
     inside, tenant = db.execute("SELECT inside, last_tenant FROM gates WHERE plan_id = ?", (plan_id,)).fetchone()
-    let_in: list[int] = []
-    while limit.at_once is None or inside + len(let_in) < limit.at_once:
+    admitted: list[int] = []
+    while limit.at_once is None or inside + len(admitted) < limit.at_once:
         first = db.execute(FIRST, (plan_id, tenant)).fetchone() or db.execute(FIRST, (plan_id, "")).fetchone()
         if first is None:
             break
         free_at = _free_at(db, plan_id, limit, now)
-        if free_at > now or len(let_in) == most:
-            return let_in, None if free_at == NEVER else free_at
+        if free_at > now or len(admitted) == most:
+            return admitted, None if free_at == NEVER else free_at
         if db.execute(ENDED, (first[1],)).rowcount:
             continue
         tenant, run_no = first
@@ -153,8 +153,8 @@ def _let_in(
             "UPDATE runs SET queued_at = NULL, ready_at = min(?1, coalesce(ready_at, ?1)) WHERE run_no = ?2",
             (now, run_no),
         )
-        let_in.append(run_no)
-    return let_in, None
+        admitted.append(run_no)
+    return admitted, None
 
 
 def _free_at(db: sqlite3.Connection, plan_id: str, limit: RunLimit, now: Instant) -> Instant:

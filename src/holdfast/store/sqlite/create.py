@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from holdfast.core.admission import NEVER, Ticket
+from holdfast.core.admission import NEVER, AdmissionRequest
 from holdfast.core.instants import Instant
 from holdfast.limits import Limits
 from holdfast.store import port, validation
@@ -42,8 +42,8 @@ def create(
         unfit = validation.check_first_signals(new, limits) if answer is None and new.signals else None
         if unfit is not None:
             answer = port.Refused(unfit)
-        if answer is None and new.ticket is not None:
-            answer = _create_at_gate(db, run_no + 1, new, new.ticket, owner, now)
+        if answer is None and new.admission is not None:
+            answer = _create_queued(db, run_no + 1, new, new.admission, owner, now)
         elif answer is None:
             created.append((run_no + 1, new))
             answer = port.Created(new.run_id, 1 if owner else 0)
@@ -67,17 +67,17 @@ def create(
     return answers
 
 
-def _create_at_gate(
-    db: sqlite3.Connection, run_no: int, new: port.NewRun, ticket: Ticket, owner: str | None, now: Instant
+def _create_queued(
+    db: sqlite3.Connection, run_no: int, new: port.NewRun, request: AdmissionRequest, owner: str | None, now: Instant
 ) -> Answer:
     """Create a run by itself: whether it may start depends on those before it."""
-    refusal = admission.come(db, new, ticket, now)
+    refusal = admission.check(db, new, request, now)
     if refusal is not None:
         return port.Refused(refusal)
     _insert(db, [(run_no, new)], None, now)
     db.execute("UPDATE messages SET due_at = ? WHERE run_no = ?", (NEVER, run_no))
     db.execute("UPDATE runs SET ready_at = NULL WHERE run_no = ?", (run_no,))
-    is_owned = admission.stand_in_line(db, run_no, new, ticket, owner, now) and owner is not None
+    is_owned = admission.enqueue(db, run_no, new, request, owner, now) and owner is not None
     return port.Created(new.run_id, 1 if is_owned else 0)
 
 

@@ -15,7 +15,7 @@ marker in its pytest settings. The suite says what the port says and no more: wh
 not look.
 """
 
-from holdfast.testing.store_suite.admission import GateSuite
+from holdfast.testing.store_suite.admission import AdmissionSuite
 from holdfast.testing.store_suite.audit import AuditSuite
 from holdfast.testing.store_suite.changefeed import ChangeSuite
 from holdfast.testing.store_suite.commit import CommitSuite
@@ -53,7 +53,7 @@ class StoreSuite(
     LossSuite,
     PlanSuite,
     QueueSuite,
-    GateSuite,
+    AdmissionSuite,
     BeatSuite,
     LetterSuite,
     FamilySuite,

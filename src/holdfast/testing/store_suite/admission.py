@@ -1,4 +1,4 @@
-"""The store suite, gates: who is let in and who waits, who is next, and how runs leave."""
+"""The store suite, admission: which runs are admitted and which are queued, in which order, and how they leave."""
 
 import asyncio
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast.core.admission import NO_LIMIT, Overload, RunLimit, Ticket
+from holdfast.core.admission import NO_LIMIT, AdmissionRequest, Overload, RunLimit
 from holdfast.core.events import RunStarted
 from holdfast.core.state import CANCELLED
 from holdfast.errors import Conflict, InvalidInput, LeaseExpired, Overloaded
@@ -20,7 +20,7 @@ ONE = RunLimit(at_once=1)
 SECOND = 1_000_000
 
 
-async def come(
+async def enqueue(
     store: Store,
     *run_ids: str,
     limit: RunLimit = ONE,
@@ -29,22 +29,22 @@ async def come(
     claim_for: str | None = None,
     **options: Any,
 ) -> list[Created | Existing | Refused]:
-    """Create runs that come to their gate. Options: see `new_run`."""
-    now, ticket = await store.now(), Ticket(limit=limit, key=key, priority=priority)
-    runs = [replace(new_run(run_id, now=now, **options), ticket=ticket) for run_id in run_ids]
+    """Create runs with an admission request. Options: see `new_run`."""
+    now, request = await store.now(), AdmissionRequest(limit=limit, key=key, priority=priority)
+    runs = [replace(new_run(run_id, now=now, **options), admission=request) for run_id in run_ids]
     return await store.create(runs, claim_for)
 
 
 async def admit(
     store: Store, limit: RunLimit = ONE, most: int = 50, claim_for: str | None = None, plan_id: str = "order"
 ) -> list[str]:
-    """Let in who can be, and return them."""
+    """Admit runs, and return their ids."""
     admitted, _ = await store.admit({plan_id: limit}, most, claim_for)
     return [each.run_id for each in admitted]
 
 
 async def waiting(store: Store, *run_ids: str) -> list[str]:
-    """Return those of these runs that wait. A run that waits is not ready, and has no owner."""
+    """Return which of these runs are queued. A queued run is not ready, and has no owner."""
     found = []
     for loaded in await store.load(run_ids):
         assert loaded is not None
@@ -80,15 +80,15 @@ async def started_at(store: Store, run_id: str) -> int:
 
 
 async def start_all(node: SampleNode, limit: RunLimit) -> None:
-    """Let in who can be, and start whatever can be claimed."""
+    """Admit runs, and start every run that can be claimed."""
     await node.renew()
     await node.store.admit({"order": limit}, 2, node.name)
     for run in await node.claim():
         await node.commit(await node.turn(run, *(() if run.head.version > 1 else (wait("go"),))))
 
 
-async def let_in_one_by_one(node: SampleNode, limit: RunLimit, first: Iterable[str]) -> list[str]:
-    """Finish who is inside, again and again, and return the order in which the others were let in."""
+async def admit_one_by_one(node: SampleNode, limit: RunLimit, first: Iterable[str]) -> list[str]:
+    """Finish the runs inside, again and again, and return the order in which the others were admitted."""
     order: list[str] = []
     inside = list(first)
     while inside:
@@ -98,18 +98,18 @@ async def let_in_one_by_one(node: SampleNode, limit: RunLimit, first: Iterable[s
     return order
 
 
-class GateSuite(SuiteBase):
-    """What happens at the gates of workflows with limits."""
+class AdmissionSuite(SuiteBase):
+    """How runs of workflows with limits are admitted."""
 
-    # --- coming and leaving
+    # --- entering and leaving
 
     @pytest.mark.contract("QUE-2")
-    async def test_run_beyond_the_limit_waits_and_is_let_in_when_another_has_left(
+    async def test_run_beyond_the_limit_is_queued_and_admitted_when_another_has_left(
         self, store: Store, node: SampleNode
     ) -> None:
-        """It is there, it is PENDING, and nobody can claim it before."""
+        """It exists, it is PENDING, and no node can claim it before."""
         await node.renew()
-        answers = await come(store, "a", "b", "c", claim_for=node.name)
+        answers = await enqueue(store, "a", "b", "c", claim_for=node.name)
         assert answers == [Created("a", 1), Created("b"), Created("c")]
         assert await waiting(store, "a", "b", "c") == ["b", "c"]
         assert (await store.stats()).queued == 2
@@ -122,22 +122,20 @@ class GateSuite(SuiteBase):
         assert await waiting(store, "b", "c") == ["c"]
 
     @pytest.mark.contract("QUE-2")
-    async def test_gates_of_plans_and_runs_without_tickets_have_nothing_to_do_with_each_other(
-        self, store: Store, node: SampleNode
-    ) -> None:
-        """A run without a ticket is neither counted nor held up."""
+    async def test_other_plans_and_runs_without_a_request_do_not_count(self, store: Store, node: SampleNode) -> None:
+        """A run without an admission request is neither counted nor held up."""
         await node.start("free")
-        await come(store, "a")
-        await come(store, "b", plan_id="other")
+        await enqueue(store, "a")
+        await enqueue(store, "b", plan_id="other")
         assert await waiting(store, "a", "b") == []
-        await come(store, "c")
+        await enqueue(store, "c")
         await node.create("d")
         assert await waiting(store, "c", "d") == ["c"]
 
     @pytest.mark.contract("QUE-2", "EVT-1")
     async def test_run_leaves_once_however_often_its_end_is_committed(self, store: Store, node: SampleNode) -> None:
-        """And a turn that lost lets nobody leave."""
-        await come(store, "a", "b", "c", "d")
+        """And a turn that lost its commit frees no place."""
+        await enqueue(store, "a", "b", "c", "d")
         [loaded] = await node.claim()
         late = await node.turn(loaded, complete())
         assert isinstance(await node.commit(replace(late, epoch=7)), CommitConflict)
@@ -149,9 +147,9 @@ class GateSuite(SuiteBase):
         assert await admit(store) == []
 
     @pytest.mark.contract("QUE-2", "WF-7")
-    async def test_run_that_is_finished_while_it_waits_leaves_the_line(self, store: Store, node: SampleNode) -> None:
-        """It can be signalled and claimed for that; whoever was behind it is next."""
-        await come(store, "a", "b", "c")
+    async def test_run_that_is_finished_while_queued_leaves_the_queue(self, store: Store, node: SampleNode) -> None:
+        """It can be signalled and claimed for that; the run behind it is next."""
+        await enqueue(store, "a", "b", "c")
         await store.deliver([signal("b", "__control__")])
         claimed = {run.head.run_id: run for run in await node.claim()}
         assert sorted(claimed) == ["a", "b"]
@@ -165,9 +163,9 @@ class GateSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-2", "SIG-3")
     async def test_signal_to_a_waiting_run_is_kept_and_does_not_start_it(self, store: Store, node: SampleNode) -> None:
-        """It is claimed, takes a turn that changes nothing, and waits on."""
+        """It is claimed, takes a turn that changes nothing, and stays queued."""
         await node.renew()
-        await come(store, "a", "b", claim_for=node.name)
+        await enqueue(store, "a", "b", claim_for=node.name)
         await store.deliver([signal("b", "go", 1)])
         [loaded] = [run for run in await node.claim() if run.head.run_id == "b"]
         assert loaded.messages == ()
@@ -179,12 +177,12 @@ class GateSuite(SuiteBase):
         assert [len(loaded.messages), len(loaded.signals)] == [1, 1]
 
     @pytest.mark.contract("QUE-2", "QUE-3")
-    async def test_run_that_is_let_in_while_somebody_has_it_in_hand_starts_after_that(
+    async def test_run_that_is_admitted_while_another_node_owns_it_starts_after_that(
         self, store: Store, node: SampleNode
     ) -> None:
         """Its owner's commit does not undo it."""
         await node.renew()
-        await come(store, "a", "b", claim_for=node.name)
+        await enqueue(store, "a", "b", claim_for=node.name)
         await store.deliver([signal("b", "go")])
         other = SampleNode(store, "node-b")
         [loaded] = await other.claim()
@@ -202,12 +200,12 @@ class GateSuite(SuiteBase):
     ) -> None:
         """It takes no second place, and with another input it is a conflict."""
         reject = RunLimit(at_once=1, overload="reject")
-        assert await come(store, "a", limit=reject, request_id="r") == [Created("a")]
-        assert await come(store, "x", limit=reject, request_id="r") == [Existing("a")]
-        [answer] = await come(store, "x", limit=reject, request_id="r", value=7)
+        assert await enqueue(store, "a", limit=reject, request_id="r") == [Created("a")]
+        assert await enqueue(store, "x", limit=reject, request_id="r") == [Existing("a")]
+        [answer] = await enqueue(store, "x", limit=reject, request_id="r", value=7)
         check_refused(answer, Conflict)
-        await come(store, "b", request_id="s")
-        assert await come(store, "y", request_id="s") == [Existing("b")]
+        await enqueue(store, "b", request_id="s")
+        assert await enqueue(store, "y", request_id="s") == [Existing("b")]
         assert (await store.stats()).queued == 1
 
     # --- room
@@ -217,7 +215,7 @@ class GateSuite(SuiteBase):
         """Of one tenant; the same key of another tenant is another key."""
         limit = RunLimit(at_once=4, per_key=1)
         for run_id, key, tenant in (("a", "k", "t"), ("b", "k", "t"), ("c", "l", "t"), ("d", "k", "u")):
-            await come(store, run_id, limit=limit, key=key, tenant=tenant)
+            await enqueue(store, run_id, limit=limit, key=key, tenant=tenant)
         assert await waiting(store, "a", "b", "c", "d") == ["b"]
         await finish(node, "c", "d")
         assert await admit(store, limit) == []
@@ -229,14 +227,14 @@ class GateSuite(SuiteBase):
         """Never normalised, and never joined with anything else."""
         limit = RunLimit(per_key=1)
         for number, key in enumerate(STRANGE_NAMES):
-            await come(store, f"run-{number}", limit=limit, key=key)
-            await come(store, f"late-{number}", limit=limit, key=key)
+            await enqueue(store, f"run-{number}", limit=limit, key=key)
+            await enqueue(store, f"late-{number}", limit=limit, key=key)
         assert (await store.stats()).queued == len(STRANGE_NAMES)
 
     @pytest.mark.contract("QUE-2")
-    async def test_change_of_the_limit_holds_for_those_who_wait(self, store: Store) -> None:
-        """Who asks brings the limit: more are let in by a higher one, none by a lower one, and all by none."""
-        await come(store, *"abcdefgh")
+    async def test_change_of_the_limit_applies_to_queued_runs(self, store: Store) -> None:
+        """The caller passes the limit: a higher one admits more, a lower one admits none, and no limit admits all."""
+        await enqueue(store, *"abcdefgh")
         assert await admit(store, RunLimit(at_once=3)) == ["b", "c"]
         assert await admit(store, RunLimit(at_once=2)) == []
         assert await admit(store, RunLimit(per_key=4)) == ["d"]
@@ -245,46 +243,46 @@ class GateSuite(SuiteBase):
         assert await admit(store, NO_LIMIT) == ["g", "h"]
 
     @pytest.mark.contract("QUE-2")
-    async def test_who_comes_does_not_overtake_who_waits(self, store: Store, node: SampleNode) -> None:
-        """Although there is room again and nobody has said so yet; by coming it lets in who is next."""
-        await come(store, "a", "b", "c")
+    async def test_new_run_does_not_overtake_queued_ones(self, store: Store, node: SampleNode) -> None:
+        """There is room again, and `admit` was not called yet: the creation admits the run that is next."""
+        await enqueue(store, "a", "b", "c")
         await finish(node, "a")
-        assert await come(store, "d", claim_for=node.name) == [Created("d")]
+        assert await enqueue(store, "d", claim_for=node.name) == [Created("d")]
         assert await waiting(store, "b", "c", "d") == ["c", "d"]
 
-    # --- who is next
+    # --- order
 
     @pytest.mark.contract("QUE-2")
-    async def test_tenants_take_turns_whoever_has_more_in_line(self, store: Store, node: SampleNode) -> None:
-        """In order of their names, and round again."""
-        await come(store, "first", tenant="b")
-        await come(store, *(f"b{number}" for number in range(4)), tenant="b")
-        await come(store, "c0", "c1", tenant="c")
-        await come(store, "a0", tenant="a")
-        order = await let_in_one_by_one(node, ONE, ["first"])
+    async def test_tenants_take_turns_however_many_runs_each_has_queued(self, store: Store, node: SampleNode) -> None:
+        """In order of their names, and in a circle."""
+        await enqueue(store, "first", tenant="b")
+        await enqueue(store, *(f"b{number}" for number in range(4)), tenant="b")
+        await enqueue(store, "c0", "c1", tenant="c")
+        await enqueue(store, "a0", tenant="a")
+        order = await admit_one_by_one(node, ONE, ["first"])
         assert order == ["c0", "a0", "b0", "c1", "b1", "b2", "b3"]
 
     @pytest.mark.contract("QUE-2")
-    async def test_higher_priority_goes_first_until_the_others_have_waited_for_long(
+    async def test_higher_priority_goes_first_until_the_others_have_waited_long(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """A step of priority counts for a minute: nobody starves."""
-        await come(store, "first")
-        await come(store, "low", priority=-1)
-        await come(store, "old")
+        """A step of priority counts for a minute: no run starves."""
+        await enqueue(store, "first")
+        await enqueue(store, "low", priority=-1)
+        await enqueue(store, "old")
         clock.advance(ms=59_000)
-        await come(store, "high", priority=2)
-        await come(store, "new", priority=1)
+        await enqueue(store, "high", priority=2)
+        await enqueue(store, "new", priority=1)
         clock.advance(ms=2_000)
-        await come(store, "late", priority=1)
-        order = await let_in_one_by_one(node, ONE, ["first"])
+        await enqueue(store, "late", priority=1)
+        order = await admit_one_by_one(node, ONE, ["first"])
         assert order == ["high", "new", "old", "late", "low"]
 
     @pytest.mark.contract("QUE-2")
     async def test_limit_of_the_call_leaves_the_rest_and_says_so(self, store: Store, clock: VirtualClock) -> None:
-        """Plans are asked in order of their names."""
-        await come(store, *"abcd")
-        await come(store, *"xyz", plan_id="other")
+        """Plans are admitted in order of their names."""
+        await enqueue(store, *"abcd")
+        await enqueue(store, *"xyz", plan_id="other")
         limits = {"other": NO_LIMIT, "order": NO_LIMIT}
         admitted, next_at = await store.admit(limits, 4)
         assert [each.run_id for each in admitted] == ["b", "c", "d", "y"]
@@ -299,12 +297,12 @@ class GateSuite(SuiteBase):
     async def test_starts_within_a_period_are_bounded_and_others_wait_for_its_end(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """In any period, not only in those that a clock counts; the caller is told when to come again."""
+        """In any period, not only in those that a clock counts; the answer says when to call again."""
         limit = RunLimit(starts=2, period_ms=1_000)
-        await come(store, "a", limit=limit)
+        await enqueue(store, "a", limit=limit)
         await begin(node, "a")
         clock.advance(ms=600)
-        await come(store, "b", "c", "d", limit=limit)
+        await enqueue(store, "b", "c", "d", limit=limit)
         assert await waiting(store, "a", "b", "c", "d") == ["c", "d"]
         assert await store.admit({"order": limit}, 9) == ([], START + SECOND)
         await begin(node, "b")
@@ -322,10 +320,10 @@ class GateSuite(SuiteBase):
     async def test_rate_bounds_what_starts_however_late_that_is(
         self, store: Store, clock: VirtualClock, node: SampleNode, overload: Overload
     ) -> None:
-        """No node is up for long: no more are let in than may start at once, and the next after they have."""
+        """No node is up for a long time: no more are admitted than may start at once, and the next after they have."""
         limit = RunLimit(starts=2, period_ms=1_000, overload=overload)
         for run_id in "abcdef":
-            assert await come(store, run_id, limit=limit) == [Created(run_id)]
+            assert await enqueue(store, run_id, limit=limit) == [Created(run_id)]
             clock.advance(ms=1_500)
         assert await waiting(store, *"abcdef") == ["c", "d", "e", "f"]
         assert await store.admit({"order": limit}, 9) == ([], None)
@@ -342,13 +340,13 @@ class GateSuite(SuiteBase):
         assert await store.admit({"order": limit}, 9) == ([], clock.now() + SECOND)
 
     @pytest.mark.contract("QUE-2", "OWN-3")
-    async def test_run_that_was_let_in_and_lost_its_node_starts_within_the_rate(
+    async def test_run_that_was_admitted_and_lost_its_node_starts_within_the_rate(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """Whoever takes it over starts it later, and those behind it later still."""
+        """The node that takes it over starts it later, and the runs behind it start later still."""
         limit = RunLimit(starts=1, period_ms=1_000)
         await node.renew()
-        await come(store, "a", "b", limit=limit, claim_for=node.name)
+        await enqueue(store, "a", "b", limit=limit, claim_for=node.name)
         clock.advance(ms=node.lease_ms + 1)
         assert await admit(store, limit) == []
         other = SampleNode(store, "node-b")
@@ -360,12 +358,12 @@ class GateSuite(SuiteBase):
         assert await admit(store, limit) == ["b"]
 
     @pytest.mark.contract("QUE-2", "WF-7")
-    async def test_run_that_is_let_in_and_ends_without_a_start_gives_way(
+    async def test_run_that_is_admitted_and_ends_without_a_start_frees_its_place(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
         """After a period, as if it had started."""
         limit = RunLimit(starts=1, period_ms=1_000)
-        await come(store, "a", "b", limit=limit)
+        await enqueue(store, "a", "b", limit=limit)
         [loaded] = await node.claim()
         cancelled = replace(await node.turn(replace(loaded, messages=())), seen_inbox_seq=0)
         snapshot = replace(cancelled.snapshot, status=CANCELLED)
@@ -380,7 +378,7 @@ class GateSuite(SuiteBase):
     ) -> None:
         """And a turn that lost does not count."""
         limit = RunLimit(starts=2, period_ms=1_000)
-        await come(store, "a", "b", "c", limit=limit)
+        await enqueue(store, "a", "b", "c", limit=limit)
         loaded = {run.head.run_id: run for run in await node.claim()}
         turn = await node.turn(loaded["a"], wait("go"))
         assert isinstance(await node.commit(replace(turn, epoch=7)), CommitConflict)
@@ -395,11 +393,11 @@ class GateSuite(SuiteBase):
     async def test_simultaneous_nodes_never_start_more_than_the_rate(
         self, store: Store, peer: Store, clock: VirtualClock
     ) -> None:
-        """They come, let in, claim and start all at once, over and over."""
+        """They create, admit, claim and start runs at the same time, over and over."""
         limit = RunLimit(starts=3, period_ms=1_000)
         nodes = [SampleNode(way, f"node-{number}", 3_600_000) for number, way in enumerate((store, peer, store))]
         run_ids = [f"run-{number:02}" for number in range(15)]
-        await asyncio.gather(*(come(nodes[place % 3].store, id_, limit=limit) for place, id_ in enumerate(run_ids)))
+        await asyncio.gather(*(enqueue(nodes[place % 3].store, id_, limit=limit) for place, id_ in enumerate(run_ids)))
         started: list[int] = []
         for _ in range(40):
             await asyncio.gather(*(start_all(node, limit) for node in nodes))
@@ -413,10 +411,10 @@ class GateSuite(SuiteBase):
     async def test_delayed_start_comes_at_the_next_free_instant(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """It waits like any other, and is never refused; the caller is told when to let it in."""
+        """It is queued like any other, and is never refused; the answer says when it can be admitted."""
         limit = RunLimit(starts=1, period_ms=500, overload="delay")
         await node.renew()
-        answers = await come(store, "a", "b", "c", limit=limit, claim_for=node.name)
+        answers = await enqueue(store, "a", "b", "c", limit=limit, claim_for=node.name)
         assert answers == [Created("a", 1), Created("b"), Created("c")]
         assert await waiting(store, "a", "b", "c") == ["b", "c"]
         await finish(node, "a")
@@ -436,38 +434,43 @@ class GateSuite(SuiteBase):
     ) -> None:
         """With a hint when to try again; then it may be accepted."""
         limit = replace(limit, overload="reject")
-        assert await come(store, "a", limit=limit) == [Created("a")]
+        assert await enqueue(store, "a", limit=limit) == [Created("a")]
         async with unchanged(store):
-            [answer] = await come(store, "b", limit=limit)
+            [answer] = await enqueue(store, "b", limit=limit)
         retry_after_ms = 1_500 if limit.starts else 1_000
         check_refused(answer, Overloaded, plan_id="order", retry_after_ms=retry_after_ms)
         await finish(node, "a")
         clock.advance(ms=retry_after_ms)
-        assert await come(store, "b", limit=limit) == [Created("b")]
+        assert await enqueue(store, "b", limit=limit) == [Created("b")]
 
     @pytest.mark.contract("QUE-2", "WF-4")
     async def test_run_that_a_turn_starts_is_never_refused(self, store: Store, node: SampleNode) -> None:
-        """It queues: nobody is there to be told to try again. And it goes before those who come after it."""
+        """It is queued, because no caller could try again. And it goes before the runs created after it."""
         reject = RunLimit(at_once=1, overload="reject")
-        await come(store, "a", limit=reject)
+        await enqueue(store, "a", limit=reject)
         await node.start("parent", wait("child"))
-        child = replace(new_run("child"), ticket=Ticket(limit=reject))
+        child = replace(new_run("child"), admission=AdmissionRequest(limit=reject))
         await node.commit(replace(await node.turn(await node.load("parent")), starts=(child,)))
         assert await waiting(store, "child") == ["child"]
         await finish(node, "a")
-        check_refused((await come(store, "b", limit=reject))[0], Overloaded)
+        check_refused((await enqueue(store, "b", limit=reject))[0], Overloaded)
         assert await admit(store, reject) == ["child"]
 
     @pytest.mark.contract("QUE-2", "API-2")
-    async def test_tickets_and_limits_that_make_no_sense_are_refused(self, store: Store) -> None:
+    async def test_requests_and_limits_that_make_no_sense_are_refused(self, store: Store) -> None:
         """Before anything is stored."""
         bad_limits = [RunLimit(at_once=0), RunLimit(per_key=-1), RunLimit(starts=1.5), RunLimit(period_ms=0)]  # type: ignore[arg-type]
         bad_limits += [RunLimit(overload="burn"), RunLimit(overload="delay"), None]  # type: ignore[arg-type,list-item]
-        tickets: list[Any] = [Ticket(limit=limit) for limit in bad_limits]
-        tickets += [Ticket(limit=ONE, key="a\nb"), Ticket(limit=ONE, priority=101), Ticket(limit=ONE, key=None), "me"]  # type: ignore[arg-type]
-        for ticket in tickets:
+        requests: list[Any] = [AdmissionRequest(limit=limit) for limit in bad_limits]
+        requests += [
+            AdmissionRequest(limit=ONE, key="a\nb"),
+            AdmissionRequest(limit=ONE, priority=101),
+            AdmissionRequest(limit=ONE, key=None),  # type: ignore[arg-type]
+            "me",
+        ]
+        for request in requests:
             async with unchanged(store):
-                [answer] = await store.create([replace(new_run("a"), ticket=ticket)])
+                [answer] = await store.create([replace(new_run("a"), admission=request)])
             check_refused(answer, InvalidInput)
         for limits, most in [({"order": limit}, 1) for limit in bad_limits] + [({"": ONE}, 1), ({"order": ONE}, 0)]:
             with pytest.raises(InvalidInput):
@@ -476,9 +479,9 @@ class GateSuite(SuiteBase):
     # --- any number of reconcilers
 
     @pytest.mark.contract("QUE-3", "OWN-1")
-    async def test_run_is_claimed_as_it_is_let_in(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
+    async def test_run_is_claimed_as_it_is_admitted(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
         """By a node with a current lease only; if the answer is lost, the node's next claim finds the run."""
-        await come(store, "a", "b")
+        await enqueue(store, "a", "b")
         await finish(node, "a")
         with pytest.raises(LeaseExpired):
             await store.admit({"order": ONE}, 9, "nobody")
@@ -491,12 +494,12 @@ class GateSuite(SuiteBase):
         assert await node.claim() == [admitted.run]
 
     @pytest.mark.contract("QUE-2", "QUE-3", "OWN-1")
-    async def test_simultaneous_calls_never_let_in_more_than_there_is_room_for(self, store: Store, peer: Store) -> None:
-        """And nobody twice."""
+    async def test_simultaneous_calls_never_admit_more_than_there_is_room_for(self, store: Store, peer: Store) -> None:
+        """And no run twice."""
         limit, ways = RunLimit(at_once=7), (store, peer)
-        await asyncio.gather(*(come(ways[number % 2], f"run-{number}", limit=limit) for number in range(20)))
+        await asyncio.gather(*(enqueue(ways[number % 2], f"run-{number}", limit=limit) for number in range(20)))
         assert (await store.stats()).queued == 13
         limit = RunLimit(at_once=12)
         answers = await asyncio.gather(*(admit(way, limit, 2) for _ in range(3) for way in (store, peer)))
-        let_in = [run_id for answer in answers for run_id in answer]
-        assert len(let_in) == len(set(let_in)) == 5
+        admitted = [run_id for answer in answers for run_id in answer]
+        assert len(admitted) == len(set(admitted)) == 5

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast.core.admission import RunLimit, Ticket
+from holdfast.core.admission import AdmissionRequest, RunLimit
 from holdfast.core.audit import AuditEntry, AuditQuery
 from holdfast.core.events import CallerRef
 from holdfast.errors import InvalidInput
@@ -49,9 +49,9 @@ class AuditSuite(SuiteBase):
     @pytest.mark.contract("API-4")
     async def test_a_start_at_a_gate_is_in_the_audit_log_too(self, store: Store) -> None:
         """And one that is turned away is not."""
-        ticket = Ticket(limit=RunLimit(at_once=1, overload="reject"))
+        request = AdmissionRequest(limit=RunLimit(at_once=1, overload="reject"))
         for number in (1, 2):
-            new = replace(new_run(f"run-{number}", now=START), ticket=ticket, audit=entry(f"e-{number}"))
+            new = replace(new_run(f"run-{number}", now=START), admission=request, audit=entry(f"e-{number}"))
             [answer] = await store.create([new])
             assert isinstance(answer, Created if number == 1 else Refused)
         assert await ids(store) == ["e-1"]

@@ -1,10 +1,10 @@
-"""The arithmetic of gates: places in line, free instants of a rate, and what makes no sense."""
+"""The arithmetic of admission: ranks, free instants of a rate, and limits that make no sense."""
 
 import random
 
 import pytest
 
-from holdfast.core.admission import RunLimit, check_limit, free_slot, overloaded, place_in_line
+from holdfast.core.admission import RunLimit, check_limit, free_slot, overloaded, rank
 from holdfast.limits import OVERLOAD_RETRY_MS, PRIORITY, PRIORITY_AGE_MS
 
 MS = 1_000
@@ -32,13 +32,13 @@ def test_without_a_rate_every_instant_is_free() -> None:
 
 @pytest.mark.contract("QUE-2")
 def test_the_lowest_priority_overtakes_the_highest_that_comes_late_enough() -> None:
-    low, head_start = place_in_line(-PRIORITY, 0), 2 * PRIORITY * PRIORITY_AGE_MS * MS
-    assert place_in_line(PRIORITY, head_start - 1) < low < place_in_line(PRIORITY, head_start + 1)
+    low, head_start = rank(-PRIORITY, 0), 2 * PRIORITY * PRIORITY_AGE_MS * MS
+    assert rank(PRIORITY, head_start - 1) < low < rank(PRIORITY, head_start + 1)
 
 
 @pytest.mark.contract("QUE-2", "API-2")
 def test_a_refusal_says_when_to_try_again() -> None:
-    """Rounded up, so that who comes then is not too early."""
+    """Rounded up, so that a start at that time is not too early."""
     assert overloaded("order", 1, 0).details["retry_after_ms"] == 1
     assert overloaded("order", 5_001, 0).details["retry_after_ms"] == 6
     assert overloaded("order", 0, 0).details["retry_after_ms"] == OVERLOAD_RETRY_MS

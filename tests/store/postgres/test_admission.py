@@ -1,4 +1,4 @@
-"""Gates on PostgreSQL: who waits for whom, what is done again, and what runs without tickets pay."""
+"""Admission on PostgreSQL: which locks are waited for, what is retried, and what runs without a limit pay."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from holdfast.core.admission import NO_LIMIT, RunLimit, Ticket
+from holdfast.core.admission import NO_LIMIT, AdmissionRequest, RunLimit
 from holdfast.errors import Conflict
 from holdfast.limits import Limits
 from holdfast.store.port import Created, Existing, NewRun
@@ -19,7 +19,7 @@ from holdfast.store.postgres.address import parse_address
 from holdfast.store.postgres.create import create
 from holdfast.store.postgres.pool import in_schema
 from holdfast.testing.samples import SampleNode, complete, new_run, signal
-from holdfast.testing.store_suite.admission import ONE, admit, come, finish, waiting
+from holdfast.testing.store_suite.admission import ONE, admit, enqueue, finish, waiting
 from holdfast.testing.store_suite.base import check_refused
 from tests.store.postgres.proxy import Proxy
 from tests.store.postgres.servers import behind
@@ -56,92 +56,92 @@ async def until_somebody_waits(connection: Any) -> None:
 
 
 LOCK_RUN = "SELECT 1 FROM holdfast.runs WHERE run_id = $1 FOR UPDATE"
-LOCK_GATE = "SELECT 1 FROM holdfast.gates WHERE plan_id = $1 FOR UPDATE"
+LOCK_QUEUE = "SELECT 1 FROM holdfast.gates WHERE plan_id = $1 FOR UPDATE"
 
 
-def ticketed(run_id: str, limit: RunLimit = ONE, **options: Any) -> NewRun:
-    """Return a run that comes to its gate."""
-    return replace(new_run(run_id, **options), ticket=Ticket(limit=limit))
+def with_admission(run_id: str, limit: RunLimit = ONE, **options: Any) -> NewRun:
+    """Return a run with an admission request."""
+    return replace(new_run(run_id, **options), admission=AdmissionRequest(limit=limit))
 
 
-# --- who waits for whom
+# --- locks
 
 
 @pytest.mark.contract("QUE-2", "OWN-1")
-async def test_who_leaves_waits_for_nobody_at_the_gate(address: str, store: PostgresStore) -> None:
+async def test_run_that_leaves_waits_for_no_lock_of_the_queue(address: str, store: PostgresStore) -> None:
     node = SampleNode(store, "node-a", HOUR_MS)
-    await come(store, "a", "b")
+    await enqueue(store, "a", "b")
     await node.claim()
-    async with holding(address, LOCK_GATE, "order"):
+    async with holding(address, LOCK_QUEUE, "order"):
         async with asyncio.timeout(SOON_S):
             await node.step("a", complete())
     assert await admit(store) == ["b"]
 
 
 @pytest.mark.contract("QUE-2", "QUE-3")
-async def test_who_comes_while_the_last_one_leaves_is_let_in_by_whoever_left(
+async def test_run_that_is_queued_while_the_last_one_leaves_is_admitted_after_that(
     address: str, store: PostgresStore
 ) -> None:
-    """It came when the gate was full, and nobody can see it yet when the other one has left and lets in who waits."""
+    """It was queued when there was no room, and cannot be seen yet when `admit` is called for the free place."""
     node = SampleNode(store, "node-a", HOUR_MS)
-    await come(store, "a")
-    has_come, may_end = asyncio.Event(), asyncio.Event()
+    await enqueue(store, "a")
+    is_queued, may_end = asyncio.Event(), asyncio.Event()
 
-    async def come_slowly(session: Any) -> None:
-        assert await create(session, [ticketed("b")], None, Limits(), None) == [Created("b")]
-        has_come.set()
+    async def enqueue_slowly(session: Any) -> None:
+        assert await create(session, [with_admission("b")], None, Limits(), None) == [Created("b")]
+        is_queued.set()
         await may_end.wait()
 
-    coming = asyncio.create_task(store._server.transact(come_slowly))
-    await has_come.wait()
+    coming = asyncio.create_task(store._server.transact(enqueue_slowly))
+    await is_queued.wait()
     await finish(node, "a")
-    letting_in = asyncio.create_task(admit(store))
+    admitting = asyncio.create_task(admit(store))
     async with behind(address) as connection:
         await until_somebody_waits(connection)
     may_end.set()
     await coming
-    assert await letting_in == ["b"]
+    assert await admitting == ["b"]
 
 
 @pytest.mark.contract("QUE-2")
-async def test_who_comes_does_not_wait_for_the_run_that_it_lets_in(address: str, store: PostgresStore) -> None:
-    """Somebody is busy with that run: it is let in by the next who asks."""
+async def test_new_run_does_not_wait_for_the_run_that_is_next(address: str, store: PostgresStore) -> None:
+    """Another transaction holds that run: the next call admits it."""
     node = SampleNode(store, "node-a", HOUR_MS)
-    await come(store, "a", "b")
+    await enqueue(store, "a", "b")
     await finish(node, "a")
     async with holding(address, LOCK_RUN, "b"):
         async with asyncio.timeout(SOON_S):
-            assert await come(store, "c") == [Created("c")]
+            assert await enqueue(store, "c") == [Created("c")]
     assert await waiting(store, "b", "c") == ["b", "c"]
     assert await admit(store) == ["b"]
 
 
 @pytest.mark.contract("QUE-3", "OWN-1")
-async def test_runs_that_are_let_in_are_locked_in_order_of_their_ids(address: str, store: PostgresStore) -> None:
-    """As everybody does, whoever is next: nobody who waits for the first lock holds the second."""
-    await come(store, "a")
-    await come(store, "z", priority=1)
-    await come(store, "m")
+async def test_runs_that_are_admitted_are_locked_in_order_of_their_ids(address: str, store: PostgresStore) -> None:
+    """As everywhere, whatever their ranks: no transaction that waits for the first lock holds the second."""
+    await enqueue(store, "a")
+    await enqueue(store, "z", priority=1)
+    await enqueue(store, "m")
     async with holding(address, LOCK_RUN, "m") as connection:
-        letting_in = asyncio.create_task(admit(store, NO_LIMIT))
+        admitting = asyncio.create_task(admit(store, NO_LIMIT))
         await until_somebody_waits(connection)
         await connection.fetch(in_schema(LOCK_RUN, parse_address(address).schema), "z")
-    assert await letting_in == ["z", "m"]
+    assert await admitting == ["z", "m"]
 
 
 @pytest.mark.contract("QUE-2", "WF-7")
-async def test_who_has_finished_while_it_was_chosen_is_not_let_in(address: str, store: PostgresStore) -> None:
-    """Its place is free again, and the caller is told to ask again at once."""
-    await come(store, "a", "b")
+async def test_run_that_finished_while_it_was_chosen_is_not_admitted(address: str, store: PostgresStore) -> None:
+    """Its place is free again, and the answer is to call again at once."""
+    await enqueue(store, "a", "b")
     end = "UPDATE holdfast.runs SET finished_at = 1, status = 'CANCELLED' WHERE run_id = $1"
     async with holding(address, end, "b") as connection:
-        letting_in = asyncio.create_task(store.admit({"order": RunLimit(at_once=2)}, 9))
+        admitting = asyncio.create_task(store.admit({"order": RunLimit(at_once=2)}, 9))
         await until_somebody_waits(connection)
-    admitted, again = await letting_in
+    admitted, again = await admitting
     assert admitted == []
     assert again is not None
     assert again <= await store.now()
-    await come(store, "c", limit=RunLimit(at_once=2))
+    await enqueue(store, "c", limit=RunLimit(at_once=2))
     assert await waiting(store, "c") == []
 
 
@@ -149,8 +149,8 @@ async def test_who_has_finished_while_it_was_chosen_is_not_let_in(address: str, 
 
 
 @pytest.mark.contract("QUE-1", "QUE-2")
-async def test_run_that_another_has_created_past_the_gate_takes_no_place(address: str, store: PostgresStore) -> None:
-    """Its id is taken by one without a ticket, which nobody could see when this one came to the gate."""
+async def test_run_that_was_created_without_a_request_takes_no_place(address: str, store: PostgresStore) -> None:
+    """Its id is taken by a run without a request, which could not be seen when this one was queued."""
     is_created, may_end = asyncio.Event(), asyncio.Event()
 
     async def create_slowly(session: Any) -> None:
@@ -160,27 +160,27 @@ async def test_run_that_another_has_created_past_the_gate_takes_no_place(address
 
     creating = asyncio.create_task(store._server.transact(create_slowly))
     await is_created.wait()
-    coming = asyncio.create_task(store.create([ticketed("a", request_id="mine")]))
+    coming = asyncio.create_task(store.create([with_admission("a", request_id="mine")]))
     async with behind(address) as connection:
         await until_somebody_waits(connection)
     may_end.set()
     await creating
     check_refused((await coming)[0], Conflict)
-    await come(store, "b")
+    await enqueue(store, "b")
     assert await waiting(store, "b") == []
 
 
 @pytest.mark.contract("QUE-1", "QUE-2")
-async def test_run_whose_coming_was_not_answered_comes_once_and_is_said_to(address: str, store: PostgresStore) -> None:
+async def test_run_whose_creation_was_not_answered_is_created_once(address: str, store: PostgresStore) -> None:
     async with Proxy(address) as proxy:
         shaky = await PostgresStore.open(proxy.address)
         await shaky.renew("node-a", HOUR_MS)
         proxy.loses_answer_to = b"run-1"
-        assert await shaky.create([ticketed("run-1")], "node-a") == [Created("run-1", 1)]
+        assert await shaky.create([with_admission("run-1")], "node-a") == [Created("run-1", 1)]
         proxy.loses_answer_to = b"run-2"
-        assert await shaky.create([ticketed("run-2")], "node-a") == [Created("run-2")]
+        assert await shaky.create([with_admission("run-2")], "node-a") == [Created("run-2")]
         assert proxy.lost == 2
-        assert await shaky.create([ticketed("run-2")], "node-a") == [Existing("run-2")]
+        assert await shaky.create([with_admission("run-2")], "node-a") == [Existing("run-2")]
         assert await waiting(shaky, "run-1", "run-2") == ["run-2"]
         await shaky.close()
 
@@ -190,10 +190,10 @@ async def test_run_whose_coming_was_not_answered_comes_once_and_is_said_to(addre
 
 @pytest.mark.slow
 @pytest.mark.contract("QUE-2")
-async def test_runs_without_tickets_never_come_near_a_gate(address: str) -> None:
-    """Not one statement of what they do looks at anything of gates, although others are there."""
+async def test_runs_without_a_limit_never_touch_admission(address: str) -> None:
+    """No statement of theirs reads a table of admission, although other runs are queued."""
     store, recorder = await recorded(address)
-    await come(store, "limited", "in line")
+    await enqueue(store, "limited", "in line")
     recorder.plans.clear()
     node = SampleNode(store, "node-a", HOUR_MS)
     await node.start("run-1")
