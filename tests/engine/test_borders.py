@@ -257,7 +257,7 @@ class Broken(Around):
         self.asked = asyncio.Event()
         self.returned: list[str] = []
 
-    async def take(self, *asked: Any) -> Any:
+    async def acquire_jobs(self, *asked: Any) -> Any:
         """Fail."""
         self.asked.set()
         raise StoreError("the connection is gone")

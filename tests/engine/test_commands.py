@@ -398,7 +398,7 @@ async def test_a_command_that_was_damaged_in_the_store_is_rejected_and_stops_nob
         inbox = store._runs[run.run_id]
         for name in (CONTROL_SIGNAL, "holdfast.update"):
             inbox._accept(SignalRequest(run_id=run.run_id, name=name), hf.Limits(), await store.now())
-        store.wakeups.ring()
+        store.wakeups.notify()
         await until_event(run, "UpdateCompleted")
         assert verdicts(await run.events()) == [("SignalRejected", "", "", "the command cannot be read")]
         await run.signal("go", "fine")

@@ -50,7 +50,7 @@ async def for_ever() -> str:
 def pass_a_minute(store: Store, clock: VirtualClock) -> None:
     """Let the time of the step be over, and wake the node as its own clock would."""
     clock.advance(ms=MINUTE_S * 1_000)
-    store.wakeups.ring()
+    store.wakeups.notify()
 
 
 @pytest.mark.contract("ACT-1")
@@ -208,7 +208,7 @@ async def test_an_outcome_that_is_at_hand_when_the_time_is_over_counts(place: Pl
                 await asyncio.sleep(0.001)
             store.is_asked = asyncio.Event()
             clock.advance(ms=5_000)  # less than the node's lease
-            inner.wakeups.ring()
+            inner.wakeups.notify()
             await store.is_asked.wait()
             asyncio.get_running_loop().call_soon(store.goes_on.set)  # after this attempt has ended
             return "done"
@@ -239,7 +239,7 @@ async def test_a_step_that_an_operator_has_tried_again_has_its_time_again(place:
             await run.retry_step("work", wait=True)
             await until_event(run, "StepStarted", times + 1)
         clock.advance(ms=MINUTE_S * 1_000 - 1)
-        store.wakeups.ring()
+        store.wakeups.notify()
         may_return.set()
         assert await run.result() == "done"
         assert (await types(run)).count("StepFailed") == 2

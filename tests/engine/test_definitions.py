@@ -23,7 +23,7 @@ from holdfast.errors import InvalidInput, StoreUnavailable
 from holdfast.limits import DeadLetterPolicy
 from holdfast.store.inspect import view_of
 from holdfast.store.memory import MemoryStore
-from holdfast.store.port import Missing, RunQuery, Store
+from holdfast.store.port import OrphanedDefinition, RunQuery, Store
 from holdfast.store.postgres import PostgresStore
 from holdfast.store.sqlite import SqliteStore
 from tests.engine.place import MOST_SECONDS, Around, types, until, until_event, until_status
@@ -136,12 +136,12 @@ async def test_nobody_judges_runs_of_a_version_that_a_living_node_has(store: Sto
     old, new = Shop("1"), Shop("2")
     [run_id] = await queue(store, old, "1", 1)
     await store.renew("busy", 60_000, [("order", "1")])
-    looks: list[list[Missing]] = []
+    looks: list[list[OrphanedDefinition]] = []
     enough = asyncio.Event()
 
     class Counted(Around):
-        async def find_missing(self, late_ms: int) -> list[Missing]:
-            looks.append(await self.inner.find_missing(late_ms))
+        async def find_orphaned(self, late_ms: int) -> list[OrphanedDefinition]:
+            looks.append(await self.inner.find_orphaned(late_ms))
             if len(looks) == 3:
                 enough.set()
             return looks[-1]
@@ -380,7 +380,7 @@ async def test_a_run_that_nobody_can_run_can_be_stopped(store: Store) -> None:
     async with new.node(store):
         await new.app.run(run_id).terminate("it is of no use any more")
         await until_event(new.app.run(run_id), "RunCancelled")
-        assert await store.find_missing(0) == []
+        assert await store.find_orphaned(0) == []
 
 
 @pytest.mark.contract("WF-3")

@@ -225,7 +225,7 @@ async def test_a_queue_that_nobody_takes_from_is_named(place: Place) -> None:
     [untaken] = await place.found("queues")
     assert untaken.sentence == "2 jobs of charge wait in the queue mail, the oldest for 3 minutes"
     assert "--queue mail" in untaken.advice
-    await place.store.take("node-b", ["mail"], ["charge"], 10, HOUR)
+    await place.store.acquire_jobs("node-b", ["mail"], ["charge"], 10, HOUR)
     assert await place.found("queues") == []
 
 

@@ -80,7 +80,7 @@ async def test_a_run_that_finishes_elsewhere_is_looked_up_when_the_store_rings()
         scene.store.finished = {"far": 7, "held": 9}
         scene.store.damaged, scene.store.missing = {"damaged"}, {"missing"}
         await asyncio.sleep(0)
-        scene.store.wakeups.ring()
+        scene.store.wakeups.notify()
         assert await soon(waiting[0]) == await soon(waiting[1]) == Finish(7)
         assert [future.done() for future in waiting[2:]] == [False, False, False]
         assert all("held" not in asked for asked in scene.store.asked), "of those the node knows by itself"
@@ -90,7 +90,7 @@ async def test_a_run_that_finishes_elsewhere_is_looked_up_when_the_store_rings()
 
 async def test_nothing_is_looked_up_while_nobody_waits() -> None:
     async with Scene() as scene:
-        scene.store.wakeups.ring()
+        scene.store.wakeups.notify()
         for _ in range(5):
             await asyncio.sleep(0)
         assert scene.store.asked == []

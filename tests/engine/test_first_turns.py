@@ -220,7 +220,7 @@ async def test_a_run_that_is_let_go_while_it_is_looked_for_is_claimed_before_it_
     monkeypatch.setattr("holdfast.engine.start.starter.LOOKS_S", (0.0,))
     clock = VirtualClock()
     store, app = SlowLook(clock), hf.App("shop")
-    ring = store.wakeups.ring
+    ring = store.wakeups.notify
     monkeypatch.setattr(store.wakeups, "ring", lambda: None)  # wake-ups may get lost
     tries: list[int] = []
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import holdfast as hf
-from holdfast.store.port import Beat, Store
+from holdfast.store.port import Heartbeat, Store
 from tests.engine.place import Place
 
 QUICK = hf.Retry(max_attempts=3, initial_ms=1, jitter=0.0)
@@ -145,10 +145,10 @@ class CountedStore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def beat(self, node: str, beats: Sequence[Beat], visible_ms: int) -> list[bool]:
+    async def heartbeat(self, node: str, beats: Sequence[Heartbeat], visible_ms: int) -> list[bool]:
         self.calls += 1
         self.steps |= {beat.step_id for beat in beats}
-        return await self._store.beat(node, beats, visible_ms)
+        return await self._store.heartbeat(node, beats, visible_ms)
 
 
 @pytest.mark.contract("API-2")

@@ -63,7 +63,7 @@ class Scene:
         async with asyncio.timeout(8):
             while not await condition():
                 self.clock.advance(ms=LATER)
-                self.store.wakeups.ring()
+                self.store.wakeups.notify()
                 await asyncio.sleep(0.01)
 
     async def is_dead(self) -> bool:

@@ -51,7 +51,7 @@ async def test_a_signal_that_came_in_time_wins_over_a_time_out_during_the_pause(
         clock.advance(us=MINUTE_US - early_us)
         await run.signal("go", "somebody")
         clock.advance(ms=5_000)
-        store.wakeups.ring()
+        store.wakeups.notify()
         await until_quiet(store, run)
         assert ("SignalTimedOut" in await types(run)) is (expected[0] == "nobody")
         await run.signal("go", "late")
@@ -103,7 +103,7 @@ async def test_a_wait_times_out_during_a_pause_if_all_signals_are_for_others(pla
         for number in range(signals):
             await run.signal("go", str(number))
         clock.advance(us=MINUTE_US)
-        store.wakeups.ring()
+        store.wakeups.notify()
         await until_quiet(store, run)
         await run.resume()
         assert await run.result() == ["0", "1" if signals == 2 else "nobody"]

@@ -55,7 +55,7 @@ class Shop:
     async def take(self, node: str = "ghost", visible_ms: int = 1) -> Job:
         """Take the job as a worker would that is never heard of again."""
         async with asyncio.timeout(5):
-            while not (jobs := await self.store.take(node, ["gpu"], ["render"], 1, visible_ms)):  # noqa: ASYNC110
+            while not (jobs := await self.store.acquire_jobs(node, ["gpu"], ["render"], 1, visible_ms)):  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
         return jobs[0]
 
@@ -258,10 +258,10 @@ async def test_jobs_of_unknown_activities_are_left_to_others_and_reported_once(
         await until_event(run, "StepStarted")
         async with place.node(stranger, s.store, **WORKER):
             while not reports():
-                s.store.wakeups.ring()
+                s.store.wakeups.notify()
                 await asyncio.sleep(0.002)
             for _ in range(50):
-                s.store.wakeups.ring()
+                s.store.wakeups.notify()
                 await asyncio.sleep(0)
             async with s.worker():
                 assert await run.result() == "rendered one"

@@ -16,7 +16,7 @@ from tests.engine.place import MOST_SECONDS
 class Silent(LocalWakeups):
     """A bell that nobody hears."""
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Do nothing."""
 
 

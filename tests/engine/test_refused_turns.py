@@ -132,14 +132,14 @@ async def test_a_run_that_cannot_even_be_paused_is_tried_a_few_times_and_left_to
                 assert picky.refused == 1 + times, "it is not tried over and over"
                 assert await bad.status() is RunStatus.RUNNING
                 clock.advance(ms=wait_ms)
-                picky.wakeups.ring()
+                picky.wakeups.notify()
             while not (letters := await app.dead_letters()):  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
             [letter] = letters
             assert (letter.record.run_id, letter.record.reason) == (bad.run_id, "retries exhausted")
             assert letter.record.detail.startswith("TurnRefused: a turn of the run was refused")
             clock.advance(ms=3_600_000)
-            picky.wakeups.ring()
+            picky.wakeups.notify()
             assert await (await app.start(talk, "four")).result() == "FOUR"
             assert picky.refused == 4
 
@@ -191,7 +191,7 @@ async def test_what_a_run_was_told_is_kept_while_it_cannot_even_be_paused(place:
             await until_refused(picky, 2)
             picky.hated = ()
             clock.advance(ms=1_000)
-            picky.wakeups.ring()
+            picky.wakeups.notify()
             await until_status(run, RunStatus.PAUSED)
             clock.advance(ms=2_000)
             await run.resume()

@@ -241,8 +241,8 @@ class SlowTake(Around):
         super().__init__(inner)
         self.has_taken, self.gate = asyncio.Event(), asyncio.Event()
 
-    async def take(self, *arguments: Any) -> Any:
-        jobs = await self.inner.take(*arguments)
+    async def acquire_jobs(self, *arguments: Any) -> Any:
+        jobs = await self.inner.acquire_jobs(*arguments)
         if jobs:
             self.has_taken.set()
             await self.gate.wait()

@@ -118,7 +118,7 @@ async def test_an_attempt_of_a_run_that_was_taken_over_reports_nothing_here(plac
         run = await app.start(house)
         await first.began.wait()
         await store.release(node.name, [run.run_id])  # as if another node had had it
-        store.wakeups.ring()
+        store.wakeups.notify()
         await until_event(run, "StepCompleted")
         first.may_end.set()
         await first.ended.wait()

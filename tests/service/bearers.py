@@ -52,7 +52,7 @@ async def useless_tokens(stage: Stage) -> dict[str, str]:
     await revoke_token(store, record, "ann")
     expired, record = await make_token(store, "ed", role="admin", expires_in_s=1)
     ended = replace(record, token_id="e" * 16, expires_at=record.created_at)
-    await store.keep_tokens([ended])
+    await store.put_tokens([ended])
     good = await token_for(stage)
     return {
         "revoked": revoked,

@@ -75,7 +75,7 @@ async def dead_letter(stage: Stage, clock: VirtualClock) -> str:
     await store.deliver([replace(message(run_id, "poison"), expected_version=99)])
     while not (letters := (await stage.rest("letters.list", {"run_id": run_id}))[1]["items"]):
         clock.advance(ms=61_000)
-        store.wakeups.ring()
+        store.wakeups.notify()
         await asyncio.sleep(0.002)
     return str(letters[0]["letter_id"])
 

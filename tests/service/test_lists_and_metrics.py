@@ -54,7 +54,7 @@ async def test_dead_letters_are_told_once() -> None:
             heard = asyncio.create_task(lists.next())
             while not heard.done():
                 clock.advance(ms=61_000)
-                store.wakeups.ring()
+                store.wakeups.notify()
                 await asyncio.sleep(0.01)
             letter_id = heard.result()[1]["letter_id"]
             assert heard.result()[1]["run_id"] == run_id

@@ -42,10 +42,10 @@ class CountedStore(hf.MemoryStore):
             raise StoreUnavailable("the store is away")
         return await super().find_tokens(query)
 
-    async def keep_tokens(self, tokens: Any, audit: Any = ()) -> Any:
+    async def put_tokens(self, tokens: Any, audit: Any = ()) -> Any:
         """Count."""
         self.writes += 1
-        return await super().keep_tokens(tokens, audit)
+        return await super().put_tokens(tokens, audit)
 
 
 # --- how a token is said

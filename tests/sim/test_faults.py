@@ -82,10 +82,10 @@ def test_nobody_reaches_a_store_that_is_down() -> None:
 def test_a_lost_wake_up_costs_the_time_that_is_waited() -> None:
     async def scene(faulty: FaultyStore, store: MemoryStore, weather: Weather) -> None:
         listener = faulty.wakeups.listen()
-        store.wakeups.ring()
+        store.wakeups.notify()
         assert not await listener.wait(5.0)
         weather.faults = Faults()
-        faulty.wakeups.ring()
+        faulty.wakeups.notify()
         assert await listener.wait(5.0)
         listener.close()
 

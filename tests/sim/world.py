@@ -391,11 +391,11 @@ class WatchedStore(MemoryStore):
             self._world.processes[node] = process.name
         return await super().renew(node, lease_ms, plans, is_start)
 
-    async def take(
+    async def acquire_jobs(
         self, node: str, queues: Sequence[str], activities: Sequence[str], limit: int, visible_ms: int
     ) -> list[port.Job]:
         """Take jobs, and check that each is due, and to be done."""
-        jobs = await super().take(node, queues, activities, limit, visible_ms)
+        jobs = await super().acquire_jobs(node, queues, activities, limit, visible_ms)
         for job in jobs:
             where, attempt = f"{job.run_id} {job.step_id}", job.engine_attempt_id
             self._world.note(f"take   {where} attempt {attempt}", "takes")

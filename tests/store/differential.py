@@ -225,13 +225,13 @@ class World:
             for field in answer.__struct_fields__:
                 self.reached[f"purge: {field}"] += bool(getattr(answer, field))
             self.reached["purge: dry run"] += arguments[0].dry_run and answer != PurgeReport()
-        elif verb == "take":
+        elif verb == "acquire_jobs":
             for job in answer:
                 kinds = ("first", "again") if job.due_at is None else ("due", "again")
-                self.reached[f"take: {kinds[job.engine_attempt_id > job.first_engine_attempt_id]}"] += 1
-        elif verb == "beat":
+                self.reached[f"acquire_jobs: {kinds[job.engine_attempt_id > job.first_engine_attempt_id]}"] += 1
+        elif verb == "heartbeat":
             for beat, is_kept in zip(arguments[1], answer, strict=True):
-                self.reached[f"beat: {'job' if beat.queue else 'own'} {'kept' if is_kept else 'lost'}"] += 1
+                self.reached[f"heartbeat: {'job' if beat.queue else 'own'} {'kept' if is_kept else 'lost'}"] += 1
         elif verb == "admit":
             for each in answer[0]:
                 self.reached[f"admit: {each.status}{' and claimed' * (each.run is not None)}"] += 1
@@ -385,24 +385,24 @@ async def hand_over(world: World) -> None:
     await world.ask("hand_over", values.pick(NODES), run_ids, values.pick((*NODES, MISSING)))
 
 
-async def take(world: World) -> None:
+async def acquire_jobs(world: World) -> None:
     """Let a node take jobs."""
     values = world.values
     queues, activities = values.some(QUEUES, 3), values.some(ACTIVITIES, 3)
     if values.happens(0.05):
         queues = [*queues, values.pick(BAD_NAMES)]  # type: ignore[list-item]
     node = values.pick(NODES)
-    taken = await world.ask("take", node, queues, activities, values.limit(), values.pick(VISIBLE_MS))
+    taken = await world.ask("acquire_jobs", node, queues, activities, values.limit(), values.pick(VISIBLE_MS))
     world.taken = [*world.taken[-20:], *((node, job) for job in taken or ())]
 
 
-async def beat(world: World) -> None:
+async def heartbeat(world: World) -> None:
     """Let a node beat for what it, or somebody else, has taken, and for runs that it may own."""
     values = world.values
     node = values.pick(NODES)
     mine = [job for taker, job in world.taken if taker == node or values.happens(0.1)]
     beats = [values.beat(world.run_ids, mine) for _ in range(values.number(0, 4))]
-    await world.ask("beat", node, beats, values.pick(VISIBLE_MS))
+    await world.ask("heartbeat", node, beats, values.pick(VISIBLE_MS))
 
 
 async def settle(world: World) -> None:
@@ -470,7 +470,7 @@ async def read(world: World) -> None:
         ("read_events", (values.pick((*run_ids, MISSING)), values.number(-1, 5), values.pick((None, values.limit())))),
         ("load", ([*values.some(run_ids, 5), MISSING] * values.pick((1, 1, 1, 9)),)),
         ("next_due", (values.pick((*NODES, MISSING)), values.plans(), values.some(QUEUES, 3))),
-        ("find_missing", (values.pick((0, 0, 1_000, 60_000)),)),
+        ("find_orphaned", (values.pick((0, 0, 1_000, 60_000)),)),
         ("find_nodes", ()),
         values.pick(NONSENSE),
         ("now", ()),
@@ -493,15 +493,15 @@ NONSENSE: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("settle_dead_letters", (["\ud800"], "drop")),
     ("next_due", ("\ud800",)),
     ("next_due", (MISSING, None, [""])),
-    ("take", ("\ud800", ["mail"], ["charge"], 1, 1)),
-    ("take", (MISSING, ["mail"], ["charge"], 1, 2**70)),
-    ("beat", ("\ud800", [], 1)),
-    ("beat", (MISSING, [None], 1)),
+    ("acquire_jobs", ("\ud800", ["mail"], ["charge"], 1, 1)),
+    ("acquire_jobs", (MISSING, ["mail"], ["charge"], 1, 2**70)),
+    ("heartbeat", ("\ud800", [], 1)),
+    ("heartbeat", (MISSING, [None], 1)),
     ("claim", ("\ud800", 1)),
     ("admit", ({}, 1, "\ud800")),
     ("release", ("\ud800",)),
     ("renew", (MISSING, 2**70)),
-    ("find_missing", (2**70,)),
+    ("find_orphaned", (2**70,)),
     ("hand_over", ("\ud800", [], MISSING)),
     ("hand_over", (MISSING, [], "\ud800")),
     ("hand_over", (MISSING, ["\ud800"], MISSING)),
@@ -518,8 +518,8 @@ OPERATIONS: list[tuple[int, Callable[[World], Awaitable[None]]]] = [
     (12, renew),
     (3, release),
     (4, hand_over),
-    (12, take),
-    (10, beat),
+    (12, acquire_jobs),
+    (10, heartbeat),
     (8, settle),
     (12, pass_time),
     (2, set_clock_back),

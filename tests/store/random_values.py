@@ -17,7 +17,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.messages import OUTCOME_SIGNAL, ActivityOutcome, Message, MessageType, SignalRequest
 from holdfast.core.state import RunStatus
 from holdfast.store.port import (
-    Beat,
+    Heartbeat,
     Job,
     MailboxQuery,
     NewRun,
@@ -311,16 +311,16 @@ class Values:
             return replace(drawn, **{field: self.pick(BAD_NAMES)})
         return replace(drawn, input=Raw(b"{oops")) if self.happens(0.02) else drawn
 
-    def beat(self, run_ids: Sequence[str], taken: Sequence[Job]) -> Beat:
+    def beat(self, run_ids: Sequence[str], taken: Sequence[Job]) -> Heartbeat:
         """Draw a beat: of a job that was taken at some time, of an activity of a run's owner, or a wrong one."""
         if taken and self.happens(0.7):
             one = self.pick(taken)
-            drawn = Beat(
+            drawn = Heartbeat(
                 run_id=one.run_id, step_id=one.step_id, queue=one.queue, engine_attempt_id=one.engine_attempt_id
             )
         else:
             queue = self.pick(("", "", "", "mail"))
-            drawn = Beat(run_id=self.pick((*run_ids, MISSING)), step_id=self.pick(STEPS), queue=queue)
+            drawn = Heartbeat(run_id=self.pick((*run_ids, MISSING)), step_id=self.pick(STEPS), queue=queue)
         if self.happens(0.02):
             return replace(drawn, details=Raw(b"{oops"))
         return replace(drawn, details=Raw(self.pick(PAYLOADS))) if self.happens(0.6) else drawn

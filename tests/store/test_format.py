@@ -27,10 +27,10 @@ from holdfast.core.state import CANCELLED, COMPLETED, RUNNING, state_of
 from holdfast.errors import SignalAcceptanceIndeterminate, StoreTooNew
 from holdfast.store.port import (
     Accepted,
-    Beat,
     Created,
     Duplicate,
     Existing,
+    Heartbeat,
     PurgePolicy,
     Refused,
     RunQuery,
@@ -85,14 +85,14 @@ async def fill_with_sample(store: Store, clock: VirtualClock) -> None:
     await node.start("done", complete("shipped"))
     mailing = await node.turn(await node.load("asking"))
     await node.commit(replace(mailing, jobs=(job("asking", "print"), job("asking", "send"))))
-    await store.take("node-b", ["mail"], ["charge"], 1, 60_000)
+    await store.acquire_jobs("node-b", ["mail"], ["charge"], 1, 60_000)
     beats = [("asking", "print", "mail", "page 7"), ("charging", "charge", "", "asked the bank")]
     for run_id, step_id, queue, details in beats:
-        one = Beat(run_id=run_id, step_id=step_id, queue=queue, details=codec.encode(details))
-        await store.beat("node-b" if queue else "node-a", [one], 60_000)
+        one = Heartbeat(run_id=run_id, step_id=step_id, queue=queue, details=codec.encode(details))
+        await store.heartbeat("node-b" if queue else "node-a", [one], 60_000)
     dying = replace(await node.turn(await node.load("waiting")), dead=(dead_letter("waiting"),))
     await node.commit(dying)
-    await store.keep_tokens(
+    await store.put_tokens(
         [access_token("a" * 16), replace(access_token("b" * 16), revoked_at=START, revoked_by="ann")]
     )
     clock.advance(ms=5)
@@ -171,9 +171,11 @@ async def test_jobs_of_any_format_since_there_are_jobs_are_taken(old_file: Path)
     queued = [] if first_format(old_file) < 2 else [("send", 1), ("print", 2)]
     assert asking.details == ({"print": codec.encode("page 7")} if queued else {})
     assert charging.details == ({"charge": codec.encode("asked the bank")} if queued else {})
-    taken = await store.take("node-c", ["mail"], ["charge"], 10, 1_000)
+    taken = await store.acquire_jobs("node-c", ["mail"], ["charge"], 10, 1_000)
     clock.advance(ms=60_000)
-    taken += [one for one in await store.take("node-c", ["mail"], ["charge"], 10, 1_000) if one.step_id == "print"]
+    taken += [
+        one for one in await store.acquire_jobs("node-c", ["mail"], ["charge"], 10, 1_000) if one.step_id == "print"
+    ]
     assert [(one.step_id, one.engine_attempt_id) for one in taken] == queued
     await store.close()
 
@@ -299,11 +301,11 @@ async def test_an_old_node_says_nothing_of_what_it_can_run_and_is_believed_to_ha
     store = await SqliteStore.open(old_file, clock=clock)
     await store.migrate()
     await store.renew("new", 60_000, [])
-    assert ("order", "1") in [missing.plan for missing in await store.find_missing(0)]
+    assert ("order", "1") in [missing.plan for missing in await store.find_orphaned(0)]
     change(old_file, f"INSERT OR REPLACE INTO nodes VALUES ('old', {clock.now() + 1_000_000})")
-    assert await store.find_missing(0) == []
+    assert await store.find_orphaned(0) == []
     change(old_file, "DELETE FROM nodes WHERE node = 'old' OR node = 'new'")
-    assert ("order", "1") in [missing.plan for missing in await store.find_missing(0)]
+    assert ("order", "1") in [missing.plan for missing in await store.find_orphaned(0)]
     with closing(sqlite3.connect(old_file)) as db:
         assert db.execute("SELECT count(*) FROM node_plans WHERE node = 'new'").fetchone() == (0,)
     await store.close()

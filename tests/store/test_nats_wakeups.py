@@ -66,7 +66,7 @@ async def test_a_ring_wakes_those_who_listen_elsewhere_and_here(server: NatsServ
         await connected(here)
         await connected(there)
         for _ in range(3):
-            mine.ring()
+            mine.notify()
             assert await here.wait(0)
             assert await there.wait(WITHIN_S)
         assert not await here.wait(0.1), "a ring does not come back to who rang"
@@ -76,7 +76,7 @@ async def test_who_only_rings_is_heard(server: NatsServer) -> None:
     async with bells(server.url, server.url) as (mine, other):
         there = other.listen()
         await connected(there)
-        mine.ring()
+        mine.notify()
         assert await there.wait(WITHIN_S)
 
 
@@ -85,7 +85,7 @@ async def test_other_subjects_are_not_disturbed(server: NatsServer) -> None:
         there, listening = other.listen(), friend.listen()
         await connected(there)
         await connected(listening)
-        mine.ring()
+        mine.notify()
         assert await listening.wait(WITHIN_S)
         assert not await there.wait(0.1)
 
@@ -106,7 +106,7 @@ async def test_many_rings_at_once_are_one_message(server: NatsServer) -> None:
         there = other.listen()
         await connected(there)
         for _ in range(10_000):
-            mine.ring()
+            mine.notify()
         assert await there.wait(WITHIN_S)
         await witness.flush()
         assert 1 <= heard <= 2
@@ -118,7 +118,7 @@ async def test_the_last_ring_before_the_end_is_heard(server: NatsServer) -> None
         there = other.listen()
         await connected(mine.listen())
         await connected(there)
-        mine.ring()
+        mine.notify()
         mine.close()
         assert await there.wait(WITHIN_S)
 
@@ -133,13 +133,13 @@ async def test_a_server_that_is_killed_costs_nothing_but_wakeups_and_is_found_ag
         await connected(there)
         server.kill()
         with caplog.at_level(logging.WARNING, "holdfast.wakeups"):
-            mine.ring()
+            mine.notify()
             assert await here.wait(0), "in the same process it rings as before"
             assert not await there.wait(0.5)
         server.start()
         await connected(there)  # it may have missed a ring, and it has
         await connected(here)
-        mine.ring()
+        mine.notify()
         assert await there.wait(WITHIN_S)
     warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert 1 <= len(warnings) <= 2, "each says it once"
@@ -150,7 +150,7 @@ async def test_a_server_may_come_later() -> None:
     try:
         async with bells(server.url, server.url) as (mine, other):
             here, there = mine.listen(), other.listen()
-            mine.ring()
+            mine.notify()
             assert await here.wait(0)
             assert not await there.wait(0.3)
             server.start()
@@ -180,7 +180,7 @@ async def test_a_server_that_does_not_answer_is_given_up(server: NatsServer, mon
         here = mine.listen()
         await connected(here)
         server.freeze()
-        mine.ring()
+        mine.notify()
         assert await here.wait(0)
         async with asyncio.timeout(WITHIN_S):
             await warned.event.wait()

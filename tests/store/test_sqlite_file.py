@@ -62,7 +62,7 @@ async def test_an_impossible_path_is_refused(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.contract("SIG-3")
-async def test_a_delivery_whose_caller_was_cancelled_still_rings(tmp_path: Path) -> None:
+async def test_a_delivery_whose_caller_was_cancelled_still_notifies(tmp_path: Path) -> None:
     store = await opened(tmp_path / "a.db")
     await store.create([new_run("run-1")])
     listener = store.wakeups.listen()
@@ -171,8 +171,8 @@ async def test_a_job_that_makes_no_sense_is_put_aside(tmp_path: Path) -> None:
     store = await opened(tmp_path / "a.db", clock=VirtualClock())
     await put(SampleNode(store), job("bad"), job("good"))
     change(tmp_path / "a.db", "UPDATE jobs SET job = '{oops' WHERE run_no = 1")
-    assert await store.take("node-b", ["mail"], ["charge"], 1, 1_000) == []
-    assert await store.take("node-b", ["mail"], ["charge"], 1, 1_000) == [job("good")]
+    assert await store.acquire_jobs("node-b", ["mail"], ["charge"], 1, 1_000) == []
+    assert await store.acquire_jobs("node-b", ["mail"], ["charge"], 1, 1_000) == [job("good")]
     assert (await store.stats()).jobs == 2
     await store.close()
 
@@ -193,7 +193,7 @@ async def test_jobs_that_a_node_without_queues_left_behind_are_not_taken(tmp_pat
         """,
     )
     assert (await node.start("next", wait("go"))).head.run_id == "next"
-    assert await store.take("node-b", ["mail"], ["charge"], 10, 1_000) == [job("living")]
+    assert await store.acquire_jobs("node-b", ["mail"], ["charge"], 10, 1_000) == [job("living")]
     assert (await store.stats()).jobs == 1
     await store.close()
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from holdfast.core.admission import Overload, RunLimit
 from holdfast.core.events import NULL
-from holdfast.store.port import Beat, MailboxQuery, RunQuery, TaskQuery
+from holdfast.store.port import Heartbeat, MailboxQuery, RunQuery, TaskQuery
 from holdfast.store.sqlite import SqliteStore, finding
 from holdfast.store.sqlite.admission import FIRST
 from holdfast.store.sqlite.leases import NEXT_VISIBLE
@@ -68,17 +68,17 @@ async def test_hot_statements_use_their_indexes(tmp_path: Path) -> None:
     await node.commit(await queue_turn(node, [job("run-4"), job("run-4", "other")], run="run-4"))
     await node.commit(await queue_turn(node, closed=["other"], run="run-4"))
     assert await store.next_due(node.name, None, ["mail"]) is not None
-    assert len(await store.take("taker", ["mail", "post"], ["charge"], 10, 1_000)) == 1
-    beats = [Beat(run_id="run-4", step_id="charge", queue=queue, details=NULL) for queue in ("mail", "")]
-    assert await store.beat("taker", beats, 1_000) == [True, False]
-    assert await store.beat(node.name, [replace(beats[1], step_id="mine")], 1_000) == [True]
+    assert len(await store.acquire_jobs("taker", ["mail", "post"], ["charge"], 10, 1_000)) == 1
+    beats = [Heartbeat(run_id="run-4", step_id="charge", queue=queue, details=NULL) for queue in ("mail", "")]
+    assert await store.heartbeat("taker", beats, 1_000) == [True, False]
+    assert await store.heartbeat(node.name, [replace(beats[1], step_id="mine")], 1_000) == [True]
     await node.step("run-4", complete())
     await SampleNode(store, "other").claim()
     await store.renew("other", 60_000, [("order", "1")])
     await store.claim("other", 10, [("order", "1")])
     await store.next_due("other", [("order", "1")])
     await store.renew("gone", 1)
-    await store.find_missing(0)
+    await store.find_orphaned(0)
     await store.release(node.name, ["run-3"])
     await store.read_events("run-1", 2)
     policies: tuple[Overload, ...] = ("queue", "reject")

@@ -55,12 +55,12 @@ async def _heads(store: Store) -> AsyncIterator[RunHead | StoreCorrupt]:
     after = ""
     while True:
         page = await store.find_runs(RunQuery(after=after, limit=PAGE_RUNS))
-        if not page and page.place is None:
+        if not page and page.cursor is None:
             return
         damage = {id: StoreCorrupt(f"the row of run {id!r} cannot be read", run_id=id) for id in page.unreadable}
         for _, head in sorted(({head.run_id: head for head in page} | damage).items()):
             yield head
-        after = page[-1].run_id if page.place is None else page.place
+        after = page[-1].run_id if page.cursor is None else page.cursor
 
 
 async def _problem(definitions: Definitions, store: Store, head: RunHead) -> Problem | None:

@@ -267,10 +267,10 @@ class Known:
         return run is not None and self.has(run.head.plan_id, run.head.plan_version)
 
     async def _find_strays(self) -> None:
-        missing = await self._store.find_missing(self._late_ms)
+        missing = await self._store.find_orphaned(self._late_ms)
         found = [each.plan for each in missing if each.plan not in self.plans()]
         if found:
             names = ", ".join(f"{plan_id} version {version}" for plan_id, version in found)
             logger.error("no node alive has %s: runs that are due are paused", names)
             self._strays = list({*self._strays, *found})
-            self._store.wakeups.ring()
+            self._store.wakeups.notify()

@@ -59,7 +59,7 @@ from holdfast.limits import Limits
 from holdfast.program.loop import apart
 from holdfast.program.port import EndDeferred
 from holdfast.store.beginnings import created_run
-from holdfast.store.port import Beat, CommitConflict, Committed, LoadedRun, NewRun, Store, Turn
+from holdfast.store.port import CommitConflict, Committed, Heartbeat, LoadedRun, NewRun, Store, Turn
 
 RETRY_S = 0.2
 
@@ -498,7 +498,7 @@ class Node:
         held, step_id = self._held.get(work.run_id), work.step.step_id
         if held is not None and details is not UNSET:
             held.loaded.details[step_id] = details
-            self._queues.beats.say(Beat(run_id=work.run_id, step_id=step_id, details=details))
+            self._queues.beats.say(Heartbeat(run_id=work.run_id, step_id=step_id, details=details))
 
     # --- turns
 

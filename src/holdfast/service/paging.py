@@ -72,7 +72,7 @@ async def read_page(
     size = 0
     while len(rows) <= limit:
         more = await find(replace(query, **{place: behind}, limit=limit + 1 - len(rows)))
-        looked_to = getattr(more, "place", None)
+        looked_to = getattr(more, "cursor", None)
         rows += more
         if isinstance(more, store.Found) and more.unreadable:
             rows.unreadable += more.unreadable

@@ -116,7 +116,7 @@ async def _read_all(read_page: Callable[[K], Awaitable[list[T]]], after: K, key:
     while True:
         page = await read_page(after)
         found += page
-        place = getattr(page, "place", None)
+        place = getattr(page, "cursor", None)
         if place is None and not page:
             return found
         after = key(page[-1]) if place is None else place

@@ -38,14 +38,14 @@ class NatsWakeups:
         self._servers, self._subject = read_address(address)
         self._rng = rng or SystemRng()
         self._local = LocalWakeups()
-        self._rung = asyncio.Event()
+        self._notified = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._failures = 0
         self._closing = asyncio.Event()
 
-    def ring(self) -> None:
-        self._local.ring()
-        self._rung.set()
+    def notify(self) -> None:
+        self._local.notify()
+        self._notified.set()
         self._connect()
 
     def listen(self) -> LocalListener:
@@ -55,7 +55,7 @@ class NatsWakeups:
     def close(self) -> None:
         self._local.close()
         self._closing.set()
-        self._rung.set()  # whoever is connected leaves by itself, after a last ring
+        self._notified.set()  # whoever is connected leaves by itself, after a last ring
 
     def _connect(self) -> None:
         """Begin to keep a connection, once somebody needs it."""
@@ -82,9 +82,9 @@ class NatsWakeups:
             async with asyncio.timeout(2 * CONNECT_S):
                 await self._open(connection)
             self._failures = 0
-            self._local.ring()
+            self._local.notify()
             while connection.is_connected and not self._closing.is_set():
-                await self._rung.wait()
+                await self._notified.wait()
                 await self._publish(connection)
         finally:
             async with asyncio.timeout(CONNECT_S):
@@ -92,13 +92,13 @@ class NatsWakeups:
                 await connection.close()
 
     async def _publish(self, connection: Client) -> None:
-        if self._rung.is_set() and connection.is_connected:
-            self._rung.clear()
+        if self._notified.is_set() and connection.is_connected:
+            self._notified.clear()
             await connection.publish(self._subject)
 
     async def _open(self, connection: Client) -> None:
         async def lost() -> None:
-            self._rung.set()
+            self._notified.set()
 
         async def pass_over(problem: Exception) -> None:
             logger.debug("NATS: %r", problem)
@@ -120,7 +120,7 @@ class NatsWakeups:
             await connection.flush(CONNECT_S)
 
     async def _heard(self, message: Msg) -> None:
-        self._local.ring()
+        self._local.notify()
 
 
 def read_address(address: str) -> tuple[tuple[str, ...], str]:

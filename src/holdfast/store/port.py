@@ -93,8 +93,8 @@ from holdfast.store.types import Duplicate as Duplicate
 from holdfast.store.types import Existing as Existing
 from holdfast.store.types import Found as Found
 from holdfast.store.types import LoadedRun as LoadedRun
-from holdfast.store.types import Missing as Missing
 from holdfast.store.types import NodePlans as NodePlans
+from holdfast.store.types import OrphanedDefinition as OrphanedDefinition
 from holdfast.store.types import Plan as Plan
 from holdfast.store.types import PurgeReport as PurgeReport
 from holdfast.store.types import Refused as Refused
@@ -191,7 +191,7 @@ class Job(Struct, frozen=True, kw_only=True, gc=False):
     details: Raw = NULL
 
 
-class Beat(Struct, frozen=True, kw_only=True, gc=False):
+class Heartbeat(Struct, frozen=True, kw_only=True, gc=False):
     """Word that a step's activity is still being carried out, with details of its progress if there are new ones.
 
     `queue` is empty for an activity that is carried out by the run's owner.
@@ -370,18 +370,18 @@ class Store(Protocol):
     ) -> Instant | None:
         """Return the next instant at which such a `claim` may find something, or None if there is none in sight.
 
-        With `queues` also the next one at which a `take` from them may, whatever the activity.
+        With `queues` also the next one at which an `acquire_jobs` from them may, whatever the activity.
         """
         ...
 
-    async def find_missing(self, late_ms: int) -> list[Missing]:
+    async def find_orphaned(self, late_ms: int) -> list[OrphanedDefinition]:
         """Return which definitions no node with a current lease has, though runs of them are eligible for so long.
 
         Those that have waited for longest come first. Only some thousand of the runs are looked at.
         """
         ...
 
-    async def take(
+    async def acquire_jobs(
         self, node: str, queues: Sequence[str], activities: Sequence[str], limit: int, visible_ms: int
     ) -> list[Job]:
         """Take up to `limit` jobs of these activities from these queues, those that have been due for longest first.
@@ -397,7 +397,7 @@ class Store(Protocol):
         """
         ...
 
-    async def beat(self, node: str, beats: Sequence[Beat], visible_ms: int) -> list[bool]:
+    async def heartbeat(self, node: str, beats: Sequence[Heartbeat], visible_ms: int) -> list[bool]:
         """Keep jobs that this node has taken for `visible_ms` more, and keep the details of their progress.
 
         False: it is no longer this node's to carry out. Its step is closed, or somebody else has taken it.
@@ -435,7 +435,7 @@ class Store(Protocol):
         """
         ...
 
-    async def keep_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> list[AccessToken]:
+    async def put_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> list[AccessToken]:
         """Keep tokens, and return them as they are kept now. Of one that is known only what `joined` says changes.
 
         So nothing makes a token valid again that was revoked. Sessions that have run out are forgotten meanwhile. The
@@ -476,11 +476,11 @@ class Store(Protocol):
         """Return the run's events with a run_seq above `after`, in order; none for an unknown run."""
         ...
 
-    async def changes(self, place: str = "", limit: int = 1_000) -> Changes:
-        """Return which runs' histories have grown behind a place; without one, the place where everything is now.
+    async def changes(self, cursor: str = "", limit: int = 1_000) -> Changes:
+        """Return which runs' histories have grown behind a cursor; without one, the cursor where everything is now.
 
-        A place is the store's own text, and good for every process. At most `limit` events are looked at. A run may be
-        named twice, but none is left out: whoever goes from place to place misses nothing, or is told `is_lost`.
+        A cursor is the store's own text, and good for every process. At most `limit` events are looked at. A run may be
+        named twice, but none is left out: whoever goes from cursor to cursor misses nothing, or is told `is_lost`.
         """
         ...
 

@@ -22,14 +22,14 @@ logger = logging.getLogger("holdfast.store")
 
 
 class Found(list[T]):
-    """Rows that a query names. `place` is set if a bound of it ended the look: there may be more behind that.
+    """Rows that a query names. `cursor` is set if a bound of it ended the look: there may be more behind that.
 
     `unreadable` names the rows that are damaged. They are left out, and the others are found all the same.
     """
 
-    def __init__(self, rows: Iterable[T] = (), place: Any = None, unreadable: tuple[str, ...] = ()) -> None:
+    def __init__(self, rows: Iterable[T] = (), cursor: Any = None, unreadable: tuple[str, ...] = ()) -> None:
         super().__init__(rows)
-        self.place = place
+        self.cursor = cursor
         self.unreadable = unreadable
 
     def log(self, what: str) -> None:
@@ -64,7 +64,7 @@ async def pages(
     while True:
         page = await find(query)
         yield page
-        place = page.place if isinstance(page, Found) else None
+        place = page.cursor if isinstance(page, Found) else None
         if place is None:
             if not page:
                 return
@@ -120,7 +120,7 @@ class NodePlans(Struct, frozen=True):
     plans: frozenset[Plan]
 
 
-class Missing(Struct, frozen=True):
+class OrphanedDefinition(Struct, frozen=True):
     """A definition that no node alive has, though a run of it has been waiting to go on since then."""
 
     plan: Plan
@@ -251,12 +251,12 @@ class Change(Struct, frozen=True, gc=False):
 
 
 class Changes(Struct, frozen=True):
-    """Runs whose histories have grown behind a place, and the place behind them. `has_more` is behind that one.
+    """Runs whose histories have grown behind a cursor, and the cursor behind them. `has_more` is behind that one.
 
-    `is_lost`: the place is not known here, or no longer; what has changed since cannot be said.
+    `is_lost`: the cursor is not known here, or no longer; what has changed since cannot be said.
     """
 
-    place: str
+    cursor: str
     runs: tuple[Change, ...] = ()
     has_more: bool = False
     is_lost: bool = False

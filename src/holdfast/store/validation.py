@@ -38,7 +38,7 @@ from holdfast.errors import (
 )
 from holdfast.limits import LEASE_MS, NAME_BYTES, NODE_NAME_BYTES, SEARCH_CHARS, SEARCH_WORDS, Limits, check_types
 from holdfast.settings import Ownership
-from holdfast.store.port import Beat, Job, NewRun, PurgePolicy, PurgeReport, Store, Turn
+from holdfast.store.port import Heartbeat, Job, NewRun, PurgePolicy, PurgeReport, Store, Turn
 
 MINUTE = 60_000_000
 LEASE_BELIEVED = 2 * LEASE_MS * 1_000
@@ -204,7 +204,7 @@ def check_take(
     check_visible(visible_ms)
 
 
-def check_beats(node: str, beats: Sequence[Beat], visible_ms: int, limits: Limits) -> None:
+def check_beats(node: str, beats: Sequence[Heartbeat], visible_ms: int, limits: Limits) -> None:
     """Refuse beats of which one is malformed."""
     check_names("node", [node])
     check_visible(visible_ms)
@@ -216,7 +216,7 @@ def check_beats(node: str, beats: Sequence[Beat], visible_ms: int, limits: Limit
 
 
 def _check_beat(beat: Any) -> InvalidInput | None:
-    if not isinstance(beat, Beat):
+    if not isinstance(beat, Heartbeat):
         return InvalidInput(f"a beat is a Beat, not {type(beat).__qualname__}")
     problem = check_name("run_id", beat.run_id) or check_name("step_id", beat.step_id)
     if problem is None and beat.queue != "":

@@ -23,7 +23,7 @@ class Listener(Protocol):
 class Wakeups(Protocol):
     """The bell of one store."""
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Wake everybody who listens, here and in other processes. Never blocks, never raises."""
         ...
 
@@ -39,21 +39,21 @@ class Wakeups(Protocol):
 class LocalListener:
     """One who waits for a bell in the same event loop."""
 
-    def __init__(self, bell: "LocalWakeups") -> None:
-        self._bell = bell
-        self.rung = asyncio.Event()
+    def __init__(self, wakeups: "LocalWakeups") -> None:
+        self._wakeups = wakeups
+        self.notified = asyncio.Event()
 
     async def wait(self, timeout_s: float | None) -> bool:
         try:
             async with asyncio.timeout(timeout_s):
-                await self.rung.wait()
+                await self.notified.wait()
         except TimeoutError:
             return False
-        self.rung.clear()
+        self.notified.clear()
         return True
 
     def close(self) -> None:
-        self._bell.listeners.discard(self)
+        self._wakeups.listeners.discard(self)
 
 
 class LocalWakeups:
@@ -62,9 +62,9 @@ class LocalWakeups:
     def __init__(self) -> None:
         self.listeners: set[LocalListener] = set()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         for listener in self.listeners:
-            listener.rung.set()
+            listener.notified.set()
 
     def listen(self) -> LocalListener:
         listener = LocalListener(self)
@@ -72,5 +72,5 @@ class LocalWakeups:
         return listener
 
     def close(self) -> None:
-        self.ring()
+        self.notify()
         self.listeners.clear()

@@ -163,22 +163,22 @@ class FaultyStore:
     ) -> Instant | None:
         return await self._reach(lambda: self._store.next_due(node, plans, queues))
 
-    async def find_missing(self, late_ms: int) -> list[port.Missing]:
-        return await self._reach(lambda: self._store.find_missing(late_ms))
+    async def find_orphaned(self, late_ms: int) -> list[port.OrphanedDefinition]:
+        return await self._reach(lambda: self._store.find_orphaned(late_ms))
 
-    async def take(
+    async def acquire_jobs(
         self, node: str, queues: Sequence[str], activities: Sequence[str], limit: int, visible_ms: int
     ) -> list[port.Job]:
-        return await self._reach(lambda: self._store.take(node, queues, activities, limit, visible_ms))
+        return await self._reach(lambda: self._store.acquire_jobs(node, queues, activities, limit, visible_ms))
 
     async def release_jobs(self, node: str, jobs: Sequence[port.Job]) -> int:
         return await self._reach(lambda: self._store.release_jobs(node, jobs), may_repeat=True)
 
-    async def beat(self, node: str, beats: Sequence[port.Beat], visible_ms: int) -> list[bool]:
-        return await self._reach(lambda: self._store.beat(node, beats, visible_ms))
+    async def heartbeat(self, node: str, beats: Sequence[port.Heartbeat], visible_ms: int) -> list[bool]:
+        return await self._reach(lambda: self._store.heartbeat(node, beats, visible_ms))
 
-    async def changes(self, place: str = "", limit: int = 1_000) -> port.Changes:
-        return await self._reach(lambda: self._store.changes(place, limit))
+    async def changes(self, cursor: str = "", limit: int = 1_000) -> port.Changes:
+        return await self._reach(lambda: self._store.changes(cursor, limit))
 
     async def find_runs(self, query: port.RunQuery) -> port.Found[port.RunHead]:
         return await self._reach(lambda: self._store.find_runs(query))
@@ -206,8 +206,8 @@ class FaultyStore:
     async def find_definitions(self, plans: Sequence[port.Plan]) -> list[WorkflowDeclaration | None]:
         return await self._reach(lambda: self._store.find_definitions(plans))
 
-    async def keep_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> list[AccessToken]:
-        return await self._reach(lambda: self._store.keep_tokens(tokens, audit), may_repeat=True)
+    async def put_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> list[AccessToken]:
+        return await self._reach(lambda: self._store.put_tokens(tokens, audit), may_repeat=True)
 
     async def append_audit(self, entries: Sequence[AuditEntry]) -> None:
         return await self._reach(lambda: self._store.append_audit(entries))
@@ -241,8 +241,8 @@ class FaultyWakeups:
         self._weather = weather
         self._rng = rng
 
-    def ring(self) -> None:
-        self._wakeups.ring()
+    def notify(self) -> None:
+        self._wakeups.notify()
 
     def listen(self) -> Listener:
         return FaultyListener(self._wakeups.listen(), self._weather, self._rng)
@@ -277,9 +277,9 @@ class OrderedWakeups:
     def __init__(self) -> None:
         self._listeners: dict[OrderedListener, None] = {}
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         for listener in self._listeners:
-            listener.rung.set()
+            listener.notified.set()
 
     def listen(self) -> "OrderedListener":
         listener = OrderedListener(self)
@@ -291,24 +291,24 @@ class OrderedWakeups:
         self._listeners.pop(listener, None)
 
     def close(self) -> None:
-        self.ring()
+        self.notify()
 
 
 class OrderedListener:
     """One who waits for an `OrderedWakeups`."""
 
-    def __init__(self, bell: OrderedWakeups) -> None:
-        self._bell = bell
-        self.rung = asyncio.Event()
+    def __init__(self, wakeups: OrderedWakeups) -> None:
+        self._wakeups = wakeups
+        self.notified = asyncio.Event()
 
     async def wait(self, timeout_s: float | None) -> bool:
         try:
             async with asyncio.timeout(timeout_s):
-                await self.rung.wait()
+                await self.notified.wait()
         except TimeoutError:
             return False
-        self.rung.clear()
+        self.notified.clear()
         return True
 
     def close(self) -> None:
-        self._bell.forget(self)
+        self._wakeups.forget(self)

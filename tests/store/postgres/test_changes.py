@@ -11,7 +11,7 @@ import pytest
 from holdfast.store.port import Store
 from holdfast.store.postgres import PostgresStore
 from holdfast.store.postgres.address import parse_address
-from holdfast.store.postgres.changefeed import Place
+from holdfast.store.postgres.changefeed import Cursor
 from holdfast.store.postgres.pool import in_schema
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, marker, new_run, wait
@@ -62,16 +62,16 @@ class Slow:
         await self._transaction.commit()
 
 
-async def all_changes(store: Store, place: str, limit: int) -> tuple[dict[str, int], str]:
+async def all_changes(store: Store, cursor: str, limit: int) -> tuple[dict[str, int], str]:
     """Go on from place to place until there is no more."""
     seen: dict[str, int] = {}
     has_more = True
     while has_more:
-        changes = await store.changes(place, limit)
+        changes = await store.changes(cursor, limit)
         assert not changes.is_lost
-        place, has_more = changes.place, changes.has_more
+        cursor, has_more = changes.cursor, changes.has_more
         seen |= versions(changes)
-    return seen, place
+    return seen, cursor
 
 
 @pytest.mark.contract("EVT-6")
@@ -84,38 +84,38 @@ async def test_a_turn_that_began_before_others_and_is_committed_after_them_is_no
     for run_id in ("slow", "slower", "quick"):
         await node.start(run_id, wait("go"))
     schema = parse_address(address).schema
-    place = (await store.changes()).place
+    cursor = (await store.changes()).cursor
     async with behind(address) as one, behind(address) as other:
         slow, slower = Slow(one, schema, "slow"), Slow(other, schema, "slower")
         await slow.begin()
         await slower.begin()
         await node.step("quick", marker("a"))
-        seen, place = await all_changes(store, place, limit)
+        seen, cursor = await all_changes(store, cursor, limit)
         assert seen == {"quick": 4}
         await slow.commit()
         await node.step("quick", marker("b"))
-        seen, place = await all_changes(store, place, limit)
+        seen, cursor = await all_changes(store, cursor, limit)
         assert seen == {"slow": 4, "quick": 5}
-        assert is_nothing(await store.changes(place))
+        assert is_nothing(await store.changes(cursor))
         await slower.commit()
-        seen, place = await all_changes(store, place, limit)
+        seen, cursor = await all_changes(store, cursor, limit)
         assert seen == {"slower": 4}
-    assert is_nothing(await store.changes(place))
+    assert is_nothing(await store.changes(cursor))
 
 
 @pytest.mark.slow
 @pytest.mark.contract("EVT-6", "API-3")
 async def test_whoever_follows_hard_writers_has_seen_every_run_to_its_end(address: str, store: PostgresStore) -> None:
-    place, seen, looks = (await store.changes()).place, dict[str, int](), 0
+    cursor, seen, looks = (await store.changes()).cursor, dict[str, int](), 0
     writing = asyncio.create_task(
         asyncio.to_thread(play, players.write_hard, processes=2, threads=4, path=address, seconds=2.0)
     )
     while not writing.done():
-        found, place = await all_changes(store, place, 50)
+        found, cursor = await all_changes(store, cursor, 50)
         seen |= found
         looks += bool(found)
     await writing
-    seen |= (await all_changes(store, place, 50))[0]
+    seen |= (await all_changes(store, cursor, 50))[0]
     runs = (await system_view(store)).runs
     assert seen == {run.run_id: len(run.events) for run in runs}
     assert looks > 3
@@ -123,12 +123,12 @@ async def test_whoever_follows_hard_writers_has_seen_every_run_to_its_end(addres
 
 
 async def test_a_look_is_bounded_though_many_turns_were_committed_at_once(store: PostgresStore) -> None:
-    place = (await store.changes()).place
+    cursor = (await store.changes()).cursor
     for batch in range(3):
         await store.create([new_run(f"run-{batch}-{number}") for number in range(50)])
-    first = await store.changes(place, 60)
+    first = await store.changes(cursor, 60)
     assert (len(first.runs), first.has_more) == (100, True)
-    second = await store.changes(first.place, 60)
+    second = await store.changes(first.cursor, 60)
     assert len(versions(first) | versions(second)) == 150
 
 
@@ -138,14 +138,14 @@ async def test_what_is_noted_is_forgotten_after_a_while_and_who_has_slept_is_tol
 ) -> None:
     """Who goes on looking is not disturbed."""
     await store.renew("node-b", HOUR_MS)
-    asleep = (await store.changes()).place
+    asleep = (await store.changes()).cursor
     await store.create([new_run("run-1")])
-    awake = (await store.changes(asleep)).place
+    awake = (await store.changes(asleep)).cursor
     async with asyncio.timeout(PATIENCE_S), behind(address) as connection:
         while await connection.fetchval(f"SELECT count(*) FROM {parse_address(address).schema}.growth"):
             looked = await store.changes(awake)
             assert is_nothing(looked)
-            awake = looked.place
+            awake = looked.cursor
             clock.advance(ms=KEPT_MS + 1)
             await store.renew("node-b", HOUR_MS)  # others on the same server may be under way since before
     assert (await store.changes(asleep)).is_lost
@@ -162,15 +162,15 @@ async def test_nothing_is_forgotten_that_somebody_may_not_have_seen_yet(
         slow = Slow(connection, parse_address(address).schema, "slow")
         await slow.begin()
         async with asyncio.timeout(PATIENCE_S):  # others on the same server may be under way too
-            while "," in (place := (await store.changes()).place):  # noqa: ASYNC110
+            while "," in (cursor := (await store.changes()).cursor):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         await store.create([new_run("run-1")])
         for _ in range(5):
             clock.advance(ms=KEPT_MS + 1)
             await store.renew("node-b", HOUR_MS)
-        assert versions(await store.changes(place)) == {"run-1": 1}
+        assert versions(await store.changes(cursor)) == {"run-1": 1}
         await slow.commit()
-    assert versions(await store.changes(place)) == {"run-1": 1, "slow": 4}
+    assert versions(await store.changes(cursor)) == {"run-1": 1, "slow": 4}
 
 
 async def test_a_server_that_was_filled_from_a_dump_numbers_anew(
@@ -180,18 +180,18 @@ async def test_a_server_that_was_filled_from_a_dump_numbers_anew(
     await execute(address, "UPDATE holdfast.growth SET xid = xid + 1000000000000")
     await execute(address, "UPDATE holdfast.growth_kept SET lost_before = 10 ^ 12, ended_before = 10 ^ 12")
     for number in range(1, 4):
-        place = (await store.changes()).place
+        cursor = (await store.changes()).cursor
         await store.create([new_run(f"run-{number}")])
-        assert versions(await store.changes(place)) == {f"run-{number}": 1}
+        assert versions(await store.changes(cursor)) == {f"run-{number}": 1}
         clock.advance(ms=KEPT_MS + 1)
         await store.renew("node-b", HOUR_MS)
     assert (await store.changes("999999999999:")).is_lost
 
 
 def test_a_place_within_a_look_has_seen_what_was_taken_and_nothing_else() -> None:
-    before, here = Place(10, (3, 5, 8)), Place(20, (5, 12, 17))
-    assert before.after(4, here) == Place(10, (5, 8))
-    assert before.after(8, here) == Place(10, (5,))
-    assert before.after(14, here) == Place(15, (5, 12))
-    assert before.after(19, here) == Place(20, (5, 12, 17))
-    assert str(Place(20, (5, 12))) == "20:5,12"
+    before, here = Cursor(10, (3, 5, 8)), Cursor(20, (5, 12, 17))
+    assert before.after(4, here) == Cursor(10, (5, 8))
+    assert before.after(8, here) == Cursor(10, (5,))
+    assert before.after(14, here) == Cursor(15, (5, 12))
+    assert before.after(19, here) == Cursor(20, (5, 12, 17))
+    assert str(Cursor(20, (5, 12))) == "20:5,12"

@@ -165,7 +165,7 @@ async def test_the_bell_is_heard_again_after_its_connection_broke(proxy: Proxy, 
 async def _is_heard(listener: Any, store: PostgresStore) -> bool:
     while await listener.wait(0.05):
         pass
-    store.wakeups.ring()
+    store.wakeups.notify()
     return bool(await listener.wait(0.5))
 
 

@@ -124,7 +124,7 @@ async def test_old_writer_new_reader_sees_everything_and_goes_on(old_address: st
     assert charging is not None
     assert asking.details == {"print": codec.encode("page 7")}
     assert [kept.idempotency_key for kept in charging.records] == ["order-1"]
-    taken = await store.take("node-c", ["mail"], ["charge"], 10, 1_000)
+    taken = await store.acquire_jobs("node-c", ["mail"], ["charge"], 10, 1_000)
     assert [(one.step_id, one.engine_attempt_id) for one in taken] == [("send", 1)]
     node = SampleNode(store)
     await node.renew()
@@ -193,10 +193,10 @@ async def test_an_old_node_says_nothing_of_what_it_can_run_and_is_believed_to_ha
     store = await PostgresStore.open(old_address, clock=clock)
     await store.migrate()
     await store.renew("new", 60_000, [])
-    assert ("order", "1") in [missing.plan for missing in await store.find_missing(0)]
+    assert ("order", "1") in [missing.plan for missing in await store.find_orphaned(0)]
     until = clock.now() + 1_000_000
     await execute(old_address, "INSERT INTO holdfast.nodes (node, lease_until) VALUES ('old', $1)", until)
-    assert await store.find_missing(0) == []
+    assert await store.find_orphaned(0) == []
     await store.close()
 
 

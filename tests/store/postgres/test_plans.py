@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from holdfast.core.access import TokenQuery
 from holdfast.core.admission import Overload, RunLimit
 from holdfast.core.events import NULL
-from holdfast.store.port import Beat, TaskQuery
+from holdfast.store.port import Heartbeat, TaskQuery
 from holdfast.store.postgres import PostgresStore
 from holdfast.store.postgres.address import parse_address
 from holdfast.testing import VirtualClock
@@ -172,7 +172,7 @@ async def work(store: PostgresStore, number: int) -> None:
     """Do everything that is done often."""
     first, second, third, fourth = (f"run-{number}-{each}" for each in range(4))
     node = SampleNode(store, f"node-{number}", HOUR_MS)
-    place = (await store.changes()).place
+    place = (await store.changes()).cursor
     for run_id in (first, second, third, fourth):
         await node.start(run_id, wait("go"), timer(2**61), activity("charge"))
     await store.create([new_run(f"new-{number}", request_id=f"new-{number}")])
@@ -182,20 +182,20 @@ async def work(store: PostgresStore, number: int) -> None:
     await node.commit(await queue_turn(node, [job(fourth), job(fourth, "other")], run=fourth))
     await node.commit(await queue_turn(node, closed=["other"], run=fourth))
     assert await store.next_due(node.name, None, ["mail"]) is not None
-    assert len(await store.take("taker", ["mail", "post"], ["charge"], 10, 1_000)) == 1
-    beats = [Beat(run_id=fourth, step_id="charge", queue=queue, details=NULL) for queue in ("mail", "")]
-    assert await store.beat("taker", beats, 1_000) == [True, False]
-    assert await store.beat(node.name, [replace(beats[1], step_id="mine")], 1_000) == [True]
+    assert len(await store.acquire_jobs("taker", ["mail", "post"], ["charge"], 10, 1_000)) == 1
+    beats = [Heartbeat(run_id=fourth, step_id="charge", queue=queue, details=NULL) for queue in ("mail", "")]
+    assert await store.heartbeat("taker", beats, 1_000) == [True, False]
+    assert await store.heartbeat(node.name, [replace(beats[1], step_id="mine")], 1_000) == [True]
     await node.step(fourth, complete())
     await SampleNode(store, f"other-{number}", HOUR_MS).claim()
     await store.renew(f"other-{number}", HOUR_MS, [("order", "1")])
     await store.claim(f"other-{number}", 10, [("order", "1")])
     await store.next_due(f"other-{number}", [("order", "1")])
-    assert await store.find_missing(0) == []
+    assert await store.find_orphaned(0) == []
     await store.release(node.name, [third])
     assert await store.read_events(first, 2)
     assert (await store.changes(place)).runs
-    assert await store.keep_tokens([access_token()]) == await store.find_tokens(
+    assert await store.put_tokens([access_token()]) == await store.find_tokens(
         TokenQuery(token_ids=(access_token().token_id,))
     )
     await store.release(node.name)

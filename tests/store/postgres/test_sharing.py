@@ -63,7 +63,7 @@ async def test_idle_nodes_that_are_woken_at_once_share_what_is_ready(address: st
             async with sharer.app.connect(silent):
                 runs = await asyncio.gather(*(sharer.app.start(sharer.parcel, number) for number in range(RUNS)))
             async with sharer.app.connect(store):
-                store.wakeups.ring()
+                store.wakeups.notify()
                 results = await asyncio.gather(*(sharer.app.run(run.run_id).result() for run in runs))
         counts = await shares(store)
     await store.close()

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from holdfast.engine.activities.executor import Details
 from holdfast.errors import StoreError
-from holdfast.store.port import Beat, Store
+from holdfast.store.port import Heartbeat, Store
 
 Key = tuple[str, str]
 """A run and a step of it."""
@@ -34,8 +34,8 @@ class Beats:
         self._store = store
         self._visible_ms = visible_ms
         self._on_lost = on_lost
-        self._kept: dict[Key, Beat] = {}
-        self._news: dict[Key, Beat] = {}
+        self._kept: dict[Key, Heartbeat] = {}
+        self._news: dict[Key, Heartbeat] = {}
         self._round_at = 0.0
         self._something = asyncio.Event()
 
@@ -53,7 +53,7 @@ class Beats:
         """Say whether anything is kept, or still to be told."""
         return bool(self._kept or self._news)
 
-    def keep(self, beat: Beat) -> None:
+    def keep(self, beat: Heartbeat) -> None:
         """Keep a job that was taken, from now on."""
         if not self._kept:
             self._round_at = asyncio.get_running_loop().time() + self._period_s
@@ -65,7 +65,7 @@ class Beats:
         self._kept.pop((run_id, step_id), None)
         self._news.pop((run_id, step_id), None)
 
-    def say(self, beat: Beat) -> None:
+    def say(self, beat: Heartbeat) -> None:
         """Tell the store soon. Details that were said before, and not yet told, stand unless there are new ones."""
         key = (beat.run_id, beat.step_id)
         before = self._news.get(key)
@@ -114,10 +114,10 @@ class Beats:
             except TimeoutError:
                 return
 
-    async def _tell(self, beats: Sequence[Beat]) -> None:
+    async def _tell(self, beats: Sequence[Heartbeat]) -> None:
         for first in range(0, len(beats), BATCH):
             batch = beats[first : first + BATCH]
-            answers = await self._store.beat(self._node, batch, self._visible_ms)
+            answers = await self._store.heartbeat(self._node, batch, self._visible_ms)
             for beat, is_ours in zip(batch, answers, strict=True):
                 key = (beat.run_id, beat.step_id)
                 if self._news.get(key) == beat:

@@ -33,7 +33,7 @@ from holdfast.errors import InvalidInput, StoreError
 from holdfast.limits import Limits
 from holdfast.program.definitions import ActivityDefinition, ActivityOptions, decode_options
 from holdfast.program.failures import error_info
-from holdfast.store.port import Beat, Job, Refused, Store
+from holdfast.store.port import Heartbeat, Job, Refused, Store
 
 DELIVER = 500
 RETRY_S = 0.2
@@ -177,7 +177,7 @@ class Queues:
         await self.beats.catch_up()
         # A task of its own: what it has taken is known even if this one is cancelled meanwhile.
         self._taking = asyncio.ensure_future(
-            self._store.take(self._node, self._queues, activities, limit, self._visible_ms)
+            self._store.acquire_jobs(self._node, self._queues, activities, limit, self._visible_ms)
         )
         jobs = self._unbegun = await asyncio.shield(self._taking)
         self._taking = None
@@ -285,8 +285,8 @@ class Queues:
                 self.beats.let_go(*key)
 
 
-def _beat(job: Job, details: Details = UNSET) -> Beat:
-    return Beat(
+def _beat(job: Job, details: Details = UNSET) -> Heartbeat:
+    return Heartbeat(
         run_id=job.run_id,
         step_id=job.step_id,
         queue=job.queue,

@@ -45,4 +45,4 @@ async def find_letters(store: Store, query: DeadLetterQuery) -> list[Letter]:
     if not isinstance(found, Found):
         return [Letter(store, record) for record in found]
     found.log("dead letters")
-    return Found((Letter(store, record) for record in found), found.place, found.unreadable)
+    return Found((Letter(store, record) for record in found), found.cursor, found.unreadable)

@@ -106,9 +106,9 @@ class Tasks:
             look=None if text is None else LOOK_TASKS,
         )
         found = await self.find(query)
-        while found.place is not None and len(found) < limit:
-            more = await self.find(replace(query, after=found.place, limit=limit - len(found)))
-            found = Found([*found, *more], more.place, found.unreadable + more.unreadable)
+        while found.cursor is not None and len(found) < limit:
+            more = await self.find(replace(query, after=found.cursor, limit=limit - len(found)))
+            found = Found([*found, *more], more.cursor, found.unreadable + more.unreadable)
         found.log("tasks")
         return found
 
@@ -116,7 +116,7 @@ class Tasks:
         """Return the tasks that a query names, as far as it is to be looked for them in one go."""
         found = await self._store.find_tasks(query)
         now = await self._store.now()
-        return Found((_view(task, now) for task in found), found.place, found.unreadable)
+        return Found((_view(task, now) for task in found), found.cursor, found.unreadable)
 
     async def get(self, task_id: str, *, actor: Actor | None = None) -> TaskView:
         """Return one task; to an actor whom it does not concern it is not there."""

@@ -88,7 +88,7 @@ async def examine(
         raise InvalidInput(f"a store of the type {type(store).__name__} cannot be examined", field="store")
     skew = await _skew(store, clock, bounds)
     facts = await store.examine(bounds, thorough=thorough)
-    missing = frozenset(each.plan for each in await store.find_missing(int(bounds.late_s * 1_000)))
+    missing = frozenset(each.plan for each in await store.find_orphaned(int(bounds.late_s * 1_000)))
     nodes, stats = tuple(await store.find_nodes()), await store.stats()
     picture = Picture(facts=facts, stats=stats, now=await store.now(), bounds=bounds, missing=missing, nodes=nodes)
     findings = [_versions(facts), *facts.findings, skew]

@@ -128,9 +128,9 @@ class TenantView:
         while True:
             page = await self._store.find_runs(query)
             own = [head for head in page if belongs_to(self, head)]
-            if own or not page or page.place is not None:
+            if own or not page or page.cursor is not None:
                 is_bound = self.project is not None or self.environment is not None
-                return Found(own, page.place, () if is_bound else page.unreadable)
+                return Found(own, page.cursor, () if is_bound else page.unreadable)
             last = page[-1]
             if query.look is not None:
                 return Found((), (last.created_at, last.run_id) if query.newest else last.run_id)
@@ -162,12 +162,12 @@ class TenantView:
     async def find_definitions(self, plans: Sequence[Plan]) -> list[WorkflowDeclaration | None]:
         return await self._store.find_definitions(plans)
 
-    async def keep_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> list[AccessToken]:
+    async def put_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> list[AccessToken]:
         ids = tuple(token.token_id for token in tokens)
         known = await self._store.find_tokens(TokenQuery(token_ids=ids, sessions=True, limit=len(ids) or 1))
         if not all(belongs_to(self, token) for token in [*tokens, *known]):
             raise NotPermitted("a tenant keeps tokens of its own")
-        return await self._store.keep_tokens(tokens, [self._audited(entry) for entry in audit])
+        return await self._store.put_tokens(tokens, [self._audited(entry) for entry in audit])
 
     async def find_mailbox(self, query: MailboxQuery) -> list[Signal]:
         if query.run_id is not None:
@@ -177,7 +177,7 @@ class TenantView:
             page = await self._store.find_mailbox(query)
             own = await self._own([signal.run_id for signal in page])
             found = [signal for signal in page if signal.run_id in own]
-            place = page.place if isinstance(page, Found) else None
+            place = page.cursor if isinstance(page, Found) else None
             if found or (not page and place is None):
                 return self._part(page, found)
             after_run, after = place or (page[-1].run_id, page[-1].inbox_seq)
@@ -206,7 +206,7 @@ class TenantView:
         query = replace(query, tenant=self.tenant)
         while True:
             page = await find(query)
-            place = page.place if isinstance(page, Found) else None
+            place = page.cursor if isinstance(page, Found) else None
             if not page or (self.project is None and self.environment is None):
                 return Found(page, place, getattr(page, "unreadable", ()))
             own = await self._own([row.run_id for row in page])
@@ -222,7 +222,7 @@ class TenantView:
         if not isinstance(page, Found):
             return Found(own)
         is_bound = self.project is not None or self.environment is not None
-        return Found(own, page.place, () if is_bound else page.unreadable)
+        return Found(own, page.cursor, () if is_bound else page.unreadable)
 
     async def _own(self, run_ids: Sequence[str]) -> set[str]:
         return set(await heads_of(cast(Store, self), run_ids))

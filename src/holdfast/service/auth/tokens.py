@@ -131,7 +131,7 @@ async def make_token(
         expires_at=now + _microseconds(expires_in_s, longest_s),
         session_of=session_of,
     )
-    [kept] = await store.keep_tokens([token], _about(audit, token))
+    [kept] = await store.put_tokens([token], _about(audit, token))
     if kept.digest != token.digest:
         raise EngineError("a token of the same id is there already; make another one")
     return write_token(token_id, secret), kept
@@ -177,7 +177,7 @@ def _about(entry: AuditEntry | None, token: AccessToken) -> list[AuditEntry]:
 async def revoke_token(store: Store, token: AccessToken, by: str, audit: AuditEntry | None = None) -> AccessToken:
     """Revoke a token for good. Doing it twice is harmless, and the first time stands."""
     revoked = replace(token, revoked_at=await store.now(), revoked_by=by)
-    [kept] = await store.keep_tokens([revoked], _about(audit, token))
+    [kept] = await store.put_tokens([revoked], _about(audit, token))
     return kept
 
 
@@ -262,7 +262,7 @@ class TokenAccess:
         if self._known.get(token.token_id) is known:
             self._known[token.token_id] = replace(known, token=used)  # before others come to the same idea
         try:
-            await self.store.keep_tokens([used])
+            await self.store.put_tokens([used])
         except StoreError as problem:
             logger.warning("when token %s was last used could not be kept: %s", token.token_id, problem)
 

@@ -248,7 +248,7 @@ class Watcher:
         """Find out what has grown since the last look, and tell who watches it."""
         self.looks += 1
         if not self._place:
-            self._place = (await self._store.changes()).place
+            self._place = (await self._store.changes()).cursor
             self._letters_from = await self._store.now()
             self._begun.set_result(None)
             return
@@ -256,7 +256,7 @@ class Watcher:
         has_more = True
         while has_more:
             found = await self._store.changes(self._place, MOST_RUNS)
-            self._place, has_more = found.place, found.has_more
+            self._place, has_more = found.cursor, found.has_more
             if found.is_lost:
                 await self._look_at_all()
                 return

@@ -20,15 +20,15 @@ class Grown:
             has_tasks = any(event.event_type.startswith("Task") for event in new)
             self._changes.append(port.Change(run_id, new[-1].run_seq, has_tasks))
 
-    def behind(self, place: str, most: int, known: Container[str]) -> port.Changes:
-        """Return what has grown behind a place, of the runs that are known."""
+    def behind(self, cursor: str, most: int, known: Container[str]) -> port.Changes:
+        """Return what has grown behind a cursor, of the runs that are known."""
         here = len(self._changes)
-        if not place:
+        if not cursor:
             return port.Changes(str(here))
-        if not (place.isascii() and place.isdecimal() and int(place) <= here):
+        if not (cursor.isascii() and cursor.isdecimal() and int(cursor) <= here):
             return port.Changes(str(here), is_lost=True)
-        end = min(here, int(place) + most)
-        grown = [change for change in self._changes[int(place) : end] if change.run_id in known]
+        end = min(here, int(cursor) + most)
+        grown = [change for change in self._changes[int(cursor) : end] if change.run_id in known]
         last = {change.run_id: change for change in grown}
         tasks = {change.run_id for change in grown if change.has_tasks}
         runs = tuple(replace(change, has_tasks=run_id in tasks) for run_id, change in sorted(last.items()))

@@ -42,7 +42,7 @@ def put(job: port.Job, there: Work | None, now: Instant) -> Work:
     return Work(job=replace(job, details=NULL), visible_at=now if job.due_at is None else job.due_at, details=details)
 
 
-def take(work: Work, job: port.Job, node: str, visible_at: Instant) -> tuple[Work, port.Job]:
+def acquire(work: Work, job: port.Job, node: str, visible_at: Instant) -> tuple[Work, port.Job]:
     """Return what is kept of a job that a node takes, and what the node is given."""
     given = replace(job, details=NULL if work.details is None else work.details)
     kept = replace(job, engine_attempt_id=job.engine_attempt_id + 1)

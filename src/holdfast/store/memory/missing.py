@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from holdfast.core.instants import Instant
 from holdfast.store.memory.run import Run
-from holdfast.store.port import Missing, Plan
+from holdfast.store.port import OrphanedDefinition, Plan
 from holdfast.store.validation import lease_end
 
 
@@ -14,7 +14,7 @@ def missing(
     known: Mapping[str, frozenset[Plan]],
     late_ms: int,
     now: Instant,
-) -> list[Missing]:
+) -> list[OrphanedDefinition]:
     """Return the definitions of runs that have been eligible for so long, without those that somebody may have."""
     alive = [node for node, lease_until in nodes.items() if lease_end(lease_until, now) > now]
     if any(node not in known for node in alive):
@@ -27,4 +27,6 @@ def missing(
         plan = run.head.plan_id, run.head.plan_version
         if is_late and since is not None and not any(plan in known[node] for node in alive):
             found[plan] = min(since, found.get(plan, since))
-    return sorted((Missing(plan, since) for plan, since in found.items()), key=lambda each: (each.since, each.plan))
+    return sorted(
+        (OrphanedDefinition(plan, since) for plan, since in found.items()), key=lambda each: (each.since, each.plan)
+    )

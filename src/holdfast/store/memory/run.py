@@ -232,7 +232,7 @@ class Run:
 
     # --- carrying out
 
-    def beat(self, node: str, beat: port.Beat, visible_until: Instant) -> bool:
+    def beat(self, node: str, beat: port.Heartbeat, visible_until: Instant) -> bool:
         """Keep a step's activity with this node, and the details of its progress, if it is the node's to carry out."""
         work = self.work.get(beat.step_id)
         if beat.queue:

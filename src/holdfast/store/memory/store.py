@@ -31,7 +31,7 @@ from holdfast.store.memory.admission import AdmissionQueue, Waiting
 from holdfast.store.memory.audit import AuditLog
 from holdfast.store.memory.changefeed import Grown
 from holdfast.store.memory.health import examine
-from holdfast.store.memory.jobs import take
+from holdfast.store.memory.jobs import acquire
 from holdfast.store.memory.missing import missing
 from holdfast.store.memory.retention import purge
 from holdfast.store.memory.run import NEVER, Run
@@ -96,7 +96,7 @@ class MemoryStore:
         if claim_for is not None:
             self._check_node(claim_for, now)
         answers = [self._create(new, claim_for, now) for new in runs]
-        self.wakeups.ring()
+        self.wakeups.notify()
         return answers
 
     def _create(self, new: port.NewRun, owner: str | None, now: Instant) -> port.Created | port.Existing | port.Refused:
@@ -167,7 +167,7 @@ class MemoryStore:
         validation.check_batch(items, self._limits)
         validation.require_for_signals(self, (item for item in items if isinstance(item, SignalRequest)))
         answers = [self._deliver(item, self._limits, now) for item in items]
-        self.wakeups.ring()
+        self.wakeups.notify()
         return answers
 
     def _deliver(self, item: SignalRequest | Message, limits: Limits, now: Instant) -> port.Delivered:
@@ -195,7 +195,7 @@ class MemoryStore:
         validation.check_batch(turns, self._limits)
         validation.require_for_records(self, turns)
         answers = [self._commit(turn, now) for turn in turns]
-        self.wakeups.ring()
+        self.wakeups.notify()
         return answers
 
     def _commit(self, turn: port.Turn, now: Instant) -> port.Committed | port.CommitConflict:
@@ -228,9 +228,9 @@ class MemoryStore:
         runs = {run_id: outgoing.whose(self._runs[run_id].head) for run_id in concerned}
         return outgoing.unreachable(turn, item, runs) or self._deliver(item, validation.without_rate(self._limits), now)
 
-    async def changes(self, place: str = "", limit: int = 1_000) -> port.Changes:
+    async def changes(self, cursor: str = "", limit: int = 1_000) -> port.Changes:
         self._now()
-        return self._grown.behind(place, min(validation.check_page(limit), self._limits.page_items), self._runs)
+        return self._grown.behind(cursor, min(validation.check_page(limit), self._limits.page_items), self._runs)
 
     async def purge(self, policy: port.PurgePolicy, audit: AuditEntry | None = None) -> port.PurgeReport:
         validation.check_purge(policy, audit, self._limits)
@@ -302,7 +302,7 @@ class MemoryStore:
             admitted += [self._admitted(run_id, claim_for, now) for run_id in run_ids]
             instants += [] if next_at is None else [next_at]
         if admitted:
-            self.wakeups.ring()
+            self.wakeups.notify()
         return admitted, min(instants, default=None)
 
     def _admitted(self, run_id: str, node: str | None, now: Instant) -> port.Admitted:
@@ -344,7 +344,7 @@ class MemoryStore:
                 is_theirs = work.taken_by is not None and validation.is_another_life(node, work.taken_by)
                 if is_theirs and work.visible_at > now:
                     run.work[step_id] = replace(work, visible_at=now)
-        self.wakeups.ring()
+        self.wakeups.notify()
 
     async def release(self, node: str, run_ids: Sequence[str] | None = None) -> int:
         validation.check_values(node=node)
@@ -358,7 +358,7 @@ class MemoryStore:
         if run_ids is None:
             self._nodes.pop(node, None)
             self._known.pop(node, None)
-        self.wakeups.ring()
+        self.wakeups.notify()
         return len(freed)
 
     async def hand_over(self, node: str, run_ids: Sequence[str], to: str) -> list[str]:
@@ -372,7 +372,7 @@ class MemoryStore:
         for run in given:
             run.head = replace(run.head, lease_owner=to, lease_epoch=run.head.lease_epoch + 1)
             run.wake(now)
-        self.wakeups.ring()
+        self.wakeups.notify()
         return sorted(run.head.run_id for run in given)
 
     async def find_nodes(self) -> list[port.NodePlans]:
@@ -398,7 +398,7 @@ class MemoryStore:
                 instants.append(ready_at)
         return min(instants, default=None)
 
-    async def find_missing(self, late_ms: int) -> list[port.Missing]:
+    async def find_orphaned(self, late_ms: int) -> list[port.OrphanedDefinition]:
         validation.check_late(late_ms)
         return missing(self._runs.values(), self._nodes, self._known, late_ms, self._now())
 
@@ -413,7 +413,7 @@ class MemoryStore:
             if work.job is not None
         ]
 
-    async def take(
+    async def acquire_jobs(
         self, node: str, queues: Sequence[str], activities: Sequence[str], limit: int, visible_ms: int
     ) -> list[port.Job]:
         validation.check_take(node, queues, activities, limit, visible_ms, self._limits)
@@ -426,7 +426,7 @@ class MemoryStore:
         visible.sort(key=lambda entry: entry[0].work[entry[1].step_id].visible_at)
         taken = []
         for run, job in visible[:limit]:
-            run.work[job.step_id], given = take(run.work[job.step_id], job, node, now + visible_ms * 1_000)
+            run.work[job.step_id], given = acquire(run.work[job.step_id], job, node, now + visible_ms * 1_000)
             taken.append(given)
         return taken
 
@@ -440,10 +440,10 @@ class MemoryStore:
             if run is not None and work is not None and work.is_taken_by(node, job.engine_attempt_id):
                 run.work[job.step_id] = work.returned(job.engine_attempt_id, now)
                 released += 1
-        self.wakeups.ring()
+        self.wakeups.notify()
         return released
 
-    async def beat(self, node: str, beats: Sequence[port.Beat], visible_ms: int) -> list[bool]:
+    async def heartbeat(self, node: str, beats: Sequence[port.Heartbeat], visible_ms: int) -> list[bool]:
         validation.check_beats(node, beats, visible_ms, self._limits)
         visible_until = self._now() + visible_ms * 1_000
         return [beat.run_id in self._runs and self._runs[beat.run_id].beat(node, beat, visible_until) for beat in beats]
@@ -491,7 +491,7 @@ class MemoryStore:
         self, found: port.Found[T], query: port.RunQuery | port.TaskQuery, size_of: Callable[[T], int]
     ) -> port.Found[T]:
         page = list(within(self._page(found, query.limit), query.most_bytes, size_of))
-        return port.Found(page, found.place if len(page) == len(found) < query.limit else None)
+        return port.Found(page, found.cursor if len(page) == len(found) < query.limit else None)
 
     def _page(self, found: list[T], limit: int) -> list[T]:
         return found[: min(validation.check_page(limit), self._limits.page_items)]
@@ -520,7 +520,7 @@ class MemoryStore:
         validation.check_audit(() if audit is None else (audit,), self._limits)
         now = self._now()
         answers = [self._settle(letter_id, action, actor, now, audit) for letter_id in ids]
-        self.wakeups.ring()
+        self.wakeups.notify()
         return answers
 
     def _settle(
@@ -545,7 +545,7 @@ class MemoryStore:
         validation.check_plans(plans)
         return [self._definitions.get(plan) for plan in plans]
 
-    async def keep_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> list[AccessToken]:
+    async def put_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> list[AccessToken]:
         validation.check_tokens(tokens, self._limits)
         validation.check_audit(audit, self._limits)
         now = self._now()

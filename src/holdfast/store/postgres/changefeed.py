@@ -1,7 +1,7 @@
 """`changes`: which histories have grown, read from what each transaction says of itself.
 
 A trigger notes, once for all turns that are committed together, the transaction and the runs. Transactions become
-visible in another order than they are numbered in, so a place is a snapshot: everything before a number has been seen,
+visible in another order than they are numbered in, so a cursor is a snapshot: everything before a number has been seen,
 but for the transactions that were under way, whose numbers it names. However long one of them takes, what it wrote is
 found by its number when it is over, and nobody waits for it. What is noted is kept for about a minute.
 """
@@ -16,7 +16,7 @@ from holdfast.store import port
 from holdfast.store.postgres.pool import Db
 
 _NUMBER = "[0-9]{1,18}"
-_PLACE = re.compile(f"({_NUMBER}):((?:{_NUMBER}(?:,{_NUMBER})*)?)")
+_CURSOR = re.compile(f"({_NUMBER}):((?:{_NUMBER}(?:,{_NUMBER})*)?)")
 
 _HERE = "SELECT pg_current_snapshot()::text"
 _NOTED = """
@@ -34,7 +34,7 @@ ORDER BY g.xid
 _VERSIONS = "SELECT run_no, run_id, version FROM holdfast.runs WHERE run_no = ANY ($1) ORDER BY run_id"
 
 
-class Place(Struct, frozen=True):
+class Cursor(Struct, frozen=True):
     """What has been seen: every transaction before `end` but for those in `open`."""
 
     end: int
@@ -48,22 +48,22 @@ class Place(Struct, frozen=True):
         """The first transaction that has not been seen."""
         return min(self.open, default=self.end)
 
-    def after(self, last: int, here: "Place") -> "Place":
-        """Return the place when everything up to a transaction has been seen that can be seen from `here`."""
+    def after(self, last: int, here: "Cursor") -> "Cursor":
+        """Return the cursor when everything up to a transaction has been seen that can be seen from `here`."""
         left = (xid for xid in self.open if xid > last or xid in here.open)
         new = (xid for xid in here.open if self.end <= xid <= last)
-        return Place(max(self.end, last + 1), (*left, *new))
+        return Cursor(max(self.end, last + 1), (*left, *new))
 
 
 async def changes(db: Db, text: str, limit: int) -> port.Changes:
-    """Return which histories have grown behind a place."""
-    place = _place_of(text)
-    if place is None:
+    """Return which histories have grown behind a cursor."""
+    cursor = _cursor_of(text)
+    if cursor is None:
         [[snapshot]] = await db.fetch(_HERE)
         return port.Changes(str(_of_snapshot(snapshot)), is_lost=bool(text))
-    found = await db.fetch(_NOTED, place.end, place.open, limit)
+    found = await db.fetch(_NOTED, cursor.end, cursor.open, limit)
     here, lost_before = _of_snapshot(found[0][0]), found[0][1]
-    if place.end > here.end or place.first_unseen < lost_before <= here.end:
+    if cursor.end > here.end or cursor.first_unseen < lost_before <= here.end:
         return port.Changes(str(here), is_lost=True)
     noted = [row for row in found if row[2] is not None]
     if not noted:
@@ -71,7 +71,7 @@ async def changes(db: Db, text: str, limit: int) -> port.Changes:
     taken = _first(noted, limit)
     has_more = len(taken) < len(noted) or len(noted) >= limit
     runs = await _grown(db, taken)
-    return port.Changes(str(place.after(taken[-1][2], here) if has_more else here), runs, has_more)
+    return port.Changes(str(cursor.after(taken[-1][2], here) if has_more else here), runs, has_more)
 
 
 def _first(noted: Sequence[Any], limit: int) -> Sequence[Any]:
@@ -94,14 +94,14 @@ async def _grown(db: Db, noted: Iterable[Any]) -> tuple[port.Change, ...]:
     return tuple(port.Change(run_id, version, run_no in with_tasks) for run_no, run_id, version in found)
 
 
-def _place_of(text: str) -> Place | None:
-    found = _PLACE.fullmatch(text)
-    return None if found is None else Place(int(found[1]), _numbers(found[2]))
+def _cursor_of(text: str) -> Cursor | None:
+    found = _CURSOR.fullmatch(text)
+    return None if found is None else Cursor(int(found[1]), _numbers(found[2]))
 
 
-def _of_snapshot(text: str) -> Place:
+def _of_snapshot(text: str) -> Cursor:
     _, end, under_way = text.split(":")
-    return Place(int(end), _numbers(under_way))
+    return Cursor(int(end), _numbers(under_way))
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -250,10 +250,10 @@ async def extend(address: Address, node: str, lease_ms: int, now: Instant | None
         raise fault.error from problem
 
 
-async def find_missing(server: Server, late_ms: int, now: Instant | None) -> list[port.Missing]:
+async def find_orphaned(server: Server, late_ms: int, now: Instant | None) -> list[port.OrphanedDefinition]:
     """Return the definitions that no node alive has, of runs that have been eligible for so long."""
     found = await server.fetch(MISSING, now, late_ms * 1_000)
-    return [port.Missing((plan_id, plan_version), since) for plan_id, plan_version, since in found]
+    return [port.OrphanedDefinition((plan_id, plan_version), since) for plan_id, plan_version, since in found]
 
 
 async def release_jobs(server: Server, node: str, jobs: Sequence[port.Job], now: Instant | None) -> int:
@@ -283,7 +283,7 @@ async def take(
 
 
 async def beat(
-    db: Db, node: str, beats: Sequence[port.Beat], visible_ms: int, now: Instant | None
+    db: Db, node: str, beats: Sequence[port.Heartbeat], visible_ms: int, now: Instant | None
 ) -> tuple[Instant, list[bool]]:
     """Keep with the node what is still its to carry out."""
     [row] = await db.fetch(

@@ -60,7 +60,7 @@ class PostgresStore:
         self._limits = limits
         self._starts = leases.Starts()
         self._is_migrated = False
-        self._will_ring = False
+        self._will_notify = False
         self._latest: Instant = 0
         self._heard: tuple[Instant, float] | None = None
 
@@ -103,7 +103,7 @@ class PostgresStore:
                 await self._lists.close()
             finally:
                 await self._server.close()
-            self._ring()
+            self._notify()
             if isinstance(self.wakeups, NotifyWakeups):
                 await self.wakeups.flush(FLUSH_S)
         finally:
@@ -133,14 +133,14 @@ class PostgresStore:
     ) -> list[port.Created | port.Existing | port.Refused]:
         validation.check_batch(runs, self._limits)
         work = create_on(self._ready(), runs, claim_for, self._limits, self._asked())
-        return await self._server.finished(self._then_ring(work))
+        return await self._server.finished(self._then_notify(work))
 
     async def deliver(
         self, items: Sequence[SignalRequest | Message]
     ) -> list[port.Accepted | port.Duplicate | port.Refused]:
         validation.check_batch(items, self._limits)
         work = deliver(self._ready(), items, self._limits, self._asked())
-        return await self._server.finished(self._then_ring(work))
+        return await self._server.finished(self._then_notify(work))
 
     async def commit(self, turns: Sequence[port.Turn]) -> list[port.Committed | port.CommitConflict]:
         validation.check_batch(turns, self._limits)
@@ -148,8 +148,8 @@ class PostgresStore:
             self._check_migrated()
             return []
         work = Committing(self._ready(), turns, self._limits, self._asked())
-        rings = any(port.may_wake_others(turn) for turn in turns)
-        answers = await self._server.finished(self._then_ring(work.run()) if rings else work.run())
+        notifies = any(port.may_wake_others(turn) for turn in turns)
+        answers = await self._server.finished(self._then_notify(work.run()) if notifies else work.run())
         if work.heard is not None:
             self._hear(work.heard)
         return answers
@@ -176,7 +176,7 @@ class PostgresStore:
         work = admission.admit(self._ready(), limits, limit, claim_for, self._asked())
         admitted, next_at = await self._server.finished(work)
         if admitted:
-            self._ring_soon()
+            self._notify_soon()
         return admitted, next_at
 
     async def renew(
@@ -188,7 +188,7 @@ class PostgresStore:
         )
         self._hear(now)
         if is_start:
-            self._ring_soon()
+            self._notify_soon()
         return lease_until
 
     def extend_lease(self, node: str, lease_ms: int) -> None:
@@ -201,7 +201,7 @@ class PostgresStore:
         validation.check_ids(run_ids or ())
         named = None if run_ids is None else list(map(askable, run_ids))
         work = self._ready().fetch(leases.RELEASE, self._asked(), askable(node), named)
-        [[_, freed]] = await self._server.finished(self._then_ring(work))
+        [[_, freed]] = await self._server.finished(self._then_notify(work))
         return int(freed)
 
     async def hand_over(self, node: str, run_ids: Sequence[str], to: str) -> list[str]:
@@ -209,7 +209,7 @@ class PostgresStore:
         validation.check_ids(run_ids, self._limits)
         names = list(map(askable, run_ids))
         work = self._ready().fetch(leases.HAND_OVER, self._asked(), askable(node), names, askable(to))
-        [[given]] = await self._server.finished(self._then_ring(work))
+        [[given]] = await self._server.finished(self._then_notify(work))
         return sorted(given)
 
     async def find_nodes(self) -> list[port.NodePlans]:
@@ -226,13 +226,13 @@ class PostgresStore:
             leases.next_due(self._ready(), self._starts, node, plans, queues, self._asked())
         )
 
-    async def find_missing(self, late_ms: int) -> list[port.Missing]:
+    async def find_orphaned(self, late_ms: int) -> list[port.OrphanedDefinition]:
         validation.check_late(late_ms)
-        return await self._server.finished(leases.find_missing(self._ready(), late_ms, self._asked()))
+        return await self._server.finished(leases.find_orphaned(self._ready(), late_ms, self._asked()))
 
     # --- carrying out activities
 
-    async def take(
+    async def acquire_jobs(
         self, node: str, queues: Sequence[str], activities: Sequence[str], limit: int, visible_ms: int
     ) -> list[port.Job]:
         validation.check_take(node, queues, activities, limit, visible_ms, self._limits)
@@ -246,9 +246,9 @@ class PostgresStore:
     async def release_jobs(self, node: str, jobs: Sequence[port.Job]) -> int:
         validation.check_release(node, jobs, self._limits)
         work = leases.release_jobs(self._ready(), node, jobs, self._asked())
-        return await self._server.finished(self._then_ring(work))
+        return await self._server.finished(self._then_notify(work))
 
-    async def beat(self, node: str, beats: Sequence[port.Beat], visible_ms: int) -> list[bool]:
+    async def heartbeat(self, node: str, beats: Sequence[port.Heartbeat], visible_ms: int) -> list[bool]:
         validation.check_beats(node, beats, visible_ms, self._limits)
         now, kept = await self._server.finished(leases.beat(self._ready(), node, beats, visible_ms, self._asked()))
         self._hear(now)
@@ -305,7 +305,7 @@ class PostgresStore:
         validation.check_audit(() if audit is None else (audit,), self._limits)
         now = self._asked()
         work = self._ready().transact(lambda session: dead_letters.settle(session, ids, action, actor, now, audit))
-        return await self._server.finished(self._then_ring(work))
+        return await self._server.finished(self._then_notify(work))
 
     async def publish_definitions(self, definitions: Sequence[WorkflowDeclaration]) -> None:
         validation.check_definitions(definitions, self._limits)
@@ -315,7 +315,7 @@ class PostgresStore:
         validation.check_plans(plans)
         return await self._server.finished(definitions_.find(self._ready(), plans))
 
-    async def keep_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> list[AccessToken]:
+    async def put_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> list[AccessToken]:
         validation.check_tokens(tokens, self._limits)
         validation.check_audit(audit, self._limits)
         now = self._asked()
@@ -343,8 +343,8 @@ class PostgresStore:
         validation.check_query(query)
         return await audit_log.find(self._listing(), query, self._page(query.limit))
 
-    async def changes(self, place: str = "", limit: int = 1_000) -> port.Changes:
-        return await self._server.finished(changefeed.changes(self._ready(), place, self._page(limit)))
+    async def changes(self, cursor: str = "", limit: int = 1_000) -> port.Changes:
+        return await self._server.finished(changefeed.changes(self._ready(), cursor, self._page(limit)))
 
     async def stats(self) -> port.Stats:
         return await queries.stats(self._listing(), self._asked())
@@ -379,18 +379,18 @@ class PostgresStore:
         self._heard = (now, asyncio.get_running_loop().time())
         self._starts.heard(now)
 
-    async def _then_ring(self, work: Awaitable[T]) -> T:
+    async def _then_notify(self, work: Awaitable[T]) -> T:
         answer = await work
-        self._ring_soon()
+        self._notify_soon()
         return answer
 
-    def _ring_soon(self) -> None:
+    def _notify_soon(self) -> None:
         """Ring once for all the work of this round of the event loop."""
-        if not self._will_ring:
-            self._will_ring = True
-            asyncio.get_running_loop().call_soon(self._ring)
+        if not self._will_notify:
+            self._will_notify = True
+            asyncio.get_running_loop().call_soon(self._notify)
 
-    def _ring(self) -> None:
-        if self._will_ring:
-            self._will_ring = False
-            self.wakeups.ring()
+    def _notify(self) -> None:
+        if self._will_notify:
+            self._will_notify = False
+            self.wakeups.notify()

@@ -31,16 +31,16 @@ class NotifyWakeups:
         self._local = LocalWakeups()
         self._connection: Any = None
         self._task: asyncio.Task[None] | None = None
-        self._rung = asyncio.Event()
+        self._notified = asyncio.Event()
         self._sent = asyncio.Event()
         self._sent.set()
         self._is_closed = False
 
-    def ring(self) -> None:
-        self._local.ring()
+    def notify(self) -> None:
+        self._local.notify()
         if not self._is_closed:
             self._sent.clear()
-            self._rung.set()
+            self._notified.set()
             self._begin()
 
     def listen(self) -> LocalListener:
@@ -74,35 +74,35 @@ class NotifyWakeups:
             try:
                 if not self._address.has_pooler:
                     await self._connect()
-                    self._local.ring()  # something may have rung before it could be heard
+                    self._local.notify()  # something may have rung before it could be heard
                     await self._send_and_hear()
             except Exception as problem:
                 if fault_of(problem, self._address.shown) is None:
                     raise
             self._drop()
             await asyncio.sleep(DEAF_S)
-            self._local.ring()
+            self._local.notify()
 
     async def _connect(self) -> None:
         self._connection = await connect(self._address, synchronous_commit="off")
-        self._connection.add_termination_listener(lambda _: self._rung.set())
+        self._connection.add_termination_listener(lambda _: self._notified.set())
         await self._connection.add_listener(self._channel, self._heard)
 
     async def _send_and_hear(self) -> None:
         """Send what is rung here, until the connection breaks; what is rung elsewhere is heard meanwhile."""
         while True:
-            await self._rung.wait()
+            await self._notified.wait()
             if self._connection.is_closed():
                 return
-            self._rung.clear()
+            self._notified.clear()
             await self._connection.execute(f"NOTIFY {self._channel}")
-            if not self._rung.is_set():
+            if not self._notified.is_set():
                 self._sent.set()
             await asyncio.sleep(PAUSE_S)
 
     def _heard(self, connection: Any, pid: int, channel: str, payload: str) -> None:
         if pid != connection.get_server_pid():
-            self._local.ring()
+            self._local.notify()
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None

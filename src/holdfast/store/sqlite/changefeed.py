@@ -2,7 +2,7 @@
 
 Events are appended, and SQLite gives each row a number above that of the last one. So the rows behind a number are what
 came since, without an index, and turns pay nothing for it. Only retention deletes events, and a number at the very end
-may then be given again: a place names its event too, and is lost if that is not there any more.
+may then be given again: a cursor names its event too, and is lost if that is not there any more.
 """
 
 import re
@@ -10,7 +10,7 @@ import sqlite3
 
 from holdfast.store import port
 
-_PLACE = re.compile(r"([0-9]{1,18}):.{0,255}", re.DOTALL)
+_CURSOR = re.compile(r"([0-9]{1,18}):.{0,255}", re.DOTALL)
 
 _GROWN = """
 SELECT run_id, grown.version, has_tasks FROM (
@@ -24,20 +24,20 @@ FROM (SELECT rowid AS number FROM events NOT INDEXED WHERE rowid > ? ORDER BY ro
 """
 
 
-def changes(db: sqlite3.Connection, place: str, limit: int) -> port.Changes:
-    """Return which histories have grown behind a place."""
-    found = _PLACE.fullmatch(place)
+def changes(db: sqlite3.Connection, cursor: str, limit: int) -> port.Changes:
+    """Return which histories have grown behind a cursor."""
+    found = _CURSOR.fullmatch(cursor)
     number = int(found[1]) if found else 0
-    if found is None or (number and _place(db, number) != place):
+    if found is None or (number and _cursor(db, number) != cursor):
         (here,) = db.execute("SELECT coalesce(max(rowid), 0) FROM events").fetchone()
-        return port.Changes(_place(db, here), is_lost=bool(place))
+        return port.Changes(_cursor(db, here), is_lost=bool(cursor))
     end, count = db.execute(_LAST_OF, (number, limit)).fetchone()
     if not count:
-        return port.Changes(place)
+        return port.Changes(cursor)
     runs = tuple(port.Change(row[0], row[1], bool(row[2])) for row in db.execute(_GROWN, (number, end)))
-    return port.Changes(_place(db, end), runs, has_more=count == limit)
+    return port.Changes(_cursor(db, end), runs, has_more=count == limit)
 
 
-def _place(db: sqlite3.Connection, number: int) -> str:
+def _cursor(db: sqlite3.Connection, number: int) -> str:
     row = db.execute("SELECT event_id FROM events WHERE rowid = ?", (number,)).fetchone()
     return f"{number}:{'' if row is None else row[0]}"

@@ -21,10 +21,10 @@ WHERE queue = :queue AND visible_at <= :now AND activity IN (SELECT value FROM j
 ORDER BY visible_at, run_no, step_id LIMIT :limit
 """
 READ = f"SELECT finished_at IS NOT NULL, {rows.JOB} FROM jobs JOIN runs USING (run_no) WHERE run_no = ? AND step_id = ?"
-TAKE = """
+ACQUIRE = """
 UPDATE jobs SET visible_at = ?, taken_by = ?, next_attempt = next_attempt + 1 WHERE run_no = ? AND step_id = ?
 """
-BEAT = """
+HEARTBEAT = """
 UPDATE jobs SET visible_at = :visible_until, details = coalesce(:details, details)
 WHERE run_no = (SELECT run_no FROM runs WHERE run_id = :run_id) AND step_id = :step_id
     AND taken_by = :node AND next_attempt = :engine_attempt_id + 1
@@ -43,7 +43,7 @@ ON CONFLICT (run_no, step_id) DO UPDATE SET details = excluded.details
 """
 
 
-def take(
+def acquire(
     db: sqlite3.Connection,
     node: str,
     queues: Sequence[str],
@@ -58,13 +58,13 @@ def take(
     for queue in set(queues):
         found += db.execute(VISIBLE, {**asked, "queue": queue})
     taken = [
-        _take_one(db, node, run_no, step_id, now + visible_ms * 1_000, now)
+        _acquire_one(db, node, run_no, step_id, now + visible_ms * 1_000, now)
         for _, run_no, step_id in sorted(found)[:limit]
     ]
     return [job for job in taken if job is not None]
 
 
-def _take_one(
+def _acquire_one(
     db: sqlite3.Connection, node: str, run_no: int, step_id: str, visible_until: Instant, now: Instant
 ) -> port.Job | None:
     """Take a job; None if its row makes no sense, or if its run was finished by a node that does not know of jobs."""
@@ -77,7 +77,7 @@ def _take_one(
     except StoreCorrupt:  # put aside: poison in one run never stops another
         db.execute("UPDATE jobs SET visible_at = ? WHERE run_no = ? AND step_id = ?", (now + ASIDE, run_no, step_id))
         return None
-    db.execute(TAKE, (visible_until, node, run_no, step_id))
+    db.execute(ACQUIRE, (visible_until, node, run_no, step_id))
     return job
 
 
@@ -87,15 +87,17 @@ def release(db: sqlite3.Connection, node: str, jobs: Sequence[port.Job], now: In
     return db.executemany(RELEASE, asked).rowcount if asked else 0
 
 
-def beat(db: sqlite3.Connection, node: str, beats: Sequence[port.Beat], visible_ms: int, now: Instant) -> list[bool]:
+def heartbeat(
+    db: sqlite3.Connection, node: str, beats: Sequence[port.Heartbeat], visible_ms: int, now: Instant
+) -> list[bool]:
     """Keep with the node what is still its to carry out."""
     visible_until = now + visible_ms * 1_000
     return [_beat_taken(db, node, beat, visible_until) if beat.queue else _beat_owned(db, node, beat) for beat in beats]
 
 
-def _beat_taken(db: sqlite3.Connection, node: str, beat: port.Beat, visible_until: Instant) -> bool:
+def _beat_taken(db: sqlite3.Connection, node: str, beat: port.Heartbeat, visible_until: Instant) -> bool:
     changed = db.execute(
-        BEAT,
+        HEARTBEAT,
         {
             "visible_until": visible_until,
             "details": None if beat.details is UNSET else rows.text_of(beat.details),
@@ -108,7 +110,7 @@ def _beat_taken(db: sqlite3.Connection, node: str, beat: port.Beat, visible_unti
     return changed.rowcount == 1
 
 
-def _beat_owned(db: sqlite3.Connection, node: str, beat: port.Beat) -> bool:
+def _beat_owned(db: sqlite3.Connection, node: str, beat: port.Heartbeat) -> bool:
     asked = {"run_id": beat.run_id, "node": node, "step_id": beat.step_id}
     owned = db.execute(OWNED, asked).fetchone()
     if owned is not None and beat.details is not UNSET:

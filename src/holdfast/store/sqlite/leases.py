@@ -230,7 +230,7 @@ def next_due(
     return min((due_at for due_at in found if due_at is not None), default=None)
 
 
-def find_missing(db: sqlite3.Connection, late_ms: int, now: Instant) -> list[port.Missing]:
+def find_orphaned(db: sqlite3.Connection, late_ms: int, now: Instant) -> list[port.OrphanedDefinition]:
     """Return the definitions that no node alive has, of runs that have been eligible for so long."""
     found = db.execute(MISSING, {"now": now, "late": now - late_ms * 1_000})
-    return [port.Missing((plan_id, plan_version), since) for plan_id, plan_version, since in found]
+    return [port.OrphanedDefinition((plan_id, plan_version), since) for plan_id, plan_version, since in found]

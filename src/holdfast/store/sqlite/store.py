@@ -66,7 +66,7 @@ class SqliteStore:
         self._clock = clock
         self._limits = limits
         self._is_migrated = False
-        self._will_ring = False
+        self._will_notify = False
         self._short_cut = commit.ShortCut()
         self._readers = Readers(database.path)
 
@@ -106,7 +106,7 @@ class SqliteStore:
                 await self._readers.close()
             finally:
                 await self._database.close()
-            self._ring()
+            self._notify()
         finally:
             self.wakeups.close()
 
@@ -126,19 +126,19 @@ class SqliteStore:
                 leases.check_node(db, claim_for, now)
             return create.create(db, runs, claim_for, self._limits, now, self._short_cut.learn)
 
-        return await self._write(work, rings=True)
+        return await self._write(work, notifies=True)
 
     async def deliver(
         self, items: Sequence[SignalRequest | Message]
     ) -> list[port.Accepted | port.Duplicate | port.Refused]:
         validation.check_batch(items, self._limits)
-        return await self._write(lambda db, now: inbox.deliver(db, items, self._limits, now), rings=True)
+        return await self._write(lambda db, now: inbox.deliver(db, items, self._limits, now), notifies=True)
 
     async def commit(self, turns: Sequence[port.Turn]) -> list[port.Committed | port.CommitConflict]:
         validation.check_batch(turns, self._limits)
-        rings = any(port.may_wake_others(turn) for turn in turns)
+        notifies = any(port.may_wake_others(turn) for turn in turns)
         return await self._write(
-            lambda db, now: commit.commit(db, turns, self._limits, now, self._short_cut), rings=rings
+            lambda db, now: commit.commit(db, turns, self._limits, now, self._short_cut), notifies=notifies
         )
 
     async def purge(self, policy: port.PurgePolicy, audit: AuditEntry | None = None) -> port.PurgeReport:
@@ -162,14 +162,16 @@ class SqliteStore:
             return [], None
         admitted, next_at = await self._write(lambda db, now: admission.admit(db, limits, limit, claim_for, now))
         if admitted:
-            self._ring_soon()
+            self._notify_soon()
         return admitted, next_at
 
     async def renew(
         self, node: str, lease_ms: int, plans: Sequence[port.Plan] | None = None, is_start: bool = False
     ) -> Instant:
         validation.check_lease(node, lease_ms, plans)
-        return await self._write(lambda db, now: leases.renew(db, node, lease_ms, plans, is_start, now), rings=is_start)
+        return await self._write(
+            lambda db, now: leases.renew(db, node, lease_ms, plans, is_start, now), notifies=is_start
+        )
 
     def extend_lease(self, node: str, lease_ms: int) -> None:
         """Extend a lease that is current, from any thread, while the loop is held up. Opens the file for itself."""
@@ -183,12 +185,12 @@ class SqliteStore:
     async def release(self, node: str, run_ids: Sequence[str] | None = None) -> int:
         validation.check_values(node=node)
         validation.check_ids(run_ids or ())
-        return await self._write(lambda db, now: leases.release(db, node, run_ids, now), rings=True)
+        return await self._write(lambda db, now: leases.release(db, node, run_ids, now), notifies=True)
 
     async def hand_over(self, node: str, run_ids: Sequence[str], to: str) -> list[str]:
         validation.check_values(node=node, to=to)
         validation.check_ids(run_ids, self._limits)
-        return await self._write(lambda db, now: leases.hand_over(db, node, run_ids, to, now), rings=True)
+        return await self._write(lambda db, now: leases.hand_over(db, node, run_ids, to, now), notifies=True)
 
     async def find_nodes(self) -> list[port.NodePlans]:
         return await self._read(leases.find_nodes)
@@ -201,28 +203,30 @@ class SqliteStore:
         validation.check_names("queues", queues, self._limits)
         return await self._read(lambda db, now: leases.next_due(db, node, plans, queues, now))
 
-    async def find_missing(self, late_ms: int) -> list[port.Missing]:
+    async def find_orphaned(self, late_ms: int) -> list[port.OrphanedDefinition]:
         validation.check_late(late_ms)
-        return await self._read(lambda db, now: leases.find_missing(db, late_ms, now))
+        return await self._read(lambda db, now: leases.find_orphaned(db, late_ms, now))
 
     # --- carrying out activities
 
-    async def take(
+    async def acquire_jobs(
         self, node: str, queues: Sequence[str], activities: Sequence[str], limit: int, visible_ms: int
     ) -> list[port.Job]:
         validation.check_take(node, queues, activities, limit, visible_ms, self._limits)
         if not queues or not activities:
             self._check_migrated()
             return []
-        return await self._write(lambda db, now: job_queue.take(db, node, queues, activities, limit, visible_ms, now))
+        return await self._write(
+            lambda db, now: job_queue.acquire(db, node, queues, activities, limit, visible_ms, now)
+        )
 
     async def release_jobs(self, node: str, jobs: Sequence[port.Job]) -> int:
         validation.check_release(node, jobs, self._limits)
-        return await self._write(lambda db, now: job_queue.release(db, node, jobs, now), rings=True)
+        return await self._write(lambda db, now: job_queue.release(db, node, jobs, now), notifies=True)
 
-    async def beat(self, node: str, beats: Sequence[port.Beat], visible_ms: int) -> list[bool]:
+    async def heartbeat(self, node: str, beats: Sequence[port.Heartbeat], visible_ms: int) -> list[bool]:
         validation.check_beats(node, beats, visible_ms, self._limits)
-        return await self._write(lambda db, now: job_queue.beat(db, node, beats, visible_ms, now))
+        return await self._write(lambda db, now: job_queue.heartbeat(db, node, beats, visible_ms, now))
 
     # --- reading
 
@@ -255,7 +259,7 @@ class SqliteStore:
             more = await self._list(partial(finding.newest_runs, part, before, before - window))
             found += more
             if more.unreadable:  # the window may have more than was asked for
-                return port.Found(found, more.place, more.unreadable)
+                return port.Found(found, more.cursor, more.unreadable)
             before -= window
             await asyncio.sleep(0)
         return found
@@ -289,7 +293,7 @@ class SqliteStore:
     ) -> list[Settled | port.Refused]:
         validation.check_settlement(ids, action, actor, self._limits)
         validation.check_audit(() if audit is None else (audit,), self._limits)
-        return await self._write(lambda db, now: dead_letters.settle(db, ids, action, actor, now, audit), rings=True)
+        return await self._write(lambda db, now: dead_letters.settle(db, ids, action, actor, now, audit), notifies=True)
 
     async def publish_definitions(self, definitions: Sequence[WorkflowDeclaration]) -> None:
         validation.check_definitions(definitions, self._limits)
@@ -299,7 +303,7 @@ class SqliteStore:
         validation.check_plans(plans)
         return await self._read(lambda db, _: definitions_.find(db, plans))
 
-    async def keep_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> list[AccessToken]:
+    async def put_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> list[AccessToken]:
         validation.check_tokens(tokens, self._limits)
         validation.check_audit(audit, self._limits)
 
@@ -327,9 +331,9 @@ class SqliteStore:
         most = self._page(query.limit)
         return await self._list(lambda db, _: audit_log.find(db, query, most))
 
-    async def changes(self, place: str = "", limit: int = 1_000) -> port.Changes:
+    async def changes(self, cursor: str = "", limit: int = 1_000) -> port.Changes:
         most = self._page(limit)
-        return await self._read(lambda db, _: changefeed.changes(db, place, most))
+        return await self._read(lambda db, _: changefeed.changes(db, cursor, most))
 
     async def stats(self) -> port.Stats:
         return await self._list(queries.stats)
@@ -353,11 +357,11 @@ class SqliteStore:
         now = self._clock.now()
         return await self._readers.read(lambda db: work(db, now))
 
-    async def _write(self, work: Callable[[sqlite3.Connection, Instant], T], *, rings: bool = False) -> T:
+    async def _write(self, work: Callable[[sqlite3.Connection, Instant], T], *, notifies: bool = False) -> T:
         """Do the work in a transaction; the time is read when the lock is held, so that it grows with the commits."""
         self._check_migrated()
         return await self._database.write(
-            lambda db: work(db, self._clock.now()), then=self._ring_soon if rings else None
+            lambda db: work(db, self._clock.now()), then=self._notify_soon if notifies else None
         )
 
     def _check_migrated(self) -> None:
@@ -365,13 +369,13 @@ class SqliteStore:
         if not self._is_migrated:
             raise not_migrated(self._database.path)
 
-    def _ring_soon(self) -> None:
+    def _notify_soon(self) -> None:
         """Ring once for all the work of this round of the event loop."""
-        if not self._will_ring:
-            self._will_ring = True
-            asyncio.get_running_loop().call_soon(self._ring)
+        if not self._will_notify:
+            self._will_notify = True
+            asyncio.get_running_loop().call_soon(self._notify)
 
-    def _ring(self) -> None:
-        if self._will_ring:
-            self._will_ring = False
-            self.wakeups.ring()
+    def _notify(self) -> None:
+        if self._will_notify:
+            self._will_notify = False
+            self.wakeups.notify()

@@ -32,8 +32,8 @@ class SocketWakeups:
         self._folder_fd = -1
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def ring(self) -> None:
-        self._local.ring()
+    def notify(self) -> None:
+        self._local.notify()
         try:
             with os.scandir(self._folder) as entries:
                 names = [entry.name for entry in entries if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)]
@@ -67,27 +67,27 @@ class SocketWakeups:
 
     def _bind(self) -> None:
         self._folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
-        bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        bell.setblocking(False)
+        wakeups = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        wakeups.setblocking(False)
         for number in itertools.count():
             self._name = f"{os.getpid()}-{number}"
             try:
-                bell.bind(self._address(self._name))
+                wakeups.bind(self._address(self._name))
                 os.chmod(self._folder / self._name, PRIVATE_FILE)  # until now the folder keeps others out
                 break
             except OSError as problem:
                 if problem.errno != errno.EADDRINUSE:
-                    bell.close()
+                    wakeups.close()
                     raise
-        self._socket = bell
+        self._socket = wakeups
         assert self._loop is not None
-        self._loop.add_reader(bell, self._heard)
+        self._loop.add_reader(wakeups, self._heard)
 
     def _heard(self) -> None:
         with suppress(OSError):
             while self._socket is not None:
                 self._socket.recv(1)
-        self._local.ring()
+        self._local.notify()
 
     def _send(self, name: str) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:

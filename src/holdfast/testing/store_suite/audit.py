@@ -88,7 +88,7 @@ class AuditSuite(SuiteBase):
         for number in (1, 2):
             await store.settle_dead_letters([letter], "drop", "ann", entry(f"d{number}", "letters.drop"))
         await store.settle_dead_letters(["nowhere"], "drop", "ann", entry("d3", "letters.drop"))
-        await store.keep_tokens([access_token()], [entry("t", "tokens.create", subject="0123456789abcdef")])
+        await store.put_tokens([access_token()], [entry("t", "tokens.create", subject="0123456789abcdef")])
         await node.step("run-1", complete())
         clock.advance(ms=1)
         await store.purge(PurgePolicy(finished_run_ms=0, dry_run=True), entry("p1", "store.purge"))
@@ -164,7 +164,7 @@ class AuditSuite(SuiteBase):
         with pytest.raises(InvalidInput):
             await store.append_audit([entry("fine"), bad])
         with pytest.raises(InvalidInput):
-            await store.keep_tokens([access_token()], [bad])
+            await store.put_tokens([access_token()], [bad])
         assert isinstance((await store.create([replace(new_run("run-1", now=START), audit=bad)]))[0], Refused)
         assert await ids(store) == []
         assert await store.load(["run-1"]) == [None]

@@ -24,8 +24,8 @@ class ChangeSuite(SuiteBase):
     async def test_nothing_has_changed_behind_the_present_place(self, store: Store, node: SampleNode) -> None:
         """Whatever was there before; also of an empty store."""
         for number in range(2):
-            place = (await store.changes()).place
-            assert is_nothing(await store.changes(place))
+            cursor = (await store.changes()).cursor
+            assert is_nothing(await store.changes(cursor))
             await node.start(f"run-{number}", wait("go"))
 
     @pytest.mark.contract("EVT-6")
@@ -34,13 +34,13 @@ class ChangeSuite(SuiteBase):
         await node.start("run-0", wait("go"))
         before = await store.changes()
         await store.create([new_run("run-1"), new_run("run-2")])
-        created = await store.changes(before.place)
+        created = await store.changes(before.cursor)
         assert versions(created) == {"run-1": 1, "run-2": 1}
         await node.claim()
         await node.step("run-1", marker("a"))
         run = await node.step("run-1", marker("b"))
-        assert versions(await store.changes(created.place)) == {"run-1": run.head.version}
-        everything = await store.changes(before.place)
+        assert versions(await store.changes(created.cursor)) == {"run-1": run.head.version}
+        everything = await store.changes(before.cursor)
         assert versions(everything) == {"run-1": run.head.version, "run-2": 1}
         assert (everything.has_more, everything.is_lost) == (False, False)
 
@@ -49,24 +49,24 @@ class ChangeSuite(SuiteBase):
         run = await node.start("run-1", wait("go"))
         turn = await node.turn(run, marker("a"))
         await node.commit(turn)
-        place = (await store.changes()).place
+        cursor = (await store.changes()).cursor
         await store.deliver([signal("run-1", "other")])
         await store.renew("node-b", 1_000)
         await store.commit([turn])
         await store.create([new_run("run-1")])
-        assert is_nothing(await store.changes(place))
+        assert is_nothing(await store.changes(cursor))
 
     async def test_a_place_is_good_for_other_processes(self, store: Store, peer: Store, node: SampleNode) -> None:
         """Whoever wrote, and whoever looked before."""
-        place = (await peer.changes()).place
+        cursor = (await peer.changes()).cursor
         await node.start("run-1", wait("go"))
-        assert versions(await peer.changes(place)) == versions(await store.changes(place)) == {"run-1": 3}
+        assert versions(await peer.changes(cursor)) == versions(await store.changes(cursor)) == {"run-1": 3}
 
     async def test_runs_say_whether_tasks_may_be_concerned(self, store: Store, node: SampleNode) -> None:
         """So that nobody looks for tasks where there are none; who does not know says yes."""
-        place = (await store.changes()).place
+        cursor = (await store.changes()).cursor
         await node.start("run-1", task("approve"))
-        assert [change.has_tasks for change in (await store.changes(place)).runs] == [True]
+        assert [change.has_tasks for change in (await store.changes(cursor)).runs] == [True]
         assert Change("run-1", 1).has_tasks
 
     async def test_from_place_to_place_nothing_is_missed(self, store: Store, node: SampleNode) -> None:
@@ -77,31 +77,31 @@ class ChangeSuite(SuiteBase):
         seen: dict[str, int] = {}
         has_more = True
         while has_more:
-            changes = await store.changes(changes.place, limit=4)
+            changes = await store.changes(changes.cursor, limit=4)
             seen |= versions(changes)
             has_more = changes.has_more
         assert seen == {f"run-{number}": 3 for number in range(10)}
         for limit in (0, -1):
             with pytest.raises(InvalidInput):
-                await store.changes(changes.place, limit)
+                await store.changes(changes.cursor, limit)
 
-    @pytest.mark.parametrize("place", ["nonsense", "99999999:x", "-1", "\ud800", "1" * 400])
-    async def test_a_place_that_is_not_known_is_lost(self, store: Store, node: SampleNode, place: str) -> None:
+    @pytest.mark.parametrize("cursor", ["nonsense", "99999999:x", "-1", "\ud800", "1" * 400])
+    async def test_a_place_that_is_not_known_is_lost(self, store: Store, node: SampleNode, cursor: str) -> None:
         """One goes on from where everything is now."""
         await node.start("run-1", wait("go"))
-        lost = await store.changes(place)
+        lost = await store.changes(cursor)
         assert (lost.is_lost, lost.runs, lost.has_more) == (True, (), False)
-        assert is_nothing(await store.changes(lost.place))
+        assert is_nothing(await store.changes(lost.cursor))
         await node.start("run-2", wait("go"))
-        assert versions(await store.changes(lost.place)) == {"run-2": 3}
+        assert versions(await store.changes(lost.cursor)) == {"run-2": 3}
 
     async def test_after_a_purge_a_place_is_lost_or_misses_nothing(self, store: Store, node: SampleNode) -> None:
         """Also if what was purged came last."""
         await node.start("run-0", wait("go"))
         await node.start("run-1", complete())
-        place = (await store.changes()).place
+        cursor = (await store.changes()).cursor
         await store.purge(PurgePolicy(finished_run_ms=0))
         for number in range(2, 5):
             await node.start(f"run-{number}", wait("go"))
-        changes = await store.changes(place)
+        changes = await store.changes(cursor)
         assert changes.is_lost or versions(changes) == {f"run-{number}": 3 for number in range(2, 5)}

@@ -6,24 +6,24 @@ from msgspec import UNSET, Raw, UnsetType
 from holdfast.core import codec
 from holdfast.errors import InvalidInput
 from holdfast.limits import JSON_DEPTH
-from holdfast.store.port import Beat, Store
+from holdfast.store.port import Heartbeat, Store
 from holdfast.testing.clock import VirtualClock
 from holdfast.testing.samples import SampleNode, activity, complete, job, wait
 from holdfast.testing.store_suite.base import BAD_NAMES, SuiteBase, unchanged
-from holdfast.testing.store_suite.jobs import VISIBLE_MS, attempts, close, put, take
+from holdfast.testing.store_suite.jobs import VISIBLE_MS, acquire, attempts, close, put
 
 
 def beat(
     step_id: str = "charge", queue: str = "mail", *, run_id: str = "run-1", attempt: int = 1, details: object = UNSET
-) -> Beat:
+) -> Heartbeat:
     """Return a beat; with details if they are given."""
     said: Raw | UnsetType = UNSET if details is UNSET else codec.encode(details)
-    return Beat(run_id=run_id, step_id=step_id, queue=queue, engine_attempt_id=attempt, details=said)
+    return Heartbeat(run_id=run_id, step_id=step_id, queue=queue, engine_attempt_id=attempt, details=said)
 
 
-async def send(store: Store, one: Beat, node: str = "node-b") -> bool:
+async def send(store: Store, one: Heartbeat, node: str = "node-b") -> bool:
     """Send one beat and return its answer."""
-    [is_kept] = await store.beat(node, [one], VISIBLE_MS)
+    [is_kept] = await store.heartbeat(node, [one], VISIBLE_MS)
     return is_kept
 
 
@@ -36,14 +36,14 @@ class BeatSuite(SuiteBase):
     async def test_beat_keeps_a_job_for_longer(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
         """From now on, as often as it comes; then it is anybody's again."""
         await put(node, job())
-        await take(store)
+        await acquire(store)
         for _ in range(3):
             clock.advance(ms=VISIBLE_MS - 1)
             assert await send(store, beat())
         clock.advance(ms=VISIBLE_MS - 1, us=999)
-        assert await take(store, "node-c") == []
+        assert await acquire(store, "node-c") == []
         clock.advance(us=1)
-        assert attempts(await take(store, "node-c")) == [("charge", 2)]
+        assert attempts(await acquire(store, "node-c")) == [("charge", 2)]
 
     @pytest.mark.contract("ACT-1")
     async def test_late_beat_counts_while_nobody_else_has_taken_the_job(
@@ -51,10 +51,10 @@ class BeatSuite(SuiteBase):
     ) -> None:
         """As with leases: what fences is the next take, not the clock."""
         await put(node, job())
-        await take(store)
+        await acquire(store)
         clock.advance(ms=5 * VISIBLE_MS)
         assert await send(store, beat())
-        assert await take(store) == []
+        assert await acquire(store) == []
 
     @pytest.mark.contract("ACT-1", "ATT-1")
     async def test_beat_of_anyone_but_the_last_taker_is_told_so(
@@ -62,9 +62,9 @@ class BeatSuite(SuiteBase):
     ) -> None:
         """Another node, an earlier attempt of the same one, a job that nobody took, a run that is not there."""
         await put(node, job(), job(step_id="other", queue="post"))
-        await take(store)
+        await acquire(store)
         clock.advance(ms=VISIBLE_MS)
-        await take(store)
+        await acquire(store)
         async with unchanged(store):
             assert not await send(store, beat(attempt=2, details="no"), "node-c")
             assert not await send(store, beat(attempt=1, details="no"))
@@ -79,10 +79,10 @@ class BeatSuite(SuiteBase):
     async def test_each_beat_of_a_batch_is_answered_by_itself(self, store: Store, node: SampleNode) -> None:
         """In their order."""
         await put(node, job(step_id="a"), job(step_id="b"))
-        await take(store, limit=1)
+        await acquire(store, limit=1)
         beats = [beat("b"), beat("a", details=1), beat("none"), beat("a", details=2)]
-        assert await store.beat("node-b", beats, VISIBLE_MS) == [False, True, False, True]
-        assert await store.beat("node-b", [], VISIBLE_MS) == []
+        assert await store.heartbeat("node-b", beats, VISIBLE_MS) == [False, True, False, True]
+        assert await store.heartbeat("node-b", [], VISIBLE_MS) == []
         assert (await node.load("run-1")).details == {"a": codec.encode(2)}
 
     @pytest.mark.contract("ACT-1", "OWN-3")
@@ -90,25 +90,25 @@ class BeatSuite(SuiteBase):
         """The last that were sent: a beat without any keeps them. Null is something that can be said."""
         await put(node, job())
         for attempt, details in enumerate(({"line": 7}, None, [1]), 1):
-            [taken] = await take(store)
+            [taken] = await acquire(store)
             assert await send(store, beat(attempt=attempt, details="first"))
             assert await send(store, beat(attempt=attempt, details=details))
             assert await send(store, beat(attempt=attempt))
             assert (await node.load("run-1")).details == {"charge": codec.encode(details)}
             clock.advance(ms=VISIBLE_MS)
-        [taken] = await take(store)
+        [taken] = await acquire(store)
         assert taken == job(attempt=4, details=[1])
 
     @pytest.mark.contract("ACT-1")
     async def test_job_that_is_put_again_keeps_the_details(self, store: Store, node: SampleNode) -> None:
         """Its next attempt goes on from there. The former taker has nothing more to say."""
         await put(node, job(details="from the turn"))
-        [taken] = await take(store)
+        [taken] = await acquire(store)
         assert taken == job(details="from the turn")
         await send(store, beat(details="half"))
         await put(node, job(attempt=2, details="older"))
         assert not await send(store, beat(details="late"))
-        assert await take(store) == [job(attempt=2, details="half")]
+        assert await acquire(store) == [job(attempt=2, details="half")]
 
     @pytest.mark.contract("ACT-1")
     async def test_closing_a_step_ends_its_beats_and_forgets_its_details(
@@ -116,14 +116,14 @@ class BeatSuite(SuiteBase):
     ) -> None:
         """A late beat leaves nothing behind, and a job that is put after it begins afresh."""
         await put(node, job())
-        await take(store)
+        await acquire(store)
         await send(store, beat(details="half"))
         await close(node, "charge")
         async with unchanged(store):
             assert not await send(store, beat(details="late"))
         assert (await node.load("run-1")).details == {}
         await put(node, job())
-        assert await take(store) == [job()]
+        assert await acquire(store) == [job()]
 
     @pytest.mark.contract("ACT-1", "OWN-3")
     async def test_details_survive_the_loss_of_taker_and_owner(
@@ -131,12 +131,12 @@ class BeatSuite(SuiteBase):
     ) -> None:
         """Whoever takes over the run knows them too."""
         await put(node, job())
-        await take(store)
+        await acquire(store)
         await send(store, beat(details="half"))
         clock.advance(ms=node.lease_ms)
         [run] = await SampleNode(store, "node-c").claim()
         assert run.details == {"charge": codec.encode("half")}
-        assert await take(store, "node-d") == [job(attempt=2, details="half")]
+        assert await acquire(store, "node-d") == [job(attempt=2, details="half")]
 
     # --- activities of the run's owner
 
@@ -153,7 +153,7 @@ class BeatSuite(SuiteBase):
         assert await send(store, beat(queue=""), "node-a")
         assert ((await store.stats()).jobs, await store.next_due("x", [], ["mail"])) == (0, None)
         clock.advance(ms=node.lease_ms)
-        assert await take(store) == []
+        assert await acquire(store) == []
         heir = SampleNode(store, "node-b")
         [run] = await heir.claim()
         assert run.details == {"charge": codec.encode("half")}
@@ -187,7 +187,7 @@ class BeatSuite(SuiteBase):
         await close(node, "a")
         await put(node, job(step_id="b"))
         assert sorted((await node.load("run-1")).details) == ["b", "c"]
-        assert await take(store) == [job(step_id="b", details="b")]
+        assert await acquire(store) == [job(step_id="b", details="b")]
         assert (await node.step("run-1", complete())).details == {}
 
     # --- refusals
@@ -196,25 +196,25 @@ class BeatSuite(SuiteBase):
     async def test_malformed_beat_is_refused_with_its_batch(self, store: Store, node: SampleNode) -> None:
         """Nothing of the batch is kept."""
         await put(node, job())
-        await take(store)
+        await acquire(store)
         deep = Raw(b"[" * (JSON_DEPTH + 1) + b"]" * (JSON_DEPTH + 1))
         bad: list[object] = [None, job()]
         for field in ("run_id", "step_id", "queue"):
             bad += [
-                Beat(**{"run_id": "run-1", "step_id": "charge", field: name})  # type: ignore[arg-type]
+                Heartbeat(**{"run_id": "run-1", "step_id": "charge", field: name})  # type: ignore[arg-type]
                 for name in BAD_NAMES
                 if (field, name) != ("queue", "")
             ]
         for attempt in (1.5, "1", None, 2**62):
-            bad.append(Beat(run_id="run-1", step_id="charge", engine_attempt_id=attempt))  # type: ignore[arg-type]
+            bad.append(Heartbeat(run_id="run-1", step_id="charge", engine_attempt_id=attempt))  # type: ignore[arg-type]
         for details in (deep, Raw(b"{oops"), Raw(b""), b"{}", {"a": 1}, None):
-            bad.append(Beat(run_id="run-1", step_id="charge", details=details))  # type: ignore[arg-type]
+            bad.append(Heartbeat(run_id="run-1", step_id="charge", details=details))  # type: ignore[arg-type]
         async with unchanged(store):
             for one in bad:
                 with pytest.raises(InvalidInput):
-                    await store.beat("node-b", [beat(details="half"), one], VISIBLE_MS)  # type: ignore[list-item]
+                    await store.heartbeat("node-b", [beat(details="half"), one], VISIBLE_MS)  # type: ignore[list-item]
             for name, visible_ms in (("", 1), ("a\nb", 1), ("node-b", 0), ("node-b", 2**40), ("node-b", 1.5)):
                 with pytest.raises(InvalidInput):
-                    await store.beat(name, [beat(details="half")], visible_ms)  # type: ignore[arg-type]
+                    await store.heartbeat(name, [beat(details="half")], visible_ms)  # type: ignore[arg-type]
             with pytest.raises(InvalidInput):
-                await store.beat("node-b", [beat()] * (self.limits.batch_items + 1), VISIBLE_MS)
+                await store.heartbeat("node-b", [beat()] * (self.limits.batch_items + 1), VISIBLE_MS)

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.errors import InvalidInput
-from holdfast.store.port import Beat, CommitConflict, Committed, Job, PurgePolicy, Store, Turn
+from holdfast.store.port import CommitConflict, Committed, Heartbeat, Job, PurgePolicy, Store, Turn
 from holdfast.testing.clock import START, VirtualClock
 from holdfast.testing.samples import SampleNode, complete, job, marker, wait
 from holdfast.testing.store_suite.base import BAD_NAMES, STRANGE_NAMES, SuiteBase, unchanged
@@ -38,7 +38,7 @@ async def close(node: SampleNode, *step_ids: str, run: str = "run-1") -> None:
     assert isinstance(await node.commit(await queue_turn(node, closed=step_ids, run=run)), Committed)
 
 
-async def take(
+async def acquire(
     store: Store,
     node: str = "node-b",
     limit: int = 100,
@@ -47,7 +47,7 @@ async def take(
     activities: Sequence[str] = ("charge",),
 ) -> list[Job]:
     """Take for `VISIBLE_MS`."""
-    return await store.take(node, queues, activities, limit, VISIBLE_MS)
+    return await store.acquire_jobs(node, queues, activities, limit, VISIBLE_MS)
 
 
 def attempts(jobs: Sequence[Job]) -> list[tuple[str, int]]:
@@ -65,19 +65,19 @@ class QueueSuite(SuiteBase):
         """By any node, with or without a lease; it is handed out as it was put."""
         await node.start("run-1", wait("go"))
         turn = await queue_turn(node, [job()])
-        assert await take(store) == []
+        assert await acquire(store) == []
         await node.commit(turn)
-        assert await take(store) == [job()]
-        assert await take(store) == await take(store, "node-c") == []
+        assert await acquire(store) == [job()]
+        assert await acquire(store) == await acquire(store, "node-c") == []
 
     @pytest.mark.contract("ACT-1", "TMR-1")
     async def test_job_is_not_taken_before_it_is_due(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
         """By the store's clock; that is how a retry waits."""
         await put(node, job(due_at=START + 2_000))
         clock.advance(us=1_999)
-        assert await take(store) == []
+        assert await acquire(store) == []
         clock.advance(us=1)
-        assert attempts(await take(store)) == [("charge", 1)]
+        assert attempts(await acquire(store)) == [("charge", 1)]
 
     @pytest.mark.contract("ACT-1", "ATT-1", "OWN-3")
     async def test_job_of_a_silent_taker_is_handed_out_again(
@@ -86,9 +86,9 @@ class QueueSuite(SuiteBase):
         """When its time is over and not before, to whoever asks; each take is another attempt."""
         await put(node, job(attempt=5))
         for attempt, taker in enumerate(("node-b", "node-c", "node-c"), 5):
-            assert attempts(await take(store, taker)) == [("charge", attempt)]
+            assert attempts(await acquire(store, taker)) == [("charge", attempt)]
             clock.advance(ms=VISIBLE_MS - 1, us=999)
-            assert await take(store, "node-d") == []
+            assert await acquire(store, "node-d") == []
             clock.advance(us=1)
 
     @pytest.mark.contract("OWN-3")
@@ -98,9 +98,9 @@ class QueueSuite(SuiteBase):
         """Queues go on while runs have no owner, or change hands."""
         await put(node, job(step_id="a"), job(step_id="b"))
         clock.advance(ms=node.lease_ms)
-        assert attempts(await take(store, limit=1)) == [("a", 1)]
+        assert attempts(await acquire(store, limit=1)) == [("a", 1)]
         assert len(await SampleNode(store, "node-c").claim()) == 1
-        assert attempts(await take(store)) == [("b", 1)]
+        assert attempts(await acquire(store)) == [("b", 1)]
 
     @pytest.mark.contract("ACT-1")
     async def test_jobs_that_have_been_visible_for_longest_come_first(
@@ -119,8 +119,8 @@ class QueueSuite(SuiteBase):
         )
         clock.advance(ms=1)
         both = ("mail", "post")
-        assert attempts(await take(store, limit=2, queues=both)) == [("early", 1), ("b", 1)]
-        assert attempts(await take(store, queues=both)) == [("z", 1), ("a", 1), ("c", 1), ("late", 1)]
+        assert attempts(await acquire(store, limit=2, queues=both)) == [("early", 1), ("b", 1)]
+        assert attempts(await acquire(store, queues=both)) == [("z", 1), ("a", 1), ("c", 1), ("late", 1)]
 
     @pytest.mark.contract("ACT-1")
     async def test_only_jobs_of_these_queues_and_activities_are_taken(self, store: Store, node: SampleNode) -> None:
@@ -132,10 +132,10 @@ class QueueSuite(SuiteBase):
             job(step_id="c", queue="post"),
             job(step_id="d", queue="Mail"),
         )
-        assert await take(store, queues=[]) == await take(store, activities=[]) == []
-        assert await take(store, queues=["none"]) == await take(store, activities=["none"]) == []
-        assert attempts(await take(store, activities=["refund"])) == [("b", 1)]
-        assert attempts(await take(store, queues=["mail", "post", "mail"])) == [("a", 1), ("c", 1)]
+        assert await acquire(store, queues=[]) == await acquire(store, activities=[]) == []
+        assert await acquire(store, queues=["none"]) == await acquire(store, activities=["none"]) == []
+        assert attempts(await acquire(store, activities=["refund"])) == [("b", 1)]
+        assert attempts(await acquire(store, queues=["mail", "post", "mail"])) == [("a", 1), ("c", 1)]
 
     @pytest.mark.contract("ACT-1")
     async def test_names_that_look_alike_are_different(self, store: Store, node: SampleNode) -> None:
@@ -144,7 +144,7 @@ class QueueSuite(SuiteBase):
         jobs = [job(step_id=name, queue=name, activity_name=name) for name in STRANGE_NAMES]
         await node.commit(await queue_turn(node, jobs))
         for one in jobs:
-            assert await take(store, queues=[one.queue], activities=STRANGE_NAMES) == [one]
+            assert await acquire(store, queues=[one.queue], activities=STRANGE_NAMES) == [one]
 
     @pytest.mark.contract("ACT-1", "OWN-1")
     async def test_simultaneous_takes_share_out_the_jobs(self, store: Store, peer: Store, node: SampleNode) -> None:
@@ -152,7 +152,7 @@ class QueueSuite(SuiteBase):
         await node.start("run-1", wait("go"))
         await node.commit(await queue_turn(node, [job(step_id=f"step-{number:02}") for number in range(20)]))
         ways = ((store, "node-a"), (peer, "node-b"), (store, "node-c"), (peer, "node-d"))
-        shares = await asyncio.gather(*(take(way, name, 6) for way, name in ways))
+        shares = await asyncio.gather(*(acquire(way, name, 6) for way, name in ways))
         taken = sorted(one.step_id for share in shares for one in share)
         assert taken == [f"step-{number:02}" for number in range(20)]
 
@@ -164,10 +164,10 @@ class QueueSuite(SuiteBase):
     ) -> None:
         """Taken or not, and no other with it; closing what is not there is harmless."""
         await put(node, job(step_id="a"), job(step_id="b"), job(step_id="c"), job("run-2", "a"))
-        await take(store, limit=1)
+        await acquire(store, limit=1)
         await close(node, "a", "b", "unknown")
         clock.advance(ms=VISIBLE_MS)
-        assert [(one.run_id, one.step_id) for one in await take(store)] == [("run-1", "c"), ("run-2", "a")]
+        assert [(one.run_id, one.step_id) for one in await acquire(store)] == [("run-1", "c"), ("run-2", "a")]
 
     @pytest.mark.contract("ACT-1", "ATT-1")
     async def test_job_that_is_put_again_takes_the_place_of_the_first(
@@ -175,12 +175,12 @@ class QueueSuite(SuiteBase):
     ) -> None:
         """At once, whoever had taken it: a step has one job, and its attempt is what the turn says."""
         await put(node, job())
-        await take(store)
+        await acquire(store)
         again = job(queue="post", activity_name="refund", attempt=4)
         await put(node, again)
         clock.advance(ms=VISIBLE_MS)
-        assert await take(store) == []
-        assert await take(store, queues=["post"], activities=["refund"]) == [again]
+        assert await acquire(store) == []
+        assert await acquire(store, queues=["post"], activities=["refund"]) == [again]
         assert (await store.stats()).jobs == 1
 
     @pytest.mark.contract("ACT-1", "EVT-1")
@@ -189,9 +189,9 @@ class QueueSuite(SuiteBase):
         await node.start("run-1", wait("go"))
         turn = await queue_turn(node, [job()])
         answer = await node.commit(turn)
-        await take(store)
+        await acquire(store)
         assert await node.commit(turn) == answer
-        assert await take(store) == []
+        assert await acquire(store) == []
         await close(node, "charge")
         async with unchanged(store):
             assert await node.commit(turn) == answer
@@ -205,7 +205,7 @@ class QueueSuite(SuiteBase):
         await node.step("run-1", marker("other"))
         async with unchanged(store):
             assert isinstance(await node.commit(lost), CommitConflict)
-        assert attempts(await take(store)) == [("a", 1)]
+        assert attempts(await acquire(store)) == [("a", 1)]
 
     @pytest.mark.contract("ACT-1", "API-2")
     async def test_turn_with_a_job_that_nobody_could_take_cannot_be_stored(
@@ -227,12 +227,12 @@ class QueueSuite(SuiteBase):
     async def test_run_that_finishes_loses_its_jobs(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
         """Those that were there, taken or not, and those of its last turn; other runs keep theirs."""
         await put(node, job(step_id="a"), job(step_id="b"), job("run-2", "a"))
-        await take(store, limit=1)
+        await acquire(store, limit=1)
         last = await node.turn(await node.load("run-1"), complete())
         await node.commit(replace(last, jobs=(job(step_id="c"),)))
         clock.advance(ms=VISIBLE_MS)
         assert (await store.stats()).jobs == 1
-        assert [one.run_id for one in await take(store)] == ["run-2"]
+        assert [one.run_id for one in await acquire(store)] == ["run-2"]
 
     @pytest.mark.contract("FMT-2", "INV")
     async def test_purge_of_a_run_leaves_nothing_to_the_next_of_its_name(
@@ -244,7 +244,7 @@ class QueueSuite(SuiteBase):
         assert (await store.purge(PurgePolicy(finished_run_ms=0))).runs == 1
         run = await node.start("run-1", wait("go"))
         assert run.details == {}
-        assert [one.run_id for one in await take(store)] == ["run-2"]
+        assert [one.run_id for one in await acquire(store)] == ["run-2"]
 
     # --- when there is something to take
 
@@ -260,7 +260,7 @@ class QueueSuite(SuiteBase):
         assert await store.next_due("node-a", None, ["mail", "post"]) == START + 1_000
         assert await store.next_due("node-b", None, ["mail"]) == START + 3_000
         clock.advance(ms=3)
-        await take(store)
+        await acquire(store)
         assert await store.next_due("node-a", None, ["mail"]) == clock.now() + VISIBLE_MS * 1_000
         await node.create("run-2")
         assert await store.next_due("node-a", None, ["mail"]) == clock.now()
@@ -288,15 +288,15 @@ class QueueSuite(SuiteBase):
             for name in BAD_NAMES:
                 for node_name, queue, known in ((name, "q", "a"), ("n", name, "a"), ("n", "q", name)):
                     with pytest.raises(InvalidInput):
-                        await store.take(node_name, ["q", queue], ["a", known], 1, 1)  # type: ignore[arg-type,list-item]
+                        await store.acquire_jobs(node_name, ["q", queue], ["a", known], 1, 1)  # type: ignore[arg-type,list-item]
                 with pytest.raises(InvalidInput):
                     await store.next_due("n", None, [name])  # type: ignore[list-item]
             for limit, visible_ms in ((0, 1), (-1, 1), (2**31, 1), (1, 0), (1, -1), (1, 2**40), (1, 1.5), (True, 1)):
                 with pytest.raises(InvalidInput):
-                    await store.take("n", ["mail"], ["charge"], limit, visible_ms)  # type: ignore[arg-type]
+                    await store.acquire_jobs("n", ["mail"], ["charge"], limit, visible_ms)  # type: ignore[arg-type]
             for queues, activities in ((many, ["charge"]), (["mail"], many)):
                 with pytest.raises(InvalidInput):
-                    await store.take("n", queues, activities, 1, 1)
+                    await store.acquire_jobs("n", queues, activities, 1, 1)
 
     # --- giving back
 
@@ -304,15 +304,15 @@ class QueueSuite(SuiteBase):
     async def test_a_job_that_was_not_begun_is_given_back_as_it_was(self, store: Store, node: SampleNode) -> None:
         """Visible at once, with the same attempt; its former taker has nothing more to say."""
         await put(node, job("run-1"))
-        [taken] = await store.take("node-a", ["mail"], ["charge"], 5, VISIBLE_MS)
+        [taken] = await store.acquire_jobs("node-a", ["mail"], ["charge"], 5, VISIBLE_MS)
         assert await store.release_jobs("node-b", [taken]) == 0
         assert await store.release_jobs("node-a", [replace(taken, engine_attempt_id=7)]) == 0
-        assert await store.take("node-b", ["mail"], ["charge"], 5, VISIBLE_MS) == []
+        assert await store.acquire_jobs("node-b", ["mail"], ["charge"], 5, VISIBLE_MS) == []
         assert await store.release_jobs("node-a", [taken]) == 1
         assert await store.release_jobs("node-a", [taken]) == 0
-        beat = Beat(run_id="run-1", step_id=taken.step_id, queue="mail", engine_attempt_id=taken.engine_attempt_id)
-        assert await store.beat("node-a", [beat], VISIBLE_MS) == [False]
-        assert await store.take("node-b", ["mail"], ["charge"], 5, VISIBLE_MS) == [taken]
+        beat = Heartbeat(run_id="run-1", step_id=taken.step_id, queue="mail", engine_attempt_id=taken.engine_attempt_id)
+        assert await store.heartbeat("node-a", [beat], VISIBLE_MS) == [False]
+        assert await store.acquire_jobs("node-b", ["mail"], ["charge"], 5, VISIBLE_MS) == [taken]
         assert await store.release_jobs("node-a", [taken]) == 0
 
     @pytest.mark.contract("ACT-1", "API-2")

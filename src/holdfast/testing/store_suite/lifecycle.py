@@ -6,8 +6,8 @@ import pytest
 
 from holdfast.errors import StoreUnavailable
 from holdfast.store.port import (
-    Beat,
     Capabilities,
+    Heartbeat,
     MailboxQuery,
     PurgePolicy,
     RunQuery,
@@ -68,7 +68,7 @@ class LifecycleSuite(SuiteBase):
         first, second = store.wakeups.listen(), store.wakeups.listen()
         waiting = asyncio.create_task(first.wait(SOON_S))
         await asyncio.sleep(0)
-        store.wakeups.ring()
+        store.wakeups.notify()
         assert await waiting
         assert await second.wait(SOON_S)
         first.close()
@@ -78,8 +78,8 @@ class LifecycleSuite(SuiteBase):
         """Whoever was busy finds out at the next wait, and many rings are one."""
         listener = store.wakeups.listen()
         for _ in range(2):
-            store.wakeups.ring()
-            store.wakeups.ring()
+            store.wakeups.notify()
+            store.wakeups.notify()
             assert await listener.wait(SOON_S)
         listener.close()
 
@@ -90,7 +90,7 @@ class LifecycleSuite(SuiteBase):
         listener.close()
 
     @pytest.mark.parametrize("verb", ["create", "deliver", "commit", "release"])
-    async def test_verbs_that_may_make_a_run_ready_ring(self, store: Store, node: SampleNode, verb: str) -> None:
+    async def test_verbs_that_may_make_a_run_ready_notify(self, store: Store, node: SampleNode, verb: str) -> None:
         """So that nobody has to look again and again."""
         run = await node.start("run-1", wait("go"))
         turn = await node.turn(run, release=True)
@@ -140,9 +140,9 @@ class LifecycleSuite(SuiteBase):
             store.renew("node-a", 1_000),
             store.release("node-a"),
             store.next_due("node-a"),
-            store.take("node-a", ["mail"], ["charge"], 1, 1_000),
-            store.take("node-a", [], [], 1, 1_000),
-            store.beat("node-a", [Beat(run_id="run-1", step_id="charge")], 1_000),
+            store.acquire_jobs("node-a", ["mail"], ["charge"], 1, 1_000),
+            store.acquire_jobs("node-a", [], [], 1, 1_000),
+            store.heartbeat("node-a", [Heartbeat(run_id="run-1", step_id="charge")], 1_000),
             store.find_runs(RunQuery()),
             store.find_waits(WaitQuery()),
             store.find_mailbox(MailboxQuery(run_id="run-1")),

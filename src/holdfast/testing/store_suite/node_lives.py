@@ -4,11 +4,11 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.errors import LeaseExpired, NodeSuperseded
-from holdfast.store.port import Beat, CommitConflict, Committed, Store
+from holdfast.store.port import CommitConflict, Committed, Heartbeat, Store
 from holdfast.testing.clock import VirtualClock
 from holdfast.testing.samples import SampleNode, job, marker, wait
 from holdfast.testing.store_suite.base import SuiteBase, unchanged
-from holdfast.testing.store_suite.jobs import VISIBLE_MS, attempts, put, take
+from holdfast.testing.store_suite.jobs import VISIBLE_MS, acquire, attempts, put
 
 
 class LivesSuite(SuiteBase):
@@ -108,12 +108,12 @@ class LivesSuite(SuiteBase):
     async def test_jobs_of_a_former_life_are_taken_at_once(self, store: Store, node: SampleNode) -> None:
         """By whoever asks, as another attempt. Those of other nodes stay theirs."""
         await put(node, job(step_id="a"), job(step_id="b"))
-        assert attempts(await take(store, "web#1", limit=1)) == [("a", 1)]
-        assert attempts(await take(store, "webs#1", limit=1)) == [("b", 1)]
+        assert attempts(await acquire(store, "web#1", limit=1)) == [("a", 1)]
+        assert attempts(await acquire(store, "webs#1", limit=1)) == [("b", 1)]
         await SampleNode(store, "web#2").renew(is_start=True)
-        assert attempts(await take(store, "web#2")) == [("a", 2)]
-        stale = Beat(run_id="run-1", step_id="a", queue="mail", engine_attempt_id=1)
-        assert await store.beat("web#1", [stale], VISIBLE_MS) == [False]
+        assert attempts(await acquire(store, "web#2")) == [("a", 2)]
+        stale = Heartbeat(run_id="run-1", step_id="a", queue="mail", engine_attempt_id=1)
+        assert await store.heartbeat("web#1", [stale], VISIBLE_MS) == [False]
 
 
 class LossSuite(SuiteBase):

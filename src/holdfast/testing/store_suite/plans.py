@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import InvalidInput
-from holdfast.store.port import Missing, NodePlans, Plan, Store
+from holdfast.store.port import NodePlans, OrphanedDefinition, Plan, Store
 from holdfast.testing.clock import START, VirtualClock
 from holdfast.testing.samples import SampleNode, complete, message, new_run, wait
 from holdfast.testing.store_suite.base import SuiteBase, unchanged
@@ -50,13 +50,16 @@ class PlanSuite(SuiteBase):
         await say(store, "node-a", NEW)
         await store.create([new_run("run-1"), new_run("run-2", plan_version="2"), new_run("x", plan_id="other")])
         clock.advance(ms=LATE_MS - 1, us=999)
-        assert await store.find_missing(LATE_MS) == []
+        assert await store.find_orphaned(LATE_MS) == []
         clock.advance(us=1)
-        assert await store.find_missing(LATE_MS) == [Missing(OLD, START), Missing(("other", "1"), START)]
+        assert await store.find_orphaned(LATE_MS) == [
+            OrphanedDefinition(OLD, START),
+            OrphanedDefinition(("other", "1"), START),
+        ]
         await say(store, "node-b", OLD, NEW)
-        assert await store.find_missing(LATE_MS) == [Missing(("other", "1"), START)]
+        assert await store.find_orphaned(LATE_MS) == [OrphanedDefinition(("other", "1"), START)]
         await store.release("node-b")
-        assert [missing.plan for missing in await store.find_missing(0)] == [OLD, ("other", "1")]
+        assert [missing.plan for missing in await store.find_orphaned(0)] == [OLD, ("other", "1")]
 
     @pytest.mark.contract("WF-3")
     async def test_runs_that_wait_or_have_finished_miss_nothing(self, store: Store, clock: VirtualClock) -> None:
@@ -70,10 +73,10 @@ class PlanSuite(SuiteBase):
         await store.release("node-a")
         await say(store, "node-b")
         clock.advance(ms=LATE_MS)
-        assert await store.find_missing(LATE_MS) == []
+        assert await store.find_orphaned(LATE_MS) == []
         await store.deliver([message("waiting")])
-        assert await store.find_missing(0) == [Missing(OLD, clock.now())]
-        assert await store.find_missing(1) == []
+        assert await store.find_orphaned(0) == [OrphanedDefinition(OLD, clock.now())]
+        assert await store.find_orphaned(1) == []
 
     @pytest.mark.contract("WF-3", "OWN-3")
     async def test_runs_of_a_node_that_is_gone_count_from_the_end_of_its_lease(
@@ -85,12 +88,12 @@ class PlanSuite(SuiteBase):
         await say(store, "node-a", lease_ms=1_000)
         await say(store, "node-b", NEW)
         clock.advance(ms=999)
-        assert await store.find_missing(0) == []
+        assert await store.find_orphaned(0) == []
         clock.advance(ms=1)
-        assert await store.find_missing(0) == [Missing(OLD, START + 1_000_000)]
-        assert await store.find_missing(LATE_MS) == []
+        assert await store.find_orphaned(0) == [OrphanedDefinition(OLD, START + 1_000_000)]
+        assert await store.find_orphaned(LATE_MS) == []
         clock.advance(ms=LATE_MS)
-        assert await store.find_missing(LATE_MS) == [Missing(OLD, START + 1_000_000)]
+        assert await store.find_orphaned(LATE_MS) == [OrphanedDefinition(OLD, START + 1_000_000)]
 
     @pytest.mark.contract("WF-3", "FMT-1")
     async def test_a_node_that_says_nothing_may_have_everything(self, store: Store, clock: VirtualClock) -> None:
@@ -98,14 +101,14 @@ class PlanSuite(SuiteBase):
         await store.create([new_run("run-1")])
         await say(store, "node-a")
         await store.renew("node-b", 1_000)
-        assert await store.find_missing(0) == []
+        assert await store.find_orphaned(0) == []
         await say(store, "node-b", NEW, lease_ms=1_000)
         await store.renew("node-b", 1_000)
-        assert await store.find_missing(0) == [Missing(OLD, START)]
+        assert await store.find_orphaned(0) == [OrphanedDefinition(OLD, START)]
         await say(store, "node-b", OLD, lease_ms=1_000)
-        assert await store.find_missing(0) == []
+        assert await store.find_orphaned(0) == []
         clock.advance(ms=1_000)
-        assert await store.find_missing(0) == [Missing(OLD, START)]
+        assert await store.find_orphaned(0) == [OrphanedDefinition(OLD, START)]
 
     @pytest.mark.contract("OWN-1", "OWN-3")
     async def test_runs_are_handed_over_to_a_node_with_a_lease(self, store: Store, clock: VirtualClock) -> None:
@@ -176,5 +179,5 @@ class PlanSuite(SuiteBase):
                     assert raised.value.details["field"].startswith("plans")
             for bad in (-1, 1.5, 2**60):
                 with pytest.raises(InvalidInput) as raised:
-                    await store.find_missing(bad)
+                    await store.find_orphaned(bad)
                 assert raised.value.details == {"field": "late_ms"}

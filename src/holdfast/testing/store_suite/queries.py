@@ -361,18 +361,18 @@ class FindSuite(SuiteBase):
             page = await store.find_runs(query)
             looks += 1
             found += [head.run_id for head in page]
-            if page.place is None and not page:
+            if page.cursor is None and not page:
                 break
             if newest:
-                last = page.place or (page[-1].created_at, page[-1].run_id)
+                last = page.cursor or (page[-1].created_at, page[-1].run_id)
                 query = replace(query, before=last)
             else:
-                query = replace(query, after=page.place or page[-1].run_id)
+                query = replace(query, after=page.cursor or page[-1].run_id)
         assert sorted(found) == ["run-0", "run-8"]
         assert 3 <= looks <= 5
-        assert (await store.find_runs(RunQuery(text="rare", newest=newest, look=100))).place is None
+        assert (await store.find_runs(RunQuery(text="rare", newest=newest, look=100))).cursor is None
         full = await store.find_runs(RunQuery(newest=newest, look=100, limit=2))
-        assert (len(full), full.place) == (2, None)
+        assert (len(full), full.cursor) == (2, None)
 
     @pytest.mark.contract("API-2")
     async def test_a_look_at_tasks_ends_after_so_many_rows(self, store: Store, node: SampleNode) -> None:
@@ -385,9 +385,9 @@ class FindSuite(SuiteBase):
             page = await store.find_tasks(query)
             looks += 1
             found += [each.step_id for each in page]
-            if page.place is None and not page:
+            if page.cursor is None and not page:
                 break
-            query = replace(query, after=page.place or page[-1].task_id)
+            query = replace(query, after=page.cursor or page[-1].task_id)
         assert len(found) <= 1
         assert 3 <= looks <= 5
 

@@ -32,7 +32,7 @@ class AccessSuite(SuiteBase):
     async def test_tokens_are_kept_as_they_were_made(self, store: Store, peer: Store) -> None:
         """And other processes see them as soon as they are."""
         plain = access_token("a" * 16, name="日本語")
-        assert await store.keep_tokens([RICH, plain]) == [RICH, plain]
+        assert await store.put_tokens([RICH, plain]) == [RICH, plain]
         assert await peer.find_tokens(TokenQuery()) == [RICH, plain]
         assert await store.find_tokens(TokenQuery(token_ids=(plain.token_id, "nowhere"))) == [plain]
         assert await store.find_tokens(TokenQuery(token_ids=())) == []
@@ -40,22 +40,22 @@ class AccessSuite(SuiteBase):
     @pytest.mark.contract("API-4")
     async def test_a_token_that_was_revoked_stays_so_whatever_is_kept_later(self, store: Store, peer: Store) -> None:
         """Such as the word of a process that has not heard of it, and says only that the token was used."""
-        await store.keep_tokens([RICH])
+        await store.put_tokens([RICH])
         revoked = replace(RICH, revoked_at=START + 3, revoked_by="ann")
-        assert await store.keep_tokens([revoked]) == [revoked]
-        [late] = await peer.keep_tokens([replace(RICH, last_used_at=START + 5)])
+        assert await store.put_tokens([revoked]) == [revoked]
+        [late] = await peer.put_tokens([replace(RICH, last_used_at=START + 5)])
         assert (late.revoked_at, late.revoked_by, late.last_used_at) == (START + 3, "ann", START + 5)
         assert await store.find_tokens(TokenQuery()) == [late]
-        [again] = await store.keep_tokens([replace(RICH, revoked_at=START + 9, revoked_by="bob")])
+        [again] = await store.put_tokens([replace(RICH, revoked_at=START + 9, revoked_by="bob")])
         assert again == late
 
     @pytest.mark.contract("API-4")
     async def test_nothing_else_of_a_token_can_be_changed(self, store: Store) -> None:
         """Not who it is, nor what it is good for, nor its secret."""
-        await store.keep_tokens([RICH])
+        await store.put_tokens([RICH])
         async with unchanged(store):
             other = access_token(RICH.token_id, "e" * 64, role="admin", tenant=None, name="eve")
-            assert await store.keep_tokens([other]) == [RICH]
+            assert await store.put_tokens([other]) == [RICH]
 
     @pytest.mark.contract("API-4")
     async def test_records_of_a_token_can_be_kept_in_any_order(self, store: Store) -> None:
@@ -71,7 +71,7 @@ class AccessSuite(SuiteBase):
             expected = token
             for change in order:
                 expected = joined(expected, replace(token, **change))
-                [kept] = await store.keep_tokens([replace(token, **change)])
+                [kept] = await store.put_tokens([replace(token, **change)])
             assert kept == expected
             assert (kept.revoked_by, kept.last_used_at) == ("ann", START + 4)
 
@@ -79,7 +79,7 @@ class AccessSuite(SuiteBase):
     async def test_tokens_are_found_by_tenant_and_page(self, store: Store) -> None:
         """In the order of their ids."""
         tokens = [access_token(f"{number:016x}", tenant=f"t{number % 2}") for number in range(45)]
-        await store.keep_tokens(list(reversed(tokens)))
+        await store.put_tokens(list(reversed(tokens)))
         found: list[AccessToken] = []
         while page := await store.find_tokens(TokenQuery(tenant="t1", after=found[-1].token_id if found else "")):
             found += page
@@ -93,11 +93,11 @@ class AccessSuite(SuiteBase):
         """Tokens stay, so that it can be seen who had one."""
         session = access_token("a" * 16, session_of=RICH.token_id, expires_at=START + 1_000)
         ended = replace(RICH, expires_at=START + 1_000)
-        await store.keep_tokens([ended, session])
+        await store.put_tokens([ended, session])
         assert await store.find_tokens(TokenQuery()) == [ended]
         assert await store.find_tokens(TokenQuery(sessions=True)) == [ended, session]
         clock.advance(ms=1)
-        await store.keep_tokens([access_token("b" * 16)])
+        await store.put_tokens([access_token("b" * 16)])
         left = await store.find_tokens(TokenQuery(sessions=True))
         assert [token.token_id for token in left] == [ended.token_id, "b" * 16]
 
@@ -121,8 +121,8 @@ class AccessSuite(SuiteBase):
         """And none of those that come with it is kept."""
         async with unchanged(store):
             with pytest.raises(InvalidInput):
-                await store.keep_tokens([access_token("a" * 16), replace(RICH, **changes)])
+                await store.put_tokens([access_token("a" * 16), replace(RICH, **changes)])
             with pytest.raises(InvalidInput):
-                await store.keep_tokens(["token"])  # type: ignore[list-item]
+                await store.put_tokens(["token"])  # type: ignore[list-item]
             with pytest.raises(InvalidInput):
                 await store.find_tokens(TokenQuery(token_ids=("\ud800",)))
