@@ -51,7 +51,7 @@ closes its step, so its outcome is recorded once. Like what goes to other runs, 
 no owner and its messages are held back. It leaves, admitted or queued, with the commit that finishes it.
 
 **Definitions.** A run is of one version of one plan, and a node claims what it can run. What that is it says with its
-lease, so that what nobody alive can run is found (`find_missing`), and is not forgotten. In the same list it says with
+lease, so that what nobody alive can run is found (`find_orphaned`), and is not forgotten. In the same list it says with
 which code and activities (`engine/definition_filter.py` has the form). A store keeps that as it is and returns it
 (`find_nodes`), so that a run can be handed over to a node that fits it better (`hand_over`). What a version declares is
 kept for longer than a lease: nodes that have its code publish it, and processes that do not have it check by
