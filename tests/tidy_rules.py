@@ -22,6 +22,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"settings"}),
     frozenset({"core"}),
     frozenset({"program"}),
+    frozenset({"registry"}),
     frozenset({"store"}),
     frozenset({"engine"}),
     frozenset({"run"}),

@@ -11,16 +11,13 @@ from contextlib import asynccontextmanager
 from functools import update_wrapper
 from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, Unpack, get_args, overload
 
-from msgspec import Raw
 from msgspec.structs import replace
 
 from holdfast.clock import Ids, Rng, SystemIds, SystemRng
-from holdfast.core import events as e
 from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Reason
 from holdfast.core.index_rows import Wait
 from holdfast.core.messages import AcceptedSignalResult
 from holdfast.core.names import check_name, check_signal_name, require_step_name
-from holdfast.core.state import RunState
 from holdfast.core.timing import Retry
 from holdfast.engine.activities.async_completion import report_error, report_result
 from holdfast.engine.inbox.dead_letters import Letter, find_letters
@@ -36,9 +33,9 @@ from holdfast.engine.serving import asked_to_end
 from holdfast.engine.start.admission import Dequeued
 from holdfast.engine.start.runtime import Opened
 from holdfast.engine.telling import place_of, work_of
-from holdfast.errors import CallerError, InvalidInput, VersionMismatch
+from holdfast.errors import CallerError, InvalidInput
 from holdfast.limits import Limits
-from holdfast.program.coroutine import CodeProgram, current_program, refuse_inside
+from holdfast.program.coroutine import current_program, refuse_inside
 from holdfast.program.definitions import (
     ActivityDefinition,
     ActivityOptions,
@@ -47,8 +44,8 @@ from holdfast.program.definitions import (
     milliseconds,
 )
 from holdfast.program.limiting import LimitOptions, WorkflowLimit
-from holdfast.program.port import Program
 from holdfast.program.schema import json_schema
+from holdfast.registry import Registry
 from holdfast.run import RunHandle, handle_of, run_from_inside
 from holdfast.settings import Settings, load_settings
 from holdfast.store import port
@@ -60,8 +57,6 @@ R = TypeVar("R")
 
 LIFE_DIGITS = 12
 """How much of a new id tells one life of a node from the others."""
-
-MOST_CALLBACKS = 1_000_000
 
 ClosePolicy = Literal["await", "abandon", "cancel"]
 
@@ -143,22 +138,18 @@ class App:
     ) -> None:
         """`allow_cross_tenant_signals` lets workflows signal runs of other tenants, projects and environments."""
         self.name = name
-        self.allow_cross_tenant_signals = allow_cross_tenant_signals
         self.logger = logger_of(name)
         """The app's log. Inside a workflow it says nothing while a history is replayed, and knows run and step."""
         self._given_limits = limits
-        self._limits = limits or Limits()
         self._ids = ids or SystemIds()
         self._rng = rng or SystemRng()
         self._operators = Operators(authoriser=authoriser, ids=self._ids)
-        self._workflows: dict[tuple[str, str], WorkflowDefinition] = {}
-        self._limited: dict[str, WorkflowLimit] = {}
-        self._activities: dict[str, ActivityDefinition] = {}
+        self.registry = Registry(limits, allow_cross_tenant_signals=allow_cross_tenant_signals)
+        """The workflows, activities and limits of this app."""
         self._node: Node | None = None
         self._store: port.Store | None = None
         self._sender: Sender | None = None
         self._opened_here: Opened | None = None
-        self._turn_s = NodeOptions().turn_s
 
     # --- registering
 
@@ -206,14 +197,7 @@ class App:
                 allows_other_signals=allow_other_signals,
             )
             require_step_name("a workflow's name", definition.name)
-            key = (definition.name, version)
-            if key in self._workflows:
-                raise InvalidInput(f"workflow {definition.name!r} is registered twice with version {version!r}")
-            limit = WorkflowLimit(limits, definition.signature) if limits else None
-            self._workflows[key] = definition
-            self._limited.pop(definition.name, None)
-            if limit is not None:
-                self._limited[definition.name] = limit
+            self.registry.add_workflow(definition, WorkflowLimit(limits, definition.signature) if limits else None)
             return Workflow(definition)
 
         return register if function is None else register(function)
@@ -232,9 +216,7 @@ class App:
             chosen = function.__name__ if name is None else name
             definition = ActivityDefinition(function, chosen, _options(ActivityOptions(), **options))
             require_step_name("an activity's name", definition.name)
-            if definition.name in self._activities:
-                raise InvalidInput(f"activity {definition.name!r} is registered twice")
-            self._activities[definition.name] = definition
+            self.registry.add_activity(definition)
             return Activity(definition)
 
         return register if function is None else register(function)
@@ -276,7 +258,7 @@ class App:
         error of the store the call can be repeated. A token that is none: `InvalidInput`; a run that has finished:
         `RunTerminal`. A success counts even when it comes after the attempt's time, as long as the step is open.
         """
-        await report_result(self._opened(), self._completion_key(), token, result, self._limits)
+        await report_result(self._opened(), self._completion_key(), token, result, self._open_node().limits)
 
     async def fail_activity(self, token: str, error: BaseException | str) -> None:
         """Report that such an activity has failed: it is tried again by its policy, unless it is `NonRetryable`.
@@ -286,8 +268,11 @@ class App:
         await report_error(self._opened(), self._completion_key(), token, error)
 
     def _completion_key(self) -> str:
+        return self._open_node().completion_key
+
+    def _open_node(self) -> Node:
         assert self._node is not None
-        return self._node.completion_key
+        return self._node
 
     async def dead_letters(
         self,
@@ -322,7 +307,7 @@ class App:
             name = getattr(workflow, "__qualname__", repr(workflow))
             raise InvalidInput(f"{name} is not a workflow: register the function with @app.workflow, and start that")
         definition = workflow.definition
-        if self._workflows.get((definition.name, definition.version)) is not definition:
+        if self.registry.workflows.get((definition.name, definition.version)) is not definition:
             raise InvalidInput(
                 f"workflow {definition.name!r} belongs to another app than {self.name!r}; start it there"
             )
@@ -331,55 +316,7 @@ class App:
     @property
     def tasks(self) -> Tasks:
         """What humans are asked by runs, and what they may do with it."""
-        return Tasks(self._opened(), self._workflows.values(), self.opened().permits())
-
-    # --- what a node asks
-
-    def plans(self) -> list[tuple[str, str]]:
-        """Return the workflows that are registered, each with its version."""
-        return list(self._workflows)
-
-    def fingerprints(self) -> Mapping[tuple[str, str], str]:
-        """Return what tells the code of each workflow apart from other code of the same version."""
-        return {plan: definition.fingerprint for plan, definition in self._workflows.items()}
-
-    def plan_ids(self) -> list[str]:
-        """Return the names of the workflows that are registered."""
-        return sorted({name for name, _ in self._workflows})
-
-    def limited(self) -> Mapping[str, WorkflowLimit]:
-        """Return the limits of the workflows that have some, by their names."""
-        return self._limited
-
-    def begin(self, state: RunState, input: Raw, rotation: int) -> Program:
-        """Make the program of a run."""
-        definition = self._workflows.get((state.plan_id, state.plan_version))
-        if definition is None:
-            known = sorted(version for name, version in self._workflows if name == state.plan_id)
-            raise VersionMismatch(
-                f"run {state.run_id} needs version {state.plan_version!r} of {state.plan_id!r}; known are {known}"
-            )
-        return CodeProgram(
-            definition, state.run_id, input, rotation, state.depth, self._limits, MOST_CALLBACKS, self._turn_s
-        )
-
-    def activity_names(self) -> list[str]:
-        """Return the names of the activities that are registered."""
-        return sorted(self._activities)
-
-    def activity_named(self, name: str) -> ActivityDefinition | None:
-        """Return the activity of this name, or None."""
-        return self._activities.get(name)
-
-    def check_result(self, step: e.Body, result: Raw) -> None:
-        """Refuse a result that does not fit what an activity or a child returns, if it is registered here."""
-        definition: ActivityDefinition | WorkflowDefinition | None = None
-        if isinstance(step, e.StepStarted):
-            definition = self._activities.get(step.name)
-        elif isinstance(step, e.ChildStarted):
-            definition = self._workflows.get((step.plan_id, step.plan_version))
-        if definition is not None:
-            definition.signature.result_of(result)
+        return Tasks(self._opened(), self.registry.workflows.values(), self.opened().permits())
 
     # --- running
 
@@ -393,22 +330,22 @@ class App:
         The signals of the process are left alone: who ends the context decides when the node stops. See `serve`.
         """
         options = options or NodeOptions()
-        before = self._node, self._store, self._sender, self._limits, self._turn_s, self._opened_here
+        before = self._node, self._store, self._sender, self._opened_here
         async with self._open(store) as (unobserved, limits):
             check_ownership(unobserved, _settings(None, None).checkpoint_ownership)
             opened = observed(unobserved)
-            node = Node(self._life_of(name), opened, self, self._rng, options, limits)
-            self._limits, self._turn_s = limits, options.turn_s
-            sender = Sender(opened, self._workflows, node.expect)
+            registry = self.registry.bounded(limits, options.turn_s)
+            node = Node(self._life_of(name), opened, registry, self._rng, options, limits)
+            sender = Sender(opened, self.registry.workflows, node.expect)
             await sender.declarations.publish()
             node.declarations = sender.declarations
             await node.start()
             self._node, self._store, self._sender = node, opened, sender
-            self._opened_here = Opened(opened, node, sender, self._operators, self._workflows, self._ids)
+            self._opened_here = Opened(opened, node, sender, self._operators, self.registry.workflows, self._ids)
             try:
                 yield node
             finally:
-                self._node, self._store, self._sender, self._limits, self._turn_s, self._opened_here = before
+                self._node, self._store, self._sender, self._opened_here = before
                 try:
                     await sender.stop()
                 finally:
@@ -451,7 +388,7 @@ class App:
         held. Works on the main thread only; an error of the node itself is raised.
         """
         with asked_to_end() as asked:
-            work = work_of(self.plan_ids(), options or NodeOptions())
+            work = work_of(self.registry.workflow_names(), options or NodeOptions())
             place = place_of(_settings(store, None).store if store is None else store)  # before it is made
             async with self.node(store, name=name, options=options) as node:
                 logger.info("node %s works on %s; store: %s", node.name, work, place)
@@ -507,7 +444,9 @@ class App:
         )
         for delivered in started.signals:
             result_of(delivered)
-        return handle_of(opened, started.run_id, self._workflows.get((definition.name, started.workflow_version)))
+        return handle_of(
+            opened, started.run_id, self.registry.workflows.get((definition.name, started.workflow_version))
+        )
 
     def is_open_with(self, opened: Opened) -> bool:
         """Say whether this is still what is open here."""

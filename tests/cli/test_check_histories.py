@@ -178,10 +178,10 @@ async def test_every_page_is_read_and_damage_costs_only_the_damaged(tmp_path: Pa
         db.commit()
     store = await hf.open_store(hf.Settings(store=address))
     try:
-        checked = [run async for run in check_runs(app, store)]
+        checked = [run async for run in check_runs(app.registry, store)]
         assert [run.run_id for run in checked] == [f"run-{number:03}" for number in range(230)]
         damaged = ["run-000", "run-120", "run-121", "run-229"]
-        assert [problem.run_id for problem in await check_store(app, store)] == damaged
+        assert [problem.run_id for problem in await check_store(app.registry, store)] == damaged
         assert await count_runs(store) == 230
     finally:
         await store.close()
@@ -196,7 +196,7 @@ async def test_a_history_is_taken_as_far_as_it_went_when_the_run_was_found() -> 
         await until_event(run, "SignalWaiting")
         assert found[0] is not None
         late = _Late(store, found[0].head)
-        assert await check_store(app, late) == []
+        assert await check_store(app.registry, late) == []
 
 
 class _Late:

@@ -13,8 +13,8 @@ from holdfast.core import events as e
 from holdfast.core.events import Event
 from holdfast.core.keys import ActivityToken, read_activity_token, write_activity_token
 from holdfast.core.state import TERMINAL
+from holdfast.engine.check_histories import check_histories
 from holdfast.errors import ActivityFailed, CallerError, Conflict, InvalidInput, NotFound, RunTerminal
-from holdfast.program.replay_check import check_histories
 from holdfast.store.port import Store, Turn
 from tests.engine.place import Around, Place, stopped_time, types, until, until_event
 
@@ -650,4 +650,4 @@ async def test_outcomes_of_several_steps_that_come_together_are_all_recorded(
     assert ended["ask"] == "StepCompleted"
     assert ended["ask#2"] == {"success": "StepCompleted", "retry": "StepRetried"}.get(second, "StepFailed")
     assert any(isinstance(event.data, e.StepCancelled) for event in events) is (second == "retry")
-    assert check_histories(app, [events]) == []
+    assert check_histories(app.registry, [events]) == []

@@ -63,7 +63,7 @@ async def test_a_result_goes_up_and_a_cancellation_goes_down_whatever_the_ids(pl
 @pytest.mark.parametrize("parent_id", ["gone", LONGEST[0], LONGEST[2]], ids=["short", "longest", "not ASCII"])
 async def test_a_child_whose_parent_is_gone_ends_and_harms_nobody(place: Place, parent_id: str) -> None:
     app, parent = family()
-    child = next(definition for (name, _), definition in app._workflows.items() if name == "child")
+    child = next(definition for (name, _), definition in app.registry.workflows.items() if name == "child")
     async with place.node(app) as node:
         queued = RunQueued(
             child.name,

@@ -367,9 +367,9 @@ def test_the_limit_of_the_version_that_was_registered_last_holds() -> None:
     register: Callable[..., Any] = app.workflow
     register(at_once=1, version="1")(visit)
     register(at_once=5, version="2")(visit)
-    assert app.limited()["visit"].limit.at_once == 5
+    assert app.registry.workflow_limits["visit"].limit.at_once == 5
     register(version="3")(visit)
-    assert app.limited() == {}
+    assert app.registry.workflow_limits == {}
 
 
 def most_within(instants: list[int], period_us: int) -> int:

@@ -164,7 +164,7 @@ async def test_a_form_is_found_again_whatever_order_it_was_stored_in() -> None:
     async with asyncio.timeout(10), app.node("memory://"):
         run = await app.start(order)
         await until_event(run, "TaskCreated")
-        [definition] = app._workflows.values()
+        [definition] = app.registry.workflows.values()
         [task] = await app.tasks.list(run_id=run.run_id)
         check = check_with(definition.forms)
         canonical = Raw(json.encode(json.decode(task.form), order="deterministic"))

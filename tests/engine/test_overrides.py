@@ -98,7 +98,7 @@ def make_app(**given: Any) -> hf.App:
 
 async def opened(app: hf.App, name: str, event: str = "") -> RunHandle[Any]:
     """Start a run and wait until its step is open."""
-    [workflow] = [definition for definition in app._workflows.values() if definition.name == name]
+    [workflow] = [definition for definition in app.registry.workflows.values() if definition.name == name]
     started = await app.opened().start(workflow, codec.encode({}))
     run = handle_of(app.opened(), started.run_id)
     waits = "TaskCreated" if name in ("one", "two", "needs", "declines") else "SignalWaiting"

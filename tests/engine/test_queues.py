@@ -478,4 +478,4 @@ def test_a_queue_or_an_activity_that_cannot_be_kept_is_refused_where_it_is_named
         app.activity(queue=name)(develop)
     with pytest.raises(InvalidInput):
         app.activity(name=name)(develop)
-    assert app.activity_names() == []
+    assert app.registry.activity_names() == []

@@ -12,6 +12,7 @@ import holdfast as hf
 from holdfast.app import App, Workflow
 from holdfast.core.messages import AcceptedSignalResult
 from holdfast.core.state import COMPLETED
+from holdfast.engine.check_histories import check_histories
 from holdfast.errors import (
     CheckpointOwnershipCapabilityError,
     Conflict,
@@ -22,7 +23,6 @@ from holdfast.errors import (
     PayloadTooLarge,
     RunTerminal,
 )
-from holdfast.program.replay_check import check_histories
 from holdfast.store.port import Capabilities, RunQuery
 from tests.engine.place import Place, types, until_event, until_status
 
@@ -428,4 +428,4 @@ async def test_histories_with_signals_of_every_kind_are_checked_without_a_node()
         await run.signal("vote", 2)
         assert await run.result() == [None, 2, [2]]
         history = await run.events()
-    assert check_histories(app, [history]) == []
+    assert check_histories(app.registry, [history]) == []

@@ -135,7 +135,7 @@ async def test_what_is_registered_is_checked(parameter: str) -> None:
 
 def started(app: hf.App, **given: Any) -> Any:
     """Start a run with these options."""
-    [definition] = [each for each in app._workflows.values() if each.name == "waits"]
+    [definition] = [each for each in app.registry.workflows.values() if each.name == "waits"]
     return app.start(hf_workflow(definition), **given)
 
 

@@ -75,7 +75,7 @@ async def test_an_update_that_was_accepted_stays_although_its_validator_would_re
     async with place.opened() as store:
         run_id = await begun(place, store)
         app, _ = counting(strict)
-        assert await check_store(app, store) == []
+        assert await check_store(app.registry, store) == []
         async with place.node(app, store):
             run = app.run(run_id)
             assert await run.query("total") == 5
@@ -90,7 +90,7 @@ async def test_an_update_that_was_refused_is_not_applied_although_its_validator_
     async with place.opened() as store:
         run_id = await begun(place, store, is_refused=True)
         app, _ = counting(lenient)
-        assert await check_store(app, store) == []
+        assert await check_store(app.registry, store) == []
         async with place.node(app, store):
             run = app.run(run_id)
             assert await run.query("total") == 0
@@ -120,7 +120,7 @@ async def test_a_recorded_update_that_cannot_be_applied_is_a_divergence(
     async with place.opened() as store:
         run_id = await begun(place, store)
         app, _ = counting(lenient, **change)
-        [found] = await check_store(app, store)
+        [found] = await check_store(app.registry, store)
         assert (found.run_id, found.code) == (run_id, "NondeterminismError")
         assert found.run_seq > 0
         assert problem in found.message

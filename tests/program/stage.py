@@ -179,7 +179,7 @@ class Stage:
             queued = self.events[0].data
             assert isinstance(queued, e.RunQueued)
             given = queued.input
-        return self.app.begin(self.state, given, self._rotation)
+        return self.app.registry.begin(self.state, given, self._rotation)
 
     def _absorb(self, answer: Decision) -> None:
         events = self._keep(answer)

@@ -1,13 +1,13 @@
 """Checking new code against stored histories, before it is deployed."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import holdfast as hf
-from holdfast.engine.check_histories import check_store
-from holdfast.program.replay_check import check_histories, since_rotation
+from holdfast.engine.check_histories import check_histories, check_store, since_rotation
 from tests.engine.place import until_event
 from tests.program.stage import Stage, staged
 
@@ -53,22 +53,24 @@ def test_only_what_a_node_would_replay_is_checked() -> None:
     other, _ = made(other_rounds)
     for prefix in ("", "1/", "2/"):
         stage.complete(f"{prefix}work", 1)
-        assert len(check_histories(other, [stage.events])) == (0 if prefix == "2/" else 1)
+        assert len(check_histories(other.registry, [stage.events])) == (0 if prefix == "2/" else 1)
         stage.send("go", "")
-    assert check_histories(other, [stage.events]) == check_histories(stage.app, [stage.events]) == []
+    assert check_histories(other.registry, [stage.events]) == check_histories(stage.app.registry, [stage.events]) == []
     assert len(since_rotation(stage.events)) == 2
 
 
 @pytest.mark.contract("WF-3")
 def test_a_missing_version_and_arguments_that_do_not_fit_are_problems() -> None:
     stage = Stage(*made(rounds), 0).start()
-    assert [problem.code for problem in check_histories(hf.App("empty"), [stage.events])] == ["VersionMismatch"]
+    assert [problem.code for problem in check_histories(hf.App("empty").registry, [stage.events])] == [
+        "VersionMismatch"
+    ]
 
     async def order(name: str) -> None: ...
 
     app = hf.App("check")
     app.workflow(order)
-    [problem] = check_histories(app, [stage.events])
+    [problem] = check_histories(app.registry, [stage.events])
     assert (problem.code, problem.run_seq, problem.expected) == ("NondeterminismError", 2, '{"number":0}')
     assert problem.found == "async def order(name: str) -> None"
 
@@ -80,8 +82,8 @@ def test_runs_that_have_not_begun_or_have_ended_are_no_problem() -> None:
 
     ended = staged(short)
     waiting = Stage(*made(rounds), 0)
-    assert check_histories(ended.app, [ended.events, []]) == []
-    assert check_histories(waiting.app, [waiting.events]) == []
+    assert check_histories(ended.app.registry, [ended.events, []]) == []
+    assert check_histories(waiting.app.registry, [waiting.events]) == []
 
 
 @pytest.mark.contract("WF-3")
@@ -92,9 +94,40 @@ async def test_the_runs_of_a_store_are_checked() -> None:
         runs = [await app.start(order, number) for number in (0, 1, 7)]
         for run in runs:
             await until_event(run, "SignalWaiting")
-    assert await check_store(app, store) == []
+    assert await check_store(app.registry, store) == []
     other, _ = made(other_rounds)
-    problems = await check_store(other, store)
+    problems = await check_store(other.registry, store)
     assert {problem.run_id for problem in problems} == {run.run_id for run in runs[:2]}
     assert {problem.run_seq for problem in problems} == {3}
     assert all("StartTimer" in problem.found and "'work'" in problem.expected for problem in problems)
+
+
+@pytest.mark.contract("WF-3")
+async def test_a_condition_that_exits_is_a_finding() -> None:
+    """On a node it pauses its run. The check goes on with the next run."""
+    is_broken = False
+
+    async def order() -> None:
+        looks = []
+
+        def is_done() -> bool:
+            looks.append(1)
+            if is_broken and len(looks) > 1:  # the first look is the task's own
+                raise SystemExit(3)
+            return False
+
+        timer = asyncio.create_task(hf.sleep(0.001))
+        await hf.wait_until(is_done)
+        await timer
+
+    store, app = hf.MemoryStore(), hf.App("check")
+    workflow = app.workflow(order)
+    async with app.node(store):
+        runs = [await app.start(workflow, run_id=run_id) for run_id in ("a", "b")]
+        for run in runs:
+            await until_event(run, "TimerFired")
+    assert await check_store(app.registry, store) == []
+    is_broken = True
+    found = await check_store(app.registry, store)
+    assert [(each.run_id, each.code) for each in found] == [("a", "RunError"), ("b", "RunError")]
+    assert all("SystemExit" in each.message for each in found)

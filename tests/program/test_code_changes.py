@@ -9,8 +9,8 @@ import pytest
 
 import holdfast as hf
 from holdfast.core.state import COMPLETED
+from holdfast.engine.check_histories import check_histories
 from holdfast.errors import NondeterminismError
-from holdfast.program.replay_check import check_histories
 from tests.program.stage import Stage
 
 PAGE = Path(__file__).parents[2] / "docs" / "changing-code.md"
@@ -156,7 +156,7 @@ def test_the_page_has_every_change() -> None:
 def test_a_change_is_noticed_or_does_no_harm_as_documented(name: str) -> None:
     stage = recorded()
     app, _ = app_with(CHANGES[name], "charge_card" if name == "change an activity's name" else "charge")
-    problems = check_histories(app, [stage.events])
+    problems = check_histories(app.registry, [stage.events])
     if documented()[name] == "paused":
         with pytest.raises(NondeterminismError) as caught:
             stage.replayed(app)
@@ -185,4 +185,4 @@ def test_new_runs_take_the_patched_way_and_replay_it() -> None:
     for step_id in ("charge", "charge#2", "post"):
         stage.complete(step_id, "")
     assert stage.replayed().open == ["ship"]
-    assert check_histories(stage.app, [stage.events]) == []
+    assert check_histories(stage.app.registry, [stage.events]) == []

@@ -8,9 +8,9 @@ import pytest
 
 import holdfast as hf
 from holdfast.core import events as e
+from holdfast.engine.check_histories import check_histories, since_rotation
 from holdfast.errors import InvalidInput, NondeterminismError, NotDurable
 from holdfast.limits import EVENT_BYTES
-from holdfast.program.replay_check import check_histories, since_rotation
 from tests.program.stage import Stage
 
 Workflow = Callable[..., Any]
@@ -58,7 +58,7 @@ def test_a_workflow_begins_again_when_its_steps_have_reached_the_limit(steps: in
     assert rotations(stage) == 3
     [*_, rotated] = [event.data for event in stage.events if isinstance(event.data, e.ContinuedAsNew)]
     assert bytes(rotated.input) == b'{"number":%d}' % (3 * steps)
-    assert check_histories(stage.app, [stage.events]) == []
+    assert check_histories(stage.app.registry, [stage.events]) == []
     assert len(since_rotation(stage.events)) == 2
 
 
@@ -375,7 +375,7 @@ def test_a_rotation_that_tidies_up_first_is_remembered_whatever_the_limits_are_b
     again = stage.replayed(made(tidies_up, limits)[0])
     again.complete("act#2", None)
     assert again.result == 1
-    assert check_histories(again.app, [again.events]) == []
+    assert check_histories(again.app.registry, [again.events]) == []
 
 
 @pytest.mark.contract("CAN-1", "WF-2")
@@ -387,7 +387,7 @@ def test_other_limits_never_make_a_history_diverge(first: hf.Limits, then: hf.Li
     others = [made(loop, then)[0], stage.app]
     for number in range(7):
         stage.complete(stage.open[0], None)
-        assert check_histories(others[0], [stage.events]) == []
+        assert check_histories(others[0].registry, [stage.events]) == []
         stage = stage.replayed(others[number % 2])
     assert [bytes(event.data.input) for event in stage.events if isinstance(event.data, e.StepStarted)] == [
         b'{"value":%d}' % number for number in range(8)

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 import holdfast as hf
+from holdfast.engine.check_histories import check_histories
 from holdfast.errors import NondeterminismError
-from holdfast.program.replay_check import check_histories
 from tests.program.stage import Stage
 
 
@@ -49,9 +49,9 @@ def test_results_of_swapped_calls_are_a_divergence(is_child: bool) -> None:
     assert '{"number":1}' in caught.value.details["expected"]
     assert '{"number":2}' in caught.value.details["found"]
     assert f"{__file__}:" in caught.value.message
-    [problem] = check_histories(swapped.app, [stage.events])
+    [problem] = check_histories(swapped.app.registry, [stage.events])
     assert problem.code == "NondeterminismError"
-    assert check_histories(stage.app, [stage.events]) == []
+    assert check_histories(stage.app.registry, [stage.events]) == []
 
 
 async def act_with_more(number: int, currency: str = "EUR") -> int:
@@ -62,13 +62,13 @@ async def act_with_more(number: int, currency: str = "EUR") -> int:
 @pytest.mark.parametrize(("given", "is_the_same"), [(call(1), True), (call(1, "EUR"), True), (call(1, "USD"), False)])
 def test_a_parameter_with_a_default_may_be_added(given: Any, is_the_same: bool) -> None:
     stage = shop([call(1)], act).start()
-    assert (check_histories(shop([given], act_with_more).app, [stage.events]) == []) is is_the_same
+    assert (check_histories(shop([given], act_with_more).app.registry, [stage.events]) == []) is is_the_same
 
 
 @pytest.mark.contract("WF-2")
 def test_a_parameter_that_is_taken_away_is_a_divergence() -> None:
     stage = shop([call(1, "USD")], act_with_more).start()
-    assert check_histories(shop([call(1)], act).app, [stage.events]) != []
+    assert check_histories(shop([call(1)], act).app.registry, [stage.events]) != []
 
 
 async def order_item(item: Item) -> None: ...
@@ -83,4 +83,4 @@ def test_a_set_has_no_order() -> None:
     turned["item"]["tags"].reverse()
     body = msgspec.structs.replace(stage.events[-1].data, input=msgspec.Raw(msgspec.json.encode(turned)))
     history = [*stage.events[:-1], msgspec.structs.replace(stage.events[-1], data=body)]
-    assert check_histories(stage.app, [history]) == []
+    assert check_histories(stage.app.registry, [history]) == []

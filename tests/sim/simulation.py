@@ -348,7 +348,7 @@ class Simulation:
         """Check that a run's history leads a fresh program to the same end, and that nothing sent was lost."""
         world, run_id = self._world, head.run_id
         history = world.store.events_of(run_id)
-        live, problem = revive(run_id, history, self.cluster.all[0].app)
+        live, problem = revive(run_id, history, self.cluster.all[0].app.registry)
         live.close()
         if problem is not None:
             world.violate(f"{run_id} cannot be replayed: {problem}")

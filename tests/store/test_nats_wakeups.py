@@ -219,7 +219,7 @@ async def test_a_run_that_is_started_elsewhere_is_found_at_once(server: NatsServ
     settings = Settings(store=store, wakeups=server.url)
     works, starts = await open_store(settings), await open_store(settings)
     other = hf.App("other")
-    other._workflows, other._activities = app._workflows, app._activities
+    other.registry = app.registry
     async with app.node(works, options=patient), other.connect(starts):
         witness = works.wakeups.listen()
         await asyncio.gather(*(witness.wait(1.0) for _ in range(2)))

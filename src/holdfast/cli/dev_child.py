@@ -73,7 +73,7 @@ async def _serve(app: App, given: Given, before: Look) -> int:
     loop.add_reader(given.life, _end, loop, given.life)
     watching = asyncio.create_task(_watch(before))
     service = ServiceOptions(host=given.host, port=given.port, is_open=True, drain_s=DRAIN_S)
-    queues = {activity.options.queue for name in app.activity_names() if (activity := app.activity_named(name))}
+    queues = {activity.options.queue for activity in app.registry.activities.values()}
     node = NodeOptions(drain_s=DRAIN_S, queues=tuple(sorted(queue for queue in queues if queue)))
     with socket.socket(fileno=given.listener) as listener:
         await serve(app, given.store, options=service, node=node, listener=listener)

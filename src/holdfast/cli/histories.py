@@ -17,9 +17,8 @@ from holdfast.app import App
 from holdfast.cli.app_loader import load_app, settings_at
 from holdfast.cli.exit_codes import FAILED, FINE
 from holdfast.cli.output import clean, json_line
-from holdfast.engine.check_histories import Checked, check_runs, count_runs
+from holdfast.engine.check_histories import Checked, Problem, check_runs, count_runs
 from holdfast.engine.telling import without_password
-from holdfast.program.replay_check import Problem
 from holdfast.settings import Settings
 from holdfast.store.open import open_existing
 
@@ -61,7 +60,7 @@ async def _check(app: App, settings: Settings, finished: bool, as_json: bool) ->
     try:
         is_empty = await count_runs(store, finished=True) == 0
         with _progress(await count_runs(store, finished=finished)) as progress:
-            async for run in check_runs(app, store, finished=finished):
+            async for run in check_runs(app.registry, store, finished=finished):
                 progress.advance(progress.task_ids[0])
                 checked[_kind(run)] += 1
                 if run.problem is not None:

@@ -1,22 +1,46 @@
-"""Reads the histories of a store, so that new code can be checked against them before it is deployed.
+"""Checks new code against the histories of a store, before it is deployed.
 
-Nothing is written and nothing is carried out. Runs are read a page at a time and their histories one at a time, so
-the size of the store does not matter. Each history is taken as far as it went when the run was found: nodes may go on
-meanwhile, and a turn must not be seen half.
+Each run is rebuilt with the registry as it is now, by the function that a node rebuilds it with (`execute.rebuild`).
+What would pause the run on a node is a problem here: a divergence, a version that is missing, arguments that do not fit
+any more, code that raises where no task can take it. Nothing is written and no activity is carried out.
+
+Runs are read a page at a time and their histories one at a time, so the size of the store does not matter. Each history
+is read as far as it went when the run was found, because nodes may go on meanwhile and a turn must not be seen half.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from holdfast.core import events as e
 from holdfast.core.events import Event
 from holdfast.core.state import TERMINAL
-from holdfast.errors import HistoryGap, RunError, StoreCorrupt
-from holdfast.program.replay_check import Definitions, Problem, check_history, problem_of
+from holdfast.engine.turns.execute import revive
+from holdfast.errors import HistoryGap, HoldfastError, RunError, StoreCorrupt
+from holdfast.registry import Registry
 from holdfast.store.port import RunHead, RunQuery, Store
 
 PAGE_RUNS = 100
+
+
+class Problem(Struct, frozen=True, kw_only=True):
+    """What would pause a run. `run_seq` is the first event that differs; 0 if it never comes to that."""
+
+    run_id: str
+    plan_id: str = ""
+    plan_version: str = ""
+    code: str
+    message: str
+    run_seq: int = 0
+    expected: str = ""
+    """What the history has."""
+
+    found: str = ""
+    """What the code asks for."""
+
+    source: str = ""
+    """The line of the code, as `file:line`."""
 
 
 class Checked(Struct, frozen=True):
@@ -28,19 +52,19 @@ class Checked(Struct, frozen=True):
     problem: Problem | None
 
 
-async def check_runs(definitions: Definitions, store: Store, *, finished: bool = False) -> AsyncIterator[Checked]:
+async def check_runs(registry: Registry, store: Store, *, finished: bool = False) -> AsyncIterator[Checked]:
     """Look at one run after the other; at finished ones only if asked. A damaged run is a problem of its own."""
     async for head in _heads(store):
         if isinstance(head, StoreCorrupt):
             run_id = head.details["run_id"]
             yield Checked(run_id, "", "", Problem(run_id=run_id, code=head.code, message=head.message))
         elif finished or head.status not in TERMINAL:
-            yield Checked(head.run_id, head.plan_id, head.plan_version, await _problem(definitions, store, head))
+            yield Checked(head.run_id, head.plan_id, head.plan_version, await _problem(registry, store, head))
 
 
-async def check_store(definitions: Definitions, store: Store, *, finished: bool = False) -> list[Problem]:
-    """Return the problems that the runs of a store would have with these definitions; finished runs only if asked."""
-    checked = check_runs(definitions, store, finished=finished)
+async def check_store(registry: Registry, store: Store, *, finished: bool = False) -> list[Problem]:
+    """Return the problems that the runs of a store would have with this registry; finished runs only if asked."""
+    checked = check_runs(registry, store, finished=finished)
     return [run.problem async for run in checked if run.problem is not None]
 
 
@@ -48,6 +72,49 @@ async def count_runs(store: Store, *, finished: bool = False) -> int:
     """Return how many runs there are to look at, about."""
     runs = (await store.stats()).runs
     return sum(count for status, count in runs.items() if finished or status not in TERMINAL)
+
+
+def check_histories(registry: Registry, histories: Iterable[Sequence[Event]]) -> list[Problem]:
+    """Return the problems that these runs would have, at most one for each. A history is whole, or since a rotation."""
+    problems = (check_history(registry, history) for history in histories)
+    return [problem for problem in problems if problem is not None]
+
+
+def check_history(registry: Registry, history: Sequence[Event]) -> Problem | None:
+    """Return the first problem that this run would have. A run without a history has none."""
+    if not history:
+        return None
+    run_id = history[0].run_id
+    try:
+        live, problem = revive(run_id, since_rotation(history), registry)
+    except RunError as damage:
+        return problem_of(damage, run_id, "", "")
+    live.close()
+    return None if problem is None else problem_of(problem, run_id, live.state.plan_id, live.state.plan_version)
+
+
+def since_rotation(history: Sequence[Event]) -> Sequence[Event]:
+    """Return the part of a history that a node replays: from the last rotation on, or all of it."""
+    for position in range(len(history) - 1, -1, -1):
+        if isinstance(history[position].data, e.ContinuedAsNew):
+            return history[position:]
+    return history
+
+
+def problem_of(error: HoldfastError, run_id: str, plan_id: str, plan_version: str) -> Problem:
+    """Return an error as the problem of a run."""
+    details = error.details
+    return Problem(
+        run_id=run_id,
+        plan_id=plan_id,
+        plan_version=plan_version,
+        code=error.code,
+        message=error.message,
+        run_seq=details.get("run_seq", 0),
+        expected=str(details.get("expected", "")),
+        found=str(details.get("found", "")),
+        source=str(details.get("source", "")),
+    )
 
 
 async def _heads(store: Store) -> AsyncIterator[RunHead | StoreCorrupt]:
@@ -63,12 +130,12 @@ async def _heads(store: Store) -> AsyncIterator[RunHead | StoreCorrupt]:
         after = page[-1].run_id if page.cursor is None else page.cursor
 
 
-async def _problem(definitions: Definitions, store: Store, head: RunHead) -> Problem | None:
+async def _problem(registry: Registry, store: Store, head: RunHead) -> Problem | None:
     try:
         history = await _history(store, head)
     except (RunError, StoreCorrupt) as damage:
         return problem_of(damage, head.run_id, head.plan_id, head.plan_version)
-    problem = check_history(definitions, history)
+    problem = check_history(registry, history)
     return problem and replace(problem, plan_id=head.plan_id, plan_version=head.plan_version)
 
 

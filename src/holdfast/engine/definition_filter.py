@@ -19,7 +19,6 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from typing import Protocol
 from zlib import crc32
 
 from holdfast.core.dead_letters import DeadLetterQuery
@@ -28,6 +27,7 @@ from holdfast.core.state import PAUSED
 from holdfast.engine.options import NodeOptions
 from holdfast.errors import StoreCorrupt, StoreError
 from holdfast.program.fingerprint import CHARS as FINGERPRINT_CHARS
+from holdfast.registry import Registry
 from holdfast.store.port import LoadedRun, NodePlans, Plan, RunHead, RunQuery, Store
 from holdfast.store.types import pages
 from holdfast.store.validation import name_of
@@ -42,22 +42,6 @@ Fits = Callable[[RunHead], Awaitable[bool]]
 """Returns whether a run waits for code that fits its history, and the code here does."""
 
 logger = logging.getLogger("holdfast.node")
-
-
-class KnownDefinitions(Protocol):
-    """Knows which definitions there are."""
-
-    def plans(self) -> Sequence[Plan]:
-        """Return the workflows that are known, each with its version."""
-        ...
-
-    def fingerprints(self) -> Mapping[Plan, str]:
-        """Return what tells the code of each workflow apart from other code of the same version."""
-        ...
-
-    def activity_names(self) -> list[str]:
-        """Return the names of the activities that are known."""
-        ...
 
 
 # What a node says beside the definitions that it has. No name has a line break in it, and no plan's id is empty.
@@ -100,10 +84,10 @@ def other_code(nodes: Iterable[NodePlans], plan: Plan, tried: Collection[str]) -
 class Known:
     """What one node claims."""
 
-    def __init__(self, node: str, store: Store, definitions: KnownDefinitions, options: NodeOptions) -> None:
+    def __init__(self, node: str, store: Store, registry: Registry, options: NodeOptions) -> None:
         self._node = node
         self._store = store
-        self._definitions = definitions
+        self._registry = registry
         self._takes_runs = options.takes_runs
         self._grace_s = options.definition_grace_s
         self._late_ms = round((options.definition_grace_s or 0) * 1_000)
@@ -116,7 +100,7 @@ class Known:
 
     def plans(self) -> Sequence[Plan]:
         """Return what this node can run."""
-        return self._definitions.plans() if self._takes_runs else ()
+        return list(self._registry.workflows) if self._takes_runs else ()
 
     def has(self, plan_id: str, plan_version: str) -> bool:
         """Say whether this node can run it."""
@@ -128,7 +112,7 @@ class Known:
         if self._is_stopping or not self._takes_runs:  # it is given no runs
             return [*self.plans(), *lacks]
         codes = [code_plan(plan, code) for plan, code in self._fingerprints().items()]
-        return [*self.plans(), *codes, *map(activity_plan, self._definitions.activity_names()), *lacks]
+        return [*self.plans(), *codes, *map(activity_plan, self._registry.activity_names()), *lacks]
 
     def stop(self) -> None:
         """Say from the next renewal on that this node is to be given no runs."""
@@ -136,7 +120,7 @@ class Known:
 
     def _fingerprints(self) -> Mapping[Plan, str]:
         if self._codes is None:
-            self._codes = self._definitions.fingerprints() if self._takes_runs else {}
+            self._codes = self._registry.fingerprints() if self._takes_runs else {}
         return self._codes
 
     async def hand_over(self, head: RunHead) -> bool:

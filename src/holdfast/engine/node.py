@@ -11,9 +11,9 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
-from msgspec import UNSET, Raw
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from holdfast.clock import Rng
@@ -26,21 +26,21 @@ from holdfast.core.state import OpenStep, RunState
 from holdfast.engine.activities.async_completion import completion_key
 from holdfast.engine.activities.dispatch import NONE, Dispatcher
 from holdfast.engine.activities.executor import Details, Outcome, Work, Workers
-from holdfast.engine.activities.queue_worker import ActivityDefinitions, Queues, outcome_message
+from holdfast.engine.activities.queue_worker import Queues, outcome_message
 from holdfast.engine.activities.slots import Slots
 from holdfast.engine.completion_waiters import Finishes
 from holdfast.engine.declared_sends import has_signals, refuse_misfits
-from holdfast.engine.definition_filter import Known, KnownDefinitions
+from holdfast.engine.definition_filter import Known
 from holdfast.engine.first_turns import First, FirstTurns
 from holdfast.engine.inbox.declarations import Declarations
 from holdfast.engine.leases import LeaseGuard, keep_lease
 from holdfast.engine.news import mourn, tell
 from holdfast.engine.options import NodeOptions
 from holdfast.engine.refusals import Refusals, left_turn
-from holdfast.engine.start.admission import LimitedDefinitions, RunQueue
+from holdfast.engine.start.admission import RunQueue
 from holdfast.engine.start.starter import Creations
 from holdfast.engine.turns.draft import LIMITS, TurnDraft
-from holdfast.engine.turns.execute import Definitions, LiveRun, pause_turn, take_turn
+from holdfast.engine.turns.execute import LiveRun, pause_turn, take_turn
 from holdfast.engine.turns.owned_run import Held, unsuccessful
 from holdfast.engine.turns.poison import is_suspect, losses_after, poison_of, trial_turn, tried
 from holdfast.engine.turns.ready_queue import Ready
@@ -58,6 +58,7 @@ from holdfast.errors import (
 from holdfast.limits import Limits
 from holdfast.program.loop import apart
 from holdfast.program.port import EndDeferred
+from holdfast.registry import Registry
 from holdfast.store.beginnings import created_run
 from holdfast.store.port import CommitConflict, Committed, Heartbeat, LoadedRun, NewRun, Store, Turn
 
@@ -72,17 +73,6 @@ GIVE_BACK_S = 5.0
 logger = logging.getLogger("holdfast.node")
 
 
-class NodeDefinitions(Definitions, ActivityDefinitions, LimitedDefinitions, KnownDefinitions, Protocol):
-    """What a node can run."""
-
-    allow_cross_tenant_signals: bool
-    """Whether runs may signal runs of other tenants, projects and environments."""
-
-    def check_result(self, step: e.Body, result: Raw) -> None:
-        """Raise `InvalidInput` if a result does not fit what the step returns, as far as that is known here."""
-        ...
-
-
 class Node:
     """Runs workflows of one app on one store."""
 
@@ -90,7 +80,7 @@ class Node:
         self,
         name: str,
         store: Store,
-        definitions: NodeDefinitions,
+        registry: Registry,
         rng: Rng,
         options: NodeOptions,
         limits: Limits = LIMITS,
@@ -98,22 +88,21 @@ class Node:
         self.name = name
         self._limits = limits
         self.store = store
-        self.known = Known(name, store, definitions, options)
-        self._definitions = definitions
-        self.check_result = definitions.check_result
+        self.known = Known(name, store, registry, options)
+        self.registry = registry
         self._options = options
         self._slots = Slots(options.activities_at_once)
         self._workers = Workers(self._slots, self._on_outcome, self._on_beat, rng, limits)
-        self._queues = Queues(name, store, definitions, options.queues, options.visible_ms, self._slots, rng, limits)
-        self._dispatcher = Dispatcher(definitions, self._workers, self._on_outcome)
+        self._queues = Queues(name, store, registry, options.queues, options.visible_ms, self._slots, rng, limits)
+        self._dispatcher = Dispatcher(registry, self._workers, self._on_outcome)
         self._held: dict[str, Held] = {}
         self.failure: EngineError | None = None
-        self.lives = LiveRuns(store, definitions, options.live_runs)
+        self.lives = LiveRuns(store, registry, options.live_runs)
         self._ready = Ready()
         first_turns = FirstTurns(name, self.lives, self._dispatcher, limits) if options.takes_runs else None
         self.creations = Creations(store, self, options.lease_ms, first_turns)
         self.finishes = Finishes(store, self.holds, options.safety_poll_s)
-        self.run_queue = RunQueue(store, definitions, self.known, self._owner_of_queued, self.hold, options)
+        self.run_queue = RunQueue(store, registry, self.known, self._owner_of_queued, self.hold, options)
         self._refusals = Refusals()
         self._reports: dict[tuple[str, str], tuple[Work, Outcome]] = {}
         self._to_release: list[str] = []
@@ -567,7 +556,7 @@ class Node:
             return []
         turns = [draft.finish(release=not self._is_busy(draft)) for _, _, draft in drafts]
         turns = self.run_queue.with_admissions(turns)
-        if self._definitions.allow_cross_tenant_signals:
+        if self.registry.allow_cross_tenant_signals:
             turns = [replace(turn, crosses_tenants=True) if turn.sends else turn for turn in turns]
         for place, (held, _, _) in enumerate(drafts):
             if held.losses_after:

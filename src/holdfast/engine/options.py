@@ -7,6 +7,7 @@ from msgspec import Struct
 from holdfast.core.names import check_name
 from holdfast.errors import InvalidInput
 from holdfast.limits import DURATION_MS, check_types
+from holdfast.registry import TURN_S
 
 
 class NodeOptions(Struct, frozen=True, kw_only=True):
@@ -30,7 +31,7 @@ class NodeOptions(Struct, frozen=True, kw_only=True):
     drain_s: float = 10.0
     """How long activities may go on once the node is asked to stop."""
 
-    turn_s: float | None = 5.0
+    turn_s: float | None = TURN_S
     """How long a workflow's code may block the node before it is stopped; None or 0, for a debugger, sets no bound."""
 
     blocked_s: float = 60.0

@@ -10,11 +10,11 @@ from holdfast.core.instants import Instant
 from holdfast.core.messages import ActivityReturned
 from holdfast.core.state import OpenStep, RunState
 from holdfast.engine.activities.executor import Outcome, Work, Workers, unfit_options
-from holdfast.engine.activities.queue_worker import ActivityDefinitions
 from holdfast.engine.turns.draft import TurnDraft
 from holdfast.engine.turns.owned_run import is_local
 from holdfast.errors import InvalidInput
 from holdfast.program.definitions import ActivityOptions, decode_options
+from holdfast.registry import Registry
 
 NONE: frozenset[str] = frozenset()
 
@@ -24,10 +24,8 @@ logger = logging.getLogger("holdfast.node")
 class Dispatcher:
     """Starts activities. `report` is called with what comes of one that cannot be started."""
 
-    def __init__(
-        self, definitions: ActivityDefinitions, workers: Workers, report: Callable[[Work, Outcome], None]
-    ) -> None:
-        self._definitions = definitions
+    def __init__(self, registry: Registry, workers: Workers, report: Callable[[Work, Outcome], None]) -> None:
+        self._activities = registry.activities
         self._workers = workers
         self._report = report
         self._unknown: set[str] = set()
@@ -36,7 +34,7 @@ class Dispatcher:
         """Let the step's activity be carried out; with what an earlier attempt has said of its progress."""
         body = step.body
         assert isinstance(body, e.StepStarted)
-        definition = self._definitions.activity_named(body.name)
+        definition = self._activities.get(body.name)
         assert definition is not None  # what is not known here was left out of the turn
         try:
             options = decode_options(bytes(body.options))
@@ -47,7 +45,7 @@ class Dispatcher:
 
     def is_known(self, run_id: str, step: OpenStep) -> bool:
         """Return whether an activity is known here; if not, its steps wait for a node that has it: logged once."""
-        if self._definitions.activity_named(step.name) is not None:
+        if step.name in self._activities:
             return True
         if step.name not in self._unknown:
             self._unknown.add(step.name)
@@ -61,10 +59,10 @@ class Dispatcher:
 
     def leave_unknown(self, draft: TurnDraft) -> None:
         """Record with the turn that it begins no attempt of activities which are not known here."""
-        activity_named, open_steps = self._definitions.activity_named, draft.state.open_steps
+        activities, open_steps = self._activities, draft.state.open_steps
         for step_id in draft.dispatch:
             step = open_steps.get(step_id)
-            if step is None or activity_named(step.name) is not None:
+            if step is None or step.name in activities:
                 continue
             if not self.is_known(draft.state.run_id, step):
                 draft.handle(

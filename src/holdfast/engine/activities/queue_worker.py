@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Protocol
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -31,26 +30,15 @@ from holdfast.engine.activities.heartbeats import Beats
 from holdfast.engine.activities.slots import Slots
 from holdfast.errors import InvalidInput, StoreError
 from holdfast.limits import Limits
-from holdfast.program.definitions import ActivityDefinition, ActivityOptions, decode_options
+from holdfast.program.definitions import ActivityOptions, decode_options
 from holdfast.program.failures import error_info
+from holdfast.registry import Registry
 from holdfast.store.port import Heartbeat, Job, Refused, Store
 
 DELIVER = 500
 RETRY_S = 0.2
 
 logger = logging.getLogger("holdfast.queues")
-
-
-class ActivityDefinitions(Protocol):
-    """Knows activities."""
-
-    def activity_names(self) -> list[str]:
-        """Return the names of the activities that are known."""
-        ...
-
-    def activity_named(self, name: str) -> ActivityDefinition | None:
-        """Return the activity of this name, or None."""
-        ...
 
 
 class Queues:
@@ -60,7 +48,7 @@ class Queues:
         self,
         node: str,
         store: Store,
-        definitions: ActivityDefinitions,
+        registry: Registry,
         queues: Sequence[str],
         visible_ms: int,
         slots: Slots,
@@ -69,7 +57,7 @@ class Queues:
     ) -> None:
         self._node = node
         self._store = store
-        self._definitions = definitions
+        self._registry = registry
         self._queues = tuple(queues)
         self._visible_ms = visible_ms
         self._slots = slots
@@ -171,7 +159,7 @@ class Queues:
 
     async def _take(self) -> bool:
         """Take what there is room for, and say whether there may be more at once."""
-        limit, activities = self._slots.free, self._definitions.activity_names()
+        limit, activities = self._slots.free, self._registry.activity_names()
         if limit == 0 or not activities:
             return False
         await self.beats.catch_up()
@@ -226,7 +214,7 @@ class Queues:
     def _start(self, job: Job, now: Instant) -> None:
         self._jobs[job.run_id, job.step_id] = job
         self.beats.keep(_beat(job))
-        definition = self._definitions.activity_named(job.activity)
+        definition = self._registry.activities.get(job.activity)
         assert definition is not None  # only known ones are taken
         try:
             options = decode_options(bytes(job.options)) if bytes(job.options) != b"null" else ActivityOptions()

@@ -336,7 +336,7 @@ class Commands:
             step = await self._step(sent.step_id)
             kind = "" if step is None else OPENING[type(step)]
             if sent.result != NULL and step is not None and self._node is not None:
-                self._node.check_result(step, sent.result)
+                self._node.registry.check_result(step, sent.result)
             if sent.name == "SKIP_STEP":
                 is_seen = kind in OVERRIDES or self._operators.authoriser is None
                 sent = replace(sent, may_override=is_seen and self._operators.has_override)

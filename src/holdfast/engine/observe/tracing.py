@@ -9,7 +9,7 @@ knows of traces, goes on with it.
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import wraps
 from typing import Any, Protocol
@@ -26,7 +26,7 @@ from holdfast.core.state import TERMINAL
 from holdfast.engine.activities.executor import current_activity
 from holdfast.engine.observe.metrics import observer_of
 from holdfast.engine.start.runtime import Opened
-from holdfast.program.definitions import ActivityDefinition
+from holdfast.registry import Registry
 from holdfast.store.port import Store, Turn
 
 logger = logging.getLogger("holdfast.traces")
@@ -184,11 +184,7 @@ def _in_step() -> Iterator[None]:
 class TracedApp(Protocol):
     """What tracing needs of an app."""
 
-    def activity_names(self) -> Collection[str]:
-        """Return the names of its activities."""
-
-    def activity_named(self, name: str) -> ActivityDefinition | None:
-        """Return an activity by its name."""
+    registry: Registry
 
     def opened(self) -> Opened:
         """Return what it has open."""
@@ -197,9 +193,8 @@ class TracedApp(Protocol):
 @asynccontextmanager
 async def traced(app: TracedApp, exporter: SpanExporter, resource: Resource | None = None) -> AsyncIterator[None]:
     """Trace the runs that finish on the node that an app has open, and let activities know their step's span."""
-    for name in app.activity_names():
-        definition = app.activity_named(name)
-        if definition is not None and not hasattr(definition.function, _MARK):
+    for definition in app.registry.activities.values():
+        if not hasattr(definition.function, _MARK):
             definition.function = _within_step(definition.function, definition.is_async)
     tracing = Tracing(app.opened().store, exporter, resource)
     try:

@@ -7,9 +7,9 @@ another start, and periodically, in case the node that should have called it is 
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Literal, Protocol
+from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,7 +20,7 @@ from holdfast.core.instants import Instant
 from holdfast.engine.definition_filter import Known
 from holdfast.engine.options import NodeOptions
 from holdfast.errors import InvalidInput, LeaseExpired, StoreError
-from holdfast.program.limiting import WorkflowLimit
+from holdfast.registry import Registry
 from holdfast.store.port import LoadedRun, NewRun, Store, Turn
 
 RETRY_S = 1.0
@@ -39,34 +39,22 @@ class Dequeued(Struct, frozen=True):
     status: Literal["STARTED", "FAILED", "SKIPPED"]
 
 
-class LimitedDefinitions(Protocol):
-    """Knows the workflows, and the limits of those that have some."""
-
-    def plan_ids(self) -> list[str]:
-        """Return the names of the workflows that are known."""
-        ...
-
-    def limited(self) -> Mapping[str, WorkflowLimit]:
-        """Return the limits of the workflows that have some, by their names."""
-        ...
-
-
 class RunQueue:
     """Admits runs for one node. `owner` returns the node that claims them, and `hold` gets each claimed run."""
 
     def __init__(
         self,
         store: Store,
-        definitions: LimitedDefinitions,
+        registry: Registry,
         known: Known,
         owner: Callable[[], str | None],
         hold: Callable[[LoadedRun], None],
         options: NodeOptions,
     ) -> None:
         self._store = store
-        self._definitions = definitions
+        self._registry = registry
         self._known = known
-        self._limited = definitions.limited()
+        self._limited = registry.workflow_limits
         self._owner = owner
         self._hold = hold
         self._most = options.claim_runs
@@ -130,7 +118,7 @@ class RunQueue:
 
     async def dequeue_and_start(self) -> list[Dequeued]:
         """Admit queued runs, claim them if this node takes runs, and return what happened to each."""
-        limits = dict.fromkeys(self._definitions.plan_ids(), NO_LIMIT)
+        limits = dict.fromkeys(self._registry.workflow_names(), NO_LIMIT)
         limits |= {name: limited.limit for name, limited in self._limited.items()}
         owner = self._owner()
         admitted, self._next_at = await self._store.admit(limits, self._most, owner)

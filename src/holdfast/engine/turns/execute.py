@@ -8,7 +8,7 @@ never guessed at and never fails its run: the turn records what came in and paus
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from msgspec import Raw
 from msgspec.structs import replace
@@ -49,6 +49,7 @@ from holdfast.program.failures import error_info
 from holdfast.program.port import EndDeferred, Program
 from holdfast.program.replay import CONCERN_PROGRAM, Replay
 from holdfast.program.tasks import answer_check
+from holdfast.registry import Registry
 from holdfast.store.port import LoadedRun
 
 T = TypeVar("T")
@@ -77,21 +78,13 @@ class LiveRun:
         self.replay.close()
 
 
-class Definitions(Protocol):
-    """Knows how programs are made."""
-
-    def begin(self, state: RunState, input: Raw, rotation: int) -> Program:
-        """Make the program of a run; raise `VersionMismatch` if the version that it was started with is not known."""
-        ...
-
-
 class _Beginning:
     """Makes the programs of a run: one for each rotation that it goes through."""
 
-    __slots__ = ("_definitions", "_input", "_rotation", "_state")
+    __slots__ = ("_input", "_registry", "_rotation", "_state")
 
-    def __init__(self, definitions: Definitions, state: RunState, input: Raw, rotation: int) -> None:
-        self._definitions = definitions
+    def __init__(self, registry: Registry, state: RunState, input: Raw, rotation: int) -> None:
+        self._registry = registry
         self._state = state
         self._input = input
         self._rotation = rotation
@@ -100,11 +93,11 @@ class _Beginning:
         if isinstance(event.data, e.ContinuedAsNew):
             self._rotation += 1
             self._input = event.data.input
-        return self._definitions.begin(self._state, self._input, self._rotation)
+        return self._registry.begin(self._state, self._input, self._rotation)
 
 
 def revive(
-    run_id: str, history: Sequence[Event], definitions: Definitions, before: Replay | None = None
+    run_id: str, history: Sequence[Event], registry: Registry, before: Replay | None = None
 ) -> tuple[LiveRun, RunError | None]:
     """Make a live run from its history, whole or since a rotation; with the reason if its program cannot go on.
 
@@ -114,10 +107,10 @@ def revive(
     first = history[0].data
     if isinstance(first, e.ContinuedAsNew):
         rotation = state_of(run_id, history[:1]).occurrences["ContinuedAsNew"] - 1
-        begin = _Beginning(definitions, state, first.input, rotation)
+        begin = _Beginning(registry, state, first.input, rotation)
     else:
         assert isinstance(first, e.RunQueued)
-        begin = _Beginning(definitions, state, first.input, 0)
+        begin = _Beginning(registry, state, first.input, 0)
     live = LiveRun(state, Replay(begin))
     if before is not None:
         live.replay.deferred = before.deferred
@@ -133,10 +126,10 @@ def revive(
         return live, _stuck(problem)
 
 
-def at_rest(run_id: str, history: Sequence[Event], definitions: Definitions) -> LiveRun:
+def at_rest(run_id: str, history: Sequence[Event], registry: Registry) -> LiveRun:
     """Make a live run whose program is not begun: to record what is known of a run without running its code."""
     state = state_of(run_id, history)
-    live = LiveRun(state, Replay(_Beginning(definitions, state, e.NULL, 0)))
+    live = LiveRun(state, Replay(_Beginning(registry, state, e.NULL, 0)))
     live.close()
     return live
 

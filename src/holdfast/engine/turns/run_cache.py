@@ -13,10 +13,11 @@ from holdfast.core.events import RunStarted
 from holdfast.core.state import APPROVED, PENDING, state_of
 from holdfast.engine.history import recorded
 from holdfast.engine.stretch import read_stretch
-from holdfast.engine.turns.execute import Definitions, LiveRun, at_rest, revive
+from holdfast.engine.turns.execute import LiveRun, at_rest, revive
 from holdfast.engine.turns.poison import is_suspect, refuse_suspect
 from holdfast.errors import Conflict, NotDurable, RunawayWorkflow, RunError, RunTerminal, StoreCorrupt
 from holdfast.program.replay import Replay
+from holdfast.registry import Registry
 from holdfast.store.port import LoadedRun, NewRun, RunHead, Store
 from holdfast.store.validation import no_such_run
 
@@ -30,9 +31,9 @@ REST = 2
 class LiveRuns:
     """Live runs of one node."""
 
-    def __init__(self, store: Store, definitions: Definitions, most: int) -> None:
+    def __init__(self, store: Store, registry: Registry, most: int) -> None:
         self._store = store
-        self._definitions = definitions
+        self._registry = registry
         self._most = most
         self._runs: OrderedDict[str, LiveRun] = OrderedDict()
         self._deferred: dict[str, tuple[int, Replay]] = {}  # by run, with the epoch of its lease
@@ -56,7 +57,7 @@ class LiveRuns:
         self.forget(loaded.head.run_id)
         history = await read_stretch(self._store, loaded.head)
         before = before if epoch == loaded.head.lease_epoch else None  # else it was somebody else's in between
-        live, problem = revive(loaded.head.run_id, history, self._definitions, before)
+        live, problem = revive(loaded.head.run_id, history, self._registry, before)
         if problem is None:
             self.keep(live)
         return live, problem
@@ -69,7 +70,7 @@ class LiveRuns:
             history = await read_stretch(self._store, head)
             if not history or not state_of(head.run_id, history).awaits_definition:
                 return False
-            live, problem = revive(head.run_id, history, self._definitions)
+            live, problem = revive(head.run_id, history, self._registry)
         except (RunError, StoreCorrupt):
             return False
         live.close()
@@ -77,7 +78,7 @@ class LiveRuns:
 
     def beginning(self, new: NewRun) -> LiveRun:
         """Return a run that is about to be created, or just was; its history is known without asking."""
-        return revive(new.run_id, new.events, self._definitions)[0]
+        return revive(new.run_id, new.events, self._registry)[0]
 
     def keep(self, live: LiveRun) -> None:
         """Keep a run in memory."""
@@ -109,7 +110,7 @@ class LiveRuns:
     async def at_rest(self, loaded: LoadedRun) -> LiveRun:
         """Return a run whose program is not begun."""
         self.forget(loaded.head.run_id)
-        return at_rest(loaded.head.run_id, await read_stretch(self._store, loaded.head), self._definitions)
+        return at_rest(loaded.head.run_id, await read_stretch(self._store, loaded.head), self._registry)
 
     async def query(self, run_id: str, name: str, arguments: Raw) -> Raw:
         """Ask a run's program about its present state. Of one that is about to start it is asked then."""
@@ -140,7 +141,7 @@ class LiveRuns:
             history = await read_stretch(self._store, head)
             began_at = loop.time()
             # Made for this question only: the pump may be making its own at the same time, and keeps that one.
-            live, problem = revive(head.run_id, history, self._definitions)
+            live, problem = revive(head.run_id, history, self._registry)
             try:
                 if problem is not None:
                     raise problem

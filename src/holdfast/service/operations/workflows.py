@@ -47,7 +47,7 @@ def _handled(known: dict[str, Signature]) -> dict[str, Handled]:
 
 def _view(call: Call, definition: WorkflowDefinition) -> WorkflowView:
     input, result = definition.signature.schemas()
-    limited = call.service.app.limited().get(definition.name)
+    limited = call.service.app.registry.workflow_limits.get(definition.name)
     return WorkflowView(
         name=definition.name,
         version=definition.version,

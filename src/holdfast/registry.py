@@ -1,0 +1,112 @@
+"""The registry: the workflows, activities and limits of an app, as they were registered.
+
+A node, `check-histories`, a queue worker and the service look definitions up here. What one of them adds to a
+registration (the bounds of an installation, the seconds of a turn) it gets with `bounded`, which shares the entries.
+"""
+
+from msgspec import Raw
+
+from holdfast.core import events as e
+from holdfast.core.state import RunState
+from holdfast.errors import InvalidInput, NotFound, VersionMismatch
+from holdfast.limits import Limits
+from holdfast.program.coroutine import CodeProgram
+from holdfast.program.definitions import ActivityDefinition, WorkflowDefinition
+from holdfast.program.limiting import WorkflowLimit
+from holdfast.program.port import Program
+
+TURN_S = 5.0
+"""How long the code of a workflow may block its node, unless the node's options say otherwise."""
+
+MOST_CALLBACKS = 1_000_000
+"""How many callbacks a program may run in one turn before it counts as one that does not come to rest."""
+
+
+class Registry:
+    """What an app can run. Entries are added and never taken away."""
+
+    __slots__ = ("_limits", "_turn_s", "activities", "allow_cross_tenant_signals", "workflow_limits", "workflows")
+
+    def __init__(
+        self, limits: Limits | None = None, turn_s: float | None = TURN_S, *, allow_cross_tenant_signals: bool = False
+    ) -> None:
+        self.workflows: dict[tuple[str, str], WorkflowDefinition] = {}
+        """The workflows, by name and version."""
+        self.activities: dict[str, ActivityDefinition] = {}
+        """The activities, by name."""
+        self.workflow_limits: dict[str, WorkflowLimit] = {}
+        """The limits of the workflows that have some, by name: those of the version that was registered last."""
+        self.allow_cross_tenant_signals = allow_cross_tenant_signals
+        """Whether runs may signal runs of other tenants, projects and environments."""
+        self._limits = limits or Limits()
+        self._turn_s = turn_s
+
+    def bounded(self, limits: Limits, turn_s: float | None) -> "Registry":
+        """Return a registry with the same entries whose programs keep to these bounds."""
+        bounded = Registry(limits, turn_s, allow_cross_tenant_signals=self.allow_cross_tenant_signals)
+        bounded.workflows = self.workflows
+        bounded.activities = self.activities
+        bounded.workflow_limits = self.workflow_limits
+        return bounded
+
+    def add_workflow(self, definition: WorkflowDefinition, limit: WorkflowLimit | None = None) -> None:
+        """Add a workflow. Its limit replaces the one of earlier versions, also if it has none."""
+        key = (definition.name, definition.version)
+        if key in self.workflows:
+            raise InvalidInput(f"workflow {definition.name!r} is registered twice with version {definition.version!r}")
+        self.workflows[key] = definition
+        self.workflow_limits.pop(definition.name, None)
+        if limit is not None:
+            self.workflow_limits[definition.name] = limit
+
+    def add_activity(self, definition: ActivityDefinition) -> None:
+        """Add an activity."""
+        if definition.name in self.activities:
+            raise InvalidInput(f"activity {definition.name!r} is registered twice")
+        self.activities[definition.name] = definition
+
+    def workflow(self, name: str, version: str | None = None) -> WorkflowDefinition:
+        """Return a workflow by its name; without a version, the one that was registered last."""
+        if version is not None and (name, version) in self.workflows:
+            return self.workflows[name, version]
+        known = {version: definition for (of, version), definition in self.workflows.items() if of == name}
+        if not known:
+            raise NotFound(f"there is no workflow {name!r} here", workflow=name)
+        if version is not None:
+            problem = f"there is no version {version!r} of workflow {name!r} here; there are {sorted(known)}"
+            raise NotFound(problem, workflow=name, version=version)
+        return next(reversed(known.values()))
+
+    def workflow_names(self) -> list[str]:
+        """Return the names of the workflows, in order."""
+        return sorted({name for name, _ in self.workflows})
+
+    def activity_names(self) -> list[str]:
+        """Return the names of the activities, in order."""
+        return sorted(self.activities)
+
+    def fingerprints(self) -> dict[tuple[str, str], str]:
+        """Return the fingerprint of each workflow's code: it differs where the code of the same version does."""
+        return {key: definition.fingerprint for key, definition in self.workflows.items()}
+
+    def begin(self, state: RunState, input: Raw, rotation: int) -> Program:
+        """Make the program of a run; raise `VersionMismatch` if the version that it was started with is missing."""
+        definition = self.workflows.get((state.plan_id, state.plan_version))
+        if definition is None:
+            known = sorted(version for name, version in self.workflows if name == state.plan_id)
+            raise VersionMismatch(
+                f"run {state.run_id} needs version {state.plan_version!r} of {state.plan_id!r}; known are {known}"
+            )
+        return CodeProgram(
+            definition, state.run_id, input, rotation, state.depth, self._limits, MOST_CALLBACKS, self._turn_s
+        )
+
+    def check_result(self, step: e.Body, result: Raw) -> None:
+        """Raise `InvalidInput` if a result does not fit what an activity or a child returns, if it is registered."""
+        definition: ActivityDefinition | WorkflowDefinition | None = None
+        if isinstance(step, e.StepStarted):
+            definition = self.activities.get(step.name)
+        elif isinstance(step, e.ChildStarted):
+            definition = self.workflows.get((step.plan_id, step.plan_version))
+        if definition is not None:
+            definition.signature.result_of(result)
