@@ -76,11 +76,11 @@ async def measure(effort: Effort, folder: Path) -> Rows:
 async def measure_parked(effort: Effort, folder: Path) -> Rows:
     """Measure runs that wait, with many and with hardly any of them kept in memory."""
     rows: Rows = {}
-    many, most = hf.NodeOptions().live_runs, effort.more_parked_runs
-    for count, live_runs in ((effort.parked_runs, many), (effort.parked_runs, 1), (most, many), (most, 1)):
+    many, most = hf.NodeOptions().cached_runs, effort.more_parked_runs
+    for count, cached_runs in ((effort.parked_runs, many), (effort.parked_runs, 1), (most, many), (most, 1)):
         progress(f"parked: {count:,} runs")
-        label = f"{count:,} runs, at most {live_runs:,} live"
-        rows[label] = _elsewhere(_parked, folder, count, live_runs, effort.idle_s)
+        label = f"{count:,} runs, at most {cached_runs:,} cached"
+        rows[label] = _elsewhere(_parked, folder, count, cached_runs, effort.idle_s)
     return rows
 
 
@@ -199,14 +199,14 @@ def _run(work: Callable[..., Any], *args: Any) -> Any:
     return asyncio.run(work(*args))
 
 
-async def _parked(folder: Path, count: int, live_runs: int, idle_s: float) -> Row:
+async def _parked(folder: Path, count: int, cached_runs: int, idle_s: float) -> Row:
     path = folder / "parked.db"
     async with opened(path) as store:
         metered: Any = MeteredStore(store)
-        async with app.node(metered, options=hf.NodeOptions(live_runs=1)):
+        async with app.node(metered, options=hf.NodeOptions(cached_runs=1)):
             await _park(metered, STARTS_AT_ONCE)  # what the starting needs for a while, and caches, are not counted
         before = _resident_bytes()
-        async with app.node(metered, options=hf.NodeOptions(live_runs=live_runs)):
+        async with app.node(metered, options=hf.NodeOptions(cached_runs=cached_runs)):
             await _park(metered, count)
             added = _resident_bytes() - before
             metered.calls.clear()

@@ -9,10 +9,10 @@ from holdfast.store.port import NewRun
 
 def take_first_turns(node: Node) -> None:
     """Let a node take the first turns of all runs before they are there, as it does where it has made the id itself."""
-    creations: Any = node.creations
-    create = creations.create
+    starter: Any = node.starter
+    create = starter.create
 
     def create_unheard_of(new: NewRun, now: Instant, *, is_unheard_of: bool = False) -> Any:
         return create(new, now, is_unheard_of=True)
 
-    creations.create = create_unheard_of
+    starter.create = create_unheard_of

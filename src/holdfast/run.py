@@ -13,7 +13,7 @@ from holdfast.core.messages import UPDATE_SIGNAL, AcceptedSignalResult, SignalRe
 from holdfast.core.names import check_signal_name, require_step_name
 from holdfast.core.snapshot import RunSnapshot, project_run
 from holdfast.core.state import TERMINAL, RunStatus
-from holdfast.engine.completion_waiters import Finish
+from holdfast.engine.completion_waiters import Completion
 from holdfast.engine.history import head_of, recorded
 from holdfast.engine.inbox.authorization import permits_of
 from holdfast.engine.inbox.operator_commands import Caller, Commands, ControlRequest, Operators
@@ -193,22 +193,22 @@ class RunHandle(Commands, Generic[R]):
         [last] = await self._store.read_events(self.run_id, finish.version - 1)
         return last
 
-    async def _finished(self, node: Node) -> Finish:
-        if node.finishes.problem is not None and node.failure is None:
-            return await self._finished_before(node.finishes.problem)
-        finished = node.finishes.wait(self.run_id)
+    async def _finished(self, node: Node) -> Completion:
+        if node.completion_waiters.problem is not None and node.failure is None:
+            return await self._finished_before(node.completion_waiters.problem)
+        finished = node.completion_waiters.wait(self.run_id)
         try:
-            if not node.holds(self.run_id):
-                head = await node.finishes.head(self.run_id)
+            if not node.owns(self.run_id):
+                head = await node.completion_waiters.head(self.run_id)
                 if head is None:
                     raise no_such_run(self.run_id)
                 if head.status in TERMINAL:
-                    return Finish(head.version)
+                    return Completion(head.version)
             return await finished
         finally:
-            node.finishes.let_go(self.run_id, finished)
+            node.completion_waiters.let_go(self.run_id, finished)
 
-    async def _finished_before(self, problem: EngineError) -> Finish:
+    async def _finished_before(self, problem: EngineError) -> Completion:
         """Look, although nobody waits for runs here any more: the store may still be open."""
         try:
             head = await self._head()
@@ -217,15 +217,15 @@ class RunHandle(Commands, Generic[R]):
             raise EngineError(none_open) from closed
         if head.status not in TERMINAL:
             raise problem
-        return Finish(head.version)
+        return Completion(head.version)
 
-    async def _finished_elsewhere(self) -> Finish:
+    async def _finished_elsewhere(self) -> Completion:
         """Wait without a node: look whenever the store rings, and now and then."""
         listener = self._store.wakeups.listen()
         try:
             while (head := await self._head()).status not in TERMINAL:
                 await listener.wait(1.0)
-            return Finish(head.version)
+            return Completion(head.version)
         finally:
             listener.close()
 
@@ -260,7 +260,7 @@ async def query_run(run: RunHandle[Any], name: str, arguments: Raw) -> Raw:
             payload=arguments,
         )
         await run._operators.require(asked)
-    return await run._node.lives.query(run.run_id, name, arguments)
+    return await run._node.run_cache.query(run.run_id, name, arguments)
 
 
 def run_from_inside(run_id: str) -> RunHandle[Any]:

@@ -24,7 +24,7 @@ FIGURES = {
     "analysts": ({"no long transaction", "3 open for 2 s"}, {"runs/s", "p50 ms", "p99 ms"}),
     "streams": ({"50 of waiting runs", "50, 10 of them of lists"}, {"runs/s", "without", "ratio"}),
     "parked": (
-        {f"{count} runs, at most {live} live" for count in (300, 600) for live in ("5,000", "1")},
+        {f"{count} runs, at most {cached} cached" for count in (300, 600) for cached in ("5,000", "1")},
         {"resident KB", "KB/run", "idle CPU %"},
     ),
     "recovery": ({"20 runs in flight"}, {"lease s", "all finished after s", "completed"}),

@@ -157,7 +157,7 @@ def _is_dropped(turn: port.Turn) -> bool:
 
 
 def _forget_the_lost() -> None:
-    Node._lost = lambda self, held, state, now: []  # type: ignore[method-assign]
+    Node._lost = lambda self, owned, state, now: []  # type: ignore[method-assign]
 
 
 if os.environ.get(PLANT) == "dropped-commit":

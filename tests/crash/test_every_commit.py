@@ -110,7 +110,7 @@ async def test_run_that_is_created_before_its_first_turn_finishes_after_a_crash_
     name: str, edge: Edge, tmp_path: Path
 ) -> None:
     example, story = STORIES[name]
-    deaths = await crash_everywhere(example, story, tmp_path, edge, replace(OPTIONS, live_runs=0))
+    deaths = await crash_everywhere(example, story, tmp_path, edge, replace(OPTIONS, cached_runs=0))
     assert deaths["create"] == 1
     assert deaths["commit"] >= 2, "the crashes miss what they are aimed at"
 
@@ -122,18 +122,18 @@ async def test_order_finishes_after_a_crash_at_any_write(edge: Edge, tmp_path: P
     assert deaths["commit"] >= 4
 
 
-@pytest.mark.parametrize("live_runs", [OPTIONS.live_runs, 0])
+@pytest.mark.parametrize("cached_runs", [OPTIONS.cached_runs, 0])
 @pytest.mark.parametrize("name", STORIES)
-async def test_run_finishes_though_life_after_life_is_cut_short(name: str, live_runs: int, tmp_path: Path) -> None:
+async def test_run_finishes_though_life_after_life_is_cut_short(name: str, cached_runs: int, tmp_path: Path) -> None:
     example, story = STORIES[name]
     expected = await Lives(example.app, tmp_path / "whole.db").live(story)
     path = tmp_path / "store.db"
-    lives = Lives(example.app, path, replace(OPTIONS, live_runs=live_runs))
+    lives = Lives(example.app, path, replace(OPTIONS, cached_runs=cached_runs))
     outcomes: list[object] = []
     while len(outcomes) < MOST_LIVES and (not outcomes or isinstance(outcomes[-1], MortalStore)):
         outcomes.append(await lives.live(story, 2, "after", counted=["commit"]))
     assert outcomes[-1] == expected
-    if live_runs == 0 or name != "race":  # which is created at work, and commits but once more
+    if cached_runs == 0 or name != "race":  # which is created at work, and commits but once more
         assert len(outcomes) > 1, "no life was cut short"
     assert set((await recorded_steps(path)).values()) <= {1}
     await check_file(path, lives.acknowledged)
@@ -141,11 +141,11 @@ async def test_run_finishes_though_life_after_life_is_cut_short(name: str, live_
 
 @pytest.mark.contract("WF-6", "CAN-1")
 @pytest.mark.parametrize("edge", ["before", "after"])
-@pytest.mark.parametrize("live_runs", [OPTIONS.live_runs, 0])
+@pytest.mark.parametrize("cached_runs", [OPTIONS.cached_runs, 0])
 async def test_an_update_that_is_answered_at_a_rotation_is_kept_after_a_crash_at_any_write(
-    live_runs: int, edge: Edge, tmp_path: Path
+    cached_runs: int, edge: Edge, tmp_path: Path
 ) -> None:
     story = partial(counting.rotate_while_answering, run_id=RUN_ID)
     assert await Lives(counting.app, tmp_path / "first.db").live(story) == [10, 1]
-    deaths = await crash_everywhere(counting, story, tmp_path, edge, replace(OPTIONS, live_runs=live_runs))
+    deaths = await crash_everywhere(counting, story, tmp_path, edge, replace(OPTIONS, cached_runs=cached_runs))
     assert deaths["commit"] >= 4

@@ -92,7 +92,7 @@ def bombs(folder: Path) -> tuple[hf.App, dict[str, Any]]:
 async def serve(address: str, folder: Path) -> None:
     """Serve as the one node there is."""
     app, _ = bombs(folder)
-    await app.serve(address, name="web-0", options=hf.NodeOptions(lease_ms=LEASE_MS, live_runs=0, drain_s=0.1))
+    await app.serve(address, name="web-0", options=hf.NodeOptions(lease_ms=LEASE_MS, cached_runs=0, drain_s=0.1))
 
 
 if __name__ == "__main__":

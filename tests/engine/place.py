@@ -39,12 +39,12 @@ class Place(Struct, frozen=True):
     """A store, and how many runs a node keeps in memory: with none, every turn replays the run's history."""
 
     store: str
-    live_runs: int
+    cached_runs: int
 
     @asynccontextmanager
     async def node(self, app: App, store: Store | None = None, **options: Any) -> AsyncIterator[Node]:
         """Run an app here; on a store that outlives the node, if one is given."""
-        chosen = NodeOptions(live_runs=self.live_runs, **{"drain_s": 2.0, **options})
+        chosen = NodeOptions(cached_runs=self.cached_runs, **{"drain_s": 2.0, **options})
         async with asyncio.timeout(MOST_SECONDS), app.node(store or self.store, options=chosen) as node:
             yield node
 

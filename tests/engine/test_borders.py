@@ -196,11 +196,11 @@ async def test_an_outcome_that_comes_while_an_end_is_being_deferred_is_not_defer
             await began["a"].wait()
             await began["b"].wait()
             await until_event(run, "StepStarted", 2)
-            defer = node.lives.make_again
+            defer = node.run_cache.make_again
 
             async def meanwhile() -> None:
                 gates["a"].set()
-                while not node._held[run.run_id].inputs:  # noqa: ASYNC110
+                while not node._owned[run.run_id].inputs:  # noqa: ASYNC110
                     await asyncio.sleep(0.001)
 
             def make_again(*deferred: Any) -> None:
@@ -208,7 +208,7 @@ async def test_an_outcome_that_comes_while_an_end_is_being_deferred_is_not_defer
                     store.meanwhile = meanwhile
                 defer(*deferred)
 
-            monkeypatch.setattr(node.lives, "make_again", make_again)
+            monkeypatch.setattr(node.run_cache, "make_again", make_again)
             await run.signal("end", end)
             assert await asking == 5
             gates["b"].set()
@@ -280,5 +280,5 @@ async def test_a_worker_whose_last_take_failed_gives_back_what_it_has_not_begun(
         store: Any = Broken(inner)
         async with place.node(app, store, queues=("q",)) as node:
             await store.asked.wait()
-            node._queues._unbegun = [job]
+            node._queue_worker._unbegun = [job]
     assert store.returned == ["work"]

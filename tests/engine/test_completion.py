@@ -277,7 +277,7 @@ async def test_a_crash_before_the_detachment_is_recorded_loses_no_outcome(place:
     first, second = Office(), Office()
     async with place.opened() as store:
         async with place.node(first.app, store, drain_s=0.01) as node:
-            node._workers._report = lambda work, outcome: None  # word of it never arrives
+            node._executor._report = lambda work, outcome: None  # word of it never arrives
             run_id = (await first.app.start(first.contract, "lease")).run_id
             token = await first.tokens.get()
             if is_completed:

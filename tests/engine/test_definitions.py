@@ -16,7 +16,7 @@ from holdfast.core import events as e
 from holdfast.core.invariants import check
 from holdfast.core.messages import Message
 from holdfast.core.state import PAUSED, RUNNING
-from holdfast.engine.definition_filter import Known
+from holdfast.engine.definition_filter import DefinitionFilter
 from holdfast.engine.observe.doctor import examine
 from holdfast.engine.turns.draft import DEFINITION, start_run
 from holdfast.errors import InvalidInput, StoreUnavailable
@@ -400,8 +400,8 @@ async def test_runs_that_wait_for_nothing_that_is_due_are_left_alone(store: Stor
 async def test_without_a_grace_or_without_runs_nobody_looks() -> None:
     shop = Shop("1")
     for options in (hf.NodeOptions(definition_grace_s=None), hf.NodeOptions(takes_runs=False)):
-        assert Known("node-a", MemoryStore(), shop.app.registry, options).start() == []
-    assert Known("node-a", MemoryStore(), shop.app.registry, hf.NodeOptions(takes_runs=False)).plans() == ()
+        assert DefinitionFilter("node-a", MemoryStore(), shop.app.registry, options).start() == []
+    assert DefinitionFilter("node-a", MemoryStore(), shop.app.registry, hf.NodeOptions(takes_runs=False)).plans() == ()
 
 
 @pytest.mark.parametrize("grace_s", [0, -1.0, float("nan"), "1", 1e300])

@@ -123,9 +123,9 @@ async def test_other_first_turns_are_taken_before_and_committed_after(shop: Shop
     assert shop.did == ["echo hello", "ask who?"]
 
 
-@pytest.mark.parametrize("live_runs", [NodeOptions().live_runs, 0])
-async def test_what_a_first_turn_did_is_counted_whenever_it_is_committed(shop: Shop, live_runs: int) -> None:
-    async with shop.app.node(MemoryStore(), options=NodeOptions(live_runs=live_runs)) as node:
+@pytest.mark.parametrize("cached_runs", [NodeOptions().cached_runs, 0])
+async def test_what_a_first_turn_did_is_counted_whenever_it_is_committed(shop: Shop, cached_runs: int) -> None:
+    async with shop.app.node(MemoryStore(), options=NodeOptions(cached_runs=cached_runs)) as node:
         await (await shop.app.start(shop.buy, "tea")).result()
         counts = observer_of(node.store).counts
     assert counts.events == {"RunStarted": 1, "StepStarted": 1, "StepCompleted": 1, "RunCompleted": 1}
@@ -133,9 +133,9 @@ async def test_what_a_first_turn_did_is_counted_whenever_it_is_committed(shop: S
 
 
 @pytest.mark.contract("WF-2")
-@pytest.mark.parametrize("live_runs", [NodeOptions().live_runs, 1, 0])
-async def test_what_is_kept_in_memory_makes_no_difference(shop: Shop, store: Any, live_runs: int) -> None:
-    async with shop.app.node(store, options=NodeOptions(live_runs=live_runs)):
+@pytest.mark.parametrize("cached_runs", [NodeOptions().cached_runs, 1, 0])
+async def test_what_is_kept_in_memory_makes_no_difference(shop: Shop, store: Any, cached_runs: int) -> None:
+    async with shop.app.node(store, options=NodeOptions(cached_runs=cached_runs)):
         starts = [shop.app.start(workflow, "x") for workflow in (shop.buy, shop.echo) * 3]
         results = [await run.result() for run in await asyncio.gather(*starts)]
     assert results == ["x paid", "x"] * 3
@@ -238,13 +238,13 @@ async def test_a_run_that_is_let_go_while_it_is_looked_for_is_claimed_before_it_
 
     async with asyncio.timeout(PATIENCE_S), app.node(store, options=NodeOptions(safety_poll_s=3_600.0)) as node:
         run = await app.start(buy)
-        while node.holds(run.run_id):  # noqa: ASYNC110
+        while node.owns(run.run_id):  # noqa: ASYNC110
             await asyncio.sleep(0)
         while not node._is_idle or node._something.is_set() or node._should_claim:  # noqa: ASYNC110
             await asyncio.sleep(0)
         clock.advance(ms=4_000)
         store.may_answer.set()
-        while node.creations._looking or node._something.is_set() or not node._is_idle:  # noqa: ASYNC110
+        while node.starter._looking or node._something.is_set() or not node._is_idle:  # noqa: ASYNC110
             await asyncio.sleep(0)
         ring()
         assert await run.result() == "paid"
@@ -286,11 +286,11 @@ async def test_a_run_that_is_admitted_and_let_go_before_the_answer_comes_is_not_
         await first.signal("go", "now")
         while not await store.find_waits(WaitQuery(run_id="second")):  # noqa: ASYNC110
             await asyncio.sleep(0)
-        while node.holds("second"):  # noqa: ASYNC110
+        while node.owns("second"):  # noqa: ASYNC110
             await asyncio.sleep(0)
         assert store.may_answer is not None
         store.may_answer.set()
-        while store.may_answer is not None or node.holds("second") or not node._is_idle:  # noqa: ASYNC110
+        while store.may_answer is not None or node.owns("second") or not node._is_idle:  # noqa: ASYNC110
             await asyncio.sleep(0)
         await second.signal("go", "later")
         assert await second.result() == "later"
@@ -322,21 +322,21 @@ async def test_a_turn_that_was_taken_before_is_dropped_if_there_is_more_to_take(
     store = MemoryStore()
     async with shop.app.node(store) as node:
         new = start_run("a", RunQueued("ask", "1", input=Raw(b'{"question":"who?"}')), START, node.name)
-        first = FirstTurns(node.name, node.lives, node._dispatcher, node._limits).take(new, START)
+        first = FirstTurns(node.name, node.run_cache, node._dispatcher, node._limits).take(new, START)
         assert first is not None
         assert isinstance((await store.create([new], claim_for=node.name))[0], Created)
         node.begin(new, START, first)
-        held = node._held["a"]
+        held = node._owned["a"]
         if brings == "a signal":
             await store.deliver([signal("a", "answer", "me")])
         [loaded] = await store.load(["a"])
         assert loaded is not None
         if brings == "another epoch":
             loaded = replace(loaded, head=replace(loaded.head, lease_epoch=2))
-        node.hold(loaded)
-        is_kept = node._held["a"] is held and held.drafted is not None
+        node.add_owned(loaded)
+        is_kept = node._owned["a"] is held and held.drafted is not None
         assert is_kept == (brings == "nothing")
-        assert (node.lives._runs.get("a") is not None) == is_kept
+        assert (node.run_cache._runs.get("a") is not None) == is_kept
         if brings == "a signal":
             assert await shop.app.run("a").result() == "me"
 

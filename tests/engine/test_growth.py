@@ -12,7 +12,7 @@ from holdfast.core import commands
 from holdfast.core.messages import Message
 from holdfast.core.snapshot import runtime_snapshot
 from holdfast.engine.turns.draft import TurnDraft
-from holdfast.engine.turns.owned_run import Held
+from holdfast.engine.turns.owned_run import OwnedRun
 from holdfast.store.types import LoadedRun, RunHead
 from tests.core.driving import SECOND, START, Driver, activity, child, done, timer, wait
 
@@ -102,7 +102,7 @@ def turn_of(run: Driver, kind: str) -> Callable[[], object]:
 
     def turn() -> None:
         draft = TurnDraft(run.state, run_loaded, START + SECOND, "node-a")
-        Held(run_loaded).lost_steps(run.state, START) if kind != "activity" else None
+        OwnedRun(run_loaded).lost_steps(run.state, START) if kind != "activity" else None
         draft.handle(outcome)
         draft.handle(noise)
         draft.apply_commands([timer("another", START + SECOND)])

@@ -327,7 +327,7 @@ async def test_a_node_that_stops_is_given_no_run(store: Store) -> None:
     """It says so with its next renewal."""
     lacking, stopping = Shop(), Shop("ship")
     async with limited(), lacking.node(store), stopping.node(store, lease_ms=300) as node:
-        node.known.stop()
+        node.definition_filter.stop()
         while any(activity_plan("ship") in each.plans for each in await store.find_nodes()):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
         run = await lacking.app.start(lacking.order, "a")

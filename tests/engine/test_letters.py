@@ -86,7 +86,7 @@ async def scene(path: Path | None = None, **limits: Any) -> AsyncIterator[Scene]
     if path is not None:
         store = await hf.SqliteStore.open(path, clock=clock)
         await store.migrate()
-    async with asyncio.timeout(10), app.node(store, options=hf.NodeOptions(live_runs=0)):
+    async with asyncio.timeout(10), app.node(store, options=hf.NodeOptions(cached_runs=0)):
         yield Scene(app, workflow, store, clock)
     await store.close()
 
@@ -331,7 +331,7 @@ async def test_damage_that_is_found_when_a_run_is_looked_at_again_stops_nobody()
     async with asyncio.timeout(10), app.node(store, options=hf.NodeOptions(safety_poll_s=60)) as node:
         run = await app.start(order)
         await until_event(run, "StepRetried")
-        finished = node.finishes.wait(run.run_id)
+        finished = node.completion_waiters.wait(run.run_id)
         store.claims_until_mended = 2
         await finished
         assert store.claims_until_mended == 0

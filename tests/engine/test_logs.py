@@ -58,7 +58,7 @@ def lines() -> Iterator[Any]:
 
 @pytest.mark.contract("WF-2")
 async def test_a_program_that_is_let_go_says_nothing(lines: Any) -> None:
-    async with app.node(hf.MemoryStore(), options=hf.NodeOptions(live_runs=0)):
+    async with app.node(hf.MemoryStore(), options=hf.NodeOptions(cached_runs=0)):
         run = await app.start(tidying)
         for _ in range(3):
             await run.signal("go")
@@ -69,7 +69,7 @@ async def test_a_program_that_is_let_go_says_nothing(lines: Any) -> None:
 @pytest.mark.contract("WF-2")
 async def test_nothing_is_said_again_when_a_run_is_replayed(lines: Any) -> None:
     store = hf.MemoryStore()
-    options = hf.NodeOptions(live_runs=1)
+    options = hf.NodeOptions(cached_runs=1)
     async with app.node(store, options=options):
         run = await app.start(talking, 3)
         run_id = run.run_id

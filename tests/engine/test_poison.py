@@ -239,7 +239,7 @@ def test_a_policy_is_checked_and_takes_exceptions_by_class() -> None:
         {"lease_ms": 0},
         {"claim_runs": 1.5},
         {"activities_at_once": 0},
-        {"live_runs": -1},
+        {"cached_runs": -1},
         {"drain_s": -1},
         {"turn_s": "soon"},
     ],

@@ -57,11 +57,11 @@ def counting_app() -> tuple[hf.App, Any]:
 
 
 @pytest.mark.contract("WF-6", "WF-2")
-@pytest.mark.parametrize("live_runs", [0, 5_000], ids=["replayed", "live"])
-async def test_a_query_that_is_overtaken_by_a_turn_changes_nothing_for_the_run(address: str, live_runs: int) -> None:
+@pytest.mark.parametrize("cached_runs", [0, 5_000], ids=["replayed", "live"])
+async def test_a_query_that_is_overtaken_by_a_turn_changes_nothing_for_the_run(address: str, cached_runs: int) -> None:
     """The query reads the history, and is held up in the middle of it; the run takes a turn meanwhile."""
     app, count = counting_app()
-    place = Place(address, live_runs)
+    place = Place(address, cached_runs)
     async with place.opened() as inner:
         async with place.node(app, inner):
             run_id = (await app.start(count)).run_id
@@ -70,7 +70,7 @@ async def test_a_query_that_is_overtaken_by_a_turn_changes_nothing_for_the_run(a
         async with place.node(app, store) as node:
             run: Any = app.run(run_id)
             for number in range(3):
-                store.holds_up = node.lives._runs.get(run_id) is None
+                store.holds_up = node.run_cache._runs.get(run_id) is None
                 is_held = store.holds_up
                 store.asked.clear()
                 store.may_read.clear()
@@ -79,11 +79,11 @@ async def test_a_query_that_is_overtaken_by_a_turn_changes_nothing_for_the_run(a
                     await store.asked.wait()
                 await run.signal("go", f"s{number}")
                 await until_event(run, "SignalReceived", times=number + 1)
-                pumped = node.lives._runs.get(run_id)
+                pumped = node.run_cache._runs.get(run_id)
                 store.may_read.set()
                 answer = await asking
                 assert answer == [f"s{earlier}" for earlier in range(number)] + [f"s{number}"] * (len(answer) - number)
-                assert node.lives._runs.get(run_id) is pumped, "the pump's program is not replaced by the query's"
+                assert node.run_cache._runs.get(run_id) is pumped, "the pump's program is not replaced by the query's"
                 assert pumped is None or not pumped.is_closed
             await run.signal("go", "end")
             assert await run.result() == ["s0", "s1", "s2", "end"]
@@ -98,9 +98,9 @@ async def test_a_query_of_a_run_that_is_not_in_memory_leaves_nothing_there(place
             run_id = (await app.start(count)).run_id
             await until_event(app.run(run_id), "SignalWaiting")
         async with place.node(app, store) as node:
-            answers = await asyncio.gather(*(node.lives.query(run_id, "seen", codec.encode({})) for _ in range(3)))
+            answers = await asyncio.gather(*(node.run_cache.query(run_id, "seen", codec.encode({})) for _ in range(3)))
             assert [codec.decode(answer, list[str]) for answer in answers] == [[], [], []]
-            assert node.lives._runs == {}
+            assert node.run_cache._runs == {}
 
 
 @pytest.mark.contract("WF-6")

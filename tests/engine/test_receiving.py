@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import holdfast as hf
-from holdfast.engine.definition_filter import Known
+from holdfast.engine.definition_filter import DefinitionFilter
 from holdfast.errors import InvalidInput
 from holdfast.store.memory import MemoryStore
 from holdfast.store.wakeups import LocalWakeups
@@ -41,14 +41,14 @@ def waiting_app() -> tuple[hf.App, Any]:
 async def test_how_long_a_node_waits_for_a_ring_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not look again and again before that, and finds what it was not rung for after it."""
     claims = 0
-    claim = Known.claim
+    claim = DefinitionFilter.claim
 
-    async def counted(self: Known, limit: int) -> Any:
+    async def counted(self: DefinitionFilter, limit: int) -> Any:
         nonlocal claims
         claims += 1
         return await claim(self, limit)
 
-    monkeypatch.setattr(Known, "claim", counted)
+    monkeypatch.setattr(DefinitionFilter, "claim", counted)
     app, order = waiting_app()
     other, _ = waiting_app()
     store = silent_store()

@@ -66,15 +66,15 @@ async def test_who_waits_is_told_and_no_program_is_left(place: Place) -> None:
         run = await app.start(order)
         await until_event(run, "SignalWaiting")
         waiting = asyncio.create_task(run.result())
-        while not node.finishes._waiting:  # noqa: ASYNC110
+        while not node.completion_waiters._waiting:  # noqa: ASYNC110
             await asyncio.sleep(0)
-        lives = list(node.lives._runs.values())
+        lives = list(node.run_cache._runs.values())
     async with asyncio.timeout(5):
         with pytest.raises(EngineError, match="stopped before the run had finished"):
             await waiting
         with pytest.raises(EngineError, match="no node is open"):
             await run.result()
-    assert len(lives) == min(place.live_runs, 1)
+    assert len(lives) == min(place.cached_runs, 1)
     assert all(live.is_closed and live.replay.program is None for live in lives)
 
 

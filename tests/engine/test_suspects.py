@@ -60,7 +60,7 @@ async def test_a_try_that_the_store_interrupts_goes_on_before_other_runs_do_anyt
     async with asyncio.timeout(PATIENCE_S), app.node(store) as node:
         others = [await app.start(walk, f"other {number}", run_id=f"o{number}") for number in range(3)]
         tried = await app.start(walk, "tried", run_id="t")
-        while any(node.holds(run.run_id) for run in (*others, tried)):  # noqa: ASYNC110
+        while any(node.owns(run.run_id) for run in (*others, tried)):  # noqa: ASYNC110
             await asyncio.sleep(0)
 
         async def tell_others() -> None:

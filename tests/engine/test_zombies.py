@@ -91,7 +91,7 @@ async def test_what_an_attempt_that_was_given_up_comes_to_is_ignored(
                 commits = store.commits
                 for _ in range(20):
                     await asyncio.sleep(0)
-                assert not node.holds(run.run_id)
+                assert not node.owns(run.run_id)
                 assert store.commits == commits, "a run that has finished takes no turn"
                 names = await types(run)
                 assert names[-1] == "RunCompleted"

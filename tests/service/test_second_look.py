@@ -27,13 +27,13 @@ REPLAY_S = 0.02
 @pytest.mark.contract("API-2", "API-4")
 async def test_queries_that_replay_their_runs_leave_the_loop_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     replays: list[tuple[float, float]] = []
-    revive = execute.revive
+    rebuild = execute.rebuild
 
     def slow(*of: Any) -> Any:
         began_at = time.monotonic()
         while time.monotonic() - began_at < REPLAY_S:
             pass  # a long history holds up the loop
-        answer = revive(*of)
+        answer = rebuild(*of)
         replays.append((began_at, time.monotonic()))
         return answer
 
@@ -41,8 +41,8 @@ async def test_queries_that_replay_their_runs_leave_the_loop_to_others(monkeypat
         run_id = await stage.start("order", order_id="o-1")
         await stage.rest("runs.cancel", {"run_id": run_id})
         await stage.rest("runs.result", {"run_id": run_id, "wait_s": 10})
-        stage.app.opened().node.lives.forget(run_id)
-        monkeypatch.setattr(run_cache, "revive", slow)
+        stage.app.opened().node.run_cache.forget(run_id)
+        monkeypatch.setattr(run_cache, "rebuild", slow)
         ask = {"run_id": run_id, "name": "progress"}
         batch = [{"jsonrpc": "2.0", "id": number, "method": "runs.query", "params": ask} for number in range(5)]
         answers = (await stage.http.post("/rpc", json=batch)).json()

@@ -63,7 +63,7 @@ class Member:
             drain_s=rng.choice((0.1, 2.0)),
             claim_runs=rng.choice((1, 5, 200)),
             activities_at_once=rng.choice((2, 200)),
-            live_runs=rng.choice((1, 3, 5_000)),
+            cached_runs=rng.choice((1, 3, 5_000)),
             queues=("far",),
             visible_ms=2_000,
         )
@@ -104,8 +104,8 @@ class Member:
     def bury(self) -> None:
         """Let go of what a dead process would take with it: programs that nobody advances any more."""
         if self.node is not None:
-            self.node.lives.close()
-            self.node.creations.let_go()
+            self.node.run_cache.close()
+            self.node.starter.let_go()
 
     def broken_tasks(self, *, may_be_superseded: bool) -> list[str]:
         """Return what has ended by an exception and should not have ended."""

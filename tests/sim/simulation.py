@@ -27,7 +27,7 @@ from holdfast.core.messages import (
 )
 from holdfast.core.state import PAUSED, TERMINAL, state_of
 from holdfast.engine.turns.draft import control_request
-from holdfast.engine.turns.execute import revive
+from holdfast.engine.turns.execute import rebuild
 from holdfast.errors import HoldfastError, NotFound, RateLimited, RunError, RunTerminal, StoreError
 from holdfast.run import RunHandle
 from holdfast.store import port
@@ -348,7 +348,7 @@ class Simulation:
         """Check that a run's history leads a fresh program to the same end, and that nothing sent was lost."""
         world, run_id = self._world, head.run_id
         history = world.store.events_of(run_id)
-        live, problem = revive(run_id, history, self.cluster.all[0].app.registry)
+        live, problem = rebuild(run_id, history, self.cluster.all[0].app.registry)
         live.close()
         if problem is not None:
             world.violate(f"{run_id} cannot be replayed: {problem}")

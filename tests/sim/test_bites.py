@@ -18,10 +18,10 @@ from holdfast.core.events import NULL, ErrorInfo
 from holdfast.core.messages import ActivityErrored
 from holdfast.core.state import OpenStep, carried
 from holdfast.engine import node as node_module
-from holdfast.engine.activities.queue_worker import Queues
+from holdfast.engine.activities.queue_worker import QueueWorker
 from holdfast.engine.node import Node
 from holdfast.engine.start.admission import RunQueue
-from holdfast.engine.start.starter import Creations
+from holdfast.engine.start.starter import Starter
 from holdfast.engine.turns import owned_run
 from holdfast.engine.turns.draft import TurnDraft
 from holdfast.program.coroutine import CodeProgram
@@ -63,7 +63,7 @@ def test_it_finds_work_that_is_begun_before_its_commit(monkeypatch: pytest.Monke
     def finish(self: TurnDraft, *, release: bool = False) -> port.Turn:
         turn = take(self, release=release)
         for node in nodes[-1:]:
-            node._workers.cancel(turn.run_id)
+            node._executor.cancel(turn.run_id)
             for step_id in self.dispatch:
                 node._dispatcher.dispatch(turn.run_id, self.state.open_steps[step_id], NULL, self._now)
         return turn
@@ -135,7 +135,7 @@ def _die_always(self: World, bomb: str, times: int) -> None:
 
 @pytest.mark.contract("OWN-3")
 def test_it_finds_runs_that_were_created_and_are_never_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Creations, "_look_for", lambda self, run_ids: None)
+    monkeypatch.setattr(Starter, "_look_for", lambda self, run_ids: None)
     assert "is stuck" in first_finding()
 
 
@@ -299,15 +299,15 @@ def test_it_finds_jobs_that_are_taken_early(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.contract("ACT-1")
 def test_it_finds_jobs_that_are_begun_without_being_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    report = Queues._report
+    report = QueueWorker._report
 
-    def try_again(self: Queues, job: port.Job, outcome: Any) -> None:
+    def try_again(self: QueueWorker, job: port.Job, outcome: Any) -> None:
         if isinstance(outcome, ActivityErrored):
             self._start(replace(job, engine_attempt_id=job.engine_attempt_id + 1), job.scheduled_at)
         else:
             report(self, job, outcome)
 
-    monkeypatch.setattr(Queues, "_report", try_again)
+    monkeypatch.setattr(QueueWorker, "_report", try_again)
     assert "which has not taken it" in first_finding()
 
 
@@ -319,14 +319,14 @@ def test_it_finds_jobs_that_are_given_up_with_the_node_of_their_run(monkeypatch:
 
 @pytest.mark.contract("ACT-1")
 def test_it_finds_jobs_that_are_given_up_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = Queues._start
+    start = QueueWorker._start
 
-    def give_up(self: Queues, job: port.Job, now: int) -> None:
+    def give_up(self: QueueWorker, job: port.Job, now: int) -> None:
         if job.engine_attempt_id > job.first_engine_attempt_id:
             self._jobs[job.run_id, job.step_id] = job
             self._report(job, ErrorInfo("WorkerLost", "nobody has patience", retryable=False))
         else:
             start(self, job, now)
 
-    monkeypatch.setattr(Queues, "_start", give_up)
+    monkeypatch.setattr(QueueWorker, "_start", give_up)
     assert "given up at attempt" in first_finding()

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from holdfast.core import events as e
 from holdfast.core.events import Event
 from holdfast.core.state import TERMINAL
-from holdfast.engine.turns.execute import revive
+from holdfast.engine.turns.execute import rebuild
 from holdfast.errors import HistoryGap, HoldfastError, RunError, StoreCorrupt
 from holdfast.registry import Registry
 from holdfast.store.port import RunHead, RunQuery, Store
@@ -86,7 +86,7 @@ def check_history(registry: Registry, history: Sequence[Event]) -> Problem | Non
         return None
     run_id = history[0].run_id
     try:
-        live, problem = revive(run_id, since_rotation(history), registry)
+        live, problem = rebuild(run_id, since_rotation(history), registry)
     except RunError as damage:
         return problem_of(damage, run_id, "", "")
     live.close()

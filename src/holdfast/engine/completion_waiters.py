@@ -26,36 +26,36 @@ HELD_POLLS = 6
 Asked = tuple[str, "asyncio.Future[RunHead | None]"]
 
 
-class Finish(Struct, frozen=True, gc=False):
+class Completion(Struct, frozen=True, gc=False):
     """How far a run's history goes, now that it has finished; and its last event, if that happened here."""
 
     version: int
     last: Event | None = None
 
 
-class Finishes:
+class CompletionWaiters:
     """The runs whose end somebody in this process waits for."""
 
     def __init__(self, store: Store, holds: Callable[[str], bool], poll_s: float) -> None:
         self._store = store
         self._holds = holds
         self._poll_s = poll_s
-        self._waiting: dict[str, list[asyncio.Future[Finish]]] = {}
+        self._waiting: dict[str, list[asyncio.Future[Completion]]] = {}
         self._someone = asyncio.Event()
         self.problem: EngineError | None = None
         self._asked: list[Asked] = []
         self._task: asyncio.Task[None] | None = None
 
-    def wait(self, run_id: str) -> "asyncio.Future[Finish]":
+    def wait(self, run_id: str) -> "asyncio.Future[Completion]":
         """Return a future that is given the run's end when it has finished. Who asks says when it is let go."""
         if self.problem is not None:
             raise self.problem
-        future: asyncio.Future[Finish] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(run_id, []).append(future)
         self._someone.set()
         return future
 
-    def let_go(self, run_id: str, future: "asyncio.Future[Finish]") -> None:
+    def let_go(self, run_id: str, future: "asyncio.Future[Completion]") -> None:
         """Forget somebody who waits no longer."""
         futures = self._waiting.get(run_id, [])
         if future in futures:
@@ -100,7 +100,7 @@ class Finishes:
         """Tell everybody who waits for this run that it has finished."""
         for future in self._waiting.pop(run_id, ()):
             if not future.done():
-                future.set_result(Finish(version, last))
+                future.set_result(Completion(version, last))
 
     def close(self, problem: EngineError | None = None) -> None:
         """Tell everybody, also those who ask later, that nobody looks any more."""

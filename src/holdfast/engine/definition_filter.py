@@ -81,7 +81,7 @@ def other_code(nodes: Iterable[NodePlans], plan: Plan, tried: Collection[str]) -
     return None
 
 
-class Known:
+class DefinitionFilter:
     """What one node claims."""
 
     def __init__(self, node: str, store: Store, registry: Registry, options: NodeOptions) -> None:
@@ -91,7 +91,7 @@ class Known:
         self._takes_runs = options.takes_runs
         self._grace_s = options.definition_grace_s
         self._late_ms = round((options.definition_grace_s or 0) * 1_000)
-        self._strays: list[Plan] = []
+        self._orphaned: list[Plan] = []
         self._codes: Mapping[Plan, str] | None = None
         self._handed: OrderedDict[str, tuple[int, tuple[str, ...]]] = OrderedDict()
         self._lack_of: dict[str, Lack] = {}
@@ -188,10 +188,10 @@ class Known:
 
     async def claim(self, limit: int) -> list[LoadedRun]:
         """Claim runs that this node can run, and those that nobody can: these once, but until there is an answer."""
-        strays = self._strays
-        claimed = await self._store.claim(self._node, limit, [*self.plans(), *strays] if strays else self.plans())
-        if strays is self._strays:
-            self._strays = []
+        orphaned = self._orphaned
+        claimed = await self._store.claim(self._node, limit, [*self.plans(), *orphaned] if orphaned else self.plans())
+        if orphaned is self._orphaned:
+            self._orphaned = []
         return claimed
 
     def start(self, fits: Fits | None = None) -> list[asyncio.Task[None]]:
@@ -210,7 +210,7 @@ class Known:
                         await self._wake_diverged(fits)
                     is_first = False
                 else:
-                    await self._find_strays()
+                    await self._find_orphaned()
             except StoreError:
                 logger.warning("runs without their definitions could not be looked for", exc_info=True)
             await asyncio.sleep(grace_s)
@@ -250,11 +250,11 @@ class Known:
             return False
         return run is not None and self.has(run.head.plan_id, run.head.plan_version)
 
-    async def _find_strays(self) -> None:
+    async def _find_orphaned(self) -> None:
         missing = await self._store.find_orphaned(self._late_ms)
         found = [each.plan for each in missing if each.plan not in self.plans()]
         if found:
             names = ", ".join(f"{plan_id} version {version}" for plan_id, version in found)
             logger.error("no node alive has %s: runs that are due are paused", names)
-            self._strays = list({*self._strays, *found})
+            self._orphaned = list({*self._orphaned, *found})
             self._store.wakeups.notify()

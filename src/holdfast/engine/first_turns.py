@@ -15,7 +15,7 @@ from holdfast.engine.activities.dispatch import Dispatcher
 from holdfast.engine.turns.draft import TurnDraft
 from holdfast.engine.turns.execute import take_turn
 from holdfast.engine.turns.owned_run import Drafted
-from holdfast.engine.turns.run_cache import LiveRuns
+from holdfast.engine.turns.run_cache import RunCache
 from holdfast.limits import Limits
 from holdfast.store.beginnings import created_run
 from holdfast.store.port import LoadedRun, NewRun
@@ -34,10 +34,10 @@ class First(Struct, frozen=True):
 class FirstTurns:
     """Takes the first turns of runs that are about to be created for a node."""
 
-    def __init__(self, node: str, lives: LiveRuns, dispatcher: Dispatcher, limits: Limits) -> None:
+    def __init__(self, node: str, run_cache: RunCache, dispatcher: Dispatcher, limits: Limits) -> None:
         self._node = node
         self._dispatcher = dispatcher
-        self._lives = lives
+        self._run_cache = run_cache
         self._limits = limits
 
     def take(self, new: NewRun, now: Instant) -> First | None:
@@ -45,11 +45,11 @@ class FirstTurns:
         if new.admission is not None or new.signals:
             return None
         loaded = created_run(new, self._node, now)
-        live = self._lives.beginning(new)
-        draft, problem = take_turn(live, loaded, (), now, self._node, self._limits)
+        cached = self._run_cache.beginning(new)
+        draft, problem = take_turn(cached, loaded, (), now, self._node, self._limits)
         self._dispatcher.leave_unknown(draft)
         begun = _begun(new, draft) if problem is None and draft.dispatch else None
-        return First(begun or new, loaded, Drafted(live, draft, problem), begun is not None)
+        return First(begun or new, loaded, Drafted(cached, draft, problem), begun is not None)
 
 
 def _begun(new: NewRun, draft: TurnDraft) -> NewRun | None:

@@ -22,7 +22,7 @@ class NodeOptions(Struct, frozen=True, kw_only=True):
     activities_at_once: int = 200
     """How many activities are carried out at the same time; those that are not async have a thread each."""
 
-    live_runs: int = 5_000
+    cached_runs: int = 5_000
     """How many runs are kept in memory. Others are made from their histories when they go on."""
 
     safety_poll_s: float = 5.0
@@ -59,8 +59,8 @@ class NodeOptions(Struct, frozen=True, kw_only=True):
             value = getattr(self, field)
             if type(value) is not int or value < 1:
                 raise InvalidInput(f"{field} is a whole number from 1, not {value!r}", field=field)
-        if type(self.live_runs) is not int or self.live_runs < 0:
-            raise InvalidInput(f"live_runs is a whole number from 0, not {self.live_runs!r}", field="live_runs")
+        if type(self.cached_runs) is not int or self.cached_runs < 0:
+            raise InvalidInput(f"cached_runs is a whole number from 0, not {self.cached_runs!r}", field="cached_runs")
         for field in ("safety_poll_s", "drain_s", "turn_s", "blocked_s"):
             value = getattr(self, field)
             if field == "turn_s" and value is None:

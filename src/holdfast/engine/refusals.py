@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message
 from holdfast.engine.turns.draft import aside_turn
-from holdfast.engine.turns.owned_run import Held
+from holdfast.engine.turns.owned_run import OwnedRun
 from holdfast.errors import HoldfastError, TurnRefused
 from holdfast.limits import Limits
 from holdfast.store.port import CommitConflict, LoadedRun, Turn
@@ -28,12 +28,15 @@ class Refusals:
     def __init__(self) -> None:
         self._problems: dict[str, tuple[TurnRefused, int]] = {}
 
-    def note(self, held: Held, conflict: CommitConflict) -> bool:
+    def note(self, owned: OwnedRun, conflict: CommitConflict) -> bool:
         """Take note of a conflict, and say whether the run is to be paused by its next turn."""
         if conflict.reason not in UNFIT:
-            held.refused = None  # it only came too late
-        elif held.refused is None:
-            problem, head = TurnRefused(f"the run's turn was refused by the store: {conflict.reason}"), held.loaded.head
+            owned.refused = None  # it only came too late
+        elif owned.refused is None:
+            problem, head = (
+                TurnRefused(f"the run's turn was refused by the store: {conflict.reason}"),
+                owned.loaded.head,
+            )
             self._problems[head.run_id] = problem, head.lease_epoch + 2  # its release, and its claim by this node
             return True
         return False

@@ -9,7 +9,7 @@ from holdfast.core import events as e
 from holdfast.core.instants import Instant
 from holdfast.core.messages import ActivityReturned
 from holdfast.core.state import OpenStep, RunState
-from holdfast.engine.activities.executor import Outcome, Work, Workers, unfit_options
+from holdfast.engine.activities.executor import ActivityExecutor, Outcome, Work, unfit_options
 from holdfast.engine.turns.draft import TurnDraft
 from holdfast.engine.turns.owned_run import is_local
 from holdfast.errors import InvalidInput
@@ -24,9 +24,9 @@ logger = logging.getLogger("holdfast.node")
 class Dispatcher:
     """Starts activities. `report` is called with what comes of one that cannot be started."""
 
-    def __init__(self, registry: Registry, workers: Workers, report: Callable[[Work, Outcome], None]) -> None:
+    def __init__(self, registry: Registry, executor: ActivityExecutor, report: Callable[[Work, Outcome], None]) -> None:
         self._activities = registry.activities
-        self._workers = workers
+        self._executor = executor
         self._report = report
         self._unknown: set[str] = set()
 
@@ -41,7 +41,7 @@ class Dispatcher:
         except InvalidInput as problem:
             self._report(Work(run_id, step, definition, ActivityOptions()), unfit_options(step, problem))
             return
-        self._workers.start(Work(run_id, step, definition, options, details), now)
+        self._executor.start(Work(run_id, step, definition, options, details), now)
 
     def is_known(self, run_id: str, step: OpenStep) -> bool:
         """Return whether an activity is known here; if not, its steps wait for a node that has it: logged once."""

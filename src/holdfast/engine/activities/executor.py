@@ -25,7 +25,7 @@ from holdfast.core.messages import ActivityDetached, ActivityErrored, ActivitySu
 from holdfast.core.state import OpenStep
 from holdfast.core.timing import too_late
 from holdfast.engine.activities.slots import Slots
-from holdfast.engine.activities.task_pool import Lanes
+from holdfast.engine.activities.task_pool import TaskPool
 from holdfast.errors import HoldfastError, InvalidInput, NotDurable, PayloadTooLarge
 from holdfast.limits import Limits
 from holdfast.program.definitions import ActivityDefinition, ActivityOptions
@@ -60,30 +60,32 @@ class Work(Struct, frozen=True, gc=False):
 
 
 Report = Callable[[Work, Outcome], None]
-Beat = Callable[[Work, Details], None]
+OnHeartbeat = Callable[[Work, Details], None]
 
 
 class ActivityContext:
     """What an activity may know of itself, and say while it works."""
 
     __slots__ = (
-        "_beat",
         "_extend",
         "_is_announced",
         "_is_over",
         "_key",
         "_loop",
         "_most_bytes",
+        "_on_heartbeat",
         "_said",
         "_thread_id",
         "_work",
         "details",
     )
 
-    def __init__(self, work: Work, beat: Beat, key: str = "", most_bytes: int = Limits().value_bytes) -> None:
+    def __init__(
+        self, work: Work, on_heartbeat: OnHeartbeat, key: str = "", most_bytes: int = Limits().value_bytes
+    ) -> None:
         self.details: Any = None if work.details is NULL else codec.decode(work.details, Any)
         self._work = work
-        self._beat = beat
+        self._on_heartbeat = on_heartbeat
         self._key = key
         self._most_bytes = most_bytes
         self._loop = asyncio.get_running_loop()
@@ -148,7 +150,7 @@ class ActivityContext:
         details, self._said = self._said, UNSET
         if self._extend is not None:
             self._extend()
-        self._beat(self._work, details)
+        self._on_heartbeat(self._work, details)
 
     @asynccontextmanager
     async def watched(self, timeout_ms: int | None) -> AsyncIterator[None]:
@@ -185,16 +187,16 @@ def current_activity() -> ActivityContext | None:
     return _context.get(None)
 
 
-class Workers:
+class ActivityExecutor:
     """Carries out activities in a node's slots, and reports how they ended."""
 
-    def __init__(self, slots: Slots, report: Report, beat: Beat, rng: Rng, limits: Limits) -> None:
+    def __init__(self, slots: Slots, report: Report, on_heartbeat: OnHeartbeat, rng: Rng, limits: Limits) -> None:
         self._slots = slots
         self._report = report
-        self._beat = beat
+        self._on_heartbeat = on_heartbeat
         self._rng = rng
         self._attempts: dict[str, dict[str, _Attempt]] = {}
-        self._lanes = Lanes(self.carry_out)
+        self._pool = TaskPool(self.carry_out)
         self._most_bytes = limits.value_bytes
         self.key = ""
         """The store's key for tokens."""
@@ -217,7 +219,7 @@ class Workers:
         run_id, step_id = work.run_id, work.step.step_id
         if run_id in self._attempts:
             self.cancel(run_id, step_id)
-        attempt = _Attempt(self._lanes, work, now)
+        attempt = _Attempt(self._pool, work, now)
         self._attempts.setdefault(run_id, {})[step_id] = attempt
         self._slots.ask(attempt)
 
@@ -260,7 +262,7 @@ class Workers:
         if not is_without_limits:
             now = attempt.started_at()
             deadline = _deadline(work, now)
-        context = ActivityContext(work, self._beat, self.key, self._most_bytes)
+        context = ActivityContext(work, self._on_heartbeat, self.key, self._most_bytes)
         before = _context.set(context)
         outcome: Outcome
         try:
@@ -348,16 +350,16 @@ def unfit_options(step: OpenStep, problem: InvalidInput) -> ActivityErrored:
 class _Attempt:
     """One attempt, from when it is asked for until it is over."""
 
-    __slots__ = ("_asked_at", "_lanes", "_now", "has_begun", "is_given_up", "is_placed", "lane", "thread", "work")
+    __slots__ = ("_asked_at", "_now", "_pool", "has_begun", "is_given_up", "is_placed", "task", "thread", "work")
 
-    def __init__(self, lanes: "Lanes[_Attempt]", work: Work, now: Instant) -> None:
+    def __init__(self, pool: "TaskPool[_Attempt]", work: Work, now: Instant) -> None:
         self.work = work
         self.thread: Future[Any] | None = None
-        self.lane: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None
         self.is_placed = False
         self.has_begun = False
         self.is_given_up = False
-        self._lanes = lanes
+        self._pool = pool
         self._now = now
         self._asked_at = 0.0 if work.options.is_without_limits else asyncio.get_running_loop().time()
 
@@ -369,7 +371,7 @@ class _Attempt:
     def begin(self) -> None:
         """Begin, now that there is a place."""
         self.is_placed = True
-        self._lanes.add(self)
+        self._pool.add(self)
 
     def started_at(self) -> Instant:
         """Return the store's time, as far as it is known here."""
@@ -379,8 +381,8 @@ class _Attempt:
     def cancel(self, slots: Slots) -> None:
         """Give it up, whether it has begun or not."""
         self.is_given_up = True
-        if self.lane is not None:
-            self.lane.cancel()
+        if self.task is not None:
+            self.task.cancel()
         elif self.is_placed and not self.has_begun:  # nothing of it will ever run, not even what gives back its place
             slots.give_back()
 

@@ -26,7 +26,7 @@ BATCH = 1_000
 logger = logging.getLogger("holdfast.beats")
 
 
-class Beats:
+class Heartbeats:
     """What one node has to say about the activities that it carries out."""
 
     def __init__(self, node: str, store: Store, visible_ms: int, on_lost: Callable[[str, str], None]) -> None:

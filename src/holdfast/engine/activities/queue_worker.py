@@ -25,8 +25,8 @@ from holdfast.core.messages import (
     activity_completed,
 )
 from holdfast.core.state import OpenStep, retry_token
-from holdfast.engine.activities.executor import Details, Outcome, Work, Workers
-from holdfast.engine.activities.heartbeats import Beats
+from holdfast.engine.activities.executor import ActivityExecutor, Details, Outcome, Work
+from holdfast.engine.activities.heartbeats import Heartbeats
 from holdfast.engine.activities.slots import Slots
 from holdfast.errors import InvalidInput, StoreError
 from holdfast.limits import Limits
@@ -41,7 +41,7 @@ RETRY_S = 0.2
 logger = logging.getLogger("holdfast.queues")
 
 
-class Queues:
+class QueueWorker:
     """Carries out the jobs of some queues on one node."""
 
     def __init__(
@@ -62,8 +62,8 @@ class Queues:
         self._visible_ms = visible_ms
         self._slots = slots
         self._slots.on_free = self.ring
-        self._workers = Workers(slots, self._on_outcome, self._on_beat, rng, limits)
-        self.beats = Beats(node, store, visible_ms, self.cancel)
+        self._executor = ActivityExecutor(slots, self._on_outcome, self._on_heartbeat, rng, limits)
+        self.heartbeats = Heartbeats(node, store, visible_ms, self.cancel)
         self._outcomes: list[tuple[Job, ActivityOutcome]] = []
         self._jobs: dict[tuple[str, str], Job] = {}
         self._rung = asyncio.Event()
@@ -76,8 +76,8 @@ class Queues:
 
     def start(self, key: str) -> "list[asyncio.Task[None]]":
         """Begin to work, with the store's key for tokens, and return what is to be cancelled in the end."""
-        self._workers.key = key
-        loops = {"beats": self.beats.run}
+        self._executor.key = key
+        loops = {"heartbeats": self.heartbeats.run}
         if self._queues:
             loops |= {"queues": self._take_on, "outcomes": self._report_on}
         tasks = [asyncio.create_task(self._live(name, loop), name=name) for name, loop in loops.items()]
@@ -100,29 +100,29 @@ class Queues:
     def cancel(self, run_id: str, step_id: str) -> None:
         """Stop to carry out a job that is no longer this node's."""
         if self._jobs.pop((run_id, step_id), None) is not None:
-            self._workers.cancel(run_id, step_id)
+            self._executor.cancel(run_id, step_id)
 
     @property
     def is_in_use(self) -> bool:
         """Say whether there is any job, or anything said of an activity, that could be let go of."""
-        return bool(self._jobs) or self.beats.is_in_use
+        return bool(self._jobs) or self.heartbeats.is_in_use
 
     def let_go(self, run_id: str, step_id: str) -> None:
         """Let go of a step that is known here to be closed, without waiting for the store to say so."""
-        self.beats.let_go(run_id, step_id)
+        self.heartbeats.let_go(run_id, step_id)
         self.cancel(run_id, step_id)
 
     @property
     def busy(self) -> int:
         """How many jobs are under way."""
-        return self._workers.busy
+        return self._executor.busy
 
     def drain(self) -> "list[asyncio.Task[None]]":
         """Take nothing more, and return what ends once all that is under way has ended and was reported."""
         self._is_stopping = True
-        for work in self._workers.withdraw():
+        for work in self._executor.withdraw():
             job = self._jobs.pop((work.run_id, work.step.step_id))
-            self.beats.let_go(job.run_id, job.step_id)
+            self.heartbeats.let_go(job.run_id, job.step_id)
             self._unbegun.append(job)
         self.ring()
         return self._reporting
@@ -139,7 +139,7 @@ class Queues:
 
     def stop(self) -> None:
         """Give up what is still under way; it becomes visible again by itself."""
-        self._workers.cancel_all()
+        self._executor.cancel_all()
 
     # --- taking
 
@@ -162,7 +162,7 @@ class Queues:
         limit, activities = self._slots.free, self._registry.activity_names()
         if limit == 0 or not activities:
             return False
-        await self.beats.catch_up()
+        await self.heartbeats.catch_up()
         # A task of its own: what it has taken is known even if this one is cancelled meanwhile.
         self._taking = asyncio.ensure_future(
             self._store.acquire_jobs(self._node, self._queues, activities, limit, self._visible_ms)
@@ -213,7 +213,7 @@ class Queues:
 
     def _start(self, job: Job, now: Instant) -> None:
         self._jobs[job.run_id, job.step_id] = job
-        self.beats.keep(_beat(job))
+        self.heartbeats.keep(_heartbeat(job))
         definition = self._registry.activities.get(job.activity)
         assert definition is not None  # only known ones are taken
         try:
@@ -227,12 +227,12 @@ class Queues:
             lost = f"activity {job.activity!r} was taken {step.attempt - 1} times, and who took it did not come back"
             self._report(job, ErrorInfo("WorkerLost", lost))
             return
-        self._workers.start(Work(job.run_id, step, definition, options, job.details), now)
+        self._executor.start(Work(job.run_id, step, definition, options, job.details), now)
 
-    def _on_beat(self, work: Work, details: Details) -> None:
+    def _on_heartbeat(self, work: Work, details: Details) -> None:
         job = self._jobs.get((work.run_id, work.step.step_id))
         if job is not None and job.engine_attempt_id == work.step.engine_attempt_id:
-            self.beats.say(_beat(job, details))
+            self.heartbeats.say(_heartbeat(job, details))
 
     # --- reporting
 
@@ -247,7 +247,7 @@ class Queues:
         self._to_report.set()
 
     async def _report_on(self) -> None:
-        while not self._is_stopping or self._workers.busy or self._outcomes:
+        while not self._is_stopping or self._executor.busy or self._outcomes:
             await self._to_report.wait()
             self._to_report.clear()
             while self._outcomes:
@@ -261,7 +261,7 @@ class Queues:
                     del self._outcomes[: len(batch)]
 
     async def _deliver(self, batch: Sequence[tuple[Job, ActivityOutcome]]) -> None:
-        await self.beats.flush((job.run_id, job.step_id) for job, outcome in batch if outcome.error is not None)
+        await self.heartbeats.flush((job.run_id, job.step_id) for job, outcome in batch if outcome.error is not None)
         now = await self._store.now()
         answers = await self._store.deliver([_message(job, outcome, now) for job, outcome in batch])
         for (job, _), answer in zip(batch, answers, strict=True):
@@ -270,10 +270,10 @@ class Queues:
                 del self._jobs[key]
             if isinstance(answer, Refused):  # the run has ended, or is gone: nobody waits for it
                 logger.info("run %s takes no outcome of %s: %s", job.run_id, job.step_id, answer.error)
-                self.beats.let_go(*key)
+                self.heartbeats.let_go(*key)
 
 
-def _beat(job: Job, details: Details = UNSET) -> Heartbeat:
+def _heartbeat(job: Job, details: Details = UNSET) -> Heartbeat:
     return Heartbeat(
         run_id=job.run_id,
         step_id=job.step_id,

@@ -419,8 +419,8 @@ class Commands:
         answer: Any
         if self._node is not None:
             new = self._node.run_queue.with_admission(new)
-        if self._node is not None and self._node.known.has(new.plan_id, new.plan_version):
-            answer = await self._node.creations.create(new, now)
+        if self._node is not None and self._node.definition_filter.has(new.plan_id, new.plan_version):
+            answer = await self._node.starter.create(new, now)
             self._node.run_queue.notice_start(new)
         else:  # somebody else has its definition
             [answer] = await self._store.create([new])

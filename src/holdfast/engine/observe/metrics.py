@@ -167,4 +167,4 @@ def observer_of(store: Store) -> ObservedStore:
 
 def activities_running(node: Node) -> int:
     """Return how many activities are under way on a node."""
-    return node._workers.busy + node._queues.busy
+    return node._executor.busy + node._queue_worker.busy

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from holdfast.core.admission import NO_LIMIT, AdmissionRequest
 from holdfast.core.events import Event, RunQueued, RunStarted
 from holdfast.core.instants import Instant
-from holdfast.engine.definition_filter import Known
+from holdfast.engine.definition_filter import DefinitionFilter
 from holdfast.engine.options import NodeOptions
 from holdfast.errors import InvalidInput, LeaseExpired, StoreError
 from holdfast.registry import Registry
@@ -46,21 +46,21 @@ class RunQueue:
         self,
         store: Store,
         registry: Registry,
-        known: Known,
+        known: DefinitionFilter,
         owner: Callable[[], str | None],
         hold: Callable[[LoadedRun], None],
         options: NodeOptions,
     ) -> None:
         self._store = store
         self._registry = registry
-        self._known = known
+        self._definition_filter = known
         self._limited = registry.workflow_limits
         self._owner = owner
         self._hold = hold
         self._most = options.claim_runs
         self._poll_s = options.safety_poll_s
         self._next_at: Instant | None = None
-        self._strange: list[str] = []  # admitted here, for other nodes; kept until they are released
+        self._orphaned: list[str] = []  # admitted here, for other nodes; kept until they are released
         self._something = asyncio.Event()
 
     # --- called by the node
@@ -123,13 +123,13 @@ class RunQueue:
         owner = self._owner()
         admitted, self._next_at = await self._store.admit(limits, self._most, owner)
         for each in admitted:
-            if each.run is not None and self._known.has(each.run.head.plan_id, each.run.head.plan_version):
+            if each.run is not None and self._definition_filter.has(each.run.head.plan_id, each.run.head.plan_version):
                 self._hold(each.run)
             elif each.run is not None:  # limits are the workflow's, whatever the version
-                self._strange.append(each.run_id)
-        if self._strange and owner is not None:
-            await self._store.release(owner, self._strange)
-            self._strange = []
+                self._orphaned.append(each.run_id)
+        if self._orphaned and owner is not None:
+            await self._store.release(owner, self._orphaned)
+            self._orphaned = []
         return [Dequeued(each.run_id, each.status) for each in admitted]
 
     async def work(self) -> None:

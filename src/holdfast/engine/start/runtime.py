@@ -123,7 +123,7 @@ class Opened(Struct, frozen=True):
                 await permits.check_first(signal, queued, run_id)
             new = replace(new, signals=(signal,))
         new = self.node.run_queue.with_admission(new, priority)
-        answer = await self.node.creations.create(new, now, is_unheard_of=run_id is None and not request_id)
+        answer = await self.node.starter.create(new, now, is_unheard_of=run_id is None and not request_id)
         if isinstance(answer, port.Refused):
             raise answer.error
         self.node.run_queue.notice_start(new)

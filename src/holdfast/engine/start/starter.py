@@ -33,7 +33,7 @@ class Asked(NamedTuple):
     future: "asyncio.Future[Answer]"
 
 
-class Beginner(Protocol):
+class StartingNode(Protocol):
     """The node that the runs are created for."""
 
     name: str
@@ -47,11 +47,11 @@ class Beginner(Protocol):
         """Go on with a run that was created, as it was asked for or with its first turn."""
         ...
 
-    def hold(self, loaded: LoadedRun) -> None:
+    def add_owned(self, loaded: LoadedRun) -> None:
         """Take a run that was found in the store."""
         ...
 
-    def holds(self, run_id: str) -> bool:
+    def owns(self, run_id: str) -> bool:
         """Say whether the run is here already."""
         ...
 
@@ -60,13 +60,13 @@ class Beginner(Protocol):
         ...
 
 
-class Creations:
+class Starter:
     """Creates runs: for the node, with their first turns where these can be taken before; or for nobody, without.
 
     What runs here runs in the context that the node was made in, whoever asks.
     """
 
-    def __init__(self, store: Store, node: Beginner, lease_ms: int, first_turns: FirstTurns | None) -> None:
+    def __init__(self, store: Store, node: StartingNode, lease_ms: int, first_turns: FirstTurns | None) -> None:
         self._store = store
         self._node = node
         self._owner = None if first_turns is None else node.name
@@ -121,7 +121,7 @@ class Creations:
         """Let go of programs whose runs are being created."""
         for first in self._firsts:
             if first is not None:
-                first.drafted.live.close()
+                first.drafted.cached.close()
 
     async def _create(self) -> None:
         try:
@@ -156,14 +156,14 @@ class Creations:
             if is_begun:
                 self._node.begin(asked.new, asked.now, first)
             elif first is not None:
-                first.drafted.live.close()
+                first.drafted.cached.close()
             if not is_again and _may_be_unfit(answer, first):
                 again.append(asked)
             else:
                 _tell(asked.future, answer)
         for loaded in found.values():
             if loaded is not None:
-                self._node.hold(loaded)
+                self._node.add_owned(loaded)
         if not is_sure:
             self._look_for([run_id for run_id, loaded in found.items() if loaded is None])
         if again:
@@ -197,7 +197,7 @@ class Creations:
             looks += 1
             for loaded in found:
                 run_ids.remove(loaded.head.run_id)
-                if loaded.head.lease_owner == self._owner and not self._node.holds(loaded.head.run_id):
+                if loaded.head.lease_owner == self._owner and not self._node.owns(loaded.head.run_id):
                     self._node.find(loaded.head.run_id)
 
     async def _create_runs(self, runs: list[NewRun]) -> tuple[list[Answer], bool]:

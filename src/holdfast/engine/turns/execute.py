@@ -1,6 +1,6 @@
 """A run in memory, and how it takes its turn.
 
-A live run is a run's state and its program at the same version. It is a cache: it can be dropped at any time, and is
+A cached run is a run's state and its program at the same version. It can be dropped at any time, and is
 made again by replaying the history since the last rotation.
 
 A program that cannot go on (its code and its history differ, its version is not known, it does not come to rest) is
@@ -55,7 +55,7 @@ from holdfast.store.port import LoadedRun
 T = TypeVar("T")
 
 
-class LiveRun:
+class CachedRun:
     """A run's state and program."""
 
     __slots__ = ("is_ahead", "is_closed", "replay", "state")
@@ -96,10 +96,10 @@ class _Beginning:
         return self._registry.begin(self._state, self._input, self._rotation)
 
 
-def revive(
+def rebuild(
     run_id: str, history: Sequence[Event], registry: Registry, before: Replay | None = None
-) -> tuple[LiveRun, RunError | None]:
-    """Make a live run from its history, whole or since a rotation; with the reason if its program cannot go on.
+) -> tuple[CachedRun, RunError | None]:
+    """Rebuild a run from its history, whole or since a rotation; with the reason if its program cannot go on.
 
     `before` is what kept it in step before, if the end of a stretch was deferred.
     """
@@ -111,27 +111,27 @@ def revive(
     else:
         assert isinstance(first, e.RunQueued)
         begin = _Beginning(registry, state, first.input, 0)
-    live = LiveRun(state, Replay(begin))
+    cached = CachedRun(state, Replay(begin))
     if before is not None:
-        live.replay.deferred = before.deferred
+        cached.replay.deferred = before.deferred
     if len(history) == 1 and isinstance(first, e.RunQueued):  # nothing has begun
-        return live, None
+        return cached, None
     try:
-        live.replay.replay(history)
-        return live, None
+        cached.replay.replay(history)
+        return cached, None
     except KeyboardInterrupt:
         raise
     except BaseException as problem:
-        live.close()
-        return live, _stuck(problem)
+        cached.close()
+        return cached, _stuck(problem)
 
 
-def at_rest(run_id: str, history: Sequence[Event], registry: Registry) -> LiveRun:
-    """Make a live run whose program is not begun: to record what is known of a run without running its code."""
+def at_rest(run_id: str, history: Sequence[Event], registry: Registry) -> CachedRun:
+    """Return a run whose program is not begun: to record what is known of a run without running its code."""
     state = state_of(run_id, history)
-    live = LiveRun(state, Replay(_Beginning(registry, state, e.NULL, 0)))
-    live.close()
-    return live
+    cached = CachedRun(state, Replay(_Beginning(registry, state, e.NULL, 0)))
+    cached.close()
+    return cached
 
 
 def _stuck(problem: BaseException) -> RunError:
@@ -143,7 +143,7 @@ def _stuck(problem: BaseException) -> RunError:
 
 
 def take_turn(
-    live: LiveRun,
+    cached: CachedRun,
     loaded: LoadedRun,
     inputs: Sequence[Input],
     now: Instant,
@@ -152,21 +152,21 @@ def take_turn(
 ) -> tuple[TurnDraft, RunError | None]:
     """Let a run take everything that waits for it; if its program cannot go on, pause the run instead.
 
-    Raises `EndDeferred`, and nothing has happened then: the run is to be made again (`revive`) for the same turn.
+    Raises `EndDeferred`, and nothing has happened then: the run is to be made again (`rebuild`) for the same turn.
     """
-    draft = TurnDraft(live.state, loaded, now, node, limits)
-    live.is_ahead = True
+    draft = TurnDraft(cached.state, loaded, now, node, limits)
+    cached.is_ahead = True
     try:
-        _Turn(live, draft).run([*loaded.messages, *inputs])
+        _Turn(cached, draft).run([*loaded.messages, *inputs])
         return draft, None
     except EndDeferred as deferred:
-        live.replay.defer(deferred)
+        cached.replay.defer(deferred)
         raise
     except KeyboardInterrupt:
         raise
     except BaseException as problem:  # user code that raised where no task could take it must not end the node
         stuck = _stuck(problem)
-        return pause_turn(live.state, loaded, inputs, stuck, now, node, limits), stuck
+        return pause_turn(cached.state, loaded, inputs, stuck, now, node, limits), stuck
 
 
 def pause_turn(
@@ -220,8 +220,8 @@ class _Turn:
 
     __slots__ = ("_draft", "_live", "_mailbox", "_updates")
 
-    def __init__(self, live: LiveRun, draft: TurnDraft) -> None:
-        self._live = live
+    def __init__(self, cached: CachedRun, draft: TurnDraft) -> None:
+        self._live = cached
         self._draft = draft
         signals = draft.signals
         self._mailbox = [signal for signal in signals if signal.name not in ENGINE_SIGNALS] if signals else []

@@ -12,7 +12,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.messages import ActivityDetached, ActivityErrored, ActivityOutcome, Message
 from holdfast.core.state import OpenStep, RunState
 from holdfast.engine.turns.draft import TurnDraft
-from holdfast.engine.turns.execute import LiveRun
+from holdfast.engine.turns.execute import CachedRun
 from holdfast.errors import InvalidInput, RunError, TurnRefused
 from holdfast.store.port import LoadedRun
 
@@ -20,12 +20,12 @@ from holdfast.store.port import LoadedRun
 class Drafted(Struct, frozen=True):
     """A turn that a run has taken and that is not committed yet; with the reason if its program cannot go on."""
 
-    live: LiveRun
+    cached: CachedRun
     draft: TurnDraft
     problem: RunError | None
 
 
-class Held:
+class OwnedRun:
     """A run that belongs to this node. It is fresh until it has taken a turn as it was loaded."""
 
     __slots__ = (
@@ -88,10 +88,10 @@ class Held:
         ]
         self.loaded = replace(loaded, messages=tuple(messages))
 
-    def take_drafted(self, live: LiveRun) -> Drafted | None:
+    def take_drafted(self, cached: CachedRun) -> Drafted | None:
         """Return the turn that was taken before, if it was by what is live now; whatever came in since waits."""
         drafted, self.drafted = self.drafted, None
-        return drafted if drafted is not None and drafted.live is live else None
+        return drafted if drafted is not None and drafted.cached is cached else None
 
     def is_as_before(self, loaded: LoadedRun) -> bool:
         """Say whether a later load brings nothing that was not there before."""
@@ -129,9 +129,9 @@ def _is_of_present_attempt(message: Message, state: RunState) -> bool:
     return is_success or outcome.engine_attempt_id >= step.engine_attempt_id
 
 
-def unsuccessful(batch: Sequence[Held]) -> list[tuple[str, str]]:
+def unsuccessful(batch: Sequence[OwnedRun]) -> list[tuple[str, str]]:
     """Return the steps whose attempts have ended without a result."""
-    ended = [(held.loaded.head.run_id, given) for held in batch for given in held.inputs]
+    ended = [(owned.loaded.head.run_id, given) for owned in batch for given in owned.inputs]
     return [(run_id, o.step_id) for run_id, o in ended if isinstance(o, ActivityErrored | ActivityDetached)]
 
 

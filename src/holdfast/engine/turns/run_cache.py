@@ -13,7 +13,7 @@ from holdfast.core.events import RunStarted
 from holdfast.core.state import APPROVED, PENDING, state_of
 from holdfast.engine.history import recorded
 from holdfast.engine.stretch import read_stretch
-from holdfast.engine.turns.execute import LiveRun, at_rest, revive
+from holdfast.engine.turns.execute import CachedRun, at_rest, rebuild
 from holdfast.engine.turns.poison import is_suspect, refuse_suspect
 from holdfast.errors import Conflict, NotDurable, RunawayWorkflow, RunError, RunTerminal, StoreCorrupt
 from holdfast.program.replay import Replay
@@ -28,39 +28,39 @@ REST = 2
 """How many times as long as a replay for a query took to wait before the next one: the event loop is for turns too."""
 
 
-class LiveRuns:
+class RunCache:
     """Live runs of one node."""
 
     def __init__(self, store: Store, registry: Registry, most: int) -> None:
         self._store = store
         self._registry = registry
         self._most = most
-        self._runs: OrderedDict[str, LiveRun] = OrderedDict()
+        self._runs: OrderedDict[str, CachedRun] = OrderedDict()
         self._deferred: dict[str, tuple[int, Replay]] = {}  # by run, with the epoch of its lease
         self._asking = asyncio.Lock()
         self._asked_again_at = 0.0
 
-    def get(self, loaded: LoadedRun) -> LiveRun | None:
+    def get(self, loaded: LoadedRun) -> CachedRun | None:
         """Return a run if it is in memory, as it was loaded."""
-        live = self._runs.get(loaded.head.run_id)
-        if live is None or live.state.version != loaded.head.version:
+        cached = self._runs.get(loaded.head.run_id)
+        if cached is None or cached.state.version != loaded.head.version:
             return None
         self._runs.move_to_end(loaded.head.run_id)
-        return live
+        return cached
 
-    async def make(self, loaded: LoadedRun) -> tuple[LiveRun, RunError | None]:
+    async def make(self, loaded: LoadedRun) -> tuple[CachedRun, RunError | None]:
         """Return a run, from memory or from its history; with the reason if its program cannot go on."""
-        live = self.get(loaded)
-        if live is not None:
-            return live, None
+        cached = self.get(loaded)
+        if cached is not None:
+            return cached, None
         epoch, before = self._deferred.pop(loaded.head.run_id, (0, None))
         self.forget(loaded.head.run_id)
         history = await read_stretch(self._store, loaded.head)
         before = before if epoch == loaded.head.lease_epoch else None  # else it was somebody else's in between
-        live, problem = revive(loaded.head.run_id, history, self._registry, before)
+        cached, problem = rebuild(loaded.head.run_id, history, self._registry, before)
         if problem is None:
-            self.keep(live)
-        return live, problem
+            self.keep(cached)
+        return cached, problem
 
     async def fits(self, head: RunHead) -> bool:
         """Return whether a run waits for code that fits its history, and the code here does. Nothing is written."""
@@ -70,24 +70,24 @@ class LiveRuns:
             history = await read_stretch(self._store, head)
             if not history or not state_of(head.run_id, history).awaits_definition:
                 return False
-            live, problem = revive(head.run_id, history, self._registry)
+            cached, problem = rebuild(head.run_id, history, self._registry)
         except (RunError, StoreCorrupt):
             return False
-        live.close()
+        cached.close()
         return problem is None
 
-    def beginning(self, new: NewRun) -> LiveRun:
+    def beginning(self, new: NewRun) -> CachedRun:
         """Return a run that is about to be created, or just was; its history is known without asking."""
-        return revive(new.run_id, new.events, self._registry)[0]
+        return rebuild(new.run_id, new.events, self._registry)[0]
 
-    def keep(self, live: LiveRun) -> None:
+    def keep(self, cached: CachedRun) -> None:
         """Keep a run in memory."""
-        self._runs[live.state.run_id] = live
+        self._runs[cached.state.run_id] = cached
 
-    def make_again(self, live: LiveRun, loaded: LoadedRun) -> None:
+    def make_again(self, cached: CachedRun, loaded: LoadedRun) -> None:
         """Let go of a run whose stretch has ended too early. It is made again, and the end waits for updates then."""
-        self.forget(live.state.run_id)
-        self._deferred[live.state.run_id] = loaded.head.lease_epoch, live.replay
+        self.forget(cached.state.run_id)
+        self._deferred[cached.state.run_id] = loaded.head.lease_epoch, cached.replay
 
     def trim(self) -> None:
         """Let go of those that have not been used for longest."""
@@ -96,18 +96,18 @@ class LiveRuns:
 
     def forget(self, run_id: str) -> None:
         """Let go of a run."""
-        live = self._runs.pop(run_id, None)
+        cached = self._runs.pop(run_id, None)
         self._deferred.pop(run_id, None)
-        if live is not None:
-            live.close()
+        if cached is not None:
+            cached.close()
 
     def close(self) -> None:
         """Let go of all."""
-        for live in self._runs.values():
-            live.close()
+        for cached in self._runs.values():
+            cached.close()
         self._runs.clear()
 
-    async def at_rest(self, loaded: LoadedRun) -> LiveRun:
+    async def at_rest(self, loaded: LoadedRun) -> CachedRun:
         """Return a run whose program is not begun."""
         self.forget(loaded.head.run_id)
         return at_rest(loaded.head.run_id, await read_stretch(self._store, loaded.head), self._registry)
@@ -121,10 +121,10 @@ class LiveRuns:
                     await recorded(self._store, run_id, 1, lambda event: isinstance(event.data, RunStarted))
             loaded = await self._load(run_id)
         refuse_suspect(loaded.head)
-        live = self.get(loaded)
-        if live is not None and not live.is_ahead:  # what is not durable may never come to be
+        cached = self.get(loaded)
+        if cached is not None and not cached.is_ahead:  # what is not durable may never come to be
             try:
-                return _answer(live, name, arguments)
+                return _answer(cached, name, arguments)
             except (NotDurable, RunawayWorkflow):  # this program is no longer what the history tells
                 self.forget(run_id)
                 raise
@@ -141,13 +141,13 @@ class LiveRuns:
             history = await read_stretch(self._store, head)
             began_at = loop.time()
             # Made for this question only: the pump may be making its own at the same time, and keeps that one.
-            live, problem = revive(head.run_id, history, self._registry)
+            cached, problem = rebuild(head.run_id, history, self._registry)
             try:
                 if problem is not None:
                     raise problem
-                return _answer(live, name, arguments)
+                return _answer(cached, name, arguments)
             finally:
-                live.close()
+                cached.close()
                 self._asked_again_at = loop.time() + REST * (loop.time() - began_at)
 
     async def _load(self, run_id: str) -> LoadedRun:
@@ -157,8 +157,8 @@ class LiveRuns:
         return loaded
 
 
-def _answer(live: LiveRun, name: str, arguments: Raw) -> Raw:
-    if live.replay.program is None:
-        run_id, status = live.state.run_id, live.state.status
+def _answer(cached: CachedRun, name: str, arguments: Raw) -> Raw:
+    if cached.replay.program is None:
+        run_id, status = cached.state.run_id, cached.state.status
         raise Conflict(f"run {run_id} is {status} and has not started: nobody can answer a query", run_id=run_id)
-    return live.replay.program.query(name, arguments)
+    return cached.replay.program.query(name, arguments)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from holdfast.core.instants import Instant
 from holdfast.engine.first_turns import First
-from holdfast.engine.start.starter import CREATE_RUNS, Creations
+from holdfast.engine.start.starter import CREATE_RUNS, Starter
 from holdfast.errors import EngineError, InvalidInput, LeaseExpired, StoreUnavailable
 from holdfast.store.beginnings import created_run
 from holdfast.store.port import Created, Existing, LoadedRun, NewRun, Refused
@@ -109,17 +109,17 @@ class Scene:
         self.begun: list[str] = []
         self.held: list[str] = []
         self.found: list[str] = []
-        self.creations = Creations(store, self, 1_000, first_turns if is_for_node else None)
+        self.starter = Starter(store, self, 1_000, first_turns if is_for_node else None)
 
     def begin(self, new: NewRun, now: Instant, first: First | None) -> None:
         """Note it."""
         self.begun.append(new.run_id if first is None else f"{new.run_id} with its first turn")
 
-    def hold(self, loaded: LoadedRun) -> None:
+    def add_owned(self, loaded: LoadedRun) -> None:
         """Note it."""
         self.held.append(loaded.head.run_id)
 
-    def holds(self, run_id: str) -> bool:
+    def owns(self, run_id: str) -> bool:
         """Say whether it was noted."""
         return run_id in self.held
 
@@ -129,7 +129,7 @@ class Scene:
 
     def start(self, *run_ids: str, is_unheard_of: bool = True) -> "list[asyncio.Task[Any]]":
         """Ask for runs, all at once."""
-        create = partial(self.creations.create, is_unheard_of=is_unheard_of)
+        create = partial(self.starter.create, is_unheard_of=is_unheard_of)
         return [asyncio.create_task(create(new_run(run_id), START)) for run_id in run_ids]
 
 
@@ -138,7 +138,7 @@ async def test_a_run_that_is_created_for_this_node_is_begun_here_once() -> None:
     scene = Scene()
     assert await asyncio.gather(*scene.start("a", "b")) == [Created("a", 1), Created("b", 1)]
     assert scene.begun == ["a", "b"]
-    assert scene.creations._under_way == set()
+    assert scene.starter._under_way == set()
 
 
 @pytest.mark.contract("OWN-1", "QUE-1")
@@ -160,8 +160,8 @@ async def test_a_run_that_the_node_has_found_by_itself_meanwhile_is_not_begun_ag
     scene.drafter.are_at_work = False
     tasks = scene.start("a", "b", "c")
     await scene.store.asked.wait()
-    assert not scene.creations.keeps(loaded("a"))
-    assert not scene.creations.keeps(loaded("b"))
+    assert not scene.starter.keeps(loaded("a"))
+    assert not scene.starter.keeps(loaded("b"))
     scene.store.may_answer.set()
     await asyncio.gather(*tasks)
     assert (scene.begun, scene.held, scene.drafter.closed) == (["c"], [], ["b"])
@@ -175,12 +175,12 @@ async def test_a_run_that_is_created_at_work_and_found_meanwhile_waits_for_the_a
     scene.store.may_answer.clear()
     tasks = scene.start("a", "b")
     await scene.store.asked.wait()
-    assert scene.creations.keeps(loaded("a"))
-    assert not scene.creations.keeps(loaded("c"))
+    assert scene.starter.keeps(loaded("a"))
+    assert not scene.starter.keeps(loaded("c"))
     scene.store.may_answer.set()
     await asyncio.gather(*tasks)
     assert (scene.begun, scene.held) == (["a with its first turn", "b"], ["a"])
-    assert not scene.creations.keeps(loaded("a"))
+    assert not scene.starter.keeps(loaded("a"))
 
 
 @pytest.mark.contract("QUE-1")
@@ -203,7 +203,7 @@ async def test_runs_of_which_some_may_have_been_created_before_a_lease_ended_are
     scene.store.finds = [[loaded("a"), None]]
     assert await asyncio.gather(*scene.start("a", "b")) == [Existing("a"), Created("b", 1)]
     async with asyncio.timeout(5):
-        await asyncio.wait(scene.creations._looking)
+        await asyncio.wait(scene.starter._looking)
     assert (scene.begun, scene.found, scene.held) == (["b with its first turn"], ["a"], [])
 
 
@@ -226,7 +226,7 @@ async def test_a_run_that_was_found_though_its_creation_failed_is_held_as_it_was
     scene.store.problem = StoreUnavailable("down")
     tasks = scene.start("a")
     await scene.store.asked.wait()
-    assert scene.creations.keeps(loaded("a"))
+    assert scene.starter.keeps(loaded("a"))
     scene.store.may_answer.set()
     assert await asyncio.gather(*tasks, return_exceptions=True) == [scene.store.problem]
     assert (scene.begun, scene.held, scene.drafter.closed) == ([], ["a"], ["a"])
@@ -271,7 +271,7 @@ async def test_runs_whose_creation_was_not_answered_are_looked_for(monkeypatch: 
     scene.store.finds = [StoreUnavailable("down"), [None, None, None], [loaded("a"), loaded("b", "node-b"), None]]
     await asyncio.gather(*scene.start("a", "b", "c", "d"), return_exceptions=True)
     async with asyncio.timeout(5):
-        await asyncio.wait(scene.creations._looking)
+        await asyncio.wait(scene.starter._looking)
     assert (scene.found, scene.held) == (["a"], [])
     assert scene.store.looked_for == [*[["a", "b", "c"]] * 3, ["c"]]
 
@@ -281,10 +281,10 @@ async def test_nobody_looks_for_runs_after_the_node_has_stopped() -> None:
     scene.drafter.can_begin = {"a"}
     scene.store.problem = StoreUnavailable("down")
     await asyncio.gather(*scene.start("a"), return_exceptions=True)
-    assert scene.creations._looking
+    assert scene.starter._looking
     async with asyncio.timeout(0.1):
-        await scene.creations.stop()
-    assert not scene.creations._looking
+        await scene.starter.stop()
+    assert not scene.starter._looking
 
 
 async def test_those_who_ask_meanwhile_share_the_next_call_and_none_is_too_large() -> None:
@@ -306,7 +306,7 @@ async def test_a_store_that_fails_is_told_to_everybody_of_the_batch_and_to_nobod
     scene.store.problem = StoreUnavailable("down")
     answers = await asyncio.gather(*scene.start("a", "b"), return_exceptions=True)
     assert answers == [scene.store.problem] * 2
-    assert (scene.begun, scene.creations._under_way) == ([], set())
+    assert (scene.begun, scene.starter._under_way) == ([], set())
     scene.store.problem = None
     assert await asyncio.gather(*scene.start("a")) == [Created("a", 1)]
 
@@ -322,7 +322,7 @@ async def test_who_waits_when_the_node_stops_is_told_that_nobody_knows(is_unhear
     tasks += scene.start("b", is_unheard_of=is_unheard_of)
     await asyncio.sleep(0)
     async with asyncio.timeout(5):
-        await scene.creations.stop()
+        await scene.starter.stop()
         answers = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(answer) for answer in answers] == [EngineError, EngineError]
     assert all(str(answer).endswith(f"was being created: it may be there, {hint}") for answer in answers)

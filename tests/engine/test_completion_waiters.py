@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.state import COMPLETED, RUNNING
-from holdfast.engine.completion_waiters import PAGE_RUNS, Finish, Finishes
+from holdfast.engine.completion_waiters import PAGE_RUNS, CompletionWaiters, Completion
 from holdfast.errors import EngineError, StoreCorrupt, StoreUnavailable
 from holdfast.store.wakeups import LocalWakeups
 
@@ -45,10 +45,10 @@ class Scene:
     def __init__(self, *held: str, poll_s: float = 60.0) -> None:
         store: Any = Library()
         self.store: Library = store
-        self.finishes = Finishes(store, lambda run_id: run_id in held, poll_s)
+        self.completion_waiters = CompletionWaiters(store, lambda run_id: run_id in held, poll_s)
 
     async def __aenter__(self) -> "Scene":
-        self._watching = asyncio.create_task(self.finishes.watch())
+        self._watching = asyncio.create_task(self.completion_waiters.watch())
         await asyncio.sleep(0)
         return self
 
@@ -65,27 +65,27 @@ async def soon(future: "asyncio.Future[Any]") -> Any:
 @pytest.mark.contract("OWN-3")
 async def test_a_run_that_was_lost_without_notice_is_looked_up_now_and_then() -> None:
     async with Scene("held", poll_s=0.01) as scene:
-        waiting = scene.finishes.wait("held")
+        waiting = scene.completion_waiters.wait("held")
         scene.store.finished = {"far": 7, "held": 9}
-        assert await soon(scene.finishes.wait("far")) == Finish(7)
+        assert await soon(scene.completion_waiters.wait("far")) == Completion(7)
         assert not waiting.done()
-        assert await soon(waiting) == Finish(9)
+        assert await soon(waiting) == Completion(9)
     assert sum("held" in asked for asked in scene.store.asked) < len(scene.store.asked)
 
 
 @pytest.mark.contract("OWN-3")
 async def test_a_run_that_finishes_elsewhere_is_looked_up_when_the_store_rings() -> None:
     async with Scene("held") as scene:
-        waiting = [scene.finishes.wait(run_id) for run_id in ("far", "far", "damaged", "held", "missing")]
+        waiting = [scene.completion_waiters.wait(run_id) for run_id in ("far", "far", "damaged", "held", "missing")]
         scene.store.finished = {"far": 7, "held": 9}
         scene.store.damaged, scene.store.missing = {"damaged"}, {"missing"}
         await asyncio.sleep(0)
         scene.store.wakeups.notify()
-        assert await soon(waiting[0]) == await soon(waiting[1]) == Finish(7)
+        assert await soon(waiting[0]) == await soon(waiting[1]) == Completion(7)
         assert [future.done() for future in waiting[2:]] == [False, False, False]
         assert all("held" not in asked for asked in scene.store.asked), "of those the node knows by itself"
-        scene.finishes.tell("held", 9)
-        assert await soon(waiting[3]) == Finish(9)
+        scene.completion_waiters.tell("held", 9)
+        assert await soon(waiting[3]) == Completion(9)
 
 
 async def test_nothing_is_looked_up_while_nobody_waits() -> None:
@@ -94,17 +94,17 @@ async def test_nothing_is_looked_up_while_nobody_waits() -> None:
         for _ in range(5):
             await asyncio.sleep(0)
         assert scene.store.asked == []
-        gone = scene.finishes.wait("far")
-        scene.finishes.let_go("far", gone)
-        scene.finishes.let_go("far", gone)
-        assert scene.finishes._waiting == {}
+        gone = scene.completion_waiters.wait("far")
+        scene.completion_waiters.let_go("far", gone)
+        scene.completion_waiters.let_go("far", gone)
+        assert scene.completion_waiters._waiting == {}
 
 
 @pytest.mark.contract("API-2")
 async def test_heads_that_are_asked_for_together_are_looked_up_together_and_answered_each() -> None:
     scene = Scene()
     scene.store.damaged, scene.store.missing = {"run-3"}, {"run-5"}
-    asking = [asyncio.create_task(scene.finishes.head(f"run-{number}")) for number in range(8)]
+    asking = [asyncio.create_task(scene.completion_waiters.head(f"run-{number}")) for number in range(8)]
     answers = await asyncio.gather(*asking, return_exceptions=True)
     assert scene.store.asked[0] == [f"run-{number}" for number in range(8)]
     assert isinstance(answers[3], StoreCorrupt)
@@ -113,12 +113,12 @@ async def test_heads_that_are_asked_for_together_are_looked_up_together_and_answ
     assert ids == ["run-0", "run-1", "run-2", "", "run-4", "", "run-6", "run-7"]
     scene.store.problem = StoreUnavailable("down")
     with pytest.raises(StoreUnavailable):
-        await scene.finishes.head("run-1")
+        await scene.completion_waiters.head("run-1")
 
 
 async def test_no_call_asks_for_too_many() -> None:
     scene = Scene()
-    asking = [asyncio.create_task(scene.finishes.head(f"run-{number}")) for number in range(PAGE_RUNS + 1)]
+    asking = [asyncio.create_task(scene.completion_waiters.head(f"run-{number}")) for number in range(PAGE_RUNS + 1)]
     await asyncio.gather(*asking)
     assert [len(asked) for asked in scene.store.asked] == [PAGE_RUNS, 1]
 
@@ -126,16 +126,16 @@ async def test_no_call_asks_for_too_many() -> None:
 @pytest.mark.contract("OWN-3", "API-2")
 async def test_everybody_is_told_that_nobody_looks_any_more_also_who_asks_later() -> None:
     scene = Scene()
-    waiting, done = scene.finishes.wait("far"), scene.finishes.wait("near")
-    scene.finishes.tell("near", 3)
-    asking = asyncio.create_task(scene.finishes.head("far"))
+    waiting, done = scene.completion_waiters.wait("far"), scene.completion_waiters.wait("near")
+    scene.completion_waiters.tell("near", 3)
+    asking = asyncio.create_task(scene.completion_waiters.head("far"))
     await asyncio.sleep(0)
     problem = EngineError("it has failed")
-    scene.finishes.close(problem)
-    scene.finishes.close()
+    scene.completion_waiters.close(problem)
+    scene.completion_waiters.close()
     for told in (waiting, asking):
         with pytest.raises(EngineError):
             await soon(told)
     with pytest.raises(EngineError, match="it has failed"):
-        scene.finishes.wait("later")
-    assert await soon(done) == Finish(3)
+        scene.completion_waiters.wait("later")
+    assert await soon(done) == Completion(3)

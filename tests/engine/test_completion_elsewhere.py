@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from holdfast.engine.completion_waiters import Finishes
+from holdfast.engine.completion_waiters import CompletionWaiters
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import LoadedRun
 from holdfast.testing.sim_loop import SimLoop
@@ -34,9 +34,9 @@ def test_a_look_that_took_long_does_not_put_off_the_next() -> None:
     async def main() -> None:
         nonlocal store
         store = AwayStore()
-        finishes = Finishes(store, lambda run_id: False, POLL_S)
-        waiting = finishes.wait("r")
-        watching = asyncio.ensure_future(finishes.watch())
+        waiters = CompletionWaiters(store, lambda run_id: False, POLL_S)
+        waiting = waiters.wait("r")
+        watching = asyncio.ensure_future(waiters.watch())
         await asyncio.sleep(POLL_S + AWAY_S + 2 * POLL_S + 1.0)
         watching.cancel()
         waiting.cancel()

@@ -1,55 +1,55 @@
-"""Activities in lanes: side by side where they wait, else one after the other, and none notices another."""
+"""Activities in a pool of tasks: side by side where they wait, else one after the other, and none notices another."""
 
 import asyncio
 from contextvars import ContextVar
 
 import pytest
 
-from holdfast.engine.activities.task_pool import FEW, IN_A_ROW, Lanes
+from holdfast.engine.activities.task_pool import FEW, IN_A_ROW, TaskPool
 
 _seen: ContextVar[str] = ContextVar("seen", default="nothing")
 
 
-class Passenger:
+class Piece:
     """Something to be carried out."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.is_given_up = False
-        self.lane: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None
 
 
 class Journal:
-    """Carries out passengers as a test wants it, and notes in which task."""
+    """Carries out works as a test wants it, and notes in which task."""
 
     def __init__(self) -> None:
         self.tasks: dict[str, asyncio.Task[None] | None] = {}
         self.may_go = asyncio.Event()
-        self.lanes = Lanes(self.carry_out)
+        self.pool = TaskPool(self.carry_out)
 
-    async def carry_out(self, passenger: Passenger) -> None:
+    async def carry_out(self, work: Piece) -> None:
         """Do what the name says."""
-        assert asyncio.current_task() is passenger.lane
-        self.tasks[passenger.name] = passenger.lane
-        kind = passenger.name.partition(" ")[0]
+        assert asyncio.current_task() is work.task
+        self.tasks[work.name] = work.task
+        kind = work.name.partition(" ")[0]
         if kind == "waits":
             await self.may_go.wait()
         elif kind == "sets":
-            _seen.set(passenger.name)
+            _seen.set(work.name)
         elif kind == "adds":
-            _seen.set(passenger.name)
+            _seen.set(work.name)
             self.add(*(f"looks {number}" for number in range(3 * FEW)))
         elif kind == "looks":
             self.tasks[_seen.get()] = None
-        elif kind == "cancels" and passenger.lane is not None:
-            passenger.lane.cancel()
+        elif kind == "cancels" and work.task is not None:
+            work.task.cancel()
 
-    def add(self, *names: str) -> list[Passenger]:
-        """Add passengers of these names."""
-        passengers = [Passenger(name) for name in names]
-        for passenger in passengers:
-            self.lanes.add(passenger)
-        return passengers
+    def add(self, *names: str) -> list[Piece]:
+        """Add works of these names."""
+        works = [Piece(name) for name in names]
+        for work in works:
+            self.pool.add(work)
+        return works
 
 
 async def _settle() -> None:
@@ -111,16 +111,16 @@ async def test_what_was_given_up_before_it_began_is_passed_over() -> None:
     first.is_given_up = True
     await _settle()
     assert list(journal.tasks) == ["works second"]
-    assert second.lane is None  # nobody can cancel the lane for something that is over
+    assert second.task is None  # nobody can cancel the task for something that is over
 
 
-async def test_whoever_is_cancelled_in_a_lane_leaves_those_behind_to_another() -> None:
+async def test_whoever_is_cancelled_leaves_those_behind_to_another_task() -> None:
     journal = Journal()
     [waiting] = journal.add("waits for ever")
     await _settle()
-    assert waiting.lane is not None
-    waiting.lane.cancel()
+    assert waiting.task is not None
+    waiting.task.cancel()
     journal.add("works on")
     await _settle()
     assert "works on" in journal.tasks
-    assert waiting.lane is None
+    assert waiting.task is None

@@ -12,7 +12,7 @@ from holdfast.core.events import ErrorInfo
 from holdfast.core.messages import ActivityDetached, ActivityErrored, ActivityOutcome, ActivitySucceeded, NodeLost
 from holdfast.core.state import state_of
 from holdfast.core.timing import Retry
-from holdfast.engine.turns.owned_run import Held, is_local, unsuccessful
+from holdfast.engine.turns.owned_run import OwnedRun, is_local, unsuccessful
 from holdfast.store.memory import MemoryStore
 from holdfast.testing import samples
 from holdfast.testing.clock import START, VirtualClock
@@ -23,12 +23,12 @@ from tests.core.driving import activity as step
 THREE = Retry(max_attempts=3, initial_ms=1_000, jitter=0.0)
 
 
-def held(**loaded: Any) -> Held:
+def held(**loaded: Any) -> OwnedRun:
     given: Any = SimpleNamespace(**{"messages": (), "signals": (), "details": {}, **loaded})
-    return Held(given)
+    return OwnedRun(given)
 
 
-def lost(run: Driver, given: Held, now: int = START) -> list[str]:
+def lost(run: Driver, given: OwnedRun, now: int = START) -> list[str]:
     return [step.step_id for step in given.lost_steps(run.state, now)]
 
 
@@ -81,7 +81,7 @@ async def test_what_a_turn_has_consumed_is_gone_afterwards_and_the_rest_is_kept(
     loaded = await node.start("run-1", wait("go"), activity("charge"))
     await store.deliver([signal("run-1", "go"), signal("run-1", "other")])
     [again] = await node.claim()
-    given = Held(again)
+    given = OwnedRun(again)
     given.loaded.details.update({"charge": Raw(b"1"), "gone": Raw(b"2")})
     draft: Any = SimpleNamespace(
         received=[(1, 0)], state=SimpleNamespace(version=loaded.head.version + 1, open_steps={"charge": None})
@@ -103,13 +103,13 @@ async def test_a_load_that_waits_for_nobody_brings_no_time_out_of_a_wait() -> No
     node = SampleNode(store)
     await node.start("run-1")
     await node.step("run-1", activity("charge"), wait("go", until=START + SECOND), samples.timer(START + SECOND))
-    given = Held(await node.load("run-1"))
+    given = OwnedRun(await node.load("run-1"))
     clock.advance(ms=1_000)
     later = await node.load("run-1")
     assert sorted(str(message.step_id) for message in later.messages) == ["go", "sleep"]
     given.load_again(later, state_of("run-1", await store.read_events("run-1")))
     assert [message.step_id for message in given.loaded.messages] == ["sleep"]
-    given = Held(later)
+    given = OwnedRun(later)
     given.load_again(later, state_of("run-1", await store.read_events("run-1")))
     assert len(given.loaded.messages) == 2, "what was claimed stays"
 
@@ -121,7 +121,7 @@ def test_a_failure_of_an_earlier_attempt_does_not_hide_that_the_present_one_is_l
     run.tell(NodeLost("charge"))
     assert run.state.open_steps["charge"].engine_attempt_id == 2
 
-    def with_outcome(attempt: int, error: ErrorInfo | None) -> Held:
+    def with_outcome(attempt: int, error: ErrorInfo | None) -> OwnedRun:
         payload = codec.encode(ActivityOutcome(logical_attempt_id=1, engine_attempt_id=attempt, error=error))
         return held(
             messages=(SimpleNamespace(waiting_token=None, type="ActivityCompleted", step_id="charge", payload=payload),)
