@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.state import COMPLETED, RUNNING
-from holdfast.engine.completion_waiters import PAGE_RUNS, CompletionWaiters, Completion
+from holdfast.engine.completion_waiters import PAGE_RUNS, Completion, CompletionWaiters
 from holdfast.errors import EngineError, StoreCorrupt, StoreUnavailable
 from holdfast.store.wakeups import LocalWakeups
 
@@ -40,7 +40,7 @@ class Library:
 
 
 class Scene:
-    """Finishes of a node that holds some runs, and looks when the store rings."""
+    """Completion waiters of a node that owns some runs, and looks when the store notifies."""
 
     def __init__(self, *held: str, poll_s: float = 60.0) -> None:
         store: Any = Library()
