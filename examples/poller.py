@@ -1,8 +1,8 @@
 """Poller: a workflow that may run for years, with a history that stays short.
 
-Every look is recorded, so a loop without end would have a history without end. `cut` says where the workflow may begin
-again, and with which arguments; once the history has grown long, it does. It is the same run with the same inbox, and
-a restart replays only what came after.
+Every look is recorded, so a loop without end would have a history without end. `continue_as_new_if_long` says where the
+workflow may begin again, and with which arguments; once the history has grown long, it does. It is the same run with
+the same inbox, and a restart replays only what came after.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ async def follow(parcel: str, day: int = 0, last_seen: str = "") -> str:
     while (place := await look(parcel, day)) != "door":
         day, last_seen = day + 1, place
         await hf.sleep(0.02)  # a very short day
-        hf.cut(parcel, day, last_seen)
+        hf.continue_as_new_if_long(parcel, day, last_seen)
     return f"{parcel} arrived on day {day}, after it was last seen in the {last_seen}"
 
 

@@ -9,6 +9,7 @@ from holdfast.limits import Limits
 from holdfast.program.api import (
     Saga,
     continue_as_new,
+    continue_as_new_if_long,
     cut,
     now,
     on_query,
@@ -38,6 +39,7 @@ __all__ = [
     "SqliteStore",
     "activity_context",
     "continue_as_new",
+    "continue_as_new_if_long",
     "cut",
     "errors",
     "now",

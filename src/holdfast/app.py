@@ -39,11 +39,12 @@ from holdfast.program.coroutine import current_program, refuse_inside
 from holdfast.program.definitions import (
     ActivityDefinition,
     ActivityOptions,
+    LimitOptions,
     WorkflowDefinition,
+    WorkflowLimit,
     failure_policy,
     milliseconds,
 )
-from holdfast.program.limiting import LimitOptions, WorkflowLimit
 from holdfast.program.schema import json_schema
 from holdfast.registry import Registry
 from holdfast.run import RunHandle, handle_of, run_from_inside

@@ -75,10 +75,10 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The most rows that one call of a `find_` verb answers with, and of `read_events` unless it asks for more."""
 
     rotation_steps: int = 50
-    """How many steps a stretch of a run has before a `cut` begins the next one: what a restart replays (CAN-1)."""
+    """How many steps a run has before `continue_as_new_if_long` rotates: what a restart replays (CAN-1)."""
 
     rotation_bytes: int = 1024 * 1024
-    """How large the history of a stretch may be, as estimated, before a `cut` begins the next one (CAN-1)."""
+    """How large a history is, as estimated, before `continue_as_new_if_long` rotates it (CAN-1)."""
 
     poison_retries: int = 10
     """How often a message that cannot be handled is put aside before it is a dead letter: some five minutes in all."""

@@ -10,9 +10,8 @@ from holdfast.core import events as e
 from holdfast.core.state import RunState
 from holdfast.errors import InvalidInput, NotFound, VersionMismatch
 from holdfast.limits import Limits
-from holdfast.program.coroutine import CodeProgram
-from holdfast.program.definitions import ActivityDefinition, WorkflowDefinition
-from holdfast.program.limiting import WorkflowLimit
+from holdfast.program.coroutine import CoroutineProgram
+from holdfast.program.definitions import ActivityDefinition, WorkflowDefinition, WorkflowLimit
 from holdfast.program.port import Program
 
 TURN_S = 5.0
@@ -97,7 +96,7 @@ class Registry:
             raise VersionMismatch(
                 f"run {state.run_id} needs version {state.plan_version!r} of {state.plan_id!r}; known are {known}"
             )
-        return CodeProgram(
+        return CoroutineProgram(
             definition, state.run_id, input, rotation, state.depth, self._limits, MOST_CALLBACKS, self._turn_s
         )
 

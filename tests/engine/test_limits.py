@@ -13,7 +13,7 @@ from holdfast.core.admission import Overload
 from holdfast.core.state import CANCELLED, PENDING, RUNNING
 from holdfast.engine.start.admission import Dequeued
 from holdfast.errors import Conflict, InvalidInput, Overloaded, RunCancelled
-from holdfast.program.limiting import LimitOptions
+from holdfast.program.definitions import LimitOptions
 from holdfast.testing.samples import SampleNode, complete
 from tests.engine.place import Place, stopped_time, types, until_event, until_status
 

@@ -34,7 +34,7 @@ def collecting(limits: hf.Limits | None) -> tuple[hf.App, Any]:
         hf.on_query("seen", lambda: len(seen))
         while len(seen) < most:
             seen.append(await work(await hf.wait_signal("go", int)))
-            hf.cut(most, seen, added)
+            hf.continue_as_new_if_long(most, seen, added)
         return [*seen, added]
 
     return app, collect
@@ -98,7 +98,7 @@ async def test_a_cancellation_survives_a_cut(place: Place) -> None:
         except asyncio.CancelledError:
             await work(number)
             if number == 0:
-                hf.cut(1)
+                hf.continue_as_new_if_long(1)
             raise
 
     async with place.node(app):
@@ -124,7 +124,7 @@ async def test_limits_come_from_the_environment_unless_the_app_has_its_own(monke
             while number < 60:
                 await work()
                 number += 1
-                hf.cut(number)
+                hf.continue_as_new_if_long(number)
 
         async with app.node(store):
             run = await app.start(loop, 0)

@@ -53,7 +53,7 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
     "approve": (*FINE, *DONE),
     "retry_step": (*FINE, *DONE),
     "skip_step": (*FINE, *DONE),
-    "stop": (*FINE, *DONE),
+    "terminate": (*FINE, *DONE),
     "retry_run": (*(Conflict,) * 4, *(RunHandle,) * 3),
     "query": (InvalidInput, InvalidInput, "blue", "blue", "blue", "blue", "blue"),
     "update": (WAITS, WAITS, 4, WAITS, *DONE),

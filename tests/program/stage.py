@@ -30,7 +30,7 @@ from holdfast.core.messages import (
 )
 from holdfast.core.state import RUNNING, RunState, fold, state_of
 from holdfast.core.timing import NO_RETRY
-from holdfast.program.coroutine import CodeProgram
+from holdfast.program.coroutine import CoroutineProgram
 from holdfast.program.port import Program
 from holdfast.program.replay import Replay
 
@@ -67,9 +67,9 @@ class Stage:
         return self
 
     @property
-    def program(self) -> CodeProgram:
+    def program(self) -> CoroutineProgram:
         program = self.replay.program
-        assert isinstance(program, CodeProgram)
+        assert isinstance(program, CoroutineProgram)
         return program
 
     @property

@@ -15,7 +15,7 @@ import pytest
 from holdfast.app import App
 from holdfast.core.events import ErrorInfo
 from holdfast.errors import NondeterminismError, RunawayWorkflow
-from holdfast.program.loop import DeterministicLoop, Timer, apart, running
+from holdfast.program.loop import DeterministicLoop, Timer, outside_loop, running
 from tests.program.stage import Stage, staged
 
 app = App("loop")
@@ -328,7 +328,7 @@ def test_a_workflow_that_does_not_come_to_rest_is_stopped() -> None:
     loop.create_task(spins())
     with pytest.raises(RunawayWorkflow, match="1000 callbacks"):
         loop.run_until_idle()
-    loop.let_go()
+    loop.dispose()
 
 
 @pytest.mark.parametrize("code", [3, "bye"])
@@ -584,7 +584,7 @@ def test_a_program_that_refuses_to_be_let_go_is_told_again_but_not_for_ever() ->
     touched.clear()
     stage = staged(insists)
     stage.close()
-    assert set(touched) <= {"GeneratorExit", "Dropped"}
+    assert set(touched) <= {"GeneratorExit", "ProgramClosed"}
 
 
 def test_a_generator_that_is_left_half_way_is_closed_within_the_run() -> None:
@@ -612,7 +612,7 @@ def test_a_generator_that_is_left_half_way_is_closed_within_the_run() -> None:
 def test_loops_run_inside_each_other_and_each_finds_its_own_afterwards() -> None:
     hooks = sys.get_asyncgen_hooks()
     outer, inner = new_loop(), new_loop()
-    with apart():
+    with outside_loop():
         for _ in range(2):
             with running(outer):
                 mine = sys.get_asyncgen_hooks()

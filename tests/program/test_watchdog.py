@@ -392,7 +392,7 @@ async def test_a_turn_that_never_awaits_is_stopped_and_the_loop_around_is_the_sa
     with pytest.raises(RunawayWorkflow, match=line_of(spin).rpartition(":")[0]):
         loop.run_until_idle()
     assert (asyncio.get_running_loop(), asyncio.current_task()) == (outer, task)
-    loop.let_go()
+    loop.dispose()
     await asyncio.sleep(0)
 
 
@@ -415,5 +415,5 @@ def test_a_program_that_spins_while_it_is_let_go_is_stopped_and_the_others_are_l
     for coro in (closes("before"), spins(), closes("after")):
         loop.create_task(coro)
     loop.run_until_idle()
-    loop.let_go()
+    loop.dispose()
     assert sorted(closed) == ["after", "before"]

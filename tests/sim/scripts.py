@@ -118,7 +118,7 @@ class Player:
                 return await self.run(inner)
             self._seen.append(await getattr(self, f"_{kind}")(*rest))
             if self._is_top:
-                hf.cut(script[position + 1 :], self._seen)
+                hf.continue_as_new_if_long(script[position + 1 :], self._seen)
         return self._seen
 
     def _inner(self) -> Player:

@@ -24,7 +24,7 @@ from holdfast.engine.start.admission import RunQueue
 from holdfast.engine.start.starter import Starter
 from holdfast.engine.turns import owned_run
 from holdfast.engine.turns.draft import TurnDraft
-from holdfast.program.coroutine import CodeProgram
+from holdfast.program.coroutine import CoroutineProgram
 from holdfast.store import outgoing, port, validation
 from holdfast.store.memory import run
 from holdfast.store.memory.admission import AdmissionQueue
@@ -201,32 +201,32 @@ def test_it_finds_a_detached_activity_that_is_given_up_with_its_node(monkeypatch
 def test_it_finds_updates_that_are_answered_after_the_arguments_of_a_rotation_were_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(CodeProgram, "after_callback", lambda self, number: None)
-    monkeypatch.setattr(CodeProgram, "_end_if_done", end_when_all_is_answered)
+    monkeypatch.setattr(CoroutineProgram, "after_callback", lambda self, number: None)
+    monkeypatch.setattr(CoroutineProgram, "_end_if_done", end_when_all_is_answered)
     assert "was answered, and its effect is there 0 times" in first_finding()
 
 
-def end_when_all_is_answered(self: CodeProgram) -> None:
+def end_when_all_is_answered(self: CoroutineProgram) -> None:
     """End as a program did that let updates finish after its function had."""
     if not self._answering:
         END(self)
 
 
-END = CodeProgram._end_if_done
+END = CoroutineProgram._end_if_done
 
 
 @pytest.mark.contract("WF-6")
 def test_it_finds_updates_that_are_taken_after_the_function_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CodeProgram, "takes_updates", True)
-    monkeypatch.setattr(CodeProgram, "after_callback", lambda self, number: None)
-    monkeypatch.setattr(CodeProgram, "_end_if_done", end_when_all_is_answered)
+    monkeypatch.setattr(CoroutineProgram, "takes_updates", True)
+    monkeypatch.setattr(CoroutineProgram, "after_callback", lambda self, number: None)
+    monkeypatch.setattr(CoroutineProgram, "_end_if_done", end_when_all_is_answered)
     assert "was answered, and its effect is there 0 times" in first_finding()
 
 
 @pytest.mark.contract("WF-6", "CAN-1")
 def test_it_finds_a_rotation_that_forgets_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apply_commands, "carried", lambda state, update_ids: carried(state))
-    monkeypatch.setattr(CodeProgram, "_can_finish", lambda self, in_progress, returns: False)
+    monkeypatch.setattr(CoroutineProgram, "_can_finish", lambda self, in_progress, returns: False)
     assert "forgets the update" in first_finding()
 
 

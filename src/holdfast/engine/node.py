@@ -56,7 +56,7 @@ from holdfast.errors import (
     StoreError,
 )
 from holdfast.limits import Limits
-from holdfast.program.loop import apart
+from holdfast.program.loop import outside_loop
 from holdfast.program.port import EndDeferred
 from holdfast.registry import Registry
 from holdfast.store.beginnings import created_run
@@ -555,7 +555,7 @@ class Node:
         self, prepared: Sequence[tuple[OwnedRun, CachedRun, RunError | None]], now: Instant
     ) -> list[tuple[OwnedRun, RunError]]:
         """Let runs take their turns, commit them, and do what follows; return those of which nothing can be kept."""
-        with apart():
+        with outside_loop():
             taken = [self._draft(owned, cached, problem, now) for owned, cached, problem in prepared]
         drafts = [each for each in taken if each is not None]
         if not drafts:

@@ -8,14 +8,15 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, NoReturn, Self
+from warnings import warn
 
 from holdfast.clock import Random
 from holdfast.core import commands as c
 from holdfast.core.names import require_step_name
 from holdfast.errors import InvalidInput
-from holdfast.program.coroutine import CodeProgram, current_program, require_program
+from holdfast.program.coroutine import CoroutineProgram, current_program, require_program
 from holdfast.program.definitions import milliseconds
-from holdfast.program.loop import Dropped
+from holdfast.program.loop import ProgramClosed
 from holdfast.program.outcomes import Rotate
 
 
@@ -68,19 +69,25 @@ def continue_as_new(*args: Any, **kwargs: Any) -> NoReturn:
     raise Rotate(input)
 
 
-def cut(*args: Any, **kwargs: Any) -> None:
-    """Say that the workflow may begin again here with these arguments: it does, once its history has grown long.
+def continue_as_new_if_long(*args: Any, **kwargs: Any) -> None:
+    """Begin again here with these arguments, as `continue_as_new` does, if the history has grown long; else return.
 
-    Until then it returns at once. How long is long, `Limits.rotation_steps` and `Limits.rotation_bytes` say. It begins
-    again as with `continue_as_new`, but never while something is under way that would be lost: an open step or timer,
-    an update that is being answered, a saga, any task beside the workflow's own. Then the next cut tries again.
+    `Limits.rotation_steps` and `Limits.rotation_bytes` set what is long. It also returns while something is under way
+    that a rotation would lose: an open step or timer, an update that is being answered, a saga, or any task beside the
+    workflow's own. Then the next call tries again.
     """
-    program = require_program("cut")
-    # Each time: a mistake shows at the first call.
-    input = program.bounded(program.definition.signature.pack(args, kwargs), "what cut is given")
-    if program.is_cut_here():
+    program = require_program("continue_as_new_if_long")
+    # On each call, so that a mistake shows at the first one.
+    input = program.bounded(program.definition.signature.pack(args, kwargs), "what continue_as_new_if_long is given")
+    if program.continues_here():
         program.rotate()
         raise Rotate(input)
+
+
+def cut(*args: Any, **kwargs: Any) -> None:
+    """Call `continue_as_new_if_long`, which is its present name."""
+    warn("hf.cut is deprecated: call hf.continue_as_new_if_long", DeprecationWarning, stacklevel=2)
+    continue_as_new_if_long(*args, **kwargs)
 
 
 def patched(patch_id: str) -> bool:
@@ -118,7 +125,7 @@ class Saga:
 
     def __init__(self) -> None:
         self._undo: list[tuple[Callable[..., Awaitable[Any]], tuple[Any, ...]]] = []
-        self._program: CodeProgram | None = None
+        self._program: CoroutineProgram | None = None
 
     def undo(self, compensate: Callable[..., Awaitable[Any]], *args: Any) -> None:
         """Remember how to undo what has just been done."""
@@ -149,7 +156,7 @@ class Saga:
                 self._program.open_sagas -= 1
 
     async def _end(self, problem: BaseException | None) -> None:
-        if problem is None or isinstance(problem, (Rotate, Dropped, GeneratorExit)):
+        if problem is None or isinstance(problem, (Rotate, ProgramClosed, GeneratorExit)):
             return
         undoing = asyncio.ensure_future(self._undo_all())
         while not undoing.done():

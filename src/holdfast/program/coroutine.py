@@ -1,8 +1,8 @@
 """Workflows written as `async def`: outcomes in, commands out.
 
-A `CodeProgram` is one run of one workflow function, on its own deterministic loop. It is given one outcome at a time
-(an event that something has ended), runs until nothing is ready, and answers with the commands that were issued on
-the way. It knows nothing of histories, stores or nodes: replaying it is giving it the same outcomes again.
+A `CoroutineProgram` is one run of one workflow function, on its own deterministic loop. It takes one outcome at a time
+(an event that something has ended), runs until nothing is ready, and returns the commands that were issued on the
+way. It knows nothing of histories, stores or nodes: replaying it is giving it the same outcomes again.
 
 Steps are named by what they do and how often it was done before: `charge`, `charge#2`. After a rotation the names
 begin again under a prefix, because a step's name is unique in the whole run.
@@ -52,12 +52,11 @@ from holdfast.program.definitions import (
     encode_options,
     note_handler,
 )
-from holdfast.program.failures import error_bytes, error_info
+from holdfast.program.handlers import Handler, Received, UpdateHandler, recorded
 from holdfast.program.loop import DeterministicLoop, StepFuture, Timer, running, settle
-from holdfast.program.outcomes import answer_of, cannot_do_without, ending_of
+from holdfast.program.outcomes import answer_of, error_bytes, error_info, fails_on_none, outcome_of
 from holdfast.program.port import EndDeferred
-from holdfast.program.read_only import looking
-from holdfast.program.receiving import Handler, Received, UpdateHandler, recorded
+from holdfast.program.read_only import read_only
 from holdfast.program.source import awaiting_line, calling_line, first_line, waiting_line
 from holdfast.program.watchdog import Watch
 
@@ -72,7 +71,7 @@ _ANSWERING: ContextVar[str | None] = ContextVar("_ANSWERING", default=None)
 """The update whose handler is running, or has made the task that is."""
 
 
-class CodeProgram:
+class CoroutineProgram:
     """One run of a workflow function."""
 
     __slots__ = (
@@ -81,7 +80,6 @@ class CodeProgram:
         "_bytes",
         "_commands",
         "_counts",
-        "_cuts",
         "_deferred",
         "_input",
         "_is_cancelling",
@@ -94,6 +92,7 @@ class CodeProgram:
         "_prefix",
         "_random",
         "_rotating",
+        "_rotation_points",
         "_signatures",
         "_steps",
         "_timers",
@@ -147,7 +146,7 @@ class CodeProgram:
         self.limits = limits
         self.handlers: dict[str, Handler] = {}
         self.kinds: dict[str, Any] = {}
-        self._cuts = 0
+        self._rotation_points = 0
         self._steps = 0
         self._bytes = 0
         self._random: Random | None = None
@@ -189,7 +188,7 @@ class CodeProgram:
             raise NotFound(f"run {self.run_id} answers no query {name!r}; it answers {sorted(self.queries) or 'none'}")
         unpacked = Signature(handler).unpack(arguments)
         try:
-            with looking(f"query {name!r}"):
+            with read_only(f"query {name!r}"):
                 answer = self.watch.run(lambda: codec.encode(handler(**unpacked)))
             self.bounded(answer, f"the answer of query {name!r}")
         except (RunError, PayloadTooLarge):
@@ -220,7 +219,7 @@ class CodeProgram:
         handler = self.handlers.get(step_id)
         if handler is None:
             return None
-        with looking(f"the handler of step {step_id!r}"):
+        with read_only(f"the handler of step {step_id!r}"):
             received = handler.apply(payload, self.watch)
         if self._commands or self.loop.is_stirred:
             raise NotDurable(f"the handler of step {step_id!r} changed something; a handler may only compute")
@@ -231,7 +230,7 @@ class CodeProgram:
         handler = self.updates.get(name)
         if handler is None:
             return error_info(self._unknown_update(name))
-        with looking(f"the validator of update {name!r}"):
+        with read_only(f"the validator of update {name!r}"):
             refusal = handler.refusal_of(input, self.watch)
         if self._commands or self.loop.is_stirred:
             raise NotDurable(f"the validator of update {name!r} changed something; a validator may only look")
@@ -264,7 +263,7 @@ class CodeProgram:
 
     def close(self) -> None:
         """Let go of the coroutines without running them any further."""
-        self.loop.let_go()
+        self.loop.dispose()
         self.loop = _CLOSED  # nothing is left to the garbage collector; what still runs finds its own loop closed
         self._main = self._rotating = None
         self._waiting = {}
@@ -377,14 +376,14 @@ class CodeProgram:
         """Issue a command whose outcome is that it was recorded: nothing is waited for."""
         self._commands[c.command_key(type(command), command.step_id)] = command
 
-    def is_cut_here(self) -> bool:
+    def continues_here(self) -> bool:
         """Say whether to begin again here: the history says so, or it has grown long and nothing would be lost."""
-        self._cuts += 1
-        step_id = f"{self._prefix}cut:{self._cuts}"
-        is_cut = step_id in self.known_markers if self.is_replaying else self._is_long() and not self._is_at_work()
-        if is_cut:  # recorded, because the code may clean up, over many turns, before the rotation itself is
+        self._rotation_points += 1
+        step_id = f"{self._prefix}cut:{self._rotation_points}"
+        continues = step_id in self.known_markers if self.is_replaying else self._is_long() and not self._is_at_work()
+        if continues:  # recorded, because the code may clean up, over many turns, before the rotation itself is
             self.note(c.RecordMarker(step_id=step_id, name="cut"))
-        return is_cut
+        return continues
 
     def _is_long(self) -> bool:
         if self._steps >= self.limits.rotation_steps:
@@ -469,28 +468,29 @@ class CodeProgram:
     def _end_if_done(self) -> None:
         if self._main is None or not self._main.done():
             return
-        ending = ending_of(
+        outcome = outcome_of(
             self._main, self.definition.signature, is_cancelling=self._is_cancelling, bounded=self.bounded
         )
-        if self.skipped and isinstance(ending, c.FailRun) and cannot_do_without(self._main):
+        if self.skipped and isinstance(outcome, c.FailRun) and fails_on_none(self._main):
             raise RunError(  # which pauses the run: whoever skips a step does not decide that it fails
                 f"the workflow cannot do without the answer of {self.skipped[-1]!r}, which was skipped: "
-                f"{ending.error.code}: {ending.error.message}; deploy code that can and resume the run, or terminate it"
+                f"{outcome.error.code}: {outcome.error.message}; "
+                "deploy code that can and resume the run, or terminate it"
             ) from self._main.exception()
-        if isinstance(ending, c.ContinueAsNew):
+        if isinstance(outcome, c.ContinueAsNew):
             if self._answering:
                 return  # only in a history that was written when rotations waited for updates like this
-            ending = replace(ending, updates=tuple(self._late))
+            outcome = replace(outcome, updates=tuple(self._late))
         else:
             for step_id in (*self._late, *self._answering):
                 error = ErrorInfo("RunTerminal", "the run ended before it had answered")
                 answer = c.CompleteUpdate(step_id=step_id, error=error)
                 self._commands[c.command_key(c.CompleteUpdate, step_id)] = answer
             self._late = self._answering = _NOTHING
-        if not isinstance(ending, c.CancelRun) and self._awaited_children:
+        if not isinstance(outcome, c.CancelRun) and self._awaited_children:
             return  # every end but a cancellation waits for the children that are to be awaited
         self._is_done = True
-        self._commands[c.OF_THE_RUN] = ending
+        self._commands[c.OF_THE_RUN] = outcome
 
     # --- updates at the end of a stretch
     #
@@ -685,60 +685,60 @@ async def _answer(function: Query, arguments: dict[str, Any]) -> Any:
     return await result if asyncio.iscoroutine(result) else result
 
 
-def _completed(program: CodeProgram, event: Event) -> None:
+def _completed(program: CoroutineProgram, event: Event) -> None:
     program._resolve(event, getattr(event.data, "result", NULL))
 
 
-def _failed(program: CodeProgram, event: Event) -> None:
+def _failed(program: CoroutineProgram, event: Event) -> None:
     assert isinstance(event.data, e.StepFailed)
     error = event.data.error
     program._reject(event, ActivityFailed(f"step {event.step_id}: {error.code}: {error.message}", error))
 
 
-def _child_failed(program: CodeProgram, event: Event) -> None:
+def _child_failed(program: CoroutineProgram, event: Event) -> None:
     assert isinstance(event.data, e.ChildFailed)
     error = event.data.error
     program._reject(event, ChildFailed(f"child {event.step_id}: {error.code}: {error.message}", error))
 
 
-def _signalled(program: CodeProgram, event: Event) -> None:
+def _signalled(program: CoroutineProgram, event: Event) -> None:
     assert isinstance(event.data, e.SignalReceived)
     outcome = recorded(event, event.data, program.handlers.get(event.step_id or ""))
     program._reject(event, outcome) if isinstance(outcome, Exception) else program._resolve(event, outcome)
 
 
-def _timed_out(program: CodeProgram, event: Event) -> None:
+def _timed_out(program: CoroutineProgram, event: Event) -> None:
     assert isinstance(event.data, e.SignalTimedOut)
     program._reject(event, TimeoutError(f"no signal {event.data.name!r} came in time"))
 
 
-def _answered(program: CodeProgram, event: Event) -> None:
+def _answered(program: CoroutineProgram, event: Event) -> None:
     assert isinstance(event.data, e.TaskCompleted)
     program._resolve(event, event.data.answer)
 
 
-_OUTCOMES: dict[type[e.Body], Callable[[CodeProgram, Event], None]] = {
-    e.RunStarted: CodeProgram._begin,
-    e.ContinuedAsNew: CodeProgram._begin,
-    e.RunCancelRequested: CodeProgram._cancel,
+_OUTCOMES: dict[type[e.Body], Callable[[CoroutineProgram, Event], None]] = {
+    e.RunStarted: CoroutineProgram._begin,
+    e.ContinuedAsNew: CoroutineProgram._begin,
+    e.RunCancelRequested: CoroutineProgram._cancel,
     e.StepCompleted: _completed,
     e.StepFailed: _failed,
-    e.StepSkipped: CodeProgram._fire,
-    e.TimerFired: CodeProgram._fire,
+    e.StepSkipped: CoroutineProgram._fire,
+    e.TimerFired: CoroutineProgram._fire,
     e.SignalReceived: _signalled,
     e.SignalTimedOut: _timed_out,
     e.TaskCompleted: _answered,
     e.ChildCompleted: _completed,
     e.ChildFailed: _child_failed,
-    e.UpdateAccepted: CodeProgram._answer_update,
+    e.UpdateAccepted: CoroutineProgram._answer_update,
 }
 
 
 _CLOSED = DeterministicLoop(None, 0, 0)  # type: ignore[abstract,arg-type]
-_CLOSED.let_go()
+_CLOSED.dispose()
 
 
-def current_program() -> CodeProgram | None:
+def current_program() -> CoroutineProgram | None:
     """Return the program whose code is running, or None outside a workflow."""
     loop = asyncio._get_running_loop()
     return loop.host if type(loop) is DeterministicLoop else None  # type: ignore[return-value]
@@ -750,7 +750,7 @@ def refuse_inside(what: str, instead: str) -> None:
         raise NotDurable(f"{what}: it would be done again on every replay; inside a workflow {instead}")
 
 
-def require_program(what: str) -> CodeProgram:
+def require_program(what: str) -> CoroutineProgram:
     """Return the program whose code is running; `what` can only be used inside a workflow."""
     program = current_program()
     if program is None:

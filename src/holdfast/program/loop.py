@@ -15,7 +15,7 @@ hands of the engine. Everything that could differ between two executions is take
 A program that does not come to rest is stopped: by the number of its callbacks, and by the watchdog.
 
 A loop can be closed half-way. Coroutines that are let go run their `finally` blocks, that is how Python is made; so
-from then on everything that they ask of the loop raises `Dropped`, and none of them gets any further.
+from then on everything that they ask of the loop raises `ProgramClosed`, and none of them gets any further.
 
 Sets of strings in user code still iterate differently between processes; replay notices it as a divergence.
 """
@@ -44,11 +44,11 @@ CLOSING_ATTEMPTS = 10
 FEW_TASKS = 8
 """So many tasks are remembered before those that have ended are forgotten."""
 
-DROPS = 1_000
+MOST_CLOSED_ERRORS = 1_000
 """How often code that was let go is told so by what it calls."""
 
 
-class Dropped(BaseException):
+class ProgramClosed(BaseException):
     """Raised in code that is let go: its run goes on elsewhere, or later, from its history."""
 
 
@@ -162,7 +162,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         self._ready: deque[asyncio.Handle] = deque()
         self._number = seed  # not 0: asyncio keeps the tasks of all runs in one set
         self._is_closed = False
-        self._drops = 0
+        self._closed_errors = 0
         self._name = 0
         self._tasks: list[asyncio.Task[Any]] = []
         self._most_tasks = FEW_TASKS
@@ -281,7 +281,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         """Return a task that hashes by its number; without a name it gets one that is the same on every replay."""
         if self._is_closed:
             coro.close()
-            raise Dropped
+            raise ProgramClosed
         if _is_of_unordered_set():
             coro.close()
             raise NotDurable("as_completed: coroutines in a set have no order; give it tasks made by create_task")
@@ -323,7 +323,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         """Say whether there are tasks that have not ended, other than this one."""
         return any(task is not main and not task.done() for task in self._tasks)
 
-    def let_go(self) -> None:
+    def dispose(self) -> None:
         """Let go of everything; what still runs because of it can ask for nothing any more."""
         if self._is_closed:
             return
@@ -334,17 +334,17 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
             for task in reversed(self._tasks):
                 coro = task.get_coro()
                 if not task.done() and coro is not None:
-                    _let_go(coro, self.watch)
+                    _dispose_of(coro, self.watch)
         _untie(self._tasks)
         self._tasks = []
         self._collected = []
 
     def check_open(self) -> None:
-        """Raise `Dropped` in code that was let go."""
+        """Raise `ProgramClosed` in code that was let go."""
         if self._is_closed:
-            self._drops += 1
-            if self._drops <= DROPS:  # code that catches everything, in a loop, is left waiting instead
-                raise Dropped
+            self._closed_errors += 1
+            if self._closed_errors <= MOST_CLOSED_ERRORS:  # code that catches it in a loop is left waiting
+                raise ProgramClosed
 
     def finalize(self, generator: AsyncGenerator[Any, Any]) -> None:
         """Close an async generator that was dropped half-way, as asyncio does. Called by the interpreter.
@@ -365,10 +365,10 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         """Do nothing: generators end with the run."""
 
 
-class apart:  # noqa: N801 - used like a function
+class outside_loop:  # noqa: N801 - used like a function
     """Step out of the loop and the task that run in this thread, once for many programs that run after each other."""
 
-    __slots__ = ("_hooks", "_loop", "_task", "_was_apart")
+    __slots__ = ("_hooks", "_loop", "_task", "_was_outside")
 
     def __enter__(self) -> None:
         self._loop = loop = asyncio._get_running_loop()
@@ -377,10 +377,10 @@ class apart:  # noqa: N801 - used like a function
             asyncio.tasks._leave_task(loop, task)
         asyncio._set_running_loop(None)
         self._hooks = sys.get_asyncgen_hooks()
-        self._was_apart, _here.is_apart = _here.is_apart, True
+        self._was_outside, _here.is_outside = _here.is_outside, True
 
     def __exit__(self, *problem: object) -> None:
-        _here.is_apart = self._was_apart
+        _here.is_outside = self._was_outside
         sys.set_asyncgen_hooks(*self._hooks)
         asyncio._set_running_loop(self._loop)
         if self._loop is not None and self._task is not None:
@@ -390,24 +390,24 @@ class apart:  # noqa: N801 - used like a function
 class running:  # noqa: N801 - used like a function
     """Make the loop the running one of this thread, in the middle of whatever runs there."""
 
-    __slots__ = ("_apart", "_loop")
+    __slots__ = ("_loop", "_outside")
 
     def __init__(self, loop: DeterministicLoop) -> None:
         self._loop = loop
-        self._apart: apart | None = None
+        self._outside: outside_loop | None = None
 
     def __enter__(self) -> None:
-        if not _here.is_apart or asyncio._get_running_loop() is not None:
-            self._apart = apart()
-            self._apart.__enter__()
+        if not _here.is_outside or asyncio._get_running_loop() is not None:
+            self._outside = outside_loop()
+            self._outside.__enter__()
         sys.set_asyncgen_hooks(None, self._loop.finalize)
         asyncio._set_running_loop(self._loop)
 
     def __exit__(self, *problem: object) -> None:
-        if self._apart is None:
+        if self._outside is None:
             asyncio._set_running_loop(None)
         else:
-            self._apart.__exit__()
+            self._outside.__exit__()
 
 
 class _Collection:
@@ -426,13 +426,13 @@ gc.callbacks.append(_collection)  # it only listens
 class _Here(threading.local):
     """Whether this thread has stepped out of what runs in it."""
 
-    is_apart = False
+    is_outside = False
 
 
 _here = _Here()
 
 
-def _let_go(coro: Any, watch: Watch) -> None:
+def _dispose_of(coro: Any, watch: Watch) -> None:
     """Close a coroutine. Code that goes on in spite of it is told again, and is left alone in the end."""
     for _ in range(CLOSING_ATTEMPTS):
         try:

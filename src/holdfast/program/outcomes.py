@@ -1,6 +1,10 @@
-"""How a program's tasks end, as commands."""
+"""How a program's code ends: as a command to the core, or as an error that a history keeps.
+
+An exception is kept as an `ErrorInfo`: bounded, plain text, with its causes.
+"""
 
 import asyncio
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -11,22 +15,22 @@ from holdfast.core import codec
 from holdfast.core import commands as c
 from holdfast.core.events import ErrorInfo
 from holdfast.errors import InvalidInput, PayloadTooLarge
+from holdfast.limits import ERROR_CAUSES, ERROR_TEXT_CHARS
 from holdfast.program.definitions import Signature
-from holdfast.program.failures import error_info
 
 Bounded = Callable[[Raw, str], Raw]
 """Returns a value of this description, or raises `PayloadTooLarge`."""
 
 
 class Rotate(BaseException):
-    """Raised by `continue_as_new` and `cut` to end this stretch of the run."""
+    """Raised by `continue_as_new` and `continue_as_new_if_long` to end the function before the history rotates."""
 
     def __init__(self, input: Raw) -> None:
         super().__init__("continue_as_new")
         self.input = input
 
 
-def ending_of(main: asyncio.Task[Any], signature: Signature, *, is_cancelling: bool, bounded: Bounded) -> c.Command:
+def outcome_of(main: asyncio.Task[Any], signature: Signature, *, is_cancelling: bool, bounded: Bounded) -> c.Command:
     """Return what a program asks for whose main task has ended like this.
 
     A `CancelledError` ends the run as cancelled only if the run was asked to cancel itself; else it is a failure.
@@ -48,7 +52,7 @@ def ending_of(main: asyncio.Task[Any], signature: Signature, *, is_cancelling: b
         return c.FailRun(error=error_info(unfit))
 
 
-def cannot_do_without(main: asyncio.Task[Any]) -> bool:
+def fails_on_none(main: asyncio.Task[Any]) -> bool:
     """Return whether a main task has failed as code does that got None and can do nothing with it."""
     if main.cancelled():
         return False
@@ -88,3 +92,66 @@ def _stray_cancellation(task: asyncio.Task[Any], what: str) -> ErrorInfo:
 
 def _rotates(group: BaseExceptionGroup[BaseException]) -> bool:
     return group.subgroup(Rotate) is not None
+
+
+# --- exceptions as a history keeps them
+
+
+def error_info(problem: BaseException, *, retryable: bool = False, causes: int = ERROR_CAUSES) -> ErrorInfo:
+    """Return an exception as it is kept in a history: bounded, with its cause. That of a group is its first member."""
+    if isinstance(problem, BaseExceptionGroup):
+        inner = problem.__cause__ or problem.exceptions[0]
+    else:
+        inner = problem.__cause__ or (None if problem.__suppress_context__ else problem.__context__)
+    cause = _attribute(problem, "info")
+    if not isinstance(cause, ErrorInfo):
+        cause = error_info(inner, causes=causes - 1) if inner is not None and causes > 0 else None
+    code = None if isinstance(problem, SystemExit) else _attribute(problem, "code")  # what it has is for the shell
+    return ErrorInfo(
+        code=_plain_text(code)[:ERROR_TEXT_CHARS] if isinstance(code, str) and code else type(problem).__name__,
+        message=_message(problem)[:ERROR_TEXT_CHARS],
+        retryable=retryable,
+        traceback=_traceback(problem)[-ERROR_TEXT_CHARS:],
+        cause=cause,
+    )
+
+
+def error_bytes(error: ErrorInfo | None) -> int:
+    """Return about how much an error takes in a history."""
+    size = 0
+    while error is not None:
+        size += len(error.message) + len(error.traceback)
+        error = error.cause
+    return size
+
+
+def _message(problem: BaseException) -> str:
+    """Return what an exception says, whatever it is made of; a group says what all of its members say."""
+    try:
+        text = _plain_text(str(problem))
+        if isinstance(problem, BaseExceptionGroup):
+            members = "; ".join(f"{type(member).__name__}: {_message(member)}" for member in problem.exceptions)
+            return f"{text}: {members}"
+        return text
+    except Exception:  # an exception that cannot even be shown must not stop its run from being recorded
+        return f"a {type(problem).__name__} that cannot be shown"
+
+
+def _traceback(problem: BaseException) -> str:
+    try:
+        return _plain_text("".join(traceback.format_exception(problem, chain=False)))
+    except Exception:
+        return ""
+
+
+def _attribute(problem: BaseException, name: str) -> object:
+    """Return what the exception's own code says it has, or None if that fails too."""
+    try:
+        return getattr(problem, name, None)
+    except Exception:
+        return None
+
+
+def _plain_text(text: str) -> str:
+    """Return text that can be stored: without halves of surrogate pairs."""
+    return text.encode(errors="replace").decode()

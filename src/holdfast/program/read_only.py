@@ -14,7 +14,7 @@ from holdfast.errors import NotDurable, RunError
 from holdfast.program.loop import DeterministicLoop, Timer, running
 
 
-class _LookingLoop(DeterministicLoop):
+class _ReadOnlyLoop(DeterministicLoop):
     """Refuses whatever is to be begun on it."""
 
     def __init__(self, what: str) -> None:
@@ -40,9 +40,9 @@ class _LookingLoop(DeterministicLoop):
 
 
 @contextmanager
-def looking(what: str) -> Iterator[None]:
+def read_only(what: str) -> Iterator[None]:
     """Let code run that may only look. What would end a task or the process is a mistake of the run's."""
-    with running(_LookingLoop(f"{what} would change something, and may only look")):  # type: ignore[abstract]
+    with running(_ReadOnlyLoop(f"{what} would change something, and may only look")):  # type: ignore[abstract]
         try:
             yield
         except (SystemExit, GeneratorExit, asyncio.CancelledError) as problem:

@@ -14,9 +14,9 @@ from holdfast.core.keys import sent_signal_id
 from holdfast.core.messages import AcceptedSignalResult, SignalRequest, check_signal
 from holdfast.core.names import check_signal_name
 from holdfast.errors import CallerError, InvalidInput
-from holdfast.program.coroutine import CodeProgram, require_program
+from holdfast.program.coroutine import CoroutineProgram, require_program
 from holdfast.program.definitions import milliseconds
-from holdfast.program.receiving import Handler
+from holdfast.program.handlers import Handler
 
 T = TypeVar("T")
 OnMisfit = Literal["dead-letter", "raise"]
@@ -112,7 +112,12 @@ class Signals(AsyncIterator[T], Generic[T]):
     """Signals of one name, one after the other. Between two of them nothing is waited for, and nothing is lost."""
 
     def __init__(
-        self, program: CodeProgram, name: str, kind: Any, until: Instant | None, on_misfit: OnMisfit = "dead-letter"
+        self,
+        program: CoroutineProgram,
+        name: str,
+        kind: Any,
+        until: Instant | None,
+        on_misfit: OnMisfit = "dead-letter",
     ) -> None:
         self._program = program
         self._name = name
@@ -133,7 +138,7 @@ class Signals(AsyncIterator[T], Generic[T]):
 
 
 def send_signal(
-    program: CodeProgram, run_id: str, name: str, payload: Any, signal_id: str | None, addressed_to: str | None
+    program: CoroutineProgram, run_id: str, name: str, payload: Any, signal_id: str | None, addressed_to: str | None
 ) -> AcceptedSignalResult:
     """Send a signal from inside a workflow: it is recorded with the turn, and arrives once, by itself.
 
@@ -170,7 +175,7 @@ def send_signal(
 
 
 async def _wait(
-    program: CodeProgram,
+    program: CoroutineProgram,
     step_id: str,
     name: str,
     kind: Any,
@@ -207,12 +212,12 @@ def _check_on_misfit(on_misfit: Any) -> None:
         raise InvalidInput(f"on_misfit is one of {', '.join(get_args(OnMisfit))}, not {on_misfit!r}", field="on_misfit")
 
 
-def _until(program: CodeProgram, timeout: timedelta | float | None) -> Instant | None:
+def _until(program: CoroutineProgram, timeout: timedelta | float | None) -> Instant | None:
     limit_ms = milliseconds(timeout)
     return None if limit_ms is None else program.now() + limit_ms * 1_000
 
 
-def _kind(program: CodeProgram, name: str, kind: Any) -> Any:
+def _kind(program: CoroutineProgram, name: str, kind: Any) -> Any:
     """Return the type to read payloads as: the one that the workflow declares for the name, if it declares one."""
     declared = program.definition.signals.get(name)
     if declared is None:
@@ -227,7 +232,7 @@ def _check_plain(what: str, function: Any) -> None:
         raise InvalidInput(f"wait_signal: a {what} is a plain function, not async", field=what)
 
 
-def _is_taken(program: CodeProgram, step_id: str, condition: Callable[[], bool]) -> bool:
+def _is_taken(program: CoroutineProgram, step_id: str, condition: Callable[[], bool]) -> bool:
     """Return the recorded choice, or make it and record it. A condition that raised has recorded nothing."""
     taken, skipped = f"{step_id}:taken", f"{step_id}:skipped"
     if program.is_replaying and (taken in program.known_markers or skipped in program.known_markers):

@@ -20,7 +20,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.names import check_name, require_step_name
 from holdfast.core.tasks import Check
 from holdfast.errors import InvalidInput
-from holdfast.program.coroutine import CodeProgram, require_program
+from holdfast.program.coroutine import CoroutineProgram, require_program
 from holdfast.program.definitions import milliseconds
 from holdfast.program.port import Program
 from holdfast.program.schema import json_schema
@@ -177,7 +177,7 @@ def _check_names(name: str, roles: Sequence[str], assignee: str | None) -> None:
             raise problem
 
 
-def _due_at(program: CodeProgram, due: Due) -> Instant | None:
+def _due_at(program: CoroutineProgram, due: Due) -> Instant | None:
     if isinstance(due, datetime):
         if due.tzinfo is None:
             raise InvalidInput(f"due: {due!r} has no time zone", field="due")

@@ -26,7 +26,7 @@ from holdfast.engine.activities.executor import is_mendable
 from holdfast.engine.stretch import read_stretch
 from holdfast.errors import CallerError, Conflict, InvalidInput
 from holdfast.limits import ERROR_TEXT_CHARS, Limits
-from holdfast.program.failures import error_info
+from holdfast.program.outcomes import error_info
 from holdfast.store.port import Refused, Store
 from holdfast.store.validation import no_such_run, run_terminal
 

@@ -29,7 +29,7 @@ from holdfast.engine.activities.task_pool import TaskPool
 from holdfast.errors import HoldfastError, InvalidInput, NotDurable, PayloadTooLarge
 from holdfast.limits import Limits
 from holdfast.program.definitions import ActivityDefinition, ActivityOptions
-from holdfast.program.failures import error_info
+from holdfast.program.outcomes import error_info
 
 Outcome = ActivitySucceeded | ActivityErrored | ActivityDetached
 Details = Raw | UnsetType

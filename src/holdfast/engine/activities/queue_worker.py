@@ -31,7 +31,7 @@ from holdfast.engine.activities.slots import Slots
 from holdfast.errors import InvalidInput, StoreError
 from holdfast.limits import Limits
 from holdfast.program.definitions import ActivityOptions, decode_options
-from holdfast.program.failures import error_info
+from holdfast.program.outcomes import error_info
 from holdfast.registry import Registry
 from holdfast.store.port import Heartbeat, Job, Refused, Store
 

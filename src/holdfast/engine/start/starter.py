@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from holdfast.core.instants import Instant
 from holdfast.engine.first_turns import First, FirstTurns
 from holdfast.errors import EngineError, HoldfastError, LeaseExpired, StoreError
-from holdfast.program.loop import apart
+from holdfast.program.loop import outside_loop
 from holdfast.store.port import Created, Existing, LoadedRun, NewRun, Refused, Store
 from holdfast.store.types import load_each
 
@@ -173,7 +173,7 @@ class Starter:
         first_turns = self._first_turns
         if first_turns is None or not self._node.has_room:
             return [None] * len(batch)
-        with apart():
+        with outside_loop():
             return [first_turns.take(asked.new, asked.now) if asked.is_unheard_of else None for asked in batch]
 
     def _look_for(self, run_ids: list[str]) -> None:

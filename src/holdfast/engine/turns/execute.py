@@ -45,7 +45,7 @@ from holdfast.core.timing import step_options
 from holdfast.engine.turns.draft import LIMITS, TurnDraft
 from holdfast.errors import Conflict, InvalidInput, RunawayWorkflow, RunError, VersionMismatch
 from holdfast.limits import ROTATIONS_IN_ONE_BREATH, Limits
-from holdfast.program.failures import error_info
+from holdfast.program.outcomes import error_info
 from holdfast.program.port import EndDeferred, Program
 from holdfast.program.replay import CONCERN_PROGRAM, Replay
 from holdfast.program.tasks import answer_check

@@ -11,7 +11,7 @@ from holdfast.core import events as e
 from holdfast.core.events import ErrorInfo, Event
 from holdfast.errors import InvalidInput, NondeterminismError, RunError, SignalHandlerFailed
 from holdfast.program.definitions import Signature
-from holdfast.program.failures import error_info
+from holdfast.program.outcomes import error_info
 from holdfast.program.watchdog import Watch
 
 

@@ -1,4 +1,4 @@
-"""Cuts: a workflow begins again where it may, once its history has grown long, and never loses anything by it."""
+"""continue_as_new_if_long: a workflow begins again where it may, once its history is long, and loses nothing by it."""
 
 import asyncio
 from collections.abc import Callable
@@ -44,7 +44,7 @@ async def loop(number: int) -> None:
     while True:
         await act(number)
         number += 1
-        hf.cut(number)
+        hf.continue_as_new_if_long(number)
 
 
 @pytest.mark.contract("CAN-1")
@@ -79,13 +79,13 @@ LARGE = "x" * 5_000
 async def takes_much() -> None:
     while True:
         await act(LARGE)
-        hf.cut()
+        hf.continue_as_new_if_long()
 
 
 async def gets_much() -> None:
     while True:
         await act()
-        hf.cut()
+        hf.continue_as_new_if_long()
 
 
 async def fails_much() -> None:
@@ -93,20 +93,20 @@ async def fails_much() -> None:
         try:
             await act()
         except Exception:
-            hf.cut()
+            hf.continue_as_new_if_long()
 
 
 async def hears_much() -> None:
     while True:
         await hf.wait_signal("go", str)
-        hf.cut()
+        hf.continue_as_new_if_long()
 
 
 async def answers_much() -> None:
     hf.on_update("echo", lambda text: text)
     while True:
         await hf.wait_signal("go", str)
-        hf.cut()
+        hf.continue_as_new_if_long()
 
 
 def fail(stage: Stage) -> None:
@@ -150,14 +150,26 @@ def test_many_small_events_are_a_large_history_too() -> None:
 @pytest.mark.parametrize("wrong", [("text",), (), (1, 2), (object(),)])
 def test_arguments_that_do_not_fit_show_at_the_first_call(wrong: tuple[Any, ...]) -> None:
     async def careless(number: int) -> None:
-        hf.cut(*wrong)
+        hf.continue_as_new_if_long(*wrong)
 
     assert staged(careless, 0).error.code == "InvalidInput"
 
 
-def test_a_cut_belongs_into_a_workflow() -> None:
-    with pytest.raises(NotDurable, match="cut"):
-        hf.cut()
+def test_it_belongs_into_a_workflow() -> None:
+    with pytest.raises(NotDurable, match="continue_as_new_if_long"):
+        hf.continue_as_new_if_long()
+
+
+def test_the_former_name_works_and_warns() -> None:
+    async def former(number: int) -> None:
+        await act(number)
+        hf.continue_as_new_if_long(number + 1)
+        await act("second")
+
+    stage = staged(former, 0, steps=1)
+    with pytest.warns(DeprecationWarning, match="continue_as_new_if_long"):
+        stage.complete(stage.open[0], None)
+    assert rotations(stage) == 1
 
 
 # --- nothing is lost
@@ -167,34 +179,34 @@ async def with_a_gathered_step() -> None:
     await act("first")
     other = asyncio.ensure_future(act("held"))
     await asyncio.sleep(0)
-    hf.cut()
+    hf.continue_as_new_if_long()
     await other
-    hf.cut()
+    hf.continue_as_new_if_long()
 
 
 async def with_a_timeout() -> None:
     async with asyncio.timeout(60):
         await act("first")
-        hf.cut()
+        hf.continue_as_new_if_long()
         await act("held")
-    hf.cut()
+    hf.continue_as_new_if_long()
 
 
 async def with_a_saga() -> None:
     async with hf.Saga() as saga:
         await act("first")
         saga.undo(act, "undo")
-        hf.cut()
+        hf.continue_as_new_if_long()
         await act("held")
-    hf.cut()
+    hf.continue_as_new_if_long()
 
 
 async def with_a_task_that_has_not_begun() -> None:
     await act("first")
     other = asyncio.ensure_future(act("held"))
-    hf.cut()
+    hf.continue_as_new_if_long()
     await other
-    hf.cut()
+    hf.continue_as_new_if_long()
 
 
 async def with_a_task_that_waits_for_another() -> None:
@@ -205,21 +217,21 @@ async def with_a_task_that_waits_for_another() -> None:
 
     waiting = asyncio.ensure_future(wait())
     await act("first")
-    hf.cut()
+    hf.continue_as_new_if_long()
     await act("held")
     event.set()
     await waiting
-    hf.cut()
+    hf.continue_as_new_if_long()
 
 
 async def in_a_task_whose_end_nobody_may_see() -> None:
     async def work() -> None:
         await act("first")
-        hf.cut()
+        hf.continue_as_new_if_long()
         await act("held")
 
     await asyncio.ensure_future(work())
-    hf.cut()
+    hf.continue_as_new_if_long()
 
 
 @pytest.mark.contract("CAN-1", "INV")
@@ -234,7 +246,7 @@ async def in_a_task_whose_end_nobody_may_see() -> None:
         in_a_task_whose_end_nobody_may_see,
     ],
 )
-def test_a_cut_is_not_made_while_something_would_be_lost(function: Workflow) -> None:
+def test_a_history_does_not_rotate_while_something_would_be_lost(function: Workflow) -> None:
     stage = staged(function, steps=1)
     stage.complete("act", None)
     assert rotations(stage) == 0
@@ -246,7 +258,7 @@ def test_a_cut_is_not_made_while_something_would_be_lost(function: Workflow) -> 
 
 
 @pytest.mark.contract("CAN-1", "WF-6")
-def test_a_cut_waits_for_an_update_that_is_being_answered() -> None:
+def test_it_waits_for_an_update_that_is_being_answered() -> None:
     async def serve(answered: int) -> None:
         async def add() -> int:
             nonlocal answered
@@ -257,7 +269,7 @@ def test_a_cut_waits_for_an_update_that_is_being_answered() -> None:
         hf.on_update("add", add)
         while True:
             await hf.wait_signal("go", str)
-            hf.cut(answered)
+            hf.continue_as_new_if_long(answered)
 
     stage = staged(serve, 0, steps=1)
     stage.update("u-1", "add")
@@ -273,11 +285,11 @@ def test_a_cut_waits_for_an_update_that_is_being_answered() -> None:
 
 
 @pytest.mark.contract("CAN-1", "SIG-3")
-def test_signals_that_nobody_took_are_there_after_a_cut() -> None:
+def test_signals_that_nobody_took_are_there_after_a_rotation() -> None:
     async def collect(seen: list[int]) -> list[int]:
         while len(seen) < 10:
             seen.append(await hf.wait_signal("go", int))
-            hf.cut(seen)
+            hf.continue_as_new_if_long(seen)
         return seen
 
     stage = staged(collect, [], steps=2)
@@ -290,13 +302,13 @@ def test_signals_that_nobody_took_are_there_after_a_cut() -> None:
 
 
 @pytest.mark.contract("CAN-1", "WF-4")
-def test_a_cancellation_that_a_cut_did_not_heed_ends_the_next_stretch() -> None:
+def test_a_cancellation_that_a_rotation_did_not_heed_ends_the_next_stretch() -> None:
     async def stubborn(number: int) -> None:
         try:
             await hf.sleep(10)
         except asyncio.CancelledError:
             await act(number)
-            hf.cut(number + 1)
+            hf.continue_as_new_if_long(number + 1)
             raise
 
     stage = staged(stubborn, 0, steps=2)
@@ -310,11 +322,11 @@ def test_a_cancellation_that_a_cut_did_not_heed_ends_the_next_stretch() -> None:
 
 
 @pytest.mark.contract("CAN-1", "WF-7")
-def test_what_ended_during_a_pause_holds_a_cut_back() -> None:
+def test_what_ended_during_a_pause_holds_a_rotation_back() -> None:
     async def both() -> list[Any]:
         first, second = asyncio.ensure_future(act("a")), asyncio.ensure_future(act("b"))
         results = [await first]
-        hf.cut()
+        hf.continue_as_new_if_long()
         return [*results, await second]
 
     stage = staged(both, steps=1)
@@ -326,13 +338,13 @@ def test_what_ended_during_a_pause_holds_a_cut_back() -> None:
     assert stage.replayed().state == stage.state
 
 
-# --- where a cut may be, and what its rotation may pass through
+# --- where a call may be, and what its rotation may pass through
 
 
 @pytest.mark.contract("CAN-1", "WF-4")
-def test_a_cut_in_a_task_group_or_in_a_function_is_a_rotation() -> None:
+def test_a_call_in_a_task_group_or_in_a_function_is_a_rotation() -> None:
     async def deeper(number: int) -> None:
-        hf.cut(number)
+        hf.continue_as_new_if_long(number)
 
     async def rounds(number: int) -> None:
         async with asyncio.TaskGroup() as group:
@@ -358,7 +370,7 @@ async def tidies_up(number: int) -> int:
         return number
     try:
         await act("first")
-        hf.cut(number + 1)
+        hf.continue_as_new_if_long(number + 1)
         await act("not cut")
     finally:
         await act("tidy")
@@ -395,7 +407,7 @@ def test_other_limits_never_make_a_history_diverge(first: hf.Limits, then: hf.Li
 
 
 @pytest.mark.contract("WF-2")
-def test_code_without_the_cut_that_was_made_diverges() -> None:
+def test_code_without_the_call_that_rotated_diverges() -> None:
     async def changed(number: int) -> None:
         await act("first")
         await act("tidy")
