@@ -163,7 +163,7 @@ def test_it_belongs_into_a_workflow() -> None:
 def test_the_former_name_works_and_warns() -> None:
     async def former(number: int) -> None:
         await act(number)
-        hf.continue_as_new_if_long(number + 1)
+        hf.cut(number + 1)
         await act("second")
 
     stage = staged(former, 0, steps=1)
