@@ -170,7 +170,7 @@ async def test_starts_are_spread_over_time(place: Place, overload: Overload) -> 
 
 
 @pytest.mark.contract("QUE-2", "WF-7", "SIG-13")
-@pytest.mark.parametrize("end", ["cancel", "stop"])
+@pytest.mark.parametrize("end", ["cancel", "terminate"])
 async def test_a_run_that_is_ended_while_it_waits_leaves_the_queue(place: Place, end: str) -> None:
     app, visit, begun = crowd(at_once=1)
     async with place.node(app):
