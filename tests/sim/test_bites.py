@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from holdfast.app import App
 from holdfast.core import apply_commands, decide
-from holdfast.core.admission import RunLimit
+from holdfast.core.admission import QueueState, RunLimit, decide_admission, nth_last_start
 from holdfast.core.event_writer import NOTHING, Decision, EventWriter
 from holdfast.core.events import NULL, ErrorInfo
 from holdfast.core.messages import ActivityErrored
@@ -26,7 +26,7 @@ from holdfast.engine.turns import owned_run
 from holdfast.engine.turns.draft import TurnDraft
 from holdfast.program.coroutine import CoroutineProgram
 from holdfast.store import outgoing, port, validation
-from holdfast.store.memory import run
+from holdfast.store.memory import admission, run
 from holdfast.store.memory.admission import AdmissionQueue
 from holdfast.store.memory.jobs import put
 from holdfast.store.memory.run import Run
@@ -232,24 +232,20 @@ def test_it_finds_a_rotation_that_forgets_updates(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.contract("QUE-2")
 def test_it_finds_an_admission_of_one_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    has_room = AdmissionQueue.has_room
+    def with_more_room(state: QueueState, queued: Any, limit: RunLimit, now: int) -> Any:
+        return decide_admission(state, queued, replace(limit, at_once=3, per_key=2), now)
 
-    def has_more_room(self: AdmissionQueue, limit: RunLimit, tenant: str, key: str) -> bool:
-        return has_room(self, replace(limit, at_once=3, per_key=2), tenant, key)
-
-    monkeypatch.setattr(AdmissionQueue, "has_room", has_more_room)
+    monkeypatch.setattr(admission, "decide_admission", with_more_room)
     assert "more runs are under way than there is room for" in first_finding()
 
 
 @pytest.mark.contract("QUE-2")
-def test_it_finds_a_rate_that_counts_admissions_and_not_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    admit = AdmissionQueue.admit
+def test_it_finds_a_rate_that_forgets_runs_that_have_yet_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_starting(state: QueueState, queued: Any, limit: RunLimit, now: int) -> Any:
+        return decide_admission(replace(state, starting=0), queued, limit, now)
 
-    def count_at_once(self: AdmissionQueue, run_id: str, limit: RunLimit, now: int) -> None:
-        admit(self, run_id, limit, now)
-        self.note_start(run_id, now)
-
-    monkeypatch.setattr(AdmissionQueue, "let_in", count_at_once)
+    monkeypatch.setattr(admission, "decide_admission", without_starting)
+    monkeypatch.setattr(admission, "nth_last_start", lambda starts, limit, starting: nth_last_start(starts, limit))
     assert "runs have started within" in first_finding()
 
 

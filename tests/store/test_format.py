@@ -261,8 +261,8 @@ async def test_the_audit_log_keys_and_definitions_of_any_format_that_has_them_ar
 
 
 @pytest.mark.contract("FMT-1", "QUE-2")
-async def test_runs_in_line_of_any_format_since_there_are_gates_are_let_in(old_file: Path) -> None:
-    """Also when the run inside was finished by an older node, which knows of no gates and leaves its place behind."""
+async def test_queued_runs_of_any_format_that_has_them_are_admitted(old_file: Path) -> None:
+    """Also when the run inside was finished by an older node, which did not free its place."""
     has_gates = first_format(old_file) >= 6
     store = await SqliteStore.open(old_file, clock=VirtualClock(START + 10_000))
     await store.migrate()

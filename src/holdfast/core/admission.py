@@ -30,10 +30,14 @@ atomicity is one object reserves the place in the queue first and creates the ru
 not exist or has finished (after a crash, or by a node of an older version) is freed when `admit` finds queued runs
 and can admit none. So there may be fewer runs inside than allowed for a while, and never more. Finding the next run
 must cost no more for a thousand queued runs, or for a thousand full keys, than for one.
+
+**Where the rule stands.** `decide_admission` and `rejection` are the rule. The stores in memory and on SQLite call
+them over what two small queries return, and write what follows in the same transaction. On PostgreSQL functions say
+the same in SQL, and `store/postgres/admission.py` says why; a test compares each store with this file.
 """
 
-from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Iterable, Sequence
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 from msgspec import Struct
 
@@ -44,6 +48,7 @@ from holdfast.errors import InvalidInput, Overloaded
 from holdfast.limits import DURATION_MS, OVERLOAD_RETRY_MS, PRIORITY, PRIORITY_AGE_MS
 
 Overload = Literal["queue", "delay", "reject"]
+Id = TypeVar("Id")
 
 
 class RunLimit(Struct, frozen=True, kw_only=True):
@@ -80,16 +85,80 @@ def rank(priority: int, now: Instant) -> Instant:
     return now - priority * PRIORITY_AGE_MS * 1_000
 
 
-def free_slot(last_starts: Sequence[Instant], limit: RunLimit, now: Instant, starting: int = 0) -> Instant:
-    """Return the first instant, from now on, at which the rate allows another start after these, in order.
+def nth_last_start(last_starts: Sequence[Instant], limit: RunLimit, starting: int = 0) -> Instant | None:
+    """Return the start that must be a period ago before another run may start, or None if there were too few.
 
-    `starting` is how many more are admitted and have yet to start. If these are all that it allows, it is `NEVER`.
+    `last_starts` are in order. `starting` is how many more runs are admitted and have yet to start.
     """
-    if limit.starts is None or len(last_starts) + starting < limit.starts:
+    back = (limit.starts or 0) - starting
+    return last_starts[-back] if 0 < back <= len(last_starts) else None
+
+
+def free_slot(limit: RunLimit, now: Instant, nth_last: Instant | None = None, starting: int = 0) -> Instant:
+    """Return the first instant, from now on, at which the rate allows another start.
+
+    `nth_last` is what `nth_last_start` returns. If the starting runs are all that the rate allows, it is `NEVER`.
+    """
+    if limit.starts is None:
         return now
     if starting >= limit.starts:
         return NEVER
-    return max(now, last_starts[starting - limit.starts] + limit.period_ms * 1_000)
+    return now if nth_last is None else max(now, nth_last + limit.period_ms * 1_000)
+
+
+class QueueState(Struct, frozen=True, kw_only=True):
+    """What a store keeps of one admission queue besides its runs."""
+
+    inside: int = 0
+    last_tenant: str = ""
+    starting: int = 0
+    nth_last_start: Instant | None = None
+
+
+class QueuedRun(Struct, Generic[Id], frozen=True, kw_only=True):
+    """A queued run. `of_key` is how many runs of its tenant and key are inside."""
+
+    id: Id
+    tenant: str
+    rank: Instant
+    of_key: int
+
+
+class AdmissionDecision(Struct, Generic[Id], frozen=True):
+    """The run that is next, if one has room but for the rate, and from when on the rate allows it."""
+
+    run: QueuedRun[Id] | None
+    free_at: Instant
+
+    def next_at(self, now: Instant) -> Instant | None:
+        """Return when to call again even if no run leaves; None: there is no use in it."""
+        return None if self.run is None or self.free_at == NEVER else max(self.free_at, now)
+
+
+def decide_admission(
+    state: QueueState, queued: Iterable[QueuedRun[Id]], limit: RunLimit, now: Instant
+) -> AdmissionDecision[Id]:
+    """Decide which run is admitted next. This is the rule of all stores; the header of this file says it in words.
+
+    `queued` are in order of creation. A store may leave out runs that cannot be next: of each tenant all but the first
+    that has room, and of the tenants all but the first in the order of names and the first behind `last_tenant`.
+    """
+    is_full = limit.at_once is not None and state.inside >= limit.at_once
+    with_room = [] if is_full else [run for run in queued if limit.per_key is None or run.of_key < limit.per_key]
+    first = min(with_room, key=lambda run: (run.tenant <= state.last_tenant, run.tenant, run.rank), default=None)
+    return AdmissionDecision(first, free_slot(limit, now, state.nth_last_start, state.starting))
+
+
+def rejection(
+    plan_id: str, state: QueueState, queued: Iterable[QueuedRun[Id]], new: QueuedRun[Id], limit: RunLimit, now: Instant
+) -> Overloaded | None:
+    """Return why a new run is rejected, or None. The policy `reject` rejects what would not be admitted at once."""
+    if limit.overload != "reject":
+        return None
+    own = decide_admission(state, [new], limit, now)
+    if own.run is not None and own.free_at <= now and decide_admission(state, queued, limit, now).run is None:
+        return None
+    return overloaded(plan_id, own.free_at, now, limit)
 
 
 def overloaded(plan_id: str, free_at: Instant, now: Instant, limit: RunLimit = NO_LIMIT) -> Overloaded:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -18,9 +19,11 @@ from holdfast.store.postgres import PostgresStore
 from holdfast.store.postgres.address import parse_address
 from holdfast.store.postgres.create import create
 from holdfast.store.postgres.pool import in_schema
+from holdfast.testing.clock import VirtualClock
 from holdfast.testing.samples import SampleNode, complete, new_run, signal
 from holdfast.testing.store_suite.admission import ONE, admit, enqueue, finish, waiting
 from holdfast.testing.store_suite.base import check_refused
+from tests.store.admission_model import compare
 from tests.store.postgres.proxy import Proxy
 from tests.store.postgres.servers import behind
 from tests.store.postgres.test_plans import HOUR_MS, recorded
@@ -207,3 +210,17 @@ async def test_runs_without_a_limit_never_touch_admission(address: str) -> None:
     assert "runs" in tables
     assert [table for table in tables if table.startswith("gate")] == []
     assert [text for text, _ in recorder.nodes() if "gate_" in text.replace("gate_no", "")] == []
+
+
+# --- the rule
+
+
+@pytest.mark.contract("QUE-2")
+@pytest.mark.parametrize("seed", range(8))
+async def test_the_functions_admit_by_the_rule_of_the_core(address: str, seed: int) -> None:
+    """They decide in SQL what `core/admission.py` decides; any sequence of starts and ends gives the same answers."""
+    clock = VirtualClock()
+    store = await PostgresStore.open(address, clock=clock)
+    await store.migrate()
+    await compare(store, clock, random.Random(seed), 150)
+    await store.close()

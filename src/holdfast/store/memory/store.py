@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from holdfast.clock import Clock, SystemClock
 from holdfast.core import codec
 from holdfast.core.access import AccessToken, TokenQuery
-from holdfast.core.admission import RunLimit, overloaded, rank
+from holdfast.core.admission import AdmissionRequest, RunLimit
 from holdfast.core.audit import AuditEntry, AuditQuery
 from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Settled, Settlement
 from holdfast.core.declarations import WorkflowDeclaration
@@ -27,7 +27,7 @@ from holdfast.errors import StoreUnavailable
 from holdfast.limits import SUSPECT_LOSSES, Limits
 from holdfast.store import health, outgoing, port, validation
 from holdfast.store.memory import queries
-from holdfast.store.memory.admission import AdmissionQueue, Waiting
+from holdfast.store.memory.admission import AdmissionQueue
 from holdfast.store.memory.audit import AuditLog
 from holdfast.store.memory.changefeed import Grown
 from holdfast.store.memory.health import examine
@@ -113,46 +113,40 @@ class MemoryStore:
         problem = validation.check_first_signals(new, self._limits)
         if problem is not None:
             return port.Refused(problem)
-        entry = self._enter(new, now) if new.admission is not None else Run(new, owner, now)
+        request = new.admission
+        entry = Run(new, owner, now) if request is None else self._enqueue(new, request, now)
         if isinstance(entry, port.Refused):
             return entry
         run = self._runs[new.run_id] = entry
         self._requests[new.request_key] = new.run_id
         self._grown.note(new.run_id, run.events)
         self._note(new.audit, run, now)
-        if run.head.queued_at is not None:
-            self._admit_next(new, owner, now)
+        if request is not None:
+            self._admit_next(new, request.limit, owner, now)
         return port.Created(new.run_id, run.head.lease_epoch, self._deliver_first(new, new.run_id, now))
 
-    def _enter(self, new: port.NewRun, now: Instant) -> Run | port.Refused:
-        """Bring a new run to its gate, in line."""
-        request = new.admission
-        assert request is not None
-        queue, limit = self._admission_queues.setdefault(new.plan_id, AdmissionQueue()), request.limit
-        free_at = queue.free_at(limit, now)
-        has_room = queue.has_room(limit, new.tenant, request.key) and queue.next_in(limit) is None
-        if limit.overload == "reject" and not (has_room and free_at <= now):
-            return port.Refused(overloaded(new.plan_id, free_at, now, limit))
-        queue.waiting[new.run_id] = Waiting(new.tenant, request.key, rank(request.priority, now))
-        return Run(new, None, now, NEVER)
+    def _enqueue(self, new: port.NewRun, request: AdmissionRequest, now: Instant) -> Run | port.Refused:
+        """Put a new run into the admission queue of its plan."""
+        queue = self._admission_queues.setdefault(new.plan_id, AdmissionQueue())
+        refusal = queue.enqueue(new.run_id, new.plan_id, new.tenant, request, now)
+        return Run(new, None, now, NEVER) if refusal is None else port.Refused(refusal)
 
-    def _admit_next(self, new: port.NewRun, owner: str | None, now: Instant) -> None:
-        """Let in who is next at the gate of a new run; if it is the run itself, for `owner`."""
-        assert new.admission is not None
-        run_ids, _ = self._admit(new.plan_id, new.admission.limit, 1, now)
+    def _admit_next(self, new: port.NewRun, limit: RunLimit, owner: str | None, now: Instant) -> None:
+        """Admit the run that is next when a new one was queued; if it is the new one, for `owner`."""
+        run_ids, _ = self._admit(new.plan_id, limit, 1, now)
         if new.run_id in run_ids and owner is not None:
             run = self._runs[new.run_id]
             run.head = replace(run.head, lease_owner=owner, lease_epoch=1)
 
     def _admit(self, plan_id: str, limit: RunLimit, most: int, now: Instant) -> tuple[list[str], Instant | None]:
-        """Let in up to so many at one gate; and when to ask again although nobody leaves."""
+        """Admit up to `most` runs of one plan. Also return when to call again even if no run leaves."""
         admitted: list[str] = []
         queue = self._admission_queues.get(plan_id)
-        while queue is not None and (run_id := queue.next_in(limit)) is not None:
-            free_at = queue.free_at(limit, now)
-            if free_at > now or len(admitted) == most:
-                return admitted, None if free_at == NEVER else free_at
-            queue.admit(run_id, limit, now)
+        while queue is not None and (decision := queue.decide(limit, now)).run is not None:
+            if decision.free_at > now or len(admitted) == most:
+                return admitted, decision.next_at(now)
+            run_id = decision.run.id
+            queue.admit(run_id, limit)
             self._runs[run_id].admit(now)
             admitted.append(run_id)
         return admitted, None
@@ -208,7 +202,7 @@ class MemoryStore:
             self._grown.note(turn.run_id, run.events[before:])
             queue = self._admission_queues.get(run.head.plan_id)
             if queue is not None and run.has_begun and not was_begun:
-                queue.note_start(turn.run_id, now)
+                queue.record_start(turn.run_id, now)
             if queue is not None and run.is_finished:
                 queue.leave(turn.run_id)
             if before == turn.expected_version:  # else it was committed before, with all that it has for others

@@ -27,7 +27,7 @@ from holdfast.errors import StoreCorrupt
 from holdfast.limits import Limits
 from holdfast.store import outgoing, port, validation
 from holdfast.store.sqlite import dead_letters, rows
-from holdfast.store.sqlite.admission import LEAVE, note_starts
+from holdfast.store.sqlite.admission import LEAVE, record_starts
 from holdfast.store.sqlite.create import create
 from holdfast.store.sqlite.inbox import deliver
 
@@ -375,7 +375,7 @@ def _write(db: sqlite3.Connection, winners: list[tuple[int, port.Turn, bool]], n
     if jobs:
         db.executemany(rows.INSERT_JOB, jobs)
     if started:
-        note_starts(db, started, now)
+        record_starts(db, started, now)
     if finished:
         numbers = rows.listing(finished)
         for table in ("messages", "waits", "jobs"):

@@ -158,7 +158,7 @@ class SqliteStore:
     ) -> tuple[list[port.Admitted], Instant | None]:
         validation.check_admit(limits, limit, claim_for, self._limits)
 
-        if not await self._read(lambda db, now: admission.is_awaited(db, claim_for, now)):
+        if not await self._read(lambda db, now: admission.has_queued_runs(db, claim_for, now)):
             return [], None
         admitted, next_at = await self._write(lambda db, now: admission.admit(db, limits, limit, claim_for, now))
         if admitted:
