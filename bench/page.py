@@ -23,6 +23,7 @@ import holdfast as hf
 from bench.report import Rows, percentile, progress, table
 from bench.stores import opened
 from holdfast.app import App
+from holdfast.engine.start.runtime import StartOptions
 from holdfast.service.context import make_service
 from holdfast.service.http.server import listening
 from holdfast.service.options import ServiceOptions
@@ -67,16 +68,17 @@ def make_app() -> App:
 
 async def fill(app: App, runs: int) -> None:
     """Start runs and wait until each has finished, or waits."""
-    node = app.opened()
+    runtime = app.runtime()
     for start in range(0, runs, AT_ONCE):
         progress(f"page: {start:,} of {runs:,} runs")
         started = []
         for number in range(start, min(runs, start + AT_ONCE)):
             name = "approval" if number % 10 == 0 else "payment" if number % 10 == 1 else "order"
-            definition = node.workflow(name, None)
+            definition = app.registry.workflow(name, None)
             tags = (REGIONS[number % 3], "vip") if number % 1_000 == 7 else (REGIONS[number % 3],)
             packed = definition.signature.pack((), {"number": number})
-            started.append(await node.start(definition, packed, reference_key=f"ORD-{number:07}", tags=tags))
+            options = StartOptions(reference_key=f"ORD-{number:07}", tags=tags)
+            started.append(await runtime.start(definition, packed, options))
         if start % (10 * AT_ONCE) == 0:
             await asyncio.gather(*(_ended(app, run.run_id) for n, run in enumerate(started) if (start + n) % 10 > 1))
 
@@ -87,9 +89,10 @@ async def _ended(app: App, run_id: str) -> None:
 
 async def long_run(app: App, events: int = LONG_EVENTS) -> str:
     """Do a run with this many events, and return its id."""
-    node = app.opened()
-    definition = node.workflow("long", None)
-    run = await node.start(definition, definition.signature.pack((), {"steps": events // 2}), reference_key="LONG")
+    runtime = app.runtime()
+    definition = app.registry.workflow("long", None)
+    packed = definition.signature.pack((), {"steps": events // 2})
+    run = await runtime.start(definition, packed, StartOptions(reference_key="LONG"))
     await app.run(run.run_id).result()
     return run.run_id
 

@@ -19,11 +19,9 @@ from holdfast.core.index_rows import Wait
 from holdfast.core.messages import AcceptedSignalResult
 from holdfast.core.names import check_name, check_signal_name, require_step_name
 from holdfast.core.timing import Retry
-from holdfast.engine.activities.async_completion import report_error, report_result
-from holdfast.engine.inbox.dead_letters import Letter, find_letters
-from holdfast.engine.inbox.operator_commands import Authoriser, Operators
-from holdfast.engine.inbox.receipts import open_waits
-from holdfast.engine.inbox.signals import FirstSignal, Outgoing, Sender, result_of
+from holdfast.engine.inbox.authorization import Authoriser
+from holdfast.engine.inbox.dead_letters import DeadLetterHandle
+from holdfast.engine.inbox.signals import FirstSignal, Outgoing, result_of
 from holdfast.engine.inbox.tasks import Tasks
 from holdfast.engine.node import Node, logger
 from holdfast.engine.observe.logs import logger_of
@@ -31,7 +29,7 @@ from holdfast.engine.observe.metrics import observed
 from holdfast.engine.options import NodeOptions
 from holdfast.engine.serving import asked_to_end
 from holdfast.engine.start.admission import Dequeued
-from holdfast.engine.start.runtime import Opened
+from holdfast.engine.start.runtime import Runtime, StartOptions
 from holdfast.engine.telling import place_of, work_of
 from holdfast.errors import CallerError, InvalidInput
 from holdfast.limits import Limits
@@ -47,7 +45,7 @@ from holdfast.program.definitions import (
 )
 from holdfast.program.schema import json_schema
 from holdfast.registry import Registry
-from holdfast.run import RunHandle, handle_of, run_from_inside
+from holdfast.run import RunHandle, run_from_inside
 from holdfast.settings import Settings, load_settings
 from holdfast.store import port
 from holdfast.store.open import open_store
@@ -144,13 +142,11 @@ class App:
         self._given_limits = limits
         self._ids = ids or SystemIds()
         self._rng = rng or SystemRng()
-        self._operators = Operators(authoriser=authoriser, ids=self._ids)
+        self.authoriser = authoriser
+        """Decides what may be asked of runs, for nodes that are opened from now on; None permits everything."""
         self.registry = Registry(limits, allow_cross_tenant_signals=allow_cross_tenant_signals)
         """The workflows, activities and limits of this app."""
-        self._node: Node | None = None
-        self._store: port.Store | None = None
-        self._sender: Sender | None = None
-        self._opened_here: Opened | None = None
+        self._runtime: Runtime | None = None
 
     # --- registering
 
@@ -230,22 +226,22 @@ class App:
         program = current_program()
         if program is not None:
             return run_from_inside(run_id or program.run_id)
-        if self._store is None or run_id is None:
+        if self._runtime is None or run_id is None:
             raise InvalidInput("no node is open: look at runs inside `async with app.node(...)`, by their id")
-        return RunHandle(run_id, self._store, None, self._node, self._sender, self._operators)
+        return RunHandle(self._runtime, run_id)
 
     async def signal_many(self, signals: Sequence[Outgoing]) -> list[AcceptedSignalResult | CallerError]:
         """Send signals, each a dict of run_id, name and what else `RunHandle.signal` takes.
 
-        Each is answered by itself, in order: with what its sender is told, or with the error for which it is refused.
+        Each is answered by itself, in order: with its result, or with the error that refuses it.
         """
-        if self._sender is None or current_program() is not None:
+        if self._runtime is None or current_program() is not None:
             raise InvalidInput("no node is open: send signals inside `async with app.node(...)`, outside of workflows")
-        return await self._sender.send_many(signals, self.opened().permits())
+        return await self._runtime.signal_many(signals)
 
     def waits(self, *, run_id: str | None = None, name: str | None = None) -> AsyncIterator[Wait]:
-        """Go through the open waits: of a run, for a signal's name, or all there are."""
-        return open_waits(self._opened(), run_id, name)
+        """Iterate over the open waits: of a run, for a signal's name, or all."""
+        return self.runtime().waits(run_id, name)
 
     def signal_schemas(self, workflow: Workflow[..., Any]) -> dict[str, dict[str, Any]]:
         """Return the JSON Schema of each signal that the workflow declares, by its name."""
@@ -259,21 +255,14 @@ class App:
         error of the store the call can be repeated. A token that is none: `InvalidInput`; a run that has finished:
         `RunTerminal`. A success counts even when it comes after the attempt's time, as long as the step is open.
         """
-        await report_result(self._opened(), self._completion_key(), token, result, self._open_node().limits)
+        await self.runtime().complete_activity(token, result)
 
     async def fail_activity(self, token: str, error: BaseException | str) -> None:
         """Report that such an activity has failed: it is tried again by its policy, unless it is `NonRetryable`.
 
         Answers like `complete_activity`; once the step has come to a later attempt, with `Conflict`.
         """
-        await report_error(self._opened(), self._completion_key(), token, error)
-
-    def _completion_key(self) -> str:
-        return self._open_node().completion_key
-
-    def _open_node(self) -> Node:
-        assert self._node is not None
-        return self._node
+        await self.runtime().fail_activity(token, error)
 
     async def dead_letters(
         self,
@@ -283,25 +272,18 @@ class App:
         settled: bool = False,
         after: DeadLetter | None = None,
         limit: int = 100,
-    ) -> list[Letter]:
-        """Return messages that nobody could handle, the oldest first, from after one that was returned before."""
+    ) -> list[DeadLetterHandle]:
+        """Return dead letters, the oldest first, from after one that was returned before."""
         start = (0, "") if after is None else (after.died_at, after.letter_id)
         query = DeadLetterQuery(run_id=run_id, reason=reason, settled=settled, after=start, limit=limit)
-        return await find_letters(self._opened(), query)
+        return await self.runtime().dead_letters(query)
 
     async def dequeue_and_start(self) -> list[Dequeued]:
         """Admit queued runs, and start them here if the node takes runs; return what became of each.
 
         Nodes do it by themselves, when a run has finished and now and then. Anybody may, at any time (QUE-3).
         """
-        if self._node is None:
-            raise InvalidInput("no node is open: start what is queued inside `async with app.node(...)`")
-        return await self._node.run_queue.dequeue_and_start()
-
-    def _opened(self) -> port.Store:
-        if self._store is None:
-            raise InvalidInput("no node is open: work on tasks and report outcomes inside `async with app.node(...)`")
-        return self._store
+        return await self.runtime().dequeue_and_start()
 
     def _known(self, workflow: Any) -> WorkflowDefinition:
         if not isinstance(workflow, Workflow):
@@ -317,7 +299,7 @@ class App:
     @property
     def tasks(self) -> Tasks:
         """What humans are asked by runs, and what they may do with it."""
-        return Tasks(self._opened(), self.registry.workflows.values(), self.opened().permits())
+        return self.runtime().tasks()
 
     # --- running
 
@@ -331,26 +313,20 @@ class App:
         The signals of the process are left alone: who ends the context decides when the node stops. See `serve`.
         """
         options = options or NodeOptions()
-        before = self._node, self._store, self._sender, self._opened_here
+        before = self._runtime
         async with self._open(store) as (unobserved, limits):
             check_ownership(unobserved, _settings(None, None).checkpoint_ownership)
             opened = observed(unobserved)
             registry = self.registry.bounded(limits, options.turn_s)
             node = Node(self._life_of(name), opened, registry, self._rng, options, limits)
-            sender = Sender(opened, self.registry.workflows, node.expect)
-            await sender.declarations.publish()
-            node.declarations = sender.declarations
-            await node.start()
-            self._node, self._store, self._sender = node, opened, sender
-            self._opened_here = Opened(opened, node, sender, self._operators, self.registry.workflows, self._ids)
+            runtime = Runtime(opened, node, registry, self.authoriser, self._ids)
+            await runtime.open()
+            self._runtime = runtime
             try:
                 yield node
             finally:
-                self._node, self._store, self._sender, self._opened_here = before
-                try:
-                    await sender.stop()
-                finally:
-                    await node.stop()
+                self._runtime = before
+                await runtime.close()
         if node.failure is not None:
             raise node.failure
 
@@ -423,15 +399,11 @@ class App:
         there already, it is sent to it, in the same transaction, and raises why if it is refused.
         """
         refuse_inside("start", "call the workflow to run it as a child")
-        if self._node is None:
-            raise InvalidInput("no node is open: start runs inside `async with app.node(...)` or `app.connect(...)`")
-        opened = self.opened()  # it may be closed while this waits
+        runtime = self.runtime()  # it may be closed while this waits
         definition = self._known(workflow)
         if workflow_version is not None:
-            definition = opened.workflow(definition.name, workflow_version)
-        started = await opened.start(
-            definition,
-            definition.signature.pack(args, kwargs),
+            definition = self.registry.workflow(definition.name, workflow_version)
+        options = StartOptions(
             request_id=request_id,
             run_id=run_id,
             reference_key=reference_key,
@@ -443,21 +415,21 @@ class App:
             with_signal=with_signal,
             names_version=workflow_version is not None,
         )
+        started = await runtime.start(definition, definition.signature.pack(args, kwargs), options)
         for delivered in started.signals:
             result_of(delivered)
-        return handle_of(
-            opened, started.run_id, self.registry.workflows.get((definition.name, started.workflow_version))
-        )
+        started_as = self.registry.workflows.get((definition.name, started.workflow_version))
+        return RunHandle(runtime, started.run_id, started_as)
 
-    def is_open_with(self, opened: Opened) -> bool:
-        """Say whether this is still what is open here."""
-        return self._opened_here is opened
+    def is_open_with(self, runtime: Runtime) -> bool:
+        """Return whether this runtime is still the one that is open."""
+        return self._runtime is runtime
 
-    def opened(self) -> Opened:
-        """Return what is open here: the store, the node and what goes with them. For services on top of an app."""
-        if self._opened_here is None:
+    def runtime(self) -> Runtime:
+        """Return the runtime of the node that is open: every verb, by definition and for a caller. For services."""
+        if self._runtime is None:
             raise InvalidInput("no node is open: use `async with app.node(...)` or `app.connect(...)`")
-        return self._opened_here
+        return self._runtime
 
 
 def _settings(address: str | None, limits: Limits | None) -> Settings:

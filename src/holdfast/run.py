@@ -6,65 +6,48 @@ from msgspec import Raw
 
 from holdfast.core import codec
 from holdfast.core import events as e
-from holdfast.core.decide import update_step_id
-from holdfast.core.events import Event
-from holdfast.core.keys import signal_uuid
-from holdfast.core.messages import UPDATE_SIGNAL, AcceptedSignalResult, SignalRequest
-from holdfast.core.names import check_signal_name, require_step_name
+from holdfast.core.events import NULL, Event
+from holdfast.core.messages import AcceptedSignalResult, ControlName, SignalRequest
 from holdfast.core.snapshot import RunSnapshot, project_run
-from holdfast.core.state import TERMINAL, RunStatus
-from holdfast.engine.completion_waiters import Completion
-from holdfast.engine.history import head_of, recorded
-from holdfast.engine.inbox.authorization import permits_of
-from holdfast.engine.inbox.operator_commands import Caller, Commands, ControlRequest, Operators
-from holdfast.engine.inbox.receipts import Receipt, Unconsumed, mailbox_of, receipt_of
-from holdfast.engine.inbox.signals import Sender
-from holdfast.engine.node import Node
-from holdfast.engine.start.runtime import Opened
-from holdfast.errors import (
-    EngineError,
-    InvalidInput,
-    NotDurable,
-    RunCancelled,
-    RunFailed,
-    RunTerminal,
-    StoreUnavailable,
-    UpdateFailed,
-)
+from holdfast.core.state import RunStatus
+from holdfast.engine.inbox.authorization import Caller
+from holdfast.engine.inbox.operator_commands import OperatorCommand
+from holdfast.engine.inbox.receipts import Receipt, Unconsumed
+from holdfast.engine.start.runtime import Runtime
+from holdfast.errors import InvalidInput, NotDurable, RunCancelled, RunFailed
 from holdfast.program.coroutine import current_program, refuse_inside
 from holdfast.program.definitions import WorkflowDefinition
 from holdfast.program.signals import send_signal
-from holdfast.store import port
-from holdfast.store.validation import no_such_run
 
 R = TypeVar("R")
 
-EVERYBODY = Operators()
 
+class RunHandle(Generic[R]):
+    """One run: its result, its history, and what can be sent to it.
 
-class RunHandle(Commands, Generic[R]):
-    """One run: its result, its history, and what can be sent to it."""
+    Operators' commands (`cancel`, `pause`, `resume`, `approve`, `retry_step`, `skip_step`, `terminate`) are durable
+    when their method returns. With a `signal_id` a retry is recognised. With `wait` the method returns when the run has
+    decided: `Conflict` is the run's rejection, with the reason. `NotPermitted` is the authoriser's.
+    """
 
-    __slots__ = ("_definition", "_node", "_operators", "_sender", "_store", "run_id")
+    __slots__ = ("_caller", "_definition", "_runtime", "run_id")
 
     def __init__(
         self,
+        runtime: Runtime,
         run_id: str,
-        store: port.Store,
-        definition: WorkflowDefinition | None,
-        node: Node | None,
-        sender: Sender | None = None,
-        operators: Operators | None = None,
+        definition: WorkflowDefinition | None = None,
+        caller: Caller | None = None,
     ) -> None:
         self.run_id = run_id
-        self._store = store
+        self._runtime = runtime
         self._definition = definition
-        self._node = node
-        self._sender = sender or Sender(store, {})
-        self._operators = operators or EVERYBODY
+        self._caller = caller
+
+    # --- how it ends
 
     async def result(self) -> R:
-        """Wait for the run to finish; return what it returned, or raise `RunFailed` or `RunCancelled`."""
+        """Wait for the run to finish; return its result, or raise `RunFailed` or `RunCancelled`."""
         body = (await self.last_event()).data
         if isinstance(body, e.RunCompleted):
             kind = self._definition.signature.result_type if self._definition else Any
@@ -73,6 +56,36 @@ class RunHandle(Commands, Generic[R]):
         if isinstance(body, e.RunFailed):
             raise RunFailed(f"run {self.run_id} failed: {body.error.code}: {body.error.message}", body.error)
         raise RunCancelled(f"run {self.run_id} was cancelled", run_id=self.run_id)
+
+    async def last_event(self) -> Event:
+        """Wait for the run to finish, on any node, and return its last event."""
+        refuse_inside("a run's handle", "call a child, or wait for a signal")
+        return await self._runtime.wait_finished(self.run_id)
+
+    # --- what it is now
+
+    async def status(self) -> RunStatus:
+        """Return the run's status, without reading its history."""
+        return (await self._outside().head(self.run_id)).status
+
+    async def events(self) -> list[Event]:
+        """Return the whole history."""
+        return await self._outside().events(self.run_id)
+
+    async def snapshot(self) -> RunSnapshot:
+        """Return the run as operators see it."""
+        return project_run(self.run_id, await self.events())
+
+    async def mailbox(self) -> list[Unconsumed]:
+        """Return the signals that no wait has taken, oldest first, with their age."""
+        return await self._outside().mailbox(self.run_id)
+
+    async def query(self, name: str, /, **arguments: Any) -> Any:
+        """Ask the run about its present state. A node answers it, from the run's program."""
+        answer = await self._outside().query(self.run_id, name, codec.encode(arguments), self._caller)
+        return codec.decode(answer, Any)
+
+    # --- what is sent to it
 
     async def signal(
         self,
@@ -97,7 +110,6 @@ class RunHandle(Commands, Generic[R]):
                     "a workflow does not wait for the answer to require_waiting", field="require_waiting"
                 )
             return send_signal(program, self.run_id, name, payload, signal_id, step_id)
-        check_signal_name(name)
         request = SignalRequest(
             run_id=self.run_id,
             name=name,
@@ -106,173 +118,137 @@ class RunHandle(Commands, Generic[R]):
             step_id=step_id,
             require_waiting=require_waiting,
             actor=actor,
-            audit=self._operators.audit(actor=actor, subject=name),
         )
-        return await self._sender.send(request, self._definition, permits_of(self._operators, self._store))
+        return await self._runtime.signal(request, self._definition, self._caller)
 
     async def receipt(self, sent: AcceptedSignalResult | str, signal_id: str = "") -> Receipt:
-        """Return what became of a signal: waiting, consumed by which event, expired, or dead-lettered and why.
+        """Return what happened to a signal: waiting, consumed by which event, expired, or dead-lettered and why.
 
-        `sent` is what `signal` returned. Whoever has that no more gives the signal's name and its `signal_id`.
+        `sent` is what `signal` returned, or the signal's name, with its `signal_id`.
         """
+        runtime = self._outside()
         if isinstance(sent, str):
-            return await receipt_of(self._store, self.run_id, sent, signal_id)
-        return await receipt_of(self._store, self.run_id, sent.signal_name, sent.signal_id, sent.signal_storage_key)
-
-    async def mailbox(self) -> list[Unconsumed]:
-        """Return the signals that no wait has taken, oldest first, with their age."""
-        return await mailbox_of(self._store, self.run_id)
-
-    async def query(self, name: str, /, **arguments: Any) -> Any:
-        """Ask the run about its present state. It is answered by this process, from the run's program."""
-        return codec.decode(await query_run(self, name, codec.encode(arguments)), Any)
+            return await runtime.receipt(self.run_id, sent, signal_id)
+        return await runtime.receipt(self.run_id, sent.signal_name, sent.signal_id, sent.signal_storage_key)
 
     async def update(self, name: str, /, *, update_id: str | None = None, **arguments: Any) -> Any:
-        """Ask the run for something and wait for its answer. With an `update_id` a retry gets the first answer."""
+        """Send an update and wait for the run's answer. With an `update_id` a retry gets the first answer."""
         return await self.update_with(name, arguments, update_id)
 
     async def update_with(self, name: str, arguments: dict[str, Any], update_id: str | None = None) -> Any:
         """Do what `update` does, with arguments of any name."""
-        require_step_name("update name", name)
-        payload = codec.encode({"name": name, "input": arguments})
-        update_id = self._operators.ids.new_id() if update_id is None else update_id
-        request = SignalRequest(
-            run_id=self.run_id,
-            name=UPDATE_SIGNAL,
-            payload=payload,
-            signal_id=update_id,
-            audit=self._operators.audit(subject=name),
-        )
-        before = await self._head()
-        permits = permits_of(self._operators, self._store)
-        if permits is not None:
-            await permits.check(request)
-        [answer] = await self._store.deliver([request])
-        if isinstance(answer, port.Refused):
-            raise answer.error
-        assert answer.result is not None
-        after = before.version if isinstance(answer, port.Accepted) else 0
-        step_id = update_step_id(signal_uuid(answer.result.signal_storage_key))
-        completed = await recorded(
-            self._store,
-            self.run_id,
-            after,
-            lambda event: event.step_id == step_id and isinstance(event.data, e.UpdateCompleted),
-        )
-        body = completed.data
-        assert isinstance(body, e.UpdateCompleted)
-        if body.error is not None and body.error.code == RunTerminal.code:
-            raise RunTerminal(f"run {self.run_id} ended before it had answered", run_id=self.run_id)
-        if body.error is not None:
-            raise UpdateFailed(f"update {name!r}: {body.error.code}: {body.error.message}", body.error)
-        return codec.decode(body.result, Any)
+        answer = await self._outside().update(self.run_id, name, arguments, update_id, self._caller)
+        return codec.decode(answer, Any)
 
-    async def events(self) -> list[Event]:
-        """Return the whole history."""
-        events: list[Event] = []
-        while page := await self._store.read_events(self.run_id, len(events)):
-            events += page
-        if not events:
-            await self._head()  # raises: there is no run without events
-        return events
+    # --- operators' commands
 
-    async def status(self) -> RunStatus:
-        """Return where the run stands, without reading its history."""
-        return (await self._head()).status
+    async def cancel(
+        self, reason: str = "", *, actor: str = "", signal_id: str | None = None, wait: bool = False
+    ) -> None:
+        """Ask the run to cancel itself; it may clean up first. Asking twice is harmless."""
+        await self._command("CANCEL", reason, actor, signal_id, wait=wait)
 
-    async def snapshot(self) -> RunSnapshot:
-        """Return the run as operators see it."""
-        return project_run(self.run_id, await self.events())
+    async def pause(
+        self, reason: str = "", *, actor: str = "", signal_id: str | None = None, wait: bool = False
+    ) -> None:
+        """Pause the run: results are still recorded, but its program does not go on."""
+        await self._command("PAUSE", reason, actor, signal_id, wait=wait)
 
-    async def last_event(self) -> Event:
-        """Wait for the run to finish, here or elsewhere, and return its last event."""
-        refuse_inside("a run's handle", "call a child, or wait for a signal")
-        finish = await self._finished_elsewhere() if self._node is None else await self._finished(self._node)
-        if finish.last is not None:
-            return finish.last
-        [last] = await self._store.read_events(self.run_id, finish.version - 1)
-        return last
+    async def resume(
+        self,
+        reason: str = "",
+        *,
+        raise_failure: bool = False,
+        actor: str = "",
+        signal_id: str | None = None,
+        wait: bool = False,
+    ) -> None:
+        """Resume a paused run.
 
-    async def _finished(self, node: Node) -> Completion:
-        if node.completion_waiters.problem is not None and node.failure is None:
-            return await self._finished_before(node.completion_waiters.problem)
-        finished = node.completion_waiters.wait(self.run_id)
-        try:
-            if not node.owns(self.run_id):
-                head = await node.completion_waiters.head(self.run_id)
-                if head is None:
-                    raise no_such_run(self.run_id)
-                if head.status in TERMINAL:
-                    return Completion(head.version)
-            return await finished
-        finally:
-            node.completion_waiters.let_go(self.run_id, finished)
+        While a failed step waits for an operator (`on_failure="pause"`) that is a `Conflict`: retry or skip the step.
+        With `raise_failure` its error is raised in the workflow after all, which ends a run that does not catch it.
+        """
+        await self._command("RESUME", reason, actor, signal_id, raise_failure=raise_failure, wait=wait)
 
-    async def _finished_before(self, problem: EngineError) -> Completion:
-        """Look, although nobody waits for runs here any more: the store may still be open."""
-        try:
-            head = await self._head()
-        except StoreUnavailable as closed:
-            none_open = f"no node is open: ask `app.run({self.run_id!r})` inside `async with app.node(...)`"
-            raise EngineError(none_open) from closed
-        if head.status not in TERMINAL:
-            raise problem
-        return Completion(head.version)
+    async def approve(
+        self, reason: str = "", *, actor: str = "", signal_id: str | None = None, wait: bool = False
+    ) -> None:
+        """Approve a run that has not started."""
+        await self._command("APPROVE", reason, actor, signal_id, wait=wait)
 
-    async def _finished_elsewhere(self) -> Completion:
-        """Wait without a node: look whenever the store rings, and now and then."""
-        listener = self._store.wakeups.listen()
-        try:
-            while (head := await self._head()).status not in TERMINAL:
-                await listener.wait(1.0)
-            return Completion(head.version)
-        finally:
-            listener.close()
+    async def retry_step(
+        self, step_id: str, reason: str = "", *, actor: str = "", signal_id: str | None = None, wait: bool = False
+    ) -> None:
+        """Retry a failed step whose failure the workflow has not seen: see `on_failure="pause"`."""
+        await self._command("RETRY_STEP", reason, actor, signal_id, step_id=step_id, wait=wait)
 
-    async def _head(self) -> port.RunHead:
-        refuse_inside("a run's handle", "call a child, wait for a signal, or make it an activity")
-        return await head_of(self._store, self.run_id)
+    async def skip_step(
+        self,
+        step_id: str,
+        reason: str = "",
+        *,
+        result: Any = None,
+        actor: str = "",
+        signal_id: str | None = None,
+        wait: bool = False,
+    ) -> None:
+        """Skip a step, whether it is open or has failed. The workflow gets `result` in its place.
 
+        A task or a wait for a signal is skipped without a result, and only by an operator who may override it: the
+        workflow gets None, or what `on_timeout` returns.
+        """
+        packed = codec.encode(result)
+        await self._command("SKIP_STEP", reason, actor, signal_id, step_id=step_id, result=packed, wait=wait)
 
-def handle_of(
-    opened: Opened, run_id: str, definition: WorkflowDefinition | None = None, caller: Caller | None = None
-) -> RunHandle[Any]:
-    """Return the handle of a run, whether it exists or not, for the caller of a service."""
-    return RunHandle(run_id, opened.store, definition, opened.node, opened.sender, opened.operators_for(caller))
+    async def terminate(
+        self, reason: str = "", *, actor: str = "", signal_id: str | None = None, wait: bool = False
+    ) -> None:
+        """End the run at once, as cancelled, without letting it clean up."""
+        await self._command("EMERGENCY_STOP", reason, actor, signal_id, wait=wait)
 
+    async def retry_run(self, reason: str = "", *, actor: str = "", signal_id: str | None = None) -> "RunHandle[R]":
+        """Do a finished run again, with the same input, as a new run; return that. An unfinished one: `Conflict`."""
+        command = OperatorCommand(name="RETRY_RUN", reason=reason, actor=actor, signal_id=signal_id)
+        run_id = await self._outside().retry_run(self.run_id, command, self._caller)
+        return RunHandle(self._runtime, run_id, self._definition, self._caller)
 
-async def query_run(run: RunHandle[Any], name: str, arguments: Raw) -> Raw:
-    """Do what `RunHandle.query` does, with arguments and an answer as JSON."""
-    require_step_name("query name", name)
-    if run._node is None:
-        raise InvalidInput("a query is answered by a node, and none is open here")
-    if run._operators.authoriser is not None:
-        head = await run._head()
-        asked = ControlRequest(
-            run_id=run.run_id,
-            plan_id=head.plan_id,
-            tenant=head.tenant,
-            command="QUERY",
+    async def _command(
+        self,
+        name: ControlName,
+        reason: str,
+        actor: str,
+        signal_id: str | None,
+        *,
+        step_id: str | None = None,
+        result: Raw = NULL,
+        raise_failure: bool = False,
+        wait: bool,
+    ) -> None:
+        command = OperatorCommand(
             name=name,
-            step_id=None,
-            actor="",
-            reason="",
-            payload=arguments,
+            reason=reason,
+            actor=actor,
+            step_id=step_id,
+            signal_id=signal_id,
+            result=result,
+            raise_failure=raise_failure,
         )
-        await run._operators.require(asked)
-    return await run._node.run_cache.query(run.run_id, name, arguments)
+        await self._outside().command(self.run_id, command, self._caller, wait=wait)
+
+    def _outside(self) -> Runtime:
+        """Return the runtime; raise `NotDurable` inside a workflow, where nothing that it does is recorded."""
+        refuse_inside("a run's handle", "call a child, wait for a signal, or make it an activity")
+        return self._runtime
 
 
 def run_from_inside(run_id: str) -> RunHandle[Any]:
-    """Return the handle of a run for a workflow, which may signal it and do nothing else: nothing else is recorded."""
+    """Return the handle of a run for a workflow, which can signal it and do nothing else with it."""
     out_of_reach: Any = _OutOfReach()
-    return RunHandle(run_id, out_of_reach, None, None)
+    return RunHandle(out_of_reach, run_id)
 
 
 class _OutOfReach:
-    """The store as a workflow sees it."""
+    """The runtime as a workflow sees it."""
 
     def __getattr__(self, verb: str) -> Any:
-        raise NotDurable(
-            "inside a workflow a run can only be signalled; whatever else is asked of it is for activities"
-        )
+        raise NotDurable("inside a workflow a run can only be signalled; other calls belong into an activity")

@@ -140,7 +140,7 @@ async def _judged(
 ) -> Report:
     judge = Judge(chronicle, order.lease_s)
     async with app.connect(place.url):
-        store = app._opened()
+        store = app.runtime().store
         await judge.judge(store, clients.promises, order.folder / "ledger")
     limit_s = order.lease_s + SLACK_S
     late = [seconds for seconds in judge.recoveries_s if seconds > limit_s]

@@ -7,7 +7,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.core.dead_letters import DeadLetterQuery
-from holdfast.engine.inbox.dead_letters import find_letters
+from holdfast.engine.inbox.dead_letters import find_dead_letters
 from holdfast.errors import StoreError
 from holdfast.run import RunHandle
 from holdfast.store.port import Job, Store
@@ -89,7 +89,7 @@ async def test_a_requeued_signal_is_not_applied_by_a_function_that_has_ended(pla
         await until_event(run, "SignalReceived")
         await run.signal("rotate")
         await until_event(run, "SignalReceived", 2)
-        [letter] = await find_letters(store, DeadLetterQuery(run_id=run.run_id))
+        [letter] = await find_dead_letters(store, DeadLetterQuery(run_id=run.run_id))
         await letter.requeue()
         await app.run(f"{run.run_id}/child").signal("end", "now")
         await until_event(run, "ContinuedAsNew")

@@ -9,7 +9,8 @@ import holdfast as hf
 from holdfast.core import events as e
 from holdfast.core.messages import CONTROL_SIGNAL, ControlName, SignalRequest
 from holdfast.core.state import RunStatus
-from holdfast.engine.inbox.operator_commands import ControlRequest, retry_tag
+from holdfast.engine.inbox.authorization import ControlRequest
+from holdfast.engine.inbox.operator_commands import retry_tag
 from holdfast.errors import Conflict, InvalidInput, NotFound, NotPermitted, RunTerminal
 from holdfast.run import RunHandle
 from holdfast.store.port import RunQuery
@@ -82,7 +83,7 @@ async def test_what_the_authoriser_refuses_is_recorded_and_changes_nothing(
         step_id = "go" if name in ("RETRY_STEP", "SKIP_STEP") else None
         assert asked[0] == ControlRequest(
             run_id=run.run_id,
-            plan_id="wait",
+            workflow="wait",
             tenant="default",
             command=name,
             step_id=step_id,
@@ -164,7 +165,6 @@ async def test_a_malformed_command_is_refused_before_anybody_is_asked_or_anythin
             lambda: run.pause(actor=None),  # type: ignore[arg-type]
             lambda: run.pause(signal_id="x" * 129),
             lambda: run.retry_run(signal_id="a\x00"),
-            lambda: run._command("EXPLODE", "", "", None, wait=False),
             lambda: run.skip_step("go", result=object()),
         ]
         for command in bad:

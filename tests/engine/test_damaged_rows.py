@@ -75,7 +75,7 @@ async def test_one_damaged_task_does_not_hide_the_others(tmp_path: Path, caplog:
         assert set(unreadable) == {spoilt}
         with pytest.raises(StoreCorrupt, match=spoilt):
             await app.tasks.get(spoilt)
-        report = await examine(app.opened().store, SystemClock())
+        report = await examine(app.runtime().store, SystemClock())
         assert any(spoilt in finding.sentence for finding in report.findings if finding.level == "wrong")
 
 
@@ -85,7 +85,7 @@ async def test_one_damaged_run_does_not_hide_the_others(column: str, tmp_path: P
     spoilt, runs, _ = await damaged(tmp_path / "store.db", "runs", column, "run_id")
     app, _ = asking()
     async with asyncio.timeout(20), app.connect(f"sqlite:///{tmp_path}/store.db"):
-        store = app.opened().store
+        store = app.runtime().store
         for newest in (False, True):
             found = await store.find_runs(RunQuery(newest=newest))
             assert sorted(head.run_id for head in found) == [run_id for run_id in runs if run_id != spoilt]
@@ -105,7 +105,7 @@ async def test_one_damaged_signal_does_not_hide_the_others(tmp_path: Path) -> No
         db.execute("UPDATE signals SET payload = 'nul' WHERE run_no = (SELECT run_no FROM runs WHERE run_id = 'run-2')")
     app, _ = asking()
     async with asyncio.timeout(20), app.connect(f"sqlite:///{tmp_path}/store.db"):
-        found = await app.opened().store.find_mailbox(MailboxQuery())
+        found = await app.runtime().store.find_mailbox(MailboxQuery())
         assert [signal.run_id for signal in found] == ["run-0", "run-1", "run-3", "run-4"]
         assert found.unreadable == ("run-2/other/s-1",)  # type: ignore[attr-defined]
 
@@ -174,7 +174,7 @@ async def test_no_list_fails_for_damaged_rows_among_others(spoiled: tuple[str, S
     async with asyncio.timeout(30), on_stage(address, app=app) as stage:
         await spoil(LETTERS)
         await spoil(ENTRIES)
-        store = app.opened().store
+        store = app.runtime().store
         for operation in ("letters.list", "audit.list"):
             items = await all_pages(stage, operation, limit)
             assert [item["run_id"] for item in items] == LEFT, items
@@ -214,7 +214,7 @@ async def test_one_damaged_wait_does_not_hide_the_others(tmp_path: Path, damage:
     db.close()
     app, _ = waiting()
     async with asyncio.timeout(20), on_stage(address, app=app) as stage:
-        found = await app.opened().store.find_waits(WaitQuery())
+        found = await app.runtime().store.find_waits(WaitQuery())
         assert [wait.run_id for wait in found] == LEFT
         assert found.unreadable == ("run-1/number", "run-4/number")  # type: ignore[attr-defined]
         for limit in (1, 500):

@@ -13,7 +13,7 @@ from holdfast.core.dead_letters import DeadLetterQuery
 from holdfast.core.invariants import check_drained
 from holdfast.core.messages import AcceptedSignalResult
 from holdfast.core.state import PAUSED
-from holdfast.engine.inbox.dead_letters import Letter, find_letters
+from holdfast.engine.inbox.dead_letters import DeadLetterHandle, find_dead_letters
 from holdfast.errors import InvalidInput
 from holdfast.run import RunHandle
 from holdfast.store.port import Store
@@ -32,9 +32,9 @@ def app_of(workflow: Any) -> tuple[App, Any]:
     return app, app.workflow(workflow)
 
 
-async def letters_of(store: Store, run: RunHandle[Any]) -> list[Letter]:
+async def letters_of(store: Store, run: RunHandle[Any]) -> list[DeadLetterHandle]:
     """Return the dead letters of a run."""
-    return await find_letters(store, DeadLetterQuery(run_id=run.run_id))
+    return await find_dead_letters(store, DeadLetterQuery(run_id=run.run_id))
 
 
 async def check_fine(store: Store) -> None:

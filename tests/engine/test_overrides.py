@@ -11,10 +11,10 @@ import holdfast as hf
 from holdfast.core import codec
 from holdfast.core.messages import Actor
 from holdfast.core.state import RunStatus
-from holdfast.engine.inbox.operator_commands import Caller, ControlRequest
+from holdfast.engine.inbox.authorization import Caller, ControlRequest
 from holdfast.engine.turns.draft import control_request
 from holdfast.errors import ActivityFailed, Conflict, InvalidInput, NotPermitted
-from holdfast.run import RunHandle, handle_of
+from holdfast.run import RunHandle
 from tests.engine.place import Place, types, until_event, until_status
 
 
@@ -99,8 +99,8 @@ def make_app(**given: Any) -> hf.App:
 async def opened(app: hf.App, name: str, event: str = "") -> RunHandle[Any]:
     """Start a run and wait until its step is open."""
     [workflow] = [definition for definition in app.registry.workflows.values() if definition.name == name]
-    started = await app.opened().start(workflow, codec.encode({}))
-    run = handle_of(app.opened(), started.run_id)
+    started = await app.runtime().start(workflow, codec.encode({}))
+    run: RunHandle[Any] = RunHandle(app.runtime(), started.run_id)
     waits = "TaskCreated" if name in ("one", "two", "needs", "declines") else "SignalWaiting"
     await until_event(run, event or waits)
     return run
@@ -177,12 +177,12 @@ async def test_skipping_a_task_or_a_wait_needs_a_permission_of_its_own(name: str
         run = await opened(app, name)
         operator = Caller(name="olga", scopes=frozenset({"runs:control"}))
         with pytest.raises(NotPermitted, match="runs:override"):
-            await handle_of(app.opened(), run.run_id, caller=operator).skip_step("approve", actor="olga", wait=True)
+            await RunHandle(app.runtime(), run.run_id, caller=operator).skip_step("approve", actor="olga", wait=True)
         rejected = await until_event(run, "SignalRejected")
         assert "runs:override" in codec.encode_body(rejected.data)
         assert await run.status() is RunStatus.RUNNING
         admin = Caller(name="ann", scopes=frozenset({"runs:control", "runs:override"}))
-        await handle_of(app.opened(), run.run_id, caller=admin).skip_step("approve", actor="ann", wait=True)
+        await RunHandle(app.runtime(), run.run_id, caller=admin).skip_step("approve", actor="ann", wait=True)
         assert await run.result() == "None"
 
 
@@ -315,7 +315,7 @@ async def test_the_authoriser_is_asked_about_starts_and_queries() -> None:
     async with asyncio.timeout(10), app.node("memory://") as node:
         run = await app.start(order, "o-1", tenant="acme", run_id="r-1")
         start = asked[-1]
-        assert (start.command, start.plan_id, start.tenant, start.run_id) == ("START", "order", "acme", "r-1")
+        assert (start.command, start.workflow, start.tenant, start.run_id) == ("START", "order", "acme", "r-1")
         assert codec.decode(start.payload, dict) == {"order_id": "o-1"}
         await until_event(run, "SignalWaiting")
         assert await run.query("progress", of=7) == {"order_id": "o-1", "of": 7}

@@ -9,7 +9,7 @@ import pytest
 import holdfast as hf
 from holdfast.core import codec
 from holdfast.core.messages import Actor
-from holdfast.engine.inbox.operator_commands import ControlRequest, Verdict
+from holdfast.engine.inbox.authorization import ControlRequest, Verdict
 from holdfast.errors import InvalidInput, NotFound, NotPermitted, RunTerminal
 from holdfast.run import RunHandle
 from tests.engine.place import Place, until, until_event
@@ -79,7 +79,7 @@ async def test_whatever_is_refused_is_recorded_and_reaches_nobody(place: Place) 
         signal, _, operation = guard.asked
         assert signal == ControlRequest(
             run_id=run.run_id,
-            plan_id="everything",
+            workflow="everything",
             tenant="default",
             command="SIGNAL",
             name="go",

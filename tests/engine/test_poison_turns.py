@@ -42,7 +42,7 @@ class Fleet:
     async def opened(self) -> AsyncIterator[None]:
         """Open the store for clients, and end the node in the end."""
         async with asyncio.timeout(PATIENCE_S), self.app.connect(self._address):
-            self.store = self.app.opened().store
+            self.store = self.app.runtime().store
             keeping = asyncio.create_task(self._keep())
             try:
                 yield

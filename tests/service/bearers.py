@@ -37,7 +37,7 @@ async def guarded(
 
 def store_of(stage: Stage) -> Store:
     """Return the store behind a stage."""
-    return stage.app.opened().store
+    return stage.app.runtime().store
 
 
 async def token_for(stage: Stage, role: str = "admin", **fields: Any) -> str:

@@ -71,7 +71,7 @@ async def failed_step(stage: Stage) -> str:
 async def dead_letter(stage: Stage, clock: VirtualClock) -> str:
     """Return a message that nobody could handle."""
     run_id = await waiting_order(stage)
-    store: Any = stage.app.opened().store
+    store: Any = stage.app.runtime().store
     await store.deliver([replace(message(run_id, "poison"), expected_version=99)])
     while not (letters := (await stage.rest("letters.list", {"run_id": run_id}))[1]["items"]):
         clock.advance(ms=61_000)
@@ -531,7 +531,7 @@ async def _comment(stage: Stage, call: Caller) -> None:
 
 def clock_of(stage: Stage) -> VirtualClock:
     """Return the clock of the stage's store."""
-    store: Any = stage.app.opened().store
+    store: Any = stage.app.runtime().store
     clock: VirtualClock = store._clock
     return clock
 

@@ -11,7 +11,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.core.dead_letters import DeadLetterQuery
-from holdfast.engine.inbox.operator_commands import OVERRIDE
+from holdfast.engine.inbox.authorization import OVERRIDE
 from holdfast.service.auth.roles import OF_ALL_TENANTS, ROLES, SCOPES
 from holdfast.service.auth.tokens import make_token
 from holdfast.service.examples import ASKS, RUN

@@ -83,8 +83,8 @@ async def test_every_event_that_a_caller_causes_names_the_token_beside_the_actor
 @pytest.mark.contract("API-4")
 async def test_code_of_this_process_is_no_caller() -> None:
     async with guarded() as stage:
-        opened = stage.app.opened()
-        started = await opened.start(opened.workflow("echo"), codec.encode({"value": 1}))
+        registry = stage.app.registry
+        started = await stage.app.runtime().start(registry.workflow("echo"), codec.encode({"value": 1}))
         run = stage.app.run(started.run_id)
         await run.result()
         assert all(event.data.by is None for event in await run.events())

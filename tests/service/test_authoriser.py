@@ -3,10 +3,9 @@
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from holdfast.client import Client
-from holdfast.engine.inbox.operator_commands import ControlRequest
+from holdfast.engine.inbox.authorization import ControlRequest
 from holdfast.errors import NotPermitted
 from holdfast.service.context import Principal
 from holdfast.service.options import ServiceOptions
@@ -35,7 +34,7 @@ class Guard:
 def guarded_app(guard: Guard) -> Any:
     """Return the app of the stage with an authoriser."""
     app = make_app()
-    app._operators = replace(app._operators, authoriser=guard)
+    app.authoriser = guard
     return app
 
 
@@ -115,7 +114,7 @@ async def test_starts_and_queries_are_decided_by_the_authoriser(transport: str) 
             assert code_in(await ask(stage, transport, name, fields)) == "NotPermitted", name
             asked = guard.asked[-1]
             assert asked.caller is not None
-            assert (asked.actor, asked.caller.name, asked.tenant, asked.plan_id) == ("ann", "ann", "acme", "order")
+            assert (asked.actor, asked.caller.name, asked.tenant, asked.workflow) == ("ann", "ann", "acme", "order")
             guard.is_closed = False
             assert code_in(await ask(stage, transport, name, fields)) == "", name
         assert [each.command for each in guard.asked] == ["QUERY", "QUERY", "START", "START"]

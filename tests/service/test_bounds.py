@@ -290,7 +290,7 @@ async def test_who_watches_tasks_reads_their_list_when_they_are_large(monkeypatc
         run_id = await stage.start("asking", who="x" * 5_000)
         await stage.until("tasks.list", {"run_id": run_id}, lambda page: page["items"])
         service = stage.service
-        watcher = service.watchers.of(stage.app.opened())
+        watcher = service.watchers.of(stage.app.runtime())
         listing = Listing(frozenset({"tasks"}), lambda head: True, lambda told: True)
         watcher.watch(listing)
         await watcher.begun()

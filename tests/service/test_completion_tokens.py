@@ -14,7 +14,7 @@ NOTHING = Raw(b"{}")
 @pytest.mark.contract("API-4", "ACT-1")
 async def test_a_completion_token_is_all_that_its_bearer_needs_and_it_is_good_for_nothing_else() -> None:
     async with guarded() as stage:
-        run_id = (await stage.app.opened().start(stage.app.opened().workflow("signing"), NOTHING)).run_id
+        run_id = (await stage.app.runtime().start(stage.app.registry.workflow("signing"), NOTHING)).run_id
         token = await stage.completion_token(run_id)
         as_bearer = {"authorization": f"Bearer {token}"}
         assert (await ask(stage, "rest", "runs.get", {"run_id": run_id}, as_bearer)).status_code == 401
@@ -29,7 +29,7 @@ async def test_a_completion_token_is_all_that_its_bearer_needs_and_it_is_good_fo
 @pytest.mark.contract("API-4")
 async def test_what_is_refused_says_nothing_about_the_run_and_not_for_ever() -> None:
     async with guarded(options=ServiceOptions(refusals_per_minute=3)) as stage:
-        run_id = (await stage.app.opened().start(stage.app.opened().workflow("signing"), NOTHING)).run_id
+        run_id = (await stage.app.runtime().start(stage.app.registry.workflow("signing"), NOTHING)).run_id
         token = await stage.completion_token(run_id)
         await ask(stage, "rest", "activities.complete", {"completion_token": token, "result": "ann"}, None)
         await stage.app.run(run_id).result()

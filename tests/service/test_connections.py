@@ -74,7 +74,7 @@ async def test_a_head_without_end_is_cut_short(parser: str, first: bytes, more: 
 @pytest.mark.contract("API-2")
 async def test_a_head_without_end_behind_a_request_under_way_is_not_kept(parser: str) -> None:
     async with socketed() as (service, port), connected(port) as (_, writer):
-        handle = await service.app.opened().start(service.app.opened().workflow("patient"), Raw(b"{}"))
+        handle = await service.app.runtime().start(service.app.registry.workflow("patient"), Raw(b"{}"))
         first = f"GET /v1/runs/{handle.run_id}/result?wait_s=15 HTTP/1.1\r\nHost: x\r\n\r\n".encode() + HEAD + b"X-A: "
         with suppress(TimeoutError):  # one that reads nothing before the answer is given leaves it to the socket
             async with asyncio.timeout(0.5):

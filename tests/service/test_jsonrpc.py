@@ -100,7 +100,7 @@ async def test_batches_are_bounded() -> None:
 
 async def test_calls_of_a_batch_share_commits() -> None:
     async with on_stage() as stage:
-        store: Any = stage.app.opened().store
+        store: Any = stage.app.runtime().store
         sizes: list[int] = []
         create = store.create
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import holdfast as hf
-from holdfast.run import handle_of
+from holdfast.run import RunHandle
 from holdfast.service.auth.tokens import TokenAccess
 from holdfast.service.context import make_service
 from holdfast.service.http.protocol import FEW, SPARE, SPARE_PER_ADDRESS, Places
@@ -162,10 +162,10 @@ async def test_a_reader_who_does_not_take_a_large_answer_is_dropped(parser: str)
     limits = hf.Limits(value_bytes=8_000_000)
     async with socketed(limits, stall_s=0.3, sending_bytes=5_000_000) as (service, port):
         app = service.app
-        run = await app.opened().start(
-            app.opened().workflow("echo"), app.opened().workflow("echo").signature.pack((), {"value": "x" * 4_000_000})
+        run = await app.runtime().start(
+            app.registry.workflow("echo"), app.registry.workflow("echo").signature.pack((), {"value": "x" * 4_000_000})
         )
-        await handle_of(app.opened(), run.run_id).result()
+        await RunHandle(app.runtime(), run.run_id).result()
         request = f"GET /v1/runs/{run.run_id}/result HTTP/1.1\r\nHost: x\r\n\r\n".encode()
         async with connected(port) as (_, writer):
             writer.transport.pause_reading()  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ async def test_a_snapshot_goes_on_from_its_watermark() -> None:
         run_id = await stage.start("order", order_id="o-1")
         await stage.until("signals.waits", {"run_id": run_id}, lambda page: page["items"])
         first = (await stage.rest("runs.snapshot", {"run_id": run_id}))[1]
-        store: Any = stage.app.opened().store
+        store: Any = stage.app.runtime().store
         begins: list[int] = []
         read_events = store.read_events
 
@@ -38,7 +38,7 @@ async def test_a_gap_is_said_and_closes() -> None:
     async with on_stage() as stage:
         run_id = await stage.start("echo")
         await stage.until("runs.result", {"run_id": run_id, "wait_s": 5}, lambda outcome: outcome["is_finished"])
-        store: Any = stage.app.opened().store
+        store: Any = stage.app.runtime().store
         read_events = store.read_events
 
         async def with_a_gap(run_id: str, *bounds: int) -> list[Event]:

@@ -117,7 +117,7 @@ async def by_tls(folder: Path, **options: Any) -> AsyncIterator[tuple[str, str, 
     service_options = ServiceOptions(port=0, tls_certificate=cert, tls_key=key, **options)
     app = make_app()
     async with app.node("memory://"):
-        token, _ = await make_token(app.opened().store, "ann", role="admin")
+        token, _ = await make_token(app.runtime().store, "ann", role="admin")
         service = make_service(app, service_options, TokenAccess(app, 2.0))
         async with listening(service) as port:
             yield f"https://127.0.0.1:{port}", cert, token

@@ -247,7 +247,7 @@ async def test_what_nobody_expected_is_logged_and_not_told(caplog: pytest.LogCap
         async def broken() -> Any:
             raise RuntimeError("the secret is hunter2")
 
-        stage.app.opened().store.stats = broken  # type: ignore[method-assign]
+        stage.app.runtime().store.stats = broken  # type: ignore[method-assign]
         with caplog.at_level(logging.ERROR, "holdfast.service"):
             response = await stage.http.get("/v1/stats", headers={"x-correlation-id": "find-me"})
         problem = check_problem(response, 500, "InternalError")

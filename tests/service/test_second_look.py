@@ -41,7 +41,6 @@ async def test_queries_that_replay_their_runs_leave_the_loop_to_others(monkeypat
         run_id = await stage.start("order", order_id="o-1")
         await stage.rest("runs.cancel", {"run_id": run_id})
         await stage.rest("runs.result", {"run_id": run_id, "wait_s": 10})
-        stage.app.opened().node.run_cache.forget(run_id)
         monkeypatch.setattr(run_cache, "rebuild", slow)
         ask = {"run_id": run_id, "name": "progress"}
         batch = [{"jsonrpc": "2.0", "id": number, "method": "runs.query", "params": ask} for number in range(5)]
@@ -121,7 +120,7 @@ async def test_bodies_under_way_are_bounded_for_each_caller_and_for_those_whom_n
     async with asyncio.timeout(MOST_SECONDS), app.node("memory://"):
         options = ServiceOptions(port=0, receiving_bytes=8 * size)
         service = make_service(app, options, TokenAccess(app, 2.0))
-        token, _ = await make_token(app.opened().store, "ann", role="admin")
+        token, _ = await make_token(app.runtime().store, "ann", role="admin")
         async with listening(service) as port, connected(port) as (_, first), connected(port) as (reader, second):
             first.write(f"{head}\r\n\r\n{{".encode())
             while not service.receiving.bytes:  # noqa: ASYNC110

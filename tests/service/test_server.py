@@ -106,7 +106,7 @@ async def test_a_long_poll_does_not_hold_up_the_end() -> None:
             place = f"http://127.0.0.1:{port}/v1/runs"
             run = (await http.post(place, json={"workflow": "patient"})).json()["run_id"]
             polling = asyncio.create_task(http.get(f"{place}/{run}/result", params={"wait_s": 60}, timeout=70))
-            while not app.opened().node.completion_waiters._waiting:  # noqa: ASYNC110
+            while not app.runtime().runs_awaited:  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
         assert (await polling).json()["is_finished"] is False
 
@@ -116,7 +116,7 @@ async def test_a_long_poll_hears_of_the_end_at_once() -> None:
         place = f"http://127.0.0.1:{port}/v1/runs"
         run = (await http.post(place, json={"workflow": "order", "input": {"order_id": "o"}})).json()["run_id"]
         polling = asyncio.create_task(http.get(f"{place}/{run}/result", params={"wait_s": 60}, timeout=70))
-        while not service.app.opened().node.completion_waiters._waiting:  # noqa: ASYNC110
+        while not service.app.runtime().runs_awaited:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
         await http.post(f"{place}/{run}/signals/approval", json={"payload": {"approved": True}})
         assert (await polling).json()["result"] == "o: True"
@@ -127,7 +127,7 @@ async def test_nothing_is_kept_for_a_caller_who_went_away(is_rpc: bool) -> None:
     async with socketed() as (service, port), httpx.AsyncClient() as http:
         place = f"http://127.0.0.1:{port}/v1/runs"
         run = (await http.post(place, json={"workflow": "patient"})).json()["run_id"]
-        waiting = service.app.opened().node.completion_waiters._waiting
+        runtime = service.app.runtime()
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         if is_rpc:
             call = {"jsonrpc": "2.0", "id": 1, "method": "runs.result", "params": {"run_id": run, "wait_s": 60}}
@@ -136,12 +136,12 @@ async def test_nothing_is_kept_for_a_caller_who_went_away(is_rpc: bool) -> None:
             writer.write(f"{head}\r\n\r\n{body}".encode())
         else:
             writer.write(f"GET /v1/runs/{run}/result?wait_s=60 HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-        while not waiting:  # noqa: ASYNC110
+        while not runtime.runs_awaited:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
         writer.close()
-        while waiting:  # noqa: ASYNC110
+        while runtime.runs_awaited:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
-        assert not waiting
+        assert not runtime.runs_awaited
 
 
 @pytest.mark.slow

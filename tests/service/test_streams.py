@@ -129,7 +129,7 @@ async def test_a_busy_stream_ends_when_its_reader_loses_the_right_to_it(address:
     options = replace(QUICK, heartbeat_s=60.0, tokens_s=0.02)
     app = make_app(hf.Limits(signals_per_run_per_minute=10_000))
     async with served(app=app, options=options, authenticate=TokenAccess(app, options.tokens_s)) as shop:
-        store = app.opened().store
+        store = app.runtime().store
         writer, _ = await make_token(store, "ann", role="admin")
         reader, record = await make_token(store, "eve", role="viewer")
         shop.http.headers["authorization"] = f"Bearer {writer}"
@@ -150,7 +150,7 @@ async def test_a_busy_stream_ends_when_its_reader_loses_the_right_to_it(address:
 async def test_who_may_not_read_a_stream_is_noted(caplog: pytest.LogCaptureFixture) -> None:
     app = make_app()
     async with served(app=app, authenticate=TokenAccess(app, 2.0)) as shop:
-        token, _ = await make_token(app.opened().store, "eve", scopes=["tasks:write"])
+        token, _ = await make_token(app.runtime().store, "eve", scopes=["tasks:write"])
         shop.http.headers["authorization"] = f"Bearer {token}"
         for place in ("/v1/runs/r-1/stream?colour=red", "/v1/stream?kinds=runs", "/metrics"):
             assert (await shop.http.get(place)).status_code == 403

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 import holdfast as hf
 from holdfast.core.access import TokenQuery, is_secret_of, read_token, write_token
-from holdfast.engine.inbox.operator_commands import ControlRequest
+from holdfast.engine.inbox.authorization import ControlRequest
 from holdfast.errors import InvalidInput, StoreUnavailable
 from holdfast.service.auth import tokens
 from holdfast.service.auth.throttle import LINES_PER_MINUTE
@@ -306,7 +306,7 @@ async def test_the_authoriser_is_told_who_asks_and_its_refusal_is_recorded() -> 
         return request.command == "PAUSE" or "not today"
 
     app = make_app()
-    app._operators = replace(app._operators, authoriser=authorise)
+    app.authoriser = authorise
     async with guarded(app=app) as stage:
         headers = bearing(await token_for(stage, name="ann", tenant="acme", roles=["clerk"]))
         stage.http.headers.update(headers)
@@ -345,7 +345,7 @@ async def test_refusals_are_logged_up_to_a_bound(caplog: pytest.LogCaptureFixtur
 @pytest.mark.contract("API-4", "SIG-11")
 async def test_who_is_refused_too_often_is_told_to_wait_before_a_run_hears_of_it() -> None:
     app = make_app()
-    app._operators = replace(app._operators, authoriser=lambda request: request.command == "START")
+    app.authoriser = lambda request: request.command == "START"
     async with guarded(app=app, options=ServiceOptions(refusals_per_minute=3)) as stage:
         stage.http.headers.update(bearing(await token_for(stage, name="ann")))
         run_id, task_id = await waiting_order(stage), await open_task(stage)
@@ -373,7 +373,7 @@ async def test_tokens_over_a_socket() -> None:
     async with app.node("memory://"):
         options = ServiceOptions(port=0)
         service = make_service(app, options, check_access(options, TokenAccess(app, options.tokens_s)))
-        token, _ = await make_token(app.opened().store, "ann", role="viewer")
+        token, _ = await make_token(app.runtime().store, "ann", role="viewer")
         async with listening(service) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
             assert (await http.get("/v1/health")).status_code == 200
             assert (await http.get("/v1/runs")).status_code == 401

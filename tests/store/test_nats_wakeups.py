@@ -243,7 +243,7 @@ async def test_runs_go_on_without_the_server(server: NatsServer, store: str, mon
             assert await (await app.start(count, number)).result() == number + 2
         server.start()
         assert await (await app.start(count, 7)).result() == 9
-        bell = app._opened().wakeups
+        bell = app.runtime().store.wakeups
     await ended(bell)
 
 

@@ -127,7 +127,8 @@ async def test_a_node_asks_a_store_object_too_before_it_claims_anything() -> Non
     assert raised.value.details["store"] == "Careless"
     assert raised.value.details["feature"] == "checkpoint_ownership='cas-required'"
     assert (await store.stats()).leases == {}
-    assert app._node is None
+    with pytest.raises(hf.errors.InvalidInput, match="no node is open"):
+        app.runtime()
 
 
 @pytest.mark.contract("SIG-5")

@@ -132,14 +132,14 @@ class DeskSite(Site):
     async def dead_letter(self) -> str:
         """Return the run of a message that nobody can handle, when it is put aside for good."""
         run_id = await self.waiting("order", order_id="o-dead")
-        store = self.orchard.app.opened().store
+        store = self.orchard.app.runtime().store
         await store.deliver([replace(message(run_id, "poison"), expected_version=99)])
         await self.until("/v1/dead-letters", lambda items: len(items) == 1, run_id=run_id)
         return run_id
 
     async def token(self, name: str, role: str = "operator", **fields: Any) -> str:
         """Make a token on the store."""
-        return (await make_token(self.orchard.app.opened().store, name, role=role, **fields))[0]
+        return (await make_token(self.orchard.app.runtime().store, name, role=role, **fields))[0]
 
 
 @asynccontextmanager

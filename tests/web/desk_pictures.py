@@ -91,7 +91,7 @@ async def _health(browser: Browser, desk: DeskSite, folder: Path) -> None:
                 await desk.start("picking", steps=3 + sample % 4)
             async with page.expect_response(lambda response: "/v1/alerts" in response.url):
                 await page.clock.run_for(SAMPLE_MS)
-        now = await desk.orchard.app.opened().store.now()
+        now = await desk.orchard.app.runtime().store.now()
         [waiting, *_] = (await desk.ask("GET", "/v1/waits"))["items"]
         desk.service.alerts.add([Alert("PROJECTOR_LAG_HIGH", 2, waiting["run_id"], "6.1 s behind")], now - 100_000_000)
         for _ in range(9):

@@ -51,9 +51,9 @@ async def test_a_run_is_asked_and_updated_by_forms(page: Page, site: Site) -> No
 async def test_only_what_the_token_allows_is_offered(browser: Browser) -> None:
     orchard = Orchard()
     async with on_site(orchard=orchard, authenticate=TokenAccess(orchard.app, 0.0)) as site, site.up():
-        viewer, _ = await make_token(orchard.app.opened().store, "vera", role="viewer")
-        basket = orchard.app.opened().workflow("basket", None)
-        run = await orchard.app.opened().start(basket, basket.signature.pack((), {}))
+        viewer, _ = await make_token(orchard.app.runtime().store, "vera", role="viewer")
+        basket = orchard.app.registry.workflow("basket", None)
+        run = await orchard.app.runtime().start(basket, basket.signature.pack((), {}))
         async with looking(browser, site.address) as page:
             await sign_in(page, viewer, f"/runs/{run.run_id}")
             await card_of(page).get_by_role("button", name="Ask items").click()

@@ -106,7 +106,7 @@ async def test_how_far_back_is_in_the_address(screen: Page, desk: DeskSite) -> N
 
 @pytest.mark.contract("PRJ-3")
 async def test_alerts_are_shown_as_they_are_raised_with_their_run(screen: Page, desk: DeskSite) -> None:
-    now = await desk.orchard.app.opened().store.now()
+    now = await desk.orchard.app.runtime().store.now()
     await screen.goto("/health")
     await expect(panel_of(screen, "Alerts")).to_contain_text("None since this process began.")
     desk.service.alerts.add([Alert("PROJECTOR_LAG_HIGH", 2, RUN_ID, "7.2 s behind")], now)
@@ -125,7 +125,7 @@ async def test_alerts_are_shown_as_they_are_raised_with_their_run(screen: Page, 
 
 async def test_a_node_that_has_gone_is_missed_and_a_dead_letter_is_named(screen: Page, desk: DeskSite) -> None:
     second = App("second")
-    async with second.node(desk.orchard.app.opened().store):
+    async with second.node(desk.orchard.app.runtime().store):
         await screen.goto("/health")
         await expect(panel_of(screen, "Nodes").locator("li")).to_have_count(2)
     await desk.dead_letter()

@@ -5,6 +5,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from playwright.async_api import Page, Route, expect
 
+from holdfast.engine.start.runtime import StartOptions
 from tests.web.stage import Site
 
 MANY = 100_000
@@ -81,9 +82,10 @@ async def test_many_runs_are_signalled_and_cancelled_after_a_preview(page: Page,
 
 async def test_a_long_list_is_a_screen_of_rows(page: Page, site: Site) -> None:
     run = site.orchard.app
-    workflow = run.opened().workflow("wide", None)
+    workflow = run.registry.workflow("wide", None)
     for number in range(1_200):
-        await run.opened().start(workflow, workflow.signature.pack((), {"steps": 0}), reference_key=f"R-{number:05}")
+        options = StartOptions(reference_key=f"R-{number:05}")
+        await run.runtime().start(workflow, workflow.signature.pack((), {"steps": 0}), options)
     await page.goto("/runs")
     await expect(page.get_by_role("link", name="R-01199")).to_be_visible()
     assert await page.locator(".rows-body .run-row").count() < 60

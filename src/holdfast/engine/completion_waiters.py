@@ -46,6 +46,11 @@ class CompletionWaiters:
         self._asked: list[Asked] = []
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def runs_awaited(self) -> int:
+        """How many runs are waited for."""
+        return len(self._waiting)
+
     def wait(self, run_id: str) -> "asyncio.Future[Completion]":
         """Return a future that is given the run's end when it has finished. Who asks says when it is let go."""
         if self.problem is not None:

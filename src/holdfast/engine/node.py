@@ -129,6 +129,11 @@ class Node:
         """The bounds of this installation."""
         return self._limits
 
+    @property
+    def activities_running(self) -> int:
+        """How many activities are under way here."""
+        return self._executor.busy + self._queue_worker.busy
+
     # --- life
 
     async def start(self) -> None:

@@ -19,11 +19,10 @@ from holdfast.core.audit import AuditEntry
 from holdfast.core.messages import Actor
 from holdfast.core.tasks import is_effective
 from holdfast.engine.history import head_of
-from holdfast.engine.inbox.operator_commands import Caller
+from holdfast.engine.inbox.authorization import Caller
 from holdfast.engine.inbox.tasks import Tasks
-from holdfast.engine.start.runtime import Opened
+from holdfast.engine.start.runtime import Runtime
 from holdfast.errors import AnswerTooLarge, EngineError, HoldfastError, InvalidInput, NotPermitted
-from holdfast.run import RunHandle, handle_of
 from holdfast.service.auth.roles import OF_ALL_TENANTS
 from holdfast.service.auth.tenancy import seen_by
 from holdfast.service.auth.throttle import Refusals
@@ -51,8 +50,6 @@ class Principal(Caller, frozen=True, kw_only=True):
     said it, by a cookie, and whoever acts on that looks at where the request comes from.
     """
 
-    project: str | None = None
-    environment: str | None = None
     is_open: bool = False
     is_session: bool = False
 
@@ -152,10 +149,10 @@ class Service(Struct, frozen=True, kw_only=True):
         if self.stopping.is_set():
             raise stopping(is_begun=False)
         try:
-            opened = self.app.opened()
+            runtime = self.app.runtime()
         except InvalidInput as problem:
             raise EngineError("the service has no store at the moment") from problem
-        return Call(self, opened, principal, correlation_id)
+        return Call(self, runtime, principal, correlation_id)
 
 
 def make_service(
@@ -208,11 +205,11 @@ class Room:
 class Call:
     """One operation being asked for."""
 
-    __slots__ = ("correlation_id", "gone", "opened", "principal", "room", "service", "taking_turns")
+    __slots__ = ("correlation_id", "gone", "principal", "room", "runtime", "service", "taking_turns")
 
-    def __init__(self, service: Service, opened: Opened, principal: Principal, correlation_id: str) -> None:
+    def __init__(self, service: Service, runtime: Runtime, principal: Principal, correlation_id: str) -> None:
         self.service = service
-        self.opened = opened
+        self.runtime = runtime
         self.principal = principal
         self.correlation_id = correlation_id
         self.gone: Callable[[], Awaitable[None]] | None = None
@@ -240,25 +237,21 @@ class Call:
     def store(self) -> Store:
         """The store as the caller's tenant sees it."""
         principal = self.principal
-        return seen_by(principal.tenant, self.opened.store, principal.project, principal.environment)
+        return seen_by(principal.tenant, self.runtime.store, principal.project, principal.environment)
 
     @property
     def tasks(self) -> Tasks:
         """The tasks that the caller's tenant has."""
-        operators = self.opened.operators_for(self.principal)
-        return Tasks(self.store, self.opened.workflows.values(), self.opened.permits(self.principal), operators)
+        return self.runtime.tasks(self.principal, self.store)
 
     def audit(self, *, actor: str = "", subject: str = "", detail: str = "") -> AuditEntry | None:
         """Return what the audit log is to keep of this call."""
-        entry = self.opened.operators_for(self.principal).audit(actor=actor, subject=subject, detail=detail)
-        principal = self.principal
-        return None if entry is None else replace(entry, project=principal.project, environment=principal.environment)
+        return self.runtime.audit(self.principal, actor=actor, subject=subject, detail=detail)
 
-    async def run(self, run_id: str) -> RunHandle[Any]:
-        """Return the handle of a run; to other tenants than its own it is not there."""
+    async def require_run(self, run_id: str) -> None:
+        """Raise `NotFound` if the caller's tenant has no such run. For other callers the verbs themselves answer."""
         if self.principal.tenant is not None:
             await head_of(self.store, run_id)
-        return handle_of(self.opened, run_id, caller=self.principal)
 
     async def redacted_steps(self, run_id: str, step_ids: Iterable[str | None]) -> frozenset[str]:
         """Return those of a run's steps that are tasks which do not concern the caller."""

@@ -1,56 +1,210 @@
-"""Asking the authoriser about what is sent to runs: signals, operations on tasks and updates (API-4).
+"""Who may ask what of runs: the caller, the app's authoriser, and the audit log's entry about a request (API-4).
 
-It goes as with commands (SIG-13): first the form is checked, then the authoriser is asked, then the decision recorded.
-What is permitted is recorded by being accepted. What is refused stands in the run's history as SignalRejected, with who
-sent it and why not, and its sender gets `NotPermitted`.
+A request is checked in this order (SIG-13): its form, then the authoriser, then the decision is recorded. A permitted
+request is recorded by being accepted. A refused one is recorded in the run's history as SignalRejected, with the actor
+and the reason, and its sender gets `NotPermitted`. Without an authoriser everything is permitted, at no cost.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from inspect import isawaitable
 
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 
+from holdfast.clock import Ids
 from holdfast.core import codec
-from holdfast.core.events import RunQueued
+from holdfast.core.audit import DETAIL_CHARS, AuditEntry
+from holdfast.core.events import NULL, CallerRef, RunQueued
 from holdfast.core.messages import (
     TASK_SIGNAL,
     UPDATE_SIGNAL,
+    ControlName,
+    SentName,
     SignalRequest,
     TaskRequest,
     UpdatePayload,
     check_signal,
 )
-from holdfast.engine.inbox.operator_commands import ControlRequest, Operators, refused_id
-from holdfast.engine.inbox.signals import DELIVER_SIGNALS
+from holdfast.engine.history import head_of
 from holdfast.engine.turns.draft import control_request
 from holdfast.errors import CallerError, Conflict, NotPermitted, StoreCorrupt
 from holdfast.limits import Limits
 from holdfast.store.port import LoadedRun, RunHead, Store
 from holdfast.store.types import load_each
 
-logger = logging.getLogger("holdfast.access")
+OVERRIDE = "runs:override"
+"""The scope to skip tasks and waits, which ask others for an answer."""
+
+CHECK_SIGNALS = 500
+"""How many signals are looked up at once."""
 
 _OF_ANY_SIZE = Limits(signal_payload_bytes=2**62)
-"""For looking at the form alone: how much may be sent is the store's to say."""
+"""For checking the form alone: the store bounds the size."""
+
+logger = logging.getLogger("holdfast.access")
 
 
-class Permits:
-    """Asks about what somebody sends: the caller whom the service knows, or else whom each request names."""
+class Caller(Struct, frozen=True, kw_only=True):
+    """Who sends a request, as a service knows them. A caller without a tenant sees all tenants.
 
-    __slots__ = ("_operators", "_store")
+    `scopes` of None are all scopes. `token_id` identifies the caller; it is empty where access is open. `operation` is
+    the operation that they ask for, and `correlation_id` the id of the request in logs.
+    """
 
-    def __init__(self, operators: Operators, store: Store) -> None:
-        self._operators = operators
+    name: str
+    tenant: str | None = None
+    project: str | None = None
+    environment: str | None = None
+    roles: tuple[str, ...] = ()
+    scopes: frozenset[str] | None = None
+    is_admin: bool = False
+    token_id: str = ""
+    operation: str = ""
+    correlation_id: str = ""
+
+    @property
+    def ref(self) -> CallerRef | None:
+        """The caller as events name them."""
+        return CallerRef(self.token_id, self.name) if self.token_id else None
+
+
+def has_override(caller: Caller | None) -> bool:
+    """Return whether a caller may skip tasks and waits. Code in this process may, unless the authoriser refuses it."""
+    return caller is None or caller.scopes is None or OVERRIDE in caller.scopes
+
+
+def audit_entry(
+    caller: Caller | None, ids: Ids, *, actor: str = "", subject: str = "", detail: str = "", outcome: str = "done"
+) -> AuditEntry | None:
+    """Return the audit log's entry about a request; None if it comes from code in this process."""
+    if caller is None or not caller.operation:
+        return None
+    return AuditEntry(
+        entry_id=ids.new_id(),
+        operation=caller.operation,
+        actor=actor or caller.name,
+        by=caller.ref,
+        tenant=caller.tenant,
+        project=caller.project,
+        environment=caller.environment,
+        subject=subject,
+        detail=detail[:DETAIL_CHARS],
+        outcome=outcome,
+        correlation_id=caller.correlation_id,
+    )
+
+
+class ControlRequest(Struct, frozen=True, kw_only=True):
+    """A request to a run, as the authoriser sees it: a command, or SIGNAL, TASK, UPDATE, START or QUERY.
+
+    `caller` is who sends it, None if it comes from code in this process. `actor` is who gives it: the caller, or the
+    person an administrator acts for. `name` is the name of the signal, the operation on a task, the update, the
+    workflow or the query; `payload` is what it carries, for SKIP_STEP the result that the workflow is to get.
+    `step_kind` is the kind of step that a command is about: activity, timer, signal, task, child or update; it is
+    empty if the step is not there yet. A start, and a signal that comes with one, has a `run_id` only if the start
+    names one.
+    """
+
+    run_id: str
+    workflow: str
+    tenant: str
+    command: ControlName | SentName
+    step_id: str | None = None
+    actor: str = ""
+    reason: str = ""
+    caller: Caller | None = None
+    name: str = ""
+    payload: Raw = NULL
+    step_kind: str = ""
+
+
+Verdict = bool | str
+Authoriser = Callable[[ControlRequest], Verdict | Awaitable[Verdict]]
+"""Returns True, or False, or the reason of a refusal. What it raises is raised to the sender, and nothing is sent."""
+
+
+class Authorizer:
+    """Asks the app's authoriser about requests to runs of one store, and records what it refuses."""
+
+    __slots__ = ("_authoriser", "_ids", "_store", "is_needed")
+
+    def __init__(self, authoriser: Authoriser | None, store: Store, ids: Ids) -> None:
+        self._authoriser = authoriser
         self._store = store
+        self._ids = ids
+        self.is_needed = authoriser is not None
+        """Whether there is an authoriser. Without one no check refuses anything."""
 
-    async def __call__(self, requests: Sequence[SignalRequest]) -> list[CallerError | None]:
-        """Return of each request why it cannot be sent, or None. To a run that is not there the store answers."""
+    async def objection(self, request: ControlRequest) -> str:
+        """Return the authoriser's reason to refuse a request, or nothing."""
+        if self._authoriser is None:
+            return ""
+        answer = self._authoriser(request)
+        verdict = await answer if isawaitable(answer) else answer
+        if verdict is True:
+            return ""
+        return verdict if isinstance(verdict, str) and verdict else "not permitted"
+
+    # --- what no run records
+
+    async def check_start(self, queued: RunQueued, run_id: str | None, caller: Caller | None) -> None:
+        """Raise `NotPermitted` if the authoriser refuses the start of a run."""
+        await self._require(
+            ControlRequest(
+                run_id=run_id or "",
+                workflow=queued.plan_id,
+                tenant=queued.tenant,
+                command="START",
+                name=queued.plan_id,
+                caller=caller,
+                payload=queued.input,
+            )
+        )
+
+    async def check_query(self, run_id: str, name: str, arguments: Raw, caller: Caller | None) -> None:
+        """Raise `NotPermitted` if the authoriser refuses a query."""
+        head = await head_of(self._store, run_id)
+        await self._require(
+            ControlRequest(
+                run_id=run_id,
+                workflow=head.plan_id,
+                tenant=head.tenant,
+                command="QUERY",
+                name=name,
+                caller=caller,
+                payload=arguments,
+            )
+        )
+
+    async def _require(self, request: ControlRequest) -> None:
+        caller = request.caller
+        request = replace(request, actor="" if caller is None else caller.name)
+        objection = await self.objection(request)
+        if not objection:
+            return
+        what = f"{request.command} {request.name}" + (f" of run {request.run_id}" if request.run_id else "")
+        if caller is None:  # otherwise the service logs it, with all that it knows
+            logger.warning("refused: who=%r what=%r why=%r", request.actor, what, objection)
+        details = {"run_id": request.run_id, "command": request.command, "name": request.name, "actor": request.actor}
+        raise NotPermitted(f"{what}: {objection}", **details)
+
+    # --- signals, operations on tasks, and updates
+
+    async def check_signals(self, requests: Sequence[SignalRequest], caller: Caller | None) -> list[CallerError | None]:
+        """Return for each request why it is refused, or None. For a run that does not exist the store answers."""
         answers: list[CallerError | None] = []
-        for start in range(0, len(requests), DELIVER_SIGNALS):
-            answers += await self._refusals(requests[start : start + DELIVER_SIGNALS])
+        for start in range(0, len(requests), CHECK_SIGNALS):
+            answers += await self._check_batch(requests[start : start + CHECK_SIGNALS], caller)
         return answers
 
-    async def _refusals(self, requests: Sequence[SignalRequest]) -> list[CallerError | None]:
+    async def check_signal(self, request: SignalRequest, caller: Caller | None) -> None:
+        """Raise the reason if one request is refused."""
+        [problem] = await self._check_batch([request], caller)
+        if problem is not None:
+            raise problem
+
+    async def _check_batch(self, requests: Sequence[SignalRequest], caller: Caller | None) -> list[CallerError | None]:
         answers: list[CallerError | None] = [check_signal(request, _OF_ANY_SIZE) for request in requests]
         sound = [request.run_id for request, problem in zip(requests, answers, strict=True) if problem is None]
         run_ids = list(dict.fromkeys(sound))
@@ -59,44 +213,45 @@ class Permits:
         refused: list[SignalRequest] = []
         for index, request in enumerate(requests):
             run = runs[request.run_id] if answers[index] is None else None
-            if isinstance(run, StoreCorrupt):  # whose it is cannot be known, so the authoriser cannot be asked
+            if isinstance(run, StoreCorrupt):  # its workflow and tenant are unknown, so the authoriser cannot be asked
                 answers[index] = Conflict(
                     f"run {request.run_id!r} cannot be read: {run.message}", run_id=request.run_id
                 )
             if not isinstance(run, LoadedRun):
                 continue
-            asked = self._asked(request, run.head)
-            objection = await self._operators.objection(asked)
+            asked = _control_request(request, run.head, caller)
+            objection = await self.objection(asked)
             if objection:
                 answers[index] = _not_permitted(asked, objection)
                 refused.append(self._record(request, asked, objection))
         if refused:
-            await self._store.deliver(refused)  # to a run that has finished in the meantime nothing is added
+            await self._store.deliver(refused)  # a run that has finished in the meantime takes nothing
         return answers
 
-    async def check(self, request: SignalRequest) -> None:
-        """Raise why one request cannot be sent, if it cannot."""
-        [problem] = await self([request])
-        if problem is not None:
-            raise problem
+    async def check_first_signal(
+        self, request: SignalRequest, queued: RunQueued, run_id: str | None, caller: Caller | None
+    ) -> None:
+        """Raise the reason if a signal may not come with the start of a run; nothing is started then.
 
-    async def check_first(self, request: SignalRequest, queued: RunQueued, run_id: str | None) -> None:
-        """Raise why a signal cannot come with the start of a run, if it cannot: nothing is started then.
-
-        The refusal is recorded in the run of this id if it is there already, and in the log otherwise.
+        The refusal is recorded in the run of this id if it exists already, and in the log otherwise.
         """
         problem = check_signal(request, _OF_ANY_SIZE)
         if problem is not None:
             raise problem
-        asked = replace(self._asked(request, None), run_id=run_id or "", plan_id=queued.plan_id, tenant=queued.tenant)
-        objection = await self._operators.objection(asked)
+        asked = replace(
+            _control_request(request, None, caller),
+            run_id=run_id or "",
+            workflow=queued.plan_id,
+            tenant=queued.tenant,
+        )
+        objection = await self.objection(asked)
         if not objection:
             return
         [run] = await self._store.load([run_id]) if run_id is not None else [None]
-        if run is not None and (run.head.plan_id, run.head.tenant) == (asked.plan_id, asked.tenant):
+        if run is not None and (run.head.plan_id, run.head.tenant) == (asked.workflow, asked.tenant):
             await self._store.deliver([self._record(request, asked, objection)])
-        elif asked.caller is None:  # else the service says it, with all that it knows
-            what = f"{asked.command} {asked.name} with the start of {asked.plan_id}"
+        elif caller is None:  # otherwise the service logs it, with all that it knows
+            what = f"{asked.command} {asked.name} with the start of {asked.workflow}"
             logger.warning("refused: who=%r what=%r why=%r", asked.actor, what, objection)
         raise _not_permitted(asked, objection)
 
@@ -106,68 +261,48 @@ class Permits:
             asked.command,
             asked.actor,
             step_id=asked.step_id,
-            signal_id=refused_id(request.signal_id, asked, objection),
+            signal_id=refusal_id(request.signal_id, (asked.command, asked.name, asked.actor), objection),
             refusal=objection,
             subject=asked.name,
         )
-        entry = self._operators.audit(actor=asked.actor, subject=asked.name, detail=objection, outcome="refused")
+        entry = audit_entry(
+            asked.caller, self._ids, actor=asked.actor, subject=asked.name, detail=objection, outcome="refused"
+        )
         return replace(record, audit=entry)
 
-    def _asked(self, request: SignalRequest, head: RunHead | None) -> ControlRequest:
-        caller = self._operators.caller
-        asked = ControlRequest(
-            run_id=request.run_id,
-            plan_id="" if head is None else head.plan_id,
-            tenant="" if head is None else head.tenant,
-            command="SIGNAL",
-            name=request.name,
-            step_id=request.step_id,
-            actor=request.actor or ("" if caller is None else caller.name),
-            reason="",
-            caller=caller,
-            payload=request.payload,
-        )
-        if request.name == UPDATE_SIGNAL:
-            update = codec.decode(request.payload, UpdatePayload)
-            return replace(asked, command="UPDATE", name=update.name, payload=update.input)
-        if request.name == TASK_SIGNAL:
-            task = codec.decode(request.payload, TaskRequest)
-            return replace(
-                asked,
-                command="TASK",
-                name=task.action,
-                step_id=task.step_id,
-                actor=task.actor.name,
-                payload=task.answer,
-            )
-        return asked
+
+def refusal_id(signal_id: str | None, asked: Sequence[str], objection: str) -> str | None:
+    """Return the id of a refusal. It differs from the request's, because the request may be permitted later."""
+    if signal_id is None:
+        return None
+    return f"refused {codec.digest('|'.join((*asked, objection, signal_id)).encode())}"
 
 
-async def check_start(operators: Operators, queued: RunQueued, run_id: str | None) -> None:
-    """Raise `NotPermitted` if the authoriser refuses the start of a run."""
-    if operators.authoriser is None:
-        return
+def _control_request(request: SignalRequest, head: RunHead | None, caller: Caller | None) -> ControlRequest:
     asked = ControlRequest(
-        run_id=run_id or "",
-        plan_id=queued.plan_id,
-        tenant=queued.tenant,
-        command="START",
-        name=queued.plan_id,
-        step_id=None,
-        actor="",
-        reason="",
-        payload=queued.input,
+        run_id=request.run_id,
+        workflow="" if head is None else head.plan_id,
+        tenant="" if head is None else head.tenant,
+        command="SIGNAL",
+        name=request.name,
+        step_id=request.step_id,
+        actor=request.actor or ("" if caller is None else caller.name),
+        caller=caller,
+        payload=request.payload,
     )
-    await operators.require(asked)
-
-
-def permits_of(operators: Operators, store: Store) -> Permits | None:
-    """Return who is asked about what is sent, or None if nobody is: without an authoriser everything is permitted."""
-    return None if operators.authoriser is None else Permits(operators, store)
+    if request.name == UPDATE_SIGNAL:
+        update = codec.decode(request.payload, UpdatePayload)
+        return replace(asked, command="UPDATE", name=update.name, payload=update.input)
+    if request.name == TASK_SIGNAL:
+        task = codec.decode(request.payload, TaskRequest)
+        return replace(
+            asked, command="TASK", name=task.action, step_id=task.step_id, actor=task.actor.name, payload=task.answer
+        )
+    return asked
 
 
 def _not_permitted(asked: ControlRequest, objection: str) -> NotPermitted:
     what = f"{asked.command} {asked.name}"
-    where = f"run {asked.run_id}" if asked.run_id else f"a run of {asked.plan_id} that is to start"
+    where = f"run {asked.run_id}" if asked.run_id else f"a run of {asked.workflow} that is to start"
     details = {"run_id": asked.run_id, "command": asked.command, "name": asked.name, "actor": asked.actor}
     return NotPermitted(f"{what} to {where}: {objection}", **details)

@@ -1,4 +1,4 @@
-"""Dead letters as operators see them."""
+"""Dead letters as operators see them, and how they are settled."""
 
 from holdfast.core import codec
 from holdfast.core.audit import AuditEntry
@@ -8,41 +8,44 @@ from holdfast.errors import InvalidInput
 from holdfast.store.port import Found, Refused, Store
 
 
-class Letter:
-    """A dead letter that can be settled: handled once more, or dropped."""
+class DeadLetterHandle:
+    """One dead letter, and what can be done with it: handle the message once more, or drop it."""
 
-    __slots__ = ("_audit", "_store", "record")
+    __slots__ = ("_store", "record")
 
-    def __init__(self, store: Store, record: DeadLetter, audit: AuditEntry | None = None) -> None:
+    def __init__(self, store: Store, record: DeadLetter) -> None:
         self._store = store
-        self._audit = audit
         self.record = record
 
     def message(self) -> Message | None:
-        """Return the message that died, or None if nobody can read it."""
+        """Return the message, or None if it cannot be read."""
         try:
             return codec.decode(self.record.envelope, Message)
         except InvalidInput:
             return None
 
     async def requeue(self, *, actor: str = "") -> None:
-        """Put the message back into its run's inbox, due now. What cannot be read: `InvalidInput`."""
-        await self._settle("requeue", actor)
+        """Put the message back into its run's inbox, due now. A message that cannot be read: `InvalidInput`."""
+        await settle_dead_letter(self._store, self.record.letter_id, "requeue", actor)
 
     async def drop(self, *, actor: str = "") -> None:
-        """Say that nobody will ever handle it."""
-        await self._settle("drop", actor)
-
-    async def _settle(self, action: Settlement, actor: str) -> None:
-        [answer] = await self._store.settle_dead_letters([self.record.letter_id], action, actor, self._audit)
-        if isinstance(answer, Refused):
-            raise answer.error
+        """Record that the message is never going to be handled."""
+        await settle_dead_letter(self._store, self.record.letter_id, "drop", actor)
 
 
-async def find_letters(store: Store, query: DeadLetterQuery) -> list[Letter]:
-    """Return the letters that the query names."""
+async def settle_dead_letter(
+    store: Store, letter_id: str, action: Settlement, actor: str = "", audit: AuditEntry | None = None
+) -> None:
+    """Requeue or drop one dead letter."""
+    [answer] = await store.settle_dead_letters([letter_id], action, actor, audit)
+    if isinstance(answer, Refused):
+        raise answer.error
+
+
+async def find_dead_letters(store: Store, query: DeadLetterQuery) -> list[DeadLetterHandle]:
+    """Return the dead letters that the query names."""
     found = await store.find_dead_letters(query)
     if not isinstance(found, Found):
-        return [Letter(store, record) for record in found]
+        return [DeadLetterHandle(store, record) for record in found]
     found.log("dead letters")
-    return Found((Letter(store, record) for record in found), found.cursor, found.unreadable)
+    return Found((DeadLetterHandle(store, record) for record in found), found.cursor, found.unreadable)

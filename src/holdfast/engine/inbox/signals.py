@@ -1,29 +1,26 @@
-"""Sending signals: checked against the types that workflows declare, and delivered many at a time."""
+"""Sending signals: checked against the types that workflows declare, then delivered in batches."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NotRequired, TypedDict
 
 from msgspec.structs import replace
 
+from holdfast.clock import Ids
 from holdfast.core import codec
-from holdfast.core.audit import AuditEntry
 from holdfast.core.messages import AcceptedSignalResult, SignalRequest
 from holdfast.core.names import check_name, check_signal_name
+from holdfast.engine.inbox.authorization import Authorizer, Caller, audit_entry
 from holdfast.engine.inbox.declarations import Declarations, DeclaredByCode
 from holdfast.errors import CallerError, EngineError, HoldfastError, InvalidInput
 from holdfast.program.definitions import WorkflowDefinition
+from holdfast.registry import Registry
 from holdfast.store import port
 
 DELIVER_SIGNALS = 500
 """How many signals are delivered by one call at most."""
 
 Asked = tuple[SignalRequest, "asyncio.Future[port.Delivered]"]
-Permit = Callable[[Sequence[SignalRequest]], Awaitable[list[CallerError | None]]]
-"""Says of each request, whose form is right, why it cannot be sent, or None."""
-
-Audit = Callable[[SignalRequest], AuditEntry | None]
-"""Returns what the audit log is to keep of a request."""
 
 
 class FirstSignal(TypedDict):
@@ -46,49 +43,46 @@ class Outgoing(FirstSignal):
     require_waiting: NotRequired[bool]
 
 
-class Sender:
-    """Sends signals through one store. It knows the types that the workflows of an app declare."""
+class SignalSender:
+    """Sends signals through one store. It checks them against the types that workflows declare."""
 
     def __init__(
-        self,
-        store: port.Store,
-        workflows: Mapping[tuple[str, str], WorkflowDefinition],
-        expect: Callable[[], None] | None = None,
+        self, store: port.Store, registry: Registry, authorizer: Authorizer, expect: Callable[[], None]
     ) -> None:
-        """`expect` is called right before something is delivered, for the node of this process to be ready for it."""
+        """`expect` is called right before something is delivered, so that the node of this process is ready for it."""
         self._store = store
+        self._authorizer = authorizer
         self._expect = expect
-        self.declarations = Declarations(store, workflows)
+        self.declarations = Declarations(store, registry.workflows)
         self._asked: list[Asked] = []
         self._task: asyncio.Task[None] | None = None
 
     async def send(
-        self, request: SignalRequest, definition: WorkflowDefinition | None = None, permit: Permit | None = None
+        self, request: SignalRequest, definition: WorkflowDefinition | None, caller: Caller | None
     ) -> AcceptedSignalResult:
-        """Send a signal, together with others that are being sent. Raise why, if it is refused."""
+        """Send a signal, together with others that are being sent. Raise the error if it is refused."""
         if definition is not None:
             declared = self.declarations.of(definition)
         else:
             declared = (await self.declarations.of_runs([request.run_id]))[request.run_id]
         warning = None if declared is None else declared.check(request.name, request.payload)
-        if permit is not None:
-            [problem] = await permit([request])
-            if problem is not None:
-                raise problem
+        if self._authorizer.is_needed:
+            await self._authorizer.check_signal(request, caller)
         result = result_of(await self._deliver(request))
         return result if warning is None else replace(result, warning=warning)
 
     async def send_many(
-        self, items: Sequence[Outgoing], permit: Permit | None = None, audit: Audit | None = None
+        self, items: Sequence[Outgoing], caller: Caller | None, ids: Ids
     ) -> list[AcceptedSignalResult | CallerError]:
-        """Send signals; answer each with what its sender is told, or why it is refused."""
+        """Send signals; return for each its result, or the error that refuses it."""
         answers: list[Any] = [_attempt(item) for item in items]
-        if audit is not None:
-            answers = [replace(one, audit=audit(one)) if isinstance(one, SignalRequest) else one for one in answers]
+        if caller is not None:
+            answers = [_audited(one, caller, ids) if isinstance(one, SignalRequest) else one for one in answers]
         warnings = await self._check_declared(answers)
         waiting = [index for index, answer in enumerate(answers) if isinstance(answer, SignalRequest)]
-        if permit is not None:
-            for index, problem in zip(waiting, await permit([answers[i] for i in waiting]), strict=True):
+        if self._authorizer.is_needed:
+            problems = await self._authorizer.check_signals([answers[i] for i in waiting], caller)
+            for index, problem in zip(waiting, problems, strict=True):
                 answers[index] = problem or answers[index]
             waiting = [index for index in waiting if isinstance(answers[index], SignalRequest)]
         for start in range(0, len(waiting), DELIVER_SIGNALS):
@@ -101,7 +95,7 @@ class Sender:
         return answers
 
     async def _check_declared(self, answers: list[Any]) -> dict[int, str]:
-        """Put in the place of each request that does not keep to what is declared why; return warnings for others."""
+        """Replace each request that does not fit its declaration by the error; return warnings for others."""
         requests = [(index, each) for index, each in enumerate(answers) if isinstance(each, SignalRequest)]
         declared = await self.declarations.of_runs([request.run_id for _, request in requests])
         warnings = {}
@@ -117,7 +111,7 @@ class Sender:
         return warnings
 
     async def stop(self) -> None:
-        """Give up what is under way; nobody knows what becomes of it."""
+        """Give up what is under way. Whether it is delivered is not known then."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -146,8 +140,7 @@ class Sender:
             await self._flush_batch([asked for asked in batch if asked[0].signal_id is None])
             batch = with_id  # they will be refused together, and the others must not be refused with them
         try:
-            if self._expect is not None:
-                self._expect()
+            self._expect()
             answers = await self._store.deliver([request for request, _ in batch])
         except HoldfastError as problem:
             _fail(batch, problem)
@@ -184,7 +177,7 @@ def first_signal(run_id: str, signal: FirstSignal, definition: WorkflowDefinitio
 
 
 def result_of(answer: port.Delivered) -> AcceptedSignalResult:
-    """Return what the sender is told, or raise why the signal was refused."""
+    """Return the result for the sender, or raise the error that refuses the signal."""
     if isinstance(answer, port.Refused):
         raise answer.error
     assert answer.result is not None
@@ -192,6 +185,10 @@ def result_of(answer: port.Delivered) -> AcceptedSignalResult:
 
 
 _FIELDS = frozenset(SignalRequest.__struct_fields__) - {"audit"}
+
+
+def _audited(request: SignalRequest, caller: Caller, ids: Ids) -> SignalRequest:
+    return replace(request, audit=audit_entry(caller, ids, actor=request.actor, subject=request.name))
 
 
 def _attempt(item: Outgoing) -> SignalRequest | CallerError:

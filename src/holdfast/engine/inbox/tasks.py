@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from msgspec.structs import asdict, replace
 
+from holdfast.clock import Ids
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.events import Event
@@ -20,12 +21,11 @@ from holdfast.core.messages import TASK_SIGNAL, Actor, SignalRequest, TaskAction
 from holdfast.core.names import check_name
 from holdfast.core.state import TERMINAL
 from holdfast.core.tasks import DECISIONS, is_effective
-from holdfast.engine.inbox.authorization import Permits
-from holdfast.engine.inbox.operator_commands import Operators
+from holdfast.engine.inbox.authorization import Authorizer, Caller, audit_entry
 from holdfast.errors import CallerError, Conflict, InvalidInput, NotFound, NotPermitted, RunTerminal, StoreCorrupt
 from holdfast.limits import COMMENT_CHARS
-from holdfast.program.definitions import WorkflowDefinition
 from holdfast.program.tasks import check_with
+from holdfast.registry import Registry
 from holdfast.store.port import Accepted, Found, Refused, Store, TaskQuery
 from holdfast.store.validation import check_page, no_such_run
 
@@ -62,14 +62,16 @@ class Tasks:
     def __init__(
         self,
         store: Store,
-        definitions: Iterable[WorkflowDefinition],
-        permits: Permits | None = None,
-        operators: Operators | None = None,
+        registry: Registry,
+        authorizer: Authorizer,
+        ids: Ids,
+        caller: Caller | None = None,
     ) -> None:
         self._store = store
-        self._definitions = definitions
-        self._permits = permits
-        self._operators = operators or Operators()
+        self._registry = registry
+        self._authorizer = authorizer
+        self._ids = ids
+        self._caller = caller
 
     # --- looking
 
@@ -218,11 +220,11 @@ class Tasks:
             run_id=task.run_id,
             name=TASK_SIGNAL,
             payload=payload,
-            signal_id=self._operators.ids.new_id() if operation_id is None else operation_id,
-            audit=self._operators.audit(actor=by.name, subject=task_id),
+            signal_id=self._ids.new_id() if operation_id is None else operation_id,
+            audit=audit_entry(self._caller, self._ids, actor=by.name, subject=task_id),
         )
-        if self._permits is not None:
-            await self._permits.check(signal)
+        if self._authorizer.is_needed:
+            await self._authorizer.check_signal(signal, self._caller)
         decision = await self._decided(task, signal)
         if decision is None:
             raise _closed(await self._task(task_id))
@@ -232,7 +234,7 @@ class Tasks:
 
     def _check_answer(self, task: Task, request: TaskRequest) -> None:
         """Refuse an answer that does not fit before anything is stored, if its form was asked for in this process."""
-        for definition in self._definitions:
+        for definition in self._registry.workflows.values():
             if definition.name == task.plan_id:
                 check_with(definition.forms)(task.form, request.answer)
 

@@ -14,7 +14,6 @@ from typing import Any, cast
 
 from holdfast.core.messages import Message, SignalRequest
 from holdfast.core.state import TERMINAL
-from holdfast.engine.node import Node
 from holdfast.store import validation
 from holdfast.store.port import (
     CommitConflict,
@@ -163,8 +162,3 @@ def observer_of(store: Store) -> ObservedStore:
     found: object = store
     assert isinstance(found, ObservedStore), "an app opens no store without observing it"
     return found
-
-
-def activities_running(node: Node) -> int:
-    """Return how many activities are under way on a node."""
-    return node._executor.busy + node._queue_worker.busy

@@ -25,7 +25,7 @@ from holdfast.core.events import Event
 from holdfast.core.state import TERMINAL
 from holdfast.engine.activities.executor import current_activity
 from holdfast.engine.observe.metrics import observer_of
-from holdfast.engine.start.runtime import Opened
+from holdfast.engine.start.runtime import Runtime
 from holdfast.registry import Registry
 from holdfast.store.port import Store, Turn
 
@@ -186,7 +186,7 @@ class TracedApp(Protocol):
 
     registry: Registry
 
-    def opened(self) -> Opened:
+    def runtime(self) -> Runtime:
         """Return what it has open."""
 
 
@@ -196,7 +196,7 @@ async def traced(app: TracedApp, exporter: SpanExporter, resource: Resource | No
     for definition in app.registry.activities.values():
         if not hasattr(definition.function, _MARK):
             definition.function = _within_step(definition.function, definition.is_async)
-    tracing = Tracing(app.opened().store, exporter, resource)
+    tracing = Tracing(app.runtime().store, exporter, resource)
     try:
         yield
     finally:

@@ -1,6 +1,12 @@
-"""What an app has open: the store, the node, the sender. Starts runs by definition, as `App.start` and services do."""
+"""The runtime: what callers ask of runs while an app has a node open. Each verb has its one path here.
 
-from collections.abc import Mapping
+`App`, `RunHandle`, the service's operations (and with them REST, JSON-RPC, the client and the command line) call these
+methods. None of them reaches into the node. A caller of a service is one argument, `caller`: it is shown to the
+authoriser, recorded in the run, and named in the audit log. Without one, the request comes from code in this process.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 from msgspec import Raw, Struct
 from msgspec.structs import replace
@@ -8,23 +14,80 @@ from msgspec.structs import replace
 from holdfast.clock import Ids
 from holdfast.core import codec
 from holdfast.core import events as e
-from holdfast.core.messages import SignalRequest
-from holdfast.core.names import check_name
-from holdfast.engine.inbox.authorization import Permits, check_start, permits_of
-from holdfast.engine.inbox.operator_commands import Caller, Operators
-from holdfast.engine.inbox.signals import FirstSignal, Sender, first_signal
+from holdfast.core.audit import AuditEntry
+from holdfast.core.dead_letters import DeadLetterQuery, Settlement
+from holdfast.core.decide import update_step_id
+from holdfast.core.events import Event
+from holdfast.core.index_rows import Wait
+from holdfast.core.instants import Instant
+from holdfast.core.keys import ActivityToken, read_activity_token, signal_uuid
+from holdfast.core.messages import UPDATE_SIGNAL, AcceptedSignalResult, SignalRequest
+from holdfast.core.names import check_name, check_signal_name, require_step_name
+from holdfast.core.state import TERMINAL
+from holdfast.engine.activities.async_completion import report_error, report_result
+from holdfast.engine.history import head_of, recorded
+from holdfast.engine.inbox.authorization import Authoriser, Authorizer, Caller, audit_entry
+from holdfast.engine.inbox.dead_letters import DeadLetterHandle, find_dead_letters, settle_dead_letter
+from holdfast.engine.inbox.operator_commands import CommandSender, OperatorCommand
+from holdfast.engine.inbox.receipts import Receipt, Unconsumed, mailbox_of, open_waits, receipt_of
+from holdfast.engine.inbox.signals import FirstSignal, Outgoing, SignalSender, first_signal
+from holdfast.engine.inbox.tasks import Tasks
 from holdfast.engine.node import Node
+from holdfast.engine.start.admission import Dequeued
 from holdfast.engine.turns.draft import start_run
-from holdfast.errors import InvalidInput, NotFound
-from holdfast.limits import PRIORITY
+from holdfast.errors import CallerError, EngineError, InvalidInput, RunTerminal, StoreUnavailable, UpdateFailed
+from holdfast.limits import PRIORITY, Limits
 from holdfast.program.definitions import WorkflowDefinition
+from holdfast.registry import Registry
 from holdfast.store import port
+from holdfast.store.validation import no_such_run
 
-Workflows = Mapping[tuple[str, str], WorkflowDefinition]
+
+class StartOptions(Struct, frozen=True, kw_only=True):
+    """How a run is started, beside its workflow and input.
+
+    A request with the same `request_id` gives the same run, within tenant, project, environment and workflow; with
+    `names_version` the version of the workflow is a part of the request too. `with_signal` is in the run's mailbox from
+    its beginning. `priority` is the order in which runs of a workflow with limits are admitted, higher first.
+    """
+
+    request_id: str | None = None
+    run_id: str | None = None
+    tenant: str = "default"
+    project: str = "default"
+    environment: str = "default"
+    reference_key: str | None = None
+    tags: tuple[str, ...] = ()
+    priority: int = 0
+    with_signal: FirstSignal | None = None
+    names_version: bool = False
+
+    def check(self) -> None:
+        """Raise `InvalidInput` if a run cannot be started so, before anything is made of it."""
+        problem = None
+        if self.tenant != "default":
+            problem = check_name("tenant", self.tenant)
+        if problem is None and self.project != "default":
+            problem = check_name("project", self.project)
+        if problem is None and self.environment != "default":
+            problem = check_name("environment", self.environment)
+        if problem is None and self.request_id is not None and self.request_id != "":
+            problem = check_name("request_id", self.request_id)
+        if problem is None and self.run_id is not None:
+            problem = check_name("run_id", self.run_id)
+        if problem is not None:
+            raise problem
+        if self.run_id is not None and "/" in self.run_id:
+            raise InvalidInput("run_id: a slash is for the ids of children", field="run_id")
+        if type(self.priority) is not int or not -PRIORITY <= self.priority <= PRIORITY:
+            raise InvalidInput(f"priority is a whole number from -{PRIORITY} to {PRIORITY}", field="priority")
+
+
+PLAIN = StartOptions()
 
 
 class Started(Struct, frozen=True):
-    """A run that is there now, by this request or by an earlier one, and how its first signals were answered."""
+    """A run that exists now, by this request or by an earlier one, and how its first signals were answered."""
 
     run_id: str
     workflow_version: str
@@ -32,138 +95,324 @@ class Started(Struct, frozen=True):
     signals: tuple[port.Delivered, ...] = ()
 
 
-class Opened(Struct, frozen=True):
-    """What an app has open, for as long as its node is."""
+class Runtime:
+    """An app's store, node and registry while they are open, and every verb that callers have."""
 
-    store: port.Store
-    node: Node
-    sender: Sender
-    operators: Operators
-    workflows: Workflows
-    ids: Ids
+    def __init__(
+        self, store: port.Store, node: Node, registry: Registry, authoriser: Authoriser | None, ids: Ids
+    ) -> None:
+        self.store = store
+        self.registry = registry
+        self.ids = ids
+        self._node = node
+        self._authorizer = Authorizer(authoriser, store, ids)
+        self._signals = SignalSender(store, registry, self._authorizer, node.expect)
+        self._commands = CommandSender(store, registry, self._authorizer, ids, self._create_again)
 
-    def operators_for(self, caller: Caller | None) -> Operators:
-        """Return who may do what, for somebody who asks through a service."""
-        operators = self.operators
-        return operators if caller is None else replace(operators, caller=caller)
+    async def open(self) -> None:
+        """Publish what the workflows declare, and start the node."""
+        await self._signals.declarations.publish()
+        self._node.declarations = self._signals.declarations
+        await self._node.start()
 
-    def permits(self, caller: Caller | None = None) -> Permits | None:
-        """Return who is asked about what is sent to runs, or None if nobody is."""
-        return permits_of(self.operators_for(caller), self.store)
+    async def close(self) -> None:
+        """Stop sending signals, and the node."""
+        try:
+            await self._signals.stop()
+        finally:
+            await self._node.stop()
 
-    def workflow(self, name: str, version: str | None = None) -> WorkflowDefinition:
-        """Return a definition by its name; without a version, the one that was registered last."""
-        if version is not None and (name, version) in self.workflows:
-            return self.workflows[name, version]
-        known = {version: definition for (of, version), definition in self.workflows.items() if of == name}
-        if not known:
-            raise NotFound(f"there is no workflow {name!r} here", workflow=name)
-        if version is not None:
-            problem = f"there is no version {version!r} of workflow {name!r} here; there are {sorted(known)}"
-            raise NotFound(problem, workflow=name, version=version)
-        return next(reversed(known.values()))
+    # --- the node
+
+    @property
+    def node_name(self) -> str:
+        """The node's name, with what distinguishes this life of it from others."""
+        return self._node.name
+
+    @property
+    def failure(self) -> EngineError | None:
+        """The error with which the node has failed, or None."""
+        return self._node.failure
+
+    @property
+    def limits(self) -> Limits:
+        """The bounds of this installation."""
+        return self._node.limits
+
+    @property
+    def activities_running(self) -> int:
+        """How many activities are under way on the node."""
+        return self._node.activities_running
+
+    @property
+    def runs_awaited(self) -> int:
+        """How many runs callers of this process wait for."""
+        return self._node.completion_waiters.runs_awaited
+
+    def audit(
+        self, caller: Caller | None, *, actor: str = "", subject: str = "", detail: str = ""
+    ) -> AuditEntry | None:
+        """Return the audit log's entry about what a caller does; None for code in this process."""
+        return audit_entry(caller, self.ids, actor=actor, subject=subject, detail=detail)
+
+    # --- starting runs
 
     async def start(
         self,
         definition: WorkflowDefinition,
         input: Raw,
-        *,
-        request_id: str | None = None,
-        run_id: str | None = None,
-        tenant: str = "default",
-        project: str = "default",
-        environment: str = "default",
-        reference_key: str | None = None,
-        tags: tuple[str, ...] = (),
-        priority: int = 0,
-        with_signal: FirstSignal | None = None,
+        options: StartOptions = PLAIN,
         caller: Caller | None = None,
-        names_version: bool = False,
     ) -> Started:
-        """Start a run with this input, which fits the definition. When this returns it is durable.
-
-        `names_version`: the caller asked for this very version of the workflow, and it is a part of the request.
-        """
-        if self.node.failure is not None:
-            raise self.node.failure
-        request_id = "" if request_id is None else request_id
-        _check_start(run_id, request_id, tenant, project, environment, priority)
-        _check_size(input, definition.name, self.node.limits.value_bytes)
-        operators = self.operators_for(caller)
+        """Start a run with this input, which fits the definition. When this returns it is durable."""
+        node = self._node
+        if node.failure is not None:
+            raise node.failure
+        options.check()
+        if len(input) > node.limits.value_bytes:
+            codec.bounded(input, node.limits.value_bytes, f"the input of {definition.name!r}")
         queued = e.RunQueued(
             definition.name,
             definition.version,
-            tenant,
-            project,
-            environment,
-            run_request_id=request_id,
+            options.tenant,
+            options.project,
+            options.environment,
+            run_request_id=options.request_id or "",
             input=input,
-            by=operators.by,
+            by=None if caller is None else caller.ref,
         )
-        if operators.authoriser is not None:
-            await check_start(operators, queued, run_id)
-        if not self.sender.declarations.is_published:  # what was registered since the node was opened
-            await self.sender.declarations.publish()
+        if self._authorizer.is_needed:
+            await self._authorizer.check_start(queued, options.run_id, caller)
+        if not self._signals.declarations.is_published:  # a workflow was registered after the node was opened
+            await self._signals.declarations.publish()
         now = await self.store.now()
         new = start_run(
-            run_id or self.ids.new_id(),
+            options.run_id or self.ids.new_id(),
             queued,
             now,
-            self.node.name,
-            reference_key=reference_key,
-            tags=tags,
-            names_version=names_version,
+            node.name,
+            reference_key=options.reference_key,
+            tags=options.tags,
+            names_version=options.names_version,
         )
         if caller is not None:
-            new = replace(new, audit=operators.audit(subject=definition.name))
-        if with_signal is not None:
-            signal = self._first_signal(new.run_id, with_signal, definition, operators)
-            permits = self.permits(caller)
-            if permits is not None:
-                await permits.check_first(signal, queued, run_id)
-            new = replace(new, signals=(signal,))
-        new = self.node.run_queue.with_admission(new, priority)
-        answer = await self.node.starter.create(new, now, is_unheard_of=run_id is None and not request_id)
+            new = replace(new, audit=audit_entry(caller, self.ids, subject=definition.name))
+        if options.with_signal is not None:
+            new = await self._with_signal(new, queued, definition, options, caller)
+        new = node.run_queue.with_admission(new, options.priority)
+        is_unheard_of = options.run_id is None and not options.request_id
+        answer = await node.starter.create(new, now, is_unheard_of=is_unheard_of)
         if isinstance(answer, port.Refused):
             raise answer.error
-        self.node.run_queue.notice_start(new)
+        node.run_queue.notice_start(new)
         version = definition.version
-        if isinstance(answer, port.Existing) and not names_version:  # by an earlier release, perhaps
+        if isinstance(answer, port.Existing) and not options.names_version:  # an earlier release may have started it
             [existing] = await self.store.load([answer.run_id])
             version = version if existing is None else existing.head.plan_version
         return Started(answer.run_id, version, answer.signals)
 
-    def _first_signal(
-        self, run_id: str, given: FirstSignal, definition: WorkflowDefinition, operators: Operators
-    ) -> SignalRequest:
-        """Return the signal that comes with a start. It has an id, so that a lost answer may be asked for again."""
-        signal = first_signal(run_id, given, definition)
+    async def _with_signal(
+        self,
+        new: port.NewRun,
+        queued: e.RunQueued,
+        definition: WorkflowDefinition,
+        options: StartOptions,
+        caller: Caller | None,
+    ) -> port.NewRun:
+        """Return the run with its first signal. The signal has an id, so that it can be sent again after an error."""
+        assert options.with_signal is not None
+        signal = first_signal(new.run_id, options.with_signal, definition)
         signal_id = self.ids.new_id() if signal.signal_id is None else signal.signal_id
-        audit = operators.audit(actor=signal.actor, subject=signal.name)
-        return replace(signal, signal_id=signal_id, audit=audit)
+        audit = audit_entry(caller, self.ids, actor=signal.actor, subject=signal.name)
+        signal = replace(signal, signal_id=signal_id, audit=audit)
+        if self._authorizer.is_needed:
+            await self._authorizer.check_first_signal(signal, queued, options.run_id, caller)
+        return replace(new, signals=(signal,))
 
+    async def _create_again(self, new: port.NewRun, now: Instant) -> port.Created | port.Existing | port.Refused:
+        """Create a run that does another one again: here, or for a node that has its definition."""
+        node = self._node
+        new = node.run_queue.with_admission(new)
+        if not node.definition_filter.has(new.plan_id, new.plan_version):
+            [answer] = await self.store.create([new])
+            return answer
+        created = await node.starter.create(new, now)
+        node.run_queue.notice_start(new)
+        return created
 
-def _check_size(input: Raw, name: str, most_bytes: int) -> None:
-    if len(input) > most_bytes:  # looked at here, because most are small
-        codec.bounded(input, most_bytes, f"the input of {name!r}")
+    async def dequeue_and_start(self) -> list[Dequeued]:
+        """Admit queued runs, start them here if the node takes runs, and return what happened to each."""
+        return await self._node.run_queue.dequeue_and_start()
 
+    # --- signals
 
-def _check_start(
-    run_id: str | None, request_id: str, tenant: str, project: str, environment: str, priority: int
-) -> None:
-    """Refuse the start of a run before anything is made of it that could not be read again."""
-    problem = None
-    for field, place in (("tenant", tenant), ("project", project), ("environment", environment)):
-        if problem is None and place != "default":
-            problem = check_name(field, place)
-    if problem is None and request_id != "":
-        problem = check_name("request_id", request_id)
-    if problem is None and run_id is not None:
-        problem = check_name("run_id", run_id)
-    if problem is not None:
-        raise problem
-    if run_id is not None and "/" in run_id:
-        raise InvalidInput("run_id: a slash is for the ids of children", field="run_id")
-    if type(priority) is not int or not -PRIORITY <= priority <= PRIORITY:
-        problem = InvalidInput(f"priority is a whole number from -{PRIORITY} to {PRIORITY}", field="priority")
-        raise problem
+    async def signal(
+        self, request: SignalRequest, definition: WorkflowDefinition | None = None, caller: Caller | None = None
+    ) -> AcceptedSignalResult:
+        """Send a signal. When this returns it is durable. `definition` is the run's workflow, if it is known."""
+        check_signal_name(request.name)
+        if caller is not None:
+            audit = audit_entry(caller, self.ids, actor=request.actor, subject=request.name)
+            request = replace(request, audit=audit)
+        return await self._signals.send(request, definition, caller)
+
+    async def signal_many(
+        self, items: Sequence[Outgoing], caller: Caller | None = None
+    ) -> list[AcceptedSignalResult | CallerError]:
+        """Send signals. Each is answered by itself, in order: with its result, or with the error that refuses it."""
+        return await self._signals.send_many(items, caller, self.ids)
+
+    async def receipt(self, run_id: str, name: str, signal_id: str, storage_key: str | None = None) -> Receipt:
+        """Return what happened to a signal: the one with this storage key, else the last with this name and id."""
+        return await receipt_of(self.store, run_id, name, signal_id, storage_key)
+
+    async def mailbox(self, run_id: str) -> list[Unconsumed]:
+        """Return the signals that no wait has taken, oldest first, with their age."""
+        return await mailbox_of(self.store, run_id)
+
+    def waits(self, run_id: str | None = None, name: str | None = None) -> AsyncIterator[Wait]:
+        """Iterate over the open waits: of a run, for a signal's name, or all."""
+        return open_waits(self.store, run_id, name)
+
+    # --- questions
+
+    async def query(self, run_id: str, name: str, arguments: Raw, caller: Caller | None = None) -> Raw:
+        """Ask a run about its present state. The node answers it from the run's program; nothing is recorded."""
+        require_step_name("query name", name)
+        if self._authorizer.is_needed:
+            await self._authorizer.check_query(run_id, name, arguments, caller)
+        return await self._node.run_cache.query(run_id, name, arguments)
+
+    async def update(
+        self, run_id: str, name: str, arguments: Any, update_id: str | None = None, caller: Caller | None = None
+    ) -> Raw:
+        """Send an update to a run and wait for its answer. With an `update_id` a retry gets the first answer."""
+        require_step_name("update name", name)
+        request = SignalRequest(
+            run_id=run_id,
+            name=UPDATE_SIGNAL,
+            payload=codec.encode({"name": name, "input": arguments}),
+            signal_id=self.ids.new_id() if update_id is None else update_id,
+            audit=audit_entry(caller, self.ids, subject=name),
+        )
+        before = await head_of(self.store, run_id)
+        if self._authorizer.is_needed:
+            await self._authorizer.check_signal(request, caller)
+        [answer] = await self.store.deliver([request])
+        if isinstance(answer, port.Refused):
+            raise answer.error
+        assert answer.result is not None
+        after = before.version if isinstance(answer, port.Accepted) else 0
+        step_id = update_step_id(signal_uuid(answer.result.signal_storage_key))
+
+        def is_answer(event: Event) -> bool:
+            return event.step_id == step_id and isinstance(event.data, e.UpdateCompleted)
+
+        body = (await recorded(self.store, run_id, after, is_answer)).data
+        assert isinstance(body, e.UpdateCompleted)
+        if body.error is not None and body.error.code == RunTerminal.code:
+            raise RunTerminal(f"run {run_id} ended before it had answered", run_id=run_id)
+        if body.error is not None:
+            raise UpdateFailed(f"update {name!r}: {body.error.code}: {body.error.message}", body.error)
+        return body.result
+
+    async def head(self, run_id: str) -> port.RunHead:
+        """Return a run without its history."""
+        return await head_of(self.store, run_id)
+
+    async def events(self, run_id: str) -> list[Event]:
+        """Return the whole history of a run."""
+        events: list[Event] = []
+        while page := await self.store.read_events(run_id, len(events)):
+            events += page
+        if not events:
+            await head_of(self.store, run_id)  # raises: there is no run without events
+        return events
+
+    async def wait_finished(self, run_id: str) -> Event:
+        """Wait for a run to finish, on any node, and return its last event."""
+        node, waiters = self._node, self._node.completion_waiters
+        if waiters.problem is not None and node.failure is None:
+            return await self._last_event_after_close(run_id, waiters.problem)
+        finished = waiters.wait(run_id)
+        try:
+            if not node.owns(run_id):
+                head = await waiters.head(run_id)
+                if head is None:
+                    raise no_such_run(run_id)
+                if head.status in TERMINAL:
+                    return await self._event_at(run_id, head.version)
+            finish = await finished
+        finally:
+            waiters.let_go(run_id, finished)
+        return await self._event_at(run_id, finish.version) if finish.last is None else finish.last
+
+    async def _last_event_after_close(self, run_id: str, problem: EngineError) -> Event:
+        """Return the last event of a finished run after the node was stopped, if the store is still open."""
+        try:
+            head = await head_of(self.store, run_id)
+        except StoreUnavailable as closed:
+            none_open = f"no node is open: ask `app.run({run_id!r})` inside `async with app.node(...)`"
+            raise EngineError(none_open) from closed
+        if head.status not in TERMINAL:
+            raise problem
+        return await self._event_at(run_id, head.version)
+
+    async def _event_at(self, run_id: str, version: int) -> Event:
+        [event] = await self.store.read_events(run_id, version - 1)
+        return event
+
+    # --- operators and people
+
+    async def command(
+        self, run_id: str, command: OperatorCommand, caller: Caller | None = None, *, wait: bool = False
+    ) -> None:
+        """Send an operator's command. It is durable when this returns; with `wait`, the run has decided.
+
+        A rejection by the run is `Conflict`, with the reason; one by the authoriser is `NotPermitted`.
+        """
+        await self._commands.send(run_id, command, caller, wait=wait)
+
+    async def retry_run(self, run_id: str, command: OperatorCommand, caller: Caller | None = None) -> str:
+        """Do a finished run again, with the same input, as a new run; return its id. An unfinished one: `Conflict`."""
+        return await self._commands.retry_run(run_id, command, caller, self._node.name)
+
+    def tasks(self, caller: Caller | None = None, store: port.Store | None = None) -> Tasks:
+        """Return the tasks of all runs; with a `store`, of the runs that are seen through it."""
+        return Tasks(store or self.store, self.registry, self._authorizer, self.ids, caller)
+
+    async def dead_letters(self, query: DeadLetterQuery) -> list[DeadLetterHandle]:
+        """Return the dead letters that a query names, the oldest first."""
+        return await find_dead_letters(self.store, query)
+
+    async def settle_dead_letter(
+        self, letter_id: str, action: Settlement, *, actor: str = "", caller: Caller | None = None
+    ) -> None:
+        """Requeue a dead letter, or drop it."""
+        audit = audit_entry(caller, self.ids, actor=actor)
+        await settle_dead_letter(self.store, letter_id, action, actor, audit)
+
+    # --- activities that are completed later
+
+    def activity_token(self, token: str) -> ActivityToken:
+        """Return what a completion token stands for; raise `InvalidInput` if it was not made here."""
+        return read_activity_token(token, self._node.completion_key)
+
+    async def complete_activity(
+        self, token: str, result: Any, *, actor: str = "", caller: Caller | None = None
+    ) -> None:
+        """Report the result of an activity that ended by `complete_later`. When this returns it is durable."""
+        audit = self._audit_outcome(token, actor, caller)
+        await report_result(self.store, self._node.completion_key, token, result, self.limits, audit)
+
+    async def fail_activity(
+        self, token: str, error: BaseException | str, *, actor: str = "", caller: Caller | None = None
+    ) -> None:
+        """Report that such an activity has failed. When this returns it is durable."""
+        audit = self._audit_outcome(token, actor, caller)
+        await report_error(self.store, self._node.completion_key, token, error, audit)
+
+    def _audit_outcome(self, token: str, actor: str, caller: Caller | None) -> AuditEntry | None:
+        if caller is None:
+            return None
+        return audit_entry(caller, self.ids, actor=actor, subject=self.activity_token(token).step_id)

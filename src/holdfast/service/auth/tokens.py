@@ -206,7 +206,7 @@ class TokenAccess:
     def store(self) -> Store:
         """The store that the app has open."""
         try:
-            return self._app.opened().store
+            return self._app.runtime().store
         except InvalidInput as problem:
             raise EngineError("the service has no store at the moment") from problem
 

@@ -10,7 +10,7 @@ from itertools import accumulate
 
 from starlette.types import Receive, Scope, Send
 
-from holdfast.engine.observe.metrics import Histogram, activities_running, observer_of
+from holdfast.engine.observe.metrics import Histogram, observer_of
 from holdfast.service.context import Call, Service
 from holdfast.service.http.exchange import Exchange
 from holdfast.store.port import Stats
@@ -42,7 +42,7 @@ class Metrics:
 
     async def text(self, call: Call) -> bytes:
         """Return all metrics as text."""
-        store = call.opened.store
+        store = call.runtime.store
         now = asyncio.get_running_loop().time()
         if self._stats is None or now - self._stats[0] > KEEP_S:
             self._stats = now, await store.stats()
@@ -64,10 +64,8 @@ class Metrics:
         yield from _gauge("nodes", "Nodes whose lease is current.", _one(stats.nodes))
 
     def _of_process(self, call: Call) -> Iterator[str]:
-        counts, service = observer_of(call.opened.store).counts, self._service
-        yield from _gauge(
-            "activities_running", "Activities under way here.", _one(activities_running(call.opened.node))
-        )
+        counts, service = observer_of(call.runtime.store).counts, self._service
+        yield from _gauge("activities_running", "Activities under way here.", _one(call.runtime.activities_running))
         yield from _gauge("event_streams", "Event streams that are open here.", _one(service.watchers.watching))
         yield from _counter("runs_created_total", "Runs created here.", _one(counts.runs_created))
         yield from _counter("runs_finished_total", "Runs finished here.", _by("status", counts.finished))

@@ -18,9 +18,8 @@ from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery
 from holdfast.core.events import Event, RunCancelled, RunCompleted, RunFailed
 from holdfast.core.instants import Instant
 from holdfast.core.snapshot import Alert
-from holdfast.engine.inbox.tasks import Tasks
 from holdfast.engine.observe.metrics import observer_of
-from holdfast.engine.start.runtime import Opened
+from holdfast.engine.start.runtime import Runtime
 from holdfast.errors import EngineError, RateLimited, StoreError
 from holdfast.limits import PROJECTOR_LAG_MS
 from holdfast.service.live.alerts import Alerts
@@ -131,12 +130,12 @@ class Watcher:
     """Looks at one store for everybody who watches, as long as somebody does."""
 
     def __init__(
-        self, opened: Opened, alerts: Alerts, options: ServiceOptions, stopping: asyncio.Event, is_open: IsOpen
+        self, runtime: Runtime, alerts: Alerts, options: ServiceOptions, stopping: asyncio.Event, is_open: IsOpen
     ) -> None:
         self.is_over = False
         self.looks = 0
-        self._store = opened.store
-        self._tasks = Tasks(opened.store, opened.workflows.values())
+        self._store = runtime.store
+        self._tasks = runtime.tasks()
         self._alerts = alerts
         self._options = options
         self._is_open = is_open
@@ -352,7 +351,7 @@ class Watchers:
         if self._watcher is not None and not self._watcher.is_over:
             await self._watcher.tell_letter(letter)
 
-    def of(self, opened: Opened) -> Watcher:
+    def of(self, runtime: Runtime) -> Watcher:
         """Return the watcher of what is open, a new one if there is none. So many may watch, and no more."""
         if self.watching >= self._options.streams:
             raise RateLimited(
@@ -360,6 +359,6 @@ class Watchers:
             )
         if self._watcher is None or self._watcher.is_over:
             self._watcher = Watcher(
-                opened, self._alerts, self._options, self._stopping, lambda: self._app.is_open_with(opened)
+                runtime, self._alerts, self._options, self._stopping, lambda: self._app.is_open_with(runtime)
             )
         return self._watcher

@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from holdfast.core.keys import ACTIVITY_TOKEN_CHARS, outcome_id, read_activity_token
-from holdfast.engine.activities.async_completion import report_error, report_result
+from holdfast.core.keys import ACTIVITY_TOKEN_CHARS, outcome_id
 from holdfast.engine.activities.executor import NonRetryable
 from holdfast.errors import Conflict, NotFound, PayloadTooLarge, RateLimited, RunTerminal
 from holdfast.limits import ERROR_TEXT_CHARS
@@ -80,17 +79,17 @@ async def fail(call: Call, ask: FailActivity) -> OutcomeAccepted:
 
 
 async def _report(call: Call, token: str, ask: CompleteActivity | FailActivity) -> OutcomeAccepted:
-    opened, key = call.opened, call.opened.node.completion_key
-    of = read_activity_token(token, key)  # before anything is looked up: what is made up costs nothing
+    runtime = call.runtime
+    of = runtime.activity_token(token)  # before anything is looked up: what is made up costs nothing
     caller = f"completion:{of.run_id}:{outcome_id(of)}"
     call.service.refusals.check(caller)
-    audit = call.audit(actor=call.principal.name or BEARER, subject=of.step_id)
+    actor = call.principal.name or BEARER
     try:
         if isinstance(ask, CompleteActivity):
-            await report_result(opened.store, key, token, ask.result, opened.node.limits, audit)
+            await runtime.complete_activity(token, ask.result, actor=actor, caller=call.principal)
         else:
             error = ask.message if ask.retryable else NonRetryable(ask.message)
-            await report_error(opened.store, key, token, error, audit)
+            await runtime.fail_activity(token, error, actor=actor, caller=call.principal)
     except (Conflict, NotFound, RunTerminal) as refusal:
         call.service.refusals.count(caller)
         raise Conflict("this completion token takes no outcome any more") from refusal

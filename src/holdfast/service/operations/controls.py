@@ -1,14 +1,17 @@
-"""What operators tell runs. Each command is durable when it is answered, and decided by the run's next turn."""
+"""Operators' commands. Each is durable when it is answered, and decided by the run's next turn."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from holdfast.engine.history import head_of
+from holdfast.core import codec
+from holdfast.core.events import NULL
+from holdfast.core.messages import ControlName
+from holdfast.engine.inbox.operator_commands import OperatorCommand
 from holdfast.errors import Conflict, NotFound, NotPermitted, PayloadTooLarge, RateLimited
 from holdfast.service.context import Call
 from holdfast.service.operations.fields import TO_A_RUN, ActorName, Reason, RunId, SignalId, StepId, given
-from holdfast.service.registry import Ask, operation
+from holdfast.service.registry import Ask, Errors, Operation, operation
 from holdfast.service.views import RunStarted
 
 
@@ -22,41 +25,6 @@ class Command(Ask, frozen=True, kw_only=True):
     wait: Annotated[bool, Meta(description="Answer when the run has decided, and not before.")] = False
 
 
-class Commanded(Struct, frozen=True):
-    """The command is in the run's inbox; with `wait`, it was carried out."""
-
-    run_id: str
-    command: str
-    is_decided: bool
-
-
-def _how(call: Call, ask: Command) -> dict[str, Any]:
-    return {"actor": call.name(ask.actor), "signal_id": given(ask.signal_id), "wait": ask.wait}
-
-
-@operation(
-    "runs.cancel",
-    "POST /v1/runs/{run_id}/cancel",
-    scope="runs:control",
-    status=202,
-    errors=TO_A_RUN,
-    audit="its commit",
-)
-async def cancel(call: Call, ask: Command) -> Commanded:
-    """Ask a run to cancel itself; it may clean up first."""
-    await (await call.run(ask.run_id)).cancel(ask.reason, **_how(call, ask))
-    return Commanded(ask.run_id, "CANCEL", ask.wait)
-
-
-@operation(
-    "runs.pause", "POST /v1/runs/{run_id}/pause", scope="runs:control", status=202, errors=TO_A_RUN, audit="its commit"
-)
-async def pause(call: Call, ask: Command) -> Commanded:
-    """Hold a run: results are still recorded, but its program does not go on."""
-    await (await call.run(ask.run_id)).pause(ask.reason, **_how(call, ask))
-    return Commanded(ask.run_id, "PAUSE", ask.wait)
-
-
 class ResumeRun(Command, frozen=True, kw_only=True):
     """Which run to resume, and whether to raise the error of a failed step that has paused it."""
 
@@ -65,69 +33,10 @@ class ResumeRun(Command, frozen=True, kw_only=True):
     ] = False
 
 
-@operation(
-    "runs.resume",
-    "POST /v1/runs/{run_id}/resume",
-    scope="runs:control",
-    status=202,
-    errors=TO_A_RUN,
-    audit="its commit",
-)
-async def resume(call: Call, ask: ResumeRun) -> Commanded:
-    """Let a paused run go on. If a failed step has paused it, `Conflict`: retry the step, or skip it.
-
-    With `raise_failure` the step's error is raised in the workflow, which ends a run that does not catch it.
-    """
-    await (await call.run(ask.run_id)).resume(ask.reason, raise_failure=ask.raise_failure, **_how(call, ask))
-    return Commanded(ask.run_id, "RESUME", ask.wait)
-
-
-@operation(
-    "runs.approve",
-    "POST /v1/runs/{run_id}/approve",
-    scope="runs:control",
-    status=202,
-    errors=TO_A_RUN,
-    audit="its commit",
-)
-async def approve(call: Call, ask: Command) -> Commanded:
-    """Let a run that has not started go ahead."""
-    await (await call.run(ask.run_id)).approve(ask.reason, **_how(call, ask))
-    return Commanded(ask.run_id, "APPROVE", ask.wait)
-
-
-@operation(
-    "runs.terminate",
-    "POST /v1/runs/{run_id}/terminate",
-    scope="runs:control",
-    status=202,
-    errors=TO_A_RUN,
-    audit="its commit",
-)
-async def terminate(call: Call, ask: Command) -> Commanded:
-    """End a run at once, as cancelled, without letting it clean up."""
-    await (await call.run(ask.run_id)).terminate(ask.reason, **_how(call, ask))
-    return Commanded(ask.run_id, "EMERGENCY_STOP", ask.wait)
-
-
 class StepCommand(Command, frozen=True, kw_only=True):
     """A command about one step of a run."""
 
     step_id: StepId
-
-
-@operation(
-    "runs.retry_step",
-    "POST /v1/runs/{run_id}/steps/{step_id}/retry",
-    scope="runs:control",
-    status=202,
-    errors=TO_A_RUN,
-    audit="its commit",
-)
-async def retry_step(call: Call, ask: StepCommand) -> Commanded:
-    """Try a failed step again that the workflow has not been told of."""
-    await (await call.run(ask.run_id)).retry_step(ask.step_id, ask.reason, **_how(call, ask))
-    return Commanded(ask.run_id, "RETRY_STEP", ask.wait)
 
 
 class SkipStep(StepCommand, frozen=True, kw_only=True):
@@ -136,18 +45,81 @@ class SkipStep(StepCommand, frozen=True, kw_only=True):
     result: Any = None
 
 
-@operation(
-    "runs.skip_step",
-    "POST /v1/runs/{run_id}/steps/{step_id}/skip",
-    scope="runs:control",
-    status=202,
-    errors=(*TO_A_RUN, PayloadTooLarge),
-    audit="its commit",
+class Commanded(Struct, frozen=True):
+    """The command is in the run's inbox; with `wait`, it was carried out."""
+
+    run_id: str
+    command: str
+    is_decided: bool
+
+
+Asked = TypeVar("Asked", bound=Command)
+
+
+def _command(
+    verb: str, path: str, name: ControlName, kind: type[Asked], doc: str, errors: Errors = TO_A_RUN
+) -> Operation:
+    """Declare the operation that sends a command."""
+
+    async def send(call: Call, ask: Command) -> Commanded:
+        await call.require_run(ask.run_id)
+        command = OperatorCommand(
+            name=name,
+            reason=ask.reason,
+            actor=call.name(ask.actor),
+            step_id=getattr(ask, "step_id", None),
+            signal_id=given(ask.signal_id),
+            result=codec.encode(ask.result) if isinstance(ask, SkipStep) else NULL,
+            raise_failure=getattr(ask, "raise_failure", False),
+        )
+        await call.runtime.command(ask.run_id, command, call.principal, wait=ask.wait)
+        return Commanded(ask.run_id, name, ask.wait)
+
+    send.__doc__, send.__annotations__["ask"] = doc, kind
+    address = f"POST /v1/runs/{{run_id}}/{path}"
+    declare = operation(verb, address, scope="runs:control", status=202, errors=errors, audit="its commit")
+    return declare(send)
+
+
+cancel = _command("runs.cancel", "cancel", "CANCEL", Command, "Ask a run to cancel itself; it may clean up first.")
+pause = _command(
+    "runs.pause",
+    "pause",
+    "PAUSE",
+    Command,
+    "Pause a run: results are still recorded, but its program does not go on.",
 )
-async def skip_step(call: Call, ask: SkipStep) -> Commanded:
-    """Let a step not be done, whether it is open or has failed. A task or a wait takes the scope `runs:override`."""
-    await (await call.run(ask.run_id)).skip_step(ask.step_id, ask.reason, result=ask.result, **_how(call, ask))
-    return Commanded(ask.run_id, "SKIP_STEP", ask.wait)
+resume = _command(
+    "runs.resume",
+    "resume",
+    "RESUME",
+    ResumeRun,
+    "Resume a paused run. If a failed step has paused it, `Conflict`: retry the step, or skip it.\n\n"
+    "With `raise_failure` the step's error is raised in the workflow, which ends a run that does not catch it.",
+)
+approve = _command("runs.approve", "approve", "APPROVE", Command, "Approve a run that has not started.")
+terminate = _command(
+    "runs.terminate",
+    "terminate",
+    "EMERGENCY_STOP",
+    Command,
+    "End a run at once, as cancelled, without letting it clean up.",
+)
+retry_step = _command(
+    "runs.retry_step",
+    "steps/{step_id}/retry",
+    "RETRY_STEP",
+    StepCommand,
+    "Retry a failed step whose failure the workflow has not seen.",
+)
+skip_step = _command(
+    "runs.skip_step",
+    "steps/{step_id}/skip",
+    "SKIP_STEP",
+    SkipStep,
+    "Skip a step, whether it is open or has failed. A task or a wait takes the scope `runs:override`.",
+    (*TO_A_RUN, PayloadTooLarge),
+)
 
 
 class RetryRun(Ask, frozen=True, kw_only=True):
@@ -169,7 +141,9 @@ class RetryRun(Ask, frozen=True, kw_only=True):
 )
 async def retry_run(call: Call, ask: RetryRun) -> RunStarted:
     """Do a finished run again, with the same input, as a new run. With a `signal_id` a retry gives the same one."""
-    handle = await call.run(ask.run_id)
-    again = await handle.retry_run(ask.reason, actor=call.name(ask.actor), signal_id=given(ask.signal_id))
-    head = await head_of(call.store, again.run_id)
-    return RunStarted(run_id=again.run_id, workflow=head.plan_id, workflow_version=head.plan_version)
+    await call.require_run(ask.run_id)
+    actor, signal_id = call.name(ask.actor), given(ask.signal_id)
+    command = OperatorCommand(name="RETRY_RUN", reason=ask.reason, actor=actor, signal_id=signal_id)
+    run_id = await call.runtime.retry_run(ask.run_id, command, call.principal)
+    head = await call.runtime.head(run_id)
+    return RunStarted(run_id=run_id, workflow=head.plan_id, workflow_version=head.plan_version)

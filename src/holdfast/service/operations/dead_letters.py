@@ -6,7 +6,6 @@ import msgspec
 from msgspec import Raw, Struct
 
 from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Reason, Settlement
-from holdfast.engine.inbox.dead_letters import Letter
 from holdfast.errors import Conflict, NotFound, RunTerminal, StoreCorrupt
 from holdfast.service.context import Call
 from holdfast.service.operations.fields import ActorName, Name
@@ -82,10 +81,13 @@ async def get(call: Call, ask: OfLetter) -> OpenedLetter:
     return OpenedLetter(letter_view(letter), message=Raw(letter.envelope))
 
 
-async def _tell(call: Call, letter_id: str) -> None:
-    """Tell who watches the letters here that one is settled: no history grows by that."""
+async def _settle(call: Call, ask: "SettleLetter", action: Settlement) -> "SettledLetter":
+    """Settle a dead letter, and notify the subscribers of dead letters here: no history grows by that."""
+    await _letter(call, ask.letter_id)
+    await call.runtime.settle_dead_letter(ask.letter_id, action, actor=call.name(ask.actor), caller=call.principal)
     if call.service.watchers.watching:
-        await call.service.watchers.tell_letter(await _letter(call, letter_id))
+        await call.service.watchers.tell_letter(await _letter(call, ask.letter_id))
+    return SettledLetter(ask.letter_id, action)
 
 
 class SettleLetter(OfLetter, frozen=True, kw_only=True):
@@ -110,10 +112,7 @@ class SettledLetter(Struct, frozen=True):
 )
 async def requeue(call: Call, ask: SettleLetter) -> SettledLetter:
     """Put a message back into its run's inbox, due now."""
-    letter = await _letter(call, ask.letter_id)
-    await Letter(call.store, letter, call.audit(actor=call.name(ask.actor))).requeue(actor=call.name(ask.actor))
-    await _tell(call, ask.letter_id)
-    return SettledLetter(ask.letter_id, "requeue")
+    return await _settle(call, ask, "requeue")
 
 
 @operation(
@@ -125,7 +124,4 @@ async def requeue(call: Call, ask: SettleLetter) -> SettledLetter:
 )
 async def drop(call: Call, ask: SettleLetter) -> SettledLetter:
     """Say that nobody will ever handle a message."""
-    letter = await _letter(call, ask.letter_id)
-    await Letter(call.store, letter, call.audit(actor=call.name(ask.actor))).drop(actor=call.name(ask.actor))
-    await _tell(call, ask.letter_id)
-    return SettledLetter(ask.letter_id, "drop")
+    return await _settle(call, ask, "drop")

@@ -70,7 +70,7 @@ async def delete_run(call: Call, ask: DeleteRun) -> DeletedView:
     if entry is not None:
         entry = audited(entry, ask.run_id, (head.tenant, head.project, head.environment), 0)
     policy = PurgePolicy(run_ids=(ask.run_id,), finished_run_ms=0, dry_run=ask.dry_run)
-    report = await call.opened.store.purge(policy, entry)
+    report = await call.runtime.store.purge(policy, entry)
     if report.runs == 0:
         problem = f"the parent of run {ask.run_id}, or a child of it, has not finished"
         raise Conflict(problem, run_id=ask.run_id)
@@ -99,7 +99,7 @@ async def delete_tenant(call: Call, ask: DeleteTenant) -> DeletedView:
             "yes: say that this is meant, or ask for a dry_run; nothing can be brought back", field="yes"
         )
     await _refuse_unfinished(call, ask.tenant)
-    store, loop = call.opened.store, asyncio.get_running_loop()
+    store, loop = call.runtime.store, asyncio.get_running_loop()
     until = loop.time() + call.service.options.request_s / 2
     whole = PurgePolicy(tenant=ask.tenant, finished_run_ms=0, audit_ms=0, tokens=True, limit=PART, dry_run=ask.dry_run)
     total = PurgeReport()
@@ -114,7 +114,7 @@ async def delete_tenant(call: Call, ask: DeleteTenant) -> DeletedView:
 async def _refuse_unfinished(call: Call, tenant: str) -> None:
     left: list[str] = []
     for status in UNFINISHED:
-        left += [head.run_id for head in await call.opened.store.find_runs(RunQuery(tenant=tenant, status=status))]
+        left += [head.run_id for head in await call.runtime.store.find_runs(RunQuery(tenant=tenant, status=status))]
     if left:
         shown = ", ".join(left[:5])
         problem = (

@@ -12,6 +12,7 @@ from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.engine.history import head_of
 from holdfast.engine.inbox.signals import FirstSignal
 from holdfast.engine.observe.logs import escaped
+from holdfast.engine.start.runtime import StartOptions
 from holdfast.errors import (
     Conflict,
     NotFound,
@@ -24,7 +25,6 @@ from holdfast.errors import (
     UpdateFailed,
 )
 from holdfast.limits import SEARCH_CHARS, SEARCH_WORDS
-from holdfast.run import query_run
 from holdfast.service.auth.tenancy import check_chosen_id
 from holdfast.service.context import Call
 from holdfast.service.operations.fields import OF_A_RUN, Name, RunId, SignalId, WaitSeconds, given
@@ -77,10 +77,8 @@ async def start_run(
     """Start a run, and return how its first signals were answered."""
     check_chosen_id(call.principal.tenant, ask.run_id)
     tenant, project, environment = call.within(ask.tenant, ask.project, ask.environment)
-    definition = call.opened.workflow(ask.workflow, ask.workflow_version)
-    started = await call.opened.start(
-        definition,
-        definition.signature.pack((), ask.input),
+    definition = call.runtime.registry.workflow(ask.workflow, ask.workflow_version)
+    options = StartOptions(
         request_id=ask.request_id,
         run_id=ask.run_id,
         tenant=tenant,
@@ -90,9 +88,10 @@ async def start_run(
         tags=ask.tags,
         priority=ask.priority,
         with_signal=with_signal,
-        caller=call.principal,
         names_version=ask.workflow_version is not None,
     )
+    packed = definition.signature.pack((), ask.input)
+    started = await call.runtime.start(definition, packed, options, call.principal)
     answer = RunStarted(run_id=started.run_id, workflow=definition.name, workflow_version=started.workflow_version)
     return answer, started.signals
 
@@ -266,11 +265,10 @@ class RunOutcome(Struct, frozen=True, kw_only=True):
 async def result(call: Call, ask: AwaitResult) -> RunOutcome:
     """Return the result of a run, or its error. With `wait_s` wait for it; if it does not come, ask again."""
     head = await head_of(call.store, ask.run_id)
-    handle = await call.run(ask.run_id)
     if head.status in TERMINAL:
-        last = await handle.last_event()
+        last = await call.runtime.wait_finished(ask.run_id)
     elif ask.wait_s > 0:
-        found = await call.wait_for(handle.last_event(), ask.wait_s)
+        found = await call.wait_for(call.runtime.wait_finished(ask.run_id), ask.wait_s)
         if found is None:
             head = await head_of(call.store, ask.run_id)
             return RunOutcome(run_id=ask.run_id, status=head.status, is_finished=False, result=NULL)
@@ -316,13 +314,14 @@ async def query(call: Call, ask: AskRun) -> Answered:
 
     A run that is not in memory is replayed to answer. So queries count as lists do, and only some are asked at once.
     """
-    run = await call.run(ask.run_id)
+    await call.require_run(ask.run_id)
     principal, rates = call.principal, call.service.rates
     caller = principal.token_id or principal.name
     rates.charge(caller, principal.tenant, 1)
     try:
         async with rates.place(f"{caller if principal.tenant is None else principal.tenant} queries"):
-            return Answered(await query_run(run, ask.name, codec.encode(ask.input)))
+            answer = await call.runtime.query(ask.run_id, ask.name, codec.encode(ask.input), principal)
+            return Answered(answer)
     except QueryFailed as problem:
         logger.info("run %s: %s", escaped(ask.run_id), escaped(problem.message[:SHOWN_CHARS]))
         raise
@@ -343,5 +342,6 @@ class UpdateRun(AskRun, frozen=True, kw_only=True):
 )
 async def update(call: Call, ask: UpdateRun) -> Answered:
     """Ask a run for something and wait for its answer. With an `update_id` a retry gets the first answer."""
-    handle = await call.run(ask.run_id)
-    return Answered(codec.encode(await handle.update_with(ask.name, ask.input, given(ask.update_id))))
+    await call.require_run(ask.run_id)
+    answer = await call.runtime.update(ask.run_id, ask.name, ask.input, given(ask.update_id), call.principal)
+    return Answered(answer)

@@ -9,9 +9,8 @@ from holdfast.core import codec
 from holdfast.core.events import NULL
 from holdfast.core.instants import Instant
 from holdfast.core.messages import AcceptedSignalResult, Signal, SignalRequest
-from holdfast.core.names import RESERVED_PREFIX, check_signal_name
+from holdfast.core.names import RESERVED_PREFIX
 from holdfast.engine.history import head_of
-from holdfast.engine.inbox.receipts import receipt_of
 from holdfast.engine.inbox.signals import FirstSignal, Outgoing, result_of
 from holdfast.errors import (
     CallerError,
@@ -75,8 +74,7 @@ async def send(call: Call, ask: SendSignal) -> AcceptedSignal:
 
     With a `signal_id` a retry is recognised and answered as the first time, with another payload by `Conflict`.
     """
-    check_signal_name(ask.name)
-    await call.run(ask.run_id)
+    await call.require_run(ask.run_id)
     request = SignalRequest(
         run_id=ask.run_id,
         name=ask.name,
@@ -84,9 +82,8 @@ async def send(call: Call, ask: SendSignal) -> AcceptedSignal:
         signal_id=given(ask.signal_id),
         step_id=ask.step_id,
         require_waiting=ask.require_waiting,
-        audit=call.audit(subject=ask.name),
     )
-    return accepted_signal(await call.opened.sender.send(request, permit=call.opened.permits(call.principal)))
+    return accepted_signal(await call.runtime.signal(request, caller=call.principal))
 
 
 class SendSignals(Ask, frozen=True, kw_only=True):
@@ -115,8 +112,7 @@ async def send_many(call: Call, ask: SendSignals) -> SentSignals:
     """Send many signals. Each is accepted or refused by itself."""
     own = await _own_runs(call, [signal.run_id for signal in ask.signals])
     outgoing = [_outgoing(signal) for signal in ask.signals if signal.run_id in own]
-    permits = call.opened.permits(call.principal)
-    sent = iter(await call.opened.sender.send_many(outgoing, permits, lambda request: call.audit(subject=request.name)))
+    sent = iter(await call.runtime.signal_many(outgoing, call.principal))
     answers = [next(sent) if signal.run_id in own else no_such_run(signal.run_id) for signal in ask.signals]
     for answer in answers:
         if isinstance(answer, NotPermitted):
@@ -207,7 +203,8 @@ class ReceiptView(Struct, frozen=True, kw_only=True):
 )
 async def receipt(call: Call, ask: FollowSignal) -> ReceiptView:
     """Return what has become of a signal: waiting, consumed by which event, expired, or dead-lettered and why."""
-    found = await receipt_of(call.store, ask.run_id, ask.name, ask.signal_id, ask.signal_storage_key)
+    await call.require_run(ask.run_id)
+    found = await call.runtime.receipt(ask.run_id, ask.name, ask.signal_id, ask.signal_storage_key)
     return ReceiptView(status=found.status, consumed_at_event=found.consumed_at_event, reason=found.reason)
 
 

@@ -122,7 +122,7 @@ async def follow_run(call: Call, ask: FollowRun) -> EventView:
     head = await head_of(call.store, ask.run_id)
     if ask.after > head.version:  # to wait for more would pass over what another history has in its place
         raise InvalidInput(f"after: the run has {head.version} events, and none of this number", field="after")
-    return RunStream(call, call.service.watchers.of(call.opened), head, ask.after)  # type: ignore[return-value]
+    return RunStream(call, call.service.watchers.of(call.runtime), head, ask.after)  # type: ignore[return-value]
 
 
 class WatchLists(Ask, frozen=True, kw_only=True):
@@ -215,4 +215,4 @@ async def watch_lists(call: Call, ask: WatchLists) -> RunView:
         lambda head: belongs_to(call.principal, head) and ask.names(head),
         lambda told: ask.lists(told, actor),
     )
-    return ListStream(call, call.service.watchers.of(call.opened), listing)  # type: ignore[return-value]
+    return ListStream(call, call.service.watchers.of(call.runtime), listing)  # type: ignore[return-value]

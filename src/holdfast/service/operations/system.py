@@ -34,15 +34,15 @@ class Health(Struct, frozen=True, kw_only=True):
 @operation("system.health", "GET /v1/health", scope=None)
 async def health(call: Call, ask: Nothing) -> Health:
     """Say that the service and its store work; otherwise this answers 503."""
-    node = call.opened.node
-    if node.failure is not None:
-        raise node.failure
+    runtime = call.runtime
+    if runtime.failure is not None:
+        raise runtime.failure
     return Health(
         status="ok",
         app=call.service.app.name,
         version=VERSION,
-        node=name_of(node.name),
-        time=moment(await call.opened.store.now()),
+        node=name_of(runtime.node_name),
+        time=moment(await runtime.store.now()),
     )
 
 
@@ -126,7 +126,7 @@ class NodeList(Struct, frozen=True):
 @operation("system.nodes", "GET /v1/nodes", scope="system:read")
 async def nodes(call: Call, ask: Nothing) -> NodeList:
     """Return the nodes that are there."""
-    counted, here = await _stats(call), call.opened.node.name
+    counted, here = await _stats(call), call.runtime.node_name
     leases = sorted(counted.leases.items())
     return NodeList([NodeView(name_of(node), moment(until), node == here) for node, until in leases])
 

@@ -41,7 +41,7 @@ class TokenView(Struct, frozen=True, kw_only=True):
 
 
 async def _view(call: Call, token: AccessToken) -> TokenView:
-    now = await call.opened.store.now()
+    now = await call.runtime.store.now()
     return shown(TokenView, token, prefix=f"{PREFIX}{token.token_id}", is_valid=token.is_valid(now))
 
 
@@ -104,7 +104,7 @@ async def _refuse_revoked_maker(call: Call, made: AccessToken) -> None:
     Who revokes with descendants first revokes the maker, and then looks for what it made: either they find this token,
     or it is found here that the maker is revoked.
     """
-    makers = await call.opened.store.find_tokens(TokenQuery(token_ids=(made.created_by,)))
+    makers = await call.runtime.store.find_tokens(TokenQuery(token_ids=(made.created_by,)))
     if any(maker.revoked_at is not None for maker in makers):
         await revoke_token(call.store, made, call.principal.name, call.audit())
         raise NotAuthenticated("this token is not valid: it is unknown, revoked, or past its end")

@@ -47,7 +47,7 @@ def _handled(known: dict[str, Signature]) -> dict[str, Handled]:
 
 def _view(call: Call, definition: WorkflowDefinition) -> WorkflowView:
     input, result = definition.signature.schemas()
-    limited = call.service.app.registry.workflow_limits.get(definition.name)
+    limited = call.runtime.registry.workflow_limits.get(definition.name)
     return WorkflowView(
         name=definition.name,
         version=definition.version,
@@ -75,7 +75,7 @@ class WorkflowList(Struct, frozen=True):
 @operation("workflows.list", "GET /v1/workflows", scope="workflows:read")
 async def list_(call: Call, ask: ListWorkflows) -> WorkflowList:
     """Return the workflows that can be started here, with the JSON Schemas of what they take."""
-    return WorkflowList([_view(call, definition) for _, definition in sorted(call.opened.workflows.items())])
+    return WorkflowList([_view(call, definition) for _, definition in sorted(call.runtime.registry.workflows.items())])
 
 
 class OfWorkflow(Ask, frozen=True, kw_only=True):
@@ -88,4 +88,4 @@ class OfWorkflow(Ask, frozen=True, kw_only=True):
 @operation("workflows.get", "GET /v1/workflows/{name}", scope="workflows:read", errors=(NotFound,))
 async def get(call: Call, ask: OfWorkflow) -> WorkflowView:
     """Return one workflow, with the JSON Schemas of what it takes."""
-    return _view(call, call.opened.workflow(ask.name, ask.version))
+    return _view(call, call.runtime.registry.workflow(ask.name, ask.version))
