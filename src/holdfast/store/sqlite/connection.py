@@ -69,6 +69,21 @@ _SIGNS_OF_DAMAGE = ("Could not decode to UTF-8", "unsupported file format", "mal
 _FAULTS_OF_ONE = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.InterfaceError, sqlite3.DataError)
 
 
+def _register_plain_values() -> None:
+    """Let `sqlite3` know that None and bytes are stored as they are.
+
+    Else it asks each of them whether it adapts itself, by way of attributes that are not there: for most rows that
+    takes longer than all the rest of the binding.
+    """
+    same: dict[type, Callable[[Any], Any]] = {type(None): {}.get, bytes: bytes.__bytes__}
+    for kind, as_it_is in same.items():
+        if (kind, sqlite3.PrepareProtocol) not in sqlite3.adapters:
+            sqlite3.register_adapter(kind, as_it_is)
+
+
+_register_plain_values()
+
+
 class Database:
     """A connection to one file."""
 
