@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test browser pictures lint format bench soak chaos dev contract diagram clean
+.PHONY: help demo test browser pictures lint format bench soak chaos dev contract diagram tables clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -74,6 +74,9 @@ contract: $(DEV_STAMP) ## List every rule of docs/contract.md with the tests tha
 diagram: $(RUN_STAMP) ## Draw docs/states.md from the transition table
 	@$(BIN)/python -m holdfast.core.diagram > docs/states.md.new || { rm -f docs/states.md.new; exit 1; }
 	@mv docs/states.md.new docs/states.md
+
+tables: $(DEV_STAMP) ## Write the page's tables of event types from the bodies of events
+	@$(BIN)/python -m tools.event_tables
 
 clean: ## Remove the virtual environment and everything generated
 	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .hypothesis

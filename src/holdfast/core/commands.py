@@ -1,16 +1,20 @@
 """What a program asks for. Commands are requests; `apply_commands` turns them into events.
 
-A program (code, flow or plan) is asked one thing: given these outcomes, which commands do you issue?
+A program (code, flow or plan) has one task: given these outcomes, which commands does it issue? `RECORDED_AS` is the
+body of the event that records a command: replay compares the two.
 """
 
 from msgspec import Raw, Struct
 
+from holdfast.core import events as e
 from holdfast.core.events import NULL, ErrorInfo, EscalationRule
 from holdfast.core.instants import Instant
 
 
 class RunActivity(Struct, frozen=True, kw_only=True, gc=False):
     """Do something in the world."""
+
+    RECORDED_AS = e.StepStarted
 
     step_id: str
     name: str
@@ -23,12 +27,16 @@ class RunActivity(Struct, frozen=True, kw_only=True, gc=False):
 class StartTimer(Struct, frozen=True, kw_only=True, gc=False):
     """Wake me then."""
 
+    RECORDED_AS = e.TimerStarted
+
     step_id: str
     due_at: Instant
 
 
 class WaitSignal(Struct, frozen=True, kw_only=True, gc=False):
     """Tell me when this signal comes, or when it is too late."""
+
+    RECORDED_AS = e.SignalWaiting
 
     step_id: str
     name: str
@@ -37,6 +45,8 @@ class WaitSignal(Struct, frozen=True, kw_only=True, gc=False):
 
 class SendSignal(Struct, frozen=True, kw_only=True, gc=False):
     """Tell that run, and go on."""
+
+    RECORDED_AS = e.SignalSent
 
     step_id: str
     run_id: str
@@ -48,6 +58,8 @@ class SendSignal(Struct, frozen=True, kw_only=True, gc=False):
 
 class AskHuman(Struct, frozen=True, kw_only=True, gc=False):
     """Open a task, and tell me the answer."""
+
+    RECORDED_AS = e.TaskCreated
 
     step_id: str
     name: str
@@ -67,6 +79,8 @@ class AskHuman(Struct, frozen=True, kw_only=True, gc=False):
 class StartChild(Struct, frozen=True, kw_only=True, gc=False):
     """Start another run, and tell me how it ends."""
 
+    RECORDED_AS = e.ChildStarted
+
     step_id: str
     child_run_id: str
     plan_id: str
@@ -78,6 +92,8 @@ class StartChild(Struct, frozen=True, kw_only=True, gc=False):
 class RecordMarker(Struct, frozen=True, kw_only=True, gc=False):
     """Remember this value."""
 
+    RECORDED_AS = e.MarkerRecorded
+
     step_id: str
     name: str
     value: Raw = NULL
@@ -85,6 +101,8 @@ class RecordMarker(Struct, frozen=True, kw_only=True, gc=False):
 
 class CompleteUpdate(Struct, frozen=True, kw_only=True, gc=False):
     """That update is answered: with a result, or with an error."""
+
+    RECORDED_AS = e.UpdateCompleted
 
     step_id: str
     result: Raw = NULL
@@ -94,18 +112,22 @@ class CompleteUpdate(Struct, frozen=True, kw_only=True, gc=False):
 class CancelStep(Struct, frozen=True, kw_only=True, gc=False):
     """I no longer care about that step."""
 
+    RECORDED_AS = e.StepCancelled
+
     step_id: str
     reason: str = ""
 
 
 class PauseRun(Struct, frozen=True, kw_only=True, gc=False):
-    """The program cannot be advanced; hold the run until somebody has looked."""
+    """The program cannot be advanced; pause the run. The engine issues it, not the program, so replay has none."""
 
     error: ErrorInfo
 
 
 class ContinueAsNew(Struct, frozen=True, kw_only=True, gc=False):
     """Forget what was; begin again with this input. Step ids stay unique in the whole run: none is used again."""
+
+    RECORDED_AS = e.ContinuedAsNew
 
     input: Raw = NULL
     updates: tuple[str, ...] = ()
@@ -115,17 +137,23 @@ class ContinueAsNew(Struct, frozen=True, kw_only=True, gc=False):
 class CompleteRun(Struct, frozen=True, kw_only=True, gc=False):
     """I am done."""
 
+    RECORDED_AS = e.RunCompleted
+
     result: Raw = NULL
 
 
 class FailRun(Struct, frozen=True, kw_only=True, gc=False):
     """I cannot go on."""
 
+    RECORDED_AS = e.RunFailed
+
     error: ErrorInfo
 
 
 class CancelRun(Struct, frozen=True, kw_only=True, gc=False):
     """I was cancelled, and have cleaned up."""
+
+    RECORDED_AS = e.RunCancelled
 
     reason: str = ""
 

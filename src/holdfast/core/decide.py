@@ -379,10 +379,10 @@ _DECIDERS: dict[type, Callable[[RunState, Any, EventWriter], Decision | Refusal]
 }
 
 RECORDED_AS: dict[str, tuple[type[e.Body], ...]] = {
-    m.CONTROL_SIGNAL: (e.SignalAccepted, e.SignalRejected),
-    m.UPDATE_SIGNAL: (e.UpdateAccepted,),
-    m.TASK_SIGNAL: tasks.DECISIONS,
-    m.OUTCOME_SIGNAL: (e.StepCompleted, e.StepFailed, e.StepRetried, e.RunPaused),
+    m.CONTROL_SIGNAL: e.recording("control"),
+    m.UPDATE_SIGNAL: e.recording("update"),
+    m.TASK_SIGNAL: e.recording("task"),
+    m.OUTCOME_SIGNAL: e.recording("outcome"),
 }
 """The first event of the decision about a signal of the engine's own, by its name."""
 

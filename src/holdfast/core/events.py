@@ -1,19 +1,21 @@
 """Events: what has happened to a run, in order, for ever.
 
 An `Event` is an envelope around one typed body. `event_type` is the name of the body's class and is what the store
-and every other language see. A body class says with `KEYED_BY` how its idempotency key is formed:
+and every other language see.
 
-* ``step``: an event of a step, once per logical attempt (the canonical key);
-* ``run``: an event of the run, or one that may recur within an attempt. The id of the signal that caused it, or
-  the count of events of its type, stands in place of the step.
+What an event of a type means for its run and its step stands on its body class, and nowhere else: which kind of step it
+opens or closes, from which status to which it leads, whether the program sees it. Those are the class attributes of
+`Body`. Every table of event types is derived from them when its module is imported, and `tools/event_tables.py` writes
+the page's. To add a kind of step, add the bodies that open and close it, with these attributes.
 
-User values (inputs, results, payloads) are carried as raw JSON and never looked into here.
+User values (inputs, results, payloads) are carried as raw JSON and never decoded here.
 
 Events and bodies are hidden from the cyclic garbage collector (`gc=False`): they are frozen and refer to nothing that
 could refer back, and a node may hold a great many of them.
 """
 
-from typing import ClassVar
+from enum import StrEnum
+from typing import ClassVar, Literal, get_args
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
@@ -23,6 +25,31 @@ NULL = Raw(b"null")
 
 ADAPTER_VERSION = "holdfast/1"
 """Which writer made an event. It changes when the meaning of events changes, not with every release."""
+
+
+class RunStatus(StrEnum):
+    """Where a run stands. The last three are terminal."""
+
+    PENDING = "PENDING"
+    APPROVED = "APPROVED"
+    RUNNING = "RUNNING"
+    PAUSED = "PAUSED"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+    # The same hash as Enum's own, without a Python call for every look-up in a table.
+    __hash__ = str.__hash__
+
+
+PENDING, APPROVED, RUNNING, PAUSED, COMPLETED, FAILED, CANCELLED = RunStatus
+TERMINAL = frozenset({COMPLETED, FAILED, CANCELLED})
+_UNFINISHED = (PENDING, APPROVED, RUNNING, PAUSED)
+
+StepKind = Literal["activity", "timer", "signal", "task", "child", "update"]
+"""What a step can be. `signal` is a wait for one."""
+
+_EVERY_KIND: frozenset[StepKind] = frozenset(get_args(StepKind))
 
 
 class ErrorInfo(Struct, frozen=True, omit_defaults=True, gc=False):
@@ -64,7 +91,46 @@ class CallerRef(Struct, frozen=True, omit_defaults=True, gc=False):
 class Body(Struct, frozen=True, omit_defaults=True, gc=False, kw_only=True):
     """The part of an event that differs by type. `by` is the caller who caused it; None if it was none."""
 
-    KEYED_BY: ClassVar[str] = "step"
+    KEYED_BY: ClassVar[Literal["step", "run"]] = "step"
+    """How the idempotency key is formed. `step`: an event of a step, once per logical attempt (the canonical key).
+
+    `run`: an event of the run, or one that may recur within an attempt. The id of the signal that caused it, or the
+    count of events of its type, stands in place of the step.
+    """
+
+    OPENS: ClassVar[StepKind | None] = None
+    """The kind of step that it opens."""
+
+    DUE_FIELD: ClassVar[str] = "due_at"
+    """The field that says until when the step which it opens may stay open."""
+
+    ASKS_OTHERS: ClassVar[bool] = False
+    """The step that it opens asks somebody outside for an answer: to skip it takes a permission of its own."""
+
+    CLOSES: ClassVar[frozenset[StepKind]] = frozenset()
+    """The kinds of open steps that it closes."""
+
+    CLOSED_AS: ClassVar[Literal["SUCCESS", "FAILED", "SKIPPED"]] = "SUCCESS"
+    """How operators see a step that it has closed."""
+
+    CHANGES: ClassVar[StepKind | None] = None
+    """The kind of open step that it changes, which stays open."""
+
+    CLOSES_ALL: ClassVar[bool] = False
+    """It closes every step that is open."""
+
+    LEADS_FROM: ClassVar[tuple[RunStatus, ...]] = ()
+    LEADS_TO: ClassVar[RunStatus | None] = None
+    """The statuses in which it can happen and the one that it leads to, if it changes the status of the run."""
+
+    BEFORE_START: ClassVar[bool] = False
+    """It can happen before the run has started, without changing its status. Other events need a run that has."""
+
+    TO_PROGRAM: ClassVar[Literal["outcome", "control"] | None] = None
+    """`outcome`: the program gets it, once the run is not paused. `control`: it says when the program gets outcomes."""
+
+    RECORDS: ClassVar[Literal["control", "update", "task", "outcome"] | None] = None
+    """The kind of signal from the engine to itself about which it records the decision, as the first event of it."""
 
     by: CallerRef | None = None
 
@@ -75,7 +141,7 @@ class Body(Struct, frozen=True, omit_defaults=True, gc=False, kw_only=True):
 class RunBody(Body, frozen=True):
     """An event of the run as a whole."""
 
-    KEYED_BY: ClassVar[str] = "run"
+    KEYED_BY = "run"
 
 
 class RetryOf(Struct, frozen=True, omit_defaults=True, gc=False):
@@ -107,15 +173,27 @@ class RunQueued(RunBody, frozen=True):
 class RunApproved(RunBody, frozen=True):
     """Someone who may has let the run go ahead."""
 
+    LEADS_FROM = (PENDING,)
+    LEADS_TO = APPROVED
+
     actor: str = ""
 
 
 class RunStarted(RunBody, frozen=True):
     """The program begins."""
 
+    LEADS_FROM = (PENDING, APPROVED)
+    LEADS_TO = RUNNING
+    TO_PROGRAM = "control"
+
 
 class RunPaused(RunBody, frozen=True):
     """The program is not advanced until the run is resumed. Results that arrive are still recorded."""
+
+    LEADS_FROM = (RUNNING,)
+    LEADS_TO = PAUSED
+    TO_PROGRAM = "control"
+    RECORDS = "outcome"
 
     reason: str = ""
     error: ErrorInfo | None = None
@@ -126,17 +204,28 @@ class RunPaused(RunBody, frozen=True):
 class RunResumed(RunBody, frozen=True):
     """The program goes on."""
 
+    LEADS_FROM = (PAUSED,)
+    LEADS_TO = RUNNING
+    TO_PROGRAM = "control"
+
     reason: str = ""
 
 
 class RunCancelRequested(RunBody, frozen=True):
     """The program is being cancelled; it may still clean up."""
 
+    BEFORE_START = True
+    TO_PROGRAM = "outcome"
+
     reason: str = ""
 
 
 class RunCompleted(RunBody, frozen=True):
     """The program returned."""
+
+    LEADS_FROM = (RUNNING,)
+    LEADS_TO = COMPLETED
+    CLOSES_ALL = True
 
     result: Raw = NULL
     artifacts: tuple[ArtifactRef, ...] = ()
@@ -145,11 +234,19 @@ class RunCompleted(RunBody, frozen=True):
 class RunFailed(RunBody, frozen=True):
     """The program raised."""
 
+    LEADS_FROM = _UNFINISHED
+    LEADS_TO = FAILED
+    CLOSES_ALL = True
+
     error: ErrorInfo
 
 
 class RunCancelled(RunBody, frozen=True):
     """The program was cancelled and has ended."""
+
+    LEADS_FROM = _UNFINISHED
+    LEADS_TO = CANCELLED
+    CLOSES_ALL = True
 
     reason: str = ""
 
@@ -160,12 +257,19 @@ class ContinuedAsNew(RunBody, frozen=True):
     `carried` is what the state before it held that is still true, so that a fold can begin here too.
     """
 
+    CLOSES_ALL = True
+    TO_PROGRAM = "control"
+
     input: Raw = NULL
     carried: Raw = NULL
 
 
 class SignalAccepted(RunBody, frozen=True):
     """An operator's command was allowed. What it changes follows as events of its own."""
+
+    BEFORE_START = True
+    TO_PROGRAM = "control"
+    RECORDS = "control"
 
     name: str
     signal_id: str
@@ -180,6 +284,9 @@ class SignalRejected(RunBody, frozen=True):
     `name` is the command's, such as `PAUSE`, or says what was sent, such as `SIGNAL approval`.
     """
 
+    BEFORE_START = True
+    RECORDS = "control"
+
     name: str
     signal_id: str
     actor: str = ""
@@ -192,6 +299,8 @@ class SignalRejected(RunBody, frozen=True):
 
 class StepStarted(Body, frozen=True):
     """An activity was scheduled."""
+
+    OPENS = "activity"
 
     name: str
     input: Raw = NULL
@@ -214,6 +323,9 @@ class StepRetried(RunBody, frozen=True):
     Keyed like an event of the run, because it recurs and the engine's attempt is never part of a key.
     """
 
+    CHANGES = "activity"
+    RECORDS = "outcome"
+
     reason: str
     due_at: Instant | None = None
     error: ErrorInfo | None = None
@@ -225,11 +337,17 @@ class StepDetached(RunBody, frozen=True):
     Keyed like `StepRetried`: it may recur, once for each attempt.
     """
 
+    CHANGES = "activity"
+
     until: Instant | None = None
 
 
 class StepCompleted(Body, frozen=True):
     """An activity's result is recorded."""
+
+    CLOSES = frozenset({"activity"})
+    TO_PROGRAM = "outcome"
+    RECORDS = "outcome"
 
     result: Raw = NULL
     artifacts: tuple[ArtifactRef, ...] = ()
@@ -238,11 +356,20 @@ class StepCompleted(Body, frozen=True):
 class StepFailed(Body, frozen=True):
     """An activity failed for good, in this logical attempt."""
 
+    CLOSES = frozenset({"activity"})
+    CLOSED_AS = "FAILED"
+    TO_PROGRAM = "outcome"
+    RECORDS = "outcome"
+
     error: ErrorInfo
 
 
 class StepSkipped(Body, frozen=True):
     """The step is not to be done. Who waits for it gets `result`, or None."""
+
+    CLOSES = _EVERY_KIND
+    CLOSED_AS = "SKIPPED"
+    TO_PROGRAM = "outcome"
 
     reason: str = ""
     result: Raw = NULL
@@ -251,11 +378,16 @@ class StepSkipped(Body, frozen=True):
 class StepCancelled(Body, frozen=True):
     """The program gave up an open step of any kind."""
 
+    CLOSES = _EVERY_KIND
+    CLOSED_AS = "SKIPPED"
+
     reason: str = ""
 
 
 class TimerStarted(Body, frozen=True):
     """The program sleeps until `due_at`."""
+
+    OPENS = "timer"
 
     token: str
     due_at: Instant
@@ -264,9 +396,16 @@ class TimerStarted(Body, frozen=True):
 class TimerFired(Body, frozen=True):
     """The time has come."""
 
+    CLOSES = frozenset({"timer"})
+    TO_PROGRAM = "outcome"
+
 
 class SignalWaiting(Body, frozen=True):
     """The program waits for a signal."""
+
+    OPENS = "signal"
+    DUE_FIELD = "until"
+    ASKS_OTHERS = True
 
     name: str
     token: str
@@ -278,6 +417,9 @@ class SignalReceived(Body, frozen=True):
 
     Where the wait has a handler, `state_after` is what it returned, or else `error` what it raised.
     """
+
+    CLOSES = frozenset({"signal"})
+    TO_PROGRAM = "outcome"
 
     name: str
     signal_id: str
@@ -304,6 +446,10 @@ class SignalDeadLettered(RunBody, frozen=True):
 class SignalTimedOut(Body, frozen=True):
     """No signal came in time."""
 
+    CLOSES = frozenset({"signal"})
+    CLOSED_AS = "FAILED"
+    TO_PROGRAM = "outcome"
+
     name: str
 
 
@@ -328,6 +474,9 @@ class EscalationRule(Struct, frozen=True, omit_defaults=True, gc=False):
 class TaskCreated(Body, frozen=True):
     """A human is asked. With `of`, or more than one of `approvals`, so many are to answer."""
 
+    OPENS = "task"
+    ASKS_OTHERS = True
+
     task_id: str
     name: str
     token: str
@@ -350,6 +499,9 @@ class TaskAssigned(RunBody, frozen=True):
     `action` is assign, claim, release, reassign, or escalate when it happened by itself.
     """
 
+    CHANGES = "task"
+    RECORDS = "task"
+
     action: str
     actor: str
     assignee: str | None = None
@@ -359,11 +511,16 @@ class TaskAssigned(RunBody, frozen=True):
 class TaskReminded(RunBody, frozen=True):
     """A task is still open, and it is time to say so again. `count` begins with 1."""
 
+    CHANGES = "task"
+
     count: int
 
 
 class TaskCommented(RunBody, frozen=True):
     """Somebody has said something about a task."""
+
+    CHANGES = "task"
+    RECORDS = "task"
 
     actor: str
     text: str
@@ -372,12 +529,17 @@ class TaskCommented(RunBody, frozen=True):
 class TaskAnswered(RunBody, frozen=True):
     """One of several humans who are asked has answered. After the last that is needed comes `TaskCompleted`."""
 
+    CHANGES = "task"
+    RECORDS = "task"
+
     actor: str
     answer: Raw = NULL
 
 
 class TaskRefused(RunBody, frozen=True):
     """What somebody asked for was not done to a task. `stands_by` and `stands_at` say what stands instead."""
+
+    RECORDS = "task"
 
     action: str
     actor: str
@@ -389,12 +551,18 @@ class TaskRefused(RunBody, frozen=True):
 class TaskCompleted(Body, frozen=True):
     """A human has answered."""
 
+    CLOSES = frozenset({"task"})
+    TO_PROGRAM = "outcome"
+    RECORDS = "task"
+
     actor: str
     answer: Raw = NULL
 
 
 class ChildStarted(Body, frozen=True):
     """Another run was started, and this one waits for it."""
+
+    OPENS = "child"
 
     child_run_id: str
     plan_id: str
@@ -407,11 +575,18 @@ class ChildStarted(Body, frozen=True):
 class ChildCompleted(Body, frozen=True):
     """The other run returned."""
 
+    CLOSES = frozenset({"child"})
+    TO_PROGRAM = "outcome"
+
     result: Raw = NULL
 
 
 class ChildFailed(Body, frozen=True):
     """The other run failed or was cancelled."""
+
+    CLOSES = frozenset({"child"})
+    CLOSED_AS = "FAILED"
+    TO_PROGRAM = "outcome"
 
     error: ErrorInfo
 
@@ -430,6 +605,10 @@ class UpdateAccepted(Body, frozen=True):
     answered by the next event, and the program is not told of it. None, of older writers: no verdict was recorded.
     """
 
+    OPENS = "update"
+    TO_PROGRAM = "outcome"
+    RECORDS = "update"
+
     name: str
     input: Raw = NULL
     was_refused: bool | None = None
@@ -437,6 +616,8 @@ class UpdateAccepted(Body, frozen=True):
 
 class UpdateCompleted(Body, frozen=True):
     """The request was answered."""
+
+    CLOSES = frozenset({"update"})
 
     result: Raw = NULL
     error: ErrorInfo | None = None
@@ -455,6 +636,29 @@ BODIES: dict[str, type[Body]] = {
     if body not in (RunBody, UnknownBody)
 }
 """Every known body by its event type."""
+
+OPENING: dict[type[Body], StepKind] = {body: body.OPENS for body in BODIES.values() if body.OPENS is not None}
+"""What kind of step an event opens, by the type of its body."""
+
+CLOSING: dict[type[Body], frozenset[StepKind]] = {body: body.CLOSES for body in BODIES.values() if body.CLOSES}
+"""The kinds of step that an event closes, by the type of its body."""
+
+CLOSING_ALL = frozenset(body for body in BODIES.values() if body.CLOSES_ALL)
+"""The bodies of events that close every open step."""
+
+OUTCOMES = frozenset(body for body in BODIES.values() if body.TO_PROGRAM == "outcome")
+"""The bodies of events that a program gets: something has ended, or is asked of it."""
+
+TRANSITIONS: dict[RunStatus, dict[type[Body], RunStatus]] = {
+    status: {body: body.LEADS_TO for body in BODIES.values() if body.LEADS_TO is not None and status in body.LEADS_FROM}
+    for status in RunStatus
+}
+"""From a status, by the type of an event, to the next status. `docs/states.md` is drawn from this table."""
+
+
+def recording(kind: Literal["control", "update", "task", "outcome"]) -> tuple[type[Body], ...]:
+    """Return the bodies of events that record the decision about this kind of signal from the engine to itself."""
+    return tuple(body for body in BODIES.values() if kind == body.RECORDS)
 
 
 class Event(Struct, frozen=True, gc=False):

@@ -77,14 +77,15 @@ class IndexChanges(Struct, frozen=True, gc=False):
 
 
 _NO_CHANGES = IndexChanges()
-_CONCERN_NO_INDEX = frozenset(
-    {
-        *(e.StepStarted, e.StepRetried, e.StepCompleted, e.StepFailed, e.TimerStarted, e.TimerFired),
-        *(e.TaskCommented, e.TaskRefused),
-    }
+_INDEXED = frozenset({"signal", "task"})
+"""The kinds of steps that have rows."""
+
+_CHANGES_ROW = frozenset(body for body in e.BODIES.values() if body.CHANGES in _INDEXED) - {e.TaskCommented}
+_CONCERNS_INDEX = (
+    frozenset(body for body in e.BODIES.values() if body.OPENS in _INDEXED or body.CLOSES & _INDEXED)
+    | _CHANGES_ROW
+    | e.CLOSING_ALL
 )
-_LEAVES_TASK_OPEN = frozenset({e.TaskAssigned, e.TaskAnswered, e.TaskReminded})
-EVERYTHING_CLOSES = frozenset({e.RunCompleted, e.RunFailed, e.RunCancelled, e.ContinuedAsNew})
 
 
 def index_changes(before: RunState, after: RunState, events: Iterable[Event]) -> IndexChanges:
@@ -92,14 +93,14 @@ def index_changes(before: RunState, after: RunState, events: Iterable[Event]) ->
     touched: dict[str, Event] = {}
     changed: dict[str, list[Event]] = {}
     for event in events:
-        if type(event.data) in _CONCERN_NO_INDEX:
+        if type(event.data) not in _CONCERNS_INDEX:
             continue
-        if type(event.data) in EVERYTHING_CLOSES:
-            ended = {step_id: by for step_id, by in touched.items() if type(by.data) not in _LEAVES_TASK_OPEN}
+        if type(event.data) in e.CLOSING_ALL:
+            ended = {step_id: by for step_id, by in touched.items() if type(by.data) not in _CHANGES_ROW}
             touched = dict.fromkeys([*before.open_steps, *touched], event) | ended
         elif event.step_id is not None:
             touched[event.step_id] = event
-            if type(event.data) in _LEAVES_TASK_OPEN:
+            if type(event.data) in _CHANGES_ROW:
                 changed.setdefault(event.step_id, []).append(event)
     if not touched:
         return _NO_CHANGES

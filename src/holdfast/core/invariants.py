@@ -183,23 +183,6 @@ def idempotency_keys_are_exact(view: RunView) -> list[str]:
     return found
 
 
-_RESULTS = frozenset(
-    {
-        e.StepCompleted,
-        e.StepFailed,
-        e.StepSkipped,
-        e.StepCancelled,
-        e.TimerFired,
-        e.SignalReceived,
-        e.SignalTimedOut,
-        e.TaskCompleted,
-        e.ChildCompleted,
-        e.ChildFailed,
-        e.UpdateCompleted,
-    }
-)
-
-
 @_invariant(
     RunView, "INV", "A step has at most one result in each logical attempt; a failed one may be skipped afterwards."
 )
@@ -207,7 +190,7 @@ def step_results_are_recorded_once(view: RunView) -> list[str]:
     """Find steps that ended more than once in one logical attempt."""
     results: dict[tuple[str, int], list[str]] = {}
     for event in view.events:
-        if type(event.data) in _RESULTS:
+        if type(event.data) in e.CLOSING:
             attempt = (event.step_id or "", event.logical_attempt_id or 1)
             results.setdefault(attempt, []).append(event.event_type)
     return [

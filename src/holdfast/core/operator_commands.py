@@ -75,10 +75,10 @@ def _objection_to_retry(state: RunState, step_id: str) -> str:
     return f"the workflow has gone on since step {step_id!r} failed" if failed.is_told else ""
 
 
-OVERRIDES = frozenset({"task", "signal"})
+OVERRIDES = frozenset(kind for body, kind in e.OPENING.items() if body.ASKS_OTHERS)
 """Kinds of steps that ask somebody else for an answer: to skip one takes a permission of its own."""
 
-_WITHOUT_RESULT = OVERRIDES | {"timer"}
+_WITHOUT_RESULT: frozenset[str] = OVERRIDES | {"timer"}
 
 
 def _objection_to_skip(state: RunState, command: m.Control, step_id: str) -> str:

@@ -156,29 +156,7 @@ def detect_gaps(last_seq: int, next_seq: int) -> bool:
     return next_seq > last_seq + 1
 
 
-OPENING = {
-    e.StepStarted: "activity",
-    e.TimerStarted: "timer",
-    e.SignalWaiting: "signal",
-    e.TaskCreated: "task",
-    e.ChildStarted: "child",
-    e.UpdateAccepted: "update",
-}
-"""What kind of step an event opens, by the type of its body."""
-
-_CLOSING = {
-    e.StepCompleted: StepStatus.SUCCESS,
-    e.TimerFired: StepStatus.SUCCESS,
-    e.SignalReceived: StepStatus.SUCCESS,
-    e.TaskCompleted: StepStatus.SUCCESS,
-    e.ChildCompleted: StepStatus.SUCCESS,
-    e.UpdateCompleted: StepStatus.SUCCESS,
-    e.StepSkipped: StepStatus.SKIPPED,
-    e.StepCancelled: StepStatus.SKIPPED,
-    e.StepFailed: StepStatus.FAILED,
-    e.ChildFailed: StepStatus.FAILED,
-    e.SignalTimedOut: StepStatus.FAILED,
-}
+_CLOSED_AS = {body: StepStatus(body.CLOSED_AS) for body in e.CLOSING}
 _TIMED_OUT = StepError("SignalTimedOut", "no signal came in time", False)
 
 
@@ -224,11 +202,11 @@ def _give_up_open(event: Event, steps: dict[str, StepSnapshot], but: Collection[
 def _project_step(event: Event, steps: dict[str, StepSnapshot]) -> None:
     body, kind, step_id = event.data, type(event.data), event.step_id or ""
     step = steps.get(step_id) or StepSnapshot(step_id=step_id, status=StepStatus.PENDING)
-    if kind in OPENING:
+    if kind in e.OPENING:
         steps[step_id] = StepSnapshot(
             step_id=step_id,
             status=StepStatus.RUNNING,
-            kind=OPENING[kind],
+            kind=e.OPENING[kind],
             logical_attempt_id=event.logical_attempt_id or 1,
             engine_attempt_id=event.engine_attempt_id or 1,
             started_at=event.persisted_at,
@@ -237,11 +215,11 @@ def _project_step(event: Event, steps: dict[str, StepSnapshot]) -> None:
         steps[step_id] = replace(step, engine_attempt_id=event.engine_attempt_id or step.engine_attempt_id + 1)
     elif kind is e.StepDetached:
         steps[step_id] = replace(step, engine_attempt_id=event.engine_attempt_id or step.engine_attempt_id)
-    elif kind in _CLOSING:
+    elif kind in _CLOSED_AS:
         error = _TIMED_OUT if kind is e.SignalTimedOut else _step_error(getattr(body, "error", None))
         steps[step_id] = replace(
             step,
-            status=StepStatus.FAILED if error is not None else _CLOSING[kind],
+            status=StepStatus.FAILED if error is not None else _CLOSED_AS[kind],
             engine_attempt_id=event.engine_attempt_id or step.engine_attempt_id,
             completed_at=event.persisted_at,
             artifacts=getattr(body, "artifacts", ()),

@@ -11,14 +11,13 @@ Rules of this file:
 4. A state holds what is *open* or may still be asked for (failed steps, a cursor for each signal name), not what has
    been: that is in the events.
 
-The life of a run is the table TRANSITIONS. An event that changes the status must be in the row of the present one;
-other events need a run that has not finished (and, for events of steps, one that has started). Anything else means
-that the history is damaged, and raises `CorruptHistory`; it is never skipped. Events of unknown types are counted
-and otherwise left alone.
+The life of a run is the table TRANSITIONS, and what an event does to a step stands on its body (`events.py`). An event
+that changes the status must be in the row of the present one; other events need a run that has not finished (and, for
+events of steps, one that has started). Anything else means that the history is damaged, and raises `CorruptHistory`; it
+is never skipped. Events of unknown types are counted and otherwise left alone.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from enum import StrEnum
 from itertools import chain
 from typing import Any
 
@@ -27,53 +26,45 @@ from msgspec.json import decode
 from msgspec.structs import force_setattr, replace
 
 from holdfast.core import events as e
-from holdfast.core.events import ErrorInfo, Event
+from holdfast.core.events import (
+    APPROVED as APPROVED,
+)
+from holdfast.core.events import (
+    CANCELLED as CANCELLED,
+)
+from holdfast.core.events import (
+    COMPLETED as COMPLETED,
+)
+from holdfast.core.events import (
+    FAILED as FAILED,
+)
+from holdfast.core.events import (
+    PAUSED as PAUSED,
+)
+from holdfast.core.events import (
+    PENDING as PENDING,
+)
+from holdfast.core.events import (
+    RUNNING as RUNNING,
+)
+from holdfast.core.events import (
+    TERMINAL as TERMINAL,
+)
+from holdfast.core.events import (
+    TRANSITIONS as TRANSITIONS,
+)
+from holdfast.core.events import (
+    ErrorInfo,
+    Event,
+)
+from holdfast.core.events import (
+    RunStatus as RunStatus,
+)
 from holdfast.core.instants import Instant
 from holdfast.core.steps import NO_PROGRESS, progressed
 from holdfast.core.steps import FailedStep as FailedStep
 from holdfast.core.steps import OpenStep as OpenStep
 from holdfast.errors import CorruptHistory, HistoryGap
-
-
-class RunStatus(StrEnum):
-    """Where a run stands. The last three are terminal."""
-
-    PENDING = "PENDING"
-    APPROVED = "APPROVED"
-    RUNNING = "RUNNING"
-    PAUSED = "PAUSED"
-    COMPLETED = "COMPLETED"
-    FAILED = "FAILED"
-    CANCELLED = "CANCELLED"
-
-    # The same hash as Enum's own, without a Python call for every look into a table.
-    __hash__ = str.__hash__
-
-
-PENDING, APPROVED, RUNNING, PAUSED, COMPLETED, FAILED, CANCELLED = RunStatus
-TERMINAL = frozenset({COMPLETED, FAILED, CANCELLED})
-
-TRANSITIONS: dict[RunStatus, dict[type[e.Body], RunStatus]] = {
-    PENDING: {
-        e.RunApproved: APPROVED,
-        e.RunStarted: RUNNING,
-        e.RunFailed: FAILED,
-        e.RunCancelled: CANCELLED,
-    },
-    APPROVED: {e.RunStarted: RUNNING, e.RunFailed: FAILED, e.RunCancelled: CANCELLED},
-    RUNNING: {
-        e.RunPaused: PAUSED,
-        e.RunCompleted: COMPLETED,
-        e.RunFailed: FAILED,
-        e.RunCancelled: CANCELLED,
-    },
-    PAUSED: {e.RunResumed: RUNNING, e.RunFailed: FAILED, e.RunCancelled: CANCELLED},
-    COMPLETED: {},
-    FAILED: {},
-    CANCELLED: {},
-}
-"""From a status, by the type of an event, to the next status. `docs/states.md` is drawn from this table."""
-
 
 MENDED_BY_CODE = frozenset({"VersionMismatch", "NondeterminismError"})
 """The errors of runs that go on by themselves, where there is other code."""
@@ -378,7 +369,7 @@ def _rotated(draft: RunState, event: Event) -> None:
     _set(draft, "steps_since_rotation", 0)
 
 
-def _opener(kind: str, due: str = "due_at") -> Callable[[RunState, Event], None]:
+def _opener(kind: str, due: str) -> Callable[[RunState, Event], None]:
     """Make the handler of an event that opens a step; `due` names the field of the body that says until when."""
 
     def opened(draft: RunState, event: Event) -> None:
@@ -409,18 +400,9 @@ def _opener(kind: str, due: str = "due_at") -> Callable[[RunState, Event], None]
     return opened
 
 
-def _closer(kind: str) -> Callable[[RunState, Event], None]:
-    """Make the handler of an event that closes a step of this kind."""
-
-    def closed(draft: RunState, event: Event) -> None:
-        _close(draft, event, kind)
-
-    return closed
-
-
-def _close(draft: RunState, event: Event, kind: str | None = None) -> OpenStep:
+def _close(draft: RunState, event: Event) -> OpenStep:
     step = draft.open_steps.get(event.step_id or "")
-    if step is None or (kind is not None and step.kind != kind):
+    if step is None or step.kind not in event.data.CLOSES:
         raise _step_misfit(draft, event)
     del draft.open_steps[step.step_id]
     if step.kind == "activity":
@@ -442,7 +424,7 @@ def _close_wait(draft: RunState, step: OpenStep) -> None:
 
 def _step_failed(draft: RunState, event: Event) -> None:
     assert isinstance(event.data, e.StepFailed)
-    step = _close(draft, event, "activity")
+    step = _close(draft, event)
     if event.engine_attempt_id is not None:  # an attempt that was made elsewhere may be ahead of the history
         step = replace(step, engine_attempt_id=event.engine_attempt_id)
     told_by = None if draft.status is PAUSED else 0
@@ -496,7 +478,7 @@ def _signal_received(draft: RunState, event: Event) -> None:
     one signal only, so nothing that comes later can be taken by mistake.
     """
     assert isinstance(event.data, e.SignalReceived)
-    _close(draft, event, "signal")
+    _close(draft, event)
     if event.data.addressed_to is None:
         draft.cursors[event.data.name] = event.data.suffix
 
@@ -508,12 +490,12 @@ def _signal_dead_lettered(draft: RunState, event: Event) -> None:
 
 
 def _child_failed(draft: RunState, event: Event) -> None:
-    _close(draft, event, "child")
+    _close(draft, event)
     _record_error(draft, event)
 
 
 def _update_completed(draft: RunState, event: Event) -> None:
-    _close(draft, event, "update")
+    _close(draft, event)
     _record_error(draft, event)
 
 
@@ -531,37 +513,25 @@ def retry_token(step_id: str, engine_attempt_id: int) -> str:
 
 
 _STATUS_EVENTS = frozenset(body for row in TRANSITIONS.values() for body in row)
-_BEFORE_START = frozenset({e.RunCancelRequested, e.SignalAccepted, e.SignalRejected})
+_BEFORE_START = frozenset(body for body in e.BODIES.values() if body.BEFORE_START)
 _HANDLERS: dict[type[e.Body], Callable[[RunState, Event], object]] = {
+    **{body: _opener(kind, body.DUE_FIELD) for body, kind in e.OPENING.items()},
+    **dict.fromkeys(e.CLOSING, _close),
+    **{body: _task_changed for body in e.BODIES.values() if body.CHANGES == "task"},
+    # What does more than open, close or change a step:
     e.RunQueued: _queued,
     e.RunPaused: _paused,
     e.RunResumed: _resumed,
-    e.SignalAccepted: _signal_accepted,
     e.RunFailed: _record_error,
     e.RunCancelRequested: _cancel_requested,
     e.ContinuedAsNew: _rotated,
-    e.StepStarted: _opener("activity"),
+    e.SignalAccepted: _signal_accepted,
     e.StepRetried: _step_retried,
     e.StepDetached: _step_detached,
-    e.StepCompleted: _closer("activity"),
     e.StepFailed: _step_failed,
     e.StepSkipped: _step_skipped,
-    e.StepCancelled: _close,
-    e.TimerStarted: _opener("timer"),
-    e.TimerFired: _closer("timer"),
-    e.SignalWaiting: _opener("signal", due="until"),
     e.SignalReceived: _signal_received,
     e.SignalDeadLettered: _signal_dead_lettered,
-    e.SignalTimedOut: _closer("signal"),
-    e.TaskCreated: _opener("task"),
-    e.TaskAssigned: _task_changed,
-    e.TaskAnswered: _task_changed,
-    e.TaskCommented: _task_changed,
-    e.TaskReminded: _task_changed,
-    e.TaskCompleted: _closer("task"),
-    e.ChildStarted: _opener("child"),
-    e.ChildCompleted: _closer("child"),
     e.ChildFailed: _child_failed,
-    e.UpdateAccepted: _opener("update"),
     e.UpdateCompleted: _update_completed,
 }

@@ -26,7 +26,7 @@ from holdfast.errors import CallerError, Conflict, InvalidInput, NotPermitted
 ENGINE = "holdfast"
 """The actor of what happens to a task by itself."""
 
-DECISIONS = (e.TaskAssigned, e.TaskCommented, e.TaskAnswered, e.TaskCompleted, e.TaskRefused)
+DECISIONS = e.recording("task")
 """What stands in the history for an operation: the first event of the decision about it."""
 
 Check = Callable[[Raw, Raw], None]

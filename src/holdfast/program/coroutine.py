@@ -174,7 +174,7 @@ class CoroutineProgram:
     def handle(self, event: Event) -> list[c.Command]:
         """Take an outcome, go as far as possible, and return what is asked for."""
         self.loop.now = event.emitted_at
-        take = _OUTCOMES.get(type(event.data))
+        take = ON_EVENT.get(type(event.data))
         if take is not None and not self._is_done:
             take(self, event)
             self._run()
@@ -717,7 +717,7 @@ def _answered(program: CoroutineProgram, event: Event) -> None:
     program._resolve(event, event.data.answer)
 
 
-_OUTCOMES: dict[type[e.Body], Callable[[CoroutineProgram, Event], None]] = {
+ON_EVENT: dict[type[e.Body], Callable[[CoroutineProgram, Event], None]] = {
     e.RunStarted: CoroutineProgram._begin,
     e.ContinuedAsNew: CoroutineProgram._begin,
     e.RunCancelRequested: CoroutineProgram._cancel,
@@ -732,6 +732,7 @@ _OUTCOMES: dict[type[e.Body], Callable[[CoroutineProgram, Event], None]] = {
     e.ChildFailed: _child_failed,
     e.UpdateAccepted: CoroutineProgram._answer_update,
 }
+"""What a program does with each event that it gets: those that begin it, and outcomes."""
 
 
 _CLOSED = DeterministicLoop(None, 0, 0)  # type: ignore[abstract,arg-type]

@@ -19,6 +19,7 @@ step, and from then on `advance` returns the commands instead of comparing them.
 """
 
 from collections.abc import Callable, Iterable
+from typing import get_args
 
 from msgspec import Raw
 from msgspec.json import decode
@@ -37,40 +38,13 @@ SHOWN_CHARS = 1_000
 Begin = Callable[[Event], Program]
 """Makes the program that begins with this event: RunStarted, or ContinuedAsNew."""
 
-_OUTCOMES = frozenset(
-    {
-        e.RunCancelRequested,
-        e.StepCompleted,
-        e.StepFailed,
-        e.StepSkipped,
-        e.TimerFired,
-        e.SignalReceived,
-        e.SignalTimedOut,
-        e.TaskCompleted,
-        e.ChildCompleted,
-        e.ChildFailed,
-        e.UpdateAccepted,
-    }
-)
-CONCERN_PROGRAM = _OUTCOMES | {e.RunStarted, e.ContinuedAsNew, e.RunPaused, e.RunResumed, e.SignalAccepted}
-"""The events that `advance` has to be told of; the others change nothing for a program."""
+CONCERN_PROGRAM = frozenset(body for body in e.BODIES.values() if body.TO_PROGRAM is not None)
+"""The events that `advance` has to get; the others change nothing for a program."""
 
-_REPORTED = frozenset({e.StepCompleted, e.StepFailed, e.StepRetried, e.RunPaused})
+_REPORTED = frozenset(e.recording("outcome"))
 _NO_MARKERS: frozenset[str] = frozenset()
-_COMMANDED: dict[type[e.Body], type] = {
-    e.StepStarted: c.RunActivity,
-    e.TimerStarted: c.StartTimer,
-    e.SignalWaiting: c.WaitSignal,
-    e.SignalSent: c.SendSignal,
-    e.TaskCreated: c.AskHuman,
-    e.ChildStarted: c.StartChild,
-    e.MarkerRecorded: c.RecordMarker,
-    e.StepCancelled: c.CancelStep,
-    e.UpdateCompleted: c.CompleteUpdate,
-    e.ContinuedAsNew: c.ContinueAsNew,
-    e.RunCompleted: c.CompleteRun,
-    e.RunFailed: c.FailRun,
-    e.RunCancelled: c.CancelRun,
+_COMMANDED: dict[type[e.Body], type[c.Command]] = {
+    command.RECORDED_AS: command for command in get_args(c.Command) if command is not c.PauseRun
 }
 
 
@@ -138,7 +112,7 @@ class Replay:
 
     def _note_closed(self, event: Event) -> None:
         assert self._closed is not None
-        if type(event.data) in _OUTCOMES:
+        if type(event.data) in e.OUTCOMES:
             self._closed.add(event.step_id or "")
         elif type(event.data) is e.StepStarted:
             self._closed.discard(event.step_id or "")  # an operator has it tried again
@@ -169,7 +143,7 @@ class Replay:
             return [command for outcome in outcomes for command in self._hand(outcome)]
         elif kind is e.SignalAccepted:
             self._take_back(event)
-        elif kind in _OUTCOMES and not (kind is e.UpdateAccepted and _is_refused(event)):
+        elif kind in e.OUTCOMES and not (kind is e.UpdateAccepted and _is_refused(event)):
             if not self._is_paused:
                 return self._hand(event)
             if kind is e.RunCancelRequested and self._is_held:
@@ -226,9 +200,9 @@ class Replay:
         if expected is None or self.program is None or _is_from_outside(event):
             follows_report, self._follows_report = self._follows_report, _is_reported(event)
             if follows_report and self._follows_report:  # what the program asked for stands behind all of them
-                if kind in _OUTCOMES:  # it cannot give up a step that has ended; one that is tried again it can
+                if kind in e.OUTCOMES:  # it cannot give up a step that has ended; one that is tried again it can
                     self._issued.pop(c.command_key(c.CancelStep, event.step_id), None)
-            elif self._issued and kind in _OUTCOMES and not self._is_paused:
+            elif self._issued and kind in e.OUTCOMES and not self._is_paused:
                 raise self._extra(event)
             return
         self._follows_report = False

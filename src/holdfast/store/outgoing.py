@@ -21,8 +21,6 @@ from holdfast.store.port import NewRun, RunHead, Turn
 from holdfast.store.types import Created, Delivered, Existing, Refused
 from holdfast.store.validation import no_such_run, run_id_taken
 
-_ENDS = (e.ContinuedAsNew, e.RunCompleted, e.RunFailed, e.RunCancelled)
-
 
 class Whose(NamedTuple):
     """Whose a run is, and whose child."""
@@ -126,7 +124,7 @@ def _is_awaited(turn: Turn, step_id: str | None) -> bool:
     """Return whether the step that started a child is still open after the turn."""
     is_open = True
     for event in turn.events:
-        if event.step_id == step_id or isinstance(event.data, _ENDS):
+        if event.step_id == step_id or type(event.data) in e.CLOSING_ALL:
             is_open = isinstance(event.data, e.ChildStarted)
     return is_open
 

@@ -14,13 +14,12 @@ from msgspec.structs import replace
 from holdfast.clock import Ids
 from holdfast.core import codec
 from holdfast.core import events as e
-from holdfast.core.events import NULL, Event
+from holdfast.core.events import NULL, OPENING, Event
 from holdfast.core.instants import Instant
 from holdfast.core.keys import signal_uuid
 from holdfast.core.messages import ControlName, SignalRequest
 from holdfast.core.names import check_name, check_signal_id
 from holdfast.core.operator_commands import OVERRIDES, objection_to_resume
-from holdfast.core.snapshot import OPENING
 from holdfast.core.state import TERMINAL
 from holdfast.engine.history import head_of, recorded
 from holdfast.engine.inbox.authorization import (

@@ -31,20 +31,6 @@ from holdfast.store.port import Store, Turn
 
 logger = logging.getLogger("holdfast.traces")
 
-OPENING = (e.StepStarted, e.TimerStarted, e.SignalWaiting, e.TaskCreated, e.ChildStarted, e.UpdateAccepted)
-CLOSING = (
-    e.StepCompleted,
-    e.StepFailed,
-    e.StepSkipped,
-    e.StepCancelled,
-    e.TimerFired,
-    e.SignalReceived,
-    e.SignalTimedOut,
-    e.TaskCompleted,
-    e.ChildCompleted,
-    e.ChildFailed,
-    e.UpdateCompleted,
-)
 _MARK = "__holdfast_traced__"
 MOST_BEHIND = 10_000
 """How many finished runs wait for the exporter before traces are lost."""
@@ -77,9 +63,9 @@ def spans_of(history: Sequence[Event], resource: Resource) -> Iterator[ReadableS
     yield _span(f"run {queued.plan_id}", context_of(first.run_id), above, first, last, about, resource)
     opened: dict[str, Event] = {}
     for event in history:
-        if isinstance(event.data, OPENING):
+        if type(event.data) in e.OPENING:
             opened[event.step_id or ""] = event
-        elif isinstance(event.data, CLOSING) and (event.step_id or "") in opened:
+        elif type(event.data) in e.CLOSING and (event.step_id or "") in opened:
             yield _step(opened.pop(event.step_id or ""), event, about, resource)
     for event in opened.values():  # what was still open when the run ended
         yield _step(event, last, about, resource)

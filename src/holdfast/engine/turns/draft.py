@@ -17,7 +17,7 @@ from holdfast.core.dead_letters import DeadLetter, Reason, defer, signal_to_dead
 from holdfast.core.decide import Input, decide, is_taken, queue_run
 from holdfast.core.event_writer import NOTHING, Decision, Refusal
 from holdfast.core.events import EngineRunRef, Event, RunQueued
-from holdfast.core.index_rows import EVERYTHING_CLOSES, ActivityRecord, index_changes
+from holdfast.core.index_rows import ActivityRecord, index_changes
 from holdfast.core.instants import Instant
 from holdfast.core.keys import ANY_VERSION, request_key
 from holdfast.core.messages import (
@@ -235,7 +235,7 @@ class TurnDraft:
             return []
         touched: dict[str, OpenStep] = {}
         for event in self.events:
-            if type(event.data) in EVERYTHING_CLOSES:
+            if type(event.data) in e.CLOSING_ALL:
                 return list(before.values())
             step = before.get(event.step_id) if event.step_id is not None else None
             if step is not None:

@@ -10,7 +10,8 @@ import { go, runAddress } from "../lib/router.js";
 import { may } from "../lib/session.js";
 import { toast } from "../lib/toast.js";
 import { workflowNamed } from "../lib/workflows.js";
-import { failuresToSettle, TERMINAL } from "./fold.js";
+import { OVERRIDES, TERMINAL } from "./event-tables.js";
+import { failuresToSettle } from "./fold.js";
 import { startDialog } from "./start.js";
 
 const COMMANDS = {
@@ -124,7 +125,7 @@ export function stepActions(model, step) {
   if (!may("runs:control") || TERMINAL.has(model.state.status)) return signalOnly(model, step);
   const current = model.state.steps.get(step.id);
   const canRetry = current?.status === "FAILED" && current.kind === "activity" && model.state.status === "PAUSED";
-  const mayOverride = !ANSWERED.has(current?.kind) || may("runs:override");
+  const mayOverride = !OVERRIDES.has(current?.kind) || may("runs:override");
   const canSkip = current && (current.status === "RUNNING" || canRetry) && current.kind !== "update" && mayOverride;
   return [
     ...signalOnly(model, step),
@@ -169,12 +170,9 @@ export function retryStep(runId, stepId) {
   });
 }
 
-// Steps that ask somebody for an answer. Who skips one gives none, and needs a scope of its own.
-const ANSWERED = new Set(["task", "signal"]);
-
 export function skipStep(runId, { id: stepId, kind }) {
   const reason = reasonField();
-  const hasResult = !ANSWERED.has(kind) && kind !== "timer";
+  const hasResult = !OVERRIDES.has(kind) && kind !== "timer";
   const result = fieldFor(
     "Result for the workflow",
     { description: "JSON; the workflow gets it in place of the step’s result. Empty is null." },

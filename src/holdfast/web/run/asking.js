@@ -11,7 +11,7 @@ import { isEmptyObject } from "../lib/schema.js";
 import { may } from "../lib/session.js";
 import { ageOf } from "../lib/time.js";
 import { nowMs } from "../lib/clock.js";
-import { TERMINAL } from "./fold.js";
+import { TERMINAL } from "./event-tables.js";
 
 const KINDS = {
   query: { operation: "runs.query", word: "Ask", title: "Ask the run", hint: "It answers, and nothing is recorded." },

@@ -2,37 +2,8 @@
 //
 // Events are applied in order, each once. What is not known changes nothing but the number of the last event.
 
-const OPENING = {
-  StepStarted: "activity",
-  TimerStarted: "timer",
-  SignalWaiting: "signal",
-  TaskCreated: "task",
-  ChildStarted: "child",
-  UpdateAccepted: "update",
-};
-const CLOSING = {
-  StepCompleted: "SUCCESS",
-  TimerFired: "SUCCESS",
-  SignalReceived: "SUCCESS",
-  TaskCompleted: "SUCCESS",
-  ChildCompleted: "SUCCESS",
-  UpdateCompleted: "SUCCESS",
-  StepSkipped: "SKIPPED",
-  StepCancelled: "SKIPPED",
-  StepFailed: "FAILED",
-  ChildFailed: "FAILED",
-  SignalTimedOut: "FAILED",
-};
-const TRANSITIONS = {
-  PENDING: { RunApproved: "APPROVED", RunStarted: "RUNNING", RunFailed: "FAILED", RunCancelled: "CANCELLED" },
-  APPROVED: { RunStarted: "RUNNING", RunFailed: "FAILED", RunCancelled: "CANCELLED" },
-  RUNNING: { RunPaused: "PAUSED", RunCompleted: "COMPLETED", RunFailed: "FAILED", RunCancelled: "CANCELLED" },
-  PAUSED: { RunResumed: "RUNNING", RunFailed: "FAILED", RunCancelled: "CANCELLED" },
-  COMPLETED: {},
-  FAILED: {},
-  CANCELLED: {},
-};
-export const TERMINAL = new Set(["COMPLETED", "FAILED", "CANCELLED"]);
+import { CLOSING, OPENING, TERMINAL, TRANSITIONS } from "./event-tables.js";
+
 const TIMED_OUT = { code: "SignalTimedOut", message: "no signal came in time", retryable: false };
 
 export function newState() {

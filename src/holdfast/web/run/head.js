@@ -7,7 +7,7 @@ import { runAddress } from "../lib/router.js";
 import { toast } from "../lib/toast.js";
 import { ageOf, elapsedOf, moment } from "../lib/time.js";
 import { commandsFor, othersFor } from "./actions.js";
-import { TERMINAL } from "./fold.js";
+import { TERMINAL } from "./event-tables.js";
 
 const iso = (ms) => new Date(ms).toISOString();
 const IN_MENU = new Set(["raise", "terminate", "again"]);

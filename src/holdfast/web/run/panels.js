@@ -8,7 +8,8 @@ import { may } from "../lib/session.js";
 import { ageOf, moment } from "../lib/time.js";
 import { retryStep, signalDialog, skipStep } from "./actions.js";
 import { errorView } from "./errors.js";
-import { failuresToSettle, TERMINAL } from "./fold.js";
+import { TERMINAL } from "./event-tables.js";
+import { failuresToSettle } from "./fold.js";
 
 const MOST_FAILED = 3;
 

@@ -6,7 +6,7 @@ import { nowMs } from "../lib/clock.js";
 import { Scroller } from "../lib/scroller.js";
 import { duration } from "../lib/time.js";
 import { barsOf, ROW } from "./bars.js";
-import { TERMINAL } from "./fold.js";
+import { TERMINAL } from "./event-tables.js";
 import { Overview } from "./overview.js";
 import { Scale, tickWord } from "./scale.js";
 import { PLAIN, squeezed } from "./warp.js";

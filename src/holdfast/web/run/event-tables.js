@@ -1,0 +1,42 @@
+// Written by `make tables` from the bodies of events in core/events.py; a test compares them. Do not edit.
+
+// The kind of step that an event opens.
+export const OPENING = {
+  StepStarted: "activity",
+  TimerStarted: "timer",
+  SignalWaiting: "signal",
+  TaskCreated: "task",
+  ChildStarted: "child",
+  UpdateAccepted: "update",
+};
+
+// How an event that closes a step leaves it.
+export const CLOSING = {
+  StepCompleted: "SUCCESS",
+  StepFailed: "FAILED",
+  StepSkipped: "SKIPPED",
+  StepCancelled: "SKIPPED",
+  TimerFired: "SUCCESS",
+  SignalReceived: "SUCCESS",
+  SignalTimedOut: "FAILED",
+  TaskCompleted: "SUCCESS",
+  ChildCompleted: "SUCCESS",
+  ChildFailed: "FAILED",
+  UpdateCompleted: "SUCCESS",
+};
+
+// From a status, by the type of an event, to the next one.
+export const TRANSITIONS = {
+  PENDING: { RunApproved: "APPROVED", RunStarted: "RUNNING", RunFailed: "FAILED", RunCancelled: "CANCELLED" },
+  APPROVED: { RunStarted: "RUNNING", RunFailed: "FAILED", RunCancelled: "CANCELLED" },
+  RUNNING: { RunPaused: "PAUSED", RunCompleted: "COMPLETED", RunFailed: "FAILED", RunCancelled: "CANCELLED" },
+  PAUSED: { RunResumed: "RUNNING", RunFailed: "FAILED", RunCancelled: "CANCELLED" },
+  COMPLETED: {},
+  FAILED: {},
+  CANCELLED: {},
+};
+
+export const TERMINAL = new Set(["COMPLETED", "FAILED", "CANCELLED"]);
+
+// Kinds of steps that ask somebody outside for an answer: to skip one takes a permission of its own.
+export const OVERRIDES = new Set(["signal", "task"]);
