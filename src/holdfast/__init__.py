@@ -3,7 +3,7 @@
 from holdfast import errors
 from holdfast.app import App
 from holdfast.core.timing import Retry
-from holdfast.engine.activities.executor import NonRetryable, activity_context
+from holdfast.engine.activities.context import NonRetryable, activity_context
 from holdfast.engine.options import NodeOptions
 from holdfast.limits import Limits
 from holdfast.program.api import (

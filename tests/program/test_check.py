@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 import holdfast as hf
-from holdfast.engine.check_histories import check_histories, check_store, since_rotation
+from holdfast.engine.check_histories import check_histories, check_store
+from holdfast.engine.history import since_rotation
 from tests.engine.place import until_event
 from tests.program.stage import Stage, staged
 

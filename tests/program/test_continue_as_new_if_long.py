@@ -8,7 +8,8 @@ import pytest
 
 import holdfast as hf
 from holdfast.core import events as e
-from holdfast.engine.check_histories import check_histories, since_rotation
+from holdfast.engine.check_histories import check_histories
+from holdfast.engine.history import since_rotation
 from holdfast.errors import InvalidInput, NondeterminismError, NotDurable
 from holdfast.limits import EVENT_BYTES
 from tests.program.stage import Stage

@@ -23,7 +23,7 @@ from holdfast.core.messages import AcceptedSignalResult, Message
 from holdfast.core.state import retry_token, state_of
 from holdfast.core.timing import step_options
 from holdfast.engine.activities.async_completion import completion_key, report_result
-from holdfast.engine.activities.executor import ActivityContext, activity_context
+from holdfast.engine.activities.context import ActivityContext, activity_context
 from holdfast.errors import CallerError, NotDurable, StoreError
 from holdfast.limits import Limits
 from holdfast.program.coroutine import current_program

@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from holdfast.core import events as e
 from holdfast.core.events import Event
 from holdfast.core.state import TERMINAL
+from holdfast.engine.history import read_since_rotation, since_rotation
 from holdfast.engine.turns.execute import rebuild
 from holdfast.errors import HistoryGap, HoldfastError, RunError, StoreCorrupt
 from holdfast.registry import Registry
@@ -86,19 +86,11 @@ def check_history(registry: Registry, history: Sequence[Event]) -> Problem | Non
         return None
     run_id = history[0].run_id
     try:
-        live, problem = rebuild(run_id, since_rotation(history), registry)
+        cached, problem = rebuild(run_id, since_rotation(history), registry)
     except RunError as damage:
         return problem_of(damage, run_id, "", "")
-    live.close()
-    return None if problem is None else problem_of(problem, run_id, live.state.plan_id, live.state.plan_version)
-
-
-def since_rotation(history: Sequence[Event]) -> Sequence[Event]:
-    """Return the part of a history that a node replays: from the last rotation on, or all of it."""
-    for position in range(len(history) - 1, -1, -1):
-        if isinstance(history[position].data, e.ContinuedAsNew):
-            return history[position:]
-    return history
+    cached.close()
+    return None if problem is None else problem_of(problem, run_id, cached.state.plan_id, cached.state.plan_version)
 
 
 def problem_of(error: HoldfastError, run_id: str, plan_id: str, plan_version: str) -> Problem:
@@ -141,14 +133,10 @@ async def _problem(registry: Registry, store: Store, head: RunHead) -> Problem |
 
 async def _history(store: Store, head: RunHead) -> list[Event]:
     """Return what a node would replay; nothing if the run was deleted meanwhile."""
-    after = head.snapshot.resume_pointer - 1 if head.snapshot is not None else 0
-    events: list[Event] = []
-    while after < head.version:
-        page = await store.read_events(head.run_id, after)
-        if not page:
-            if await store.load([head.run_id]) == [None]:
-                return []
-            raise HistoryGap(f"the history ends at event {after} and should go to {head.version}", run_seq=after + 1)
-        events += page
-        after = page[-1].run_seq
+    try:
+        events = await read_since_rotation(store, head)
+    except HistoryGap:
+        if await store.load([head.run_id]) == [None]:
+            return []
+        raise
     return [event for event in events if event.run_seq <= head.version]

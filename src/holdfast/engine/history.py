@@ -1,35 +1,97 @@
-"""Waiting for something to be recorded in a run's history, wherever the run goes on."""
+"""Reads the history of a run: whole, or since its last rotation; finds events in it, and waits for them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from holdfast.core.events import Event
+from holdfast.core.events import ContinuedAsNew, Event
 from holdfast.core.state import TERMINAL
-from holdfast.errors import RunTerminal
+from holdfast.errors import HistoryGap, RunTerminal
 from holdfast.store.port import RunHead, Store
 from holdfast.store.validation import no_such_run
 
+PAGE_EVENTS = 50_000
+"""How many events of a history that is replayed are read by one call."""
+
+POLL_S = 1.0
+"""How often a caller that waits looks although the store did not notify it."""
+
 
 async def head_of(store: Store, run_id: str) -> RunHead:
-    """Return a run without its history."""
+    """Return a run without its history; raise `NotFound` if there is none."""
     [run] = await store.load([run_id])
     if run is None:
         raise no_such_run(run_id)
     return run.head
 
 
-async def recorded(store: Store, run_id: str, after: int, is_it: Callable[[Event], bool]) -> Event:
-    """Wait for the first such event after this one; raise `RunTerminal` if the run ends without."""
+async def read_history(store: Store, run_id: str) -> list[Event]:
+    """Return the whole history; it is empty if there is no such run."""
+    events: list[Event] = []
+    while page := await store.read_events(run_id, len(events)):
+        events += page
+    return events
+
+
+async def find_event(store: Store, run_id: str, after: int, is_it: Callable[[Event], bool]) -> tuple[Event | None, int]:
+    """Return the first such event after this one, or None; and the number of the last event that was read."""
+    while page := await store.read_events(run_id, after):
+        after = page[-1].run_seq
+        for event in page:
+            if is_it(event):
+                return event, event.run_seq
+    return None, after
+
+
+async def read_since_rotation(store: Store, head: RunHead) -> list[Event]:
+    """Return what is replayed: the events since the last rotation, up to the run's version, or more if it has gone on.
+
+    Raise `HistoryGap` if the history ends before that version.
+    """
+    after = head.snapshot.resume_pointer - 1 if head.snapshot is not None else 0
+    events: list[Event] = []
+    while page := await store.read_events(head.run_id, after, PAGE_EVENTS):
+        events += page
+        after = page[-1].run_seq
+        if len(page) < PAGE_EVENTS:
+            break
+    if after < head.version:
+        problem = f"the history ends at event {after}, not {head.version}"
+        raise HistoryGap(problem, run_id=head.run_id, run_seq=after + 1)
+    return events
+
+
+def since_rotation(history: Sequence[Event]) -> Sequence[Event]:
+    """Return the part of a whole history that is replayed: from the last rotation on, or all of it."""
+    for position in range(len(history) - 1, -1, -1):
+        if isinstance(history[position].data, ContinuedAsNew):
+            return history[position:]
+    return history
+
+
+async def wait_for_event(store: Store, run_id: str, after: int, is_it: Callable[[Event], bool]) -> Event:
+    """Wait for the first such event after this one, on whichever node the run goes on.
+
+    Raise `RunTerminal` if the run ends without it, and `NotFound` if the run is gone.
+    """
     listener = store.wakeups.listen()
     try:
         while True:
-            head = await head_of(store, run_id)
-            while page := await store.read_events(run_id, after):
-                after = page[-1].run_seq
-                for event in page:
-                    if is_it(event):
-                        return event
+            head = await head_of(store, run_id)  # before the events: of a run that has ended, all are there
+            found, after = await find_event(store, run_id, after, is_it)
+            if found is not None:
+                return found
             if head.status in TERMINAL:
                 raise RunTerminal(f"run {run_id} ended before it had answered", run_id=run_id)
-            await listener.wait(1.0)
+            await listener.wait(POLL_S)
+    finally:
+        listener.close()
+
+
+async def wait_finished(store: Store, run_id: str) -> RunHead:
+    """Wait until a run has finished, without a node: look whenever the store notifies, and every `POLL_S`."""
+    listener = store.wakeups.listen()
+    try:
+        while (head := await head_of(store, run_id)).status not in TERMINAL:
+            await listener.wait(POLL_S)
+        return head
     finally:
         listener.close()

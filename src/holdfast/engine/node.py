@@ -24,8 +24,9 @@ from holdfast.core.instants import Instant
 from holdfast.core.messages import ActivityReturned, ActivitySucceeded, NodeLost
 from holdfast.core.state import OpenStep, RunState
 from holdfast.engine.activities.async_completion import completion_key
+from holdfast.engine.activities.context import Details, Outcome, Work
 from holdfast.engine.activities.dispatch import NONE, Dispatcher
-from holdfast.engine.activities.executor import ActivityExecutor, Details, Outcome, Work
+from holdfast.engine.activities.executor import ActivityExecutor
 from holdfast.engine.activities.queue_worker import QueueWorker, outcome_message
 from holdfast.engine.activities.slots import Slots
 from holdfast.engine.completion_waiters import CompletionWaiters
@@ -36,13 +37,20 @@ from holdfast.engine.inbox.declarations import Declarations
 from holdfast.engine.leases import LeaseGuard, keep_lease
 from holdfast.engine.news import mourn, tell
 from holdfast.engine.options import NodeOptions
-from holdfast.engine.refusals import Refusals, left_turn
 from holdfast.engine.start.admission import RunQueue
 from holdfast.engine.start.starter import Starter
 from holdfast.engine.turns.draft import LIMITS, TurnDraft
 from holdfast.engine.turns.execute import CachedRun, pause_turn, take_turn
 from holdfast.engine.turns.owned_run import OwnedRun, unsuccessful
-from holdfast.engine.turns.poison import is_suspect, losses_after, poison_of, trial_turn, tried
+from holdfast.engine.turns.poison import (
+    Refusals,
+    deferring_turn,
+    is_suspect,
+    losses_after,
+    poison_of,
+    trial_turn,
+    tried,
+)
 from holdfast.engine.turns.ready_queue import ReadyQueue
 from holdfast.engine.turns.run_cache import RunCache
 from holdfast.errors import (
@@ -682,7 +690,7 @@ class Node:
 
     def _at_hand(self, owned: OwnedRun) -> tuple[CachedRun | None, RunError | None] | None:
         """Return a run that is in memory and needs nothing from the store, or None."""
-        cached = None if owned.is_fresh else self.run_cache.get(owned.loaded)
+        cached = None if owned.is_fresh else self.run_cache.get(owned.loaded.head)
         return None if cached is None else (cached, None)
 
     async def _prepare(self, owned: OwnedRun, now: Instant) -> tuple[CachedRun | None, RunError | None]:
@@ -737,7 +745,7 @@ class Node:
         """Leave a run whose history makes no sense for a while: others go on, and what it was told is kept."""
         run_id = owned.loaded.head.run_id
         logger.error("run %s is put aside: %s", run_id, damage)
-        turn = left_turn(owned.loaded, now, self.name, damage, self._limits)
+        turn = deferring_turn(owned.loaded, now, self.name, damage, self._limits)
         mourn(turn.dead)
         [answer] = await self._commit([turn])
         self._drop(run_id)

@@ -22,13 +22,13 @@ from holdfast.core.keys import COMPLETION_KEY, ActivityToken, outcome_id, read_a
 from holdfast.core.messages import OUTCOME_SIGNAL, ActivityOutcome, SignalRequest
 from holdfast.core.state import TERMINAL, OpenStep, state_of
 from holdfast.core.timing import retry_delay_ms, step_options
-from holdfast.engine.activities.executor import is_mendable
-from holdfast.engine.stretch import read_stretch
+from holdfast.engine.activities.context import is_mendable
+from holdfast.engine.history import head_of, read_since_rotation
 from holdfast.errors import CallerError, Conflict, InvalidInput
 from holdfast.limits import ERROR_TEXT_CHARS, Limits
 from holdfast.program.outcomes import error_info
 from holdfast.store.port import Refused, Store
-from holdfast.store.validation import no_such_run, run_terminal
+from holdfast.store.validation import run_terminal
 
 
 async def completion_key(store: Store) -> str:
@@ -101,12 +101,10 @@ async def _report(store: Store, of: ActivityToken, outcome: ActivityOutcome, aud
 
 
 async def _terms(store: Store, of: ActivityToken, outcome: ActivityOutcome) -> _Terms:
-    [run] = await store.load([of.run_id])
-    if run is None:
-        raise no_such_run(of.run_id)
-    if run.head.status in TERMINAL:
-        return _Terms(run.head.version, why_not=run_terminal(of.run_id, run.head.status))
-    state = state_of(of.run_id, await read_stretch(store, run.head))
+    head = await head_of(store, of.run_id)
+    if head.status in TERMINAL:
+        return _Terms(head.version, why_not=run_terminal(of.run_id, head.status))
+    state = state_of(of.run_id, await read_since_rotation(store, head))
     version, step = state.version, state.open_steps.get(of.step_id)
     if step is None or step.kind != "activity" or step.logical_attempt_id != of.logical_attempt_id:
         return _Terms(version, why_not=_too_late(of, "the step is closed"))

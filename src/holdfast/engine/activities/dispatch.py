@@ -9,7 +9,8 @@ from holdfast.core import events as e
 from holdfast.core.instants import Instant
 from holdfast.core.messages import ActivityReturned
 from holdfast.core.state import OpenStep, RunState
-from holdfast.engine.activities.executor import ActivityExecutor, Outcome, Work, unfit_options
+from holdfast.engine.activities.context import Outcome, Work
+from holdfast.engine.activities.executor import ActivityExecutor, unfit_options
 from holdfast.engine.turns.draft import TurnDraft
 from holdfast.engine.turns.owned_run import is_local
 from holdfast.errors import InvalidInput

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from holdfast.engine.activities.executor import Details
+from holdfast.engine.activities.context import Details
 from holdfast.errors import StoreError
 from holdfast.store.port import Heartbeat, Store
 

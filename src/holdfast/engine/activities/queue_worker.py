@@ -25,7 +25,8 @@ from holdfast.core.messages import (
     activity_completed,
 )
 from holdfast.core.state import OpenStep, retry_token
-from holdfast.engine.activities.executor import ActivityExecutor, Details, Outcome, Work
+from holdfast.engine.activities.context import Details, Outcome, Work
+from holdfast.engine.activities.executor import ActivityExecutor
 from holdfast.engine.activities.heartbeats import Heartbeats
 from holdfast.engine.activities.slots import Slots
 from holdfast.errors import InvalidInput, StoreError

@@ -21,7 +21,7 @@ from holdfast.core.messages import ControlName, SignalRequest
 from holdfast.core.names import check_name, check_signal_id
 from holdfast.core.operator_commands import OVERRIDES, objection_to_resume
 from holdfast.core.state import TERMINAL
-from holdfast.engine.history import head_of, recorded
+from holdfast.engine.history import head_of, read_since_rotation, wait_for_event
 from holdfast.engine.inbox.authorization import (
     OVERRIDE,
     Authorizer,
@@ -31,7 +31,6 @@ from holdfast.engine.inbox.authorization import (
     has_override,
     refusal_id,
 )
-from holdfast.engine.stretch import read_stretch
 from holdfast.engine.turns.draft import control_request, start_run
 from holdfast.errors import CallerError, Conflict, InvalidInput, NotPermitted, RunTerminal
 from holdfast.limits import NAME_BYTES
@@ -164,7 +163,7 @@ class CommandSender:
 
     async def _step(self, run_id: str, step_id: str) -> e.Body | None:
         """Return the body that opened a step, since the last rotation; None if there is no such step yet."""
-        events = await read_stretch(self._store, await head_of(self._store, run_id))
+        events = await read_since_rotation(self._store, await head_of(self._store, run_id))
         opened = [event.data for event in events if event.step_id == step_id and type(event.data) in OPENING]
         return opened[-1] if opened else None
 
@@ -231,7 +230,7 @@ class CommandSender:
             is_verdict = isinstance(event.data, e.SignalAccepted | e.SignalRejected)
             return is_verdict and event.caused_by_signal_id == cause
 
-        body = (await recorded(self._store, run_id, after, is_decision)).data
+        body = (await wait_for_event(self._store, run_id, after, is_decision)).data
         if isinstance(body, e.SignalRejected):
             raise Conflict(f"{command.name} of run {run_id}: {body.reason}", run_id=run_id, command=command.name)
 

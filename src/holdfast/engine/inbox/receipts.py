@@ -14,7 +14,7 @@ from holdfast.core.keys import signal_uuid
 from holdfast.core.messages import Signal
 from holdfast.core.names import RESERVED_PREFIX
 from holdfast.core.state import TERMINAL
-from holdfast.engine.history import head_of
+from holdfast.engine.history import find_event, head_of
 from holdfast.errors import NotFound
 from holdfast.store import port
 from holdfast.store.types import log_unreadable, pages
@@ -74,14 +74,16 @@ async def _consumed(store: port.Store, signal: Signal, run_seq: int, *, is_finis
     query = DeadLetterQuery(letter_id=letter_id(signal.run_id, signal.id), settled=True)
     letters = await store.find_dead_letters(query)
     if letters and letters[0].settled == "requeue":
-        while page := await store.read_events(signal.run_id, after=run_seq):
-            for event in page:
-                if isinstance(event.data, e.SignalReceived) and event.caused_by_signal_id == signal.id:
-                    return Receipt(status="consumed", accepted_at=signal.accepted_at, consumed_at_event=event.run_seq)
-            run_seq = page[-1].run_seq
+        received, _ = await find_event(store, signal.run_id, run_seq, lambda event: _is_receipt(event, signal))
+        if received is not None:
+            return Receipt(status="consumed", accepted_at=signal.accepted_at, consumed_at_event=received.run_seq)
         return Receipt(status="expired" if is_finished else "accepted", accepted_at=signal.accepted_at)
     reason = f"{letters[0].reason}: {letters[0].detail}" if letters else f"payload does not fit: {body.reason}"
     return Receipt(status="dead-lettered", accepted_at=signal.accepted_at, reason=reason)
+
+
+def _is_receipt(event: e.Event, signal: Signal) -> bool:
+    return isinstance(event.data, e.SignalReceived) and event.caused_by_signal_id == signal.id
 
 
 async def _dead(store: port.Store, run_id: str, name: str, signal_id: str, id_: str | None) -> Receipt:

@@ -19,15 +19,15 @@ from holdfast.core.instants import Instant
 from holdfast.core.keys import signal_uuid
 from holdfast.core.messages import TASK_SIGNAL, Actor, SignalRequest, TaskAction, TaskRequest
 from holdfast.core.names import check_name
-from holdfast.core.state import TERMINAL
 from holdfast.core.tasks import DECISIONS, is_effective
+from holdfast.engine.history import head_of, wait_for_event
 from holdfast.engine.inbox.authorization import Authorizer, Caller, audit_entry
 from holdfast.errors import CallerError, Conflict, InvalidInput, NotFound, NotPermitted, RunTerminal, StoreCorrupt
 from holdfast.limits import COMMENT_CHARS
 from holdfast.program.tasks import check_with
 from holdfast.registry import Registry
 from holdfast.store.port import Accepted, Found, Refused, Store, TaskQuery
-from holdfast.store.validation import check_page, no_such_run
+from holdfast.store.validation import check_page
 
 PAGE_EVENTS = 500
 PAGE_BYTES = 4 * 1024 * 1024
@@ -38,9 +38,6 @@ LOOK_EVENTS = 10_000
 
 LOOK_TASKS = 2_000
 """How many tasks are looked at in one go for words in them."""
-
-POLL_S = 1.0
-"""How often a decision is looked for without the bell having rung."""
 
 _ERRORS: dict[str, type[CallerError]] = {error.code: error for error in (Conflict, InvalidInput, NotPermitted)}
 
@@ -240,9 +237,7 @@ class Tasks:
 
     async def _decided(self, task: Task, signal: SignalRequest) -> e.Body | None:
         """Send the operation and return what the run decided, or None if the run ended without a decision."""
-        [run] = await self._store.load([task.run_id])
-        if run is None:
-            raise no_such_run(task.run_id)
+        head = await head_of(self._store, task.run_id)
         [answer] = await self._store.deliver([signal])
         if isinstance(answer, Refused):
             if isinstance(answer.error, RunTerminal):
@@ -252,24 +247,17 @@ class Tasks:
                 raise Conflict(problem, task_id=task.task_id, operation_id=signal.signal_id)
             raise answer.error
         assert answer.result is not None
-        seen = run.head.version if isinstance(answer, Accepted) else 0
+        seen = head.version if isinstance(answer, Accepted) else 0
         return await self._decision(task.run_id, signal_uuid(answer.result.signal_storage_key), seen)
 
     async def _decision(self, run_id: str, cause: str, seen: int) -> e.Body | None:
-        listener = self._store.wakeups.listen()
+        def is_decision(event: Event) -> bool:
+            return event.caused_by_signal_id == cause and isinstance(event.data, DECISIONS)
+
         try:
-            while True:
-                [run] = await self._store.load([run_id])
-                while page := await self._store.read_events(run_id, seen):
-                    seen = page[-1].run_seq
-                    for event in page:
-                        if event.caused_by_signal_id == cause and isinstance(event.data, DECISIONS):
-                            return event.data
-                if run is None or run.head.status in TERMINAL:
-                    return None
-                await listener.wait(POLL_S)
-        finally:
-            listener.close()
+            return (await wait_for_event(self._store, run_id, seen, is_decision)).data
+        except (RunTerminal, NotFound):
+            return None
 
     async def _task(self, task_id: str) -> Task:
         found = await self._store.find_tasks(TaskQuery(task_id=task_id))

@@ -10,7 +10,7 @@ import re
 from datetime import UTC, datetime
 from typing import Any
 
-from holdfast.engine.activities.executor import current_activity
+from holdfast.engine.activities.context import current_activity
 from holdfast.program.coroutine import current_program
 
 # What moves a cursor, ends a line, turns text around, or is no character at all: C0, DEL, C1, the marks and overrides

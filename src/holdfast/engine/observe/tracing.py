@@ -23,7 +23,8 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, Status, StatusCod
 from holdfast.core import events as e
 from holdfast.core.events import Event
 from holdfast.core.state import TERMINAL
-from holdfast.engine.activities.executor import current_activity
+from holdfast.engine.activities.context import current_activity
+from holdfast.engine.history import read_history
 from holdfast.engine.observe.metrics import observer_of
 from holdfast.engine.start.runtime import Runtime
 from holdfast.registry import Registry
@@ -143,9 +144,7 @@ class Tracing:
                 self._finished.task_done()
 
     async def _export(self, run_id: str) -> None:
-        history: list[Event] = []
-        while page := await self._store.read_events(run_id, len(history)):
-            history += page
+        history = await read_history(self._store, run_id)
         if history:
             await asyncio.to_thread(self._exporter.export, list(spans_of(history, self._resource)))
 

@@ -1,22 +1,37 @@
-"""Runs whose turns end the processes that take them: which are suspected, how they are tried, and when that ends.
+"""Runs whose turns do harm: those that end the node that takes them, and those that the store refuses.
 
-Nobody knows why a node went away with a run: the machine may have failed, another run may have been at fault. So a run
-that was lost twice in a row is a suspect: it takes its turn alone, and the try is counted, durably, before it begins. A
-turn that is committed clears it. One that was lost `lost_turns` times is set aside: paused by a turn that runs none of
-its code, as are all that follow, until an operator resumes it. That is one more try.
+**Lost turns.** Why a node went away with a run is not known: the machine may have failed, another run may have been at
+fault. So a run that was lost twice in a row is a suspect: it takes its turn alone, and the try is counted, durably,
+before it begins. A turn that is committed clears it. A run that was lost `lost_turns` times is set aside: it is paused
+by a turn that runs none of its code, as are all that follow, until an operator resumes it. That is one more try.
 
 An activity that ends its process is no poison: its attempts are counted. To tell the two apart, outcomes of activities
 are made durable before a run takes them that was lost before.
+
+**Refused turns.** Some turns the store refuses, and would refuse again. A run whose turn is refused is paused by its
+next turn, without its inputs. If that is refused as well, nothing can be recorded for the run: it is deferred, with a
+message to itself for which it is to be paused later, on any node. The message is redelivered a bounded number of times,
+and is then a dead letter, which an operator sees and can requeue.
 """
 
 from msgspec.structs import replace
 
+from holdfast.core.instants import Instant
+from holdfast.core.messages import Message
 from holdfast.core.snapshot import RuntimeSnapshot
 from holdfast.core.state import PAUSED
+from holdfast.engine.turns.draft import aside_turn
 from holdfast.engine.turns.execute import controls_of
-from holdfast.errors import Conflict, PoisonTurn, RunError
+from holdfast.engine.turns.owned_run import OwnedRun
+from holdfast.errors import Conflict, HoldfastError, PoisonTurn, RunError, TurnRefused
 from holdfast.limits import SUSPECT_LOSSES, Limits
-from holdfast.store.port import LoadedRun, RunHead, Turn
+from holdfast.store.port import CommitConflict, LoadedRun, RunHead, Turn
+
+UNFIT = frozenset({"event exists", "task is open", "cannot be stored"})
+"""Conflicts that are not about which node came first: the same turn would be refused again, for ever."""
+
+PAUSE_LATER = "refused"
+"""The id of the message for which a run is to be paused."""
 
 
 def is_suspect(head: RunHead) -> bool:
@@ -76,7 +91,52 @@ def losses_after(head: RunHead, problem: RunError | None, limits: Limits, *, has
 
 
 def refuse_suspect(head: RunHead) -> None:
-    """Refuse to run a suspect's code for a question: it could end this process, too."""
+    """Refuse to run a suspect's code for a query: it could end this process, too."""
     if is_suspect(head):
-        problem = f"{head.losses} nodes in a row went away with run {head.run_id}: its code is run for no question"
+        problem = f"{head.losses} nodes in a row went away with run {head.run_id}: its code is not run for a query"
         raise Conflict(problem, run_id=head.run_id)
+
+
+class Refusals:
+    """The runs whose last turn was refused: each is to be paused by its next turn, if this node takes that one too."""
+
+    def __init__(self) -> None:
+        self._problems: dict[str, tuple[TurnRefused, int]] = {}
+
+    def note(self, owned: OwnedRun, conflict: CommitConflict) -> bool:
+        """Note a conflict, and return whether the run is to be paused by its next turn."""
+        if conflict.reason not in UNFIT:
+            owned.refused = None  # it only came too late
+        elif owned.refused is None:
+            problem, head = (
+                TurnRefused(f"the run's turn was refused by the store: {conflict.reason}"),
+                owned.loaded.head,
+            )
+            self._problems[head.run_id] = problem, head.lease_epoch + 2  # its release, and its claim by this node
+            return True
+        return False
+
+    def take(self, loaded: LoadedRun) -> TurnRefused | None:
+        """Return why the run's turn is to be a pause. What was noted before other nodes had the run does not count."""
+        if not self._problems and not loaded.messages:
+            return None
+        head = loaded.head
+        problem, last_epoch = self._problems.pop(head.run_id, (None, 0))
+        if problem is not None and head.lease_epoch <= last_epoch:
+            return problem
+        if any(message.signal_id == PAUSE_LATER for message in loaded.messages):
+            return TurnRefused("a turn of the run was refused by the store, and so was the pause that followed")
+        return None
+
+
+def deferring_turn(loaded: LoadedRun, now: Instant, node: str, problem: HoldfastError, limits: Limits) -> Turn:
+    """Return a turn that records nothing and defers a run, with all its messages."""
+    if not isinstance(problem, TurnRefused):
+        return aside_turn(loaded, now, node, problem, limits)
+    if all(message.signal_id != PAUSE_LATER for message in loaded.messages):
+        run_id = loaded.head.run_id
+        later = Message(
+            signal_id=PAUSE_LATER, run_id=run_id, type="InternalContinue", occurred_at=now, expected_version=1
+        )
+        loaded = replace(loaded, messages=(*loaded.messages, later))
+    return aside_turn(loaded, now, node, problem, limits, "retries exhausted")

@@ -11,15 +11,13 @@ from msgspec import Raw
 
 from holdfast.core.events import RunStarted
 from holdfast.core.state import APPROVED, PENDING, state_of
-from holdfast.engine.history import recorded
-from holdfast.engine.stretch import read_stretch
+from holdfast.engine.history import head_of, read_since_rotation, wait_for_event
 from holdfast.engine.turns.execute import CachedRun, at_rest, rebuild
 from holdfast.engine.turns.poison import is_suspect, refuse_suspect
 from holdfast.errors import Conflict, NotDurable, RunawayWorkflow, RunError, RunTerminal, StoreCorrupt
 from holdfast.program.replay import Replay
 from holdfast.registry import Registry
 from holdfast.store.port import LoadedRun, NewRun, RunHead, Store
-from holdfast.store.validation import no_such_run
 
 START_S = 10.0
 """How long a query waits for its run to start."""
@@ -40,22 +38,22 @@ class RunCache:
         self._asking = asyncio.Lock()
         self._asked_again_at = 0.0
 
-    def get(self, loaded: LoadedRun) -> CachedRun | None:
-        """Return a run if it is in memory, as it was loaded."""
-        cached = self._runs.get(loaded.head.run_id)
-        if cached is None or cached.state.version != loaded.head.version:
+    def get(self, head: RunHead) -> CachedRun | None:
+        """Return a run if it is in memory at this version."""
+        cached = self._runs.get(head.run_id)
+        if cached is None or cached.state.version != head.version:
             return None
-        self._runs.move_to_end(loaded.head.run_id)
+        self._runs.move_to_end(head.run_id)
         return cached
 
     async def make(self, loaded: LoadedRun) -> tuple[CachedRun, RunError | None]:
         """Return a run, from memory or from its history; with the reason if its program cannot go on."""
-        cached = self.get(loaded)
+        cached = self.get(loaded.head)
         if cached is not None:
             return cached, None
         epoch, before = self._deferred.pop(loaded.head.run_id, (0, None))
         self.forget(loaded.head.run_id)
-        history = await read_stretch(self._store, loaded.head)
+        history = await read_since_rotation(self._store, loaded.head)
         before = before if epoch == loaded.head.lease_epoch else None  # else it was somebody else's in between
         cached, problem = rebuild(loaded.head.run_id, history, self._registry, before)
         if problem is None:
@@ -67,7 +65,7 @@ class RunCache:
         if is_suspect(head):  # it could end this process
             return False
         try:
-            history = await read_stretch(self._store, head)
+            history = await read_since_rotation(self._store, head)
             if not history or not state_of(head.run_id, history).awaits_definition:
                 return False
             cached, problem = rebuild(head.run_id, history, self._registry)
@@ -110,25 +108,25 @@ class RunCache:
     async def at_rest(self, loaded: LoadedRun) -> CachedRun:
         """Return a run whose program is not begun."""
         self.forget(loaded.head.run_id)
-        return at_rest(loaded.head.run_id, await read_stretch(self._store, loaded.head), self._registry)
+        return at_rest(loaded.head.run_id, await read_since_rotation(self._store, loaded.head), self._registry)
 
     async def query(self, run_id: str, name: str, arguments: Raw) -> Raw:
-        """Ask a run's program about its present state. Of one that is about to start it is asked then."""
-        loaded = await self._load(run_id)
-        if loaded.head.status in (PENDING, APPROVED):
+        """Ask a run's program about its present state. A run that is about to start is asked once it has started."""
+        head = await head_of(self._store, run_id)
+        if head.status in (PENDING, APPROVED):
             with suppress(TimeoutError, RunTerminal):
                 async with asyncio.timeout(START_S):
-                    await recorded(self._store, run_id, 1, lambda event: isinstance(event.data, RunStarted))
-            loaded = await self._load(run_id)
-        refuse_suspect(loaded.head)
-        cached = self.get(loaded)
+                    await wait_for_event(self._store, run_id, 1, lambda event: isinstance(event.data, RunStarted))
+            head = await head_of(self._store, run_id)
+        refuse_suspect(head)
+        cached = self.get(head)
         if cached is not None and not cached.is_ahead:  # what is not durable may never come to be
             try:
                 return _answer(cached, name, arguments)
-            except (NotDurable, RunawayWorkflow):  # this program is no longer what the history tells
+            except (NotDurable, RunawayWorkflow):  # this program no longer agrees with its history
                 self.forget(run_id)
                 raise
-        return await self._answer_from_history(loaded.head, name, arguments)
+        return await self._answer_from_history(head, name, arguments)
 
     async def _answer_from_history(self, head: RunHead, name: str, arguments: Raw) -> Raw:
         """Answer a query by replaying its run. One run is replayed at a time, and not without a pause in between.
@@ -138,7 +136,7 @@ class RunCache:
         loop = asyncio.get_running_loop()
         async with self._asking:
             await asyncio.sleep(max(0.0, self._asked_again_at - loop.time()))
-            history = await read_stretch(self._store, head)
+            history = await read_since_rotation(self._store, head)
             began_at = loop.time()
             # Made for this question only: the pump may be making its own at the same time, and keeps that one.
             cached, problem = rebuild(head.run_id, history, self._registry)
@@ -149,12 +147,6 @@ class RunCache:
             finally:
                 cached.close()
                 self._asked_again_at = loop.time() + REST * (loop.time() - began_at)
-
-    async def _load(self, run_id: str) -> LoadedRun:
-        [loaded] = await self._store.load([run_id])
-        if loaded is None:
-            raise no_such_run(run_id)
-        return loaded
 
 
 def _answer(cached: CachedRun, name: str, arguments: Raw) -> Raw:

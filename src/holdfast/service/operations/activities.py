@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from holdfast.core.keys import ACTIVITY_TOKEN_CHARS, outcome_id
-from holdfast.engine.activities.executor import NonRetryable
+from holdfast.engine.activities.context import NonRetryable
 from holdfast.errors import Conflict, NotFound, PayloadTooLarge, RateLimited, RunTerminal
 from holdfast.limits import ERROR_TEXT_CHARS
 from holdfast.service.context import Call

@@ -1,0 +1,177 @@
+"""What an activity is given: its context, the errors that it may raise, and the attempt that it is.
+
+An activity says by its context that it goes on, how far it has come, and that its outcome is reported later. Nothing
+here writes to a store.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from threading import get_ident
+from typing import Any, NoReturn
+
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from holdfast.core import codec
+from holdfast.core.events import NULL
+from holdfast.core.keys import ActivityToken, write_activity_token
+from holdfast.core.messages import ActivityDetached, ActivityErrored, ActivitySucceeded
+from holdfast.core.state import OpenStep
+from holdfast.errors import HoldfastError, InvalidInput, NotDurable, PayloadTooLarge
+from holdfast.limits import Limits
+from holdfast.program.definitions import ActivityDefinition, ActivityOptions
+
+Outcome = ActivitySucceeded | ActivityErrored | ActivityDetached
+Details = Raw | UnsetType
+"""What an activity reports of its progress, or UNSET where it only reports that it goes on."""
+
+
+class NonRetryable(HoldfastError):
+    """Raise this, or a subclass, in an activity whose failure no retry can mend."""
+
+
+class CompleteLater(BaseException):
+    """Raised by `complete_later` to end an activity without an outcome."""
+
+
+def is_mendable(problem: BaseException) -> bool:
+    """Return whether a retry may help, as far as the error itself shows."""
+    return not isinstance(problem, NonRetryable | InvalidInput | PayloadTooLarge)
+
+
+class Work(Struct, frozen=True, gc=False):
+    """One attempt of one step, to be carried out. `details` is the progress that earlier attempts have reported."""
+
+    run_id: str
+    step: OpenStep
+    definition: ActivityDefinition
+    options: ActivityOptions
+    details: Raw = NULL
+
+
+OnHeartbeat = Callable[[Work, Details], None]
+
+
+class ActivityContext:
+    """What an activity may know of itself, and report while it works."""
+
+    __slots__ = (
+        "_extend",
+        "_is_announced",
+        "_is_over",
+        "_key",
+        "_loop",
+        "_most_bytes",
+        "_on_heartbeat",
+        "_reported",
+        "_thread_id",
+        "_work",
+        "details",
+    )
+
+    def __init__(
+        self, work: Work, on_heartbeat: OnHeartbeat, key: str = "", most_bytes: int = Limits().value_bytes
+    ) -> None:
+        self.details: Any = None if work.details is NULL else codec.decode(work.details, Any)
+        self._work = work
+        self._on_heartbeat = on_heartbeat
+        self._key = key
+        self._most_bytes = most_bytes
+        self._loop = asyncio.get_running_loop()
+        self._thread_id = get_ident()
+        self._extend: Callable[[], None] | None = None
+        self._reported: Details = UNSET
+        self._is_announced = False
+        self._is_over = False
+
+    @property
+    def run_id(self) -> str:
+        """The run that called the activity."""
+        return self._work.run_id
+
+    @property
+    def step_id(self) -> str:
+        """The step in which it was called: together with `run_id` a key that is the same for every attempt."""
+        return self._work.step.step_id
+
+    @property
+    def attempt(self) -> int:
+        """How often the step has been tried, counted from 1."""
+        return self._work.step.attempt
+
+    def heartbeat(self, details: Any = UNSET) -> None:
+        """Report that the work goes on, from the loop or from a thread. Details are kept for a next attempt, anywhere.
+
+        Raises `asyncio.CancelledError` once the attempt is over: so a function in a thread learns of it.
+        """
+        if self._is_over:
+            raise asyncio.CancelledError(f"attempt {self.attempt} of step {self.step_id} is over")
+        if details is not UNSET:
+            what = f"the progress of activity {self._work.definition.name!r}"
+            self._reported = codec.bounded(codec.encode(details), self._most_bytes, what)
+            self.details = details
+        if self._thread_id == get_ident():
+            self._go_on()  # at once: the attempt may end before the loop comes round again
+        elif not self._is_announced:  # however often a thread calls this, the loop has one call of it at a time
+            self._is_announced = True
+            self._loop.call_soon_threadsafe(self._go_on)
+
+    @property
+    def token(self) -> str:
+        """The right to report the outcome of this attempt from outside, as text for a link or a message.
+
+        Its holder may report one outcome, and nothing else. It cannot be guessed. Treat it as a secret.
+        """
+        step = self._work.step
+        of = ActivityToken(self.run_id, step.step_id, step.logical_attempt_id, step.engine_attempt_id)
+        return write_activity_token(of, self._key)
+
+    def complete_later(self) -> NoReturn:
+        """End the activity without an outcome: the holder of its `token` reports it with `App.complete_activity`."""
+        raise CompleteLater
+
+    def close(self) -> None:
+        """Note that the attempt is over."""
+        self._is_over = True
+
+    def _go_on(self) -> None:
+        self._is_announced = False
+        details, self._reported = self._reported, UNSET
+        if self._extend is not None:
+            self._extend()
+        self._on_heartbeat(self._work, details)
+
+    @asynccontextmanager
+    async def watched(self, timeout_ms: int | None) -> AsyncIterator[None]:
+        """End the work with `TimeoutError` if it reports no heartbeat for so long."""
+        if timeout_ms is None:
+            yield
+            return
+        silence_s = timeout_ms / 1_000
+        try:
+            async with asyncio.timeout(silence_s) as limit:
+                self._extend = lambda: limit.reschedule(self._loop.time() + silence_s)
+                yield
+        except TimeoutError:
+            if limit.expired():
+                raise TimeoutError(f"no heartbeat within {timeout_ms} ms") from None
+            raise
+        finally:
+            self._extend = None
+
+
+CONTEXT: ContextVar[ActivityContext] = ContextVar("holdfast_activity")
+
+
+def activity_context() -> ActivityContext:
+    """Return the context of the activity that is running."""
+    try:
+        return CONTEXT.get()
+    except LookupError:
+        raise NotDurable("activity_context can only be used inside an activity that a workflow called") from None
+
+
+def current_activity() -> ActivityContext | None:
+    """Return the context of the activity that is running, or None outside of one."""
+    return CONTEXT.get(None)
