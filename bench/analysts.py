@@ -17,6 +17,7 @@ from bench.effort import Effort
 from bench.engine import app
 from bench.postgres import SCHEMA, opened, server, signalled
 from bench.report import Row, Rows, percentile, progress
+from bench.stores import as_the_command
 
 ANALYSTS = 3
 AT_ONCE = 20
@@ -87,7 +88,7 @@ async def _claims(store: Any, seconds: float) -> Row:
     timed: Any = TimedStore(store)
     finished: list[float] = []
     began = time.perf_counter()
-    async with app.node(timed):
+    async with app.node(timed, options=as_the_command()):
         await asyncio.gather(*(_runs_until(began + seconds, finished) for _ in range(AT_ONCE)))
     took_ms, tenth = timed.took_ms, max(len(timed.took_ms) // 10, 1)
     late = sum(at > began + seconds * 0.9 for at in finished)

@@ -20,7 +20,7 @@ from bench import engine_floor
 from bench.effort import Effort
 from bench.metered import MeteredStore
 from bench.report import Row, Rows, progress, ratios
-from bench.stores import opened
+from bench.stores import as_the_command, opened
 from holdfast.store.port import WaitQuery
 
 T = TypeVar("T")
@@ -160,7 +160,7 @@ async def _timed_floor(folder: Path, noted: Path) -> float:
 
 
 async def _run_all(store: Any, count: int) -> float:
-    async with app.node(store):
+    async with app.node(store, options=as_the_command()):
         return await run_all_here(count)
 
 
@@ -176,7 +176,7 @@ async def run_all_here(count: int) -> float:
 
 async def _sequential(folder: Path, times: int) -> Row:
     path, taken = folder / "sequential.db", []
-    async with opened(path) as store, app.node(store):
+    async with opened(path) as store, app.node(store, options=as_the_command()):
         for _ in range(times):
             began = time.perf_counter()
             await (await app.start(steps, 10)).result()
@@ -203,10 +203,10 @@ async def _parked(folder: Path, count: int, cached_runs: int, idle_s: float) -> 
     path = folder / "parked.db"
     async with opened(path) as store:
         metered: Any = MeteredStore(store)
-        async with app.node(metered, options=hf.NodeOptions(cached_runs=1)):
+        async with app.node(metered, options=as_the_command(cached_runs=1)):
             await _park(metered, STARTS_AT_ONCE)  # what the starting needs for a while, and caches, are not counted
         before = _resident_bytes()
-        async with app.node(metered, options=hf.NodeOptions(cached_runs=cached_runs)):
+        async with app.node(metered, options=as_the_command(cached_runs=cached_runs)):
             await _park(metered, count)
             added = _resident_bytes() - before
             metered.calls.clear()
@@ -256,14 +256,14 @@ async def _long_history(folder: Path, count: int) -> Row:
     path = folder / "long.db"
     async with opened(path) as store:
         metered: Any = MeteredStore(store)
-        async with app.node(metered):
+        async with app.node(metered, options=as_the_command()):
             began = time.perf_counter()
             run = await app.start(long, count)
             await _until(metered, lambda: store.find_waits(WaitQuery(run_id=run.run_id)))
             made_s = time.perf_counter() - began
             live_s = statistics.median([await _turn_s(metered, run) for _ in range(SIGNALS)])
         metered = MeteredStore(store)
-        async with app.node(metered):
+        async with app.node(metered, options=as_the_command()):
             replay_s = await _turn_s(metered, app.run(run.run_id))
     path.unlink()
     return {"steps/s": count / made_s, "live turn ms": live_s * 1e3, "turn with replay ms": replay_s * 1e3}

@@ -24,7 +24,7 @@ app = hf.App("bench")
 async def trivial(n: int) -> int:
     return n
 
-node = hf.NodeOptions(takes_runs=sys.argv[2] == "works")
+node = hf.NodeOptions(takes_runs=sys.argv[2] == "works", tune_gc=True)
 asyncio.run(serve(app, sys.argv[1], options=ServiceOptions(port=0, is_open=True), node=node))
 """
 BODY = b'{"workflow":"trivial","input":{"n":7}}'

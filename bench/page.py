@@ -21,7 +21,7 @@ from playwright.async_api import async_playwright
 
 import holdfast as hf
 from bench.report import Rows, percentile, progress, table
-from bench.stores import opened
+from bench.stores import as_the_command, opened
 from holdfast.app import App
 from holdfast.engine.start.runtime import StartOptions
 from holdfast.service.context import make_service
@@ -132,7 +132,7 @@ async def measure(runs: int, path: Path, rounds: int = ROUNDS, events: int = LON
     """Return how long each question takes with so many runs, and in a browser how long until it is on the screen."""
     app = make_app()
     rows: Rows = {}
-    async with opened(path) as store, app.node(store):
+    async with opened(path) as store, app.node(store, options=as_the_command()):
         if not (await store.stats()).runs:
             await fill(app, runs)
         async with (

@@ -20,6 +20,7 @@ import holdfast as hf
 from bench.effort import Effort
 from bench.engine import STARTS_AT_ONCE, app, steps
 from bench.report import Row, Rows, percentile, progress
+from bench.stores import as_the_command
 from bench.workload import LIMITS
 from holdfast.store.port import WaitQuery
 from holdfast.store.postgres import PostgresStore
@@ -110,7 +111,7 @@ async def _fill(connection: Any, first: int, last: int) -> None:
 
 async def _all(store: Any, count: int, effort: Effort) -> Row:
     rates, step_ms, signal_ms = [], [], []
-    async with app.node(store):
+    async with app.node(store, options=as_the_command()):
         await _short_runs(WARM_RUNS)
         for _ in range(effort.engine_rounds):
             gc.collect()

@@ -9,7 +9,7 @@ from pathlib import Path
 import holdfast as hf
 from bench.effort import Effort
 from bench.report import Row, Rows, progress
-from bench.stores import opened
+from bench.stores import as_the_command, opened
 
 app = hf.App("bench-recovery")
 _held: asyncio.Semaphore | None = None
@@ -40,7 +40,7 @@ async def job(number: int) -> int:
 async def measure(effort: Effort, folder: Path) -> Rows:
     """Kill a process that has all its runs in the middle of an activity, and start another one at once."""
     count, path = effort.recovered_runs, folder / "recovery.db"
-    options = hf.NodeOptions(lease_ms=effort.lease_ms, activities_at_once=count)
+    options = as_the_command(lease_ms=effort.lease_ms, activities_at_once=count)
     progress(f"recovery: {count:,} runs in flight")
     spawning = multiprocessing.get_context("spawn")
     receiver, sender = spawning.Pipe(duplex=False)

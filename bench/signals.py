@@ -15,7 +15,7 @@ from typing import Any
 import holdfast as hf
 from bench.effort import Effort
 from bench.report import Row, Rows, progress
-from bench.stores import opened
+from bench.stores import as_the_command, opened
 from holdfast.store.port import Store, WaitQuery
 
 app = hf.App("signals")
@@ -43,7 +43,7 @@ async def measure(effort: Effort, folder: Path) -> Rows:
 @asynccontextmanager
 async def _parked(folder: Path, count: int) -> AsyncIterator[tuple[Store, list[Any]]]:
     path = folder / "signals.db"
-    async with opened(path) as store, app.node(store):
+    async with opened(path) as store, app.node(store, options=as_the_command()):
         runs = await asyncio.gather(*(app.start(parked) for _ in range(count)))
         await _until_parked(store, runs[-1].run_id)
         gc.collect()

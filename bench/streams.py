@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.effort import Effort
 from bench.engine import app, parked, run_all_here
 from bench.report import Row, Rows, progress, ratios
-from bench.stores import opened
+from bench.stores import as_the_command, opened
 from holdfast.service.context import make_service
 from holdfast.service.http.server import listening
 from holdfast.service.options import ServiceOptions
@@ -39,7 +39,7 @@ async def _measure(folder: Path, streams: int, lists: int, rounds: int) -> Row:
     bare: list[float] = []
     cpu: list[float] = []
     bare_cpu: list[float] = []
-    async with opened(path) as store, app.node(store):
+    async with opened(path) as store, app.node(store, options=as_the_command()):
         waiting = [(await app.start(parked)).run_id for _ in range(streams - lists)]
         paths = [f"/v1/runs/{run_id}/stream" for run_id in waiting] + ["/v1/stream"] * lists
         for _ in range(rounds):

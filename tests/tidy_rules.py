@@ -17,7 +17,7 @@ from types import ModuleType
 
 # From low to high. A module imports from its own package and from lower rows only.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"collector", "errors", "clock"}),
+    frozenset({"errors", "clock"}),
     frozenset({"limits"}),
     frozenset({"settings"}),
     frozenset({"core"}),

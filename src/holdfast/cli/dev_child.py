@@ -74,7 +74,8 @@ async def _serve(app: App, given: Given, before: Look) -> int:
     watching = asyncio.create_task(_watch(before))
     service = ServiceOptions(host=given.host, port=given.port, is_open=True, drain_s=DRAIN_S)
     queues = {activity.options.queue for activity in app.registry.activities.values()}
-    node = NodeOptions(drain_s=DRAIN_S, queues=tuple(sorted(queue for queue in queues if queue)))
+    served = tuple(sorted(queue for queue in queues if queue))
+    node = NodeOptions(drain_s=DRAIN_S, queues=served, tune_gc=True)
     with socket.socket(fileno=given.listener) as listener:
         await serve(app, given.store, options=service, node=node, listener=listener)
     if not watching.done():

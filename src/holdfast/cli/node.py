@@ -60,7 +60,7 @@ def node(
     _refuse_idle(queue, runs)
     app = load_app(target)
     set_up_logging(as_json)
-    options = NodeOptions(queues=queue, takes_runs=runs, drain_s=drain_s)
+    options = NodeOptions(queues=queue, takes_runs=runs, drain_s=drain_s, tune_gc=True)
     asyncio.run(app.serve(store, name=name, options=options))
     if working := [thread for thread in threading.enumerate() if thread.name.startswith(THREADS)]:
         leaving = threading.Timer(LEFT_BEHIND_S, _leave)

@@ -131,7 +131,8 @@ def server(
         tls_min_version=front.tls_min_version,
         oidc=None if oidc is None else oidc.options(),
     )
-    asyncio.run(serve(app, settings_at(store).store, options=options, node=NodeOptions(takes_runs=node, queues=queue)))
+    node_options = NodeOptions(takes_runs=node, queues=queue, tune_gc=True)
+    asyncio.run(serve(app, settings_at(store).store, options=options, node=node_options))
     return FINE
 
 

@@ -9,7 +9,7 @@ look every `safety_poll_s`, in case a ring was lost.
 import asyncio
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import chain
 from typing import Any
 
@@ -17,7 +17,6 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from holdfast.clock import Rng
-from holdfast.collector import patient
 from holdfast.core import events as e
 from holdfast.core.decide import Input
 from holdfast.core.instants import Instant
@@ -33,6 +32,7 @@ from holdfast.engine.completion_waiters import CompletionWaiters
 from holdfast.engine.declared_sends import has_signals, refuse_misfits
 from holdfast.engine.definition_filter import DefinitionFilter
 from holdfast.engine.first_turns import First, FirstTurns
+from holdfast.engine.gc_tuning import tuned_gc
 from holdfast.engine.inbox.declarations import Declarations
 from holdfast.engine.leases import LeaseGuard, keep_lease
 from holdfast.engine.news import mourn, tell
@@ -262,7 +262,7 @@ class Node:
     # --- the pump
 
     async def _pump(self) -> None:
-        with patient():
+        with tuned_gc() if self._options.tune_gc else nullcontext():
             await self._pump_on()
 
     async def _pump_on(self) -> None:

@@ -49,6 +49,9 @@ class NodeOptions(Struct, frozen=True, kw_only=True):
     definition_grace_s: float | None = 30.0
     """How long a run may be due while no node alive has its definition before it is paused; None: for ever."""
 
+    tune_gc: bool = False
+    """Whether the garbage collector of the whole process runs less often while the node works, which saves time."""
+
     def __post_init__(self) -> None:
         check_types(self)
         grace_s: Any = self.definition_grace_s

@@ -349,11 +349,11 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
     def finalize(self, generator: AsyncGenerator[Any, Any]) -> None:
         """Close an async generator that was dropped half-way, as asyncio does. Called by the interpreter.
 
-        Where it is the garbage collector that found it, nobody knows when: it is kept as it is, to end with the run.
+        Where the garbage collector found it, the moment is arbitrary: it is kept as it is, to end with the run.
         """
         if self._is_closed:
             return
-        if _collection.thread == threading.get_ident():
+        if _here.is_collecting:
             self._collected.append(generator)
         elif asyncio._get_running_loop() is self:
             self.create_task(generator.aclose())
@@ -378,9 +378,14 @@ class outside_loop:  # noqa: N801 - used like a function
         asyncio._set_running_loop(None)
         self._hooks = sys.get_asyncgen_hooks()
         self._was_outside, _here.is_outside = _here.is_outside, True
+        if not self._was_outside:
+            _here.is_collecting = False
+            gc.callbacks.append(_note_collection)
 
     def __exit__(self, *problem: object) -> None:
         _here.is_outside = self._was_outside
+        if not self._was_outside:
+            gc.callbacks.remove(_note_collection)
         sys.set_asyncgen_hooks(*self._hooks)
         asyncio._set_running_loop(self._loop)
         if self._loop is not None and self._task is not None:
@@ -410,26 +415,21 @@ class running:  # noqa: N801 - used like a function
             self._outside.__exit__()
 
 
-class _Collection:
-    """The thread in which the garbage collector is at work, or None."""
-
-    thread: int | None = None
-
-    def __call__(self, phase: str, info: object) -> None:
-        self.thread = threading.get_ident() if phase == "start" else None
-
-
-_collection = _Collection()
-gc.callbacks.append(_collection)  # it only listens
-
-
 class _Here(threading.local):
-    """Whether this thread has stepped out of what runs in it."""
+    """Whether this thread has stepped out of what runs in it, and whether the garbage collector is at work in it.
+
+    The latter is known only while programs run. Then a callback listens, and at no other time.
+    """
 
     is_outside = False
+    is_collecting = False
 
 
 _here = _Here()
+
+
+def _note_collection(phase: str, info: object) -> None:
+    _here.is_collecting = phase == "start"
 
 
 def _dispose_of(coro: Any, watch: Watch) -> None:
