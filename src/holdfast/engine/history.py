@@ -84,14 +84,3 @@ async def wait_for_event(store: Store, run_id: str, after: int, is_it: Callable[
             await listener.wait(POLL_S)
     finally:
         listener.close()
-
-
-async def wait_finished(store: Store, run_id: str) -> RunHead:
-    """Wait until a run has finished, without a node: look whenever the store notifies, and every `POLL_S`."""
-    listener = store.wakeups.listen()
-    try:
-        while (head := await head_of(store, run_id)).status not in TERMINAL:
-            await listener.wait(POLL_S)
-        return head
-    finally:
-        listener.close()

@@ -25,7 +25,7 @@ from holdfast.core.messages import UPDATE_SIGNAL, AcceptedSignalResult, SignalRe
 from holdfast.core.names import check_name, check_signal_name, require_step_name
 from holdfast.core.state import TERMINAL
 from holdfast.engine.activities.async_completion import report_error, report_result
-from holdfast.engine.history import head_of, recorded
+from holdfast.engine.history import head_of, read_history, wait_for_event
 from holdfast.engine.inbox.authorization import Authoriser, Authorizer, Caller, audit_entry
 from holdfast.engine.inbox.dead_letters import DeadLetterHandle, find_dead_letters, settle_dead_letter
 from holdfast.engine.inbox.operator_commands import CommandSender, OperatorCommand
@@ -308,7 +308,7 @@ class Runtime:
         def is_answer(event: Event) -> bool:
             return event.step_id == step_id and isinstance(event.data, e.UpdateCompleted)
 
-        body = (await recorded(self.store, run_id, after, is_answer)).data
+        body = (await wait_for_event(self.store, run_id, after, is_answer)).data
         assert isinstance(body, e.UpdateCompleted)
         if body.error is not None and body.error.code == RunTerminal.code:
             raise RunTerminal(f"run {run_id} ended before it had answered", run_id=run_id)
@@ -322,9 +322,7 @@ class Runtime:
 
     async def events(self, run_id: str) -> list[Event]:
         """Return the whole history of a run."""
-        events: list[Event] = []
-        while page := await self.store.read_events(run_id, len(events)):
-            events += page
+        events = await read_history(self.store, run_id)
         if not events:
             await head_of(self.store, run_id)  # raises: there is no run without events
         return events
