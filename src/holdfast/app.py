@@ -4,11 +4,15 @@ An app is a plain object; nothing is global. Calling a registered activity insid
 the coroutine that it returns only calls the function, async or not, so unit tests need nothing.
 """
 
+import asyncio
 import inspect
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import update_wrapper
+from types import FrameType
 from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, Unpack, get_args, overload
 
 from msgspec.structs import replace
@@ -24,13 +28,11 @@ from holdfast.engine.inbox.dead_letters import DeadLetterHandle
 from holdfast.engine.inbox.signals import FirstSignal, Outgoing, result_of
 from holdfast.engine.inbox.tasks import Tasks
 from holdfast.engine.node import Node, logger
-from holdfast.engine.observe.logs import logger_of
+from holdfast.engine.observe.logs import describe_store, describe_work, logger_of
 from holdfast.engine.observe.metrics import observed
 from holdfast.engine.options import NodeOptions
-from holdfast.engine.serving import asked_to_end
 from holdfast.engine.start.admission import Dequeued
 from holdfast.engine.start.runtime import Runtime, StartOptions
-from holdfast.engine.telling import place_of, work_of
 from holdfast.errors import CallerError, InvalidInput
 from holdfast.limits import Limits
 from holdfast.program.coroutine import current_program, refuse_inside
@@ -53,6 +55,8 @@ from holdfast.store.validation import LIFE, check_node_name, check_ownership
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+ENDING = (signal.SIGTERM, signal.SIGINT)
 
 LIFE_DIGITS = 12
 """How much of a new id tells one life of a node from the others."""
@@ -179,8 +183,8 @@ class App:
         are other names, unless `allow_other_signals`; then whoever sends one is warned.
         `limits` (at_once, per_key, key, rate, overload) bound its runs, of all versions: the last one's hold.
         """
-        for signal in signals or ():
-            check_signal_name(signal)
+        for signal_name in signals or ():
+            check_signal_name(signal_name)
         problem = check_name("version", version)
         if problem is not None or "|" in version:
             raise problem or InvalidInput(f"version may not contain '|': {version!r}", field="version")
@@ -364,9 +368,9 @@ class App:
         A second signal ends the process at once. A node that comes back under its name takes over what its former life
         held. Works on the main thread only; an error of the node itself is raised.
         """
-        with asked_to_end() as asked:
-            work = work_of(self.registry.workflow_names(), options or NodeOptions())
-            place = place_of(_settings(store, None).store if store is None else store)  # before it is made
+        with termination_signal() as asked:
+            work = describe_work(self.registry.workflow_names(), options or NodeOptions())
+            place = describe_store(_settings(store, None).store if store is None else store)  # before it is made
             async with self.node(store, name=name, options=options) as node:
                 logger.info("node %s works on %s; store: %s", node.name, work, place)
                 await node.run_until(asked)
@@ -430,6 +434,36 @@ class App:
         if self._runtime is None:
             raise InvalidInput("no node is open: use `async with app.node(...)` or `app.connect(...)`")
         return self._runtime
+
+
+@contextmanager
+def termination_signal() -> Iterator["asyncio.Future[str]"]:
+    """Yield a future that gets the name of the first SIGTERM or SIGINT. A second one ends the process at once.
+
+    At once means even if the event loop is stuck: what was acknowledged is durable, and other nodes take over the rest
+    when the lease has expired. Afterwards the former handlers are back. Only a process that is nothing but a node uses
+    this; a node inside another program leaves the signals of the operating system alone.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise InvalidInput("only the main thread receives SIGTERM: elsewhere use `async with app.node(...)`")
+    loop = asyncio.get_running_loop()
+    asked: asyncio.Future[str] = loop.create_future()
+    is_asked = False
+
+    # Handlers of the interpreter and not of the loop: they are called while a callback of the loop does not return.
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal is_asked
+        if is_asked:
+            os._exit(128 + number)
+        is_asked = True
+        loop.call_soon_threadsafe(asked.set_result, signal.Signals(number).name)
+
+    before = {ending: signal.signal(ending, ask) for ending in ENDING}
+    try:
+        yield asked
+    finally:
+        for ending, handler in before.items():
+            signal.signal(ending, handler if handler is not None else signal.SIG_DFL)
 
 
 def _settings(address: str | None, limits: Limits | None) -> Settings:

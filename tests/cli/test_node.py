@@ -15,8 +15,8 @@ import pytest
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.engine.options import NodeOptions
-from holdfast.engine.telling import without_password
 from holdfast.engine.turns.draft import start_run
+from holdfast.settings import without_password
 from holdfast.store.port import Created
 from holdfast.store.sqlite import SqliteStore
 from tests.cli.console import Desk, Running, run, running

@@ -13,13 +13,13 @@ from typing import Annotated, Any
 import msgspec
 from cyclopts import Parameter
 
+from holdfast.app import termination_signal
 from holdfast.cli.app_loader import settings_at, split_target
 from holdfast.cli.dev_child import DRAIN_S, GIVEN, RELOAD, Given
 from holdfast.cli.exit_codes import FINE
 from holdfast.cli.output import note
 from holdfast.cli.server import HOST, PORT, Port
-from holdfast.engine.serving import asked_to_end
-from holdfast.engine.telling import place_of
+from holdfast.engine.observe.logs import describe_store
 from holdfast.errors import InvalidInput
 from holdfast.service.auth.csrf import is_loopback
 from holdfast.service.options import ServiceOptions
@@ -63,7 +63,7 @@ def dev(
         address_here = f"http://{place}:{listener.getsockname()[1]}"
         note(f"{target} is at {address_here}, and starts again when its code changes")
         note(f"open {address_here}/ in a browser to watch its runs")
-        note(f"the store is {place_of(address)}")
+        note(f"the store is {describe_store(address)}")
         note("ACCESS IS OPEN: whoever is on this machine may do everything. Elsewhere use `holdfast server`.")
         return asyncio.run(_supervise(target, address, host, listener))
 
@@ -75,7 +75,7 @@ async def _supervise(target: str, store: str, host: str, listener: socket.socket
         target=target, store=store, host=host, port=listener.getsockname()[1], listener=listener.fileno(), life=ours
     )
     try:
-        with asked_to_end() as asked:
+        with termination_signal() as asked:
             while not asked.done():
                 process = await _start(given)
                 ended = asyncio.ensure_future(process.wait())

@@ -17,9 +17,8 @@ from holdfast.cli.stores import Address, AsJson
 from holdfast.clock import SystemClock
 from holdfast.engine.observe import doctor as examining
 from holdfast.engine.observe.doctor import Report, report_of
-from holdfast.engine.telling import without_password
 from holdfast.errors import StoreCorrupt, StoreError, StoreFull, StoreNotMigrated, StoreReadOnly, StoreUnsafe
-from holdfast.settings import Settings
+from holdfast.settings import Settings, without_password
 from holdfast.store.health import Bounds, Finding, wrong
 from holdfast.store.open import is_new, open_existing
 

@@ -18,8 +18,7 @@ from holdfast.cli.app_loader import load_app, settings_at
 from holdfast.cli.exit_codes import FAILED, FINE
 from holdfast.cli.output import clean, json_line
 from holdfast.engine.check_histories import Checked, Problem, check_runs, count_runs
-from holdfast.engine.telling import without_password
-from holdfast.settings import Settings
+from holdfast.settings import Settings, without_password
 from holdfast.store.open import open_existing
 
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]

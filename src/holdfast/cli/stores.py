@@ -17,9 +17,8 @@ from holdfast.cli.exit_codes import FINE
 from holdfast.cli.output import note, show_fields, show_json
 from holdfast.clock import SystemClock, SystemIds
 from holdfast.core.audit import AuditEntry
-from holdfast.engine.telling import without_password
 from holdfast.errors import InvalidInput
-from holdfast.settings import Settings
+from holdfast.settings import Settings, without_password
 from holdfast.store.open import open_store, sqlite_path
 from holdfast.store.sqlite import backup as files
 

@@ -29,13 +29,12 @@ from holdfast.engine.activities.executor import ActivityExecutor
 from holdfast.engine.activities.queue_worker import QueueWorker, outcome_message
 from holdfast.engine.activities.slots import Slots
 from holdfast.engine.completion_waiters import CompletionWaiters
-from holdfast.engine.declared_sends import has_signals, refuse_misfits
 from holdfast.engine.definition_filter import DefinitionFilter
 from holdfast.engine.first_turns import First, FirstTurns
 from holdfast.engine.gc_tuning import tuned_gc
-from holdfast.engine.inbox.declarations import Declarations
+from holdfast.engine.inbox.declarations import Declarations, has_signals, without_unfit_signals
 from holdfast.engine.leases import LeaseGuard, keep_lease
-from holdfast.engine.news import mourn, tell
+from holdfast.engine.observe.logs import log_dead_letters, log_events
 from holdfast.engine.options import NodeOptions
 from holdfast.engine.start.admission import RunQueue
 from holdfast.engine.start.starter import Starter
@@ -592,7 +591,7 @@ class Node:
                     refused.append((owned, owned.refused))
             else:
                 if turn.dead:
-                    mourn(turn.dead)
+                    log_dead_letters(turn.dead)
                 self._after(owned, cached, draft, turn, now)
         self.run_cache.trim()
         return refused
@@ -654,7 +653,7 @@ class Node:
         heads = [owned.loaded.head for owned in of]
         while self.declarations is not None:
             try:
-                return await refuse_misfits(self.declarations, turns, heads, now)
+                return await without_unfit_signals(self.declarations, turns, heads, now)
             except StoreError:
                 logger.exception("node %s: what other runs declare cannot be looked up; trying again", self.name)
                 await asyncio.sleep(RETRY_S)
@@ -746,7 +745,7 @@ class Node:
         run_id = owned.loaded.head.run_id
         logger.error("run %s is put aside: %s", run_id, damage)
         turn = deferring_turn(owned.loaded, now, self.name, damage, self._limits)
-        mourn(turn.dead)
+        log_dead_letters(turn.dead)
         [answer] = await self._commit([turn])
         self._drop(run_id)
         if isinstance(answer, CommitConflict):
@@ -769,7 +768,7 @@ class Node:
         if self.run_queue.has_rates:
             self.run_queue.notice_starts_of(draft.state.plan_id, draft.events)
         if not draft.is_plain:
-            tell(draft.events)
+            log_events(draft.events)
         for step_id in draft.dispatch:
             step = draft.state.open_steps.get(step_id)
             if step is not None and self._is_stopping:

@@ -1,14 +1,14 @@
-"""What workflows declare of their signals, and whether what is sent keeps to it.
+"""What workflows declare of their signals, and whether a signal fits it.
 
-Whoever has the code of a workflow publishes what it declares, before anything of it can be started. So every process
-that takes signals can check them, by the version that the run was started with: with the code, if it is there, and
-otherwise by the JSON Schemas in the store. What was published is remembered for some seconds, and of which workflow a
-run is for a minute: no signal but the first to a run costs a question.
+A node publishes what its workflows declare before it starts runs of them. So every process that takes signals can check
+them, by the version that the run was started with: with the code, if it has it, and otherwise by the JSON Schemas in
+the store. A published declaration is cached for some seconds, and the workflow of a run for a minute, so that only the
+first signal to a run costs a query.
 """
 
 from asyncio import get_running_loop
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Raw
@@ -16,12 +16,16 @@ from msgspec.structs import replace
 
 from holdfast.core.codec import explain_unfit
 from holdfast.core.declarations import WorkflowDeclaration
-from holdfast.core.names import check_name
+from holdfast.core.instants import Instant
+from holdfast.core.messages import SignalRequest
+from holdfast.core.names import RESERVED_PREFIX, check_name
 from holdfast.engine.inbox.json_schema import SchemaCheck
-from holdfast.errors import InvalidInput, NotFound
+from holdfast.errors import CallerError, InvalidInput, NotFound
 from holdfast.program.definitions import WorkflowDefinition
 from holdfast.program.schema import json_schema
 from holdfast.store import port
+from holdfast.store.outgoing import refused_letter
+from holdfast.store.port import RunHead, Turn
 
 KNOWN_RUNS = 10_000
 """Of how many runs is remembered which workflow they are of."""
@@ -190,3 +194,52 @@ class Declarations:
         for plan, found in zip(unknown, await self._store.find_definitions(unknown), strict=True):
             declared = None if found is None or not found.signals else DeclaredInStore(found)
             self._found[plan] = declared, now + (UNPUBLISHED_AGE_S if found is None else PUBLISHED_AGE_S)
+
+
+# --- signals that workflows send to other runs, checked before they are committed
+
+
+def has_signals(turns: Sequence[Turn]) -> bool:
+    """Return whether one of the turns has a signal for another run that a workflow sends."""
+    return any(turn.sends and any(map(_is_signal, turn.sends)) for turn in turns)
+
+
+async def without_unfit_signals(
+    declarations: Declarations, turns: Sequence[Turn], heads: Sequence[RunHead], now: Instant
+) -> list[Turn]:
+    """Return turns without the signals that do not fit what their targets declare; each becomes a dead letter.
+
+    A target in another tenant, project or environment is left to the store, which refuses it like a run that does not
+    exist: the sender learns nothing of what it declares.
+    """
+    new = {new.run_id: (new.plan_id, new.plan_version) for turn in turns for new in turn.starts}
+    declared = await declarations.of_runs([s.run_id for turn in turns for s in turn.sends if _is_signal(s)], new)
+    checked = []
+    for turn, head in zip(turns, heads, strict=True):
+        place = head.tenant, head.project, head.environment
+        near = {
+            run_id: declaration
+            for run_id, declaration in declared.items()
+            if turn.crosses_tenants or declarations.places.get(run_id, place) == place
+        }
+        checked.append(_without_unfit(turn, near, now) if turn.sends else turn)
+    return checked
+
+
+def _is_signal(item: Any) -> bool:
+    return isinstance(item, SignalRequest) and not item.name.startswith(RESERVED_PREFIX)
+
+
+def _without_unfit(turn: Turn, declared: Mapping[str, Declared | None], now: Instant) -> Turn:
+    sends: list[Any] = []
+    dead = list(turn.dead)
+    for place, item in enumerate(turn.sends):
+        declaration = declared.get(item.run_id) if _is_signal(item) else None
+        try:
+            if declaration is not None and isinstance(item, SignalRequest):
+                declaration.check(item.name, item.payload)
+            sends.append(item)
+        except CallerError as problem:
+            what = f"{getattr(item, 'name', '')!r} to run {item.run_id!r}"
+            dead.append(refused_letter(turn, f"undeclared {place}", what, item, problem, now))
+    return turn if len(sends) == len(turn.sends) else replace(turn, sends=tuple(sends), dead=tuple(dead))

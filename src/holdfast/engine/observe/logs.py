@@ -1,17 +1,29 @@
-"""Logs: one that knows in which run and step it is written, and says nothing while a history is replayed.
+"""Logs: the app's own, which knows its run and step, and what a node logs of its runs.
 
-`App.logger` is such a log. Whatever is logged during a turn is said when the turn is taken and not again when the run
-is replayed, on this node or on another. A turn that is lost may have said something all the same: logs are no history.
+`App.logger` is silent while a history is replayed, so that a line is written when the turn is taken and not again when
+the run is rebuilt, on this node or on another. A turn that is not committed may have logged lines too: logs are no
+history.
 """
 
 import json
 import logging
 import re
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any
 
+from holdfast.core import events as e
+from holdfast.core.dead_letters import DeadLetter
+from holdfast.core.events import ErrorInfo, Event
+from holdfast.core.instants import format_instant
 from holdfast.engine.activities.context import current_activity
+from holdfast.engine.options import NodeOptions
 from holdfast.program.coroutine import current_program
+from holdfast.settings import without_password
+from holdfast.store.open import is_new
+from holdfast.store.port import Store
+
+_runs = logging.getLogger("holdfast.runs")
 
 # What moves a cursor, ends a line, turns text around, or is no character at all: C0, DEL, C1, the marks and overrides
 # of writing direction, the separators of lines and paragraphs, and halves of surrogate pairs.
@@ -114,3 +126,81 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             fields["error"] = self.formatException(record.exc_info)
         return escaped_json(json.dumps(fields, default=str, ensure_ascii=False))
+
+
+# --- what a node logs of its runs and of itself
+
+
+def log_events(events: Iterable[Event]) -> None:
+    """Log the failures and retries among events that are durable now."""
+    for event in events:
+        log = _LOGGED.get(type(event.data))
+        if log is not None:
+            log(event)
+
+
+def log_dead_letters(letters: Iterable[DeadLetter]) -> None:
+    """Log messages that became dead letters."""
+    for letter in letters:
+        _runs.error(
+            "run %s: dead letter %s, %s: %s",
+            letter.run_id,
+            letter.letter_id,
+            letter.reason,
+            escaped(letter.detail),
+            extra={"run_id": letter.run_id},
+        )
+
+
+def _retried(event: Event) -> None:
+    body = event.data
+    assert isinstance(body, e.StepRetried)
+    when = f"again at {format_instant(body.due_at)}" if body.due_at is not None else "again now"
+    attempt = (event.engine_attempt_id or 1) - 1
+    text = "run %s: attempt %d of step %s: %s; %s"
+    _runs.info(text, event.run_id, attempt, event.step_id, _why(body), when, extra=_fields(event))
+
+
+def _why(body: e.StepRetried) -> str:
+    return body.reason if body.error is None else _brief(body.error)
+
+
+def _step_failed(event: Event) -> None:
+    assert isinstance(event.data, e.StepFailed)
+    brief = _brief(event.data.error)
+    _runs.info("run %s: step %s has failed: %s", event.run_id, event.step_id, brief, extra=_fields(event))
+
+
+def _run_failed(event: Event) -> None:
+    assert isinstance(event.data, e.RunFailed)
+    _runs.info("run %s has failed: %s", event.run_id, _brief(event.data.error), extra=_fields(event))
+
+
+def _fields(event: Event) -> dict[str, str]:
+    """Return the run and the step of an event, as fields of a log record."""
+    return {"run_id": event.run_id} | ({} if event.step_id is None else {"step_id": event.step_id})
+
+
+def _brief(error: ErrorInfo) -> str:
+    return escaped(f"{error.code}: {error.message[:200]}")
+
+
+_LOGGED: dict[type[e.Body], Callable[[Event], None]] = {
+    e.StepRetried: _retried,
+    e.StepFailed: _step_failed,
+    e.RunFailed: _run_failed,
+}
+
+
+def describe_work(workflows: list[str], options: NodeOptions) -> str:
+    """Return the workflows and queues that a node works on, as text."""
+    runs = [", ".join(workflows) or "no workflow at all"] if options.takes_runs else []
+    queues = [f"queue {', '.join(options.queues)}"] if options.queues else []
+    return " and ".join(runs + queues) or "nothing: it takes no runs and has no queues"
+
+
+def describe_store(store: str | Store) -> str:
+    """Return a store as text for a log: without its password, and marked if it does not exist yet."""
+    if not isinstance(store, str):
+        return type(store).__name__
+    return f"{without_password(store)} (new)" if is_new(store) else without_password(store)

@@ -18,10 +18,8 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast.app import App
+from holdfast.app import App, termination_signal
 from holdfast.engine.options import NodeOptions
-from holdfast.engine.serving import asked_to_end
-from holdfast.engine.telling import without_password
 from holdfast.errors import EngineError, HoldfastError, InvalidInput, MalformedRequest, MethodNotAllowed, NotFound
 from holdfast.service.auth.csrf import HEAD_BYTES, check_framing, check_open, is_loopback
 from holdfast.service.auth.oidc import OidcAccess, check_provider_address, oidc_routes
@@ -47,6 +45,7 @@ from holdfast.service.http.static import page_routes
 from holdfast.service.operations import CATALOGUE
 from holdfast.service.options import ServiceOptions
 from holdfast.service.stream import STREAMS, Streams, is_stream
+from holdfast.settings import without_password
 from holdfast.store.port import Store
 
 SHOWN_PATH = 200
@@ -312,7 +311,7 @@ async def serve(
     if authenticate is None and not options.is_open:
         authenticate = access_of(app, options)
     let = check_access(options, authenticate)
-    with asked_to_end() as asked:
+    with termination_signal() as asked:
         async with app.node(store, options=node) as opened:
             service = make_service(app, options, let)
             if type(let) is TokenAccess and not await let.has_any():
