@@ -123,23 +123,15 @@ class Declarations:
     def __init__(self, store: port.Store, workflows: Mapping[port.Plan, WorkflowDefinition]) -> None:
         self._store = store
         self._workflows = workflows
-        self._published = 0
         self._plans: dict[str, tuple[port.Plan, float]] = {}
         self.places: dict[str, tuple[str, str, str]] = {}
         """The tenant, project and environment of the runs that were looked up."""
         self._found: dict[port.Plan, tuple[Declared | None, float]] = {}
 
-    @property
-    def is_published(self) -> bool:
-        """Whether everything is published that the workflows here declare; they only become more."""
-        return len(self._workflows) == self._published
-
     async def publish(self) -> None:
-        """Publish what the workflows that are here declare, unless that was done."""
-        if not self.is_published:
-            definitions = [published(each) for each in self._workflows.values()]
-            await self._store.publish_definitions(definitions)
-            self._published = len(definitions)
+        """Publish what the workflows that are registered here declare."""
+        if self._workflows:
+            await self._store.publish_definitions([published(each) for each in self._workflows.values()])
 
     async def of_runs(
         self, run_ids: Iterable[str], new: Mapping[str, port.Plan] | None = None

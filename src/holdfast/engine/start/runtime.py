@@ -105,15 +105,22 @@ class Runtime:
         self.registry = registry
         self.ids = ids
         self._node = node
+        self._published = -1
         self._authorizer = Authorizer(authoriser, store, ids)
         self._signals = SignalSender(store, registry, self._authorizer, node.expect)
         self._commands = CommandSender(store, registry, self._authorizer, ids, self._create_again)
 
     async def open(self) -> None:
         """Publish what the workflows declare, and start the node."""
-        await self._signals.declarations.publish()
+        await self._publish()
         self._node.declarations = self._signals.declarations
         await self._node.start()
+
+    async def _publish(self) -> None:
+        """Publish what the workflows declare of their signals. Workflows are only added, so their number tells."""
+        workflows = len(self.registry.workflows)
+        await self._signals.declarations.publish()
+        self._published = workflows
 
     async def close(self) -> None:
         """Stop sending signals, and the node."""
@@ -183,8 +190,8 @@ class Runtime:
         )
         if self._authorizer.is_needed:
             await self._authorizer.check_start(queued, options.run_id, caller)
-        if not self._signals.declarations.is_published:  # a workflow was registered after the node was opened
-            await self._signals.declarations.publish()
+        if len(self.registry.workflows) != self._published:  # one was registered after the node was opened
+            await self._publish()
         now = await self.store.now()
         new = start_run(
             options.run_id or self.ids.new_id(),

@@ -75,7 +75,8 @@ async def start_run(
     call: Call, ask: StartRun, with_signal: FirstSignal | None = None
 ) -> tuple[RunStarted, tuple[Delivered, ...]]:
     """Start a run, and return how its first signals were answered."""
-    check_chosen_id(call.principal.tenant, ask.run_id)
+    if ask.run_id is not None:
+        check_chosen_id(call.principal.tenant, ask.run_id)
     tenant, project, environment = call.within(ask.tenant, ask.project, ask.environment)
     definition = call.runtime.registry.workflow(ask.workflow, ask.workflow_version)
     options = StartOptions(
