@@ -120,7 +120,7 @@ async def _note(folder: Path, count: int, noted: Path) -> tuple[int, int]:
     """Note what the engine writes, and which of it shares a transaction: once, so that noting costs no time."""
     path = folder / "noted.db"
     async with opened(path) as store:
-        metered: Any = MeteredStore(store)
+        metered = MeteredStore(store)
         await _run_all(metered, count)
     transactions = engine_floor.rows_of(path, metered.transactions)
     path.unlink()
@@ -202,7 +202,7 @@ def _run(work: Callable[..., Any], *args: Any) -> Any:
 async def _parked(folder: Path, count: int, cached_runs: int, idle_s: float) -> Row:
     path = folder / "parked.db"
     async with opened(path) as store:
-        metered: Any = MeteredStore(store)
+        metered = MeteredStore(store)
         async with app.node(metered, options=as_the_command(cached_runs=1)):
             await _park(metered, STARTS_AT_ONCE)  # what the starting needs for a while, and caches, are not counted
         before = _resident_bytes()
@@ -255,11 +255,11 @@ def _resident_bytes() -> int:
 async def _long_history(folder: Path, count: int) -> Row:
     path = folder / "long.db"
     async with opened(path) as store:
-        metered: Any = MeteredStore(store)
+        metered = MeteredStore(store)
         async with app.node(metered, options=as_the_command()):
             began = time.perf_counter()
             run = await app.start(long, count)
-            await _until(metered, lambda: store.find_waits(WaitQuery(run_id=run.run_id)))
+            await _until(metered, lambda: store.find(WaitQuery(run_id=run.run_id)))
             made_s = time.perf_counter() - began
             live_s = statistics.median([await _turn_s(metered, run) for _ in range(SIGNALS)])
         metered = MeteredStore(store)

@@ -1,16 +1,30 @@
 """A store that notes what a node asks of it: how often, when, and which writes shared a transaction."""
 
 import asyncio
-import functools
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import ParamSpec, TypeVar
 
 from msgspec import Struct
 
 from holdfast.core.messages import Message
-from holdfast.store.port import NewRun, Store, Turn
+from holdfast.store.port import (
+    CommitConflict,
+    Committed,
+    Created,
+    Existing,
+    LoadedRun,
+    NewRun,
+    Plan,
+    Refused,
+    Store,
+    Turn,
+)
+from holdfast.store.proxy import StoreProxy
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Write(Struct, frozen=True, gc=False):
@@ -24,48 +38,47 @@ class Write(Struct, frozen=True, gc=False):
     messages: tuple[Message, ...]
 
 
-class MeteredStore:
-    """Passes every verb on to a store."""
+VERBS = tuple(name for name, verb in vars(StoreProxy).items() if callable(verb) and not name.startswith("_"))
+
+
+class MeteredStore(StoreProxy):
+    """Counts the calls of every verb, and notes what is written."""
 
     def __init__(self, inner: Store) -> None:
-        self.capabilities = inner.capabilities
-        self.wakeups = inner.wakeups
+        super().__init__(inner)
         self.calls: Counter[str] = Counter()
         self.transactions: list[list[Write]] = []
         self.turn_s: list[float] = []
         self.committed = asyncio.Event()
-        self._inner = inner
         self._group: list[Write] = []
         self._claimed_at = 0.0
+        for verb in VERBS:
+            setattr(self, verb, self._counted(verb, getattr(self, verb)))
 
-    def __getattr__(self, verb: str) -> Callable[..., Awaitable[Any]]:
-        call = functools.partial(self._call, verb)
-        setattr(self, verb, call)
-        return call
+    def _counted(self, verb: str, call: Callable[P, R]) -> Callable[P, R]:
+        def counted(*args: P.args, **kwargs: P.kwargs) -> R:
+            self.calls[verb] += 1
+            return call(*args, **kwargs)
 
-    async def _call(self, verb: str, *args: Any, **kwargs: Any) -> Any:
-        self.calls[verb] += 1
-        return await getattr(self._inner, verb)(*args, **kwargs)
+        return counted
 
-    async def claim(self, *args: Any, **kwargs: Any) -> list[Any]:
+    async def claim(self, node: str, limit: int, plans: Sequence[Plan] | None = None) -> list[LoadedRun]:
         """Note when runs were claimed."""
-        claimed: list[Any] = await self._call("claim", *args, **kwargs)
+        claimed = await self._store.claim(node, limit, plans)
         if claimed:
             self._claimed_at = time.perf_counter()
         return claimed
 
-    async def create(self, runs: Sequence[NewRun], claim_for: str | None = None) -> list[Any]:
+    async def create(self, runs: Sequence[NewRun], claim_for: str | None = None) -> list[Created | Existing | Refused]:
         """Note what was created."""
-        self.calls["create"] += 1
-        answers = await self._inner.create(runs, claim_for)
+        answers = await self._store.create(runs, claim_for)
         self._note([Write(run.run_id, True, 0, len(run.events), (), run.messages) for run in runs])
         return answers
 
-    async def commit(self, turns: Sequence[Turn]) -> list[Any]:
+    async def commit(self, turns: Sequence[Turn]) -> list[Committed | CommitConflict]:
         """Note what was committed, and how long after its claim."""
-        self.calls["commit"] += 1
         self.turn_s.append(time.perf_counter() - self._claimed_at)
-        answers = await self._inner.commit(turns)
+        answers = await self._store.commit(turns)
         self._note(
             [
                 Write(turn.run_id, False, turn.expected_version, len(turn.events), turn.consumed, turn.messages)

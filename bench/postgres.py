@@ -140,7 +140,7 @@ async def _short_runs(count: int) -> float:
 async def _signal_ms(store: Any) -> float:
     run = await app.start(signalled)
     listener = store.wakeups.listen()
-    while not await store.find_waits(WaitQuery(run_id=run.run_id)):
+    while not await store.find(WaitQuery(run_id=run.run_id)):
         await listener.wait(1.0)
     listener.close()
     began = time.perf_counter()

@@ -53,7 +53,7 @@ async def _parked(folder: Path, count: int) -> AsyncIterator[tuple[Store, list[A
 
 async def _until_parked(store: Store, run_id: str) -> None:
     listener = store.wakeups.listen()
-    while not await store.find_waits(WaitQuery(run_id=run_id)):
+    while not await store.find(WaitQuery(run_id=run_id)):
         await listener.wait(1.0)
     listener.close()
 

@@ -17,8 +17,8 @@ from holdfast.core.messages import Message, Signal
 from holdfast.core.state import RunState, state_of
 from holdfast.engine.turns.draft import TurnDraft, start_run
 from holdfast.limits import Limits
-from holdfast.store.beginnings import new_head
 from holdfast.store.port import Created, LoadedRun, NewRun, Store, Turn
+from holdfast.store.types import new_head
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, Unpack, 
 from msgspec.structs import replace
 
 from holdfast.clock import Ids, Rng, SystemIds, SystemRng
-from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Reason
+from holdfast.core.dead_letters import DeadLetter, Reason
 from holdfast.core.index_rows import Wait
 from holdfast.core.messages import AcceptedSignalResult
 from holdfast.core.names import check_name, check_signal_name, require_step_name
@@ -51,6 +51,7 @@ from holdfast.run import RunHandle, run_from_inside
 from holdfast.settings import Settings, load_settings
 from holdfast.store import port
 from holdfast.store.open import open_store
+from holdfast.store.types import DeadLetterQuery
 from holdfast.store.validation import LIFE, check_node_name, check_ownership
 
 P = ParamSpec("P")

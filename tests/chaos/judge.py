@@ -166,7 +166,7 @@ async def _families(store: Store) -> AsyncIterator[list[RunView]]:
     """Yield each run with its children: they follow it in order, because a slash comes before digits."""
     family: list[RunView] = []
     after = ""
-    while heads := await store.find_runs(RunQuery(after=after, limit=PAGE)):
+    while heads := await store.find(RunQuery(after=after, limit=PAGE)):
         for head in heads:
             view = await view_of(store, head.run_id)
             assert view is not None

@@ -100,7 +100,7 @@ class Ledger:
     async def check(self, store: Store) -> None:
         """Compare with the store: nothing is missing, and nothing is there that nobody was told of."""
         stored: dict[str, int] = {}
-        while heads := await store.find_runs(RunQuery(after=max(stored, default=""))):
+        while heads := await store.find(RunQuery(after=max(stored, default=""))):
             stored |= {head.run_id: head.version for head in heads}
         assert stored == {run_id: len(keys) for run_id, keys in self.events.items()}
         accepted = 0

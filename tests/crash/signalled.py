@@ -58,7 +58,7 @@ async def tell(story: str, path: Path, name: str, dies_at: int, is_later: bool) 
             run = await app.start(order, run_id=RUN_ID, with_signal=first)
         else:
             run = await app.start(order, run_id=RUN_ID)
-            while dies_at and not await store.find_waits(WaitQuery()):  # noqa: ASYNC110
+            while dies_at and not await store.find(WaitQuery()):  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             count_down(store, dies_at)
         accepted = await run.signal("go", "x", signal_id="click-1")
@@ -86,7 +86,7 @@ async def survive(story: str, path: Path) -> None:
     store = await SqliteStore.open(path)
     await store.migrate()
     [loaded] = await store.load([RUN_ID])
-    kept = await store.find_mailbox(MailboxQuery(run_id=RUN_ID, consumed=True))
+    kept = await store.find(MailboxQuery(run_id=RUN_ID, consumed=True))
     await store.close()
     assert loaded is not None or story == "start", "an acknowledged run is lost"
     assert len(kept) == 1 or story == "signal" or loaded is None, "a run without the signal that it came with"
@@ -96,7 +96,7 @@ async def survive(story: str, path: Path) -> None:
     assert not promised.exists() or promised.read_text(encoding="utf-8") == accepted.signal_storage_key
     store = await SqliteStore.open(path)
     history = await read_history(store, RUN_ID)
-    kept = await store.find_mailbox(MailboxQuery(run_id=RUN_ID, consumed=True))
+    kept = await store.find(MailboxQuery(run_id=RUN_ID, consumed=True))
     await store.close()
     [(run_seq, body)] = [(event.run_seq, event.data) for event in history if isinstance(event.data, SignalReceived)]
     assert [found.consumed_seq for found in kept] == [run_seq]

@@ -126,7 +126,7 @@ async def test_result_is_told_wherever_the_run_finishes(tmp_path: Path, monkeypa
         run = await here.start(waiter)
         result = asyncio.create_task(run.result())
         listener = node.store.wakeups.listen()
-        while not await node.store.find_waits(WaitQuery(run_id=run.run_id)):
+        while not await node.store.find(WaitQuery(run_id=run.run_id)):
             await listener.wait(0.1)
         listener.close()
         await run.signal("go", True)

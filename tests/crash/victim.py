@@ -88,7 +88,7 @@ class Victim:
         return Intent("create", runs, self._node if self._chance.random() < 0.3 else None)
 
     async def _deliver(self, store: SqliteStore) -> Intent | None:
-        heads = await store.find_runs(RunQuery(status=RUNNING, limit=20))
+        heads = await store.find(RunQuery(status=RUNNING, limit=20))
         if not heads:
             return None
         items: list[SignalRequest | Message] = []

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 import holdfast as hf
-from holdfast.core.dead_letters import DeadLetterQuery
 from holdfast.engine.inbox.dead_letters import find_dead_letters
 from holdfast.errors import StoreError
 from holdfast.run import RunHandle
 from holdfast.store.port import Job, Store
+from holdfast.store.types import DeadLetterQuery
 from tests.engine.place import Around, Place, types, until, until_event
 
 

@@ -359,7 +359,7 @@ async def test_a_finished_run_is_done_again_as_a_new_run_once_for_each_command(p
         assert await again.result() == "o-1 paid"
         assert (await run.retry_run("bank is back", actor="ann", signal_id="click-1")).run_id == again.run_id
         assert await run.events() == before
-        [found] = await node.store.find_runs(RunQuery(tag=retry_tag(run.run_id)))
+        [found] = await node.store.find(RunQuery(tag=retry_tag(run.run_id)))
         assert (found.run_id, found.reference_key, found.tags[0]) == (again.run_id, "o-1", "eu")
         first = (await again.events())[0].data
         assert isinstance(first, e.RunQueued)
@@ -381,7 +381,7 @@ async def test_a_run_that_goes_on_is_not_done_again_and_says_so(place: Place) ->
             await run.retry_run("again", actor="ann")
         await until(run, lambda events: verdicts(events) != [])
         assert verdicts(await run.events()) == [("SignalRejected", "RETRY_RUN", "ann", "the run has not finished")]
-        assert len(await node.store.find_runs(RunQuery())) == 1
+        assert len(await node.store.find(RunQuery())) == 1
 
 
 # --- damage

@@ -12,12 +12,12 @@ import pytest
 
 import holdfast as hf
 from holdfast.clock import SystemClock
-from holdfast.core.audit import AuditEntry, AuditQuery
-from holdfast.core.dead_letters import DeadLetterQuery
+from holdfast.core.audit import AuditEntry
 from holdfast.engine.check_histories import _heads
 from holdfast.engine.observe.doctor import examine
 from holdfast.errors import Conflict, StoreCorrupt
 from holdfast.store.port import MailboxQuery, RunQuery, WaitQuery
+from holdfast.store.types import AuditQuery, DeadLetterQuery
 from tests.engine.place import until_event
 from tests.service.stage import on_stage
 
@@ -87,10 +87,10 @@ async def test_one_damaged_run_does_not_hide_the_others(column: str, tmp_path: P
     async with asyncio.timeout(20), app.connect(f"sqlite:///{tmp_path}/store.db"):
         store = app.runtime().store
         for newest in (False, True):
-            found = await store.find_runs(RunQuery(newest=newest))
+            found = await store.find(RunQuery(newest=newest))
             assert sorted(head.run_id for head in found) == [run_id for run_id in runs if run_id != spoilt]
             assert found.unreadable == (spoilt,)
-            [first] = await store.find_runs(RunQuery(newest=newest, limit=1)) or [None]
+            [first] = await store.find(RunQuery(newest=newest, limit=1)) or [None]
             assert first is None or first.run_id != spoilt
         heads = [head async for head in _heads(store)]
         assert [head.details["run_id"] for head in heads if isinstance(head, StoreCorrupt)] == [spoilt]
@@ -105,9 +105,9 @@ async def test_one_damaged_signal_does_not_hide_the_others(tmp_path: Path) -> No
         db.execute("UPDATE signals SET payload = 'nul' WHERE run_no = (SELECT run_no FROM runs WHERE run_id = 'run-2')")
     app, _ = asking()
     async with asyncio.timeout(20), app.connect(f"sqlite:///{tmp_path}/store.db"):
-        found = await app.runtime().store.find_mailbox(MailboxQuery())
+        found = await app.runtime().store.find(MailboxQuery())
         assert [signal.run_id for signal in found] == ["run-0", "run-1", "run-3", "run-4"]
-        assert found.unreadable == ("run-2/other/s-1",)  # type: ignore[attr-defined]
+        assert found.unreadable == ("run-2/other/s-1",)
 
 
 Spoil = Callable[[str], Awaitable[None]]
@@ -178,12 +178,12 @@ async def test_no_list_fails_for_damaged_rows_among_others(spoiled: tuple[str, S
         for operation in ("letters.list", "audit.list"):
             items = await all_pages(stage, operation, limit)
             assert [item["run_id"] for item in items] == LEFT, items
-        letters = await store.find_dead_letters(DeadLetterQuery())
-        entries = await store.find_audit(AuditQuery())
+        letters = await store.find(DeadLetterQuery())
+        entries = await store.find(AuditQuery())
         assert [letter.run_id for letter in letters] == [entry.run_id for entry in entries] == LEFT
-        assert len(letters.unreadable) == 2  # type: ignore[attr-defined]
-        assert entries.unreadable == ("e-1", "e-4")  # type: ignore[attr-defined]
-        [spoilt, _] = letters.unreadable  # type: ignore[attr-defined]
+        assert len(letters.unreadable) == 2
+        assert entries.unreadable == ("e-1", "e-4")
+        [spoilt, _] = letters.unreadable
         assert (await stage.rest("letters.get", {"letter_id": spoilt}))[0] == 500
         [refused, settled] = await store.settle_dead_letters([spoilt, letters[0].letter_id], "drop", "ann")
         assert isinstance(refused.error, Conflict)  # type: ignore[union-attr]
@@ -214,9 +214,9 @@ async def test_one_damaged_wait_does_not_hide_the_others(tmp_path: Path, damage:
     db.close()
     app, _ = waiting()
     async with asyncio.timeout(20), on_stage(address, app=app) as stage:
-        found = await app.runtime().store.find_waits(WaitQuery())
+        found = await app.runtime().store.find(WaitQuery())
         assert [wait.run_id for wait in found] == LEFT
-        assert found.unreadable == ("run-1/number", "run-4/number")  # type: ignore[attr-defined]
+        assert found.unreadable == ("run-1/number", "run-4/number")
         for limit in (1, 500):
             assert [item["run_id"] for item in await all_pages(stage, "signals.waiting", limit)] == LEFT
 

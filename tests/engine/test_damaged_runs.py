@@ -59,9 +59,9 @@ async def test_a_damaged_history_stops_no_other_run(damage: Damage, tmp_path: Pa
         assert await app.run(good.run_id).result() == "fine"
         assert await (await _signalled(app, wait)).result() == "new"
         assert await app.run(bad.run_id).status() is RunStatus.RUNNING
-        [signal] = await node.store.find_mailbox(MailboxQuery(run_id=bad.run_id))
+        [signal] = await node.store.find(MailboxQuery(run_id=bad.run_id))
         assert signal.signal_id == "s-1"
-        assert await node.store.find_waits(WaitQuery(run_id=bad.run_id))
+        assert await node.store.find(WaitQuery(run_id=bad.run_id))
 
 
 async def _signalled(app: hf.App, wait: Any) -> RunHandle[str]:

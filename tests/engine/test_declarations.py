@@ -15,7 +15,6 @@ from msgspec import Meta, Struct
 
 import holdfast as hf
 from holdfast.core import codec
-from holdfast.core.dead_letters import DeadLetterQuery
 from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.engine.inbox.declarations import Declared, DeclaredByCode, DeclaredInStore, published
 from holdfast.errors import InvalidInput, NotFound
@@ -23,6 +22,7 @@ from holdfast.program.definitions import WorkflowDefinition
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import MailboxQuery, Store
 from holdfast.store.postgres.store import PostgresStore
+from holdfast.store.types import DeadLetterQuery
 from tests.engine.place import until_event
 
 
@@ -89,7 +89,7 @@ async def test_every_process_refuses_what_does_not_fit(store: Store, other: tupl
             assert unknown.value.details["declared"] == ["approval"]
             [answer] = await elsewhere.signal_many([{"run_id": run.run_id, "name": "remark"}])
             assert isinstance(answer, NotFound)
-            assert await store.find_mailbox(MailboxQuery(run_id=run.run_id, consumed=True)) == []
+            assert await store.find(MailboxQuery(run_id=run.run_id, consumed=True)) == []
             await there.signal("approval", {"approved": True, "by": "ann"})
         assert await run.result() == "ann"
 
@@ -129,10 +129,10 @@ async def test_what_a_workflow_sends_is_refused_like_from_any_sender(store: Stor
     async with asyncio.timeout(20), app.node(store):
         sent = await app.start(sender, run.run_id)
         await sent.result()
-        letters = await store.find_dead_letters(DeadLetterQuery(run_id=sent.run_id))
+        letters = await store.find(DeadLetterQuery(run_id=sent.run_id))
     assert sorted(letter.detail.split(": ", 2)[1:][0] for letter in letters) == ["InvalidInput", "NotFound"]
     assert {letter.reason for letter in letters} == {"refused"}
-    [taken] = await store.find_mailbox(MailboxQuery(run_id=run.run_id, consumed=True))
+    [taken] = await store.find(MailboxQuery(run_id=run.run_id, consumed=True))
     assert codec.decode(taken.payload, dict) == {"approved": True, "by": "ann"}
 
 
@@ -148,7 +148,7 @@ async def test_a_sender_is_told_nothing_of_what_runs_of_other_tenants_declare(st
         run = await app.start(order, tenant="other")
         sent = await app.start(sender, run.run_id)
         await sent.result()
-        [letter] = await store.find_dead_letters(DeadLetterQuery(run_id=sent.run_id))
+        [letter] = await store.find(DeadLetterQuery(run_id=sent.run_id))
     assert "NotFound: " in letter.detail
     assert "declare" not in letter.detail
 
@@ -189,7 +189,7 @@ async def test_only_the_first_signal_to_a_run_costs_a_question(monkeypatch: pyte
     elsewhere = hf.App("elsewhere")
     async with asyncio.timeout(20), app.node(store), elsewhere.connect(store):
         runs = [await app.start(order) for _ in range(5)]
-        for verb in ("find_runs", "find_definitions", "load"):
+        for verb in ("find", "find_definitions", "load"):
             _note(store, verb, asked, monkeypatch)
         for run in runs:
             await run.signal("remark")
@@ -198,7 +198,7 @@ async def test_only_the_first_signal_to_a_run_costs_a_question(monkeypatch: pyte
         for _ in range(3):
             await elsewhere.signal_many(items)
             await elsewhere.run(runs[0].run_id).signal("remark")
-    assert asked == ["find_runs", "find_definitions"]
+    assert asked == ["find", "find_definitions"]
 
 
 def _note(store: Any, verb: str, asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -390,7 +390,7 @@ async def test_runs_that_wait_for_nothing_that_is_due_are_left_alone(store: Stor
     waiting, due = await old.begun(store, "1"), (await queue(store, old, "1", 1))[0]
     async with new.node(store):
         await until_status(new.app.run(due), PAUSED)
-        head = next(head for head in await store.find_runs(RunQuery()) if head.run_id == waiting)
+        head = next(head for head in await store.find(RunQuery()) if head.run_id == waiting)
         assert (head.status, "RunPaused" in await types(new.app.run(waiting))) == (RUNNING, False)
 
 

@@ -16,7 +16,6 @@ import holdfast as hf
 from holdfast.core import commands
 from holdfast.core.messages import ActivityDetached
 from holdfast.engine.observe.doctor import Report, examine
-from holdfast.errors import InvalidInput
 from holdfast.store.health import Bounds, Finding
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import Committed, PurgePolicy, Store
@@ -176,7 +175,7 @@ async def test_an_activity_that_somebody_completes_later_is_not_stuck(place: Pla
     node = SampleNode(place.store)
     await node.start("detached", samples.activity())
     await node.step("detached", inputs=[ActivityDetached("charge", 1, 1)], release=True)
-    facts = await place.store.examine(Bounds())
+    facts = await place.store.health(Bounds())
     assert [run_id for run_id, _ in facts.suspects] == ["detached"], "the store alone cannot tell"
     assert await place.found("stuck runs") == []
 
@@ -282,7 +281,7 @@ async def test_the_sample_is_bounded_and_spread_over_all_runs(place: Place) -> N
     )
     assert report.runs_read == 10
     assert told == [(4, 10), (8, 10), (10, 10)]
-    facts = await place.store.examine(Bounds(sample_runs=10))
+    facts = await place.store.health(Bounds(sample_runs=10))
     numbers = sorted(int(run_id.removeprefix("run-")) for run_id in facts.sample)
     assert numbers[0] == 0
     assert max(later - earlier for earlier, later in pairwise(numbers)) <= 6
@@ -367,14 +366,6 @@ async def test_nothing_is_changed_by_looking(place: Place) -> None:
     before, stats = await place.store.load(run_ids), await place.store.stats()
     await place.report()
     assert (await place.store.load(run_ids), await place.store.stats()) == (before, stats)
-
-
-async def test_a_store_that_cannot_be_examined_is_refused() -> None:
-    class Unknown:
-        pass
-
-    with pytest.raises(InvalidInput, match="Unknown cannot be examined"):
-        await examine(Unknown(), VirtualClock())  # type: ignore[arg-type]
 
 
 async def test_what_retention_has_taken_is_not_missed(place: Place) -> None:

@@ -7,7 +7,6 @@ import pytest
 
 import holdfast as hf
 from holdfast.app import ClosePolicy
-from holdfast.core.dead_letters import DeadLetterQuery
 from holdfast.core.invariants import check
 from holdfast.core.messages import Actor
 from holdfast.core.state import RunStatus
@@ -15,6 +14,7 @@ from holdfast.errors import ChildFailed, InvalidInput
 from holdfast.service.auth.tenancy import seen_by
 from holdfast.store.inspect import system_view
 from holdfast.store.port import RunQuery, Store, TaskQuery
+from holdfast.store.types import DeadLetterQuery
 from holdfast.testing.samples import new_run
 from tests.engine.place import Place, until_event
 
@@ -45,7 +45,7 @@ def family(policy: ClosePolicy = "await", **options: Any) -> tuple[hf.App, Any]:
 
 async def places(store: Store) -> dict[str, tuple[str, str, str]]:
     """Return whose all runs are."""
-    return {head.run_id: (head.tenant, head.project, head.environment) for head in await store.find_runs(RunQuery())}
+    return {head.run_id: (head.tenant, head.project, head.environment) for head in await store.find(RunQuery())}
 
 
 @pytest.mark.contract("API-4", "WF-4", "TSK-1")
@@ -55,10 +55,10 @@ async def test_a_family_is_of_one_tenant_and_so_are_its_tasks(place: Place, poli
     app, parent = family(policy)
     async with place.node(app) as node:
         run = await app.start(parent, rotates, run_id="p", **HOME)
-        while not (tasks := await seen_by("acme", node.store).find_tasks(TaskQuery(status="OPEN"))):  # noqa: ASYNC110
+        while not (tasks := await seen_by("acme", node.store).find(TaskQuery(status="OPEN"))):  # noqa: ASYNC110
             await asyncio.sleep(0.002)
         assert set((await places(node.store)).values()) == {("acme", "shop", "prod")}
-        assert await seen_by("default", node.store).find_tasks(TaskQuery()) == []
+        assert await seen_by("default", node.store).find(TaskQuery()) == []
         await app.tasks.complete(tasks[0].task_id, "x", actor=Actor("ann", ("clerk",)))
         assert await run.result() == "x"
         assert check(await system_view(node.store)) == []
@@ -145,9 +145,9 @@ async def test_a_workflow_reaches_runs_of_its_own_tenant_only(place: Place) -> N
         letters = await app.dead_letters(reason="refused")
         assert sorted(letter.record.run_id for letter in letters) == ["to-nobody", "to-theirs"]
         assert {letter.record.detail.split(": ")[1] for letter in letters} == {"NotFound"}
-        of_acme = await seen_by("acme", node.store).find_dead_letters(DeadLetterQuery())
+        of_acme = await seen_by("acme", node.store).find(DeadLetterQuery())
         assert len(of_acme) == 2
-        assert await seen_by("default", node.store).find_dead_letters(DeadLetterQuery()) == []
+        assert await seen_by("default", node.store).find(DeadLetterQuery()) == []
 
 
 @pytest.mark.contract("API-4")

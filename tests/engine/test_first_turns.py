@@ -284,7 +284,7 @@ async def test_a_run_that_is_admitted_and_let_go_before_the_answer_comes_is_not_
     async with asyncio.timeout(PATIENCE_S), app.node(store) as node:
         first, second = await app.start(wait, run_id="first"), await app.start(wait, run_id="second")
         await first.signal("go", "now")
-        while not await store.find_waits(WaitQuery(run_id="second")):  # noqa: ASYNC110
+        while not await store.find(WaitQuery(run_id="second")):  # noqa: ASYNC110
             await asyncio.sleep(0)
         while node.owns("second"):  # noqa: ASYNC110
             await asyncio.sleep(0)
@@ -305,7 +305,7 @@ async def test_a_signal_that_is_faster_than_the_answer_to_the_creation_is_taken_
     async with shop.app.node(store):
         starting = asyncio.create_task(shop.app.start(shop.buy, "tea"))
         await store.has_created.wait()
-        [head] = await store.find_runs(RunQuery())
+        [head] = await store.find(RunQuery())
         await store.deliver([signal(head.run_id, "hurry", "please")])
         store.claims = 0
         await asyncio.sleep(0.5)

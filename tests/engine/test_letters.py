@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 import holdfast as hf
 from holdfast.core import codec
-from holdfast.core.dead_letters import DeadLetterQuery, defer
+from holdfast.core.dead_letters import defer
 from holdfast.core.events import RunPaused
 from holdfast.core.messages import Message
 from holdfast.core.state import RunStatus, state_of
@@ -22,6 +22,7 @@ from holdfast.limits import ERROR_TEXT_CHARS, DeadLetterPolicy
 from holdfast.run import RunHandle
 from holdfast.settings import load_settings
 from holdfast.store.port import LoadedRun, Turn
+from holdfast.store.types import DeadLetterQuery
 from holdfast.testing.clock import START, VirtualClock
 from holdfast.testing.samples import SampleNode, message, wait
 from tests.engine.place import until_event
@@ -356,4 +357,4 @@ async def test_a_receipt_can_be_followed() -> None:
         assert (expired.status, expired.reason) == ("expired", "the run was COMPLETED before a wait took it")
         with pytest.raises(NotFound):
             await run.receipt(replace(unwanted, signal_storage_key="x_y.json"))
-        assert await here.store.find_dead_letters(DeadLetterQuery()) == []
+        assert await here.store.find(DeadLetterQuery()) == []

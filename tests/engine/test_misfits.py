@@ -9,7 +9,6 @@ from msgspec import Struct
 import holdfast as hf
 from holdfast.app import App
 from holdfast.core import events as e
-from holdfast.core.dead_letters import DeadLetterQuery
 from holdfast.core.invariants import check_drained
 from holdfast.core.messages import AcceptedSignalResult
 from holdfast.core.state import PAUSED
@@ -17,6 +16,7 @@ from holdfast.engine.inbox.dead_letters import DeadLetterHandle, find_dead_lette
 from holdfast.errors import InvalidInput
 from holdfast.run import RunHandle
 from holdfast.store.port import Store
+from holdfast.store.types import DeadLetterQuery
 from holdfast.testing.views import system_view
 from tests.engine.place import Place, stopped_time, types, until_event, until_status
 

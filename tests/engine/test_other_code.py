@@ -12,7 +12,7 @@ import pytest
 import holdfast as hf
 from holdfast.core.state import PAUSED
 from holdfast.program.fingerprint import fingerprint
-from holdfast.store.port import LoadedRun, Store
+from holdfast.store.port import LoadedRun, RunQuery, Store
 from tests.engine.place import MOST_SECONDS, Around, types, until_event, until_status
 from tests.engine.test_definitions import store as store
 
@@ -62,9 +62,9 @@ class Looking(Around):
         self.has_looked = asyncio.Event()
         self.delivered: list[Any] = []
 
-    async def find_runs(self, query: Any) -> Any:
-        found = await self.inner.find_runs(query)
-        if not found:
+    async def find(self, query: Any) -> Any:
+        found = await self.inner.find(query)
+        if isinstance(query, RunQuery) and not found:
             self.has_looked.set()
         return found
 

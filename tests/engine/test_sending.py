@@ -244,7 +244,7 @@ async def test_a_signal_that_does_not_fit_keeps_the_run_from_starting(place: Pla
         for signal in bad:
             with pytest.raises(InvalidInput):
                 await app.start(order, with_signal=signal)
-        assert await node.store.find_runs(RunQuery()) == []
+        assert await node.store.find(RunQuery()) == []
         run = await app.start(order, with_signal={"name": "approval", "payload": Approval(True, "ann")})
         assert await run.result() == "ann"
 

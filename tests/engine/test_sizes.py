@@ -31,7 +31,7 @@ async def test_an_input_that_is_too_large_is_refused_at_the_start(place: Place) 
         with pytest.raises(PayloadTooLarge) as refused:
             await app.start(order, BIG)
         assert refused.value.details["limit_bytes"] == MOST
-        assert await store.find_runs(RunQuery()) == []
+        assert await store.find(RunQuery()) == []
         assert await (await app.start(order, BIG[:900])).result() == 900
 
 

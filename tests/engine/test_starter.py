@@ -14,8 +14,8 @@ from holdfast.core.instants import Instant
 from holdfast.engine.first_turns import First
 from holdfast.engine.start.starter import CREATE_RUNS, Starter
 from holdfast.errors import EngineError, InvalidInput, LeaseExpired, StoreUnavailable
-from holdfast.store.beginnings import created_run
 from holdfast.store.port import Created, Existing, LoadedRun, NewRun, Refused
+from holdfast.store.types import created_run
 from holdfast.testing.clock import START
 from holdfast.testing.samples import new_run
 

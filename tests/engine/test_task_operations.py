@@ -151,10 +151,10 @@ async def test_a_program_that_cannot_go_on_keeps_answers_for_the_one_that_can(pl
             bad = asyncio.ensure_future(other.tasks.complete(asked.task_id, "yes", actor=ANN, operation_id="bad"))
             good = asyncio.ensure_future(other.tasks.complete(asked.task_id, Approval(True), actor=ANN))
             kept = MailboxQuery(run_id=run.run_id, name=TASK_SIGNAL)
-            while len(await store.find_mailbox(kept)) < 2:  # noqa: ASYNC110
+            while len(await store.find(kept)) < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             await other.tasks.comment(asked.task_id, "done?", actor=ANN)  # decided after the answers were seen
-            assert len(await store.find_mailbox(kept)) == 2
+            assert len(await store.find(kept)) == 2
             for waiting in (bad, good):
                 waiting.cancel()
             await asyncio.gather(bad, good, return_exceptions=True)

@@ -9,7 +9,6 @@ from typing import Any, get_type_hints
 import pytest
 
 import holdfast as hf
-from holdfast.core.access import TokenQuery
 from holdfast.core.messages import Actor
 from holdfast.engine.options import NodeOptions
 from holdfast.errors import InvalidInput
@@ -20,6 +19,7 @@ from holdfast.service.auth.tokens import make_token
 from holdfast.service.options import ServiceOptions
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import RunQuery
+from holdfast.store.types import TokenQuery
 from tests.engine.place import Place, until_event
 
 TEXTS: list[Any] = [None, 5, 0, False, b"x", ["x"], {"x": 1}, "\ud800", object()]
@@ -252,7 +252,7 @@ async def test_what_is_sent_to_a_run_is_checked_before_it_is_stored(parameter: s
         before = await node.store.stats()
         assert await taken(lambda value: word(app, run, task.task_id, value), bad) == []
         assert (await node.store.stats()) == before
-        assert len(await node.store.find_runs(RunQuery())) == 1
+        assert len(await node.store.find(RunQuery())) == 1
     async with asyncio.timeout(10), app.node(address):
         assert [each.task_id for each in await app.tasks.list()] == [task.task_id]
 

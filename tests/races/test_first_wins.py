@@ -80,7 +80,7 @@ async def test_of_simultaneous_requests_with_one_id_exactly_one_creates_a_run(tm
     assert Counter(type(answer) for answer in answers) == {port.Created: 1, port.Existing: 159}
     (run_id,) = {answer.run_id for answer in answers}
     async with opened(path) as store:
-        (head,) = await store.find_runs(port.RunQuery())
+        (head,) = await store.find(port.RunQuery())
         assert len(await read_history(store, run_id)) == 1
     assert (head.run_id, head.run_request_id) == (run_id, "request-1")
 

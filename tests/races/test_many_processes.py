@@ -75,7 +75,7 @@ async def test_a_fresh_file_is_migrated_once_whoever_comes_first(tmp_path: Path)
     assert len(versions) == 8
     assert len(set(versions)) == 1
     async with opened(path) as store:
-        heads = await store.find_runs(RunQuery())
+        heads = await store.find(RunQuery())
         (again,) = await store.create([new_run("run-8")])
     assert [head.run_id for head in heads] == [f"run-{number}" for number in range(8)]
     assert isinstance(again, Created)

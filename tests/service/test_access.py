@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import holdfast as hf
-from holdfast.core.dead_letters import DeadLetterQuery
 from holdfast.engine.inbox.authorization import OVERRIDE
 from holdfast.service.auth.roles import OF_ALL_TENANTS, ROLES, SCOPES
 from holdfast.service.auth.tokens import make_token
@@ -19,6 +18,7 @@ from holdfast.service.http.static import ASSETS, PLACES
 from holdfast.service.operations import CATALOGUE
 from holdfast.service.stream import STREAMS
 from holdfast.store.port import RunQuery
+from holdfast.store.types import DeadLetterQuery
 from holdfast.testing.clock import VirtualClock
 from tests.service.bearers import (
     TRANSPORTS,
@@ -222,7 +222,7 @@ async def things_of_globex(stage: Stage) -> dict[str, str]:
     await stage.start("asking", who="secret-of-globex")
     page = await stage.until("tasks.list", {}, lambda page: page["items"])
     things["task"] = page["items"][0]["task_id"]
-    [letter] = await store.find_dead_letters(DeadLetterQuery())
+    [letter] = await store.find(DeadLetterQuery())
     things["run"] = letter.run_id
     del stage.http.headers["authorization"]
     return things
@@ -249,7 +249,7 @@ async def test_what_another_tenant_has_is_answered_as_what_is_not_there(transpor
         things = await things_of_globex(stage)
         headers = bearing(await token_for(stage, tenant="acme", roles=["clerk"]))
         store = store_of(stage)
-        before = (await store.load([things["run"]]), await store.find_dead_letters(DeadLetterQuery(settled=True)))
+        before = (await store.load([things["run"]]), await store.find(DeadLetterQuery(settled=True)))
         for name in CATALOGUE:
             field = thing_of(name)
             if field is None:
@@ -264,7 +264,7 @@ async def test_what_another_tenant_has_is_answered_as_what_is_not_there(transpor
             assert texts[0] == texts[1], name
         assert before == (
             await store.load([things["run"]]),
-            await store.find_dead_letters(DeadLetterQuery(settled=True)),
+            await store.find(DeadLetterQuery(settled=True)),
         )
 
 
@@ -306,7 +306,7 @@ async def test_what_a_tenant_makes_is_its_own(transport: str) -> None:
             for elsewhere in ({"project": "other"}, {"tenant": "globex"}):
                 response = await ask(stage, transport, name, asked(name, **elsewhere), headers)
                 assert code_in(response) == "NotPermitted"
-        runs = await store_of(stage).find_runs(RunQuery())
+        runs = await store_of(stage).find(RunQuery())
         assert sorted((run.tenant, run.project) for run in runs) == [("acme", "shop")] * 2 + [("globex", "default")] * 2
         made = await ask(stage, transport, "tokens.create", {"name": "bob", "role": "viewer"}, headers)
         assert '"tenant":"acme","project":"shop"' in made.text
@@ -322,7 +322,7 @@ async def test_who_has_all_tenants_says_whose_a_run_is(transport: str) -> None:
         everywhere, acme = bearing(await token_for(stage)), bearing(await token_for(stage, "viewer", tenant="acme"))
         response = await ask(stage, transport, "runs.start", asked("runs.start", tenant="acme"), everywhere)
         assert code_in(response) == "", response.text
-        [run] = await store_of(stage).find_runs(RunQuery())
+        [run] = await store_of(stage).find(RunQuery())
         assert run.tenant == "acme"
         assert code_in(await ask(stage, transport, "runs.get", {"run_id": run.run_id}, acme)) == ""
 

@@ -9,10 +9,9 @@ import holdfast as hf
 from holdfast.app import App
 from holdfast.core import codec
 from holdfast.core.access import read_token
-from holdfast.core.audit import AuditQuery
-from holdfast.core.dead_letters import DeadLetterQuery
 from holdfast.core.events import CallerRef
 from holdfast.service.operations import CATALOGUE
+from holdfast.store.types import AuditQuery, DeadLetterQuery
 from holdfast.testing.samples import dead_letter
 from tests.service.bearers import TRANSPORTS, ask, bearing, code_in, guarded, store_of, token_for
 from tests.service.stage import Stage, make_app
@@ -42,7 +41,7 @@ async def made(stage: Stage, headers: dict[str, str], operation: str, /, **field
 
 
 async def entries(stage: Stage, **query: Any) -> list[tuple[str, str, str]]:
-    found = await store_of(stage).find_audit(AuditQuery(**query))
+    found = await store_of(stage).find(AuditQuery(**query))
     return [(entry.operation, entry.actor, entry.by.name if entry.by else "") for entry in found]
 
 
@@ -181,7 +180,7 @@ async def test_what_a_caller_changes_is_in_the_audit_log_and_what_they_read_is_n
         wanted = ["runs.start", "runs.start", *(name for name, _ in done)]
         wanted.insert(wanted.index("signals.start_with"), "signals.start_with")  # the run, and its signal
         assert found == wanted
-        assert await store_of(stage).find_dead_letters(DeadLetterQuery()) == []
+        assert await store_of(stage).find(DeadLetterQuery()) == []
 
 
 @pytest.mark.contract("API-4")
@@ -203,7 +202,7 @@ async def test_what_the_authoriser_refuses_is_in_the_audit_log_as_refused() -> N
         headers = bearing(await token_for(stage, name="ann"))
         run_id = (await made(stage, headers, "runs.start", workflow="patient"))["run_id"]
         assert code_in(await ask(stage, "rest", "runs.pause", {"run_id": run_id}, headers)) == "NotPermitted"
-        [refused] = await store_of(stage).find_audit(AuditQuery(operation="runs.pause"))
+        [refused] = await store_of(stage).find(AuditQuery(operation="runs.pause"))
         assert (refused.outcome, refused.run_id, refused.by and refused.by.name) == ("refused", run_id, "ann")
 
 
@@ -241,7 +240,7 @@ async def test_sign_ins_and_those_that_fail_are_in_the_audit_log_and_cannot_fill
         assert (await stage.http.delete("/session", headers={"cookie": cookie, **own})).status_code == 204
         for _ in range(50):
             assert (await stage.http.post("/session", json={"token": "guess"}, headers=own)).status_code == 401
-        found = await store_of(stage).find_audit(AuditQuery(limit=500))
+        found = await store_of(stage).find(AuditQuery(limit=500))
         assert [(entry.operation, entry.outcome, entry.actor) for entry in found[:2]] == [
             ("session.sign_in", "done", "ann"),
             ("session.sign_out", "done", "ann"),

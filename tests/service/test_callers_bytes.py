@@ -26,7 +26,7 @@ from holdfast.service.http.rest import Addresses
 from holdfast.service.operations import CATALOGUE
 from holdfast.service.paging import decode_cursor
 from holdfast.service.stream import _last_id, is_stream
-from holdfast.store.searching import words_of
+from holdfast.store.sql import words_of
 from tests.service.bearers import bearing, guarded, token_for
 from tests.service.stage import on_stage
 from tests.service.test_server import socketed

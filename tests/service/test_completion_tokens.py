@@ -3,9 +3,9 @@
 import pytest
 from msgspec import Raw
 
-from holdfast.core.audit import AuditQuery
 from holdfast.service.options import ServiceOptions
 from holdfast.store.port import RunQuery
+from holdfast.store.types import AuditQuery
 from tests.service.bearers import ask, code_in, guarded, store_of
 
 NOTHING = Raw(b"{}")
@@ -22,7 +22,7 @@ async def test_a_completion_token_is_all_that_its_bearer_needs_and_it_is_good_fo
         accepted = await ask(stage, "rest", "activities.complete", {"completion_token": token, "result": "ann"}, None)
         assert (accepted.status_code, accepted.json()) == (202, {"accepted": True})
         assert await stage.app.run(run_id).result() == "ann"
-        [entry] = await store_of(stage).find_audit(AuditQuery(operation="activities.complete"))
+        [entry] = await store_of(stage).find(AuditQuery(operation="activities.complete"))
         assert (entry.actor, entry.run_id, entry.subject) == ("bearer of a completion token", run_id, "sign")
 
 
@@ -43,4 +43,4 @@ async def test_what_is_refused_says_nothing_about_the_run_and_not_for_ever() -> 
         for forged in ("x", f"{token}A", token.partition(".")[0], token.swapcase()):
             answer = await ask(stage, "rest", "activities.fail", {"completion_token": forged}, None)
             assert (answer.status_code, code_in(answer)) == (422, "InvalidInput")
-        assert len(await store_of(stage).find_runs(RunQuery())) == 1
+        assert len(await store_of(stage).find(RunQuery())) == 1

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.access import TokenQuery
-from holdfast.core.audit import AuditQuery
+from holdfast.store.types import AuditQuery, TokenQuery
 from tests.service.bearers import TRANSPORTS, ask, bearing, code_in, guarded, store_of, token_for
 from tests.service.stage import Stage
 
@@ -39,7 +38,7 @@ async def test_a_finished_run_is_deleted_and_one_that_goes_on_is_not(transport: 
         assert code_in(await ask(stage, transport, "runs.delete", {"run_id": done}, headers)) == "NotFound"
         await ask(stage, "rest", "runs.terminate", {"run_id": going, "wait": True}, headers)
         assert told(await ask(stage, transport, "runs.delete", {"run_id": going}, headers))["runs"] == 1
-        found = await store_of(stage).find_audit(AuditQuery(operation="runs.delete"))
+        found = await store_of(stage).find(AuditQuery(operation="runs.delete"))
         assert [(entry.run_id, entry.tenant) for entry in found] == [(done, "default"), (going, "default")]
 
 
@@ -80,7 +79,7 @@ async def test_what_a_tenant_has_is_deleted_once_its_runs_have_finished() -> Non
         assert await store_of(stage).load([*runs, going]) == [None] * 4
         assert (await store_of(stage).load([kept]))[0] is not None
         assert [found.name for found in await store_of(stage).find_tokens(TokenQuery())] == ["root"]
-        left = await store_of(stage).find_audit(AuditQuery())
+        left = await store_of(stage).find(AuditQuery())
         assert [entry.operation for entry in left if entry.tenant == "acme"] == []
         [said] = [entry for entry in left if entry.operation == "tenants.delete"]
         assert (said.subject, said.by and said.by.name) == ("acme", "root")

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 import holdfast as hf
 from holdfast.service.context import Headers, Principal
 from holdfast.service.live.subscriptions import MOST_PENDING, Listing, Told
-from holdfast.store.beginnings import new_head
+from holdfast.store.types import new_head
 from holdfast.testing.clock import VirtualClock
 from holdfast.testing.samples import message, new_run
 from tests.service.reading import QUICK, served, settled

@@ -13,13 +13,13 @@ import httpx
 import jwt
 import pytest
 
-from holdfast.core.audit import AuditQuery
 from holdfast.errors import EngineError, InvalidInput
 from holdfast.service.auth import oidc
 from holdfast.service.auth.oidc import OidcAccess, Provider
 from holdfast.service.auth.sessions import FAILED_SIGN_INS, SIGN_INS_PER_MINUTE
 from holdfast.service.http.server import access_of
 from holdfast.service.options import OidcOptions, ServiceOptions
+from holdfast.store.types import AuditQuery
 from tests.service.bearers import bearing, store_of, token_for
 from tests.service.openid_provider import AUDIENCE, CLIENT, OpenIdProvider, openid_provider
 from tests.service.stage import Stage, make_app, on_stage
@@ -49,7 +49,7 @@ async def test_a_token_of_the_provider_opens_the_api_and_so_do_our_own() -> None
         assert await status(stage, await token_for(stage)) == 200
         started = await stage.http.post("/v1/runs", json={"workflow": "echo"}, headers=bearing(provider.token()))
         assert started.status_code == 201
-        [entry] = await store_of(stage).find_audit(AuditQuery(operation="runs.start"))
+        [entry] = await store_of(stage).find(AuditQuery(operation="runs.start"))
         assert entry.by is not None
         assert entry.by.name == "ann"
         assert entry.by.token_id.startswith("oidc:")
@@ -179,7 +179,7 @@ async def test_a_browser_signs_in_by_code_and_gets_a_session() -> None:
         who = (await stage.http.get("/session", headers=own)).json()
         assert (who["name"], who["is_admin"]) == ("ann", True)
         assert (await stage.http.post("/v1/runs", json={"workflow": "echo"}, headers=own)).status_code == 201
-        found = await store_of(stage).find_audit(AuditQuery())
+        found = await store_of(stage).find(AuditQuery())
         assert [(entry.operation, entry.actor) for entry in found] == [
             ("session.sign_in", "ann"),
             ("runs.start", "ann"),
@@ -205,7 +205,7 @@ async def test_a_sign_in_that_was_not_begun_here_is_refused() -> None:
             provider.claims = {"sub": "ann", "roles": ["admin"], **claims}
             response, _ = await sign_in(stage)
             assert response.status_code == 401, claims
-        assert await store_of(stage).find_audit(AuditQuery(operation="runs.start")) == []
+        assert await store_of(stage).find(AuditQuery(operation="runs.start")) == []
 
 
 @pytest.mark.contract("API-4")
@@ -236,7 +236,7 @@ async def test_sign_ins_that_fail_are_audited_and_bounded() -> None:
         path = f"/session/oidc/callback?code=made-up&state={'0' * 64}"
         answers = [(await stage.http.get(path, headers=made_up)).status_code for _ in range(SIGN_INS_PER_MINUTE + 1)]
         assert answers == [401] * SIGN_INS_PER_MINUTE + [429], "each of them asks the provider"
-        found = await store_of(stage).find_audit(AuditQuery(operation="session.sign_in"))
+        found = await store_of(stage).find(AuditQuery(operation="session.sign_in"))
         assert [entry.outcome for entry in found] == ["refused"] * FAILED_SIGN_INS
 
 

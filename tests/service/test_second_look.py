@@ -9,12 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.core.access import TokenQuery
 from holdfast.engine.turns import execute, run_cache
 from holdfast.service.auth.tokens import TokenAccess, make_token, revoke_token
 from holdfast.service.context import make_service
 from holdfast.service.http.server import listening
 from holdfast.service.options import ServiceOptions
+from holdfast.store.types import TokenQuery
 from tests.service.bearers import bearing, guarded, store_of, token_for
 from tests.service.stage import MOST_SECONDS, make_app, on_stage
 from tests.service.test_audit import app_with_quorum, open_task

@@ -6,10 +6,10 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.core.access import TokenQuery
 from holdfast.service.auth.sessions import SIGN_INS_PER_MINUTE
 from holdfast.service.http.server import check_access
 from holdfast.service.options import ServiceOptions
+from holdfast.store.types import TokenQuery
 from tests.service.bearers import bearing, code_in, guarded, store_of, token_for
 from tests.service.stage import Stage, on_stage
 

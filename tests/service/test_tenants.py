@@ -7,13 +7,13 @@ import pytest
 from msgspec.structs import replace
 
 import holdfast as hf
-from holdfast.core.dead_letters import DeadLetterQuery
 from holdfast.errors import NotPermitted
 from holdfast.service.auth.tenancy import TenantView
 from holdfast.service.context import Headers, Principal
 from holdfast.service.examples import ASKS
 from holdfast.service.operations import CATALOGUE
 from holdfast.store.port import Refused, RunQuery, Store, TaskQuery, WaitQuery
+from holdfast.store.types import DeadLetterQuery
 from holdfast.testing.clock import VirtualClock
 from holdfast.testing.samples import SampleNode, signal, task, wait
 from holdfast.testing.samples import dead_letter as dead_letter_of
@@ -127,7 +127,7 @@ async def test_verbs_that_nobody_thought_about_are_closed() -> None:
     for verb in ("commit", "claim", "purge", "create", "stats"):
         with pytest.raises(NotPermitted):
             getattr(store, verb)
-    assert await store.find_runs(RunQuery(tenant="b")) == []
+    assert await store.find(RunQuery(tenant="b")) == []
 
 
 class Counting:
@@ -153,14 +153,14 @@ async def test_what_others_have_is_not_even_read() -> None:
     counting: Any = Counting(store)
     mine = TenantView(counting, "a")
     found: list[Any] = [
-        *await mine.find_waits(WaitQuery(limit=1)),
-        *await mine.find_tasks(TaskQuery(limit=1)),
-        *await mine.find_dead_letters(DeadLetterQuery(limit=1)),
+        *await mine.find(WaitQuery(limit=1)),
+        *await mine.find(TaskQuery(limit=1)),
+        *await mine.find(DeadLetterQuery(limit=1)),
     ]
     assert [row.run_id for row in found] == ["run-a"] * 3
-    assert counting.verbs == {"find_waits": 1, "find_tasks": 1, "find_dead_letters": 1}
+    assert counting.verbs == {"find": 3}
     part = TenantView(counting, "a", project="other")
-    assert await part.find_waits(WaitQuery()) == []
+    assert await part.find(WaitQuery()) == []
 
 
 @pytest.mark.contract("API-4")
@@ -209,7 +209,7 @@ async def test_a_run_of_another_tenant_costs_what_an_unknown_run_costs() -> None
         verbs: Counter[str] = counting.verbs
         return verbs
 
-    assert await cost("run-b") == await cost("unknown") == {"find_runs": 3, "deliver": 1}
+    assert await cost("run-b") == await cost("unknown") == {"find": 3, "deliver": 1}
 
 
 @pytest.mark.contract("API-4", "TSK-1")

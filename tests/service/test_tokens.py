@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 import holdfast as hf
-from holdfast.core.access import TokenQuery, is_secret_of, read_token, write_token
+from holdfast.core.access import is_secret_of, read_token, write_token
 from holdfast.engine.inbox.authorization import ControlRequest
 from holdfast.errors import InvalidInput, StoreUnavailable
 from holdfast.service.auth import tokens
@@ -21,6 +21,7 @@ from holdfast.service.context import let_in, make_service
 from holdfast.service.http.server import check_access, listening, serve
 from holdfast.service.options import ServiceOptions
 from holdfast.store.sqlite import SqliteStore
+from holdfast.store.types import TokenQuery
 from holdfast.testing.clock import VirtualClock
 from holdfast.testing.samples import access_token
 from tests.service.bearers import ask, bearing, code_in, guarded, store_of, token_for

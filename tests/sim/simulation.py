@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core import events as e
-from holdfast.core.dead_letters import DeadLetterQuery
 from holdfast.core.index_rows import Task
 from holdfast.core.invariants import check_drained
 from holdfast.core.messages import (
@@ -31,6 +30,7 @@ from holdfast.engine.turns.execute import rebuild
 from holdfast.errors import HoldfastError, NotFound, RateLimited, RunError, RunTerminal, StoreError
 from holdfast.run import RunHandle
 from holdfast.store import port
+from holdfast.store.types import DeadLetterQuery
 from holdfast.testing.faults import FaultyStore
 from holdfast.testing.samples import message, read_mailbox, signal
 from holdfast.testing.sim_loop import SimLoop
@@ -172,7 +172,7 @@ class Simulation:
                 case "query":
                     await self._query(run_id)
                 case "task":
-                    for task in await self._world.store.find_tasks(port.TaskQuery(run_id=run_id)):
+                    for task in await self._world.store.find(port.TaskQuery(run_id=run_id)):
                         await self._operate(task, self._rng.choice(ACTIONS), self._rng.choice(PEOPLE))
                 case "poison":
                     await self._poison(run_id)
@@ -273,7 +273,7 @@ class Simulation:
         A run that nobody cares for would be woken by whatever it is sent later.
         """
         await asyncio.sleep(RESTED_WITHIN_S)
-        for head in await self._world.store.find_runs(port.RunQuery()):
+        for head in await self._world.store.find(port.RunQuery()):
             if head.status in TERMINAL or head.status is PAUSED:
                 continue
             state = state_of(head.run_id, self._world.store.events_of(head.run_id))
@@ -287,7 +287,7 @@ class Simulation:
         end = loop.time() + HEALED_WITHIN_S
         while True:
             self.cluster.watch()
-            heads = [head for head in await store.find_runs(port.RunQuery()) if head.status not in TERMINAL]
+            heads = [head for head in await store.find(port.RunQuery()) if head.status not in TERMINAL]
             if not heads:
                 return
             if loop.time() > end:
@@ -295,10 +295,10 @@ class Simulation:
             for head in heads:
                 if head.status is PAUSED:
                     await self._end_pause(head.run_id)
-            for wait in await store.find_waits(port.WaitQuery()):
+            for wait in await store.find(port.WaitQuery()):
                 if wait.until is None:
                     await self._signal(wait.run_id, wait.name)
-            for task in await store.find_tasks(port.TaskQuery(status="OPEN")):
+            for task in await store.find(port.TaskQuery(status="OPEN")):
                 for name in PEOPLE:
                     await self._operate(task, "complete", name)
             await asyncio.sleep(2.0)
@@ -331,14 +331,14 @@ class Simulation:
         left = (await world.store.stats()).jobs
         if left:
             world.violate(f"every run has finished, and {left} jobs are left in queues")
-        for letter in await world.store.find_dead_letters(DeadLetterQuery(limit=1_000)):
+        for letter in await world.store.find(DeadLetterQuery(limit=1_000)):
             if letter.reason == "refused":
                 world.note(f"refused {letter.run_id} {letter.detail}", "refused")
                 continue
             world.note(f"dead   {letter.run_id}", "dead letters")
             if b'"poison' not in letter.envelope or letter.reason != "retries exhausted":
                 world.violate(f"{letter.run_id}: this died, and was no poison: {letter}")
-        for head in await world.store.find_runs(port.RunQuery()):
+        for head in await world.store.find(port.RunQuery()):
             await self._judge_run(head)
         for run_id, waiting in self._waiting.items():
             for member, task in waiting:
@@ -373,7 +373,7 @@ class Simulation:
         arrived = target is not None and sent.signal_id in {s.signal_id for s in await read_mailbox(store, sent.run_id)}
         if arrived and target is not None and target.head.tenant != sender.tenant:
             self._world.violate(f"{sender.run_id} has reached {sent.run_id}, a run of another tenant")
-        letters = await store.find_dead_letters(DeadLetterQuery(run_id=sender.run_id, reason="refused"))
+        letters = await store.find(DeadLetterQuery(run_id=sender.run_id, reason="refused"))
         if not arrived and not any(sent.signal_id.encode() in letter.envelope for letter in letters):
             self._world.violate(f"{sender.run_id} has sent {sent.name} to {sent.run_id}, and it is nowhere")
         self._world.note(f"sent   {sender.run_id} {sent.run_id}", "sent by runs")

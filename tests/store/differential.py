@@ -14,7 +14,6 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast.core.admission import RunLimit
-from holdfast.core.dead_letters import DeadLetterQuery
 from holdfast.core.snapshot import runtime_snapshot
 from holdfast.core.state import TERMINAL, state_of
 from holdfast.errors import HoldfastError
@@ -37,6 +36,7 @@ from holdfast.store.port import (
     Turn,
     WaitQuery,
 )
+from holdfast.store.types import DeadLetterQuery
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import read_history, read_picture
 from holdfast.testing.store_suite.base import BAD_NAMES
@@ -106,6 +106,7 @@ class World:
     async def ask(self, verb: str, *arguments: Any) -> Any:
         """Ask every store the same, and return the answer; None if it was an error."""
         self.trace.append((verb, arguments))
+        outcome = f"find {type(arguments[0]).__name__}" if verb == "find" else verb
         answers = [await answer_of(getattr(subject.store, verb), arguments) for subject in self.subjects]
         if verb == "migrate":  # every store counts the versions of its own schema
             answers = [answer >= 1 for answer in answers]
@@ -115,9 +116,9 @@ class World:
                     f"{verb} is answered differently", (self.subjects[0].name, answers[0]), (subject.name, answer)
                 )
         if isinstance(answers[0], HoldfastError):
-            self.reached[f"{verb}: raised {answers[0].code}"] += 1
+            self.reached[f"{outcome}: raised {answers[0].code}"] += 1
             return None
-        self._count(verb, arguments, answers[0])
+        self._count(outcome, arguments, answers[0])
         return answers[0]
 
     async def compare_pictures(self) -> None:
@@ -462,11 +463,11 @@ async def read(world: World) -> None:
     """Ask one of the questions that change nothing."""
     values, run_ids, now = world.values, world.run_ids, world.clock.now()
     questions: list[tuple[str, tuple[Any, ...]]] = [
-        ("find_runs", (values.run_query(run_ids, now),)),
-        ("find_waits", (values.wait_query(run_ids),)),
-        ("find_mailbox", (values.mailbox_query(run_ids),)),
-        ("find_dead_letters", (values.letter_query(run_ids),)),
-        ("find_tasks", (values.task_query(run_ids, world.picture["tasks"]),)),
+        ("find", (values.run_query(run_ids, now),)),
+        ("find", (values.wait_query(run_ids),)),
+        ("find", (values.mailbox_query(run_ids),)),
+        ("find", (values.letter_query(run_ids),)),
+        ("find", (values.task_query(run_ids, world.picture["tasks"]),)),
         ("read_events", (values.pick((*run_ids, MISSING)), values.number(-1, 5), values.pick((None, values.limit())))),
         ("load", ([*values.some(run_ids, 5), MISSING] * values.pick((1, 1, 1, 9)),)),
         ("next_due", (values.pick((*NODES, MISSING)), values.plans(), values.some(QUEUES, 3))),
@@ -485,11 +486,11 @@ NONSENSE: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("load", (["\ud800"],)),
     ("read_events", ("\ud800",)),
     ("read_events", (MISSING, 2**70)),
-    ("find_runs", (RunQuery(tenant="\ud800"),)),
-    ("find_waits", (WaitQuery(after=("", "\ud800")),)),
-    ("find_mailbox", (MailboxQuery(run_id=MISSING, after=2**70),)),
-    ("find_tasks", (TaskQuery(role="\ud800"),)),
-    ("find_dead_letters", (DeadLetterQuery(after=(2**70, "")),)),
+    ("find", (RunQuery(tenant="\ud800"),)),
+    ("find", (WaitQuery(after=("", "\ud800")),)),
+    ("find", (MailboxQuery(run_id=MISSING, after=2**70),)),
+    ("find", (TaskQuery(role="\ud800"),)),
+    ("find", (DeadLetterQuery(after=(2**70, "")),)),
     ("settle_dead_letters", (["\ud800"], "drop")),
     ("next_due", ("\ud800",)),
     ("next_due", (MISSING, None, [""])),

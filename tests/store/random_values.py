@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core.admission import AdmissionRequest, Overload, RunLimit
-from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Reason, to_dead_letter
+from holdfast.core.dead_letters import DeadLetter, Reason, to_dead_letter
 from holdfast.core.index_rows import ActivityRecord, Task, Wait
 from holdfast.core.instants import Instant
 from holdfast.core.messages import OUTCOME_SIGNAL, ActivityOutcome, Message, MessageType, SignalRequest
@@ -28,6 +28,7 @@ from holdfast.store.port import (
     TaskQuery,
     WaitQuery,
 )
+from holdfast.store.types import DeadLetterQuery
 from holdfast.testing.samples import job, message, new_run, record
 from holdfast.testing.store_suite.base import BAD_NAMES, STRANGE_IDS
 

@@ -9,7 +9,6 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from holdfast.core import codec
-from holdfast.core.dead_letters import DeadLetterQuery
 from holdfast.core.events import ErrorInfo, RunQueued
 from holdfast.core.messages import ActivityErrored, Message, SignalRequest
 from holdfast.core.timing import NO_RETRY
@@ -20,6 +19,7 @@ from holdfast.store import port
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import Accepted, Committed, Created, Refused, Store
 from holdfast.store.sqlite import SqliteStore
+from holdfast.store.types import DeadLetterQuery
 from holdfast.testing.clock import START, VirtualClock
 from holdfast.testing.samples import SampleNode, activity, complete, marker, message, new_run, signal, wait
 
@@ -56,16 +56,16 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         ("release", [SURROGATE]),
         ("release", ["node", [SURROGATE]]),
         ("next_due", [SURROGATE]),
-        ("find_runs", [port.RunQuery(after=SURROGATE)]),
-        ("find_runs", [port.RunQuery(tag=SURROGATE)]),
-        ("find_runs", [port.RunQuery(created_from=HUGE)]),
-        ("find_runs", [port.RunQuery(tenant=object())]),  # type: ignore[arg-type]
-        ("find_runs", [port.RunQuery(limit="5")]),  # type: ignore[arg-type]
-        ("find_waits", [port.WaitQuery(after=(SURROGATE, ""))]),
-        ("find_mailbox", [port.MailboxQuery(run_id="run-1", after=HUGE)]),
-        ("find_tasks", [port.TaskQuery(role=SURROGATE)]),
-        ("find_dead_letters", [DeadLetterQuery(after=(0, SURROGATE))]),
-        ("find_dead_letters", [DeadLetterQuery(reason=SURROGATE)]),  # type: ignore[arg-type]
+        ("find", [port.RunQuery(after=SURROGATE)]),
+        ("find", [port.RunQuery(tag=SURROGATE)]),
+        ("find", [port.RunQuery(created_from=HUGE)]),
+        ("find", [port.RunQuery(tenant=object())]),  # type: ignore[arg-type]
+        ("find", [port.RunQuery(limit="5")]),  # type: ignore[arg-type]
+        ("find", [port.WaitQuery(after=(SURROGATE, ""))]),
+        ("find", [port.MailboxQuery(run_id="run-1", after=HUGE)]),
+        ("find", [port.TaskQuery(role=SURROGATE)]),
+        ("find", [DeadLetterQuery(after=(0, SURROGATE))]),
+        ("find", [DeadLetterQuery(reason=SURROGATE)]),  # type: ignore[arg-type]
         ("purge", [port.PurgePolicy(finished_run_ms=HUGE)]),
         ("purge", [port.PurgePolicy(limit=HUGE)]),
     ],

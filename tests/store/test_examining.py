@@ -25,13 +25,13 @@ async def opened(path: Path, clock: VirtualClock | None = None, busy_ms: int = 3
 
 async def found(store: SqliteStore, subject: str, *, thorough: bool = False, **bounds: Any) -> list[Finding]:
     """Return what the store says of a subject."""
-    facts = await store.examine(Bounds(**bounds), thorough=thorough)
+    facts = await store.health(Bounds(**bounds), thorough=thorough)
     return [one for one in facts.findings if one.subject == subject]
 
 
 async def test_a_new_file_is_fine(tmp_path: Path) -> None:
     store = await opened(tmp_path / "store.db")
-    facts = await store.examine(Bounds(), thorough=True)
+    facts = await store.health(Bounds(), thorough=True)
     await store.close()
     assert {one.level for one in facts.findings} == {"fine"}
     assert {one.subject for one in facts.findings} == {

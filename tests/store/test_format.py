@@ -15,10 +15,9 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.core import codec
-from holdfast.core.access import TokenQuery
 from holdfast.core.admission import AdmissionRequest, RunLimit
-from holdfast.core.audit import AuditEntry, AuditQuery
-from holdfast.core.dead_letters import DeadLetterQuery, Settled
+from holdfast.core.audit import AuditEntry
+from holdfast.core.dead_letters import Settled
 from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import UnknownBody
 from holdfast.core.messages import ActivitySucceeded
@@ -40,6 +39,7 @@ from holdfast.store.port import (
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.sqlite.connection import APPLICATION_ID
 from holdfast.store.sqlite.migrate import latest_version
+from holdfast.store.types import AuditQuery, DeadLetterQuery, TokenQuery
 from holdfast.testing.clock import START, VirtualClock
 from holdfast.testing.samples import (
     SampleNode,
@@ -101,7 +101,7 @@ async def fill_with_sample(store: Store, clock: VirtualClock) -> None:
     await store.create([replace(new, admission=AdmissionRequest(limit=ONE, key="k", priority=1)) for new in limited])
     await store.renew(node.name, node.lease_ms, [("order", "1"), ("order", "2")])
     await store.append_audit([AuditEntry(entry_id="entry-1", operation="tokens.create", actor="ann")])
-    await store.keep_key("completion", KEY)
+    await store.put_key("completion", KEY)
     await store.publish_definitions([DEFINITION])
 
 
@@ -141,7 +141,7 @@ async def test_old_writer_new_reader_sees_everything_and_goes_on(old_file: Path)
     clock = VirtualClock(START + 10_000)
     store = await SqliteStore.open(old_file, clock=clock)
     assert await store.migrate() == latest_version()
-    heads = {head.run_id: head for head in await store.find_runs(RunQuery())}
+    heads = {head.run_id: head for head in await store.find(RunQuery())}
     gated = [] if first_format(old_file) < 6 else ["in line", "inside"]
     assert sorted(heads) == sorted(["asking", "charging", "done", "queued", "sleeping", "waiting", *gated])
     for run_id, head in heads.items():
@@ -191,8 +191,8 @@ async def test_tasks_of_any_format_are_found_by_whom_they_concern(old_file: Path
         TaskQuery(actor="bob", actor_roles=("manager",)),
         TaskQuery(plan_id="order"),
     ):
-        assert [found.step_id for found in await store.find_tasks(query)] == ["approve"]
-    assert await store.find_tasks(TaskQuery(actor="bob")) == []
+        assert [found.step_id for found in await store.find(query)] == ["approve"]
+    assert await store.find(TaskQuery(actor="bob")) == []
     await store.close()
 
 
@@ -201,7 +201,7 @@ async def test_rows_of_an_old_writer_are_found_by_whom_they_concern(old_file: Pa
     """The statement is the one of the first format, which names no columns."""
     store = await SqliteStore.open(old_file, clock=VirtualClock(START + 10_000))
     await store.migrate()
-    [known] = await store.find_tasks(TaskQuery())
+    [known] = await store.find(TaskQuery())
     await store.close()
     change(
         old_file,
@@ -211,9 +211,9 @@ async def test_rows_of_an_old_writer_are_found_by_whom_they_concern(old_file: Pa
         """,
     )
     store = await SqliteStore.open(old_file, clock=VirtualClock(START + 10_000))
-    assert len(await store.find_tasks(TaskQuery(role="clerk"))) == 1
-    assert await store.find_tasks(TaskQuery(role="manager")) == []
-    assert await store.find_tasks(TaskQuery(role="boss", status="OPEN")) == [known]
+    assert len(await store.find(TaskQuery(role="clerk"))) == 1
+    assert await store.find(TaskQuery(role="manager")) == []
+    assert await store.find(TaskQuery(role="boss", status="OPEN")) == [known]
     await store.close()
 
 
@@ -221,7 +221,7 @@ async def test_rows_of_an_old_writer_are_found_by_whom_they_concern(old_file: Pa
 async def test_letters_of_any_format_since_there_are_letters_are_found_and_requeued(old_file: Path) -> None:
     store = await SqliteStore.open(old_file, clock=VirtualClock(START + 10_000))
     await store.migrate()
-    found = await store.find_dead_letters(DeadLetterQuery())
+    found = await store.find(DeadLetterQuery())
     assert found == ([] if first_format(old_file) < 4 else [dead_letter("waiting")])
     for letter in found:
         assert await store.settle_dead_letters([letter.letter_id], "requeue", "ann") == [
@@ -245,9 +245,9 @@ async def test_access_tokens_of_any_format_since_there_are_tokens_are_found(old_
 
 async def check_what_is_not_of_runs(store: Store, *, has_it: bool) -> None:
     """Check that a store has the audit log, key and definition of the sample, if its format has such things."""
-    operations = [entry.operation for entry in await store.find_audit(AuditQuery())]
+    operations = [entry.operation for entry in await store.find(AuditQuery())]
     assert operations == ["tokens.create" if has_it else "store.migrate"]
-    assert (await store.keep_key("completion", "f" * 64) == KEY) == has_it
+    assert (await store.put_key("completion", "f" * 64) == KEY) == has_it
     assert await store.find_definitions([("order", "1")]) == [DEFINITION if has_it else None]
 
 
@@ -280,7 +280,7 @@ async def test_run_that_an_old_node_has_cancelled_in_line_is_passed_over(old_fil
     change(old_file, "UPDATE runs SET status = 'CANCELLED', finished_at = 1 WHERE run_id = 'in line'")
     assert await store.admit({"limited": RunLimit(at_once=2)}, 9) == ([], None)
     assert (await store.stats()).queued == 0
-    assert [head.ready_at for head in await store.find_runs(RunQuery(status=CANCELLED))] in ([None], [])
+    assert [head.ready_at for head in await store.find(RunQuery(status=CANCELLED))] in ([None], [])
     await store.close()
 
 

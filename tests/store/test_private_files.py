@@ -16,8 +16,7 @@ import pytest
 import holdfast as hf
 from holdfast.client import Client
 from holdfast.client.transports import Unreachable
-from holdfast.core.access import TokenQuery
-from holdfast.core.audit import AuditEntry, AuditQuery
+from holdfast.core.audit import AuditEntry
 from holdfast.errors import HoldfastError, InvalidInput
 from holdfast.service.auth.tokens import make_token
 from holdfast.settings import Settings, without_password
@@ -28,6 +27,7 @@ from holdfast.store.postgres.address import parse_address
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.sqlite.backup import copy_store, restore_store
 from holdfast.store.sqlite.connection import APPLICATION_ID
+from holdfast.store.types import AuditQuery, TokenQuery
 from holdfast.testing.clock import START, VirtualClock
 
 
@@ -84,7 +84,7 @@ async def test_the_doctor_tells_of_wider_rights(tmp_path: Path) -> None:
         await store.migrate()
 
         async def level() -> str:
-            facts = await store.examine(Bounds())
+            facts = await store.health(Bounds())
             return next(finding.level for finding in facts.findings if finding.subject == "rights")
 
         assert await level() == "fine"
@@ -186,7 +186,7 @@ async def test_restoring_revokes_tokens_and_sessions_unless_told_otherwise(tmp_p
     try:
         found = await back.find_tokens(TokenQuery(sessions=True))
         assert [kept.is_valid(START + 8) for kept in found] == [keep_tokens] * 2
-        [said] = await back.find_audit(AuditQuery(operation="store.restore"))
+        [said] = await back.find(AuditQuery(operation="store.restore"))
         assert (said.actor, said.at) == ("root", START + 7)
     finally:
         await back.close()

@@ -58,7 +58,7 @@ async def test_a_reading_ends_with_its_caller(tmp_path: Path) -> None:
         for search in searches:
             search.cancel()
         await asyncio.gather(*searches, return_exceptions=True)
-        assert await store.find_tasks(TaskQuery()) == [], "a thread is free"
+        assert await store.find(TaskQuery()) == [], "a thread is free"
     await store.close()
 
 
@@ -72,7 +72,7 @@ async def test_closing_does_not_wait_for_lists(tmp_path: Path) -> None:
         with pytest.raises(RequestTimedOut):
             await search
         with pytest.raises(StoreUnavailable):
-            await store.find_tasks(TaskQuery())
+            await store.find(TaskQuery())
 
 
 @pytest.mark.contract("STO-1")
@@ -81,8 +81,8 @@ async def test_lists_show_what_was_acknowledged_and_cannot_write(tmp_path: Path)
     node = SampleNode(store)
     for number in range(20):
         await node.start(f"run-{number}", task("a"))
-        assert len(await store.find_tasks(TaskQuery())) == number + 1
+        assert len(await store.find(TaskQuery())) == number + 1
     with pytest.raises(StoreReadOnly):
         await store._list(lambda db, _: db.execute("DELETE FROM tasks"))
-    assert len(await store.find_tasks(TaskQuery())) == 20
+    assert len(await store.find(TaskQuery())) == 20
     await store.close()

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.dead_letters import DeadLetterQuery, Settled
+from holdfast.core.dead_letters import Settled
 from holdfast.engine.inbox.receipts import receipt_of
 from holdfast.errors import InvalidInput, StoreCorrupt, StoreUnavailable, StoreUnsafe
 from holdfast.store.port import Accepted, Created, Duplicate, Refused, RunQuery
 from holdfast.store.sqlite import SqliteStore
+from holdfast.store.types import DeadLetterQuery
 from holdfast.testing.clock import VirtualClock
 from holdfast.testing.samples import SampleNode, activity, job, message, new_run, signal, wait
 from holdfast.testing.store_suite.jobs import put
@@ -122,7 +123,7 @@ async def test_a_message_that_cannot_be_read_becomes_a_dead_letter_with_its_byte
     claimed = await SampleNode(store).claim()
     assert [run.head.run_id for run in claimed] == ["bad", "good"]
     assert [waiting.signal_id for waiting in claimed[0].messages] == ["start"]
-    [letter] = await store.find_dead_letters(DeadLetterQuery())
+    [letter] = await store.find(DeadLetterQuery())
     assert (letter.run_id, letter.envelope, letter.reason, letter.node) == ("bad", OOPS, "undecodable", "node-a")
     assert (letter.detail, letter.died_at) == ("message 'm-1' cannot be read", await store.now())
     [refused] = await store.settle_dead_letters([letter.letter_id], "requeue")
@@ -161,7 +162,7 @@ async def test_a_run_whose_own_row_makes_no_sense_is_put_aside(tmp_path: Path) -
     assert [run.head.run_id for run in await node.claim(1)] == []
     assert [run.head.run_id for run in await node.claim(1)] == ["good"]
     change(tmp_path / "a.db", "UPDATE runs SET tags = '[]' WHERE run_id = 'bad'")
-    [head] = [head for head in await store.find_runs(RunQuery()) if head.run_id == "bad"]
+    [head] = [head for head in await store.find(RunQuery()) if head.run_id == "bad"]
     assert (head.lease_owner, head.ready_at) == (None, await store.now() + 60_000_000)
     await store.close()
 

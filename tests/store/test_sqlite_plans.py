@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from holdfast.core.admission import Overload, RunLimit
 from holdfast.core.events import NULL
 from holdfast.store.port import Heartbeat, MailboxQuery, RunQuery, TaskQuery
-from holdfast.store.sqlite import SqliteStore, finding
+from holdfast.store.sqlite import SqliteStore, queries
 from holdfast.store.sqlite.admission import FIRST
 from holdfast.store.sqlite.leases import NEXT_VISIBLE
 from holdfast.testing.samples import (
@@ -127,7 +127,7 @@ async def test_tasks_are_found_without_walking_through_all(tmp_path: Path, query
     recorder = Recorder()
     store._list = store._read  # type: ignore[method-assign]  # on the connection that is looked at
     store._database.connection.set_trace_callback(recorder)
-    await store.find_tasks(query)
+    await store.find(query)
     store._database.connection.set_trace_callback(None)
     await store.close()
     db = sqlite3.connect(path)
@@ -147,7 +147,7 @@ async def test_the_newest_runs_are_found_without_walking_or_sorting(tmp_path: Pa
     recorder = Recorder()
     store._list = store._read  # type: ignore[method-assign]  # on the connection that is looked at
     store._database.connection.set_trace_callback(recorder)
-    await store.find_runs(RunQuery(newest=True, before=before))
+    await store.find(RunQuery(newest=True, before=before))
     store._database.connection.set_trace_callback(None)
     await store.close()
     db = sqlite3.connect(path)
@@ -164,18 +164,18 @@ async def test_the_newest_runs_are_looked_for_in_windows(tmp_path: Path, monkeyp
     await store.migrate()
     runs = [new_run(f"run-{number:02}", request_id=f"r-{number}", tags=(str(number % 7),)) for number in range(50)]
     await store.create([replace(new, reference_key=f"ref {new.run_id}") for new in runs])
-    monkeypatch.setattr(finding, "WINDOW", 8)
+    monkeypatch.setattr(queries, "WINDOW", 8)
     recorder = Recorder()
     store._list = store._read  # type: ignore[method-assign]  # on the connection that is looked at
     store._database.connection.set_trace_callback(recorder)
-    assert [head.run_id for head in await store.find_runs(RunQuery(newest=True, tag="3", limit=5))] == [
+    assert [head.run_id for head in await store.find(RunQuery(newest=True, tag="3", limit=5))] == [
         "run-45", "run-38", "run-31", "run-24", "run-17",
     ]  # fmt: skip
     looked = [statement for statement in recorder.statements if "ORDER BY run_no DESC LIMIT" in statement]
     assert len([statement for statement in looked if "run_no >= " in statement]) == 5
-    assert await store.find_runs(RunQuery(newest=True, text="no such thing")) == []
+    assert await store.find(RunQuery(newest=True, text="no such thing")) == []
     recorder.statements.clear()
-    assert len(await store.find_runs(RunQuery(newest=True, reference_key="ref run-00"))) == 1
+    assert len(await store.find(RunQuery(newest=True, reference_key="ref run-00"))) == 1
     assert len(recorder.statements) == 2
     store._database.connection.set_trace_callback(None)
     await store.close()
@@ -193,7 +193,7 @@ async def test_what_nobody_has_taken_is_found_by_its_index(tmp_path: Path, query
     recorder = Recorder()
     store._list = store._read  # type: ignore[method-assign]  # on the connection that is looked at
     store._database.connection.set_trace_callback(recorder)
-    await store.find_mailbox(query)
+    await store.find(query)
     store._database.connection.set_trace_callback(None)
     await store.close()
     db = sqlite3.connect(path)

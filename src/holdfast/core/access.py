@@ -57,16 +57,6 @@ class AccessToken(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 
 
-class TokenQuery(Struct, frozen=True, kw_only=True):
-    """Which tokens to find; None means any. Sessions only if asked for. Ordered by token id."""
-
-    token_ids: tuple[str, ...] | None = None
-    tenant: str | None = None
-    sessions: bool = False
-    after: str = ""
-    limit: int = 100
-
-
 def write_token(token_id: str, secret: str) -> str:
     """Return the token as its bearer has it."""
     text = f"{PREFIX}{token_id}_{secret}"

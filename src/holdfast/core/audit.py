@@ -37,21 +37,3 @@ class AuditEntry(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False
     correlation_id: str = ""
     at: Instant = 0
     version: int = 1
-
-
-class AuditQuery(Struct, frozen=True, kw_only=True):
-    """Which entries to find; None means any. Ordered by (at, entry_id), or with `newest` the other way round.
-
-    `after` is the place of the entry behind which to go on, in that order.
-    """
-
-    tenant: str | None = None
-    run_id: str | None = None
-    actor: str | None = None
-    token_id: str | None = None
-    operation: str | None = None
-    since: Instant | None = None
-    until: Instant | None = None
-    newest: bool = False
-    after: tuple[Instant, str] | None = None
-    limit: int = 100

@@ -46,19 +46,6 @@ class DeadLetter(Struct, frozen=True, kw_only=True, gc=False):
     settled_at: Instant | None = None
 
 
-class DeadLetterQuery(Struct, frozen=True, kw_only=True):
-    """Which dead letters to find: by default those that nobody has settled. Ordered by (died_at, letter_id)."""
-
-    tenant: str | None = None
-    run_id: str | None = None
-    letter_id: str | None = None
-    reason: Reason | None = None
-    settled: bool = False
-    after: tuple[Instant, str] = (0, "")
-    limit: int = 100
-    most_bytes: int | None = None
-
-
 class Settled(Struct, frozen=True, gc=False):
     """The letter is settled in this way: by this call, or by an earlier one that asked for the same."""
 

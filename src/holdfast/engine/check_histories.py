@@ -113,7 +113,7 @@ async def _heads(store: Store) -> AsyncIterator[RunHead | StoreCorrupt]:
     """Yield every run; where one cannot be read, the reason."""
     after = ""
     while True:
-        page = await store.find_runs(RunQuery(after=after, limit=PAGE_RUNS))
+        page = await store.find(RunQuery(after=after, limit=PAGE_RUNS))
         if not page and page.cursor is None:
             return
         damage = {id: StoreCorrupt(f"the row of run {id!r} cannot be read", run_id=id) for id in page.unreadable}

@@ -21,7 +21,6 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from zlib import crc32
 
-from holdfast.core.dead_letters import DeadLetterQuery
 from holdfast.core.messages import Message
 from holdfast.core.state import PAUSED
 from holdfast.engine.options import NodeOptions
@@ -29,7 +28,7 @@ from holdfast.errors import StoreCorrupt, StoreError
 from holdfast.program.fingerprint import CHARS as FINGERPRINT_CHARS
 from holdfast.registry import Registry
 from holdfast.store.port import LoadedRun, NodePlans, Plan, RunHead, RunQuery, Store
-from holdfast.store.types import pages
+from holdfast.store.types import DeadLetterQuery, pages
 from holdfast.store.validation import name_of
 
 MOST_HANDED = 10_000
@@ -218,7 +217,7 @@ class DefinitionFilter:
     async def _requeue(self) -> None:
         query = DeadLetterQuery(reason="definition missing")
         place_of = lambda letter: (letter.died_at, letter.letter_id)  # noqa: E731
-        async for letters in pages(self._store.find_dead_letters, query, place_of):
+        async for letters in pages(self._store.find, query, place_of):
             known = [letter.letter_id for letter in letters if await self._can_run(letter.run_id)]
             await self._store.settle_dead_letters(known, "requeue", name_of(self._node))
 
@@ -226,7 +225,7 @@ class DefinitionFilter:
         """Wake the runs whose history did not fit other code, and fits what this node has. Nothing else is written."""
         for plan_id in sorted({plan_id for plan_id, _ in self.plans()}):
             query = RunQuery(plan_id=plan_id, status=PAUSED)
-            async for page in pages(self._store.find_runs, query, lambda head: head.run_id):
+            async for page in pages(self._store.find, query, lambda head: head.run_id):
                 for head in page:
                     has_error = head.snapshot is None or head.snapshot.last_error_code is not None
                     if has_error and self.has(plan_id, head.plan_version) and await fits(head):

@@ -17,8 +17,8 @@ from holdfast.engine.turns.execute import take_turn
 from holdfast.engine.turns.owned_run import Drafted
 from holdfast.engine.turns.run_cache import RunCache
 from holdfast.limits import Limits
-from holdfast.store.beginnings import created_run
 from holdfast.store.port import LoadedRun, NewRun
+from holdfast.store.types import created_run
 
 
 class First(Struct, frozen=True):

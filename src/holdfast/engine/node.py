@@ -66,8 +66,8 @@ from holdfast.limits import Limits
 from holdfast.program.loop import outside_loop
 from holdfast.program.port import EndDeferred
 from holdfast.registry import Registry
-from holdfast.store.beginnings import created_run
 from holdfast.store.port import CommitConflict, Committed, Heartbeat, LoadedRun, NewRun, Store, Turn
+from holdfast.store.types import created_run
 
 RETRY_S = 0.2
 

@@ -259,7 +259,7 @@ class Call:
         if not asked or self.principal.is_admin:
             return frozenset()
         actor, query, redacted = self.actor(), TaskQuery(run_id=run_id, step_ids=asked, limit=len(asked)), set[str]()
-        while page := await self.store.find_tasks(query):
+        while page := await self.store.find(query):
             if page.unreadable:  # whom it concerns is not known
                 return frozenset(asked)
             redacted |= {task.step_id for task in page if not is_effective(task.assignee, task.roles, actor)}

@@ -10,7 +10,7 @@ async def heads_of(store: Store, run_ids: Iterable[str]) -> dict[str, RunHead]:
     asked = tuple(dict.fromkeys(run_ids))
     found: dict[str, RunHead] = {}
     query = RunQuery(run_ids=asked, limit=len(asked) or 1)
-    while (page := await store.find_runs(query)) or page.cursor is not None:
+    while (page := await store.find(query)) or page.cursor is not None:
         found |= {head.run_id: head for head in page}
         if len(found) == len(asked):
             break

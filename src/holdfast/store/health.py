@@ -6,7 +6,7 @@ Stores that speak SQL ask the same questions, which stand here.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -136,15 +136,6 @@ class Facts(Struct, frozen=True, kw_only=True):
     oldest_signal: tuple[str, Instant] | None = None
     suspects: tuple[tuple[str, int], ...] = ()
     sample: tuple[str, ...] = ()
-
-
-@runtime_checkable
-class Examinable(Protocol):
-    """A store that can be examined."""
-
-    async def examine(self, bounds: Bounds, *, thorough: bool = False) -> Facts:
-        """Look, and change nothing. `thorough` may read all that is stored."""
-        ...
 
 
 # --- saying it ----------------------------------------------------------------------------------------------------

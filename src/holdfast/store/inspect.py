@@ -7,12 +7,13 @@ while nodes are at work is still that of one moment.
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
-from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery
+from holdfast.core.dead_letters import DeadLetter
 from holdfast.core.events import Event
 from holdfast.core.index_rows import Task, Wait
 from holdfast.core.invariants import RunView, SystemView
 from holdfast.core.messages import AcceptedSignalResult, Signal
 from holdfast.store.port import LoadedRun, MailboxQuery, RunQuery, Store, TaskQuery, WaitQuery
+from holdfast.store.types import DeadLetterQuery
 
 PAGE = 100
 
@@ -43,7 +44,7 @@ async def system_view(store: Store, acknowledged: Iterable[AcceptedSignalResult]
     told: dict[str, list[AcceptedSignalResult]] = {}
     for result in acknowledged:
         told.setdefault(result.workflow_id, []).append(result)
-    heads = await _read_all(lambda after: store.find_runs(RunQuery(after=after, limit=PAGE)), "", lambda h: h.run_id)
+    heads = await _read_all(lambda after: store.find(RunQuery(after=after, limit=PAGE)), "", lambda h: h.run_id)
     views = [await view_of(store, head.run_id, told.get(head.run_id, ())) for head in heads]
     return SystemView(tuple(view for view in views if view is not None))
 
@@ -81,7 +82,7 @@ async def _read_history(store: Store, run_id: str) -> list[Event]:
 
 async def _read_mailbox(store: Store, run_id: str) -> list[Signal]:
     return await _read_all(
-        lambda after: store.find_mailbox(MailboxQuery(run_id=run_id, consumed=True, after=after, limit=PAGE)),
+        lambda after: store.find(MailboxQuery(run_id=run_id, consumed=True, after=after, limit=PAGE)),
         0,
         lambda signal: signal.inbox_seq,
     )
@@ -89,7 +90,7 @@ async def _read_mailbox(store: Store, run_id: str) -> list[Signal]:
 
 async def _read_waits(store: Store, run_id: str) -> list[Wait]:
     return await _read_all(
-        lambda after: store.find_waits(WaitQuery(run_id=run_id, after=after, limit=PAGE)),
+        lambda after: store.find(WaitQuery(run_id=run_id, after=after, limit=PAGE)),
         ("", ""),
         lambda wait: (wait.run_id, wait.step_id),
     )
@@ -97,7 +98,7 @@ async def _read_waits(store: Store, run_id: str) -> list[Wait]:
 
 async def _read_tasks(store: Store, run_id: str) -> list[Task]:
     return await _read_all(
-        lambda after: store.find_tasks(TaskQuery(run_id=run_id, after=after, limit=PAGE)),
+        lambda after: store.find(TaskQuery(run_id=run_id, after=after, limit=PAGE)),
         "",
         lambda task: task.task_id,
     )
@@ -105,7 +106,7 @@ async def _read_tasks(store: Store, run_id: str) -> list[Task]:
 
 async def _read_letters(store: Store, run_id: str) -> list[DeadLetter]:
     return await _read_all(
-        lambda after: store.find_dead_letters(DeadLetterQuery(run_id=run_id, settled=True, after=after, limit=PAGE)),
+        lambda after: store.find(DeadLetterQuery(run_id=run_id, settled=True, after=after, limit=PAGE)),
         (0, ""),
         lambda letter: (letter.died_at, letter.letter_id),
     )

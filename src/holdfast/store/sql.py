@@ -1,11 +1,12 @@
-"""Rows of SQL tables as our structs: what the stores that speak SQL have in common."""
+"""What the SQL stores share: rows of tables as structs, and conditions of queries."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
+from string import ascii_lowercase, ascii_uppercase
 from typing import Any, ParamSpec, TypeVar
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from holdfast.core.audit import AuditEntry
@@ -19,8 +20,18 @@ from holdfast.core.messages import AcceptanceRecord, Message, Signal, SignalRequ
 from holdfast.core.snapshot import RuntimeSnapshot
 from holdfast.core.state import RunStatus
 from holdfast.errors import StoreCorrupt
-from holdfast.store.port import Job, Plan, RunHead
-from holdfast.store.types import Found
+from holdfast.store.types import (
+    AuditQuery,
+    DeadLetterQuery,
+    Found,
+    Job,
+    MailboxQuery,
+    Plan,
+    RunHead,
+    RunQuery,
+    TaskQuery,
+    WaitQuery,
+)
 
 _encoder = msgspec.json.Encoder()
 _snapshots = msgspec.json.Decoder(RuntimeSnapshot)
@@ -319,3 +330,100 @@ def audit_of(row: tuple[Any, ...]) -> AuditEntry:
     """Return the entry that a row of AUDIT describes: what the store knows of it stands in columns."""
     entry = _audit.decode(row[9])
     return replace(entry, at=row[0], tenant=row[2], project=row[3], environment=row[4], run_id=row[5])
+
+
+def text_bytes(row: Iterable[Any]) -> int:
+    """Return about how large a row is: the length of its texts."""
+    return sum(len(value) for value in row if isinstance(value, str | bytes))
+
+
+# --- which queries are short --------------------------------------------------------------------------------------
+
+_IS_LOOKUP: dict[type, Callable[[Any], bool]] = {
+    RunQuery: lambda query: query.run_ids is not None,
+    WaitQuery: lambda query: query.run_id is not None,
+    MailboxQuery: lambda query: query.run_id is not None and query.most_bytes is None,
+    TaskQuery: lambda query: query.run_id is not None or query.task_id is not None,
+    DeadLetterQuery: lambda query: query.run_id is not None or query.letter_id is not None,
+}
+
+
+def is_lookup(query: Struct) -> bool:
+    """Return whether an index leads to the few rows of a query. Others may take long, and must not delay turns."""
+    check = _IS_LOOKUP.get(type(query))
+    return check is not None and check(query)
+
+
+# --- conditions ---------------------------------------------------------------------------------------------------
+
+_LOWERED = str.maketrans(ascii_uppercase, ascii_lowercase)
+
+
+def lowered(text: str) -> str:
+    """Return a text with a to z for A to Z; all other letters stay."""
+    return text.translate(_LOWERED)
+
+
+def words_of(text: str | None) -> list[str]:
+    """Return the words of a search: all of them have to match.
+
+    Every store finds the same, in a run's id, workflow, reference, tags and last error, and in a task's name and
+    payload, as JSON: a word is a part of one of these texts, case is ignored for A to Z only, and a word with a NUL
+    matches nothing.
+    """
+    return lowered(text or "").split()
+
+
+def in_json(word: str) -> str:
+    """Return a word as it is written within a JSON text."""
+    return msgspec.json.encode(word).decode()[1:-1]
+
+
+class Where:
+    """The conditions of a query, and their values."""
+
+    def __init__(self) -> None:
+        self._conditions: list[str] = []
+        self._values: list[Any] = []
+
+    def add(self, condition: str, *values: Any) -> None:
+        """Add a condition and its values."""
+        self._conditions.append(condition)
+        self._values.extend(values)
+
+    def add_given(self, condition: str, value: Any) -> None:
+        """Add a condition unless its value is None."""
+        if value is not None:
+            self.add(condition, value)
+
+    @property
+    def text(self) -> str:
+        """The clause, with `?` for each value."""
+        return "WHERE " + " AND ".join(self._conditions)
+
+    @property
+    def numbered(self) -> str:
+        """The clause with its parameters numbered from $1, as in PostgreSQL. No condition holds another `?`."""
+        first, *rest = self.text.split("?")
+        return first + "".join(f"${number}{part}" for number, part in enumerate(rest, 1))
+
+    @property
+    def limit_parameter(self) -> str:
+        """The number of the parameter after those of the conditions: the limit."""
+        return f"${len(self._values) + 1}"
+
+    def values(self, limit: int) -> list[Any]:
+        """Return the values of the conditions, and a limit."""
+        return [*self._values, limit]
+
+
+def audit_conditions(query: AuditQuery) -> Where:
+    """Return the conditions of a query of the audit log."""
+    where = Where()
+    where.add("at >= ?", 0 if query.since is None else query.since)
+    where.add_given("at < ?", query.until)
+    if query.after is not None:
+        where.add(f"(at, entry_id) {'<' if query.newest else '>'} (?, ?)", *query.after)
+    for column in ("tenant", "run_id", "actor", "token_id", "operation"):
+        where.add_given(f"{column} = ?", getattr(query, column))
+    return where

@@ -1,94 +1,196 @@
-"""What the store's verbs answer. They are used as `port.…`, where the verbs are."""
+"""The data of the store port: what goes into its verbs, what they answer, and what can be looked for.
+
+The verbs are in `port.py`, which re-exports these types: they are used as `port.…`.
+"""
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import Any, Generic, Literal, TypeVar
 
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 from msgspec.structs import replace
 
-from holdfast.core.events import Event
-from holdfast.core.index_rows import ActivityRecord
+from holdfast.core.access import AccessToken
+from holdfast.core.admission import AdmissionRequest
+from holdfast.core.audit import AuditEntry
+from holdfast.core.dead_letters import DeadLetter, Reason
+from holdfast.core.events import NULL, Event, RunStarted, UpdateCompleted
+from holdfast.core.index_rows import ActivityRecord, Task, Wait
 from holdfast.core.instants import Instant
-from holdfast.core.messages import AcceptedSignalResult, Message, Signal
+from holdfast.core.messages import AcceptedSignalResult, Message, Signal, SignalRequest
 from holdfast.core.snapshot import RuntimeSnapshot
-from holdfast.core.state import RunStatus
+from holdfast.core.state import TERMINAL, RunStatus
+from holdfast.core.tasks import DECISIONS
 from holdfast.errors import CallerError, StoreCorrupt
 
 T = TypeVar("T")
-Query = TypeVar("Query", bound=Struct)
+Row = TypeVar("Row")
+Q = TypeVar("Q", bound="Query[Any]")
 
 logger = logging.getLogger("holdfast.store")
 
+Plan = tuple[str, str]
+"""A definition: the id of a plan, and its version."""
 
-class Found(list[T]):
-    """Rows that a query names. `cursor` is set if a bound of it ended the look: there may be more behind that.
 
-    `unreadable` names the rows that are damaged. They are left out, and the others are found all the same.
+class Capabilities(Struct, frozen=True, kw_only=True):
+    """What a store can promise. Trusted: a store that lies here cannot be repaired from above."""
+
+    conditional_batch: bool
+    atomic_batch: bool
+    read_after_write: bool
+    scan_consistency: Literal["snapshot", "eventual"]
+
+
+# --- what goes in -------------------------------------------------------------------------------------------------
+
+
+class Turn(Struct, frozen=True, kw_only=True, gc=False):
+    """One step of one run: everything that its commit changes.
+
+    `received` names the signals that the turn consumed, as (inbox_seq, index of the event among `events`).
+    `seen_inbox_seq` is the highest inbox number that the turn had before it: a later one makes the run ready again.
+    `starts` and `sends` go to other runs: they become durable with the commit and arrive by themselves, as if by
+    `create` and `deliver`, each at most once by its id. The limit of signals per minute does not apply to them: they
+    are recorded, and no caller could retry. A run in `starts` is not refused because of its limit: it is queued. What
+    is refused all the same is reported to the sending run (`outgoing.py`), in the same commit. Signals reach runs of
+    the same tenant, project and environment; with `crosses_tenants` they reach all runs.
+    `dead` are messages that the turn gives up, and consumes.
+    `jobs_closed` names the steps whose jobs, with the details of their progress, are deleted; then `jobs` are queued.
+    `losses` is the run's count of lost nodes after the turn: 0, unless the turn records that another attempt is about
+    to start. A claim from a lost node adds one, up to `SUSPECT_LOSSES`. Beyond that the node that tries the run counts,
+    so that a run is not blamed for what other runs of the same node did.
     """
 
-    def __init__(self, rows: Iterable[T] = (), cursor: Any = None, unreadable: tuple[str, ...] = ()) -> None:
-        super().__init__(rows)
-        self.cursor = cursor
-        self.unreadable = unreadable
-
-    def log(self, what: str) -> None:
-        """Log which rows were left out, if any were."""
-        if self.unreadable:
-            logger.error("%s that cannot be read are left out of a list: %s", what, ", ".join(self.unreadable))
-
-
-async def load_each(
-    load: Callable[[Sequence[str]], Awaitable[list[T]]], run_ids: Sequence[str]
-) -> list[T | StoreCorrupt]:
-    """Load runs; a damaged one is answered by its error, and the others are loaded all the same."""
-    try:
-        return [*await load(run_ids)]
-    except StoreCorrupt as damage:
-        if len(run_ids) == 1:
-            return [damage]
-    half = len(run_ids) // 2
-    return [*await load_each(load, run_ids[:half]), *await load_each(load, run_ids[half:])]
-
-
-def log_unreadable(what: str, page: list[Any]) -> None:
-    """Log which rows were left out of a page, if any were."""
-    if isinstance(page, Found):
-        page.log(what)
+    run_id: str
+    expected_version: int
+    epoch: int
+    snapshot: RuntimeSnapshot
+    events: tuple[Event, ...] = ()
+    consumed: tuple[str, ...] = ()
+    received: tuple[tuple[int, int], ...] = ()
+    messages: tuple[Message, ...] = ()
+    waits_opened: tuple[Wait, ...] = ()
+    waits_closed: tuple[str, ...] = ()
+    tasks: tuple[Task, ...] = ()
+    records: tuple[ActivityRecord, ...] = ()
+    seen_inbox_seq: int = 0
+    release: bool = False
+    starts: tuple["NewRun", ...] = ()
+    sends: tuple[Message | SignalRequest, ...] = ()
+    jobs: tuple["Job", ...] = ()
+    jobs_closed: tuple[str, ...] = ()
+    dead: tuple[DeadLetter, ...] = ()
+    crosses_tenants: bool = False
+    losses: int = 0
 
 
-async def pages(
-    find: Callable[[Query], Awaitable[list[T]]], query: Query, place_of: Callable[[T], Any]
-) -> AsyncIterator[list[T]]:
-    """Give one page after the other. One of which no row can be read does not end them."""
-    while True:
-        page = await find(query)
-        yield page
-        place = page.cursor if isinstance(page, Found) else None
-        if place is None:
-            if not page:
-                return
-            place = place_of(page[-1])
-        query = replace(query, after=place)
+_AWAITED = frozenset({RunStarted, UpdateCompleted})
 
 
-class Created(Struct, frozen=True, gc=False):
-    """The run is there, by this call. `epoch` is 1 if it was claimed as it was written; one that waits is not."""
+def may_wake_others(turn: Turn) -> bool:
+    """Return whether another process than the run's owner can be waiting for what this turn does."""
+    if turn.release or turn.messages or turn.starts or turn.sends or turn.jobs or turn.snapshot.status in TERMINAL:
+        return True
+    for event in turn.events:
+        kind = type(event.data)
+        if kind in _AWAITED or (turn.received and kind in DECISIONS):
+            return True
+    return False
+
+
+class Job(Struct, frozen=True, kw_only=True, gc=False):
+    """One step's activity in a queue, for any node that consumes the queue.
+
+    There is at most one for each step of a run; putting it again replaces it, and keeps the details of its progress.
+    `engine_attempt_id` is that of the first acquisition; each later one of the same job adds one (ATT-1).
+    """
 
     run_id: str
-    epoch: int = 0
-    signals: "tuple[Delivered, ...]" = ()
+    step_id: str
+    queue: str
+    activity: str
+    input: Raw = NULL
+    options: Raw = NULL
+    logical_attempt_id: int = 1
+    engine_attempt_id: int = 1
+    first_engine_attempt_id: int = 1
+    scheduled_at: Instant = 0
+    due_at: Instant | None = None
+    details: Raw = NULL
 
 
-class Existing(Struct, frozen=True, gc=False):
-    """The same request was made before; this is its run. Signals that came with the request were delivered to it."""
+class Heartbeat(Struct, frozen=True, kw_only=True, gc=False):
+    """A step's activity is still running; `details` of its progress, if there are new ones.
+
+    `queue` is empty for an activity that the run's owner executes.
+    """
 
     run_id: str
-    signals: "tuple[Delivered, ...]" = ()
+    step_id: str
+    queue: str = ""
+    engine_attempt_id: int = 1
+    details: Raw | UnsetType = UNSET
+
+
+class NewRun(Struct, frozen=True, kw_only=True, gc=False):
+    """A run to be created: who asked for it, its first events, and what goes with them.
+
+    `request_key` recognises a retry of the same request (QUE-1); `input_sha256` tells a retry from a misuse.
+    `signals` are for this run, whatever run they name: the run and its signals are created together, or neither is.
+    With `admission` it is queued, and starts once its plan admits it.
+    """
+
+    run_id: str
+    tenant: str = "default"
+    project: str = "default"
+    environment: str = "default"
+    plan_id: str
+    plan_version: str
+    run_request_id: str
+    request_key: str
+    input_sha256: str
+    snapshot: RuntimeSnapshot
+    events: tuple[Event, ...]
+    messages: tuple[Message, ...] = ()
+    waits_opened: tuple[Wait, ...] = ()
+    tasks: tuple[Task, ...] = ()
+    parent_run_id: str | None = None
+    reference_key: str | None = None
+    tags: tuple[str, ...] = ()
+    signals: tuple[SignalRequest, ...] = ()
+    admission: AdmissionRequest | None = None
+    audit: AuditEntry | None = None
+    """What the audit log keeps once the run is created. A request that was made before adds nothing."""
+
+
+class PurgePolicy(Struct, frozen=True, kw_only=True):
+    """How long what belongs to finished runs is kept, counted from their end. None keeps it for ever.
+
+    Acceptance records go when they expire, whatever the policy. `stale_run_ms` deletes nothing: unfinished runs
+    that have not changed for so long are counted, for an operator to look at. `audit_ms` is how long entries of the
+    audit log are kept, counted from when they were written.
+
+    With a `tenant`, or `run_ids`, only what is theirs is deleted; `tokens` deletes the tenant's tokens too.
+    """
+
+    finished_run_ms: int | None = None
+    task_ms: int | None = None
+    runtime_state_ms: int | None = None
+    stale_run_ms: int | None = None
+    audit_ms: int | None = None
+    tenant: str | None = None
+    run_ids: tuple[str, ...] | None = None
+    tokens: bool = False
+    limit: int = 1_000
+    dry_run: bool = False
+
+
+# --- what comes out -----------------------------------------------------------------------------------------------
 
 
 class Refused(Struct, frozen=True):
-    """Nothing was stored. The error says why, and whose fault it is."""
+    """Nothing was stored. The error says why."""
 
     error: CallerError
 
@@ -100,31 +202,28 @@ class Accepted(Struct, frozen=True, gc=False):
 
 
 class Duplicate(Struct, frozen=True, gc=False):
-    """The same id was accepted before; for a signal, `result` is what its first sender was told."""
+    """The same id was accepted before; for a signal, `result` is what its first sender received."""
 
     result: AcceptedSignalResult | None = None
 
 
 Delivered = Accepted | Duplicate | Refused
-"""How one signal or message was answered."""
+"""The answer to one signal or message."""
 
 
-Plan = tuple[str, str]
-"""A definition: the id of a plan, and its version."""
+class Created(Struct, frozen=True, gc=False):
+    """This call created the run. `epoch` is 1 if the run was claimed with it; a queued run is not claimed."""
+
+    run_id: str
+    epoch: int = 0
+    signals: "tuple[Delivered, ...]" = ()
 
 
-class NodePlans(Struct, frozen=True):
-    """What a node has said with its lease: the definitions that it can run, and more that is for other nodes."""
+class Existing(Struct, frozen=True, gc=False):
+    """The same request was made before; this is its run. Signals of this request were delivered to it."""
 
-    node: str
-    plans: frozenset[Plan]
-
-
-class OrphanedDefinition(Struct, frozen=True):
-    """A definition that no node alive has, though a run of it has been waiting to go on since then."""
-
-    plan: Plan
-    since: Instant
+    run_id: str
+    signals: "tuple[Delivered, ...]" = ()
 
 
 class Committed(Struct, frozen=True, gc=False):
@@ -138,7 +237,7 @@ class CommitConflict(Struct, frozen=True):
     """The deterministic conflict: the turn lost and left no trace.
 
     `existing` is the event that is already there, when the reason is that the turn would append it again. `unseen`: the
-    outcome of an activity was accepted that the turn does not know of; take the turn again with what `load` returns.
+    outcome of an activity was accepted that the turn has not seen; repeat the turn with what `load` returns.
     """
 
     reason: Literal[
@@ -173,17 +272,17 @@ class RunHead(Struct, frozen=True, kw_only=True, gc=False):
     lease_owner: str | None
     lease_epoch: int
     queued_at: Instant | None = None
-    """Since when it is queued for admission; None: it is not."""
+    """Since when it is queued for admission; None if it is not."""
     losses: int = 0
-    """How many nodes went away while they had it, since a turn of it was last committed. See `Turn.losses`."""
+    """How many nodes were lost while they owned it, since its last committed turn. See `Turn.losses`."""
 
 
 class LoadedRun(Struct, frozen=True, kw_only=True, gc=False):
     """A run with what waits for it: due messages, unconsumed signals in order, activity records not completed.
 
-    `details` holds, by step, what activities have last said of their progress. If there are more unconsumed signals
-    than `MAILBOX_SIGNALS` it is not whole: of each name that an open wait is for, and of the engine's own names, the
-    oldest so many are here, without those that are addressed to steps which do not wait.
+    `details` holds, by step, the last details of activities' progress. With more unconsumed signals than
+    `MAILBOX_SIGNALS` the run is not whole: it has the oldest so many of each name that an open wait is for, and of the
+    engine's own names, without those that are addressed to steps which do not wait.
     """
 
     head: RunHead
@@ -194,15 +293,60 @@ class LoadedRun(Struct, frozen=True, kw_only=True, gc=False):
     is_whole: bool = True
 
 
-class Admitted(Struct, frozen=True, gc=False):
-    """A run that was let in. STARTED: with the run if it was claimed, else it is ready for whoever claims.
+def new_head(new: NewRun, owner: str | None, now: Instant) -> RunHead:
+    """Return a run as it is when it is created, before anything makes it ready."""
+    return RunHead(
+        run_id=new.run_id,
+        tenant=new.tenant,
+        project=new.project,
+        environment=new.environment,
+        plan_id=new.plan_id,
+        plan_version=new.plan_version,
+        run_request_id=new.run_request_id,
+        parent_run_id=new.parent_run_id,
+        reference_key=new.reference_key,
+        tags=new.tags,
+        status=new.snapshot.status,
+        version=len(new.events),
+        snapshot=new.snapshot,
+        created_at=now,
+        updated_at=now,
+        finished_at=None,
+        inbox_seq=0,
+        ready_at=None,
+        lease_owner=owner,
+        lease_epoch=1 if owner else 0,
+    )
 
-    SKIPPED: somebody has it in hand, and finds that it was let in. FAILED: it makes no sense, and is left for a while.
+
+def created_run(new: NewRun, owner: str, now: Instant) -> LoadedRun:
+    """Return a run as it is right after it was created for `owner`, without asking the store."""
+    return LoadedRun(head=new_head(new, owner, now), messages=new.messages)
+
+
+class Admitted(Struct, frozen=True, gc=False):
+    """A run that was admitted. STARTED: `run` is set if it was claimed; otherwise any node may claim it.
+
+    SKIPPED: its owner finds that it was admitted. FAILED: it cannot be read, and is deferred.
     """
 
     run_id: str
     status: Literal["STARTED", "FAILED", "SKIPPED"]
     run: LoadedRun | None = None
+
+
+class NodePlans(Struct, frozen=True):
+    """What a node published with its lease: the definitions that it can run, and what other nodes need to know."""
+
+    node: str
+    plans: frozenset[Plan]
+
+
+class OrphanedDefinition(Struct, frozen=True):
+    """A definition that no live node has, though a run of it has been ready since then."""
+
+    plan: Plan
+    since: Instant
 
 
 class PurgeReport(Struct, frozen=True, kw_only=True):
@@ -235,15 +379,15 @@ class Stats(Struct, frozen=True, kw_only=True):
     nodes: int
     oldest_ready_at: Instant | None
     queued: int = 0
-    """How many runs wait for a place."""
+    """How many runs are queued for admission."""
     queues: dict[str, int] = {}
     """How many jobs each queue holds."""
     leases: dict[str, Instant] = {}
-    """Until when each node that is there has its lease."""
+    """When the current lease of each live node ends."""
 
 
 class Change(Struct, frozen=True, gc=False):
-    """A run whose history has grown to this version. `has_tasks`: some of what is new may be about a task."""
+    """A run whose history has grown to this version. `has_tasks`: some of the new events may concern a task."""
 
     run_id: str
     version: int
@@ -251,12 +395,195 @@ class Change(Struct, frozen=True, gc=False):
 
 
 class Changes(Struct, frozen=True):
-    """Runs whose histories have grown behind a cursor, and the cursor behind them. `has_more` is behind that one.
+    """Runs whose histories have grown since a cursor, and the next cursor. `has_more`: there is more after that one.
 
-    `is_lost`: the cursor is not known here, or no longer; what has changed since cannot be said.
+    `is_lost`: the store does not know the cursor, or no longer; the caller has to read everything again.
     """
 
     cursor: str
     runs: tuple[Change, ...] = ()
     has_more: bool = False
     is_lost: bool = False
+
+
+# --- what can be looked for ---------------------------------------------------------------------------------------
+
+
+class Query(Struct, Generic[Row], frozen=True, kw_only=True):
+    """What to look for; the answer to a `Query[Row]` is a `Found[Row]`, in a fixed order.
+
+    A field that is None matches everything. Beside `limit` a query may have two bounds. `look` is how many rows are
+    examined, whether they match or not: an answer that ends there has a `cursor` to continue from, even if it is empty.
+    `most_bytes` is about how large the rows are together: an answer ends with the row that reaches it, so that it has
+    at least one row if there is any.
+    """
+
+    limit: int = 100
+
+
+class RunQuery(Query[RunHead], frozen=True, kw_only=True):
+    """Which runs to find; None means any. Answers are ordered by run id, from after `after`.
+
+    With `newest` they are in the reverse order of creation, from before `before`: (created_at, run id) of the last that
+    was seen. `run_ids` restricts the search to these runs. Each word of `text` is a part of the run's id, workflow,
+    reference, a tag, or of what it last failed with; case is ignored for A to Z.
+    """
+
+    tenant: str | None = None
+    plan_id: str | None = None
+    status: RunStatus | None = None
+    reference_key: str | None = None
+    tag: str | None = None
+    parent_run_id: str | None = None
+    run_ids: tuple[str, ...] | None = None
+    created_from: Instant | None = None
+    created_until: Instant | None = None
+    text: str | None = None
+    newest: bool = False
+    before: tuple[Instant, str] = (2**62 - 1, "")
+    after: str = ""
+    look: int | None = None
+    most_bytes: int | None = None
+
+
+class WaitQuery(Query[Wait], frozen=True, kw_only=True):
+    """Which open waits to find: of a run, for a signal's name, or both. Ordered by (run id, step id)."""
+
+    tenant: str | None = None
+    run_id: str | None = None
+    name: str | None = None
+    after: tuple[str, str] = ("", "")
+
+
+class MailboxQuery(Query[Signal], frozen=True, kw_only=True):
+    """Which signals of a run to find, in order of acceptance. Consumed ones too if `consumed`.
+
+    Without a `run_id` those of all runs, in the order of the runs' creation, after number `after` of `after_run`; if
+    that run was deleted meanwhile, after the run whose id comes before. With `unfinished`, finished runs are left out.
+    """
+
+    run_id: str | None = None
+    tenant: str | None = None
+    name: str | None = None
+    signal_id: str | None = None
+    consumed: bool = False
+    unfinished: bool = False
+    after_run: str = ""
+    after: int = 0
+    most_bytes: int | None = None
+
+
+class TaskQuery(Query[Task], frozen=True, kw_only=True):
+    """Which tasks to find. `role` matches tasks that list it; `due_before` those that have an instant before it.
+
+    `actor` matches tasks that concern an actor of this name with `actor_roles`: tasks that are assigned to the actor,
+    list one of the roles, or list no role and are unassigned. `step_ids` restricts the search to these steps. Each
+    word of `text` is a part of the name or, as JSON, of the payload; case is ignored for A to Z. Ordered by task id.
+    """
+
+    tenant: str | None = None
+    run_id: str | None = None
+    task_id: str | None = None
+    step_ids: tuple[str, ...] | None = None
+    status: Literal["OPEN", "COMPLETED", "CANCELLED"] | None = None
+    assignee: str | None = None
+    role: str | None = None
+    plan_id: str | None = None
+    due_before: Instant | None = None
+    actor: str | None = None
+    actor_roles: tuple[str, ...] = ()
+    text: str | None = None
+    after: str = ""
+    look: int | None = None
+    most_bytes: int | None = None
+
+
+class DeadLetterQuery(Query[DeadLetter], frozen=True, kw_only=True):
+    """Which dead letters to find: by default those that are not settled. Ordered by (died_at, letter_id)."""
+
+    tenant: str | None = None
+    run_id: str | None = None
+    letter_id: str | None = None
+    reason: Reason | None = None
+    settled: bool = False
+    after: tuple[Instant, str] = (0, "")
+    most_bytes: int | None = None
+
+
+class AuditQuery(Query[AuditEntry], frozen=True, kw_only=True):
+    """Which entries of the audit log to find, by (at, entry_id), or with `newest` in reverse order.
+
+    `after` is (at, entry_id) of the last entry that was seen, in that order.
+    """
+
+    tenant: str | None = None
+    run_id: str | None = None
+    actor: str | None = None
+    token_id: str | None = None
+    operation: str | None = None
+    since: Instant | None = None
+    until: Instant | None = None
+    newest: bool = False
+    after: tuple[Instant, str] | None = None
+
+
+class TokenQuery(Query[AccessToken], frozen=True, kw_only=True):
+    """Which tokens to find; None means any. Sessions only with `sessions`. Ordered by token id."""
+
+    token_ids: tuple[str, ...] | None = None
+    tenant: str | None = None
+    sessions: bool = False
+    after: str = ""
+
+
+class Found(list[Row]):
+    """The rows that match a query. `cursor` is set if a bound ended the search: there may be more after it.
+
+    `unreadable` names damaged rows. They are left out, and the others are found all the same.
+    """
+
+    def __init__(self, rows: Iterable[Row] = (), cursor: Any = None, unreadable: tuple[str, ...] = ()) -> None:
+        super().__init__(rows)
+        self.cursor = cursor
+        self.unreadable = unreadable
+
+    def log(self, what: str) -> None:
+        """Log which rows were left out, if any were."""
+        if self.unreadable:
+            logger.error("%s that cannot be read are left out of a list: %s", what, ", ".join(self.unreadable))
+
+
+async def pages(
+    find: Callable[[Q], Awaitable[Found[Row]]], query: Q, cursor_of: Callable[[Row], Any]
+) -> AsyncIterator[Found[Row]]:
+    """Yield one page after the other. A page of which no row can be read does not end them."""
+    while True:
+        page = await find(query)
+        yield page
+        if page.cursor is None and not page:
+            return
+        query = replace(query, after=cursor_of(page[-1]) if page.cursor is None else page.cursor)
+
+
+def within(rows: Iterable[T], most_bytes: int | None, size_of: Callable[[T], int]) -> Iterator[T]:
+    """Yield rows up to the one with which they reach this size together."""
+    size = 0
+    for row in rows:
+        yield row
+        if most_bytes is not None:
+            size += size_of(row)
+            if size >= most_bytes:
+                return
+
+
+async def load_each(
+    load: Callable[[Sequence[str]], Awaitable[list[T]]], run_ids: Sequence[str]
+) -> list[T | StoreCorrupt]:
+    """Load runs. The answer for a damaged run is its error; the others are loaded all the same."""
+    try:
+        return [*await load(run_ids)]
+    except StoreCorrupt as damage:
+        if len(run_ids) == 1:
+            return [damage]
+    half = len(run_ids) // 2
+    return [*await load_each(load, run_ids[:half]), *await load_each(load, run_ids[half:])]

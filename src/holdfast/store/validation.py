@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from msgspec import UNSET, Struct
 from msgspec.structs import asdict, replace
@@ -38,7 +38,10 @@ from holdfast.errors import (
 )
 from holdfast.limits import LEASE_MS, NAME_BYTES, NODE_NAME_BYTES, SEARCH_CHARS, SEARCH_WORDS, Limits, check_types
 from holdfast.settings import Ownership
-from holdfast.store.port import Heartbeat, Job, NewRun, PurgePolicy, PurgeReport, Store, Turn
+from holdfast.store.port import RunStore
+from holdfast.store.types import Heartbeat, Job, NewRun, PurgePolicy, PurgeReport, Turn
+
+F = TypeVar("F")
 
 MINUTE = 60_000_000
 LEASE_BELIEVED = 2 * LEASE_MS * 1_000
@@ -50,13 +53,13 @@ LIFE = "#"
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 
-def check_ownership(store: Store, mode: Ownership) -> None:
+def check_ownership(store: RunStore, mode: Ownership) -> None:
     """Refuse a store that cannot guard commits as `mode` demands. Call before claiming anything."""
     if mode == "cas-required":
         require_conditional_batch(store, f"checkpoint_ownership={mode!r}")
 
 
-def require_conditional_batch(store: Store, feature: str) -> None:
+def require_conditional_batch(store: RunStore, feature: str) -> None:
     """Refuse `feature` on a store without conditional_batch, instead of falling back to read-then-write."""
     if not store.capabilities.conditional_batch:
         name = type(store).__name__
@@ -68,7 +71,7 @@ def require_conditional_batch(store: Store, feature: str) -> None:
         )
 
 
-def require_for_signals(store: Store, requests: Iterable[Any]) -> None:
+def require_for_signals(store: RunStore, requests: Iterable[Any]) -> None:
     """Refuse signals with an id on a store that could not tell a retry from a second signal."""
     if store.capabilities.conditional_batch:
         return
@@ -76,7 +79,7 @@ def require_for_signals(store: Store, requests: Iterable[Any]) -> None:
         require_conditional_batch(store, "idempotent signal delivery")
 
 
-def require_for_records(store: Store, turns: Iterable[Turn]) -> None:
+def require_for_records(store: RunStore, turns: Iterable[Turn]) -> None:
     """Refuse turns with activity records on a store that could not keep them once."""
     if not store.capabilities.conditional_batch and any(turn.records for turn in turns):
         require_conditional_batch(store, "activity reconciliation")
@@ -124,6 +127,15 @@ def check_query(query: Struct) -> None:
         raise InvalidInput(
             f"text: a search has at most {SEARCH_WORDS} words and {SEARCH_CHARS} characters", field="text"
         )
+
+
+def finder_of(finders: Mapping[type, F], query: Struct) -> F:
+    """Return the function that answers such a query; refuse a query that has none, or that no store can answer."""
+    finder = finders.get(type(query))
+    if finder is None:
+        raise InvalidInput(f"a store cannot look for a {type(query).__qualname__}", field="query")
+    check_query(query)
+    return finder
 
 
 def check_bound(field: str, most: int | None) -> None:

@@ -15,21 +15,22 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from holdfast.core.access import AccessToken, TokenQuery
+from holdfast.core.access import AccessToken
 from holdfast.core.admission import RunLimit
-from holdfast.core.audit import AuditEntry, AuditQuery
-from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Settled, Settlement
+from holdfast.core.audit import AuditEntry
+from holdfast.core.dead_letters import Settled, Settlement
 from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import Event
-from holdfast.core.index_rows import Task, Wait
 from holdfast.core.instants import Instant
-from holdfast.core.messages import Message, Signal, SignalRequest
+from holdfast.core.messages import Message, SignalRequest
 from holdfast.errors import HoldfastError, StoreUnavailable
 from holdfast.store import port
+from holdfast.store.health import Bounds, Facts
 from holdfast.store.wakeups import Listener, Wakeups
 from holdfast.testing.sim_loop import current_process
 
 T = TypeVar("T")
+Row = TypeVar("Row")
 
 Verb = Callable[[], Awaitable[T]]
 
@@ -73,6 +74,7 @@ class FaultyStore:
         self._weather = weather
         self._rng = rng
         self.capabilities = store.capabilities
+        self.extend_lease = None  # a blocked loop would block the simulation
         self.wakeups: Wakeups = FaultyWakeups(store.wakeups, weather, rng)
 
     # --- how a verb is carried out
@@ -180,20 +182,8 @@ class FaultyStore:
     async def changes(self, cursor: str = "", limit: int = 1_000) -> port.Changes:
         return await self._reach(lambda: self._store.changes(cursor, limit))
 
-    async def find_runs(self, query: port.RunQuery) -> port.Found[port.RunHead]:
-        return await self._reach(lambda: self._store.find_runs(query))
-
-    async def find_waits(self, query: port.WaitQuery) -> list[Wait]:
-        return await self._reach(lambda: self._store.find_waits(query))
-
-    async def find_mailbox(self, query: port.MailboxQuery) -> list[Signal]:
-        return await self._reach(lambda: self._store.find_mailbox(query))
-
-    async def find_tasks(self, query: port.TaskQuery) -> port.Found[Task]:
-        return await self._reach(lambda: self._store.find_tasks(query))
-
-    async def find_dead_letters(self, query: DeadLetterQuery) -> list[DeadLetter]:
-        return await self._reach(lambda: self._store.find_dead_letters(query))
+    async def find(self, query: port.Query[Row]) -> port.Found[Row]:
+        return await self._reach(lambda: self._store.find(query))
 
     async def settle_dead_letters(
         self, ids: Sequence[str], action: Settlement, actor: str = "", audit: AuditEntry | None = None
@@ -212,13 +202,10 @@ class FaultyStore:
     async def append_audit(self, entries: Sequence[AuditEntry]) -> None:
         return await self._reach(lambda: self._store.append_audit(entries))
 
-    async def find_audit(self, query: AuditQuery) -> list[AuditEntry]:
-        return await self._reach(lambda: self._store.find_audit(query))
+    async def put_key(self, name: str, key: str) -> str:
+        return await self._reach(lambda: self._store.put_key(name, key), may_repeat=True)
 
-    async def keep_key(self, name: str, key: str) -> str:
-        return await self._reach(lambda: self._store.keep_key(name, key), may_repeat=True)
-
-    async def find_tokens(self, query: TokenQuery) -> list[AccessToken]:
+    async def find_tokens(self, query: port.TokenQuery) -> port.Found[AccessToken]:
         return await self._reach(lambda: self._store.find_tokens(query))
 
     async def read_events(
@@ -231,6 +218,9 @@ class FaultyStore:
 
     async def stats(self) -> port.Stats:
         return await self._reach(self._store.stats)
+
+    async def health(self, bounds: Bounds, *, thorough: bool = False) -> Facts:
+        return await self._reach(lambda: self._store.health(bounds, thorough=thorough))
 
 
 class FaultyWakeups:

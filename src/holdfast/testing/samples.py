@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from holdfast.core import codec, commands
-from holdfast.core.access import AccessToken, TokenQuery, digest_of
-from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Reason, to_dead_letter
+from holdfast.core.access import AccessToken, digest_of
+from holdfast.core.dead_letters import DeadLetter, Reason, to_dead_letter
 from holdfast.core.decide import Input
 from holdfast.core.event_writer import Refusal
 from holdfast.core.events import ErrorInfo, Event, RunQueued
@@ -32,6 +32,7 @@ from holdfast.store.port import (
     Turn,
     WaitQuery,
 )
+from holdfast.store.types import DeadLetterQuery, TokenQuery
 from holdfast.testing.clock import START
 
 T = TypeVar("T")
@@ -316,7 +317,7 @@ async def read_history(store: Store, run_id: str, version: int | None = None) ->
 async def read_mailbox(store: Store, run_id: str, inbox_seq: int | None = None) -> list[Signal]:
     """Return all signals of a run, consumed ones too. `inbox_seq`, the last one's, spares the last look."""
     return await _read_all(
-        lambda after: store.find_mailbox(MailboxQuery(run_id=run_id, consumed=True, after=after, limit=PAGE)),
+        lambda after: store.find(MailboxQuery(run_id=run_id, consumed=True, after=after, limit=PAGE)),
         0,
         lambda found: found.inbox_seq,
         inbox_seq,
@@ -331,19 +332,15 @@ def access_token(token_id: str = "0123456789abcdef", secret: str = "f" * 64, **f
 
 async def read_picture(store: Store, nodes: Iterable[str] = (), queues: Iterable[str] = ("mail",)) -> dict[str, Any]:
     """Return everything that can be read from a store, for comparison with another time or another store."""
-    heads = await _read_all(
-        lambda after: store.find_runs(RunQuery(after=after, limit=PAGE)), "", lambda head: head.run_id
-    )
+    heads = await _read_all(lambda after: store.find(RunQuery(after=after, limit=PAGE)), "", lambda head: head.run_id)
     waits = await _read_all(
-        lambda after: store.find_waits(WaitQuery(after=after, limit=PAGE)),
+        lambda after: store.find(WaitQuery(after=after, limit=PAGE)),
         ("", ""),
         lambda wait: (wait.run_id, wait.step_id),
     )
-    tasks = await _read_all(
-        lambda after: store.find_tasks(TaskQuery(after=after, limit=PAGE)), "", lambda task: task.task_id
-    )
+    tasks = await _read_all(lambda after: store.find(TaskQuery(after=after, limit=PAGE)), "", lambda task: task.task_id)
     letters = await _read_all(
-        lambda after: store.find_dead_letters(DeadLetterQuery(settled=True, after=after, limit=PAGE)),
+        lambda after: store.find(DeadLetterQuery(settled=True, after=after, limit=PAGE)),
         (0, ""),
         lambda letter: (letter.died_at, letter.letter_id),
     )

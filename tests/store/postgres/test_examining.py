@@ -28,7 +28,7 @@ async def store(address: str) -> AsyncIterator[PostgresStore]:
 
 async def found(store: PostgresStore, subject: str, **bounds: Any) -> list[Finding]:
     """Return what the store says of a subject."""
-    facts = await store.examine(Bounds(**bounds))
+    facts = await store.health(Bounds(**bounds))
     return [one for one in facts.findings if one.subject == subject]
 
 
@@ -37,7 +37,7 @@ async def test_a_new_schema_is_fine(store: PostgresStore) -> None:
     await node.start("run-1", wait("go"))
     await node.start("run-2", timer(await store.now() + HOUR_US))
     await store.release("node-a")
-    facts = await store.examine(Bounds(connections_share=2.0))
+    facts = await store.health(Bounds(connections_share=2.0))
     assert [one for one in facts.findings if one.level != "fine"] == []
     assert {one.subject for one in facts.findings} == {
         "durability", "writing", "connections", "transactions", "size", "vacuum", "bloat", "replicas",

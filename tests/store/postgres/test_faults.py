@@ -79,7 +79,7 @@ async def test_a_run_whose_creation_was_not_answered_is_created_once_and_said_to
     assert proxy.lost == 1
     assert answers == [Created("run-1", 1)]
     assert await far.create([new_run("run-1", request_id="r")], "node-a") == [Existing("run-1")]
-    assert len(await far.find_runs(RunQuery())) == 1
+    assert len(await far.find(RunQuery())) == 1
     await far.close()
 
 
@@ -343,7 +343,7 @@ async def test_nothing_is_kept_in_a_session_behind_a_pooler(address: str, store:
         await node.start(f"run-{number}", marker("mark"))
         [connection] = pooled._server._free
         await connection.execute("DISCARD ALL")
-    assert len(await pooled.find_runs(RunQuery())) == 3
+    assert len(await pooled.find(RunQuery())) == 3
     listener = pooled.wakeups.listen()
     assert await listener.wait(10), "whoever cannot hear the bell looks by himself"
     listener.close()
@@ -353,7 +353,7 @@ async def test_nothing_is_kept_in_a_session_behind_a_pooler(address: str, store:
 async def test_text_with_a_nul_is_refused_or_finds_nothing(store: PostgresStore) -> None:
     await store.create([new_run("run-1")])
     assert await store.load(["run-1\x00", "\x00"]) == [None, None]
-    assert await store.find_runs(RunQuery(tenant="default\x00")) == []
+    assert await store.find(RunQuery(tenant="default\x00")) == []
     assert await store.read_events("run-1\x00") == []
     assert await store.release("node\x00x", ["run-1\x00"]) == 0
     assert await store.next_due("node\x00x", [("plan\x00", "1\x00")]) is None

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.core import codec
-from holdfast.core.access import TokenQuery
-from holdfast.core.dead_letters import DeadLetterQuery, Settled
+from holdfast.core.dead_letters import Settled
 from holdfast.core.events import UnknownBody
 from holdfast.core.messages import ActivitySucceeded
 from holdfast.core.snapshot import project_run, runtime_snapshot
@@ -25,6 +24,7 @@ from holdfast.store.postgres import PostgresStore
 from holdfast.store.postgres.address import parse_address
 from holdfast.store.postgres.migrate import functions, latest_version, migrations
 from holdfast.store.postgres.pool import in_schema
+from holdfast.store.types import DeadLetterQuery, TokenQuery
 from holdfast.testing.clock import START, VirtualClock
 from holdfast.testing.samples import SampleNode, access_token, complete, dead_letter, new_run, signal
 from holdfast.testing.store_suite.admission import admit, enqueue
@@ -109,7 +109,7 @@ def test_there_is_a_fixture_for_the_present_format() -> None:
 async def test_old_writer_new_reader_sees_everything_and_goes_on(old_address: str) -> None:
     gated = ["in line", "inside"] if await has_gates(old_address) else []
     store = await opened(old_address)
-    heads = {head.run_id: head for head in await store.find_runs(RunQuery())}
+    heads = {head.run_id: head for head in await store.find(RunQuery())}
     assert sorted(heads) == sorted(["asking", "charging", "done", "queued", "sleeping", "waiting", *gated])
     for run_id, head in heads.items():
         events = await store.read_events(run_id)
@@ -118,7 +118,7 @@ async def test_old_writer_new_reader_sees_everything_and_goes_on(old_address: st
     [again] = await store.deliver([signal("waiting", "early", {"kept": True}, signal_id="click-1")])
     assert isinstance(again, Duplicate)
     assert await store.create([new_run("other", request_id="request-1")]) == [Existing("waiting")]
-    assert [found.step_id for found in await store.find_tasks(TaskQuery(role="manager"))] == ["approve"]
+    assert [found.step_id for found in await store.find(TaskQuery(role="manager"))] == ["approve"]
     asking, charging = await store.load(["asking", "charging"])
     assert asking is not None
     assert charging is not None
@@ -154,11 +154,11 @@ async def test_gates_of_any_format_since_there_are_gates_go_on(old_address: str)
 @pytest.mark.contract("FMT-1", "MSG-3")
 async def test_letters_are_found_and_requeued(old_address: str) -> None:
     store = await opened(old_address)
-    [letter] = await store.find_dead_letters(DeadLetterQuery())
+    [letter] = await store.find(DeadLetterQuery())
     assert letter == dead_letter("waiting")
     settled = await store.settle_dead_letters([letter.letter_id], "requeue", "ann\x00")
     assert settled == [Settled(letter.letter_id, "requeue")]
-    [letter] = await store.find_dead_letters(DeadLetterQuery(settled=True))
+    [letter] = await store.find(DeadLetterQuery(settled=True))
     assert letter.settled_by == "ann\x00"
     await store.close()
 
@@ -204,7 +204,7 @@ async def test_an_old_node_says_nothing_of_what_it_can_run_and_is_believed_to_ha
 async def test_new_writer_old_reader_ignores_what_it_does_not_know_and_keeps_it(old_address: str) -> None:
     """This code stands for the old one: a newer schema, table, column, event type and field were added."""
     store = await opened(old_address)
-    count = len(await store.find_runs(RunQuery()))
+    count = len(await store.find(RunQuery()))
     await store.close()
     for statement in (
         "CREATE TABLE holdfast.wonders AS SELECT run_no, 'kept' AS wonder FROM holdfast.runs",

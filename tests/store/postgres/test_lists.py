@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.errors import RequestTimedOut
 from holdfast.store.port import RunQuery
-from holdfast.store.postgres.pool import Server
+from holdfast.store.postgres.pool import Pool
 from holdfast.store.postgres.store import PostgresStore
 from holdfast.testing.samples import new_run
 
@@ -18,7 +18,7 @@ MOST_SECONDS = 20.0
 async def test_commits_do_not_wait_for_lists(address: str, pooler: str) -> None:
     store = await PostgresStore.open(f"{address}&connections=2{pooler}")
     await store.migrate()
-    store._lists = Server(store._server.address, 30_000, statement_s=1.0)
+    store._lists = Pool(store._server.address, 30_000, statement_s=1.0)
     async with asyncio.timeout(MOST_SECONDS):
         slow = [asyncio.create_task(store._lists.fetch("SELECT pg_sleep(60)")) for _ in range(4)]
         created = 0
@@ -29,7 +29,7 @@ async def test_commits_do_not_wait_for_lists(address: str, pooler: str) -> None:
         for search in slow:
             with pytest.raises(RequestTimedOut):
                 search.result()
-        assert await store.find_runs(RunQuery(limit=1)), "the connections are free again"
+        assert await store.find(RunQuery(limit=1)), "the connections are free again"
     await store.close()
 
 
@@ -42,5 +42,5 @@ async def test_a_list_ends_with_its_caller(address: str) -> None:
         await asyncio.sleep(0)
         slow.cancel()
         await asyncio.gather(slow, return_exceptions=True)
-        assert await store.find_runs(RunQuery()) == []
+        assert await store.find(RunQuery()) == []
     await store.close()

@@ -14,12 +14,12 @@ import asyncpg
 import pytest
 from msgspec.structs import replace
 
-from holdfast.core.access import TokenQuery
 from holdfast.core.admission import Overload, RunLimit
 from holdfast.core.events import NULL
 from holdfast.store.port import Heartbeat, TaskQuery
 from holdfast.store.postgres import PostgresStore
 from holdfast.store.postgres.address import parse_address
+from holdfast.store.types import TokenQuery
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import (
     SampleNode,
@@ -258,7 +258,7 @@ async def test_tasks_are_found_without_walking_through_all(address: str) -> None
         (TaskQuery(actor="ann", actor_roles=("boss",), status="OPEN"), "tasks_by_role"),
     ):
         recorder.plans.clear()
-        await store.find_tasks(query)
+        await store.find(query)
         assert recorder.walked() == []
         assert index in recorder.indexes(), query
     await store.close()

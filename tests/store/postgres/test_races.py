@@ -64,7 +64,7 @@ async def test_of_simultaneous_requests_with_one_id_exactly_one_creates_a_run(ad
     assert Counter(type(answer) for answer in answers) == {port.Created: 1, port.Existing: 159}
     (run_id,) = {answer.run_id for answer in answers}
     async with opened_anywhere(address) as store:
-        (head,) = await store.find_runs(port.RunQuery())
+        (head,) = await store.find(port.RunQuery())
         assert len(await read_history(store, run_id)) == 1
     assert head.run_id == run_id
 
@@ -165,7 +165,7 @@ async def test_a_fresh_schema_is_migrated_once_whoever_comes_first(address: str)
     assert len(versions) == 8
     assert len(set(versions)) == 1
     async with opened_anywhere(address) as store:
-        heads = await store.find_runs(port.RunQuery())
+        heads = await store.find(port.RunQuery())
     assert [head.run_id for head in heads] == [f"run-{number}" for number in range(8)]
 
 

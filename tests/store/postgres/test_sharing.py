@@ -40,7 +40,7 @@ async def shares(store: Store) -> Counter[str]:
     """Return how many runs each node has finished."""
     counts: Counter[str] = Counter()
     after = ""
-    while heads := await store.find_runs(RunQuery(after=after, limit=500)):
+    while heads := await store.find(RunQuery(after=after, limit=500)):
         for head in heads:
             assert head.snapshot is not None
             counts[str(head.snapshot.last_executed_by)] += 1

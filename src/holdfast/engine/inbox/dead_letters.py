@@ -2,10 +2,11 @@
 
 from holdfast.core import codec
 from holdfast.core.audit import AuditEntry
-from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Settlement
+from holdfast.core.dead_letters import DeadLetter, Settlement
 from holdfast.core.messages import Message
 from holdfast.errors import InvalidInput
 from holdfast.store.port import Found, Refused, Store
+from holdfast.store.types import DeadLetterQuery
 
 
 class DeadLetterHandle:
@@ -43,9 +44,7 @@ async def settle_dead_letter(
 
 
 async def find_dead_letters(store: Store, query: DeadLetterQuery) -> list[DeadLetterHandle]:
-    """Return the dead letters that the query names."""
-    found = await store.find_dead_letters(query)
-    if not isinstance(found, Found):
-        return [DeadLetterHandle(store, record) for record in found]
+    """Return the dead letters that match the query."""
+    found = await store.find(query)
     found.log("dead letters")
     return Found((DeadLetterHandle(store, record) for record in found), found.cursor, found.unreadable)

@@ -167,7 +167,7 @@ class Declarations:
         for start in range(0, len(unknown), ASKED_AT_ONCE):
             asked = tuple(unknown[start : start + ASKED_AT_ONCE])
             query = port.RunQuery(run_ids=asked, limit=len(asked))
-            while page := await self._store.find_runs(query):
+            while page := await self._store.find(query):
                 found = {head.run_id: (head.plan_id, head.plan_version) for head in page}
                 plans |= found
                 self.places |= {head.run_id: (head.tenant, head.project, head.environment) for head in page}

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from holdfast.core import codec
 from holdfast.core import events as e
-from holdfast.core.dead_letters import DeadLetterQuery, letter_id, unreadable_payload
+from holdfast.core.dead_letters import letter_id, unreadable_payload
 from holdfast.core.index_rows import Wait
 from holdfast.core.instants import Instant
 from holdfast.core.keys import signal_uuid
@@ -17,7 +17,7 @@ from holdfast.core.state import TERMINAL
 from holdfast.engine.history import find_event, head_of
 from holdfast.errors import NotFound
 from holdfast.store import port
-from holdfast.store.types import log_unreadable, pages
+from holdfast.store.types import DeadLetterQuery, pages
 from holdfast.store.validation import no_such_run
 
 
@@ -72,7 +72,7 @@ async def _consumed(store: port.Store, signal: Signal, run_seq: int, *, is_finis
     if not isinstance(body, e.SignalDeadLettered):
         return Receipt(status="consumed", accepted_at=signal.accepted_at, consumed_at_event=run_seq)
     query = DeadLetterQuery(letter_id=letter_id(signal.run_id, signal.id), settled=True)
-    letters = await store.find_dead_letters(query)
+    letters = await store.find(query)
     if letters and letters[0].settled == "requeue":
         received, _ = await find_event(store, signal.run_id, run_seq, lambda event: _is_receipt(event, signal))
         if received is not None:
@@ -92,7 +92,7 @@ async def _dead(store: port.Store, run_id: str, name: str, signal_id: str, id_: 
     if id_ is not None:
         query = DeadLetterQuery(letter_id=letter_id(run_id, id_), settled=True)
     detail = unreadable_payload(name, signal_id)
-    async for page in pages(store.find_dead_letters, query, lambda letter: (letter.died_at, letter.letter_id)):
+    async for page in pages(store.find, query, lambda letter: (letter.died_at, letter.letter_id)):
         for letter in page:
             if id_ is not None or letter.detail == detail:
                 return Receipt(status="dead-lettered", reason=f"{letter.reason}: {letter.detail}")
@@ -101,7 +101,7 @@ async def _dead(store: port.Store, run_id: str, name: str, signal_id: str, id_: 
 
 async def mailbox_of(store: port.Store, run_id: str) -> list[Unconsumed]:
     """Return the signals that no wait has taken, oldest first."""
-    heads = await store.find_runs(port.RunQuery(run_ids=(run_id,), limit=1))
+    heads = await store.find(port.RunQuery(run_ids=(run_id,), limit=1))
     if not heads and not heads.unreadable:  # it is not loaded, for what cannot be read in its mailbox
         raise no_such_run(run_id)
     found = [signal async for signal in _mailbox(store, port.MailboxQuery(run_id=run_id))]
@@ -123,8 +123,8 @@ async def mailbox_of(store: port.Store, run_id: str) -> list[Unconsumed]:
 async def open_waits(store: port.Store, run_id: str | None, name: str | None) -> AsyncIterator[Wait]:
     """Go through the open waits of a run, or for a name, or all there are, ordered by run and step."""
     query = port.WaitQuery(run_id=run_id, name=name, limit=PAGE)
-    async for page in pages(store.find_waits, query, lambda wait: (wait.run_id, wait.step_id)):
-        log_unreadable("waits", page)
+    async for page in pages(store.find, query, lambda wait: (wait.run_id, wait.step_id)):
+        page.log("waits")
         for wait in page:
             yield wait
 
@@ -134,7 +134,7 @@ PAGE = 1_000
 
 
 async def _mailbox(store: port.Store, query: port.MailboxQuery) -> AsyncIterator[Signal]:
-    async for page in pages(store.find_mailbox, query, lambda signal: signal.inbox_seq):
-        log_unreadable("signals", page)
+    async for page in pages(store.find, query, lambda signal: signal.inbox_seq):
+        page.log("signals")
         for signal in page:
             yield signal

@@ -113,7 +113,7 @@ class Tasks:
 
     async def find(self, query: TaskQuery) -> Found[TaskView]:
         """Return the tasks that a query names, as far as it is to be looked for them in one go."""
-        found = await self._store.find_tasks(query)
+        found = await self._store.find(query)
         now = await self._store.now()
         return Found((_view(task, now) for task in found), found.cursor, found.unreadable)
 
@@ -260,7 +260,7 @@ class Tasks:
             return None
 
     async def _task(self, task_id: str) -> Task:
-        found = await self._store.find_tasks(TaskQuery(task_id=task_id))
+        found = await self._store.find(TaskQuery(task_id=task_id))
         if found.unreadable:
             raise StoreCorrupt(f"the row of task {task_id!r} cannot be read", task_id=task_id)
         if not found:

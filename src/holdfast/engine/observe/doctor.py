@@ -18,11 +18,10 @@ from holdfast.core.instants import Instant
 from holdfast.core.invariants import RunView, check
 from holdfast.core.state import PAUSED, state_of
 from holdfast.engine.definition_filter import lacks_of
-from holdfast.errors import InvalidInput, RunError, StoreCorrupt
+from holdfast.errors import RunError, StoreCorrupt
 from holdfast.store.health import (
     SECOND,
     Bounds,
-    Examinable,
     Facts,
     Finding,
     fine,
@@ -84,10 +83,8 @@ async def examine(
     progress: Progress = lambda done, of: None,
 ) -> Report:
     """Examine a store. `clock` is this machine's; `shown` is what the store is called."""
-    if not isinstance(store, Examinable):
-        raise InvalidInput(f"a store of the type {type(store).__name__} cannot be examined", field="store")
     skew = await _skew(store, clock, bounds)
-    facts = await store.examine(bounds, thorough=thorough)
+    facts = await store.health(bounds, thorough=thorough)
     missing = frozenset(each.plan for each in await store.find_orphaned(int(bounds.late_s * 1_000)))
     nodes, stats = tuple(await store.find_nodes()), await store.stats()
     picture = Picture(facts=facts, stats=stats, now=await store.now(), bounds=bounds, missing=missing, nodes=nodes)
@@ -232,9 +229,9 @@ async def _unreadable(store: Store, picture: Picture) -> list[Finding]:
     found: list[Finding] = []
     bounds, read = picture.bounds, {*dict(picture.facts.suspects), *picture.facts.sample}
     advice = "see when a backup has it whole; what can be read is listed, and goes on"
-    newest = (await store.find_runs(RunQuery(limit=LISTED_ROWS, newest=True))).unreadable
+    newest = (await store.find(RunQuery(limit=LISTED_ROWS, newest=True))).unreadable
     runs = [run_id for run_id in newest if run_id not in read]
-    tasks = (await store.find_tasks(TaskQuery(limit=LISTED_ROWS))).unreadable
+    tasks = (await store.find(TaskQuery(limit=LISTED_ROWS))).unreadable
     if runs:
         found.append(wrong("runs", f"{len(runs)} rows of runs cannot be read", advice, runs[: bounds.listed]))
     if tasks:
@@ -254,7 +251,7 @@ async def _paused(store: Store, picture: Picture) -> list[Finding]:
     """Name the runs that an error has paused: nobody has asked for that."""
     if not picture.stats.runs.get(PAUSED):
         return [fine("paused runs", "there is none")]
-    heads = await store.find_runs(RunQuery(status=PAUSED, limit=1_000))
+    heads = await store.find(RunQuery(status=PAUSED, limit=1_000))
     by_code: dict[str, list[str]] = {}
     failed: list[str] = []
     for head in heads:

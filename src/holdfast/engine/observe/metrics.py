@@ -10,7 +10,6 @@ import asyncio
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, cast
 
 from holdfast.core.messages import Message, SignalRequest
 from holdfast.core.state import TERMINAL
@@ -29,6 +28,7 @@ from holdfast.store.port import (
     Store,
     Turn,
 )
+from holdfast.store.proxy import StoreProxy
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -80,15 +80,13 @@ class Counts:
             self.runs_created += len(turn.starts)
 
 
-class ObservedStore:
+class ObservedStore(StoreProxy):
     """A store whose traffic is counted, and told to whoever asks."""
 
     def __init__(self, store: Store) -> None:
-        self.capabilities = store.capabilities
-        self.wakeups = store.wakeups
+        super().__init__(store)
         self.counts = Counts()
         self.told: tuple[Told, ...] = ()
-        self._store = store
 
     def tell(self, told: Told) -> Callable[[], None]:
         """Tell somebody of commits from now on, until they call what is returned."""
@@ -98,9 +96,6 @@ class ObservedStore:
             self.told = tuple(other for other in self.told if other is not told)
 
         return end
-
-    def __getattr__(self, verb: str) -> Any:
-        return getattr(self._store, verb)
 
     async def create(self, runs: Sequence[NewRun], claim_for: str | None = None) -> list[Created | Existing | Refused]:
         validation.require_for_signals(self._store, (signal for new in runs for signal in new.signals))
@@ -154,11 +149,10 @@ def _fate(answer: Delivered) -> str:
 
 def observed(store: Store) -> Store:
     """Return a store whose traffic is counted."""
-    return store if isinstance(store, ObservedStore) else cast(Store, ObservedStore(store))
+    return store if isinstance(store, ObservedStore) else ObservedStore(store)
 
 
 def observer_of(store: Store) -> ObservedStore:
     """Return who observes a store that an app has opened."""
-    found: object = store
-    assert isinstance(found, ObservedStore), "an app opens no store without observing it"
-    return found
+    assert isinstance(store, ObservedStore), "an app opens no store without observing it"
+    return store

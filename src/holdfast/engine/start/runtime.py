@@ -15,7 +15,7 @@ from holdfast.clock import Ids
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.audit import AuditEntry
-from holdfast.core.dead_letters import DeadLetterQuery, Settlement
+from holdfast.core.dead_letters import Settlement
 from holdfast.core.decide import update_step_id
 from holdfast.core.events import Event
 from holdfast.core.index_rows import Wait
@@ -40,6 +40,7 @@ from holdfast.limits import PRIORITY, Limits
 from holdfast.program.definitions import WorkflowDefinition
 from holdfast.registry import Registry
 from holdfast.store import port
+from holdfast.store.types import DeadLetterQuery
 from holdfast.store.validation import no_such_run
 
 

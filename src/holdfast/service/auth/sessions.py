@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
-from holdfast.core.access import PREFIX, TokenQuery, read_token
+from holdfast.core.access import PREFIX, read_token
 from holdfast.core.audit import AuditEntry
 from holdfast.errors import NotAuthenticated, NotFound, RateLimited
 from holdfast.service.auth.csrf import check_head, check_origin, given_token
@@ -20,6 +20,7 @@ from holdfast.service.context import Principal, Service
 from holdfast.service.http.binding import refusal
 from holdfast.service.http.exchange import Exchange
 from holdfast.service.http.proxies import Proxies, cookie_name
+from holdfast.store.types import TokenQuery
 
 SIGN_IN_BYTES = 1_024
 """How large a request to sign in may be. It comes from callers whom nobody knows yet, and holds one token."""

@@ -1,17 +1,17 @@
 """A store as one tenant sees it: what belongs to others is not there.
 
-Only what callers may do is here. A verb that is missing is refused, so a new verb of the store port is closed to
-tenants until somebody has thought about it.
+Only what callers may do is here; every other verb is refused. A new verb of the store port does not pass the type check
+until it is allowed or refused here.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol, TypeVar, cast
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Never, Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from holdfast.core.access import AccessToken, TokenQuery
-from holdfast.core.audit import AuditEntry, AuditQuery
-from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Settled, Settlement
+from holdfast.core.access import AccessToken
+from holdfast.core.audit import AuditEntry
+from holdfast.core.dead_letters import DeadLetter, Settled, Settlement
 from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import Event
 from holdfast.core.index_rows import Task, Wait
@@ -27,6 +27,7 @@ from holdfast.store.port import (
     LoadedRun,
     MailboxQuery,
     Plan,
+    Query,
     Refused,
     RunHead,
     RunQuery,
@@ -34,8 +35,8 @@ from holdfast.store.port import (
     TaskQuery,
     WaitQuery,
 )
-from holdfast.store.types import pages
-from holdfast.store.validation import no_such_letter, no_such_run
+from holdfast.store.types import AuditQuery, DeadLetterQuery, TokenQuery, pages
+from holdfast.store.validation import finder_of, no_such_letter, no_such_run
 from holdfast.store.wakeups import Wakeups
 
 
@@ -46,7 +47,6 @@ class _OfRun(Protocol):
 
 T = TypeVar("T")
 Row = TypeVar("Row", bound=_OfRun)
-Query = TypeVar("Query", WaitQuery, TaskQuery, DeadLetterQuery)
 
 
 class _OfTenant(Protocol):
@@ -60,7 +60,7 @@ class _OfTenant(Protocol):
 
 def seen_by(tenant: str | None, store: Store, project: str | None = None, environment: str | None = None) -> Store:
     """Return the store as this tenant sees it, or who has only a part of it; without a tenant, as it is."""
-    return store if tenant is None else cast(Store, TenantView(store, tenant, project, environment))
+    return store if tenant is None else TenantView(store, tenant, project, environment)
 
 
 def check_chosen_id(tenant: str | None, run_id: str | None) -> None:
@@ -81,17 +81,51 @@ def belongs_to(owner: _OfTenant, thing: _OfTenant) -> bool:
     )
 
 
+def _refused(verb: str) -> Callable[..., Coroutine[Any, Any, Never]]:
+    async def refuse(*_: object, **__: object) -> Never:
+        raise NotPermitted(f"a tenant's view of the store has no {verb}")
+
+    return refuse
+
+
 class TenantView:
     """The part of a store that belongs to one tenant, or to a project or an environment of it."""
+
+    create = _refused("create")
+    commit = _refused("commit")
+    claim = _refused("claim")
+    renew = _refused("renew")
+    release = _refused("release")
+    hand_over = _refused("hand_over")
+    next_due = _refused("next_due")
+    acquire_jobs = _refused("acquire_jobs")
+    release_jobs = _refused("release_jobs")
+    heartbeat = _refused("heartbeat")
+    admit = _refused("admit")
+    find_nodes = _refused("find_nodes")
+    find_orphaned = _refused("find_orphaned")
+    changes = _refused("changes")
+    stats = _refused("stats")
+    health = _refused("health")
+    migrate = _refused("migrate")
+    close = _refused("close")
+    purge = _refused("purge")
+    put_key = _refused("put_key")
+    extend_lease = None
 
     def __init__(self, store: Store, tenant: str, project: str | None = None, environment: str | None = None) -> None:
         self._store = store
         self.tenant: str | None = tenant
         self.project = project
         self.environment = environment
-
-    def __getattr__(self, verb: str) -> Any:
-        raise NotPermitted(f"a tenant's view of the store has no {verb}")
+        self._finders: dict[type, Callable[[Any], Awaitable[Found[Any]]]] = {
+            RunQuery: self._find_runs,
+            WaitQuery: self._find_waits,
+            MailboxQuery: self._find_mailbox,
+            TaskQuery: self._find_tasks,
+            DeadLetterQuery: self._find_dead_letters,
+            AuditQuery: self._find_audit,
+        }
 
     @property
     def capabilities(self) -> Capabilities:
@@ -100,7 +134,7 @@ class TenantView:
 
     @property
     def wakeups(self) -> Wakeups:
-        """The store's bell, which says nothing about whose run it rings for."""
+        """The store's wake-ups, which do not say whose run may be ready."""
         return self._store.wakeups
 
     async def now(self) -> Instant:
@@ -123,10 +157,14 @@ class TenantView:
         answers = iter(await self._store.deliver([item for item in items if item.run_id in own]))
         return [next(answers) if item.run_id in own else Refused(no_such_run(item.run_id)) for item in items]
 
-    async def find_runs(self, query: RunQuery) -> Found[RunHead]:
+    async def find(self, query: Query[T]) -> Found[T]:
+        finder = finder_of(self._finders, query)
+        return await finder(query)
+
+    async def _find_runs(self, query: RunQuery) -> Found[RunHead]:
         query = replace(query, tenant=self.tenant)
         while True:
-            page = await self._store.find_runs(query)
+            page = await self._store.find(query)
             own = [head for head in page if belongs_to(self, head)]
             if own or not page or page.cursor is not None:
                 is_bound = self.project is not None or self.environment is not None
@@ -136,22 +174,22 @@ class TenantView:
                 return Found((), (last.created_at, last.run_id) if query.newest else last.run_id)
             query = replace(query, after=last.run_id, before=(last.created_at, last.run_id))
 
-    async def find_tokens(self, query: TokenQuery) -> list[AccessToken]:
+    async def find_tokens(self, query: TokenQuery) -> Found[AccessToken]:
         query = replace(query, tenant=self.tenant)
         async for page in pages(self._store.find_tokens, query, lambda token: token.token_id):
             if found := self._part(page, [token for token in page if belongs_to(self, token)]):
                 return found
-        return []
+        return Found()
 
     async def append_audit(self, entries: Sequence[AuditEntry]) -> None:
         await self._store.append_audit([self._audited(entry) for entry in entries])
 
-    async def find_audit(self, query: AuditQuery) -> list[AuditEntry]:
+    async def _find_audit(self, query: AuditQuery) -> Found[AuditEntry]:
         query = replace(query, tenant=self.tenant)
-        async for page in pages(self._store.find_audit, query, lambda entry: (entry.at, entry.entry_id)):
+        async for page in pages(self._store.find, query, lambda entry: (entry.at, entry.entry_id)):
             if found := self._part(page, [entry for entry in page if belongs_to(self, entry)]):
                 return found
-        return []
+        return Found()
 
     def _audited(self, entry: AuditEntry) -> AuditEntry:
         return replace(entry, tenant=self.tenant, project=self.project, environment=self.environment)
@@ -169,60 +207,54 @@ class TenantView:
             raise NotPermitted("a tenant keeps tokens of its own")
         return await self._store.put_tokens(tokens, [self._audited(entry) for entry in audit])
 
-    async def find_mailbox(self, query: MailboxQuery) -> list[Signal]:
+    async def _find_mailbox(self, query: MailboxQuery) -> Found[Signal]:
         if query.run_id is not None:
-            return await self._store.find_mailbox(query) if await self._own([query.run_id]) else []
+            return await self._store.find(query) if await self._own([query.run_id]) else Found()
         query = replace(query, tenant=self.tenant)
         while True:
-            page = await self._store.find_mailbox(query)
+            page = await self._store.find(query)
             own = await self._own([signal.run_id for signal in page])
             found = [signal for signal in page if signal.run_id in own]
-            place = page.cursor if isinstance(page, Found) else None
-            if found or (not page and place is None):
+            if found or (not page and page.cursor is None):
                 return self._part(page, found)
-            after_run, after = place or (page[-1].run_id, page[-1].inbox_seq)
+            after_run, after = page.cursor or (page[-1].run_id, page[-1].inbox_seq)
             query = replace(query, after_run=after_run, after=after)
 
-    async def find_waits(self, query: WaitQuery) -> list[Wait]:
-        return await self._find(self._store.find_waits, query, lambda wait: (wait.run_id, wait.step_id))
+    async def _find_waits(self, query: WaitQuery) -> Found[Wait]:
+        return await self._find_of_runs(query, lambda wait: (wait.run_id, wait.step_id))
 
-    async def find_tasks(self, query: TaskQuery) -> Found[Task]:
-        return await self._find(self._store.find_tasks, query, lambda task: task.task_id)
+    async def _find_tasks(self, query: TaskQuery) -> Found[Task]:
+        return await self._find_of_runs(query, lambda task: task.task_id)
 
-    async def find_dead_letters(self, query: DeadLetterQuery) -> list[DeadLetter]:
-        return await self._find(self._store.find_dead_letters, query, lambda letter: (letter.died_at, letter.letter_id))
+    async def _find_dead_letters(self, query: DeadLetterQuery) -> Found[DeadLetter]:
+        return await self._find_of_runs(query, lambda letter: (letter.died_at, letter.letter_id))
 
     async def settle_dead_letters(
         self, ids: Sequence[str], action: Settlement, actor: str = "", audit: AuditEntry | None = None
     ) -> list[Settled | Refused]:
-        own = [id for id in ids if await self.find_dead_letters(DeadLetterQuery(letter_id=id, settled=True))]
+        own = [id for id in ids if await self.find(DeadLetterQuery(letter_id=id, settled=True))]
         answers = iter(await self._store.settle_dead_letters(own, action, actor, audit))
         return [next(answers) if id in own else Refused(no_such_letter(id)) for id in ids]
 
-    async def _find(
-        self, find: Callable[[Query], Awaitable[list[Row]]], query: Query, place_of: Callable[[Row], Any]
-    ) -> Found[Row]:
+    async def _find_of_runs(self, query: Query[Row], cursor_of: Callable[[Row], Any]) -> Found[Row]:
         """Return the next rows of the tenant's own runs: none, and no place, only when there are no more."""
         query = replace(query, tenant=self.tenant)
         while True:
-            page = await find(query)
-            place = page.cursor if isinstance(page, Found) else None
+            page = await self._store.find(query)
             if not page or (self.project is None and self.environment is None):
-                return Found(page, place, getattr(page, "unreadable", ()))
+                return page
             own = await self._own([row.run_id for row in page])
             found = [row for row in page if row.run_id in own]
-            if found or place is not None:
-                return Found(found, place)
+            if found or page.cursor is not None:
+                return Found(found, page.cursor)
             if getattr(query, "look", None) is not None:
-                return Found((), place_of(page[-1]))
-            query = replace(query, after=place_of(page[-1]))
+                return Found((), cursor_of(page[-1]))
+            query = replace(query, after=cursor_of(page[-1]))
 
-    def _part(self, page: list[Any], own: list[T]) -> Found[T]:
+    def _part(self, page: Found[T], own: list[T]) -> Found[T]:
         """Return the tenant's own rows of a page; of whose project damaged ones are cannot be known."""
-        if not isinstance(page, Found):
-            return Found(own)
         is_bound = self.project is not None or self.environment is not None
         return Found(own, page.cursor, () if is_bound else page.unreadable)
 
     async def _own(self, run_ids: Sequence[str]) -> set[str]:
-        return set(await heads_of(cast(Store, self), run_ids))
+        return set(await heads_of(self, run_ids))

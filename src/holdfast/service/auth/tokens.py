@@ -16,16 +16,7 @@ from msgspec.structs import replace
 
 from holdfast.app import App
 from holdfast.clock import Secrets, SystemSecrets
-from holdfast.core.access import (
-    FORMER_PREFIX,
-    PREFIX,
-    AccessToken,
-    TokenQuery,
-    digest_of,
-    is_secret_of,
-    read_token,
-    write_token,
-)
+from holdfast.core.access import FORMER_PREFIX, PREFIX, AccessToken, digest_of, is_secret_of, read_token, write_token
 from holdfast.core.audit import DETAIL_CHARS, AuditEntry
 from holdfast.core.instants import Instant
 from holdfast.errors import EngineError, HoldfastError, InvalidInput, NotAuthenticated, StoreError
@@ -35,6 +26,7 @@ from holdfast.service.auth.roles import ADMIN, ROLES, SCOPES, scopes_of
 from holdfast.service.context import Headers, Principal
 from holdfast.service.options import LONGEST_TOKEN_S, TOKEN_S
 from holdfast.store.port import Store
+from holdfast.store.types import TokenQuery
 
 logger = logging.getLogger("holdfast.service.auth.tokens")
 

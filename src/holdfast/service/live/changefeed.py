@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 
 from holdfast.app import App
-from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery
+from holdfast.core.dead_letters import DeadLetter
 from holdfast.core.events import Event, RunCancelled, RunCompleted, RunFailed
 from holdfast.core.instants import Instant
 from holdfast.core.snapshot import Alert
@@ -27,7 +27,7 @@ from holdfast.service.live.sse import Frame, event_frame
 from holdfast.service.live.subscriptions import Kind, Listing, Told
 from holdfast.service.options import ServiceOptions
 from holdfast.store.port import Change, LoadedRun, RunHead, Store, TaskQuery
-from holdfast.store.types import load_each
+from holdfast.store.types import DeadLetterQuery, load_each
 from holdfast.store.wakeups import Listener
 
 PAGE_EVENTS = 100
@@ -323,7 +323,7 @@ class Watcher:
     async def _new_letters(self) -> list[DeadLetter]:
         """Return the dead letters that nobody was told of. Those of the last seconds are looked at again."""
         query = DeadLetterQuery(after=(self._letters_from, ""), limit=MOST_RUNS)
-        found = await self._store.find_dead_letters(query)
+        found = await self._store.find(query)
         new = [letter for letter in found if letter.letter_id not in self._letters]
         now = await self._store.now()
         self._letters_from = max(self._letters_from, now - LONGEST_WAIT_US)

@@ -5,11 +5,12 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from holdfast.core.audit import AuditEntry, AuditQuery
+from holdfast.core.audit import AuditEntry
 from holdfast.service.context import Call
 from holdfast.service.paging import Cursor, PageSize, read_page
 from holdfast.service.registry import Ask, operation
 from holdfast.service.views import Moment, instant_of, shown
+from holdfast.store.types import AuditQuery
 
 
 class CallerView(Struct, frozen=True):
@@ -77,7 +78,7 @@ async def list_(call: Call, ask: ListAudit) -> AuditPage:
         newest=ask.order == "newest",
     )
     rows, following = await read_page(
-        call, f"audit {ask.order}", call.store.find_audit, query, _place, cursor=ask.cursor, limit=ask.limit
+        call, f"audit {ask.order}", call.store.find, query, _place, cursor=ask.cursor, limit=ask.limit
     )
     return AuditPage([shown(AuditEntryView, row, by=_caller(row)) for row in rows], following)
 

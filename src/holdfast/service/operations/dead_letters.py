@@ -5,13 +5,14 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Reason, Settlement
+from holdfast.core.dead_letters import DeadLetter, Reason, Settlement
 from holdfast.errors import Conflict, NotFound, RunTerminal, StoreCorrupt
 from holdfast.service.context import Call
 from holdfast.service.operations.fields import ActorName, Name
 from holdfast.service.paging import Cursor, PageSize, read_page
 from holdfast.service.registry import Ask, operation
 from holdfast.service.views import LetterView, letter_view
+from holdfast.store.types import DeadLetterQuery
 
 
 class ListLetters(Ask, frozen=True, kw_only=True):
@@ -37,7 +38,7 @@ async def list_(call: Call, ask: ListLetters) -> LetterPage:
     rows, following = await read_page(
         call,
         "letters",
-        call.store.find_dead_letters,
+        call.store.find,
         DeadLetterQuery(run_id=ask.run_id, reason=ask.reason, settled=ask.settled),
         lambda letter: (letter.died_at, letter.letter_id),
         cursor=ask.cursor,
@@ -62,8 +63,8 @@ class OpenedLetter(Struct, frozen=True):
 
 
 async def _letter(call: Call, letter_id: str) -> DeadLetter:
-    found = await call.store.find_dead_letters(DeadLetterQuery(letter_id=letter_id, settled=True))
-    if getattr(found, "unreadable", ()):
+    found = await call.store.find(DeadLetterQuery(letter_id=letter_id, settled=True))
+    if found.unreadable:
         raise StoreCorrupt(f"the row of dead letter {letter_id!r} cannot be read", letter_id=letter_id)
     if not found:
         raise NotFound(f"there is no dead letter {letter_id!r}", letter_id=letter_id)

@@ -114,7 +114,7 @@ async def delete_tenant(call: Call, ask: DeleteTenant) -> DeletedView:
 async def _refuse_unfinished(call: Call, tenant: str) -> None:
     left: list[str] = []
     for status in UNFINISHED:
-        left += [head.run_id for head in await call.runtime.store.find_runs(RunQuery(tenant=tenant, status=status))]
+        left += [head.run_id for head in await call.runtime.store.find(RunQuery(tenant=tenant, status=status))]
     if left:
         shown = ", ".join(left[:5])
         problem = (

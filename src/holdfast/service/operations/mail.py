@@ -54,7 +54,7 @@ async def unconsumed(call: Call, ask: ListUnconsumed) -> UnconsumedPage:
     async def find(place: _Place) -> list[Signal]:
         run_id, inbox_seq = place.after
         query = replace(place.query, after_run=run_id, after=inbox_seq, limit=place.limit, most_bytes=call.page_bytes)
-        return await call.store.find_mailbox(query)
+        return await call.store.find(query)
 
     rows, following = await read_page(
         call,

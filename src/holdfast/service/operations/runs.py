@@ -181,7 +181,7 @@ async def list_(call: Call, ask: ListRuns) -> RunPage:
     rows, following = await read_page(
         call,
         kind,
-        call.store.find_runs,
+        call.store.find,
         query,
         place_of,
         cursor=ask.cursor,

@@ -246,7 +246,7 @@ async def _waits(call: Call, query: WaitQuery, cursor: str, limit: int) -> WaitP
     rows, following = await read_page(
         call,
         "waits",
-        call.store.find_waits,
+        call.store.find,
         query,
         lambda wait: (wait.run_id, wait.step_id),
         cursor=cursor,
@@ -304,7 +304,7 @@ async def mailbox(call: Call, ask: ReadMailbox) -> MailPage:
     rows, following = await read_page(
         call,
         "mailbox",
-        call.store.find_mailbox,
+        call.store.find,
         MailboxQuery(run_id=ask.run_id, name=ask.name),
         lambda signal: signal.inbox_seq,
         cursor=ask.cursor,

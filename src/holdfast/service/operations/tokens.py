@@ -5,7 +5,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, structs
 
-from holdfast.core.access import PREFIX, AccessToken, TokenQuery, read_token
+from holdfast.core.access import PREFIX, AccessToken, read_token
 from holdfast.errors import InvalidInput, NotAuthenticated, NotFound, NotPermitted
 from holdfast.service.auth.roles import ADMIN, Role, Scope
 from holdfast.service.auth.tokens import TokenAccess, make_token, revoke_token
@@ -14,6 +14,7 @@ from holdfast.service.operations.fields import Name
 from holdfast.service.paging import Cursor, PageSize, read_page
 from holdfast.service.registry import Ask, operation
 from holdfast.service.views import shown
+from holdfast.store.types import TokenQuery
 
 Place = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 

@@ -1,8 +1,8 @@
 """The audit log in the reference model."""
 
-from holdfast.core.audit import AuditEntry, AuditQuery
+from holdfast.core.audit import AuditEntry
 from holdfast.core.instants import Instant
-from holdfast.store.port import PurgePolicy
+from holdfast.store.types import AuditQuery, Found, PurgePolicy
 
 _EXACT = ("tenant", "run_id", "actor", "operation")
 
@@ -17,9 +17,9 @@ class AuditLog:
         """Append an entry that has its time."""
         self._entries.setdefault((entry.at, entry.entry_id), entry)
 
-    def find(self, query: AuditQuery) -> list[AuditEntry]:
-        """Return the entries that the query names."""
-        found = []
+    def find(self, query: AuditQuery) -> Found[AuditEntry]:
+        """Return the entries that match the query."""
+        found = Found[AuditEntry]()
         for place, entry in sorted(self._entries.items(), reverse=query.newest):
             if query.after is not None and (place >= query.after if query.newest else place <= query.after):
                 continue

@@ -1,4 +1,4 @@
-"""`examine`: facts about all runs, from the dicts."""
+"""`health`: facts about all runs, from the dicts."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from holdfast.store.memory.run import Run
 
 
 def examine(runs: Mapping[str, Run], nodes: Mapping[str, Instant], bounds: Bounds, now: Instant) -> Facts:
-    """Return the facts."""
+    """Return facts about all runs."""
     late = now - int(bounds.late_s * SECOND)
     signals = [
         (signal.accepted_at, run_id)

@@ -1,20 +1,28 @@
-"""Looking for runs, waits, signals and tasks in the reference model: everything that a query names, in order."""
+"""`find` and `find_orphaned` in the reference model: everything that matches a query, in order."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
+from msgspec.json import encode
+
+from holdfast.core.dead_letters import DeadLetter
 from holdfast.core.index_rows import Task, Wait
+from holdfast.core.instants import Instant
 from holdfast.core.messages import Actor, Signal
 from holdfast.core.state import TERMINAL
 from holdfast.core.tasks import is_effective
 from holdfast.store import port
 from holdfast.store.memory.run import Run
-from holdfast.store.searching import is_found, is_task_found, words_of
+from holdfast.store.sql import in_json, lowered, words_of
+from holdfast.store.types import within
+from holdfast.store.validation import lease_end
 
+Row = TypeVar("Row")
 Runs = Mapping[str, Run]
 
 
 def find_runs(runs: Runs, query: port.RunQuery) -> port.Found[port.RunHead]:
-    """Return the heads of the runs that the query names."""
+    """Return the heads of the runs that match the query."""
     heads = _heads(runs, query)
     place = None
     if query.look is not None and len(heads) >= query.look:
@@ -31,7 +39,7 @@ def find_runs(runs: Runs, query: port.RunQuery) -> port.Found[port.RunHead]:
         and (query.created_from is None or head.created_at >= query.created_from)
         and (query.created_until is None or head.created_at < query.created_until)
         and (query.run_ids is None or head.run_id in query.run_ids)
-        and is_found(head, words)
+        and _is_found(head, words)
     ]
     return port.Found(found, place)
 
@@ -48,9 +56,9 @@ def _heads(runs: Runs, query: port.RunQuery) -> list[port.RunHead]:
     return heads[:place][::-1]
 
 
-def find_waits(runs: Runs, query: port.WaitQuery) -> list[Wait]:
-    """Return the open waits that the query names."""
-    return [
+def find_waits(runs: Runs, query: port.WaitQuery) -> port.Found[Wait]:
+    """Return the open waits that match the query."""
+    found = [
         wait
         for run_id, run in sorted(runs.items())
         for step_id, wait in sorted(run.waits.items())
@@ -59,11 +67,12 @@ def find_waits(runs: Runs, query: port.WaitQuery) -> list[Wait]:
         and query.name in (None, wait.name)
         and (run_id, step_id) > query.after
     ]
+    return port.Found(found)
 
 
-def find_mailbox(runs: Runs, query: port.MailboxQuery) -> list[Signal]:
-    """Return the signals that the query names."""
-    return [
+def find_mailbox(runs: Runs, query: port.MailboxQuery) -> port.Found[Signal]:
+    """Return the signals that match the query."""
+    found = [
         signal
         for run, after in _mailboxes(runs, query)
         if query.tenant in (None, run.head.tenant) and not (query.unfinished and run.head.status in TERMINAL)
@@ -73,6 +82,7 @@ def find_mailbox(runs: Runs, query: port.MailboxQuery) -> list[Signal]:
         and query.signal_id in (None, signal.signal_id)
         and (query.consumed or signal.consumed_seq is None)
     ]
+    return port.Found(found)
 
 
 def _mailboxes(runs: Runs, query: port.MailboxQuery) -> list[tuple[Run, int]]:
@@ -87,7 +97,7 @@ def _mailboxes(runs: Runs, query: port.MailboxQuery) -> list[tuple[Run, int]]:
 
 
 def find_tasks(runs: Runs, query: port.TaskQuery) -> port.Found[Task]:
-    """Return the tasks that the query names."""
+    """Return the tasks that match the query."""
     exact = ("run_id", "task_id", "status", "assignee")
     tasks = {
         task_id: task
@@ -109,6 +119,86 @@ def find_tasks(runs: Runs, query: port.TaskQuery) -> port.Found[Task]:
         and (query.role is None or query.role in task.roles)
         and (query.due_before is None or (task.due_at is not None and task.due_at < query.due_before))
         and (actor is None or is_effective(task.assignee, task.roles, actor))
-        and is_task_found(task, words)
+        and _is_task_found(task, words)
     ]
     return port.Found(found, place)
+
+
+def _is_found(head: port.RunHead, words: list[str]) -> bool:
+    """Return whether every word is in one of the texts of a run."""
+    if not words:
+        return True
+    if any("\0" in word for word in words):
+        return False
+    error = head.snapshot.last_error if head.snapshot else None
+    texts = [head.run_id, head.plan_id, head.reference_key or "", *head.tags]
+    texts += [error.code, error.message] if error else []
+    return all(any(word in lowered(text) for text in texts) for word in words)
+
+
+def _is_task_found(task: Task, words: list[str]) -> bool:
+    """Return whether every word is in the name of a task or in its payload."""
+    if not words:
+        return True
+    if any("\0" in word for word in words):
+        return False
+    name, payload = lowered(task.name), lowered(bytes(task.payload).decode())
+    return all(word in name or in_json(word) in payload for word in words)
+
+
+def find_dead_letters(runs: Runs, query: port.DeadLetterQuery) -> port.Found[DeadLetter]:
+    """Return the dead letters that match the query."""
+    exact = ("run_id", "letter_id", "reason")
+    letters = [letter for run in runs.values() for letter in run.letters.values()]
+    found = [
+        letter
+        for letter in sorted(letters, key=lambda letter: (letter.died_at, letter.letter_id))
+        if (letter.died_at, letter.letter_id) > query.after
+        and query.tenant in (None, runs[letter.run_id].head.tenant)
+        and all(getattr(query, field) in (None, getattr(letter, field)) for field in exact)
+        and (query.settled or letter.settled is None)
+    ]
+    return port.Found(found)
+
+
+_SIZE_OF: dict[type, Callable[[Any], int]] = {
+    port.RunQuery: lambda head: len(encode(head.snapshot)),
+    port.MailboxQuery: lambda signal: len(signal.payload),
+    port.TaskQuery: lambda task: len(encode(task)),
+    port.DeadLetterQuery: lambda letter: len(letter.envelope),
+}
+"""How large a row is, for queries that have `most_bytes`."""
+
+
+def page_of(found: list[Row], query: port.Query[Row], limit: int) -> list[Row]:
+    """Return what the query's bounds leave of the rows."""
+    size_of = _SIZE_OF.get(type(query))
+    if size_of is None:
+        return found[:limit]
+    most_bytes: int | None = getattr(query, "most_bytes", None)
+    return list(within(found[:limit], most_bytes, size_of))
+
+
+def find_orphaned(
+    runs: Iterable[Run],
+    nodes: Mapping[str, Instant],
+    known: Mapping[str, frozenset[port.Plan]],
+    late_ms: int,
+    now: Instant,
+) -> list[port.OrphanedDefinition]:
+    """Return the definitions of runs that have been eligible for so long, without those that a live node may have."""
+    alive = [node for node, lease_until in nodes.items() if lease_end(lease_until, now) > now]
+    if any(node not in known for node in alive):
+        return []
+    found: dict[port.Plan, Instant] = {}
+    for run in runs:
+        owner = run.head.lease_owner
+        since = run.head.ready_at if owner is None else min(nodes[owner], now)
+        is_late = since is not None and since <= now - late_ms * 1_000 and owner not in alive
+        plan = run.head.plan_id, run.head.plan_version
+        if is_late and since is not None and not any(plan in known[node] for node in alive):
+            found[plan] = min(since, found.get(plan, since))
+    return sorted(
+        (port.OrphanedDefinition(plan, since) for plan, since in found.items()),
+        key=lambda each: (each.since, each.plan),
+    )

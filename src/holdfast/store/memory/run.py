@@ -30,8 +30,8 @@ from holdfast.core.state import APPROVED, PENDING, TERMINAL
 from holdfast.errors import CallerError
 from holdfast.limits import MAILBOX_SIGNALS, Limits
 from holdfast.store import port, validation
-from holdfast.store.beginnings import new_head
 from holdfast.store.memory.jobs import Work, put
+from holdfast.store.types import new_head
 
 NEVER = INTEGER_LIMIT
 """When a message is due that is held back: later than every instant."""

@@ -5,41 +5,38 @@ gives way to another task while it runs, so each item of a batch is atomic.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Container, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
-from msgspec import Struct
-from msgspec.json import encode
 from msgspec.structs import replace
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.core import codec
-from holdfast.core.access import AccessToken, TokenQuery
+from holdfast.core.access import AccessToken
 from holdfast.core.admission import AdmissionRequest, RunLimit
-from holdfast.core.audit import AuditEntry, AuditQuery
-from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Settled, Settlement
+from holdfast.core.audit import AuditEntry
+from holdfast.core.dead_letters import DeadLetter, Settled, Settlement
 from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import Event
-from holdfast.core.index_rows import Task, Wait
 from holdfast.core.instants import Instant
-from holdfast.core.messages import Message, Signal, SignalRequest
+from holdfast.core.messages import Message, SignalRequest
 from holdfast.errors import StoreUnavailable
 from holdfast.limits import SUSPECT_LOSSES, Limits
 from holdfast.store import health, outgoing, port, validation
 from holdfast.store.memory import queries
 from holdfast.store.memory.admission import AdmissionQueue
 from holdfast.store.memory.audit import AuditLog
-from holdfast.store.memory.changefeed import Grown
 from holdfast.store.memory.health import examine
 from holdfast.store.memory.jobs import acquire
-from holdfast.store.memory.missing import missing
 from holdfast.store.memory.retention import purge
 from holdfast.store.memory.run import NEVER, Run
 from holdfast.store.memory.tokens import Tokens
+from holdfast.store.types import within
 from holdfast.store.wakeups import LocalWakeups
-from holdfast.store.where import within
 
-T = TypeVar("T", bound=Struct)
+T = TypeVar("T")
+Row = TypeVar("Row")
 
 
 class MemoryStore:
@@ -55,6 +52,7 @@ class MemoryStore:
             conditional_batch=True, atomic_batch=True, read_after_write=True, scan_consistency="snapshot"
         )
         self.wakeups = LocalWakeups()
+        self.extend_lease = None  # no other process could claim while this loop is blocked
         self._clock = clock or SystemClock()
         self._limits = limits or Limits()
         self._runs: dict[str, Run] = {}
@@ -65,9 +63,17 @@ class MemoryStore:
         self._tokens = Tokens()
         self._audit = AuditLog()
         self._keys: dict[str, str] = {}
-        self._grown = Grown()
+        self._changefeed = _Changefeed()
         self._admission_queues: dict[str, AdmissionQueue] = {}
         self._is_closed = False
+        self._finders: dict[type, Callable[[Any], port.Found[Any]]] = {
+            port.RunQuery: partial(queries.find_runs, self._runs),
+            port.WaitQuery: partial(queries.find_waits, self._runs),
+            port.MailboxQuery: partial(queries.find_mailbox, self._runs),
+            port.TaskQuery: partial(queries.find_tasks, self._runs),
+            port.DeadLetterQuery: partial(queries.find_dead_letters, self._runs),
+            port.AuditQuery: self._audit.find,
+        }
 
     async def migrate(self) -> int:
         self._now()
@@ -119,7 +125,7 @@ class MemoryStore:
             return entry
         run = self._runs[new.run_id] = entry
         self._requests[new.request_key] = new.run_id
-        self._grown.note(new.run_id, run.events)
+        self._changefeed.note(new.run_id, run.events)
         self._note(new.audit, run, now)
         if request is not None:
             self._admit_next(new, request.limit, owner, now)
@@ -199,7 +205,7 @@ class MemoryStore:
         before, was_begun = run.head.version, run.has_begun
         answer = run.commit(turn, now)
         if isinstance(answer, port.Committed):
-            self._grown.note(turn.run_id, run.events[before:])
+            self._changefeed.note(turn.run_id, run.events[before:])
             queue = self._admission_queues.get(run.head.plan_id)
             if queue is not None and run.has_begun and not was_begun:
                 queue.record_start(turn.run_id, now)
@@ -224,7 +230,7 @@ class MemoryStore:
 
     async def changes(self, cursor: str = "", limit: int = 1_000) -> port.Changes:
         self._now()
-        return self._grown.behind(cursor, min(validation.check_page(limit), self._limits.page_items), self._runs)
+        return self._changefeed.since(cursor, min(validation.check_page(limit), self._limits.page_items), self._runs)
 
     async def purge(self, policy: port.PurgePolicy, audit: AuditEntry | None = None) -> port.PurgeReport:
         validation.check_purge(policy, audit, self._limits)
@@ -392,10 +398,6 @@ class MemoryStore:
                 instants.append(ready_at)
         return min(instants, default=None)
 
-    async def find_orphaned(self, late_ms: int) -> list[port.OrphanedDefinition]:
-        validation.check_late(late_ms)
-        return missing(self._runs.values(), self._nodes, self._known, late_ms, self._now())
-
     # --- carrying out activities
 
     def _jobs(self) -> list[tuple[Run, port.Job]]:
@@ -442,6 +444,22 @@ class MemoryStore:
         visible_until = self._now() + visible_ms * 1_000
         return [beat.run_id in self._runs and self._runs[beat.run_id].beat(node, beat, visible_until) for beat in beats]
 
+    # --- finding
+
+    async def find(self, query: port.Query[Row]) -> port.Found[Row]:
+        finder = validation.finder_of(self._finders, query)
+        self._now()
+        found = finder(query)
+        page = queries.page_of(found, query, min(validation.check_page(query.limit), self._limits.page_items))
+        return port.Found(page, found.cursor if len(page) == len(found) < query.limit else None)
+
+    async def find_orphaned(self, late_ms: int) -> list[port.OrphanedDefinition]:
+        validation.check_late(late_ms)
+        return queries.find_orphaned(self._runs.values(), self._nodes, self._known, late_ms, self._now())
+
+    async def health(self, bounds: health.Bounds, *, thorough: bool = False) -> health.Facts:
+        return examine(self._runs, self._nodes, bounds, self._now())
+
     # --- reading
 
     async def load(self, run_ids: Sequence[str]) -> list[port.LoadedRun | None]:
@@ -460,49 +478,8 @@ class MemoryStore:
         events = run.events[max(after, 0) :][:most] if run else []
         return list(within(events, most_bytes, lambda event: len(codec.encode_body(event.data))))
 
-    async def find_runs(self, query: port.RunQuery) -> port.Found[port.RunHead]:
-        validation.check_query(query)
-        self._now()
-        return self._found(queries.find_runs(self._runs, query), query, lambda head: len(encode(head.snapshot)))
-
-    async def find_waits(self, query: port.WaitQuery) -> list[Wait]:
-        validation.check_query(query)
-        self._now()
-        return self._page(queries.find_waits(self._runs, query), query.limit)
-
-    async def find_mailbox(self, query: port.MailboxQuery) -> list[Signal]:
-        validation.check_query(query)
-        self._now()
-        page = self._page(queries.find_mailbox(self._runs, query), query.limit)
-        return list(within(page, query.most_bytes, lambda signal: len(signal.payload)))
-
-    async def find_tasks(self, query: port.TaskQuery) -> port.Found[Task]:
-        validation.check_query(query)
-        self._now()
-        return self._found(queries.find_tasks(self._runs, query), query, lambda task: len(encode(task)))
-
-    def _found(
-        self, found: port.Found[T], query: port.RunQuery | port.TaskQuery, size_of: Callable[[T], int]
-    ) -> port.Found[T]:
-        page = list(within(self._page(found, query.limit), query.most_bytes, size_of))
-        return port.Found(page, found.cursor if len(page) == len(found) < query.limit else None)
-
     def _page(self, found: list[T], limit: int) -> list[T]:
         return found[: min(validation.check_page(limit), self._limits.page_items)]
-
-    async def find_dead_letters(self, query: DeadLetterQuery) -> list[DeadLetter]:
-        validation.check_query(query)
-        self._now()
-        exact = ("run_id", "letter_id", "reason")
-        found = [
-            letter
-            for letter in sorted(self._letters(), key=lambda letter: (letter.died_at, letter.letter_id))
-            if (letter.died_at, letter.letter_id) > query.after
-            and query.tenant in (None, self._runs[letter.run_id].head.tenant)
-            and all(getattr(query, field) in (None, getattr(letter, field)) for field in exact)
-            and (query.settled or letter.settled is None)
-        ]
-        return list(within(self._page(found, query.limit), query.most_bytes, lambda letter: len(letter.envelope)))
 
     def _letters(self) -> list[DeadLetter]:
         return [letter for run in self._runs.values() for letter in run.letters.values()]
@@ -545,28 +522,23 @@ class MemoryStore:
         now = self._now()
         for entry in audit:
             self._audit.append(replace(entry, at=now))
-        return self._tokens.keep(tokens, now)
+        return self._tokens.put(tokens, now)
+
+    async def find_tokens(self, query: port.TokenQuery) -> port.Found[AccessToken]:
+        validation.check_query(query)
+        self._now()
+        return port.Found(self._page(self._tokens.find(query), query.limit))
+
+    async def put_key(self, name: str, key: str) -> str:
+        validation.check_key(name, key)
+        self._now()
+        return self._keys.setdefault(name, key)
 
     async def append_audit(self, entries: Sequence[AuditEntry]) -> None:
         validation.check_audit(entries, self._limits)
         now = self._now()
         for entry in entries:
             self._audit.append(replace(entry, at=now))
-
-    async def find_audit(self, query: AuditQuery) -> list[AuditEntry]:
-        validation.check_query(query)
-        self._now()
-        return self._page(self._audit.find(query), query.limit)
-
-    async def keep_key(self, name: str, key: str) -> str:
-        validation.check_key(name, key)
-        self._now()
-        return self._keys.setdefault(name, key)
-
-    async def find_tokens(self, query: TokenQuery) -> list[AccessToken]:
-        validation.check_query(query)
-        self._now()
-        return self._page(self._tokens.find(query), query.limit)
 
     async def stats(self) -> port.Stats:
         now = self._now()
@@ -591,5 +563,29 @@ class MemoryStore:
             leases={node: end for node, end in self._nodes.items() if self._lease_end(node, now) > now},
         )
 
-    async def examine(self, bounds: health.Bounds, *, thorough: bool = False) -> health.Facts:
-        return examine(self._runs, self._nodes, bounds, self._now())
+
+class _Changefeed:
+    """Which histories have grown, in the order of the commits."""
+
+    def __init__(self) -> None:
+        self._changes: list[port.Change] = []
+
+    def note(self, run_id: str, new: Sequence[Event]) -> None:
+        """Note that a run's history has grown by these events, if there are any."""
+        if new:
+            has_tasks = any(event.event_type.startswith("Task") for event in new)
+            self._changes.append(port.Change(run_id, new[-1].run_seq, has_tasks))
+
+    def since(self, cursor: str, most: int, known: Container[str]) -> port.Changes:
+        """Return which histories of the known runs have grown since a cursor."""
+        here = len(self._changes)
+        if not cursor:
+            return port.Changes(str(here))
+        if not (cursor.isascii() and cursor.isdecimal() and int(cursor) <= here):
+            return port.Changes(str(here), is_lost=True)
+        end = min(here, int(cursor) + most)
+        grown = [change for change in self._changes[int(cursor) : end] if change.run_id in known]
+        last = {change.run_id: change for change in grown}
+        tasks = {change.run_id for change in grown if change.has_tasks}
+        runs = tuple(replace(change, has_tasks=run_id in tasks) for run_id, change in sorted(last.items()))
+        return port.Changes(str(end), runs, has_more=end < here)

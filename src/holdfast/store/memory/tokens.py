@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from holdfast.core.access import AccessToken, TokenQuery, has_run_out, joined
+from holdfast.core.access import AccessToken, has_run_out, joined
 from holdfast.core.instants import Instant
+from holdfast.store.types import TokenQuery
 
 
 class Tokens:
@@ -12,8 +13,8 @@ class Tokens:
     def __init__(self) -> None:
         self._tokens: dict[str, AccessToken] = {}
 
-    def keep(self, tokens: Sequence[AccessToken], now: Instant) -> list[AccessToken]:
-        """Take note of tokens, and forget sessions that have run out."""
+    def put(self, tokens: Sequence[AccessToken], now: Instant) -> list[AccessToken]:
+        """Store tokens, and delete expired sessions."""
         self._tokens = {id_: token for id_, token in self._tokens.items() if not has_run_out(token, now)}
         for token in tokens:
             self._tokens[token.token_id] = joined(self._tokens.get(token.token_id, token), token)

@@ -24,8 +24,9 @@ from holdfast.core.instants import Instant
 from holdfast.limits import MAILBOX_SIGNALS
 from holdfast.store import port, validation
 from holdfast.store.postgres.columns import askable, columns
-from holdfast.store.postgres.leases import LOADED, readable
-from holdfast.store.postgres.pool import Server, Session
+from holdfast.store.postgres.leases import readable
+from holdfast.store.postgres.pool import Pool, Transaction
+from holdfast.store.postgres.queries import LOADED
 
 PLACES = ", ".join(f"${number}" for number in range(1, 47))
 CREATE = f"SELECT o_now, o_ord, o_code, o_run_id, o_input, o_epoch, o_free FROM holdfast.create_gated_1({PLACES})"
@@ -79,7 +80,7 @@ def refused(new: port.NewRun, row: Any) -> port.Refused:
     return port.Refused(overloaded(new.plan_id, row[6], row[0]))
 
 
-async def lock(session: Session, new_runs: Sequence[port.NewRun]) -> None:
+async def lock(session: Transaction, new_runs: Sequence[port.NewRun]) -> None:
     """Lock what new runs with admission requests will touch, at the beginning of their transaction.
 
     These are their queues, and the existing runs to which a known request has signals.
@@ -94,7 +95,7 @@ async def lock(session: Session, new_runs: Sequence[port.NewRun]) -> None:
 
 
 async def admit(
-    server: Server, limits: Mapping[str, RunLimit], most: int, node: str | None, now: Instant | None
+    server: Pool, limits: Mapping[str, RunLimit], most: int, node: str | None, now: Instant | None
 ) -> tuple[list[port.Admitted], Instant | None]:
     """Admit up to `most` runs of these plans, in order of the plans' names."""
     rows = [(plan_id, *_limit_row(limits[plan_id])) for plan_id in sorted(limits)]
@@ -109,9 +110,7 @@ async def admit(
     return admitted, again
 
 
-async def _admitted(
-    server: Server, row: tuple[Any, ...], is_free: bool, node: str | None, now: Instant
-) -> port.Admitted:
+async def _admitted(server: Pool, row: tuple[Any, ...], is_free: bool, node: str | None, now: Instant) -> port.Admitted:
     if not is_free:
         return port.Admitted(row[1], "SKIPPED")
     if node is None:

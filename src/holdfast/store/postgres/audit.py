@@ -6,13 +6,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from holdfast.core.audit import AuditEntry, AuditQuery
+from holdfast.core.audit import AuditEntry
 from holdfast.core.instants import Instant
 from holdfast.store import sql
 from holdfast.store.postgres.columns import askable, columns
-from holdfast.store.postgres.pool import Db, Session
-from holdfast.store.types import Found
-from holdfast.store.where import audit_conditions
+from holdfast.store.postgres.pool import Db, Transaction
+from holdfast.store.sql import audit_conditions
+from holdfast.store.types import AuditQuery, Found
 
 ENTRY_COLUMNS = 10
 _TYPES = ("bigint", *["text"] * 9)
@@ -56,7 +56,7 @@ async def append(session: Db, entries: Sequence[AuditEntry]) -> None:
         await session.fetch(_APPEND, *columns([_row(entry) for entry in entries], ENTRY_COLUMNS))
 
 
-async def append_now(session: Session, entries: Sequence[AuditEntry], now: Instant | None) -> None:
+async def append_now(session: Transaction, entries: Sequence[AuditEntry], now: Instant | None) -> None:
     """Append entries with the server's time."""
     [[at]] = await session.fetch("SELECT holdfast.time_1($1)", now)
     await append(session, [replace(entry, at=at) for entry in entries])
@@ -67,13 +67,15 @@ async def find(db: Db, query: AuditQuery, limit: int) -> Found[AuditEntry]:
     where, order = audit_conditions(query), "DESC" if query.newest else "ASC"
     select = (
         f"SELECT {sql.AUDIT} FROM holdfast.audit_log {where.numbered} "
-        f"ORDER BY at {order}, entry_id {order} LIMIT {where.next_place}"
+        f"ORDER BY at {order}, entry_id {order} LIMIT {where.limit_parameter}"
     )
     found = await db.fetch(select, *map(askable, where.values(limit)))
     return sql.found_of(found, sql.audit_of, itemgetter(1), itemgetter(0, 1))
 
 
-async def old(session: Session, until: Instant, limit: int, tenant: str | None, run_ids: list[str] | None) -> list[Any]:
+async def old(
+    session: Transaction, until: Instant, limit: int, tenant: str | None, run_ids: list[str] | None
+) -> list[Any]:
     """Return the places of the entries up to an instant, of this tenant and these runs, the oldest first."""
     return await session.fetch(
         "SELECT at, entry_id FROM holdfast.audit_log WHERE at <= $1 AND ($3::text IS NULL OR tenant = $3) "
@@ -85,7 +87,7 @@ async def old(session: Session, until: Instant, limit: int, tenant: str | None, 
     )
 
 
-async def forget(session: Session, places: list[Any]) -> None:
+async def forget(session: Transaction, places: list[Any]) -> None:
     """Delete entries."""
     await session.fetch(
         "DELETE FROM holdfast.audit_log a USING unnest($1::bigint[], $2::text[]) AS x (at, entry_id) "

@@ -33,7 +33,7 @@ from holdfast.store.postgres.columns import (
 from holdfast.store.postgres.create import create
 from holdfast.store.postgres.faults import UNSTORABLE
 from holdfast.store.postgres.inbox import deliver
-from holdfast.store.postgres.pool import Db, Server, Session
+from holdfast.store.postgres.pool import Db, Pool, Transaction
 
 Answer = port.Committed | port.CommitConflict
 
@@ -78,7 +78,7 @@ class Judged(Struct, frozen=True):
 class Committing:
     """One call of `commit`."""
 
-    def __init__(self, server: Server, turns: Sequence[port.Turn], limits: Limits, now: Instant | None) -> None:
+    def __init__(self, server: Pool, turns: Sequence[port.Turn], limits: Limits, now: Instant | None) -> None:
         self._server = server
         self._turns = turns
         self._limits = limits
@@ -119,7 +119,7 @@ class Committing:
             return await self._server.transact(lambda session: self._judge_and_tell(session, turns, arguments))
         return await _judged(self._server, arguments)
 
-    async def _judge_and_tell(self, session: Session, turns: Sequence[port.Turn], arguments: list[Any]) -> Judged:
+    async def _judge_and_tell(self, session: Transaction, turns: Sequence[port.Turn], arguments: list[Any]) -> Judged:
         """Commit, and start and tell other runs what the turns have for them, in one transaction."""
         locked = await _lock(session, turns)
         judged = await _judged(session, arguments)
@@ -127,7 +127,7 @@ class Committing:
         await self._tell(session, [turn for turn in told if turn.starts or turn.sends], locked, judged.now)
         return judged
 
-    async def _tell(self, session: Session, turns: list[port.Turn], locked: dict[str, Any], now: Instant) -> None:
+    async def _tell(self, session: Transaction, turns: list[port.Turn], locked: dict[str, Any], now: Instant) -> None:
         """Start and tell other runs what the turns have for them, and keep what is refused."""
         starts = [new for turn in turns for new in turn.starts]
         created = (
@@ -154,7 +154,7 @@ class Committing:
 
     async def _send(
         self,
-        session: Session,
+        session: Transaction,
         sends: list[tuple[port.Turn, SignalRequest | Message]],
         runs: dict[str, outgoing.Whose],
     ) -> list[port.Delivered]:
@@ -232,7 +232,7 @@ def _waves(turns: Sequence[port.Turn]) -> list[list[int]]:
     return groups
 
 
-async def _lock(session: Session, turns: Sequence[port.Turn]) -> dict[str, Any]:
+async def _lock(session: Transaction, turns: Sequence[port.Turn]) -> dict[str, Any]:
     """Lock what turns and what they have for others will touch; return the runs by their ids."""
     await admission.lock(session, [new for turn in turns for new in turn.starts])
     others = {item.run_id for turn in turns for item in turn.sends if isinstance(getattr(item, "run_id", 0), str)}

@@ -21,7 +21,7 @@ from holdfast.store.postgres.columns import (
 )
 from holdfast.store.postgres.faults import UNSTORABLE
 from holdfast.store.postgres.inbox import deliver
-from holdfast.store.postgres.pool import Db, Server, Session
+from holdfast.store.postgres.pool import Db, Pool, Transaction
 
 Answer = port.Created | port.Existing | port.Refused
 
@@ -33,11 +33,11 @@ RUN_COLUMNS = 17
 
 
 async def create_on(
-    server: Server, new_runs: Sequence[port.NewRun], owner: str | None, limits: Limits, now: Instant | None
+    server: Pool, new_runs: Sequence[port.NewRun], owner: str | None, limits: Limits, now: Instant | None
 ) -> list[Answer]:
     """Create runs; those that come with signals in one transaction with the delivery of these."""
 
-    async def work(session: Session) -> list[Answer]:
+    async def work(session: Transaction) -> list[Answer]:
         await admission.lock(session, new_runs)
         return await create(session, new_runs, owner, limits, now)
 
@@ -135,7 +135,7 @@ async def _fetch(
         arguments = [*arguments, *admission.request_columns(new_runs)]
     if entries:
         arguments = [*arguments, *audit.entry_columns(entries)]
-    if isinstance(db, Session):  # what cannot be stored must not end the whole transaction
+    if isinstance(db, Transaction):  # what cannot be stored must not end the whole transaction
         async with db.savepoint():
             return await db.fetch(sql, *arguments)
     return await db.fetch(sql, *arguments, if_lost=lambda: was_lost.append(None))

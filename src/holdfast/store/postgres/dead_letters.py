@@ -5,7 +5,7 @@ from operator import itemgetter
 from typing import Any
 
 from holdfast.core.audit import AuditEntry
-from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Settled, Settlement, letter_id, unreadable_payload
+from holdfast.core.dead_letters import DeadLetter, Settled, Settlement, letter_id, unreadable_payload
 from holdfast.core.instants import Instant
 from holdfast.core.keys import inbox_uuid
 from holdfast.core.messages import Message
@@ -14,10 +14,10 @@ from holdfast.errors import CallerError, StoreCorrupt
 from holdfast.store import port, sql, validation
 from holdfast.store.postgres import audit
 from holdfast.store.postgres.columns import More, askable
-from holdfast.store.postgres.pool import Db, Session
+from holdfast.store.postgres.pool import Db, Transaction
 from holdfast.store.postgres.queries import most_rows, read_page
-from holdfast.store.sql import LETTER, letter_of
-from holdfast.store.where import Where
+from holdfast.store.sql import LETTER, Where, letter_of
+from holdfast.store.types import DeadLetterQuery
 
 
 async def find(db: Db, query: DeadLetterQuery, limit: int) -> port.Found[DeadLetter]:
@@ -37,7 +37,7 @@ async def find(db: Db, query: DeadLetterQuery, limit: int) -> port.Found[DeadLet
 
 
 async def settle(
-    session: Session,
+    session: Transaction,
     ids: Sequence[str],
     action: Settlement,
     actor: str,
@@ -55,7 +55,7 @@ async def settle(
 
 
 async def _settle(
-    session: Session, id_: str, action: Settlement, actor: str, now: Instant, entry: AuditEntry | None
+    session: Transaction, id_: str, action: Settlement, actor: str, now: Instant, entry: AuditEntry | None
 ) -> Settled | port.Refused:
     found = await session.fetch(
         f"SELECT {LETTER}, run_no, status, tenant, project, environment "
@@ -90,7 +90,7 @@ async def _settle(
     return Settled(id_, action)
 
 
-async def _requeue(session: Session, run_no: int, message: Message, now: Instant) -> None:
+async def _requeue(session: Transaction, run_no: int, message: Message, now: Instant) -> None:
     """Put a message back, due now, unless there is another of its id by now."""
     await session.fetch(
         "INSERT INTO holdfast.messages (run_no, signal_id, due_at, message) VALUES ($1, $2, $3, $4) "
@@ -104,7 +104,7 @@ async def _requeue(session: Session, run_no: int, message: Message, now: Instant
     await session.fetch("SELECT holdfast.enter_1(ARRAY[$1::bigint], $2)", run_no, now)
 
 
-async def bury_unreadable(session: Session, run_no: int, node: str, now: Instant) -> None:
+async def bury_unreadable(session: Transaction, run_no: int, node: str, now: Instant) -> None:
     """Make dead letters of what waits for a run and cannot be read, and keep what is there."""
     [[run_id]] = await session.fetch("SELECT run_id FROM holdfast.runs WHERE run_no = $1", run_no)
     more = More()

@@ -1,4 +1,4 @@
-"""`examine`: the server, its replicas and its housekeeping, and facts about all runs.
+"""`health`: the server, its replicas and its housekeeping, and facts about all runs.
 
 Everything is read from views that any user may read. What a server shows only to its monitors (`pg_monitor`) is empty
 for others, and then not judged.
@@ -23,7 +23,7 @@ from holdfast.store.health import (
     wrong,
 )
 from holdfast.store.postgres.migrate import latest_version, schema_version
-from holdfast.store.postgres.pool import Rows, Server
+from holdfast.store.postgres.pool import Pool, Rows
 
 # The ready set is smaller than the runs, and is what claims look at.
 OWN = {
@@ -96,7 +96,7 @@ FROM pg_replication_slots WHERE NOT active AND restart_lsn IS NOT NULL ORDER BY 
 """
 
 
-async def examine(server: Server, bounds: Bounds, asked: Instant | None) -> Facts:
+async def examine(server: Pool, bounds: Bounds, asked: Instant | None) -> Facts:
     """Look at the server and at all runs."""
     schema = server.address.schema
     [found] = await server.fetch(SERVER)

@@ -18,7 +18,7 @@ from holdfast.store import port, sql, validation
 from holdfast.store.postgres import audit
 from holdfast.store.postgres.columns import columns
 from holdfast.store.postgres.faults import UNSTORABLE
-from holdfast.store.postgres.pool import Db, Session
+from holdfast.store.postgres.pool import Db, Transaction
 
 Answer = port.Accepted | port.Duplicate | port.Refused
 
@@ -118,7 +118,7 @@ async def _deliver(
     try:
         found = await db.fetch(statement, *arguments, is_repeatable=is_repeatable)
     except UNSTORABLE as problem:
-        if isinstance(db, Session):  # the transaction is spoilt; whoever began it finds out whose fault it was
+        if isinstance(db, Transaction):  # the transaction is spoilt; whoever began it finds out whose fault it was
             raise
         if len(wave) > 1:
             return [again for index in wave for again in await _deliver(db, items, [index], answers, limits, now)]

@@ -10,42 +10,25 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec import UNSET, Raw, Struct
+from msgspec import Struct
 
-from holdfast.core.index_rows import ActivityRecord
+from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.instants import Instant
-from holdfast.core.messages import Message
 from holdfast.errors import StoreCorrupt
 from holdfast.limits import MAILBOX_SIGNALS
 from holdfast.store import port, sql, validation
+from holdfast.store.postgres import queries
 from holdfast.store.postgres.address import Address
-from holdfast.store.postgres.columns import askable, columns
+from holdfast.store.postgres.columns import askable
 from holdfast.store.postgres.dead_letters import bury_unreadable
 from holdfast.store.postgres.faults import fault_of
-from holdfast.store.postgres.pool import Db, Server, Session, connect, in_schema
+from holdfast.store.postgres.pool import Db, Pool, Transaction, connect, in_schema
 
-HEAD = ", ".join(f"l.{name.strip().rpartition('.')[2]}" for name in sql.HEAD.split(","))
-LOADED = (
-    f"{HEAD}, l.messages, l.s_seq, l.s_name, l.s_signal, l.s_step, l.s_at, l.s_payload, l.s_received, l.s_by, "
-    "l.is_whole, l.records, l.d_step, l.d_details"
-)
 CLAIM = f"""
-SELECT c.o_now, c.o_from, {LOADED} FROM holdfast.claim_2($1, $2, $3, $4, $5) c
+SELECT c.o_now, c.o_from, {queries.LOADED} FROM holdfast.claim_2($1, $2, $3, $4, $5) c
 LEFT JOIN LATERAL holdfast.loaded_3(c.o_runs, c.o_now, {MAILBOX_SIGNALS}) l ON true
 """
-LOAD = f"""
-SELECT {LOADED} FROM holdfast.loaded_3(holdfast.numbers_1($2), holdfast.time_1($1), {MAILBOX_SIGNALS}) l
-"""
-RELEASE_JOBS = """
-WITH locked AS (
-    SELECT run_no, run_id FROM holdfast.runs WHERE run_id = ANY ($3::text[]) ORDER BY run_id FOR UPDATE
-)
-UPDATE holdfast.jobs j SET visible_at = holdfast.time_1($1), taken_by = NULL, next_attempt = t.attempt
-FROM unnest($3::text[], $4::text[], $5::bigint[]) AS t (run_id, step_id, attempt) JOIN locked r ON r.run_id = t.run_id
-WHERE j.run_no = r.run_no AND j.step_id = t.step_id AND j.taken_by = $2 AND j.next_attempt = t.attempt + 1
-RETURNING j.run_no
-"""
-LOAD_ONE = f"SELECT {LOADED} FROM holdfast.loaded_3(ARRAY[$1::bigint], $2, {MAILBOX_SIGNALS}) l"
+LOAD_ONE = f"SELECT {queries.LOADED} FROM holdfast.loaded_3(ARRAY[$1::bigint], $2, {MAILBOX_SIGNALS}) l"
 NEXT_DUE = "SELECT o_now, o_due FROM holdfast.next_due_2($1, $2, $3, $4, $5)"
 RENEW = """
 SELECT r.o_now, r.o_until FROM holdfast.renew_3($1, $2, $3, $4, $5, $6, $7) r
@@ -63,10 +46,8 @@ UPDATE holdfast.nodes n SET lease_until = greatest(n.lease_until, t.now + $3)
 FROM (SELECT holdfast.time_1($1) AS now) t
 WHERE n.node = $2 AND n.lease_until > t.now AND holdfast.lease_end_1(n.lease_until, t.now) > t.now
 """
-MISSING = "SELECT o_plan, o_version, o_since FROM holdfast.missing_1($1, $2)"
+ORPHANED = "SELECT o_plan, o_version, o_since FROM holdfast.missing_1($1, $2)"
 RELEASE = "SELECT o_now, o_freed FROM holdfast.release_1($1, $2, $3)"
-TAKE = "SELECT o_attempt, o_details, o_job FROM holdfast.take_1($1, $2, $3, $4, $5, $6)"
-BEAT = "SELECT o_now, o_kept FROM holdfast.beat_1($1, $2, $3, $4, $5, $6, $7, $8)"
 
 FIRST = -(2**62)
 """Before every place."""
@@ -120,7 +101,7 @@ def kind_of(node: str, plans: Sequence[port.Plan] | None) -> Kind:
 
 
 async def claim(
-    server: Server, starts: Starts, node: str, limit: int, plans: Sequence[port.Plan] | None, now: Instant | None
+    server: Pool, starts: Starts, node: str, limit: int, plans: Sequence[port.Plan] | None, now: Instant | None
 ) -> list[port.LoadedRun]:
     """Take up to `limit` eligible runs and load them."""
     kind = kind_of(node, plans)
@@ -134,65 +115,24 @@ async def claim(
     return [run for run in loaded if run is not None]
 
 
-async def load(server: Server, run_ids: Sequence[str], now: Instant | None) -> list[port.LoadedRun | None]:
-    """Return the runs in the order asked for; None where missing."""
-    found = await server.fetch(LOAD, now, [run_id for run_id in set(run_ids) if "\x00" not in run_id])
-    loaded = {row[1]: loaded_of(row) for row in found}
-    return [loaded.get(run_id) for run_id in run_ids]
-
-
-def loaded_of(row: Any) -> port.LoadedRun:
-    """Return the run that a row of LOADED describes."""
-    head = sql.head_of(row)
-    messages, seqs, names, signals, steps, ats, payloads, receiveds, bys, is_whole, *rest = tuple(row)[23:]
-    records, d_steps, details = rest
-    return port.LoadedRun(
-        head=head,
-        messages=tuple(map(_message, messages)) if messages else (),
-        signals=tuple(
-            sql.signal_of(head.run_id, (seq, name, signal_id, step_id, at, None, payload, received_at, by))
-            for seq, name, signal_id, step_id, at, payload, received_at, by in zip(
-                seqs, names, signals, steps, ats, payloads, receiveds, bys, strict=True
-            )
-        )
-        if seqs
-        else (),
-        records=tuple(map(_record, records)) if records else (),
-        details=_details(d_steps, details) if d_steps else {},
-        is_whole=is_whole,
-    )
-
-
-def _message(text: str) -> Message:
-    return sql.message_of(text)
-
-
-def _record(text: str) -> ActivityRecord:
-    return sql.record_of(text)
-
-
-def _details(steps: Sequence[str], details: Sequence[str]) -> dict[str, Raw]:
-    return {step_id: sql.raw_of(text) for step_id, text in zip(steps, details, strict=True)}
-
-
-async def readable(server: Server, row: tuple[Any, ...], node: str, now: Instant) -> port.LoadedRun | None:
+async def readable(server: Pool, row: tuple[Any, ...], node: str, now: Instant) -> port.LoadedRun | None:
     """Return a run that was claimed, without what cannot be read. Poison in one run never stops another.
 
     A message or signal that makes no sense becomes a dead letter; a run of which anything else does is put aside.
     """
     try:
-        return loaded_of(row)
+        return queries.loaded_of(row)
     except StoreCorrupt:
         run_no = row[0]
         return await server.transact(lambda session: _repaired(session, run_no, node, now))
 
 
-async def _repaired(session: Session, run_no: int, node: str, now: Instant) -> port.LoadedRun | None:
+async def _repaired(session: Transaction, run_no: int, node: str, now: Instant) -> port.LoadedRun | None:
     await session.fetch("SELECT 1 FROM holdfast.runs WHERE run_no = $1 FOR UPDATE", run_no)
     await bury_unreadable(session, run_no, node, now)
     try:
         [row] = await session.fetch(LOAD_ONE, run_no, now)
-        return loaded_of(row)
+        return queries.loaded_of(row)
     except StoreCorrupt:
         await session.fetch(
             "UPDATE holdfast.runs SET lease_owner = NULL, ready_at = $2 WHERE run_no = $1", run_no, now + ASIDE
@@ -202,7 +142,7 @@ async def _repaired(session: Session, run_no: int, node: str, now: Instant) -> p
 
 
 async def next_due(
-    server: Server,
+    server: Pool,
     starts: Starts,
     node: str,
     plans: Sequence[port.Plan] | None,
@@ -218,7 +158,7 @@ async def next_due(
 
 
 async def renew(
-    server: Server,
+    server: Pool,
     node: str,
     lease_ms: int,
     plans: Sequence[port.Plan] | None,
@@ -250,51 +190,36 @@ async def extend(address: Address, node: str, lease_ms: int, now: Instant | None
         raise fault.error from problem
 
 
-async def find_orphaned(server: Server, late_ms: int, now: Instant | None) -> list[port.OrphanedDefinition]:
+async def find_orphaned(server: Pool, late_ms: int, now: Instant | None) -> list[port.OrphanedDefinition]:
     """Return the definitions that no node alive has, of runs that have been eligible for so long."""
-    found = await server.fetch(MISSING, now, late_ms * 1_000)
+    found = await server.fetch(ORPHANED, now, late_ms * 1_000)
     return [port.OrphanedDefinition((plan_id, plan_version), since) for plan_id, plan_version, since in found]
 
 
-async def release_jobs(server: Server, node: str, jobs: Sequence[port.Job], now: Instant | None) -> int:
-    """Undo the take of jobs that were not begun."""
-    asked = [(job.run_id, job.step_id, job.engine_attempt_id) for job in jobs]
-    return len(await server.fetch(RELEASE_JOBS, now, node, *columns(asked, 3))) if asked else 0
+_PUBLISH_DEFINITIONS = """
+INSERT INTO holdfast.definitions AS d (plan_id, plan_version, definition)
+SELECT x.plan_id, x.plan_version, x.definition
+FROM unnest($1::text[], $2::text[], $3::text[]) AS x (plan_id, plan_version, definition)
+ORDER BY x.plan_id, x.plan_version
+ON CONFLICT (plan_id, plan_version) DO UPDATE SET definition = excluded.definition
+WHERE d.definition <> excluded.definition
+"""
+_FIND_DEFINITIONS = """
+SELECT d.plan_id, d.plan_version, d.definition FROM unnest($1::text[], $2::text[]) AS x (plan_id, plan_version)
+JOIN holdfast.definitions d ON d.plan_id = x.plan_id AND d.plan_version = x.plan_version
+"""
 
 
-async def take(
-    server: Server,
-    node: str,
-    queues: Sequence[str],
-    activities: Sequence[str],
-    limit: int,
-    visible_ms: int,
-    now: Instant | None,
-) -> list[port.Job]:
-    """Take up to `limit` jobs: longest visible first, then in order of their runs' creation and of step ids."""
-    found = await server.fetch(TAKE, now, node, list(queues), list(activities), limit, visible_ms * 1_000)
-    taken = []
-    for row in found:
-        try:
-            taken.append(sql.job_of(row))
-        except StoreCorrupt:  # it stays invisible for as long as any: poison in one run never stops another
-            continue
-    return taken
+async def publish_definitions(db: Db, definitions: Sequence[WorkflowDeclaration]) -> None:
+    """Keep definitions in the place of those of the same versions."""
+    last = {(one.plan_id, one.plan_version): one for one in definitions}.values()
+    given = [one.plan_id for one in last], [one.plan_version for one in last], [sql.encode(one) for one in last]
+    await db.fetch(_PUBLISH_DEFINITIONS, *given)
 
 
-async def beat(
-    db: Db, node: str, beats: Sequence[port.Heartbeat], visible_ms: int, now: Instant | None
-) -> tuple[Instant, list[bool]]:
-    """Keep with the node what is still its to carry out."""
-    [row] = await db.fetch(
-        BEAT,
-        now,
-        node,
-        visible_ms * 1_000,
-        [one.run_id for one in beats],
-        [one.step_id for one in beats],
-        [one.queue for one in beats],
-        [one.engine_attempt_id for one in beats],
-        [None if one.details is UNSET else sql.text_of(one.details) for one in beats],
-    )
-    return row[0], list(row[1])
+async def find_definitions(db: Db, plans: Sequence[port.Plan]) -> list[WorkflowDeclaration | None]:
+    """Return the definitions in the order asked for; None where there is none."""
+    asked = list(dict.fromkeys((askable(plan_id), askable(version)) for plan_id, version in plans))
+    rows = await db.fetch(_FIND_DEFINITIONS, [plan_id for plan_id, _ in asked], [version for _, version in asked])
+    found = {(row[0], row[1]): sql.definition_of(row[2]) for row in rows}
+    return [found.get(plan) for plan in plans]

@@ -15,7 +15,7 @@ from holdfast.core.codec import number_of
 from holdfast.errors import StoreNotMigrated, StoreTooNew
 from holdfast.store import validation
 from holdfast.store.postgres import audit
-from holdfast.store.postgres.pool import Db, Session
+from holdfast.store.postgres.pool import Db, Transaction
 
 
 class Migration(Struct, frozen=True):
@@ -44,7 +44,7 @@ def latest_version() -> int:
     return migrations()[-1].version
 
 
-async def migrate(db: Session, schema: str, shown: str) -> int:
+async def migrate(db: Transaction, schema: str, shown: str) -> int:
     """Apply what is missing, within a transaction. Return the version of the schema."""
     await db.fetch("SELECT pg_advisory_xact_lock($1)", number_of(f"holdfast migration of {schema}"))
     present = await schema_version(db, schema, shown)

@@ -51,7 +51,7 @@ class Db(Protocol):
         ...
 
 
-class Session:
+class Transaction:
     """One connection while a transaction lasts."""
 
     def __init__(self, connection: Any, schema: str) -> None:
@@ -73,7 +73,7 @@ class Session:
         return self.connection.transaction()
 
 
-class Server:
+class Pool:
     """The way to one server. With `statement_s` a statement that takes longer is given up, and not tried again."""
 
     def __init__(self, address: Address, busy_ms: int, statement_s: float | None = None) -> None:
@@ -107,12 +107,12 @@ class Server:
 
         return await self._try(work, is_repeatable, if_lost)
 
-    async def transact(self, work: Callable[[Session], Awaitable[T]]) -> T:
+    async def transact(self, work: Callable[[Transaction], Awaitable[T]]) -> T:
         """Let a function execute statements in one transaction. It may be called again, so it must not keep count."""
 
         async def attempt(connection: Any) -> T:
             async with connection.transaction():
-                return await work(Session(connection, self.address.schema))
+                return await work(Transaction(connection, self.address.schema))
 
         return await self._try(attempt, is_repeatable=True)
 

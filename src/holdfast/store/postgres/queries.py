@@ -1,21 +1,30 @@
-"""`read_events`, the `find_` verbs and `stats`."""
+"""`load`, `read_events`, `find` and `stats`."""
 
+from collections.abc import Sequence
 from itertools import accumulate
 from operator import itemgetter
 from typing import Any
 
-from msgspec import json
+from msgspec import Raw, json
 
 from holdfast.core.events import Event
-from holdfast.core.index_rows import Task, Wait
+from holdfast.core.index_rows import ActivityRecord, Task, Wait
 from holdfast.core.instants import Instant
-from holdfast.core.messages import Signal
+from holdfast.core.messages import Message, Signal
+from holdfast.limits import MAILBOX_SIGNALS
 from holdfast.store import port, sql
 from holdfast.store.postgres.columns import askable
 from holdfast.store.postgres.pool import Db
-from holdfast.store.searching import in_json, words_of
-from holdfast.store.where import Where
+from holdfast.store.sql import Where, in_json, words_of
 
+HEAD = ", ".join(f"l.{name.strip().rpartition('.')[2]}" for name in sql.HEAD.split(","))
+LOADED = (
+    f"{HEAD}, l.messages, l.s_seq, l.s_name, l.s_signal, l.s_step, l.s_at, l.s_payload, l.s_received, l.s_by, "
+    "l.is_whole, l.records, l.d_step, l.d_details"
+)
+LOAD = f"""
+SELECT {LOADED} FROM holdfast.loaded_3(holdfast.numbers_1($2), holdfast.time_1($1), {MAILBOX_SIGNALS}) l
+"""
 EVENTS = f"""
 SELECT {sql.EVENT} FROM holdfast.events
 WHERE run_no = (SELECT run_no FROM holdfast.runs WHERE run_id = $1) AND run_seq > $2 ORDER BY run_seq LIMIT $3
@@ -46,6 +55,47 @@ FROM (SELECT holdfast.time_1($1) AS now OFFSET 0) t
 """
 
 
+async def load(db: Db, run_ids: Sequence[str], now: Instant | None) -> list[port.LoadedRun | None]:
+    """Return the runs in the order asked for; None where missing."""
+    found = await db.fetch(LOAD, now, [run_id for run_id in set(run_ids) if "\x00" not in run_id])
+    loaded = {row[1]: loaded_of(row) for row in found}
+    return [loaded.get(run_id) for run_id in run_ids]
+
+
+def loaded_of(row: Any) -> port.LoadedRun:
+    """Return the run that a row of LOADED describes."""
+    head = sql.head_of(row)
+    messages, seqs, names, signals, steps, ats, payloads, receiveds, bys, is_whole, *rest = tuple(row)[23:]
+    records, d_steps, details = rest
+    return port.LoadedRun(
+        head=head,
+        messages=tuple(map(_message, messages)) if messages else (),
+        signals=tuple(
+            sql.signal_of(head.run_id, (seq, name, signal_id, step_id, at, None, payload, received_at, by))
+            for seq, name, signal_id, step_id, at, payload, received_at, by in zip(
+                seqs, names, signals, steps, ats, payloads, receiveds, bys, strict=True
+            )
+        )
+        if seqs
+        else (),
+        records=tuple(map(_record, records)) if records else (),
+        details=_details(d_steps, details) if d_steps else {},
+        is_whole=is_whole,
+    )
+
+
+def _message(text: str) -> Message:
+    return sql.message_of(text)
+
+
+def _record(text: str) -> ActivityRecord:
+    return sql.record_of(text)
+
+
+def _details(steps: Sequence[str], details: Sequence[str]) -> dict[str, Raw]:
+    return {step_id: sql.raw_of(text) for step_id, text in zip(steps, details, strict=True)}
+
+
 async def read_events(db: Db, run_id: str, after: int, limit: int, most_bytes: int | None = None) -> list[Event]:
     """Return a page of the run's history."""
     if most_bytes is not None:
@@ -72,7 +122,7 @@ _SAYS = (
 
 
 async def find_runs(db: Db, query: port.RunQuery, limit: int) -> port.Found[port.RunHead]:
-    """Return the runs that the query names."""
+    """Return the runs that match the query."""
     where = Where()
     if query.newest:
         where.add(_BEFORE, query.before[1], query.before[0])
@@ -108,7 +158,7 @@ async def find_runs(db: Db, query: port.RunQuery, limit: int) -> port.Found[port
 
 
 async def find_waits(db: Db, query: port.WaitQuery, limit: int) -> port.Found[Wait]:
-    """Return the open waits that the query names."""
+    """Return the open waits that match the query."""
     where = Where()
     where.add("(run_id, step_id) > (?, ?)", *query.after)
     where.add_given("tenant = ?", query.tenant)
@@ -129,10 +179,10 @@ _BEHIND = (
 )
 
 
-async def find_mailbox(db: Db, query: port.MailboxQuery, limit: int) -> list[Signal]:
-    """Return the signals that the query names."""
+async def find_mailbox(db: Db, query: port.MailboxQuery, limit: int) -> port.Found[Signal]:
+    """Return the signals that match the query."""
     if query.signal_id is not None and "\x00" in query.signal_id:
-        return []
+        return port.Found()
     where = Where()
     if query.run_id is not None:
         where.add("run_no = (SELECT run_no FROM holdfast.runs WHERE run_id = ?)", query.run_id)
@@ -162,7 +212,7 @@ _MENTIONS = (
 
 
 async def find_tasks(db: Db, query: port.TaskQuery, limit: int) -> port.Found[Task]:
-    """Return the tasks that the query names."""
+    """Return the tasks that match the query."""
     where = Where()
     where.add("task_id > ?", query.after)
     place = None
@@ -231,5 +281,5 @@ def _fitting(sizes: list[Any], most_bytes: int) -> int | None:
 
 async def read_page(db: Db, select: str, where: Where, order: str, limit: int, skip: int = 0) -> list[Any]:
     """Return so many rows in this order, behind so many that are passed over."""
-    sql = f"{select} {where.numbered} ORDER BY {order} LIMIT {where.next_place} OFFSET {skip:d}"
+    sql = f"{select} {where.numbered} ORDER BY {order} LIMIT {where.limit_parameter} OFFSET {skip:d}"
     return await db.fetch(sql, *(askable(value) for value in where.values(limit)))

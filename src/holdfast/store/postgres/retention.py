@@ -8,7 +8,7 @@ from holdfast.store import validation
 from holdfast.store.port import PurgePolicy, PurgeReport
 from holdfast.store.postgres import audit
 from holdfast.store.postgres.columns import askable
-from holdfast.store.postgres.pool import Db, Session
+from holdfast.store.postgres.pool import Db, Transaction
 
 _NAMED = "($3::text IS NULL OR tenant = $3) AND ($4::text[] IS NULL OR run_id = ANY ($4))"
 _GONE = f"""
@@ -38,7 +38,7 @@ _COUNTED = ("events", "signals", "acceptance_records", "tasks", "dead_letters")
 
 
 async def purge(
-    session: Session, policy: PurgePolicy, given: Instant | None, entry: AuditEntry | None = None
+    session: Transaction, policy: PurgePolicy, given: Instant | None, entry: AuditEntry | None = None
 ) -> PurgeReport:
     """Delete, or with `dry_run` only count, what the policy allows."""
     limit = policy.limit
@@ -88,7 +88,7 @@ async def purge(
     return report
 
 
-async def _forget(session: Session, expired: list[Any], now: Instant) -> None:
+async def _forget(session: Transaction, expired: list[Any], now: Instant) -> None:
     """Delete acceptance records, unless one has been renewed meanwhile."""
     await session.fetch(
         "DELETE FROM holdfast.acceptance_records a USING unnest($1::bigint[], $2::text[], $3::text[]) "

@@ -6,25 +6,24 @@ stand between. See `docs/adr/0016-postgresql.md`.
 """
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 from holdfast.clock import Clock
-from holdfast.core.access import AccessToken, TokenQuery
+from holdfast.core.access import AccessToken
 from holdfast.core.admission import RunLimit
-from holdfast.core.audit import AuditEntry, AuditQuery
-from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Settled, Settlement
+from holdfast.core.audit import AuditEntry
+from holdfast.core.dead_letters import Settled, Settlement
 from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import Event
-from holdfast.core.index_rows import Task, Wait
 from holdfast.core.instants import Instant
-from holdfast.core.messages import Message, Signal, SignalRequest
+from holdfast.core.messages import Message, SignalRequest
 from holdfast.limits import LIST_S, Limits
-from holdfast.store import port, validation
+from holdfast.store import port, sql, validation
 from holdfast.store.health import Bounds, Facts
 from holdfast.store.postgres import admission, changefeed, dead_letters, health, leases, queries, retention
 from holdfast.store.postgres import audit as audit_log
-from holdfast.store.postgres import definitions as definitions_
+from holdfast.store.postgres import jobs as job_queue
 from holdfast.store.postgres import tokens as access_tokens
 from holdfast.store.postgres.address import parse_address
 from holdfast.store.postgres.columns import askable
@@ -32,12 +31,21 @@ from holdfast.store.postgres.commit import Committing
 from holdfast.store.postgres.create import create_on
 from holdfast.store.postgres.inbox import deliver
 from holdfast.store.postgres.migrate import latest_version, migrate, not_migrated, schema_version
-from holdfast.store.postgres.pool import Server, Session
+from holdfast.store.postgres.pool import Pool, Transaction
 from holdfast.store.postgres.wakeups import NotifyWakeups
-from holdfast.store.sql import plan_of
 from holdfast.store.wakeups import Wakeups
 
 T = TypeVar("T")
+Row = TypeVar("Row")
+
+_FINDERS: dict[type, Callable[[Pool, Any, int], Coroutine[Any, Any, port.Found[Any]]]] = {
+    port.RunQuery: queries.find_runs,
+    port.WaitQuery: queries.find_waits,
+    port.MailboxQuery: queries.find_mailbox,
+    port.TaskQuery: queries.find_tasks,
+    port.DeadLetterQuery: dead_letters.find,
+    port.AuditQuery: audit_log.find,
+}
 
 FRESH_S = 1.0
 """How long the server's time, once heard, is counted on from here before it is asked for again."""
@@ -49,13 +57,13 @@ FLUSH_S = 1.0
 class PostgresStore:
     """A store in one schema of a PostgreSQL database. Make it with `open`."""
 
-    def __init__(self, server: Server, clock: Clock | None, limits: Limits, wakeups: Wakeups) -> None:
+    def __init__(self, server: Pool, clock: Clock | None, limits: Limits, wakeups: Wakeups) -> None:
         self.capabilities = port.Capabilities(
             conditional_batch=True, atomic_batch=True, read_after_write=True, scan_consistency="snapshot"
         )
         self.wakeups = wakeups
         self._server = server
-        self._lists = Server(server.address, server.busy_ms, LIST_S)
+        self._lists = Pool(server.address, server.busy_ms, LIST_S)
         self._clock = clock
         self._limits = limits
         self._starts = leases.Starts()
@@ -79,7 +87,7 @@ class PostgresStore:
         `busy_ms` is how long what fails in passing is tried again. `clock` takes the place of the server's time.
         """
         place = parse_address(address)
-        server = Server(place, busy_ms)
+        server = Pool(place, busy_ms)
         await server.check()
         store = cls(server, clock, limits or Limits(), wakeups or NotifyWakeups(place))
         try:
@@ -214,7 +222,7 @@ class PostgresStore:
 
     async def find_nodes(self) -> list[port.NodePlans]:
         said = await self._server.finished(self._ready().fetch(leases.ALIVE, self._asked()))
-        return [port.NodePlans(node, frozenset(map(plan_of, plans))) for node, plans in said]
+        return [port.NodePlans(node, frozenset(map(sql.plan_of, plans))) for node, plans in said]
 
     async def next_due(
         self, node: str, plans: Sequence[port.Plan] | None = None, queues: Sequence[str] = ()
@@ -240,17 +248,19 @@ class PostgresStore:
             self._check_migrated()
             return []
         return await self._server.finished(
-            leases.take(self._ready(), node, queues, activities, limit, visible_ms, self._asked())
+            job_queue.acquire(self._ready(), node, queues, activities, limit, visible_ms, self._asked())
         )
 
     async def release_jobs(self, node: str, jobs: Sequence[port.Job]) -> int:
         validation.check_release(node, jobs, self._limits)
-        work = leases.release_jobs(self._ready(), node, jobs, self._asked())
+        work = job_queue.release(self._ready(), node, jobs, self._asked())
         return await self._server.finished(self._then_notify(work))
 
     async def heartbeat(self, node: str, beats: Sequence[port.Heartbeat], visible_ms: int) -> list[bool]:
         validation.check_beats(node, beats, visible_ms, self._limits)
-        now, kept = await self._server.finished(leases.beat(self._ready(), node, beats, visible_ms, self._asked()))
+        now, kept = await self._server.finished(
+            job_queue.heartbeat(self._ready(), node, beats, visible_ms, self._asked())
+        )
         self._hear(now)
         return kept
 
@@ -258,7 +268,7 @@ class PostgresStore:
 
     async def load(self, run_ids: Sequence[str]) -> list[port.LoadedRun | None]:
         validation.check_ids(run_ids, self._limits)
-        return await self._server.finished(leases.load(self._ready(), run_ids, self._asked()))
+        return await self._server.finished(queries.load(self._ready(), run_ids, self._asked()))
 
     async def read_events(
         self, run_id: str, after: int = 0, limit: int | None = None, most_bytes: int | None = None
@@ -270,33 +280,12 @@ class PostgresStore:
             return await queries.read_events(self._listing(), run_id, after, most, most_bytes)
         return await self._server.finished(queries.read_events(self._ready(), run_id, after, most))
 
-    async def find_runs(self, query: port.RunQuery) -> port.Found[port.RunHead]:
-        validation.check_query(query)
-        if query.run_ids is None:
-            return await queries.find_runs(self._listing(), query, self._page(query.limit))
-        return await self._server.finished(queries.find_runs(self._ready(), query, self._page(query.limit)))
-
-    async def find_waits(self, query: port.WaitQuery) -> list[Wait]:
-        validation.check_query(query)
-        return await queries.find_waits(self._listing(), query, self._page(query.limit))
-
-    async def find_mailbox(self, query: port.MailboxQuery) -> list[Signal]:
-        validation.check_query(query)
-        if query.run_id is None or query.most_bytes is not None:
-            return await queries.find_mailbox(self._listing(), query, self._page(query.limit))
-        return await self._server.finished(queries.find_mailbox(self._ready(), query, self._page(query.limit)))
-
-    async def find_tasks(self, query: port.TaskQuery) -> port.Found[Task]:
-        validation.check_query(query)
-        if query.run_id is None and query.task_id is None:
-            return await queries.find_tasks(self._listing(), query, self._page(query.limit))
-        return await self._server.finished(queries.find_tasks(self._ready(), query, self._page(query.limit)))
-
-    async def find_dead_letters(self, query: DeadLetterQuery) -> list[DeadLetter]:
-        validation.check_query(query)
-        if query.run_id is None and query.letter_id is None:
-            return await dead_letters.find(self._listing(), query, self._page(query.limit))
-        return await self._server.finished(dead_letters.find(self._ready(), query, self._page(query.limit)))
+    async def find(self, query: port.Query[Row]) -> port.Found[Row]:
+        finder = validation.finder_of(_FINDERS, query)
+        most = self._page(query.limit)
+        if sql.is_lookup(query):
+            return await self._server.finished(finder(self._ready(), query, most))
+        return await finder(self._listing(), query, most)
 
     async def settle_dead_letters(
         self, ids: Sequence[str], action: Settlement, actor: str = "", audit: AuditEntry | None = None
@@ -309,48 +298,44 @@ class PostgresStore:
 
     async def publish_definitions(self, definitions: Sequence[WorkflowDeclaration]) -> None:
         validation.check_definitions(definitions, self._limits)
-        await self._server.finished(definitions_.publish(self._ready(), definitions))
+        await self._server.finished(leases.publish_definitions(self._ready(), definitions))
 
     async def find_definitions(self, plans: Sequence[port.Plan]) -> list[WorkflowDeclaration | None]:
         validation.check_plans(plans)
-        return await self._server.finished(definitions_.find(self._ready(), plans))
+        return await self._server.finished(leases.find_definitions(self._ready(), plans))
 
     async def put_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> list[AccessToken]:
         validation.check_tokens(tokens, self._limits)
         validation.check_audit(audit, self._limits)
         now = self._asked()
 
-        async def work(session: Session) -> list[AccessToken]:
+        async def work(session: Transaction) -> list[AccessToken]:
             await audit_log.append_now(session, audit, now)
-            return await access_tokens.keep(session, tokens, now)
+            return await access_tokens.put(session, tokens, now)
 
         return await self._server.finished(self._ready().transact(work))
 
-    async def keep_key(self, name: str, key: str) -> str:
-        validation.check_key(name, key)
-        return await self._server.finished(access_tokens.keep_key(self._ready(), name, key))
-
-    async def find_tokens(self, query: TokenQuery) -> list[AccessToken]:
+    async def find_tokens(self, query: port.TokenQuery) -> port.Found[AccessToken]:
         validation.check_query(query)
         return await self._server.finished(access_tokens.find(self._ready(), query, self._page(query.limit)))
+
+    async def put_key(self, name: str, key: str) -> str:
+        validation.check_key(name, key)
+        return await self._server.finished(access_tokens.put_key(self._ready(), name, key))
 
     async def append_audit(self, entries: Sequence[AuditEntry]) -> None:
         validation.check_audit(entries, self._limits)
         now = self._asked()
         await self._server.finished(self._ready().transact(lambda session: audit_log.append_now(session, entries, now)))
 
-    async def find_audit(self, query: AuditQuery) -> list[AuditEntry]:
-        validation.check_query(query)
-        return await audit_log.find(self._listing(), query, self._page(query.limit))
-
     async def changes(self, cursor: str = "", limit: int = 1_000) -> port.Changes:
         return await self._server.finished(changefeed.changes(self._ready(), cursor, self._page(limit)))
 
+    async def health(self, bounds: Bounds, *, thorough: bool = False) -> Facts:
+        return await self._server.finished(health.examine(self._ready(), bounds, self._asked()))
+
     async def stats(self) -> port.Stats:
         return await queries.stats(self._listing(), self._asked())
-
-    async def examine(self, bounds: Bounds, *, thorough: bool = False) -> Facts:
-        return await self._server.finished(health.examine(self._ready(), bounds, self._asked()))
 
     # --- what all of them need
 
@@ -361,12 +346,12 @@ class PostgresStore:
         """Return the time of a clock that takes the place of the server's, or None."""
         return None if self._clock is None else self._clock.now()
 
-    def _listing(self) -> Server:
+    def _listing(self) -> Pool:
         """Return the connections for what may take long: no commit waits for them."""
         self._check_migrated()
         return self._lists
 
-    def _ready(self) -> Server:
+    def _ready(self) -> Pool:
         self._check_migrated()
         return self._server
 

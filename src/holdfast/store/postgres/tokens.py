@@ -7,13 +7,14 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast.core import codec
-from holdfast.core.access import AccessToken, TokenQuery, joined
+from holdfast.core.access import AccessToken, joined
 from holdfast.core.instants import Instant
 from holdfast.errors import InvalidInput, StoreCorrupt
 from holdfast.store import sql
 from holdfast.store.postgres.columns import askable, columns
-from holdfast.store.postgres.pool import Db, Session
-from holdfast.store.where import Where
+from holdfast.store.postgres.pool import Db, Transaction
+from holdfast.store.sql import Where
+from holdfast.store.types import Found, TokenQuery
 
 _COLUMNS = "token, revoked_at, revoked_by, last_used_at"
 
@@ -36,8 +37,8 @@ WHERE a.token_id = t.token_id
 _KEEP_KEY = "INSERT INTO holdfast.store_keys (name, key) VALUES ($1, $2) ON CONFLICT DO NOTHING"
 
 
-async def keep(session: Session, tokens: Sequence[AccessToken], now: Instant | None) -> list[AccessToken]:
-    """Keep tokens, joined with what is there."""
+async def put(session: Transaction, tokens: Sequence[AccessToken], now: Instant | None) -> list[AccessToken]:
+    """Store tokens, joined with what is stored of them."""
     await session.fetch(_FORGET, now)
     await session.fetch(_KEEP, *columns([_row_of(token) for token in tokens], 8))
     found = await session.fetch(_KEPT, [token.token_id for token in tokens])
@@ -55,15 +56,15 @@ async def keep(session: Session, tokens: Sequence[AccessToken], now: Instant | N
     return [kept[token.token_id] for token in tokens]
 
 
-async def keep_key(db: Db, name: str, key: str) -> str:
-    """Keep a key unless there is one, and return the one that is kept."""
+async def put_key(db: Db, name: str, key: str) -> str:
+    """Store a key unless there is one, and return the one that is stored."""
     await db.fetch(_KEEP_KEY, name, bytes.fromhex(key))
     [[kept]] = await db.fetch("SELECT key FROM holdfast.store_keys WHERE name = $1", name)
     return bytes(kept).hex()
 
 
-async def find(db: Db, query: TokenQuery, limit: int) -> list[AccessToken]:
-    """Return the tokens that the query names."""
+async def find(db: Db, query: TokenQuery, limit: int) -> Found[AccessToken]:
+    """Return the tokens that match the query."""
     where = Where()
     where.add("token_id > ?", askable(query.after))
     where.add_given("tenant = ?", askable(query.tenant))
@@ -72,7 +73,9 @@ async def find(db: Db, query: TokenQuery, limit: int) -> list[AccessToken]:
     if not query.sessions:
         where.add("session_of IS NULL")
     columns = f"{_COLUMNS}, token_id"
-    select = f"SELECT {columns} FROM holdfast.access_tokens {where.numbered} ORDER BY token_id LIMIT {where.next_place}"
+    select = (
+        f"SELECT {columns} FROM holdfast.access_tokens {where.numbered} ORDER BY token_id LIMIT {where.limit_parameter}"
+    )
     found = await db.fetch(select, *where.values(limit))
     return sql.found_of(found, _token_of, itemgetter(4), itemgetter(4))
 

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Mapping
 from operator import itemgetter
 from typing import Any
 
-from holdfast.core.audit import AuditEntry, AuditQuery
+from holdfast.core.audit import AuditEntry
 from holdfast.core.instants import Instant
 from holdfast.store import sql
 from holdfast.store.port import PurgePolicy
-from holdfast.store.types import Found
-from holdfast.store.where import Where, audit_conditions
+from holdfast.store.sql import Where, audit_conditions
+from holdfast.store.types import AuditQuery, Found
 
 _INSERT = f"INSERT OR IGNORE INTO audit_log ({sql.AUDIT}) VALUES ({', '.join('?' * 10)})"
 

@@ -6,17 +6,17 @@ from operator import itemgetter
 from typing import Any
 
 from holdfast.core.audit import AuditEntry
-from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Settled, Settlement, letter_id, unreadable_payload
+from holdfast.core.dead_letters import DeadLetter, Settled, Settlement, letter_id, unreadable_payload
 from holdfast.core.instants import Instant
 from holdfast.core.keys import inbox_uuid
 from holdfast.core.messages import Message
 from holdfast.core.state import RunStatus
 from holdfast.errors import CallerError, StoreCorrupt
 from holdfast.store import port, validation
-from holdfast.store.sql import LETTER, found_of, letter_of
+from holdfast.store.sql import LETTER, Where, found_of, letter_of, text_bytes
 from holdfast.store.sqlite import audit, rows
 from holdfast.store.sqlite.connection import check_unreadable
-from holdfast.store.where import Where, text_bytes, within
+from holdfast.store.types import DeadLetterQuery, within
 
 INSERT = (
     "INSERT OR REPLACE INTO dead_letters (run_no, letter_id, envelope, reason, detail, node, died_at, settled, "

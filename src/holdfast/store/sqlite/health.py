@@ -1,4 +1,4 @@
-"""`examine`: the file and its disk, and facts about all runs."""
+"""`health`: the file and its disk, and facts about all runs."""
 
 import shutil
 import sqlite3

@@ -4,11 +4,12 @@ import json
 import sqlite3
 from collections.abc import Sequence
 
+from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.instants import Instant
 from holdfast.errors import StoreCorrupt
 from holdfast.limits import SUSPECT_LOSSES
 from holdfast.store import port, validation
-from holdfast.store.sql import plan_keys, plan_of
+from holdfast.store.sql import definition_of, encode, plan_keys, plan_of
 from holdfast.store.sqlite import rows
 from holdfast.store.sqlite.connection import check_unreadable
 from holdfast.store.sqlite.dead_letters import bury_unreadable
@@ -234,3 +235,27 @@ def find_orphaned(db: sqlite3.Connection, late_ms: int, now: Instant) -> list[po
     """Return the definitions that no node alive has, of runs that have been eligible for so long."""
     found = db.execute(MISSING, {"now": now, "late": now - late_ms * 1_000})
     return [port.OrphanedDefinition((plan_id, plan_version), since) for plan_id, plan_version, since in found]
+
+
+_PUBLISH_DEFINITION = (
+    "INSERT INTO definitions (plan_id, plan_version, definition) VALUES (?, ?, ?) ON CONFLICT DO UPDATE "
+    "SET definition = excluded.definition WHERE definition <> excluded.definition"
+)
+_FIND_DEFINITIONS = (
+    "SELECT plan_id, plan_version, definition FROM definitions "
+    "WHERE plan_id || char(10) || plan_version IN (SELECT value FROM json_each(?))"
+)
+
+
+def publish_definitions(db: sqlite3.Connection, definitions: Sequence[WorkflowDeclaration]) -> None:
+    """Keep definitions in the place of those of the same versions."""
+    db.executemany(_PUBLISH_DEFINITION, [(one.plan_id, one.plan_version, encode(one)) for one in definitions])
+
+
+def find_definitions(db: sqlite3.Connection, plans: Sequence[port.Plan]) -> list[WorkflowDeclaration | None]:
+    """Return the definitions in the order asked for; None where there is none."""
+    found = {
+        (row[0], row[1]): definition_of(row[2])
+        for row in db.execute(_FIND_DEFINITIONS, (rows.listing(plan_keys(plans)),))
+    }
+    return [found.get(plan) for plan in plans]

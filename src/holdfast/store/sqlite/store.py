@@ -10,23 +10,22 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from msgspec.structs import replace
 
 from holdfast.clock import Clock, SystemClock
-from holdfast.core.access import AccessToken, TokenQuery
+from holdfast.core.access import AccessToken
 from holdfast.core.admission import RunLimit
-from holdfast.core.audit import AuditEntry, AuditQuery
-from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery, Settled, Settlement
+from holdfast.core.audit import AuditEntry
+from holdfast.core.dead_letters import Settled, Settlement
 from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import Event
-from holdfast.core.index_rows import Task, Wait
 from holdfast.core.instants import Instant
-from holdfast.core.messages import Message, Signal, SignalRequest
+from holdfast.core.messages import Message, SignalRequest
 from holdfast.errors import StoreUnavailable
 from holdfast.limits import Limits
-from holdfast.store import port, validation
+from holdfast.store import port, sql, validation
 from holdfast.store.health import Bounds, Facts
 from holdfast.store.sqlite import (
     admission,
@@ -34,7 +33,6 @@ from holdfast.store.sqlite import (
     commit,
     create,
     dead_letters,
-    finding,
     health,
     inbox,
     leases,
@@ -42,7 +40,6 @@ from holdfast.store.sqlite import (
     retention,
 )
 from holdfast.store.sqlite import audit as audit_log
-from holdfast.store.sqlite import definitions as definitions_
 from holdfast.store.sqlite import jobs as job_queue
 from holdfast.store.sqlite import tokens as access_tokens
 from holdfast.store.sqlite.connection import Database
@@ -52,6 +49,16 @@ from holdfast.store.sqlite.wakeups import SocketWakeups
 from holdfast.store.wakeups import Wakeups
 
 T = TypeVar("T")
+Row = TypeVar("Row")
+
+_FINDERS: dict[type, Callable[[sqlite3.Connection, Any, int], port.Found[Any]]] = {
+    port.RunQuery: queries.find_runs,
+    port.WaitQuery: queries.find_waits,
+    port.MailboxQuery: queries.find_mailbox,
+    port.TaskQuery: queries.find_tasks,
+    port.DeadLetterQuery: dead_letters.find,
+    port.AuditQuery: audit_log.find,
+}
 
 
 class SqliteStore:
@@ -243,50 +250,28 @@ class SqliteStore:
         read = self._read if most_bytes is None else self._list
         return await read(lambda db, _: queries.read_events(db, run_id, after, most, most_bytes))
 
-    async def find_runs(self, query: port.RunQuery) -> port.Found[port.RunHead]:
-        validation.check_query(query)
+    async def find(self, query: port.Query[Row]) -> port.Found[Row]:
+        finder = validation.finder_of(_FINDERS, query)
         most = self._page(query.limit)
-        if not query.newest:
-            read = self._read if query.run_ids is not None else self._list
-            return await read(lambda db, _: finding.find_runs(db, query, most))
-        if query.look is not None:
-            return await self._list(lambda db, _: finding.look_at_newest(db, query, most))
-        before = await self._list(lambda db, _: finding.place_of_newest(db, query))
-        window = before if finding.is_looked_up(query) else finding.WINDOW
+        if isinstance(query, port.RunQuery) and query.newest and query.look is None:
+            return cast(port.Found[Row], await self._find_newest(query, most))
+        read = self._read if sql.is_lookup(query) and not getattr(query, "newest", False) else self._list
+        return await read(lambda db, _: finder(db, query, most))
+
+    async def _find_newest(self, query: port.RunQuery, most: int) -> port.Found[port.RunHead]:
+        """Look for the newest runs window by window, so that one search does not keep a thread from others."""
+        before = await self._list(lambda db, _: queries.number_before(db, query))
+        window = before if queries.is_looked_up(query) else queries.WINDOW
         found = port.Found[port.RunHead]()
         while before > 0 and len(found) < most:
             part = replace(query, limit=most - len(found))
-            more = await self._list(partial(finding.newest_runs, part, before, before - window))
+            more = await self._list(partial(queries.newest_runs, part, before, before - window))
             found += more
             if more.unreadable:  # the window may have more than was asked for
                 return port.Found(found, more.cursor, more.unreadable)
             before -= window
             await asyncio.sleep(0)
         return found
-
-    async def find_waits(self, query: port.WaitQuery) -> list[Wait]:
-        validation.check_query(query)
-        most = self._page(query.limit)
-        read = self._list if query.run_id is None else self._read
-        return await read(lambda db, _: queries.find_waits(db, query, most))
-
-    async def find_mailbox(self, query: port.MailboxQuery) -> list[Signal]:
-        validation.check_query(query)
-        most = self._page(query.limit)
-        read = self._list if query.run_id is None or query.most_bytes is not None else self._read
-        return await read(lambda db, _: queries.find_mailbox(db, query, most))
-
-    async def find_tasks(self, query: port.TaskQuery) -> port.Found[Task]:
-        validation.check_query(query)
-        most = self._page(query.limit)
-        read = self._list if query.run_id is None and query.task_id is None else self._read
-        return await read(lambda db, _: queries.find_tasks(db, query, most))
-
-    async def find_dead_letters(self, query: DeadLetterQuery) -> list[DeadLetter]:
-        validation.check_query(query)
-        most = self._page(query.limit)
-        read = self._list if query.run_id is None and query.letter_id is None else self._read
-        return await read(lambda db, _: dead_letters.find(db, query, most))
 
     async def settle_dead_letters(
         self, ids: Sequence[str], action: Settlement, actor: str = "", audit: AuditEntry | None = None
@@ -297,11 +282,11 @@ class SqliteStore:
 
     async def publish_definitions(self, definitions: Sequence[WorkflowDeclaration]) -> None:
         validation.check_definitions(definitions, self._limits)
-        await self._write(lambda db, _: definitions_.publish(db, definitions))
+        await self._write(lambda db, _: leases.publish_definitions(db, definitions))
 
     async def find_definitions(self, plans: Sequence[port.Plan]) -> list[WorkflowDeclaration | None]:
         validation.check_plans(plans)
-        return await self._read(lambda db, _: definitions_.find(db, plans))
+        return await self._read(lambda db, _: leases.find_definitions(db, plans))
 
     async def put_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> list[AccessToken]:
         validation.check_tokens(tokens, self._limits)
@@ -309,38 +294,33 @@ class SqliteStore:
 
         def work(db: sqlite3.Connection, now: Instant) -> list[AccessToken]:
             audit_log.append(db, [replace(entry, at=now) for entry in audit])
-            return access_tokens.keep(db, tokens, now)
+            return access_tokens.put(db, tokens, now)
 
         return await self._write(work)
 
-    async def keep_key(self, name: str, key: str) -> str:
-        validation.check_key(name, key)
-        return await self._write(lambda db, _: access_tokens.keep_key(db, name, key))
-
-    async def find_tokens(self, query: TokenQuery) -> list[AccessToken]:
+    async def find_tokens(self, query: port.TokenQuery) -> port.Found[AccessToken]:
         validation.check_query(query)
         most = self._page(query.limit)
         return await self._read(lambda db, _: access_tokens.find(db, query, most))
+
+    async def put_key(self, name: str, key: str) -> str:
+        validation.check_key(name, key)
+        return await self._write(lambda db, _: access_tokens.put_key(db, name, key))
 
     async def append_audit(self, entries: Sequence[AuditEntry]) -> None:
         validation.check_audit(entries, self._limits)
         await self._write(lambda db, now: audit_log.append(db, [replace(entry, at=now) for entry in entries]))
 
-    async def find_audit(self, query: AuditQuery) -> list[AuditEntry]:
-        validation.check_query(query)
-        most = self._page(query.limit)
-        return await self._list(lambda db, _: audit_log.find(db, query, most))
-
     async def changes(self, cursor: str = "", limit: int = 1_000) -> port.Changes:
         most = self._page(limit)
         return await self._read(lambda db, _: changefeed.changes(db, cursor, most))
 
-    async def stats(self) -> port.Stats:
-        return await self._list(queries.stats)
-
-    async def examine(self, bounds: Bounds, *, thorough: bool = False) -> Facts:
+    async def health(self, bounds: Bounds, *, thorough: bool = False) -> Facts:
         self._check_migrated()
         return await health.examine(self._database, bounds, self._clock.now(), thorough=thorough)
+
+    async def stats(self) -> port.Stats:
+        return await self._list(queries.stats)
 
     # --- how work reaches the file
 

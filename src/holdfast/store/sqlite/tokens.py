@@ -8,17 +8,17 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast.core import codec
-from holdfast.core.access import AccessToken, TokenQuery, joined
+from holdfast.core.access import AccessToken, joined
 from holdfast.core.instants import Instant
 from holdfast.errors import InvalidInput, StoreCorrupt
-from holdfast.store.sql import found_of
-from holdfast.store.where import Where
+from holdfast.store.sql import Where, found_of
+from holdfast.store.types import Found, TokenQuery
 
 _COLUMNS = "token, revoked_at, revoked_by, last_used_at"
 
 
-def keep(db: sqlite3.Connection, tokens: Sequence[AccessToken], now: Instant) -> list[AccessToken]:
-    """Keep tokens, joined with what is there."""
+def put(db: sqlite3.Connection, tokens: Sequence[AccessToken], now: Instant) -> list[AccessToken]:
+    """Store tokens, joined with what is stored of them."""
     db.execute("DELETE FROM access_tokens WHERE session_of IS NOT NULL AND expires_at <= ?", (now,))
     for token in tokens:
         db.execute(
@@ -42,15 +42,15 @@ def keep(db: sqlite3.Connection, tokens: Sequence[AccessToken], now: Instant) ->
     return [_of(db, token.token_id) for token in tokens]
 
 
-def keep_key(db: sqlite3.Connection, name: str, key: str) -> str:
-    """Keep a key unless there is one, and return the one that is kept."""
+def put_key(db: sqlite3.Connection, name: str, key: str) -> str:
+    """Store a key unless there is one, and return the one that is stored."""
     db.execute("INSERT OR IGNORE INTO store_keys (name, key) VALUES (?, ?)", (name, bytes.fromhex(key)))
     [kept] = db.execute("SELECT key FROM store_keys WHERE name = ?", (name,)).fetchone()
     return bytes(kept).hex()
 
 
-def find(db: sqlite3.Connection, query: TokenQuery, limit: int) -> list[AccessToken]:
-    """Return the tokens that the query names."""
+def find(db: sqlite3.Connection, query: TokenQuery, limit: int) -> Found[AccessToken]:
+    """Return the tokens that match the query."""
     where = Where()
     where.add("token_id > ?", query.after)
     where.add_given("tenant = ?", query.tenant)

@@ -6,10 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.core.admission import AdmissionRequest, RunLimit
-from holdfast.core.audit import AuditEntry, AuditQuery
+from holdfast.core.audit import AuditEntry
 from holdfast.core.events import CallerRef
 from holdfast.errors import InvalidInput
 from holdfast.store.port import Accepted, Created, Duplicate, Existing, PurgePolicy, Refused, Store
+from holdfast.store.types import AuditQuery
 from holdfast.testing.clock import START, VirtualClock
 from holdfast.testing.samples import SampleNode, access_token, complete, new_run, signal, wait
 from holdfast.testing.store_suite.base import SuiteBase
@@ -25,7 +26,7 @@ def entry(entry_id: str = "e-1", operation: str = "runs.start", **fields: Any) -
 
 async def ids(store: Store, **query: Any) -> list[str]:
     """Return the ids of the entries that a query names."""
-    return [found.entry_id for found in await store.find_audit(AuditQuery(**query))]
+    return [found.entry_id for found in await store.find(AuditQuery(**query))]
 
 
 class AuditSuite(SuiteBase):
@@ -41,7 +42,7 @@ class AuditSuite(SuiteBase):
         assert isinstance((await store.create([replace(new, audit=entry("e-2"))]))[0], Existing)
         other = replace(new, input_sha256="0" * 64, audit=entry("e-3"))
         assert isinstance((await store.create([other]))[0], Refused)
-        [found] = await peer.find_audit(AuditQuery())
+        [found] = await peer.find(AuditQuery())
         assert found == entry(
             subject="order", tenant="acme", project="default", environment="default", run_id="run-1", at=START
         )
@@ -66,7 +67,7 @@ class AuditSuite(SuiteBase):
         assert isinstance((await store.deliver([again]))[0], Duplicate)
         assert isinstance((await store.deliver([replace(first, run_id="nowhere")]))[0], Refused)
         assert [found.by for found in (await node.load("run-1")).signals] == [ANN]
-        [found] = await store.find_audit(AuditQuery())
+        [found] = await store.find(AuditQuery())
         assert (found.entry_id, found.run_id, found.tenant, found.subject) == ("e-1", "run-1", "acme", "go")
         await store.deliver([signal("run-1", "plain")])
         assert [found.by for found in (await node.load("run-1")).signals] == [ANN, None]
@@ -93,7 +94,7 @@ class AuditSuite(SuiteBase):
         clock.advance(ms=1)
         await store.purge(PurgePolicy(finished_run_ms=0, dry_run=True), entry("p1", "store.purge"))
         await store.purge(PurgePolicy(finished_run_ms=0), entry("p2", "store.purge"))
-        found = {each.operation: each for each in await store.find_audit(AuditQuery())}
+        found = {each.operation: each for each in await store.find(AuditQuery())}
         assert len(found) == len(await ids(store)) == 3
         assert (found["letters.drop"].subject, found["letters.drop"].run_id) == (letter, "run-1")
         assert found["tokens.create"].subject == "0123456789abcdef"
@@ -113,7 +114,7 @@ class AuditSuite(SuiteBase):
         everything = [f"e-{number:02}" for number in range(45)]
         for newest in (False, True):
             found: list[AuditEntry] = []
-            while page := await store.find_audit(
+            while page := await store.find(
                 AuditQuery(newest=newest, after=(found[-1].at, found[-1].entry_id) if found else None)
             ):
                 found += page
@@ -173,5 +174,5 @@ class AuditSuite(SuiteBase):
     async def test_what_people_are_called_is_kept_whatever_it_is(self, store: Store) -> None:
         """An actor is no name of ours."""
         await store.append_audit([entry(actor="a\x00b\n' --", detail="\x00")])
-        [found] = await store.find_audit(AuditQuery())
+        [found] = await store.find(AuditQuery())
         assert (found.actor, found.detail) == ("a\x00b\n' --", "\x00")

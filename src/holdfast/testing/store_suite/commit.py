@@ -71,7 +71,7 @@ class CommitSuite(SuiteBase):
         before = await read_history(store, "run-1")
         assert await node.commit(turn) == CommitConflict("cannot be stored", run.head.version, run.head.lease_epoch)
         assert await read_history(store, "run-1") == before
-        assert await store.find_tasks(TaskQuery()) == []
+        assert await store.find(TaskQuery()) == []
         await node.step("run-1", task("approve"))
         new = new_run("run-2")
         queued = replace(new.events[0], data=replace(new.events[0].data, run_request_id=None))

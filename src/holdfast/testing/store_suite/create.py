@@ -61,8 +61,8 @@ class CreateSuite(SuiteBase):
         later = message("run-1", "later", due_at=START + 5_000)
         new = replace(new_run("run-1"), waits_opened=(opened,), tasks=(asked,), messages=(later,))
         await store.create([new])
-        assert await store.find_waits(WaitQuery()) == [opened]
-        assert await store.find_tasks(TaskQuery()) == [asked]
+        assert await store.find(WaitQuery()) == [opened]
+        assert await store.find(TaskQuery()) == [asked]
         [run] = await store.load(["run-1"])
         assert run is not None
         assert (run.head.ready_at, run.messages) == (START + 5_000, ())
@@ -145,7 +145,7 @@ class CreateSuite(SuiteBase):
         )
         assert answers[:2] == [Created("run-1"), Existing("run-1")]
         assert kinds(answers[2:]) == ["Conflict", "Conflict", "InvalidInput", "Created"]
-        assert [head.run_id for head in await store.find_runs(RunQuery())] == ["run-1", "run-5"]
+        assert [head.run_id for head in await store.find(RunQuery())] == ["run-1", "run-5"]
 
     @pytest.mark.contract("QUE-1")
     async def test_of_simultaneous_equal_requests_exactly_one_creates(self, store: Store, peer: Store) -> None:
@@ -173,7 +173,7 @@ class CreateSuite(SuiteBase):
         names = [*STRANGE_NAMES, "x" * 255]
         assert kinds(await store.create([new_run(name) for name in names])) == ["Created"] * len(names)
         assert [run and run.head.run_id for run in await store.load(names)] == names
-        assert [head.run_id for head in await store.find_runs(RunQuery(limit=100))] == sorted(names)
+        assert [head.run_id for head in await store.find(RunQuery(limit=100))] == sorted(names)
 
     async def test_run_without_events_is_refused(self, store: Store) -> None:
         """There is no run without a history."""

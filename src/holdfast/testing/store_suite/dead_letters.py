@@ -3,9 +3,10 @@
 import pytest
 from msgspec.structs import replace
 
-from holdfast.core.dead_letters import DeadLetterQuery, Settled
+from holdfast.core.dead_letters import Settled
 from holdfast.errors import CallerError, Conflict, InvalidInput, NotFound, RunTerminal
 from holdfast.store.port import CommitConflict, Committed, PurgePolicy, Refused, Store
+from holdfast.store.types import DeadLetterQuery
 from holdfast.testing.clock import START, VirtualClock
 from holdfast.testing.samples import SampleNode, complete, dead_letter, message, wait
 from holdfast.testing.store_suite.base import SuiteBase, unchanged
@@ -37,7 +38,7 @@ class LetterSuite(SuiteBase):
         turn = await node.turn(await node.load("run-1"))
         assert turn.consumed == ("poison",)
         await node.commit(replace(turn, dead=(dead_letter(),)))
-        assert await store.find_dead_letters(DeadLetterQuery()) == [dead_letter()]
+        assert await store.find(DeadLetterQuery()) == [dead_letter()]
         assert (await node.load("run-1")).messages == ()
         assert (await store.stats()).dead_letters == 1
 
@@ -65,26 +66,26 @@ class LetterSuite(SuiteBase):
         await node.create("run-1")
         turn = replace(await node.turn(await node.load("run-1"), wait("go")), dead=(dead_letter(),))
         assert await node.commit(turn) == await node.commit(turn)
-        assert await store.find_dead_letters(DeadLetterQuery()) == [dead_letter()]
+        assert await store.find(DeadLetterQuery()) == [dead_letter()]
 
     @pytest.mark.contract("MSG-3")
     async def test_letters_are_found_by_run_and_reason_and_page(self, store: Store, node: SampleNode) -> None:
         """The oldest first."""
         ids = await let_die(node, "run-1", "a", "b", "c")
         others = await let_die(node, "run-2", "d")
-        everything = await store.find_dead_letters(DeadLetterQuery())
+        everything = await store.find(DeadLetterQuery())
         assert {letter.letter_id for letter in everything} == {*ids, *others}
         assert everything == sorted(everything, key=lambda letter: (letter.died_at, letter.letter_id))
-        of_run = await store.find_dead_letters(DeadLetterQuery(run_id="run-1"))
+        of_run = await store.find(DeadLetterQuery(run_id="run-1"))
         assert [letter.letter_id for letter in of_run] == ids
-        assert await store.find_dead_letters(DeadLetterQuery(run_id="nowhere")) == []
-        assert len(await store.find_dead_letters(DeadLetterQuery(reason="retries exhausted"))) == 4
-        assert await store.find_dead_letters(DeadLetterQuery(reason="undecodable")) == []
-        [one] = await store.find_dead_letters(DeadLetterQuery(letter_id=ids[1]))
+        assert await store.find(DeadLetterQuery(run_id="nowhere")) == []
+        assert len(await store.find(DeadLetterQuery(reason="retries exhausted"))) == 4
+        assert await store.find(DeadLetterQuery(reason="undecodable")) == []
+        [one] = await store.find(DeadLetterQuery(letter_id=ids[1]))
         assert one == of_run[1]
-        first = await store.find_dead_letters(DeadLetterQuery(limit=3))
+        first = await store.find(DeadLetterQuery(limit=3))
         last = (first[-1].died_at, first[-1].letter_id)
-        assert first + await store.find_dead_letters(DeadLetterQuery(after=last)) == everything
+        assert first + await store.find(DeadLetterQuery(after=last)) == everything
 
     @pytest.mark.contract("MSG-3")
     async def test_a_letter_that_is_requeued_is_due_now_as_if_for_the_first_time(
@@ -100,8 +101,8 @@ class LetterSuite(SuiteBase):
         await node.step("run-1")
         async with unchanged(store):
             assert await store.settle_dead_letters([letter_id], "requeue", "bob") == [Settled(letter_id, "requeue")]
-        assert await store.find_dead_letters(DeadLetterQuery()) == []
-        [letter] = await store.find_dead_letters(DeadLetterQuery(settled=True))
+        assert await store.find(DeadLetterQuery()) == []
+        [letter] = await store.find(DeadLetterQuery(settled=True))
         assert (letter.settled, letter.settled_by, letter.settled_at) == ("requeue", "ann", START + 500_000)
         assert (await store.stats()).dead_letters == 0
 
@@ -162,5 +163,5 @@ class LetterSuite(SuiteBase):
         assert (await store.stats()).dead_letters == 3
         assert (await store.purge(PurgePolicy(finished_run_ms=0, dry_run=True))).dead_letters == 2
         assert (await store.purge(PurgePolicy(finished_run_ms=0))).dead_letters == 2
-        [left] = await store.find_dead_letters(DeadLetterQuery(settled=True))
+        [left] = await store.find(DeadLetterQuery(settled=True))
         assert left.run_id == "run-2"

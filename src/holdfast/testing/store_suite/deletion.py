@@ -2,10 +2,9 @@
 
 import pytest
 
-from holdfast.core.access import TokenQuery
-from holdfast.core.audit import AuditQuery
 from holdfast.errors import InvalidInput
 from holdfast.store.port import PurgePolicy, RunQuery, Store
+from holdfast.store.types import AuditQuery, TokenQuery
 from holdfast.testing.samples import SampleNode, access_token, complete, signal, task, wait
 from holdfast.testing.store_suite.audit import entry
 from holdfast.testing.store_suite.base import SuiteBase, unchanged
@@ -13,7 +12,7 @@ from holdfast.testing.store_suite.base import SuiteBase, unchanged
 
 async def left(store: Store) -> list[str]:
     """Return the runs that are there."""
-    return [head.run_id for head in await store.find_runs(RunQuery())]
+    return [head.run_id for head in await store.find(RunQuery())]
 
 
 def one(run_id: str, **more: bool) -> PurgePolicy:
@@ -38,7 +37,7 @@ class DeletionSuite(SuiteBase):
         assert (report.runs, report.tasks, report.signals, report.has_more) == (1, 1, 1, False)
         assert report.events > 0
         assert await left(store) == ["run-2"]
-        assert [found.run_id for found in await store.find_audit(AuditQuery())] == ["run-1"]
+        assert [found.run_id for found in await store.find(AuditQuery())] == ["run-1"]
         assert (await store.purge(one("run-1"))).runs == 0
 
     @pytest.mark.contract("FMT-2", "INV")
@@ -71,7 +70,7 @@ class DeletionSuite(SuiteBase):
         assert (second.runs, second.tokens, second.audit_entries, second.has_more) == (1, 0, 0, False)
         assert await left(store) == ["acme-open", "globex-0", "globex-1", "globex-2"]
         assert [token.token_id[0] for token in await store.find_tokens(TokenQuery())] == ["b", "c"]
-        assert {found.entry_id for found in await store.find_audit(AuditQuery())} == {"e-2", "e-3", "gone"}
+        assert {found.entry_id for found in await store.find(AuditQuery())} == {"e-2", "e-3", "gone"}
 
     @pytest.mark.contract("API-2")
     async def test_a_deletion_that_is_malformed_is_refused(self, store: Store, node: SampleNode) -> None:

@@ -8,13 +8,14 @@ from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core.commands import CancelStep, Command, ContinueAsNew, SendSignal, StartChild
-from holdfast.core.dead_letters import DeadLetter, DeadLetterQuery
+from holdfast.core.dead_letters import DeadLetter
 from holdfast.core.invariants import check
 from holdfast.core.messages import CONTROL_SIGNAL, ChildOutcome
 from holdfast.engine.turns.draft import cancel_request
 from holdfast.errors import InvalidInput
 from holdfast.store.inspect import system_view
 from holdfast.store.port import Committed, PurgePolicy, Refused, RunHead, Store
+from holdfast.store.types import DeadLetterQuery
 from holdfast.testing.clock import VirtualClock
 from holdfast.testing.samples import SampleNode, complete, new_run, read_mailbox, wait
 from holdfast.testing.store_suite.base import SuiteBase
@@ -39,7 +40,7 @@ def send(run_id: str, name: str = "go", value: object = None, signal_id: str = "
 
 async def letters_of(store: Store, run_id: str = "run-1") -> list[DeadLetter]:
     """Return the dead letters of a run."""
-    return await store.find_dead_letters(DeadLetterQuery(run_id=run_id))
+    return await store.find(DeadLetterQuery(run_id=run_id))
 
 
 async def head_of(store: Store, run_id: str) -> RunHead | None:

@@ -225,19 +225,19 @@ class OutcomeSuite(SuiteBase):
     async def test_a_key_is_made_once_and_is_the_same_for_everybody(self, store: Store, peer: Store) -> None:
         """Of many who bring one, the first stands; each name has its own."""
         keys = [f"{number:064x}" for number in range(8)]
-        asked = [(store, peer)[number % 2].keep_key("completion", key) for number, key in enumerate(keys)]
+        asked = [(store, peer)[number % 2].put_key("completion", key) for number, key in enumerate(keys)]
         [kept] = set(await asyncio.gather(*asked))
         assert kept in keys
-        assert await store.keep_key("other", KEY) == KEY
-        assert await peer.keep_key("completion", KEY) == kept
+        assert await store.put_key("other", KEY) == KEY
+        assert await peer.put_key("completion", KEY) == kept
 
     @pytest.mark.contract("API-2")
     async def test_a_malformed_key_is_refused(self, store: Store) -> None:
         """And nothing is kept."""
         for key in ("", "ab", "g" * 64, "AB" * 32, KEY + "0", 7, None):
             with pytest.raises(InvalidInput):
-                await store.keep_key("completion", key)  # type: ignore[arg-type]
+                await store.put_key("completion", key)  # type: ignore[arg-type]
         for name in ("", 7, "x" * 300):
             with pytest.raises(InvalidInput):
-                await store.keep_key(name, KEY)  # type: ignore[arg-type]
-        assert await store.keep_key("completion", KEY) == KEY
+                await store.put_key(name, KEY)  # type: ignore[arg-type]
+        assert await store.put_key("completion", KEY) == KEY

@@ -7,11 +7,11 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
-from holdfast.core.dead_letters import DeadLetterQuery
 from holdfast.core.state import COMPLETED, RUNNING
 from holdfast.errors import InvalidInput
 from holdfast.limits import SEARCH_CHARS, SEARCH_WORDS
 from holdfast.store.port import MailboxQuery, RunQuery, Stats, Store, TaskQuery, WaitQuery
+from holdfast.store.types import DeadLetterQuery
 from holdfast.testing.clock import START, VirtualClock
 from holdfast.testing.samples import (
     SampleNode,
@@ -32,7 +32,7 @@ from holdfast.testing.store_suite.base import MINUTE_MS, STRANGE_NAMES, SuiteBas
 
 async def run_ids(store: Store, **query: Any) -> list[str]:
     """Return the ids of the runs that a query finds."""
-    return [head.run_id for head in await store.find_runs(RunQuery(**query))]
+    return [head.run_id for head in await store.find(RunQuery(**query))]
 
 
 def wrong_bounds(bound: Any) -> list[dict[str, Any]]:
@@ -60,7 +60,7 @@ class FindSuite(SuiteBase):
     async def test_loaded_run_agrees_with_what_is_found(self, store: Store, node: SampleNode) -> None:
         """There is one head, whichever way it is read."""
         await node.start("run-1", wait("go"), reference_key="order 7", tags=("b", "a", "b"))
-        [found] = await store.find_runs(RunQuery())
+        [found] = await store.find(RunQuery())
         assert found == (await node.load("run-1")).head
         assert found.tags == ("b", "a", "b")
 
@@ -111,11 +111,11 @@ class FindSuite(SuiteBase):
         for name in "bdac":
             await store.create([new_run(name, now=clock.now(), tenant="acme" if name in "ba" else "other")])
             clock.advance(us=10)
-        newest = await store.find_runs(RunQuery(newest=True))
+        newest = await store.find(RunQuery(newest=True))
         assert [head.run_id for head in newest] == ["c", "a", "d", "b"]
         seen: list[str] = []
         query = RunQuery(newest=True, limit=1)
-        while page := await store.find_runs(query):
+        while page := await store.find(query):
             seen.append(page[0].run_id)
             query = replace(query, before=(page[0].created_at, page[0].run_id), after=page[0].run_id)
         assert seen == ["c", "a", "d", "b"]
@@ -160,7 +160,7 @@ class FindSuite(SuiteBase):
         await node.start("run-2", wait("go", "m"), wait("Go", "n"))
 
         async def find(**query: Any) -> list[tuple[str, str]]:
-            return [(found.run_id, found.step_id) for found in await store.find_waits(WaitQuery(**query))]
+            return [(found.run_id, found.step_id) for found in await store.find(WaitQuery(**query))]
 
         everything = [("run-1", "a"), ("run-1", "z"), ("run-2", "m"), ("run-2", "n")]
         assert await find() == everything
@@ -175,8 +175,8 @@ class FindSuite(SuiteBase):
         """A page is never longer than the store's limit."""
         most = self.limits.page_items
         await node.start("run-1", *(wait("go", f"wait-{number:02}") for number in range(most + 3)))
-        first = await store.find_waits(WaitQuery(limit=10 * most))
-        rest = await store.find_waits(WaitQuery(after=(first[-1].run_id, first[-1].step_id)))
+        first = await store.find(WaitQuery(limit=10 * most))
+        rest = await store.find(WaitQuery(after=(first[-1].run_id, first[-1].step_id)))
         assert [found.step_id for found in first + rest] == [f"wait-{number:02}" for number in range(most + 3)]
 
     # --- the mailbox
@@ -190,7 +190,7 @@ class FindSuite(SuiteBase):
         await node.step("run-1")
 
         async def find(**query: Any) -> list[int]:
-            return [found.inbox_seq for found in await store.find_mailbox(MailboxQuery(run_id="run-1", **query))]
+            return [found.inbox_seq for found in await store.find(MailboxQuery(run_id="run-1", **query))]
 
         assert await find() == [2, 3]
         assert await find(consumed=True) == [1, 2, 3]
@@ -200,7 +200,7 @@ class FindSuite(SuiteBase):
         assert await find(signal_id="A", consumed=True) == []
         assert await find(after=2, consumed=True) == [3]
         assert await find(limit=1) == [2]
-        assert await store.find_mailbox(MailboxQuery(run_id="missing")) == []
+        assert await store.find(MailboxQuery(run_id="missing")) == []
 
     @pytest.mark.contract("SIG-9")
     async def test_what_nobody_has_taken_is_found_over_all_runs(self, store: Store, node: SampleNode) -> None:
@@ -213,7 +213,7 @@ class FindSuite(SuiteBase):
         await node.step("a")
 
         async def find(**query: Any) -> list[tuple[str, int]]:
-            return [(found.run_id, found.inbox_seq) for found in await store.find_mailbox(MailboxQuery(**query))]
+            return [(found.run_id, found.inbox_seq) for found in await store.find(MailboxQuery(**query))]
 
         assert await find() == [("b", 1), ("a", 2), ("a", 3), ("c", 1)]
         assert await find(consumed=True) == [("b", 1), ("a", 1), ("a", 2), ("a", 3), ("c", 1)]
@@ -235,7 +235,7 @@ class FindSuite(SuiteBase):
         for _ in range(most + 1):
             clock.advance(ms=MINUTE_MS)
             await accept(store, signal("run-1", "go"))
-        page = await store.find_mailbox(MailboxQuery(run_id="run-1", limit=10 * most))
+        page = await store.find(MailboxQuery(run_id="run-1", limit=10 * most))
         assert [found.inbox_seq for found in page] == list(range(1, most + 1))
 
     # --- tasks
@@ -247,7 +247,7 @@ class FindSuite(SuiteBase):
         await node.step("run-2", complete())
 
         async def find(**query: Any) -> list[str]:
-            return sorted(found.step_id for found in await store.find_tasks(TaskQuery(**query)))
+            return sorted(found.step_id for found in await store.find(TaskQuery(**query)))
 
         assert await find() == ["a", "b", "c"]
         assert await find(run_id="run-1") == ["a", "b"]
@@ -260,8 +260,8 @@ class FindSuite(SuiteBase):
         assert await find(run_id="run-1", step_ids=("b", "c", "\x00")) == ["b"]
         assert await find(step_ids=()) == []
         assert await find(run_id="run-1", assignee="bob") == []
-        [found] = await store.find_tasks(TaskQuery(assignee="ann"))
-        assert await store.find_tasks(TaskQuery(task_id=found.task_id)) == [found]
+        [found] = await store.find(TaskQuery(assignee="ann"))
+        assert await store.find(TaskQuery(task_id=found.task_id)) == [found]
 
     @pytest.mark.contract("TSK-1")
     async def test_tasks_are_found_by_plan_due_date_and_whom_they_concern(self, store: Store, node: SampleNode) -> None:
@@ -274,7 +274,7 @@ class FindSuite(SuiteBase):
         await node.step("run-3", complete())
 
         async def find(**query: Any) -> list[str]:
-            return sorted(found.step_id for found in await store.find_tasks(TaskQuery(**query)))
+            return sorted(found.step_id for found in await store.find(TaskQuery(**query)))
 
         assert await find(plan_id="order") == ["a", "b", "e"]
         assert await find(plan_id="ship", assignee="ann") == ["c"]
@@ -295,8 +295,8 @@ class FindSuite(SuiteBase):
         most = self.limits.page_items
         await node.start("run-1", *(task(f"task-{number}") for number in range(most - 3)))
         await node.start("run-2", *(task(f"task-{number}") for number in range(6)))
-        first = await store.find_tasks(TaskQuery(limit=10 * most))
-        rest = await store.find_tasks(TaskQuery(after=first[-1].task_id))
+        first = await store.find(TaskQuery(limit=10 * most))
+        rest = await store.find(TaskQuery(after=first[-1].task_id))
         assert (len(first), len(rest)) == (most, 3)
         ids = [found.task_id for found in first + rest]
         assert ids == sorted(set(ids))
@@ -312,7 +312,7 @@ class FindSuite(SuiteBase):
         )
 
         async def find(text: str) -> list[str]:
-            return sorted(found.step_id for found in await store.find_tasks(TaskQuery(text=text)))
+            return sorted(found.step_id for found in await store.find(TaskQuery(text=text)))
 
         assert await find("approve") == ["a", "b"]
         assert await find("ORDER approve") == ["a"]
@@ -334,15 +334,15 @@ class FindSuite(SuiteBase):
     async def test_a_search_has_so_many_words_and_no_more(self, store: Store) -> None:
         """Each word is looked for in every row."""
         for text in ("x " * (SEARCH_WORDS + 1), "x" * (SEARCH_CHARS + 1)):
-            for find in (store.find_runs(RunQuery(text=text)), store.find_tasks(TaskQuery(text=text))):
+            for find in (store.find(RunQuery(text=text)), store.find(TaskQuery(text=text))):
                 with pytest.raises(InvalidInput, match="words"):
                     await find
         for bound in (0, -1, 1.5, "7", 2**60):
             for bounds in wrong_bounds(bound):
                 with pytest.raises(InvalidInput):
-                    await store.find_runs(RunQuery(**bounds))
+                    await store.find(RunQuery(**bounds))
                 with pytest.raises(InvalidInput):
-                    await store.find_tasks(TaskQuery(**bounds))
+                    await store.find(TaskQuery(**bounds))
 
     @pytest.mark.contract("API-2")
     @pytest.mark.parametrize("newest", [False, True])
@@ -358,7 +358,7 @@ class FindSuite(SuiteBase):
         looks = 0
         query = RunQuery(text="rare", newest=newest, look=3, limit=5)
         while True:
-            page = await store.find_runs(query)
+            page = await store.find(query)
             looks += 1
             found += [head.run_id for head in page]
             if page.cursor is None and not page:
@@ -370,8 +370,8 @@ class FindSuite(SuiteBase):
                 query = replace(query, after=page.cursor or page[-1].run_id)
         assert sorted(found) == ["run-0", "run-8"]
         assert 3 <= looks <= 5
-        assert (await store.find_runs(RunQuery(text="rare", newest=newest, look=100))).cursor is None
-        full = await store.find_runs(RunQuery(newest=newest, look=100, limit=2))
+        assert (await store.find(RunQuery(text="rare", newest=newest, look=100))).cursor is None
+        full = await store.find(RunQuery(newest=newest, look=100, limit=2))
         assert (len(full), full.cursor) == (2, None)
 
     @pytest.mark.contract("API-2")
@@ -382,7 +382,7 @@ class FindSuite(SuiteBase):
         found: list[str] = []
         query, looks = TaskQuery(text="mine", role="clerk", look=2), 0
         while True:
-            page = await store.find_tasks(query)
+            page = await store.find(query)
             looks += 1
             found += [each.step_id for each in page]
             if page.cursor is None and not page:
@@ -401,12 +401,12 @@ class FindSuite(SuiteBase):
         for number in range(5):
             clock.advance(ms=MINUTE_MS)
             await accept(store, replace(signal("run-1", "other"), payload=large, signal_id=f"s{number}"))
-        assert len(await store.find_tasks(TaskQuery(most_bytes=1))) == 1
-        assert len(await store.find_tasks(TaskQuery(most_bytes=2_000))) == 2
-        assert len(await store.find_tasks(TaskQuery(most_bytes=10**6))) == 5
-        assert len(await store.find_mailbox(MailboxQuery(run_id="run-1", most_bytes=1))) == 1
-        assert len(await store.find_mailbox(MailboxQuery(run_id="run-1", most_bytes=2_000))) == 2
-        assert len(await store.find_mailbox(MailboxQuery(most_bytes=2_500))) == 3
+        assert len(await store.find(TaskQuery(most_bytes=1))) == 1
+        assert len(await store.find(TaskQuery(most_bytes=2_000))) == 2
+        assert len(await store.find(TaskQuery(most_bytes=10**6))) == 5
+        assert len(await store.find(MailboxQuery(run_id="run-1", most_bytes=1))) == 1
+        assert len(await store.find(MailboxQuery(run_id="run-1", most_bytes=2_000))) == 2
+        assert len(await store.find(MailboxQuery(most_bytes=2_500))) == 3
         history = await store.read_events("run-1")
         assert await store.read_events("run-1", most_bytes=10**6) == history
         assert await store.read_events("run-1", most_bytes=1) == history[:1]
@@ -414,7 +414,7 @@ class FindSuite(SuiteBase):
         some = await store.read_events("run-1", tasks[0].run_seq - 1, most_bytes=2_000)
         assert 1 <= len(some) <= 3
         assert await store.read_events("missing", most_bytes=1) == []
-        assert len(await store.find_runs(RunQuery(most_bytes=1))) == 1
+        assert len(await store.find(RunQuery(most_bytes=1))) == 1
 
     @pytest.mark.contract("API-4")
     async def test_waits_tasks_and_letters_are_found_by_tenant(self, store: Store, node: SampleNode) -> None:
@@ -423,15 +423,15 @@ class FindSuite(SuiteBase):
             run_id = f"run-{tenant}"
             await node.start(run_id, wait("go"), task("a", assignee="ann"), tenant=tenant)
             await node.commit(replace(await node.turn(await node.load(run_id)), dead=(dead_letter(run_id),)))
-        assert [found.run_id for found in await store.find_waits(WaitQuery(tenant="acme"))] == ["run-acme"]
-        assert await store.find_waits(WaitQuery(tenant="acme", name="stop")) == []
-        assert [found.run_id for found in await store.find_tasks(TaskQuery(tenant="acme"))] == ["run-acme"]
-        assert await store.find_tasks(TaskQuery(tenant="acme", assignee="bob")) == []
-        found = await store.find_dead_letters(DeadLetterQuery(tenant="acme"))
+        assert [found.run_id for found in await store.find(WaitQuery(tenant="acme"))] == ["run-acme"]
+        assert await store.find(WaitQuery(tenant="acme", name="stop")) == []
+        assert [found.run_id for found in await store.find(TaskQuery(tenant="acme"))] == ["run-acme"]
+        assert await store.find(TaskQuery(tenant="acme", assignee="bob")) == []
+        found = await store.find(DeadLetterQuery(tenant="acme"))
         assert [letter.run_id for letter in found] == ["run-acme"]
-        assert await store.find_dead_letters(DeadLetterQuery(tenant="acme", reason="undecodable")) == []
+        assert await store.find(DeadLetterQuery(tenant="acme", reason="undecodable")) == []
         for query in (WaitQuery(tenant="a%"), WaitQuery(tenant="")):
-            assert await store.find_waits(query) == []
+            assert await store.find(query) == []
 
     # --- events
 
@@ -466,10 +466,10 @@ class FindSuite(SuiteBase):
         """By every verb that pages, with the field's name."""
         await store.create([new_run("run-1")])
         calls = [
-            store.find_runs(RunQuery(limit=limit)),
-            store.find_waits(WaitQuery(limit=limit)),
-            store.find_mailbox(MailboxQuery(run_id="run-1", limit=limit)),
-            store.find_tasks(TaskQuery(limit=limit)),
+            store.find(RunQuery(limit=limit)),
+            store.find(WaitQuery(limit=limit)),
+            store.find(MailboxQuery(run_id="run-1", limit=limit)),
+            store.find(TaskQuery(limit=limit)),
             store.read_events("run-1", limit=limit),
         ]
         for call in calls:
@@ -483,10 +483,10 @@ class FindSuite(SuiteBase):
             store.load(["\ud800"]),
             store.read_events("\ud800"),
             store.read_events("run-1", after=2**70),
-            store.find_runs(RunQuery(tenant="\ud800")),
-            store.find_waits(WaitQuery(after=("", "\ud800"))),
-            store.find_mailbox(MailboxQuery(run_id="run-1", after=2**70)),
-            store.find_tasks(TaskQuery(role="\ud800")),
+            store.find(RunQuery(tenant="\ud800")),
+            store.find(WaitQuery(after=("", "\ud800"))),
+            store.find(MailboxQuery(run_id="run-1", after=2**70)),
+            store.find(TaskQuery(role="\ud800")),
             store.claim("\ud800", 1),
             store.renew("node-a", 2**70),
             store.release("\ud800"),

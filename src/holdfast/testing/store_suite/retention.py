@@ -31,7 +31,7 @@ EVERYTHING = PurgePolicy(finished_run_ms=0, task_ms=0, runtime_state_ms=0)
 
 async def run_ids(store: Store) -> list[str]:
     """Return the ids of all runs."""
-    return [head.run_id for head in await store.find_runs(RunQuery())]
+    return [head.run_id for head in await store.find(RunQuery())]
 
 
 class PurgeSuite(SuiteBase):
@@ -57,8 +57,8 @@ class PurgeSuite(SuiteBase):
         expected = PurgeReport(runs=1, events=events, signals=2, tasks=1, acceptance_records=2)
         assert await store.purge(policy) == expected
         assert await store.load(["run-1"]) == [None]
-        assert (await store.read_events("run-1"), await store.find_tasks(TaskQuery())) == ([], [])
-        assert await store.find_mailbox(MailboxQuery(run_id="run-1", consumed=True)) == []
+        assert (await store.read_events("run-1"), await store.find(TaskQuery())) == ([], [])
+        assert await store.find(MailboxQuery(run_id="run-1", consumed=True)) == []
         assert await store.purge(policy) == PurgeReport()
 
     @pytest.mark.contract("FMT-2", "QUE-1")
@@ -155,7 +155,7 @@ class PurgeSuite(SuiteBase):
         clock.advance(ms=1_000)
         assert await store.purge(PurgePolicy(task_ms=1_001)) == PurgeReport()
         assert await store.purge(PurgePolicy(task_ms=1_000)) == PurgeReport(tasks=2)
-        assert [found.step_id for found in await store.find_tasks(TaskQuery())] == ["c"]
+        assert [found.step_id for found in await store.find(TaskQuery())] == ["c"]
         assert await run_ids(store) == ["run-1", "run-2"]
 
     @pytest.mark.contract("FMT-2", "PRJ-4")

@@ -42,7 +42,7 @@ class SignalSuite(SuiteBase):
         """The key holds the store's time in fixed width, and its last part is the cursor."""
         await store.create([new_run("run-1")])
         result = await accept(store, signal("run-1", "go", {"n": 1}, signal_id="click-1", step_id="s-1"))
-        [kept] = await store.find_mailbox(MailboxQuery(run_id="run-1"))
+        [kept] = await store.find(MailboxQuery(run_id="run-1"))
         assert result == AcceptedSignalResult(
             accepted=True,
             workflow_id="run-1",
@@ -69,7 +69,7 @@ class SignalSuite(SuiteBase):
         again = await deliver_one(store, replace(signal("run-1", "go", signal_id="s-1"), payload=retried))
         assert isinstance(again, Duplicate)
         assert again.result == first
-        [kept] = await store.find_mailbox(MailboxQuery(run_id="run-1"))
+        [kept] = await store.find(MailboxQuery(run_id="run-1"))
         assert kept.payload == given
         await node.step("run-1")
         [received] = [event.data for event in await store.read_events("run-1") if event.event_type == "SignalReceived"]
@@ -97,7 +97,7 @@ class SignalSuite(SuiteBase):
         payload = Raw('{ "b": 1.50, "a": [ null, "é\\u00e9" ] }'.encode())
         await store.create([new_run("run-1")])
         await accept(store, SignalRequest(run_id="run-1", name="go", payload=payload))
-        [kept] = await store.find_mailbox(MailboxQuery(run_id="run-1"))
+        [kept] = await store.find(MailboxQuery(run_id="run-1"))
         assert bytes(kept.payload) == bytes(payload)
 
     @pytest.mark.contract("SIG-3")
@@ -108,7 +108,7 @@ class SignalSuite(SuiteBase):
         [run] = await node.claim()
         assert [kept.name for kept in run.signals] == ["go"]
         await node.step("run-1", wait("go"))
-        assert await store.find_mailbox(MailboxQuery(run_id="run-1")) == []
+        assert await store.find(MailboxQuery(run_id="run-1")) == []
 
     # --- order
 

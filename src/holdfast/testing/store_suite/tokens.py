@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast.core.access import AccessToken, TokenQuery, joined
+from holdfast.core.access import AccessToken, joined
 from holdfast.errors import InvalidInput
 from holdfast.store.port import Store
+from holdfast.store.types import TokenQuery
 from holdfast.testing.clock import START, VirtualClock
 from holdfast.testing.samples import access_token
 from holdfast.testing.store_suite.base import SuiteBase, unchanged

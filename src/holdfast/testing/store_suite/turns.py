@@ -169,33 +169,33 @@ class TurnSuite(SuiteBase):
     async def test_waits_are_opened_and_closed_with_the_turn(self, store: Store, node: SampleNode) -> None:
         """A wait can be found exactly as long as it is open."""
         await node.start("run-1", wait("go", until=START + 60_000), wait("stop"))
-        found = await store.find_waits(WaitQuery(run_id="run-1"))
+        found = await store.find(WaitQuery(run_id="run-1"))
         assert [(kept.step_id, kept.name, kept.since, kept.until) for kept in found] == [
             ("go", "go", START, START + 60_000),
             ("stop", "stop", START, None),
         ]
         await accept(store, signal("run-1", "go"))
         await node.step("run-1", wait("next"))
-        assert [kept.step_id for kept in await store.find_waits(WaitQuery(run_id="run-1"))] == ["next", "stop"]
+        assert [kept.step_id for kept in await store.find(WaitQuery(run_id="run-1"))] == ["next", "stop"]
 
     async def test_wait_that_is_opened_again_takes_the_place_of_the_old_one(
         self, store: Store, node: SampleNode
     ) -> None:
         """A step has one wait; its row is the latest, in every way to find it."""
         await node.start("run-1", wait("go", until=START + 60_000))
-        [old] = await store.find_waits(WaitQuery())
+        [old] = await store.find(WaitQuery())
         again = replace(old, name="stop", token="another", since=START + 1, until=None)
         turn = await node.turn(await node.load("run-1"), marker("mark"))
         await node.commit(replace(turn, waits_opened=(again,)))
-        assert await store.find_waits(WaitQuery()) == [again]
-        assert await store.find_waits(WaitQuery(name="go")) == []
+        assert await store.find(WaitQuery()) == [again]
+        assert await store.find(WaitQuery(name="go")) == []
 
     async def test_tasks_are_opened_and_changed_with_the_turn(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
         """A task's row says how it stands; completing it is part of the commit that says so."""
         await node.start("run-1", task("approve", roles=("clerk", "boss"), assignee="ann"))
-        [opened] = await store.find_tasks(TaskQuery())
+        [opened] = await store.find(TaskQuery())
         assert (opened.run_id, opened.step_id, opened.status) == ("run-1", "approve", "OPEN")
         assert (opened.roles, opened.assignee, opened.created_at) == (("clerk", "boss"), "ann", START)
         snapshot = (await node.load("run-1")).head.snapshot
@@ -204,20 +204,20 @@ class TurnSuite(SuiteBase):
         clock.advance(ms=1)
         await store.deliver([answer("run-1", "approve", snapshot.waiting_token or "", "bob", True)])
         await node.step("run-1")
-        [closed] = await store.find_tasks(TaskQuery())
+        [closed] = await store.find(TaskQuery())
         assert closed == replace(opened, status="COMPLETED", completed_at=clock.now(), completed_by="bob")
 
     async def test_task_that_changes_hands_is_found_by_the_new_ones(self, store: Store, node: SampleNode) -> None:
         """A later row of the same task replaces the former one, in every way to find it."""
         await node.start("run-1", task("approve", roles=("clerk",), assignee="ann"))
-        [opened] = await store.find_tasks(TaskQuery())
+        [opened] = await store.find(TaskQuery())
         moved = replace(opened, roles=("boss",), assignee="bob")
         turn = await node.turn(await node.load("run-1"), marker("mark"))
         await node.commit(replace(turn, tasks=(moved,)))
         for query in (TaskQuery(assignee="bob"), TaskQuery(role="boss"), TaskQuery(status="OPEN")):
-            assert await store.find_tasks(query) == [moved]
+            assert await store.find(query) == [moved]
         for query in (TaskQuery(assignee="ann"), TaskQuery(role="clerk")):
-            assert await store.find_tasks(query) == []
+            assert await store.find(query) == []
 
     @pytest.mark.contract("ACT-3")
     async def test_activity_records_are_kept_and_updated_by_their_scope(self, store: Store, node: SampleNode) -> None:
@@ -306,10 +306,10 @@ class TurnSuite(SuiteBase):
         head = run.head
         assert (head.status, head.ready_at, head.lease_owner, head.lease_epoch) == (COMPLETED, None, None, 1)
         assert (head.finished_at, head.updated_at) == (START + 1_000, START + 1_000)
-        assert (run.messages, await store.find_waits(WaitQuery())) == ((), [])
+        assert (run.messages, await store.find(WaitQuery())) == ((), [])
         assert [kept.name for kept in run.signals] == ["other", "late"]
-        assert (len(run.records), len(await store.find_mailbox(MailboxQuery(run_id="run-1")))) == (1, 2)
-        assert [kept.status for kept in await store.find_tasks(TaskQuery())] == ["CANCELLED"]
+        assert (len(run.records), len(await store.find(MailboxQuery(run_id="run-1")))) == (1, 2)
+        assert [kept.status for kept in await store.find(TaskQuery())] == ["CANCELLED"]
         assert await SampleNode(store, "node-b").claim() == []
         assert (await store.stats()).messages == 0
 
