@@ -122,12 +122,13 @@ async def test_a_tenant_does_not_see_the_installation() -> None:
 
 
 @pytest.mark.contract("API-4")
-async def test_verbs_that_nobody_thought_about_are_closed() -> None:
+async def test_verbs_that_are_not_for_tenants_are_refused() -> None:
     store: Any = TenantView(hf.MemoryStore(), "a")
-    for verb in ("commit", "claim", "purge", "create", "stats"):
-        with pytest.raises(NotPermitted):
-            getattr(store, verb)
-    assert await store.find(RunQuery(tenant="b")) == []
+    for verb in ("commit", "claim", "purge", "create", "stats", "changes", "migrate", "close", "put_key"):
+        with pytest.raises(NotPermitted, match=verb):
+            await getattr(store, verb)()
+    with pytest.raises(AttributeError):
+        _ = store.verb_that_the_port_may_get
 
 
 class Counting:
