@@ -129,6 +129,7 @@ async def test_verbs_that_are_not_for_tenants_are_refused() -> None:
             await getattr(store, verb)()
     with pytest.raises(AttributeError):
         _ = store.verb_that_the_port_may_get
+    assert await store.find(RunQuery(tenant="b")) == []
 
 
 class Counting:
