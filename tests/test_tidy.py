@@ -23,7 +23,8 @@ SOURCE_SUFFIXES = {".py", ".sql", ".js", ".css", ".html"}
 
 # "path:function" -> why every exception may be caught there without being raised again.
 SWALLOWING_ALLOWED: dict[str, str] = {
-    "holdfast/engine/start/starter.py:Starter._create_batch": "what a store raises is told to everybody who asked",
+    "holdfast/engine/batcher.py:Batcher._answer_batch": "what the call raises is raised in every caller",
+    "holdfast/engine/start/starter.py:Starter._create": "what a store raises is raised in every caller",
     "holdfast/engine/turns/execute.py:rebuild": "what user code raises where no task takes it pauses its run",
     "holdfast/engine/turns/execute.py:take_turn": "what user code raises where no task takes it pauses its run",
     "holdfast/engine/activities/slots.py:_carry_out": "its future has it as its exception",

@@ -84,7 +84,7 @@ async def test_a_run_that_finishes_elsewhere_is_looked_up_when_the_store_rings()
         assert await soon(waiting[0]) == await soon(waiting[1]) == Completion(7)
         assert [future.done() for future in waiting[2:]] == [False, False, False]
         assert all("held" not in asked for asked in scene.store.asked), "of those the node knows by itself"
-        scene.completion_waiters.tell("held", 9)
+        scene.completion_waiters.notify("held", 9)
         assert await soon(waiting[3]) == Completion(9)
 
 
@@ -127,7 +127,7 @@ async def test_no_call_asks_for_too_many() -> None:
 async def test_everybody_is_told_that_nobody_looks_any_more_also_who_asks_later() -> None:
     scene = Scene()
     waiting, done = scene.completion_waiters.wait("far"), scene.completion_waiters.wait("near")
-    scene.completion_waiters.tell("near", 3)
+    scene.completion_waiters.notify("near", 3)
     asking = asyncio.create_task(scene.completion_waiters.head("far"))
     await asyncio.sleep(0)
     problem = EngineError("it has failed")

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 import holdfast as hf
 from holdfast.core.events import RunQueued
-from holdfast.engine.first_turns import FirstTurns
 from holdfast.engine.observe.metrics import observer_of
 from holdfast.engine.options import NodeOptions
+from holdfast.engine.start.first_turns import FirstTurns
 from holdfast.engine.turns.draft import start_run
 from holdfast.errors import HoldfastError, LeaseExpired, StoreUnavailable
 from holdfast.store.memory import MemoryStore
@@ -221,7 +221,7 @@ async def test_a_run_that_is_let_go_while_it_is_looked_for_is_claimed_before_it_
     clock = VirtualClock()
     store, app = SlowLook(clock), hf.App("shop")
     ring = store.wakeups.notify
-    monkeypatch.setattr(store.wakeups, "ring", lambda: None)  # wake-ups may get lost
+    monkeypatch.setattr(store.wakeups, "notify", lambda: None)  # wake-ups may get lost
     tries: list[int] = []
 
     @app.activity(retry=hf.Retry(max_attempts=2, initial_ms=3_000, most_ms=3_000))

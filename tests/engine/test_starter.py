@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.core.instants import Instant
-from holdfast.engine.first_turns import First
+from holdfast.engine.start.first_turns import First
 from holdfast.engine.start.starter import CREATE_RUNS, Starter
 from holdfast.errors import EngineError, InvalidInput, LeaseExpired, StoreUnavailable
 from holdfast.store.port import Created, Existing, LoadedRun, NewRun, Refused
@@ -90,7 +90,7 @@ class Drafter:
             return None
         self.on_take()
         live: Any = SimpleNamespace(close=lambda: self.closed.append(new.run_id))
-        drafted: Any = SimpleNamespace(live=live)
+        drafted: Any = SimpleNamespace(cached=live)
         begun = replace(new, tags=("begun",)) if self.are_at_work else new
         return First(begun, created_run(new, "node-a", now), drafted, is_at_work=self.are_at_work)
 
@@ -203,7 +203,8 @@ async def test_runs_of_which_some_may_have_been_created_before_a_lease_ended_are
     scene.store.finds = [[loaded("a"), None]]
     assert await asyncio.gather(*scene.start("a", "b")) == [Existing("a"), Created("b", 1)]
     async with asyncio.timeout(5):
-        await asyncio.wait(scene.starter._looking)
+        while scene.starter._looking:  # noqa: ASYNC110
+            await asyncio.sleep(0)
     assert (scene.begun, scene.found, scene.held) == (["b with its first turn"], ["a"], [])
 
 
@@ -271,7 +272,8 @@ async def test_runs_whose_creation_was_not_answered_are_looked_for(monkeypatch: 
     scene.store.finds = [StoreUnavailable("down"), [None, None, None], [loaded("a"), loaded("b", "node-b"), None]]
     await asyncio.gather(*scene.start("a", "b", "c", "d"), return_exceptions=True)
     async with asyncio.timeout(5):
-        await asyncio.wait(scene.starter._looking)
+        while scene.starter._looking:  # noqa: ASYNC110
+            await asyncio.sleep(0)
     assert (scene.found, scene.held) == (["a"], [])
     assert scene.store.looked_for == [*[["a", "b", "c"]] * 3, ["c"]]
 

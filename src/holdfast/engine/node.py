@@ -30,13 +30,13 @@ from holdfast.engine.activities.queue_worker import QueueWorker, outcome_message
 from holdfast.engine.activities.slots import Slots
 from holdfast.engine.completion_waiters import CompletionWaiters
 from holdfast.engine.definition_filter import DefinitionFilter
-from holdfast.engine.first_turns import First, FirstTurns
 from holdfast.engine.gc_tuning import tuned_gc
 from holdfast.engine.inbox.declarations import Declarations, has_signals, without_unfit_signals
 from holdfast.engine.leases import LeaseGuard, keep_lease
 from holdfast.engine.observe.logs import log_dead_letters, log_events
 from holdfast.engine.options import NodeOptions
 from holdfast.engine.start.admission import RunQueue
+from holdfast.engine.start.first_turns import First, FirstTurns
 from holdfast.engine.start.starter import Starter
 from holdfast.engine.turns.draft import LIMITS, TurnDraft
 from holdfast.engine.turns.execute import CachedRun, pause_turn, take_turn
@@ -778,7 +778,7 @@ class Node:
         is_finished = draft.state.is_finished
         if is_finished:
             self.run_cache.forget(run_id)
-            self.completion_waiters.tell(run_id, draft.state.version, draft.events[-1] if draft.events else None)
+            self.completion_waiters.notify(run_id, draft.state.version, draft.events[-1] if draft.events else None)
             self.run_queue.notice_end(draft.state.plan_id)
         if is_finished or (turn is not None and turn.release):
             if self._owned.get(run_id) is owned:  # what came in meanwhile is about steps that this turn has closed

@@ -1,6 +1,5 @@
 """Sending signals: checked against the types that workflows declare, then delivered in batches."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, NotRequired, TypedDict
 
@@ -10,6 +9,7 @@ from holdfast.clock import Ids
 from holdfast.core import codec
 from holdfast.core.messages import AcceptedSignalResult, SignalRequest
 from holdfast.core.names import check_name, check_signal_name
+from holdfast.engine.batcher import Batcher
 from holdfast.engine.inbox.authorization import Authorizer, Caller, audit_entry
 from holdfast.engine.inbox.declarations import Declarations, DeclaredByCode
 from holdfast.errors import CallerError, EngineError, HoldfastError, InvalidInput
@@ -19,8 +19,6 @@ from holdfast.store import port
 
 DELIVER_SIGNALS = 500
 """How many signals are delivered by one call at most."""
-
-Asked = tuple[SignalRequest, "asyncio.Future[port.Delivered]"]
 
 
 class FirstSignal(TypedDict):
@@ -54,8 +52,9 @@ class SignalSender:
         self._authorizer = authorizer
         self._expect = expect
         self.declarations = Declarations(store, registry.workflows)
-        self._asked: list[Asked] = []
-        self._task: asyncio.Task[None] | None = None
+        self._batcher: Batcher[SignalRequest, port.Delivered] = Batcher(
+            self._deliver, _stopped, DELIVER_SIGNALS, "send signals"
+        )
 
     async def send(
         self, request: SignalRequest, definition: WorkflowDefinition | None, caller: Caller | None
@@ -68,7 +67,7 @@ class SignalSender:
         warning = None if declared is None else declared.check(request.name, request.payload)
         if self._authorizer.is_needed:
             await self._authorizer.check_signal(request, caller)
-        result = result_of(await self._deliver(request))
+        result = result_of(await self._batcher.ask(request))
         return result if warning is None else replace(result, warning=warning)
 
     async def send_many(
@@ -112,45 +111,23 @@ class SignalSender:
 
     async def stop(self) -> None:
         """Give up what is under way. Whether it is delivered is not known then."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-        _fail(self._asked, _stopped())
+        await self._batcher.stop()
 
-    # --- delivering together what is sent at the same time
+    async def _deliver(self, requests: list[SignalRequest]) -> Sequence[port.Delivered | Exception]:
+        """Deliver signals that were sent at the same time; return what became of each."""
+        if self._store.capabilities.conditional_batch or len({each.signal_id is None for each in requests}) == 1:
+            return await self._deliver_batch(requests)
+        # Those with an id will be refused together, and the others must not be refused with them.
+        without_id = iter(await self._deliver_batch([each for each in requests if each.signal_id is None]))
+        with_id = iter(await self._deliver_batch([each for each in requests if each.signal_id is not None]))
+        return [next(without_id if each.signal_id is None else with_id) for each in requests]
 
-    async def _deliver(self, request: SignalRequest) -> port.Delivered:
-        future: asyncio.Future[port.Delivered] = asyncio.get_running_loop().create_future()
-        self._asked.append((request, future))
-        if self._task is None:
-            self._task = asyncio.create_task(self._flush(), name="send")
-        return await future
-
-    async def _flush(self) -> None:
+    async def _deliver_batch(self, requests: list[SignalRequest]) -> Sequence[port.Delivered | Exception]:
+        self._expect()
         try:
-            while self._asked:
-                batch, self._asked = self._asked[:DELIVER_SIGNALS], self._asked[DELIVER_SIGNALS:]
-                await self._flush_batch(batch)
-        finally:
-            self._task = None
-
-    async def _flush_batch(self, batch: list[Asked]) -> None:
-        with_id = [asked for asked in batch if asked[0].signal_id is not None]
-        if with_id and len(with_id) < len(batch) and not self._store.capabilities.conditional_batch:
-            await self._flush_batch([asked for asked in batch if asked[0].signal_id is None])
-            batch = with_id  # they will be refused together, and the others must not be refused with them
-        try:
-            self._expect()
-            answers = await self._store.deliver([request for request, _ in batch])
+            return await self._store.deliver(requests)
         except HoldfastError as problem:
-            _fail(batch, problem)
-            return
-        except asyncio.CancelledError:
-            _fail(batch, _stopped())
-            raise
-        for (_, future), answer in zip(batch, answers, strict=True):
-            if not future.done():
-                future.set_result(answer)
+            return [problem] * len(requests)
 
 
 def request_of(item: Outgoing) -> SignalRequest:
@@ -198,11 +175,5 @@ def _attempt(item: Outgoing) -> SignalRequest | CallerError:
         return problem
 
 
-def _stopped() -> EngineError:
+def _stopped(request: SignalRequest) -> EngineError:
     return EngineError("the node was stopped while a signal was being sent; send it again with the same signal_id")
-
-
-def _fail(asked: list[Asked], problem: Exception) -> None:
-    for _, future in asked:
-        if not future.done():
-            future.set_exception(problem)

@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import Sequence
-from contextvars import copy_context
 from typing import NamedTuple, Protocol
 
 from holdfast.core.instants import Instant
-from holdfast.engine.first_turns import First, FirstTurns
+from holdfast.engine.batcher import Batcher
+from holdfast.engine.start.first_turns import First, FirstTurns
 from holdfast.errors import EngineError, HoldfastError, LeaseExpired, StoreError
 from holdfast.program.loop import outside_loop
 from holdfast.store.port import Created, Existing, LoadedRun, NewRun, Refused, Store
@@ -24,13 +24,12 @@ KEPT_S = 0.1
 Answer = Created | Existing | Refused
 
 
-class Asked(NamedTuple):
-    """A run that somebody waits for."""
+class Start(NamedTuple):
+    """A run to create. `is_unheard_of`: no other caller can have asked for it, or know its id."""
 
     new: NewRun
     now: Instant
     is_unheard_of: bool
-    future: "asyncio.Future[Answer]"
 
 
 class StartingNode(Protocol):
@@ -52,7 +51,7 @@ class StartingNode(Protocol):
         ...
 
     def owns(self, run_id: str) -> bool:
-        """Say whether the run is here already."""
+        """Return whether the node owns the run already."""
         ...
 
     def find(self, run_id: str) -> None:
@@ -61,9 +60,9 @@ class StartingNode(Protocol):
 
 
 class Starter:
-    """Creates runs: for the node, with their first turns where these can be taken before; or for nobody, without.
+    """Creates runs: for the node, with their first turns where these can be taken before; or for no node, without.
 
-    What runs here runs in the context that the node was made in, whoever asks.
+    The first turns run in the context that the node was made in, whichever caller asks.
     """
 
     def __init__(self, store: Store, node: StartingNode, lease_ms: int, first_turns: FirstTurns | None) -> None:
@@ -72,32 +71,25 @@ class Starter:
         self._owner = None if first_turns is None else node.name
         self._lease_ms = lease_ms
         self._first_turns = first_turns
-        self._context = copy_context()
-        self._asked: list[Asked] = []
+        self._batcher: Batcher[Start, Answer] = Batcher(self._create, _stopped, CREATE_RUNS, "create runs")
         self._firsts: Sequence[First | None] = ()
         self._under_way: set[str] = set()
         self._at_work: dict[str, LoadedRun | None] = {}
         self.pause_s = 0.0
         """How long the node has to wait before it claims again."""
-        self._task: asyncio.Task[None] | None = None
         self._looking: set[asyncio.Task[None]] = set()
 
     async def create(self, new: NewRun, now: Instant, *, is_unheard_of: bool = False) -> Answer:
         """Create a run, together with others that are being created.
 
-        `is_unheard_of` says that nobody else can have asked for it, nor knows its id: then its first turn may be taken
-        before it is there.
+        With `is_unheard_of` its first turn may be taken before it is created.
         """
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._asked.append(Asked(new, now, is_unheard_of, future))
-        if self._task is None:
-            self._task = asyncio.create_task(self._create(), name="create", context=self._context.copy())
-        return await future
+        return await self._batcher.ask(Start(new, now, is_unheard_of))
 
     def keeps(self, loaded: LoadedRun) -> bool:
-        """Take note that the node came by a run before the answer to its creation did; say whether to wait for that.
+        """Note that the node came by a run before the answer to its creation did; return whether to wait for that.
 
-        A run that is created at work is: it is not to be taken for one that lost its node.
+        A run that is created at work waits: it is not to be taken for one that lost its node.
         """
         run_id = loaded.head.run_id
         self._under_way.discard(run_id)
@@ -108,13 +100,12 @@ class Starter:
         return True
 
     async def stop(self) -> None:
-        """Give up what is under way; nobody knows what becomes of it."""
-        tasks = self._looking if self._task is None else {self._task, *self._looking}
-        for task in tasks:
+        """Give up what is under way. Whether it is created is not known then."""
+        for task in self._looking:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        _give_up(self._asked)
+        await self._batcher.stop()
+        if self._looking:
+            await asyncio.wait(self._looking)
         self.let_go()
 
     def let_go(self) -> None:
@@ -123,58 +114,49 @@ class Starter:
             if first is not None:
                 first.drafted.cached.close()
 
-    async def _create(self) -> None:
-        try:
-            while self._asked:
-                batch, self._asked = self._asked[:CREATE_RUNS], self._asked[CREATE_RUNS:]
-                await self._create_batch(batch)
-        finally:
-            self._task = None
-
-    async def _create_batch(self, batch: list[Asked], *, is_again: bool = False) -> None:
+    async def _create(self, batch: list[Start], *, is_again: bool = False) -> list[Answer | Exception]:
         firsts = self._firsts = [None] * len(batch) if is_again else self._take_first_turns(batch)
-        runs = [asked.new if first is None else first.new for asked, first in zip(batch, firsts, strict=True)]
+        runs = [start.new if first is None else first.new for start, first in zip(batch, firsts, strict=True)]
         self._under_way.update(new.run_id for new in runs)
         self._at_work = {first.new.run_id: None for first in firsts if first is not None and first.is_at_work}
-        answers: Sequence[Answer | Exception]
+        answers: list[Answer | Exception]
         try:
             answers, is_sure = await self._create_runs(runs)
         except Exception as problem:
             answers, is_sure = [problem] * len(runs), not isinstance(problem, StoreError | LeaseExpired)
-        except asyncio.CancelledError:
-            _give_up(batch)
-            raise
         finally:
             mine = {new.run_id for new in runs} & self._under_way
             self._under_way -= mine
             found, self._at_work = self._at_work, {}
             self.pause_s = 0.0
         self._firsts = ()
-        again: list[Asked] = []
-        for asked, first, answer in zip(batch, firsts, answers, strict=True):
-            is_begun = isinstance(answer, Created) and answer.epoch and (asked.new.run_id in mine or _is_at_work(first))
+        again: list[int] = []
+        for place, (start, first) in enumerate(zip(batch, firsts, strict=True)):
+            answer = answers[place]
+            is_begun = isinstance(answer, Created) and answer.epoch and (start.new.run_id in mine or _is_at_work(first))
             if is_begun:
-                self._node.begin(asked.new, asked.now, first)
+                self._node.begin(start.new, start.now, first)
             elif first is not None:
                 first.drafted.cached.close()
             if not is_again and _may_be_unfit(answer, first):
-                again.append(asked)
-            else:
-                _tell(asked.future, answer)
+                again.append(place)
         for loaded in found.values():
             if loaded is not None:
                 self._node.add_owned(loaded)
         if not is_sure:
             self._look_for([run_id for run_id, loaded in found.items() if loaded is None])
         if again:
-            await self._create_batch(again, is_again=True)
+            later = await self._create([batch[place] for place in again], is_again=True)
+            for place, answer in zip(again, later, strict=True):
+                answers[place] = answer
+        return answers
 
-    def _take_first_turns(self, batch: list[Asked]) -> list[First | None]:
+    def _take_first_turns(self, batch: list[Start]) -> list[First | None]:
         first_turns = self._first_turns
         if first_turns is None or not self._node.has_room:
             return [None] * len(batch)
         with outside_loop():
-            return [first_turns.take(asked.new, asked.now) if asked.is_unheard_of else None for asked in batch]
+            return [first_turns.take(start.new, start.now) if start.is_unheard_of else None for start in batch]
 
     def _look_for(self, run_ids: list[str]) -> None:
         if run_ids:
@@ -200,14 +182,14 @@ class Starter:
                 if loaded.head.lease_owner == self._owner and not self._node.owns(loaded.head.run_id):
                     self._node.find(loaded.head.run_id)
 
-    async def _create_runs(self, runs: list[NewRun]) -> tuple[list[Answer], bool]:
-        """Create runs; say also whether those that are not created by this are not there because of it."""
+    async def _create_runs(self, runs: list[NewRun]) -> tuple[list[Answer | Exception], bool]:
+        """Create runs; return also whether it is certain that those which are not created by this call do not exist."""
         try:
-            return await self._store.create(runs, claim_for=self._owner), True
+            return [*await self._store.create(runs, claim_for=self._owner)], True
         except LeaseExpired:  # the loop was blocked for longer than the lease; some may have been created before
             assert self._owner is not None
             await self._store.renew(self._owner, self._lease_ms)
-            return await self._store.create(runs, claim_for=self._owner), False
+            return [*await self._store.create(runs, claim_for=self._owner)], False
 
 
 def _is_at_work(first: First | None) -> bool:
@@ -215,26 +197,15 @@ def _is_at_work(first: First | None) -> bool:
 
 
 def _may_be_unfit(answer: Answer | Exception, first: First | None) -> bool:
-    """Say whether a creation may have failed because of some run's first turn, which cannot be stored."""
+    """Return whether a creation may have failed because of some run's first turn, which cannot be stored."""
     if isinstance(answer, Exception):
         return not isinstance(answer, HoldfastError)
     return isinstance(answer, Refused) and first is not None
 
 
-def _tell(future: "asyncio.Future[Answer]", answer: Answer | Exception) -> None:
-    if future.done():  # who asked waits no longer
-        return
-    if isinstance(answer, Exception):
-        future.set_exception(answer)
-    else:
-        future.set_result(answer)
-
-
-def _give_up(batch: list[Asked]) -> None:
-    for asked in batch:
-        if not asked.future.done():
-            run_id = asked.new.run_id
-            problem = f"the node was stopped while run {run_id} was being created: it may be there, or not"
-            if not asked.is_unheard_of:
-                problem += "; ask again with the same id"
-            asked.future.set_exception(EngineError(problem))
+def _stopped(start: Start) -> EngineError:
+    run_id = start.new.run_id
+    problem = f"the node was stopped while run {run_id} was being created: it may be there, or not"
+    if not start.is_unheard_of:
+        problem += "; ask again with the same id"
+    return EngineError(problem)
