@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UnsetType
 
 from holdfast.client.nouns import NOUNS, STREAMED, needed
-from holdfast.service.operations import CATALOGUE
+from holdfast.service.operations import OPERATIONS
 from holdfast.service.registry import Operation
 
 STUBS = Path(__file__).parent.parent / "src" / "holdfast" / "client" / "nouns.pyi"
@@ -62,9 +62,9 @@ def written(hint: Any, imports: dict[str, str], *, is_asked: bool = True) -> str
 
 
 def _parameters(operation: Operation, imports: dict[str, str]) -> str:
-    hints = get_type_hints(operation.ask, include_extras=True)
+    hints = get_type_hints(operation.request_type, include_extras=True)
     first = needed(operation)
-    rest = [field.name for field in msgspec.structs.fields(operation.ask) if field.name not in first]
+    rest = [field.name for field in msgspec.structs.fields(operation.request_type) if field.name not in first]
     placed = [f"{name}: {written(hints[name], imports)}" for name in first]
     named = [f"{name}: {written(hints[name], imports)} = ..." for name in rest]
     return ", ".join(["self", *placed, *(["*", *named] if named else [])])
@@ -72,9 +72,9 @@ def _parameters(operation: Operation, imports: dict[str, str]) -> str:
 
 def _method(operation: Operation, imports: dict[str, str], *, is_sync: bool) -> str:
     name = operation.name.partition(".")[2]
-    answer = written(operation.answer, imports, is_asked=False)
+    answer = written(operation.response_type, imports, is_asked=False)
     if operation.name in STREAMED:
-        told = answer if "after" in operation.ask.__struct_fields__ else "tuple[str, Any]"
+        told = answer if "after" in operation.request_type.__struct_fields__ else "tuple[str, Any]"
         answer = f"{'' if is_sync else 'Async'}Iterator[{told}]"
     prefix = "" if is_sync or operation.name in STREAMED else "async "
     return f"    {prefix}def {name}({_parameters(operation, imports)}) -> {answer}: ..."
@@ -85,7 +85,7 @@ def stubs() -> str:
     imports: dict[str, str] = {}
     classes: list[str] = []
     for noun in NOUNS:
-        operations = [each for each in (*CATALOGUE.values(), *STREAMED.values()) if each.noun == noun]
+        operations = [each for each in (*OPERATIONS.values(), *STREAMED.values()) if each.noun == noun]
         for is_sync in (False, True):
             takes = "noun: Any, run: Callable[[Coroutine[Any, Any, Any]], Any]" if is_sync else "calls: Calls"
             lines = [

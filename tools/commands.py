@@ -5,10 +5,10 @@
 
 from pathlib import Path
 
-from holdfast.cli.commands import row_of
+from holdfast.cli.commands import spec_of
 from holdfast.cli.generate import arguments_of, fields_of
 from holdfast.cli.main import OWN
-from holdfast.service.operations import CATALOGUE
+from holdfast.service.operations import OPERATIONS
 from holdfast.service.registry import Operation
 
 PAGE = Path(__file__).parents[1] / "docs" / "command-line.md"
@@ -17,7 +17,7 @@ BEGIN, END = "<!-- made by python -m tools.commands -->\n", "<!-- end -->\n"
 
 def table() -> str:
     """Return the table: each command, its options, and the operation behind it."""
-    rows = [_row(operation) for name, operation in CATALOGUE.items() if name not in OWN]
+    rows = [_row(operation) for name, operation in OPERATIONS.items() if name not in OWN]
     return "\n".join(["| command | options | operation |", "|---|---|---|", *sorted(rows), ""])
 
 
@@ -28,11 +28,11 @@ def page_with(text: str, made: str) -> str:
 
 
 def _row(operation: Operation) -> str:
-    row, fields = row_of(operation), fields_of(operation)
-    arguments = arguments_of(row, fields)
+    spec, fields = spec_of(operation), fields_of(operation)
+    arguments = arguments_of(spec, fields)
     said = [name.upper().replace("_", "-") if fields[name].is_required else f"[{name.upper()}]" for name in arguments]
-    said += [f"[{row.rest.upper()}]..."] if row.rest else []
-    options = [given.option for given in fields.values() if given.field not in (*arguments, row.rest)]
+    said += [f"[{row.rest.upper()}]..."] if spec.rest else []
+    options = [given.option for given in fields.values() if given.field not in (*arguments, spec.rest)]
     options += [given.negative for given in fields.values() if given.negative]
     options += ["--all"] if "cursor" in fields else []
     options += ["--wait"] if operation.name == "runs.start" else []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from holdfast.errors import HoldfastError
 from holdfast.service.http.problems import rpc_code_of, status_of, title_of
-from holdfast.service.operations import CATALOGUE
+from holdfast.service.operations import OPERATIONS
 from holdfast.service.registry import Operation
 from holdfast.service.stream import STREAMS
 
@@ -16,10 +16,10 @@ PAGE = Path(__file__).parents[1] / "docs" / "service.md"
 BEGIN, END = "<!-- {name}: made by python -m tools.reference -->\n", "<!-- end -->\n"
 
 
-def operations_table(catalogue: Mapping[str, Operation]) -> str:
+def operations_table(operations: Mapping[str, Operation]) -> str:
     """Return the operations as a table: name, address, scope, and what each does."""
     lines = ["| operation | address | scope | what it does |", "|---|---|---|---|"]
-    for name, operation in catalogue.items():
+    for name, operation in operations.items():
         scope = f"`{operation.scope}`" if operation.scope else "of each kind" if name in STREAMS else "none"
         lines.append(f"| `{name}` | `{operation.verb} {operation.path}` | {scope} | {operation.summary} |")
     return "\n".join(lines)
@@ -41,7 +41,7 @@ def _kinds(root: type[HoldfastError]) -> list[type[HoldfastError]]:
 
 def page_with_tables(text: str) -> str:
     """Return the page with the tables in their places."""
-    tables = {"operations": operations_table({**CATALOGUE, **STREAMS}), "errors": errors_table()}
+    tables = {"operations": operations_table({**OPERATIONS, **STREAMS}), "errors": errors_table()}
     for name, made in tables.items():
         begin = BEGIN.format(name=name)
         before, _, rest = text.partition(begin)

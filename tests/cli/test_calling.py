@@ -9,7 +9,7 @@ import pytest
 
 from holdfast import errors
 from holdfast.cli.connection import Caller
-from holdfast.cli.exit_codes import end_of
+from holdfast.cli.exit_codes import run_command
 from holdfast.client.transports import Http
 from holdfast.errors import EngineError, HoldfastError
 
@@ -81,5 +81,5 @@ def test_who_cannot_be_reached_is_told_with_what_to_do(capsys: pytest.CaptureFix
     def fail() -> int:
         raise Http(URL, None, 1.0)._unreachable(httpx.ConnectError("no"))
 
-    assert end_of(fail) == 6
+    assert run_command(fail) == 6
     assert "(start one with `holdfast dev`, or name another with --server, or" in capsys.readouterr().err

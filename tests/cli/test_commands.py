@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli.commands import row_of
+from holdfast.cli.commands import spec_of
 from holdfast.cli.main import commands
-from holdfast.service.operations import CATALOGUE
+from holdfast.service.operations import OPERATIONS
 from tests.cli.console import MOST_SECONDS, command, environment
 from tests.cli.forks import Forks, forking
 from tests.cli.shop import SHOP
@@ -377,6 +377,6 @@ def test_interrupting_is_clean(place: Place) -> None:
 
 
 def test_every_derived_command_is_run_in_this_file() -> None:
-    nouns = {row_of(operation).words.split()[0] for operation in CATALOGUE.values()}
+    nouns = {spec_of(operation).words.split()[0] for operation in OPERATIONS.values()}
     known = {(noun, verb) for noun in nouns for verb in commands[noun] if not verb.startswith("-")}
     assert known - set(re.findall(r'"([a-z-]+)", "([a-z-]+)"', Path(__file__).read_text())) == set()

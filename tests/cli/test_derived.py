@@ -13,16 +13,16 @@ import pytest
 from holdfast import errors
 from holdfast.cli import call as call_module
 from holdfast.cli import generate, runs
-from holdfast.cli.commands import ROWS, row_of
+from holdfast.cli.commands import COMMAND_SPECS, spec_of
 from holdfast.cli.connection import Caller, Target
 from holdfast.cli.exit_codes import CODES, code_of
 from holdfast.cli.generate import fields_of
 from holdfast.cli.main import OWN, commands, main
 from holdfast.errors import HoldfastError
-from holdfast.service.examples import ASKS
+from holdfast.service.examples import EXAMPLES
 from holdfast.service.http.problems import status_of
-from holdfast.service.operations import CATALOGUE
-from holdfast.service.registry import Ask, operation
+from holdfast.service.operations import OPERATIONS
+from holdfast.service.registry import Request, operation
 from tests.service.ways import words_of
 from tools.commands import PAGE, page_with, table
 
@@ -61,42 +61,42 @@ def ask_nobody(monkeypatch: pytest.MonkeyPatch) -> Callable[[Script], Asked]:
 
 
 @pytest.mark.contract("API-1")
-@pytest.mark.parametrize("name", sorted(set(CATALOGUE) - set(OWN)))
+@pytest.mark.parametrize("name", sorted(set(OPERATIONS) - set(OWN)))
 def test_what_a_command_is_given_is_what_is_asked(ask_nobody: Callable[[Script], Asked], name: str) -> None:
     asked = ask_nobody(lambda name, ask: {"result": 1, "token": "holdfast_…"})
-    assert main(words_of(CATALOGUE[name], ASKS[name])) == 0
+    assert main(words_of(OPERATIONS[name], EXAMPLES[name])) == 0
     [(found, ask)] = asked
     assert found == name
-    read = msgspec.convert(ask, CATALOGUE[name].ask)
-    assert read == msgspec.convert(ASKS[name], CATALOGUE[name].ask)
+    read = msgspec.convert(ask, OPERATIONS[name].request_type)
+    assert read == msgspec.convert(EXAMPLES[name], OPERATIONS[name].request_type)
 
 
 @pytest.mark.contract("API-1")
-@pytest.mark.parametrize("name", sorted(CATALOGUE))
+@pytest.mark.parametrize("name", sorted(OPERATIONS))
 def test_every_operation_can_be_called_by_its_name(
     ask_nobody: Callable[[Script], Asked], capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     asked = ask_nobody(lambda name, ask: {"echo": ask})
-    assert main(["call", name, json.dumps(ASKS[name])]) == 0
-    assert asked == [(name, ASKS[name])]
-    assert json.loads(capsys.readouterr().out) == {"echo": ASKS[name]}
+    assert main(["call", name, json.dumps(EXAMPLES[name])]) == 0
+    assert asked == [(name, EXAMPLES[name])]
+    assert json.loads(capsys.readouterr().out) == {"echo": EXAMPLES[name]}
 
 
 @pytest.mark.contract("API-1")
 def test_every_operation_has_a_command() -> None:
-    for each in CATALOGUE.values():
-        noun, verb = row_of(each).words.split()
+    for each in OPERATIONS.values():
+        noun, verb = spec_of(each).words.split()
         assert verb in commands[noun]
-    words = [row_of(each).words for each in CATALOGUE.values()]
+    words = [spec_of(each).words for each in OPERATIONS.values()]
     assert len(set(words)) == len(words)
-    assert set(ROWS) <= set(CATALOGUE)
+    assert set(COMMAND_SPECS) <= set(OPERATIONS)
 
 
 def test_the_table_on_the_page_is_up_to_date() -> None:
     assert page_with(PAGE.read_text(), table()) == PAGE.read_text(), "run python -m tools.commands"
 
 
-class Novel(Ask, frozen=True, kw_only=True):
+class Novel(Request, frozen=True, kw_only=True):
     """Something that no table knows."""
 
     thing_id: str
@@ -111,7 +111,7 @@ def test_an_operation_that_no_table_knows_has_a_command_all_the_same() -> None:
         """Make a thing."""
         return ask
 
-    row = row_of(make_new)
+    row = spec_of(make_new)
     assert row.words == "things make-new"
     assert [given.option for given in fields_of(make_new).values()] == ["--thing-id", "--role", "--roles", "--many"]
     made = generate.command_of(make_new, row)
@@ -121,8 +121,8 @@ def test_an_operation_that_no_table_knows_has_a_command_all_the_same() -> None:
 
 def test_no_field_takes_the_name_of_a_shared_option() -> None:
     shared = {f"--{name}" for name in Target.__dataclass_fields__} | {"--all"}
-    for each in CATALOGUE.values():
-        row = row_of(each)
+    for each in OPERATIONS.values():
+        row = spec_of(each)
         options = {given.option for given in fields_of(each).values() if given.field not in (*row.arguments, row.rest)}
         assert not options & shared
 

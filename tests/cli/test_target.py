@@ -12,7 +12,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from holdfast.cli.exit_codes import end_of
+from holdfast.cli.exit_codes import run_command
 from holdfast.cli.main import commands, main
 from holdfast.errors import CorruptHistory, InvalidInput, NotFound, NotPermitted, RunTerminal, StoreError
 from tests.cli.console import run
@@ -183,7 +183,7 @@ def test_each_kind_of_error_has_its_exit_code(
     def fail() -> int:
         raise problem
 
-    assert end_of(fail) == code
+    assert run_command(fail) == code
     assert capsys.readouterr().err in ("holdfast: it\n", "holdfast: interrupted\n")
 
 
@@ -192,6 +192,6 @@ def test_what_nobody_expected_is_told_in_full(capsys: pytest.CaptureFixture[str]
         raise KeyError("a mistake of ours")
 
     with pytest.raises(SystemExit) as ended:
-        end_of(fail)
+        run_command(fail)
     assert ended.value.code == 70
     assert "KeyError: 'a mistake of ours'" in capsys.readouterr().err

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from holdfast.cli import output
-from holdfast.cli.exit_codes import end_of
-from holdfast.cli.values import moment_of, value_of
+from holdfast.cli.exit_codes import run_command
+from holdfast.cli.values import parse_moment, parse_value
 from holdfast.errors import InvalidInput, NotFound
 
 
@@ -30,14 +30,14 @@ from holdfast.errors import InvalidInput, NotFound
     ],
 )
 def test_words_stand_for_a_value(words: list[str], value: Any) -> None:
-    assert value_of(words, "payload") == value
+    assert parse_value(words, "payload") == value
 
 
 def test_a_value_may_come_from_a_file_or_from_stdin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.json").write_text('{"a": 1}')
-    assert value_of([f"@{tmp_path}/a.json"], "input") == {"a": 1}
+    assert parse_value([f"@{tmp_path}/a.json"], "input") == {"a": 1}
     monkeypatch.setattr("sys.stdin", io.StringIO("[2]"))
-    assert value_of(["-"], "input") == [2]
+    assert parse_value(["-"], "input") == [2]
 
 
 @pytest.mark.parametrize(
@@ -53,19 +53,19 @@ def test_a_value_may_come_from_a_file_or_from_stdin(tmp_path: Path, monkeypatch:
 )
 def test_words_that_stand_for_nothing_are_refused(words: list[str], said: str) -> None:
     with pytest.raises(InvalidInput) as refused:
-        value_of(words, "input")
+        parse_value(words, "input")
     assert refused.value.message.startswith(said)
 
 
 def test_times_are_absolute_or_ago() -> None:
-    assert moment_of("2026-01-28T12:00:00+02:00", "--from") == "2026-01-28T10:00:00+00:00"
+    assert parse_moment("2026-01-28T12:00:00+02:00", "--from") == "2026-01-28T10:00:00+00:00"
     here = datetime(2026, 1, 28, 12).astimezone(UTC).isoformat()
-    assert moment_of("2026-01-28T12:00", "--from") == here
-    then = datetime.fromisoformat(moment_of("2h", "--from"))
+    assert parse_moment("2026-01-28T12:00", "--from") == here
+    then = datetime.fromisoformat(parse_moment("2h", "--from"))
     assert timedelta(hours=2) <= datetime.now(UTC) - then < timedelta(hours=2, minutes=1)
     for wrong in ("yesterday", "2026-13-01", "99999999999999d"):
         with pytest.raises(InvalidInput, match="--from"):
-            moment_of(wrong, "--from")
+            parse_moment(wrong, "--from")
 
 
 def test_times_are_shown_with_their_distance(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,11 +117,11 @@ def test_errors_do_nothing_to_a_terminal(capsys: pytest.CaptureFixture[str], as_
     def breaks() -> int:
         raise ValueError(NASTY)
 
-    assert end_of(fails, as_json=as_json) == 3
+    assert run_command(fails, as_json=as_json) == 3
     [line] = capsys.readouterr().err.splitlines()
     assert all(character.isprintable() for character in line)
     assert not as_json or json.loads(line)["run_id" if "run_id" in json.loads(line) else "details"]
     with pytest.raises(SystemExit):
-        end_of(breaks, as_json=as_json)
+        run_command(breaks, as_json=as_json)
     told = capsys.readouterr().err
     assert all(character.isprintable() or character == "\n" for character in told)

@@ -16,7 +16,7 @@ from holdfast.client import Client, SyncClient, nouns
 from holdfast.client.transports import Unreachable, error_of
 from holdfast.errors import Conflict, EngineError, HoldfastError, InvalidInput, NotFound, RateLimited
 from holdfast.service.http.problems import problem_of
-from holdfast.service.operations import CATALOGUE
+from holdfast.service.operations import OPERATIONS
 from holdfast.service.stream import STREAMS
 from tests.service.reading import served, settled
 from tests.service.stage import make_app, on_stage
@@ -28,7 +28,7 @@ QUICKLY = hf.Retry(max_attempts=4, initial_ms=1)
 
 @pytest.mark.contract("API-1")
 def test_no_operation_is_missing_in_the_client() -> None:
-    for name, operation in {**CATALOGUE, **STREAMS}.items():
+    for name, operation in {**OPERATIONS, **STREAMS}.items():
         noun, _, verb = name.partition(".")
         for prefix in ("", "Sync"):
             method = getattr(getattr(nouns, prefix + noun.title()), verb)
@@ -141,7 +141,7 @@ async def over(how: str, tmp_path: Path) -> AsyncIterator[tuple[Client, Callable
         made = Client(shop.app) if how == "in process" else Client(f"http://127.0.0.1:{shop.port}", retry=QUICKLY)
         async with made as client:
             service = getattr(client._calls._transport, "_service", shop.service)
-            yield client, lambda: service.watchers.watching
+            yield client, lambda: service.change_feeds.watching
 
 
 @pytest.mark.contract("API-1", "API-3")
@@ -229,7 +229,7 @@ async def test_a_script_that_breaks_off_a_stream_holds_no_connection() -> None:
         running = asyncio.create_task(asyncio.to_thread(script, f"http://127.0.0.1:{shop.port}"))
         try:
             await asyncio.to_thread(is_over.wait, 10)
-            await settled(lambda: shop.service.watchers.watching == 0)
+            await settled(lambda: shop.service.change_feeds.watching == 0)
         finally:
             may_end.set()
         assert await running == "RunQueued"

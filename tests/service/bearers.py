@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from holdfast.app import App
 from holdfast.core.access import write_token
 from holdfast.service.auth.tokens import TokenAccess, make_token, revoke_token
-from holdfast.service.operations import CATALOGUE
+from holdfast.service.operations import OPERATIONS
 from holdfast.service.options import ServiceOptions
 from holdfast.store.port import Store
 from tests.service.stage import Stage, make_app, on_stage
@@ -70,7 +70,7 @@ async def ask(
     if transport == "rpc":
         call = {"jsonrpc": "2.0", "id": 1, "method": name, "params": fields}
         return await stage.http.post("/rpc", json=call, headers=headers)
-    operation, left = CATALOGUE[name], dict(fields)
+    operation, left = OPERATIONS[name], dict(fields)
     path = operation.path
     for field in operation.path_fields:
         path = path.replace(f"{{{field}}}", quote(str(left.pop(field)), safe=""))

@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from holdfast.service.examples import ASKS, LETTER, RUN, TASK
+from holdfast.service.examples import EXAMPLES, LETTER, RUN, TASK
 from holdfast.service.http.openapi import describe
 from holdfast.service.http.problems import Problem
-from holdfast.service.operations import CATALOGUE
+from holdfast.service.operations import OPERATIONS
 from holdfast.service.options import ServiceOptions
 from tests.service.stage import Stage, on_stage
 
@@ -33,7 +33,7 @@ GARBAGE = (
 )
 RPC_CODES = {-32_700, -32_600, -32_601, -32_602}
 
-_answers = {name: msgspec.json.Decoder(operation.answer) for name, operation in CATALOGUE.items()}
+_answers = {name: msgspec.json.Decoder(operation.response_type) for name, operation in OPERATIONS.items()}
 
 
 class Fuzz:
@@ -43,10 +43,10 @@ class Fuzz:
         self._stage = stage
         self._chance = random.Random(seed)
         self._ids: dict[str, list[str]] = {RUN: ["nowhere"], TASK: ["nowhere"], LETTER: ["nowhere"]}
-        paths = describe(CATALOGUE)["paths"]
+        paths = describe(OPERATIONS)["paths"]
         self._documented = {
             name: {int(status) for status in paths[operation.path][operation.verb.lower()]["responses"]}
-            for name, operation in CATALOGUE.items()
+            for name, operation in OPERATIONS.items()
         }
         self.seen: Counter[tuple[str, int]] = Counter()
 
@@ -76,8 +76,8 @@ class Fuzz:
     # --- making requests
 
     def _ask(self) -> tuple[str, dict[str, Any]]:
-        name = self._chance.choice(list(CATALOGUE))
-        fields = dict(ASKS[name])
+        name = self._chance.choice(list(OPERATIONS))
+        fields = dict(EXAMPLES[name])
         for field, value in fields.items():
             if isinstance(value, str) and value in self._ids:
                 fields[field] = self._chance.choice(self._ids[value])
@@ -88,7 +88,7 @@ class Fuzz:
         return name, fields
 
     def _mutate(self, name: str, fields: dict[str, Any]) -> None:
-        known = [field for field in CATALOGUE[name].ask.__struct_fields__ if field not in ("wait", "wait_s")]
+        known = [field for field in OPERATIONS[name].request_type.__struct_fields__ if field not in ("wait", "wait_s")]
         field = self._chance.choice([*known, "colour"]) if known else "colour"
         kind = self._chance.random()
         if kind < 0.2:
@@ -99,7 +99,7 @@ class Fuzz:
     # --- looking at answers
 
     async def _rest(self, name: str, fields: dict[str, Any]) -> None:
-        operation = CATALOGUE[name]
+        operation = OPERATIONS[name]
         for field in operation.path_fields:
             value = fields.get(field)
             is_sendable = isinstance(value, str) and value not in ("", "..")  # clients resolve those
@@ -116,7 +116,7 @@ class Fuzz:
         assert (answer["jsonrpc"], answer["id"]) == ("2.0", id)
         assert ("result" in answer) != ("error" in answer)
         if "result" in answer:
-            self._look(name, fields, CATALOGUE[name].status, answer["result"])
+            self._look(name, fields, OPERATIONS[name].status, answer["result"])
             return
         problem = answer["error"]["data"]
         self._look(name, fields, problem["status"], problem)
@@ -124,7 +124,7 @@ class Fuzz:
 
     def _look(self, name: str, fields: dict[str, Any], status: int, answer: Any) -> None:
         assert status != 500, (name, fields, answer)
-        if status == CATALOGUE[name].status:
+        if status == OPERATIONS[name].status:
             _answers[name].decode(msgspec.json.encode(answer))
         else:
             assert msgspec.convert(answer, Problem).status == status

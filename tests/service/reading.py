@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from holdfast.app import App
-from holdfast.service.context import Authenticate, Service, let_in, make_service
+from holdfast.service.context import Authenticate, Service, make_service, open_access
 from holdfast.service.http.server import listening
 from holdfast.service.live.sse import Parser, Piece
 from holdfast.service.options import ServiceOptions
@@ -93,7 +93,7 @@ async def served(
     *,
     app: App | None = None,
     options: ServiceOptions = QUICK,
-    authenticate: Authenticate = let_in,
+    authenticate: Authenticate = open_access,
 ) -> AsyncIterator[Served]:
     """Serve an app behind a socket."""
     app = app or make_app()

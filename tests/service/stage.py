@@ -12,9 +12,9 @@ from msgspec import Struct
 import holdfast as hf
 from holdfast.app import App
 from holdfast.engine.options import NodeOptions
-from holdfast.service.context import Authenticate, Service, let_in, make_service
+from holdfast.service.context import Authenticate, Service, make_service, open_access
 from holdfast.service.http.server import Front
-from holdfast.service.operations import CATALOGUE
+from holdfast.service.operations import OPERATIONS
 from holdfast.service.options import ServiceOptions
 from holdfast.store.port import Store
 
@@ -111,7 +111,7 @@ class Stage:
 
     async def rest(self, name: str, ask: dict[str, Any], **headers: str) -> Answer:
         """Ask for an operation over REST; return the status, and what was answered."""
-        operation = CATALOGUE[name]
+        operation = OPERATIONS[name]
         fields = dict(ask)
         path = operation.path
         for field in operation.path_fields:
@@ -130,7 +130,7 @@ class Stage:
         assert response["jsonrpc"] == "2.0"
         if "error" in response:
             return response["error"]["data"]["status"], response["error"]["data"]
-        return CATALOGUE[name].status, response["result"]
+        return OPERATIONS[name].status, response["result"]
 
     async def start(self, workflow: str, **input: Any) -> str:
         """Start a run, and return its id."""
@@ -165,7 +165,7 @@ async def on_stage(
     *,
     app: App | None = None,
     options: ServiceOptions | None = None,
-    authenticate: Authenticate = let_in,
+    authenticate: Authenticate = open_access,
     node: NodeOptions | None = None,
     most_seconds: float | None = MOST_SECONDS,
 ) -> AsyncIterator[Stage]:

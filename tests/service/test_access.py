@@ -13,9 +13,9 @@ import holdfast as hf
 from holdfast.engine.inbox.authorization import OVERRIDE
 from holdfast.service.auth.roles import OF_ALL_TENANTS, ROLES, SCOPES
 from holdfast.service.auth.tokens import make_token
-from holdfast.service.examples import ASKS, RUN
+from holdfast.service.examples import EXAMPLES, RUN
 from holdfast.service.http.static import ASSETS, PLACES
-from holdfast.service.operations import CATALOGUE
+from holdfast.service.operations import OPERATIONS
 from holdfast.service.stream import STREAMS
 from holdfast.store.port import RunQuery
 from holdfast.store.types import DeadLetterQuery
@@ -67,22 +67,22 @@ DOCS = Path(__file__).parents[2] / "docs" / "access.md"
 
 def asked(name: str, **changes: Any) -> dict[str, Any]:
     """Return what an operation may be asked, by somebody who speaks for themselves."""
-    fields = {field: value for field, value in ASKS[name].items() if not field.startswith("actor")}
+    fields = {field: value for field, value in EXAMPLES[name].items() if not field.startswith("actor")}
     return {**fields, **changes}
 
 
 @pytest.mark.contract("API-4")
 def test_every_operation_is_classified() -> None:
-    assert set(LEAST) == set(CATALOGUE)
+    assert set(LEAST) == set(OPERATIONS)
     for name, least in LEAST.items():
-        scope = CATALOGUE[name].scope
+        scope = OPERATIONS[name].scope
         if least == EVERYBODY:
             assert scope is None
             continue
         needed = {scope, *ALSO_NEEDS.get(name, ())}
         assert needed <= SCOPES, name
         assert next(role for role, granted in ROLES.items() if needed <= granted) == least, name
-    used = {operation.scope for operation in CATALOGUE.values()} - {None}
+    used = {operation.scope for operation in OPERATIONS.values()} - {None}
     assert used | {OVERRIDE} == SCOPES, "a scope that opens nothing"
 
 
@@ -93,16 +93,16 @@ def test_the_page_says_the_same_as_the_code() -> None:
     assert set(table) == SCOPES
     for scope, (*granted, operations) in table.items():
         assert granted == ["yes" if scope in scopes else "" for scopes in ROLES.values()], scope
-        named = {name for name, operation in {**CATALOGUE, **STREAMS}.items() if operation.scope == scope}
+        named = {name for name, operation in {**OPERATIONS, **STREAMS}.items() if operation.scope == scope}
         named |= {"GET /metrics"} if scope == "system:read" else set()
         named |= {"runs.skip_step of a task or a wait"} if scope == OVERRIDE else set()
         assert set(operations.replace("`", "").split(", ")) == named, scope
 
 
 @pytest.mark.contract("API-4")
-@pytest.mark.parametrize("name", sorted(CATALOGUE))
+@pytest.mark.parametrize("name", sorted(OPERATIONS))
 async def test_every_operation_for_every_role_and_scope(name: str) -> None:
-    scope = CATALOGUE[name].scope
+    scope = OPERATIONS[name].scope
     order = list(ROLES)
     async with guarded() as stage:
         for role in order:
@@ -123,7 +123,7 @@ async def check(stage: Stage, name: str, token: str, is_allowed: bool) -> None:
 
 
 @pytest.mark.contract("API-4")
-@pytest.mark.parametrize("name", sorted(CATALOGUE))
+@pytest.mark.parametrize("name", sorted(OPERATIONS))
 async def test_every_operation_without_a_token_or_with_a_useless_one(name: str) -> None:
     async with guarded() as stage:
         before = await store_of(stage).stats()
@@ -230,16 +230,16 @@ async def things_of_globex(stage: Stage) -> dict[str, str]:
 
 def thing_of(name: str) -> str | None:
     """Return the field by which an operation names a thing, if it does."""
-    return next((field for field in CATALOGUE[name].path_fields if field in OF_THINGS), None)
+    return next((field for field in OPERATIONS[name].path_fields if field in OF_THINGS), None)
 
 
 @pytest.mark.contract("API-4")
 def test_every_operation_is_classified_by_what_it_is_about() -> None:
-    about_all = {name for name, operation in CATALOGUE.items() if operation.scope in OF_ALL_TENANTS}
-    by_id = {name for name in CATALOGUE if thing_of(name) is not None}
+    about_all = {name for name, operation in OPERATIONS.items() if operation.scope in OF_ALL_TENANTS}
+    by_id = {name for name in OPERATIONS if thing_of(name) is not None}
     kinds = (LISTS, MAKES, SHARED, BEARERS, MANY, about_all, by_id)
-    assert set().union(*kinds) == set(CATALOGUE)
-    assert sum(map(len, kinds)) == len(CATALOGUE)
+    assert set().union(*kinds) == set(OPERATIONS)
+    assert sum(map(len, kinds)) == len(OPERATIONS)
 
 
 @pytest.mark.contract("API-4")
@@ -250,7 +250,7 @@ async def test_what_another_tenant_has_is_answered_as_what_is_not_there(transpor
         headers = bearing(await token_for(stage, tenant="acme", roles=["clerk"]))
         store = store_of(stage)
         before = (await store.load([things["run"]]), await store.find(DeadLetterQuery(settled=True)))
-        for name in CATALOGUE:
+        for name in OPERATIONS:
             field = thing_of(name)
             if field is None:
                 continue
@@ -286,7 +286,7 @@ async def test_lists_and_batches_hold_nothing_of_another_tenant(transport: str) 
         items = [{"run_id": run_id, "name": "approval"} for run_id in (things["run"], "nowhere")]
         response = await ask(stage, transport, "signals.send_many", {"signals": items}, headers)
         assert response.text.count('"NotFound"') == 2
-        for name in (name for name, operation in CATALOGUE.items() if operation.scope in OF_ALL_TENANTS):
+        for name in (name for name, operation in OPERATIONS.items() if operation.scope in OF_ALL_TENANTS):
             response = await ask(stage, transport, name, {}, headers)
             assert code_in(response) == "NotPermitted", response.text
             assert code_in(await ask(stage, transport, name, {}, bearing(await token_for(stage, "viewer")))) == ""

@@ -10,13 +10,13 @@ from holdfast.app import App
 from holdfast.core import codec
 from holdfast.core.access import read_token
 from holdfast.core.events import CallerRef
-from holdfast.service.operations import CATALOGUE
+from holdfast.service.operations import OPERATIONS
 from holdfast.store.types import AuditQuery, DeadLetterQuery
 from holdfast.testing.samples import dead_letter
 from tests.service.bearers import TRANSPORTS, ask, bearing, code_in, guarded, store_of, token_for
 from tests.service.stage import Stage, make_app
 
-WRITES = {name for name, operation in CATALOGUE.items() if operation.verb != "GET"}
+WRITES = {name for name, operation in OPERATIONS.items() if operation.verb != "GET"}
 
 
 def app_with_quorum() -> App:
@@ -185,9 +185,9 @@ async def test_what_a_caller_changes_is_in_the_audit_log_and_what_they_read_is_n
 
 @pytest.mark.contract("API-4")
 async def test_every_operation_that_changes_something_says_how_it_is_audited() -> None:
-    changing = {name for name in WRITES if CATALOGUE[name].audit != "nothing"}
+    changing = {name for name in WRITES if OPERATIONS[name].audit != "nothing"}
     assert WRITES - changing == {"runs.query"}
-    assert {name for name, operation in CATALOGUE.items() if operation.verb == "GET"}.isdisjoint(changing)
+    assert {name for name, operation in OPERATIONS.items() if operation.verb == "GET"}.isdisjoint(changing)
 
 
 @pytest.mark.contract("API-4")

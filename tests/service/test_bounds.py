@@ -12,7 +12,7 @@ from holdfast.core.codec import encode
 from holdfast.core.messages import SignalRequest
 from holdfast.limits import SEARCH_WORDS
 from holdfast.service.live import changefeed
-from holdfast.service.live.subscriptions import RESET, Listing
+from holdfast.service.live.subscriptions import RESET, ListSubscription
 from holdfast.service.options import ServiceOptions
 from holdfast.service.rates import SEARCH_COST
 from holdfast.store.port import RunQuery
@@ -290,9 +290,9 @@ async def test_who_watches_tasks_reads_their_list_when_they_are_large(monkeypatc
         run_id = await stage.start("asking", who="x" * 5_000)
         await stage.until("tasks.list", {"run_id": run_id}, lambda page: page["items"])
         service = stage.service
-        watcher = service.watchers.of(stage.app.runtime())
-        listing = Listing(frozenset({"tasks"}), lambda head: True, lambda told: True)
-        watcher.watch(listing)
+        watcher = service.change_feeds.of(stage.app.runtime())
+        listing = ListSubscription(frozenset({"tasks"}), lambda head: True, lambda told: True)
+        watcher.subscribe(listing)
         await watcher.begun()
         assert listing.take() == RESET
         [task] = (await stage.rest("tasks.list", {"run_id": run_id}))[1]["items"]
@@ -300,4 +300,4 @@ async def test_who_watches_tasks_reads_their_list_when_they_are_large(monkeypatc
         async with asyncio.timeout(10):
             await listing.wake.wait()
         assert listing.take() == RESET
-        watcher.unwatch(listing)
+        watcher.unsubscribe(listing)

@@ -18,12 +18,12 @@ from holdfast.errors import HoldfastError
 from holdfast.service.auth.csrf import check_head, check_open, check_origin, given_token, shown
 from holdfast.service.auth.oidc import _JWT, LOGIN_COOKIE, _unpacked
 from holdfast.service.context import OPEN
-from holdfast.service.http.binding import Reader, refusal
+from holdfast.service.http.binding import RequestBinder, refusal
 from holdfast.service.http.exchange import BODY_DEPTH, Exchange, correlation_of
 from holdfast.service.http.prometheus import Metrics
 from holdfast.service.http.proxies import forwarded
 from holdfast.service.http.rest import Addresses
-from holdfast.service.operations import CATALOGUE
+from holdfast.service.operations import OPERATIONS
 from holdfast.service.paging import decode_cursor
 from holdfast.service.stream import _last_id, is_stream
 from holdfast.store.sql import words_of
@@ -95,9 +95,9 @@ def _exchange(headers: dict[bytes, bytes]) -> Exchange:
     return Exchange(unused, scope, unused, unused)
 
 
-READER = Reader(CATALOGUE["runs.start"])
-LISTING = Reader(CATALOGUE["runs.list"])
-ADDRESSES = Addresses(CATALOGUE)
+READER = RequestBinder(OPERATIONS["runs.start"])
+LISTING = RequestBinder(OPERATIONS["runs.list"])
+ADDRESSES = Addresses(OPERATIONS)
 
 
 def _of_json(text: bytes) -> list[Callable[[], object]]:
@@ -242,7 +242,7 @@ async def test_the_log_names_the_operation_that_holds_up_the_loop(caplog: pytest
         assert service.watchdog.stalled_s > 0.025
         assert "runs.list is under way, at" in caplog.text
         assert "test_callers_bytes.py" in caplog.text
-        call = service.call(OPEN, "c")
+        call = service.context(OPEN, "c")
 
         assert b"holdfast_loop_stalls_total 1" in await Metrics(service).text(call)
 

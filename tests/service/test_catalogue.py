@@ -10,10 +10,10 @@ from holdfast.cli.commands import row_of
 from holdfast.cli.main import commands
 from holdfast.client import nouns
 from holdfast.errors import RateLimited
-from holdfast.service.examples import ASKS
-from holdfast.service.http.binding import Reader
+from holdfast.service.examples import EXAMPLES
+from holdfast.service.http.binding import RequestBinder
 from holdfast.service.http.rest import Addresses
-from holdfast.service.operations import CATALOGUE
+from holdfast.service.operations import OPERATIONS
 from holdfast.service.stream import STREAMS
 from holdfast.testing.clock import VirtualClock
 from tests.service.scenes import SCENES
@@ -34,19 +34,19 @@ async def test_every_operation_in_every_way(name: str, how: str, tmp_path: Path)
 
 @pytest.mark.contract("API-1")
 def test_no_operation_is_without_a_scene_and_an_example() -> None:
-    assert set(SCENES) == set(CATALOGUE)
-    assert set(ASKS) == set(CATALOGUE)
+    assert set(SCENES) == set(OPERATIONS)
+    assert set(EXAMPLES) == set(OPERATIONS)
 
 
 @pytest.mark.contract("API-1")
 async def test_no_way_has_an_operation_that_another_lacks() -> None:
-    everything = {**CATALOGUE, **STREAMS}
+    everything = {**OPERATIONS, **STREAMS}
     asked = {f"{noun}.{verb}" for noun in nouns.NOUNS for verb in _public(noun.title())}
     assert asked == {f"{noun}.{verb}" for noun in nouns.NOUNS for verb in _public(f"Sync{noun.title()}")}
     assert asked == set(everything)
     said = {f"{noun} {verb}" for noun in _command_nouns() for verb in commands[noun] if verb[0] != "-"}
-    derived = {row_of(operation).words: name for name, operation in CATALOGUE.items()}
-    assert len(derived) == len(CATALOGUE)
+    derived = {row_of(operation).words: name for name, operation in OPERATIONS.items()}
+    assert len(derived) == len(OPERATIONS)
     more = {"run show", "run tail", "audit export"}
     assert said == {*derived, *more}, "which show a run whole, follow it, and write the audit log as lines"
     async with on_stage() as stage:
@@ -57,8 +57,8 @@ async def test_no_way_has_an_operation_that_another_lacks() -> None:
             for verb, operation in verbs.items()
         }
         assert described == {(operation.verb, operation.path): name for name, operation in everything.items()}
-        addresses = Addresses(CATALOGUE)
-        for name, operation in CATALOGUE.items():
+        addresses = Addresses(OPERATIONS)
+        for name, operation in OPERATIONS.items():
             endpoints, _ = addresses.find(operation.path.encode())
             assert endpoints[operation.verb].operation is operation
             call = {"jsonrpc": "2.0", "id": 1, "method": name, "params": [7]}
@@ -71,29 +71,31 @@ def _public(kind: str) -> list[str]:
 
 
 def _command_nouns() -> set[str]:
-    return {row_of(operation).words.split()[0] for operation in CATALOGUE.values()}
+    return {row_of(operation).words.split()[0] for operation in OPERATIONS.values()}
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize("name", OPERATIONS)
 def test_examples_are_what_can_be_asked(name: str) -> None:
-    assert isinstance(Reader(CATALOGUE[name]).from_json(msgspec.json.encode(ASKS[name])), CATALOGUE[name].ask)
+    assert isinstance(
+        RequestBinder(OPERATIONS[name]).from_json(msgspec.json.encode(EXAMPLES[name])), OPERATIONS[name].request_type
+    )
 
 
 @pytest.mark.contract("API-2")
-@pytest.mark.parametrize("name", [name for name, operation in CATALOGUE.items() if operation.is_counted])
+@pytest.mark.parametrize("name", [name for name, operation in OPERATIONS.items() if operation.is_counted])
 async def test_operations_whose_refusals_are_counted_say_that_there_may_be_too_many(name: str) -> None:
-    assert RateLimited in CATALOGUE[name].all_errors
+    assert RateLimited in OPERATIONS[name].all_errors
     async with on_stage() as stage:
-        operation = CATALOGUE[name]
+        operation = OPERATIONS[name]
         description = (await stage.http.get("/openapi.json")).json()["paths"][operation.path]
         assert "Retry-After" in description[operation.verb.lower()]["responses"]["429"]["headers"]
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize("name", OPERATIONS)
 def test_operations_say_what_they_do(name: str) -> None:
-    operation = CATALOGUE[name]
+    operation = OPERATIONS[name]
     assert operation.summary
-    assert operation.ask.__doc__
-    assert operation.answer.__doc__
+    assert operation.request_type.__doc__
+    assert operation.response_type.__doc__
     assert operation.verb in {"GET", "POST"}
     assert operation.scope is not None or name in ("system.health", "activities.complete", "activities.fail")

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 import holdfast as hf
 from holdfast.service.context import Headers, Principal
-from holdfast.service.live.subscriptions import MOST_PENDING, Listing, Told
+from holdfast.service.live.subscriptions import MOST_PENDING, ListChange, ListSubscription
 from holdfast.store.types import new_head
 from holdfast.testing.clock import VirtualClock
 from holdfast.testing.samples import message, new_run
@@ -60,7 +60,7 @@ async def test_dead_letters_are_told_once() -> None:
             assert heard.result()[1]["run_id"] == run_id
             await shop.http.post(f"/v1/runs/{run_id}/terminate", json={})
             again = asyncio.create_task(lists.next())
-            await settled(lambda: shop.service.watchers._watcher.looks > 5)  # type: ignore[union-attr]
+            await settled(lambda: shop.service.change_feeds._watcher.looks > 5)  # type: ignore[union-attr]
             assert not again.done()
             async with shop.reading("/v1/stream?kinds=letters&settled=true") as all_letters:
                 assert await all_letters.next() == ("reset", {})
@@ -84,13 +84,13 @@ async def test_each_kind_needs_the_scope_of_its_list() -> None:
 
 def test_who_falls_behind_is_told_to_read_again() -> None:
     head = new_head(new_run(), None, 0)
-    listing = Listing(frozenset({"runs"}), lambda head: True, lambda told: True)
+    listing = ListSubscription(frozenset({"runs"}), lambda head: True, lambda told: True)
     assert b"reset" in listing.take()
     for number in range(MOST_PENDING):
-        listing.offer(Told("runs", head, replace(head, run_id=f"run-{number % 7}")))
+        listing.offer(ListChange("runs", head, replace(head, run_id=f"run-{number % 7}")))
     assert listing.take().count(b"event: run\n") == 7, "what changes again is told once"
     for number in range(MOST_PENDING + 1):
-        listing.offer(Told("runs", head, replace(head, run_id=f"run-{number}")))
+        listing.offer(ListChange("runs", head, replace(head, run_id=f"run-{number}")))
     assert listing.take() == b"event: reset\ndata: {}\n\n"
     assert listing.take() == b""
 
@@ -100,7 +100,7 @@ async def test_nobody_looks_when_nobody_watches() -> None:
         run_id = await shop.start("patient")
         async with shop.reading(f"/v1/runs/{run_id}/stream") as reading:
             await reading.next()
-            watcher: Any = shop.service.watchers._watcher
+            watcher: Any = shop.service.change_feeds._watcher
         await settled(lambda: watcher.is_over)
         looks = watcher.looks
         await shop.send(run_id, "go")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.service.http.openapi import describe
-from holdfast.service.operations import CATALOGUE
+from holdfast.service.operations import OPERATIONS
 from tests.service.fuzz import play
 from tests.service.test_server import process
 
@@ -21,7 +21,7 @@ CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,re
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_nonsense_is_answered_as_described(seed: int) -> None:
     seen = await play(600, seed)
-    assert len({name for name, _ in seen}) == len(CATALOGUE)
+    assert len({name for name, _ in seen}) == len(OPERATIONS)
 
 
 @pytest.mark.slow
@@ -48,14 +48,14 @@ def references(value: Any) -> set[str]:
 
 @pytest.mark.contract("API-1")
 def test_the_description_is_whole() -> None:
-    description = describe(CATALOGUE)
+    description = describe(OPERATIONS)
     assert description["openapi"] == "3.1.0"
     schemas = description["components"]["schemas"]
     assert {reference.rpartition("/")[2] for reference in references(description)} == set(schemas)
     for path, verbs in description["paths"].items():
         for verb, operation in verbs.items():
             named = {parameter["name"] for parameter in operation.get("parameters", ()) if parameter["in"] == "path"}
-            assert named == set(CATALOGUE[operation["operationId"]].path_fields), (verb, path)
+            assert named == set(OPERATIONS[operation["operationId"]].path_fields), (verb, path)
             assert {"422", "500", "503", "504"} < operation["responses"].keys()
             for status, response in operation["responses"].items():
                 kind = "application/json" if int(status) < 400 else "application/problem+json"

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.service.context import Service, make_service
 from holdfast.service.http.server import Front, listening
-from holdfast.service.operations import CATALOGUE
+from holdfast.service.operations import OPERATIONS
 from holdfast.service.options import ServiceOptions
 from tests.service.stage import make_app
 
@@ -22,7 +22,7 @@ PATHS: dict[str, Callable[[httpx.AsyncClient], Awaitable[httpx.Response]]] = {
 
 def hold_up(monkeypatch: pytest.MonkeyPatch, handle: Callable[..., Awaitable[Any]]) -> None:
     """Let `runs.list` be carried out by something else."""
-    monkeypatch.setattr(type(CATALOGUE["runs.list"]), "handle", property(lambda self: handle), raising=False)
+    monkeypatch.setattr(type(OPERATIONS["runs.list"]), "handle", property(lambda self: handle), raising=False)
 
 
 @pytest.mark.contract("API-2")

@@ -10,8 +10,8 @@ import holdfast as hf
 from holdfast.errors import NotPermitted
 from holdfast.service.auth.tenancy import TenantView
 from holdfast.service.context import Headers, Principal
-from holdfast.service.examples import ASKS
-from holdfast.service.operations import CATALOGUE
+from holdfast.service.examples import EXAMPLES
+from holdfast.service.operations import OPERATIONS
 from holdfast.store.port import Refused, RunQuery, Store, TaskQuery, WaitQuery
 from holdfast.store.types import DeadLetterQuery
 from holdfast.testing.clock import VirtualClock
@@ -43,12 +43,12 @@ async def test_runs_of_others_are_not_there() -> None:
         mine, theirs = await start(stage, "a"), await start(stage, "b")
         run = (await stage.rest("runs.get", {"run_id": mine}, **{"x-tenant": "a"}))[1]
         assert run["tenant"] == "a"
-        for name, operation in CATALOGUE.items():
+        for name, operation in OPERATIONS.items():
             if "run_id" not in operation.path_fields:
                 continue
-            ask = {**ASKS[name], "run_id": theirs, "actor": "ann"} if operation.has_body else {"run_id": theirs}
-            ask |= {field: ASKS[name][field] for field in operation.path_fields if field != "run_id"}
-            if "actor" not in operation.ask.__struct_fields__:
+            ask = {**EXAMPLES[name], "run_id": theirs, "actor": "ann"} if operation.has_body else {"run_id": theirs}
+            ask |= {field: EXAMPLES[name][field] for field in operation.path_fields if field != "run_id"}
+            if "actor" not in operation.request_type.__struct_fields__:
                 ask.pop("actor", None)
             status, problem = await stage.rest(name, ask, **{"x-tenant": "a"})
             assert (status, problem.get("code")) == (404, "NotFound"), (name, problem)
@@ -166,14 +166,14 @@ async def test_what_others_have_is_not_even_read() -> None:
 
 
 @pytest.mark.contract("API-4")
-@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize("name", OPERATIONS)
 async def test_every_operation_needs_its_scope(name: str) -> None:
-    scope = CATALOGUE[name].scope
+    scope = OPERATIONS[name].scope
     async with on_stage(authenticate=by_header) as stage:
-        ask = ASKS[name] | ({"actor": "ann"} if "actor" in ASKS[name] else {})
+        ask = EXAMPLES[name] | ({"actor": "ann"} if "actor" in EXAMPLES[name] else {})
         status, problem = await stage.rest(name, ask, **{"x-scopes": "nothing:read"})
         if scope is None:
-            assert status == (422 if CATALOGUE[name].noun == "activities" else 200)  # the example is no real token
+            assert status == (422 if OPERATIONS[name].noun == "activities" else 200)  # the example is no real token
             return
         assert (status, problem["code"], problem["details"]) == (403, "NotPermitted", {"scope": scope})
         both = f"{scope} runs:write"  # what starts a run needs that too

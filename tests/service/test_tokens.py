@@ -17,7 +17,7 @@ from holdfast.errors import InvalidInput, StoreUnavailable
 from holdfast.service.auth import tokens
 from holdfast.service.auth.throttle import LINES_PER_MINUTE
 from holdfast.service.auth.tokens import TokenAccess, make_token, revoke_token
-from holdfast.service.context import let_in, make_service
+from holdfast.service.context import make_service, open_access
 from holdfast.service.http.server import check_access, listening, serve
 from holdfast.service.options import ServiceOptions
 from holdfast.store.sqlite import SqliteStore
@@ -404,7 +404,7 @@ def test_open_access_is_chosen_and_said_so(caplog: pytest.LogCaptureFixture) -> 
     assert check_access(ServiceOptions(is_open=True), None) is not None
     assert "access is open" in caplog.text
     with pytest.raises(InvalidInput):
-        check_access(ServiceOptions(is_open=True), let_in)
+        check_access(ServiceOptions(is_open=True), open_access)
 
 
 # --- ends, makers and leaks

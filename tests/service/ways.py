@@ -24,7 +24,7 @@ from holdfast.client import Client
 from holdfast.client.transports import Http, Transport
 from holdfast.errors import HoldfastError
 from holdfast.service.http.problems import problem_of, status_of
-from holdfast.service.operations import CATALOGUE
+from holdfast.service.operations import OPERATIONS
 from holdfast.service.registry import Operation
 from tests.service.stage import Answer, Caller, Stage
 
@@ -66,8 +66,8 @@ class _Asked:
         except HoldfastError as error:
             problem = msgspec.to_builtins(problem_of(error, error.details.pop("correlation_id", "")))
             return problem["status"], problem
-        assert isinstance(answer, CATALOGUE[name].answer)
-        return CATALOGUE[name].status, msgspec.json.decode(msgspec.json.encode(answer))
+        assert isinstance(answer, OPERATIONS[name].response_type)
+        return OPERATIONS[name].status, msgspec.json.decode(msgspec.json.encode(answer))
 
 
 def words_of(operation: Operation, ask: dict[str, Any]) -> list[str]:
@@ -94,9 +94,9 @@ class _Commands:
 
     async def __call__(self, name: str, ask: dict[str, Any]) -> Answer:
         loop = asyncio.get_running_loop()
-        out, err = await asyncio.to_thread(self._run, _words(CATALOGUE[name], ask), loop)
+        out, err = await asyncio.to_thread(self._run, _words(OPERATIONS[name], ask), loop)
         if out:
-            return CATALOGUE[name].status, json.loads(out)
+            return OPERATIONS[name].status, json.loads(out)
         told = json.loads(err)
         problem = {"code": told.pop("code"), "detail": told.pop("message")}
         problem["correlation_id"] = told.pop("correlation_id", "")
@@ -119,7 +119,7 @@ class _Commands:
 
 def _words(operation: Operation, ask: dict[str, Any]) -> list[str]:
     try:
-        msgspec.convert(ask, operation.ask)
+        msgspec.convert(ask, operation.request_type)
     except msgspec.ValidationError:
         return ["call", operation.name, json.dumps(ask)]
     return words_of(operation, ask)

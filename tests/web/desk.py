@@ -15,7 +15,7 @@ import holdfast as hf
 from holdfast.app import App
 from holdfast.program.tasks import Escalation
 from holdfast.service.auth.tokens import TokenAccess, make_token
-from holdfast.service.context import Service, let_in, make_service
+from holdfast.service.context import Service, make_service, open_access
 from holdfast.service.http.server import bind, listening
 from holdfast.service.options import ServiceOptions
 from holdfast.testing.samples import message
@@ -152,7 +152,7 @@ async def at_desk(*, is_guarded: bool = False, is_up: bool = True) -> AsyncItera
         port=port, is_open=not is_guarded, watch_poll_s=0.05, list_rest_s=0.02, drain_s=1.0, tokens_s=0.0
     )
     async with asyncio.timeout(MOST_SECONDS), desk.app.node("memory://"):
-        site = DeskSite(desk, options, TokenAccess(desk.app, 0.0) if is_guarded else let_in)
+        site = DeskSite(desk, options, TokenAccess(desk.app, 0.0) if is_guarded else open_access)
         if is_guarded:
             site.http.headers["authorization"] = f"Bearer {await site.token('root', 'admin')}"
         try:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 import holdfast as hf
 from holdfast.app import App
-from holdfast.service.context import Authenticate, let_in, make_service
+from holdfast.service.context import Authenticate, make_service, open_access
 from holdfast.service.http.server import bind, listening
 from holdfast.service.options import ServiceOptions
 
@@ -192,7 +192,7 @@ async def on_site(
         port=port, is_open=authenticate is None, watch_poll_s=0.05, list_rest_s=0.02, drain_s=1.0, tokens_s=0.0
     )
     async with asyncio.timeout(MOST_SECONDS), orchard.app.node(store):
-        site = Site(orchard, options, authenticate or let_in)
+        site = Site(orchard, options, authenticate or open_access)
         try:
             yield site
         finally:

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from holdfast.service.http.static import FOLDER, Page
-from holdfast.service.operations import CATALOGUE
+from holdfast.service.operations import OPERATIONS
 from tests.service.bearers import guarded
 from tests.service.stage import on_stage
 
@@ -75,7 +75,7 @@ def test_every_import_is_there(path: Path) -> None:
 def test_the_page_asks_for_operations_as_the_catalogue_has_them() -> None:
     listed = re.findall(r'^  "([a-z._]+)": "([A-Z]+ [^"]+)",$', (FOLDER / "lib" / "api.js").read_text(), re.MULTILINE)
     assert len(listed) > 30
-    assert dict(listed) == {name: f"{CATALOGUE[name].verb} {CATALOGUE[name].path}" for name, _ in listed}
+    assert dict(listed) == {name: f"{OPERATIONS[name].verb} {OPERATIONS[name].path}" for name, _ in listed}
 
 
 async def test_the_page_needs_no_token_and_gives_nothing_away() -> None:

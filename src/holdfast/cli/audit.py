@@ -5,10 +5,10 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from holdfast.cli.connection import Target, calling
-from holdfast.cli.exit_codes import FINE
+from holdfast.cli.connection import Target, connect
+from holdfast.cli.exit_codes import OK
 from holdfast.cli.output import show_json
-from holdfast.cli.values import moment_of
+from holdfast.cli.values import parse_moment
 
 PAGE = 500
 
@@ -31,16 +31,16 @@ def export(
     ask: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     for name, value in (("since", since), ("until", until)):
         if value is not None:
-            ask[name] = moment_of(value, f"--{name}")
+            ask[name] = parse_moment(value, f"--{name}")
     return asyncio.run(_export(ask, target or Target()))
 
 
 async def _export(ask: dict[str, Any], target: Target) -> int:
-    async with calling(target) as caller:
+    async with connect(target) as connection:
         cursor: str | None = ""
         while cursor is not None:
-            page = await caller("audit.list", {**ask, "order": "oldest", "limit": PAGE, "cursor": cursor})
+            page = await connection("audit.list", {**ask, "order": "oldest", "limit": PAGE, "cursor": cursor})
             for item in page["items"]:
                 show_json(item)
             cursor = page["next"]
-    return FINE
+    return OK

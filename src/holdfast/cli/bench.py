@@ -14,7 +14,7 @@ from rich.progress import Progress
 
 from holdfast.app import App
 from holdfast.cli.app_loader import settings_at
-from holdfast.cli.exit_codes import FINE
+from holdfast.cli.exit_codes import OK
 from holdfast.cli.output import show_fields, show_json
 from holdfast.cli.stores import file_of
 from holdfast.errors import StoreUnavailable
@@ -54,7 +54,7 @@ def bench(
         show_json(answer)
     else:
         show_fields(answer)
-    return FINE
+    return OK
 
 
 async def _measure(place: Path, seconds: float) -> dict[str, Any]:

@@ -6,12 +6,12 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from holdfast.cli import values
-from holdfast.cli.commands import row_of
-from holdfast.cli.connection import Target, calling
-from holdfast.cli.exit_codes import FINE
+from holdfast.cli.commands import spec_of
+from holdfast.cli.connection import Target, connect
+from holdfast.cli.exit_codes import OK
 from holdfast.cli.output import show_items, show_json
 from holdfast.errors import InvalidInput
-from holdfast.service.operations import CATALOGUE
+from holdfast.service.operations import OPERATIONS
 
 
 def call(
@@ -31,23 +31,23 @@ def call(
     """
     target = target or Target()
     if operation is None:
-        listed = [{"operation": name, "command": row_of(each).words, "what": each.summary} for name, each in _named()]
+        listed = [{"operation": name, "command": spec_of(each).words, "what": each.summary} for name, each in _named()]
         if target.json:
             show_json(listed)
         else:
             show_items(listed, ("operation", "command", "what"))
-        return FINE
-    asked = values.value_of(ask, "ask")
+        return OK
+    asked = values.parse_value(ask, "ask")
     if not isinstance(asked, dict):
         raise InvalidInput("what is asked is a JSON object, or name=text and name:=json", field="ask")
     show_json(asyncio.run(_call(operation, asked, target)))
-    return FINE
+    return OK
 
 
 def _named() -> list[tuple[str, Any]]:
-    return sorted(CATALOGUE.items())
+    return sorted(OPERATIONS.items())
 
 
 async def _call(operation: str, ask: dict[str, Any], target: Target) -> Any:
-    async with calling(target) as caller:
-        return await caller(operation, ask)
+    async with connect(target) as connection:
+        return await connection(operation, ask)

@@ -18,7 +18,7 @@ from holdfast.clock import SystemIds, SystemRng
 from holdfast.core.timing import Retry
 from holdfast.errors import InvalidInput, NotFound, StoreUnavailable
 from holdfast.service.context import Principal
-from holdfast.service.operations import CATALOGUE
+from holdfast.service.operations import OPERATIONS
 from holdfast.service.operations.streams import follow_run
 from holdfast.store.open import is_new, open_existing
 
@@ -35,7 +35,7 @@ PATIENTLY = Retry(max_attempts=8, initial_ms=100, most_ms=5_000)
 SHARED = Group("Whom to ask, and how to answer", sort_key=100)
 
 
-class Caller:
+class Connection:
     """Asks for operations, of whoever the target names."""
 
     def __init__(self, transport: Transport) -> None:
@@ -45,9 +45,9 @@ class Caller:
 
     async def __call__(self, name: str, ask: dict[str, Any]) -> Any:
         """Return the answer of an operation as plain values; raise the error that it is refused with."""
-        if name not in CATALOGUE:
+        if name not in OPERATIONS:
             raise NotFound(f"there is no operation {name!r}: `holdfast call` lists them", operation=name)
-        return await self._calls.ask(CATALOGUE[name], ask, Any)
+        return await self._calls.ask(OPERATIONS[name], ask, Any)
 
     async def events(self, run_id: str, after: int) -> AsyncGenerator[Any, None]:
         """Return the events of a run behind a number, as they come, to its end."""
@@ -76,7 +76,7 @@ class Target:
 
 
 @asynccontextmanager
-async def calling(target: Target) -> AsyncIterator[Caller]:
+async def connect(target: Target) -> AsyncIterator[Connection]:
     """Open the way to whom the target names: arguments first, then the environment."""
     if target.server is not None and (target.store is not None or target.app is not None):
         raise InvalidInput("--server is asked over HTTP, --store and --app are not: give one or the other")
@@ -87,18 +87,18 @@ async def calling(target: Target) -> AsyncIterator[Caller]:
         if server is None and "HOLDFAST_STORE" not in environment:
             server = DEFAULT_SERVER
     if server is None:
-        async with _in_process(target) as caller:
-            yield caller
+        async with _in_process(target) as connection:
+            yield connection
         return
     transport = Http(server, target.token or environment.get("HOLDFAST_TOKEN"), ANSWER_S)
     try:
-        yield Caller(transport)
+        yield Connection(transport)
     finally:
         await transport.close()
 
 
 @asynccontextmanager
-async def _in_process(target: Target) -> AsyncIterator[Caller]:
+async def _in_process(target: Target) -> AsyncIterator[Connection]:
     settings = settings_at(target.store)
     app = load_app(target.app) if target.app is not None else App("holdfast")
     try:
@@ -112,7 +112,7 @@ async def _in_process(target: Target) -> AsyncIterator[Caller]:
         async with app.connect(store):
             transport = InProcess(app, Principal(name=user_name(), is_admin=True, token_id=f"os-user:{user_name()}"))
             try:
-                yield Caller(transport)
+                yield Connection(transport)
             finally:
                 await transport.close()
     finally:

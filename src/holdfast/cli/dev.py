@@ -15,8 +15,8 @@ from cyclopts import Parameter
 
 from holdfast.app import termination_signal
 from holdfast.cli.app_loader import settings_at, split_target
-from holdfast.cli.dev_child import DRAIN_S, GIVEN, RELOAD, Given
-from holdfast.cli.exit_codes import FINE
+from holdfast.cli.dev_child import DEV_OPTIONS, DRAIN_S, RELOAD, DevOptions
+from holdfast.cli.exit_codes import OK
 from holdfast.cli.output import note
 from holdfast.cli.server import HOST, PORT, Port
 from holdfast.engine.observe.logs import describe_store
@@ -71,7 +71,7 @@ def dev(
 async def _supervise(target: str, store: str, host: str, listener: socket.socket) -> int:
     """Run the other process, again and again, until this one is asked to end or the other has ended by itself."""
     ours, theirs = os.pipe()  # nothing is ever written: the other process sees when this one is gone
-    given = Given(
+    given = DevOptions(
         target=target, store=store, host=host, port=listener.getsockname()[1], listener=listener.fileno(), life=ours
     )
     try:
@@ -85,17 +85,17 @@ async def _supervise(target: str, store: str, host: str, listener: socket.socket
                     await _end(process, ended)
                 elif ended.result() != RELOAD:
                     return ended.result()
-            return FINE
+            return OK
     finally:
         os.close(ours)
         os.close(theirs)
 
 
-async def _start(given: Given) -> asyncio.subprocess.Process:
+async def _start(given: DevOptions) -> asyncio.subprocess.Process:
     # In the environment, which only this user can read: the store's address may hold a password.
     return await asyncio.create_subprocess_exec(
         *[sys.executable, "-m", "holdfast.cli.dev_child"],
-        env={**os.environ, GIVEN: msgspec.json.encode(given).decode()},
+        env={**os.environ, DEV_OPTIONS: msgspec.json.encode(given).decode()},
         stdin=asyncio.subprocess.DEVNULL,
         pass_fds=(given.listener, given.life),
         process_group=0,  # Ctrl-C is for this process, which passes it on once

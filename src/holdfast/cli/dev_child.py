@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from holdfast.app import App
 from holdfast.cli.app_loader import OURS, load_app
-from holdfast.cli.exit_codes import end_of
+from holdfast.cli.exit_codes import run_command
 from holdfast.cli.output import note, show_traceback
 from holdfast.cli.server import set_up_logging
 from holdfast.engine.options import NodeOptions
@@ -28,7 +28,7 @@ from holdfast.service.options import ServiceOptions
 RELOAD = 75
 """The exit code that asks to be started again."""
 
-GIVEN = "_HOLDFAST_DEV"
+DEV_OPTIONS = "_HOLDFAST_DEV"
 """The variable that holds what the process is told. It is taken out, so that nothing started from here has it."""
 
 DRAIN_S = 2.0
@@ -39,7 +39,7 @@ Look = dict[str, tuple[int, int] | None]
 _INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
-class Given(Struct, frozen=True, kw_only=True):
+class DevOptions(Struct, frozen=True, kw_only=True):
     """What the process is told by the one that starts it. `life` ends when that one does."""
 
     target: str
@@ -50,7 +50,7 @@ class Given(Struct, frozen=True, kw_only=True):
     life: int
 
 
-def run(given: Given) -> int:
+def run(given: DevOptions) -> int:
     """Serve until something changes, or until asked to end."""
     set_up_logging()
     place = os.path.abspath(given.target.partition(":")[0])
@@ -66,7 +66,7 @@ def run(given: Given) -> int:
     return asyncio.run(_serve(app, given, look_at(imported()) | first))
 
 
-async def _serve(app: App, given: Given, before: Look) -> int:
+async def _serve(app: App, given: DevOptions, before: Look) -> int:
     from holdfast.service.http.server import serve  # here, so that commands which do not serve do not wait for it
 
     loop = asyncio.get_running_loop()
@@ -102,7 +102,7 @@ def _end(loop: asyncio.AbstractEventLoop, life: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _wait_for_change(given: Given, before: Look) -> int:
+def _wait_for_change(given: DevOptions, before: Look) -> int:
     """Wait until what could not be imported has changed, or the file that was missing may have come."""
     while True:
         gone, _, _ = select.select([given.life], [], [], LOOK_S)
@@ -149,4 +149,4 @@ def _files_of(problem: BaseException | None) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(end_of(lambda: run(msgspec.json.decode(os.environ.pop(GIVEN), type=Given))))
+    sys.exit(run_command(lambda: run(msgspec.json.decode(os.environ.pop(DEV_OPTIONS), type=DevOptions))))

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from holdfast.cli.app_loader import settings_at
-from holdfast.cli.exit_codes import FAILED, FINE
+from holdfast.cli.exit_codes import FAILED, OK
 from holdfast.cli.output import show_json, show_line
 from holdfast.cli.stores import Address, AsJson
 from holdfast.clock import SystemClock
@@ -57,7 +57,7 @@ def doctor(*, store: Address = None, thorough: Thorough = False, sample: Sample 
         _show(report)
     if not report.looked:
         return COULD_NOT_LOOK
-    return FINE if report.is_fine else FAILED
+    return OK if report.is_fine else FAILED
 
 
 async def _examine(settings: Settings, bounds: Bounds, thorough: bool) -> Report:

@@ -28,19 +28,19 @@ from holdfast.cli.output import clean, json_line, show_traceback
 from holdfast.client.transports import Unreachable
 from holdfast.errors import HoldfastError
 
-FINE = 0
+OK = 0
 FAILED = 1
 BAD_INPUT = 2
 NOT_FOUND = 3
 CONFLICT = 4
 REFUSED = 5
 UNAVAILABLE = 6
-UNFINISHED = 7
-OUR_MISTAKE = 70
+TIMED_OUT = 7
+INTERNAL_ERROR = 70
 INTERRUPTED = 130
 
 CODES: dict[type[HoldfastError], int] = {
-    e.HoldfastError: OUR_MISTAKE,
+    e.HoldfastError: INTERNAL_ERROR,
     e.CallerError: BAD_INPUT,
     e.NotFound: NOT_FOUND,
     e.Conflict: CONFLICT,
@@ -55,7 +55,7 @@ CODES: dict[type[HoldfastError], int] = {
     e.Overloaded: REFUSED,
     e.RunError: FAILED,
     e.EngineError: UNAVAILABLE,
-    e.InternalError: OUR_MISTAKE,
+    e.InternalError: INTERNAL_ERROR,
 }
 """The exit code of each error; of one that is not listed, that of its parent."""
 
@@ -70,12 +70,12 @@ HINTS: dict[type[HoldfastError], str] = {
 """What to do about an error, where its own sentence does not say."""
 
 
-def end_of(command: Callable[[], int | None], *, as_json: bool = False) -> int:
+def run_command(command: Callable[[], int | None], *, as_json: bool = False) -> int:
     """Carry out a command, and return the exit code. What it raises is told in one line."""
     try:
         code = command()
         sys.stdout.flush()
-        return code or FINE
+        return code or OK
     except CycloptsError as problem:
         return _say(f"{problem} (see {' '.join(['holdfast', *(problem.command_chain or ())])} --help)", BAD_INPUT)
     except HoldfastError as problem:
@@ -93,7 +93,7 @@ def end_of(command: Callable[[], int | None], *, as_json: bool = False) -> int:
     except Exception as problem:
         for line in traceback.format_exc().splitlines():  # nobody expected this one, so all of it is told
             print(clean(line), file=sys.stderr)
-        raise SystemExit(OUR_MISTAKE) from problem
+        raise SystemExit(INTERNAL_ERROR) from problem
 
 
 def code_of(kind: type[HoldfastError]) -> int:

@@ -11,8 +11,8 @@ from msgspec import Struct
 from msgspec import inspect as types
 
 from holdfast.cli import values
-from holdfast.cli.commands import Row
-from holdfast.cli.connection import Caller, Target, calling
+from holdfast.cli.commands import CommandSpec
+from holdfast.cli.connection import Connection, Target, connect
 from holdfast.cli.output import clean, note, show_fields, show_items, show_json
 from holdfast.errors import InvalidInput
 from holdfast.service.registry import Operation
@@ -30,15 +30,15 @@ _SIMPLE: dict[type[types.Type], Any] = {
 }
 
 
-class Extra(Struct, frozen=True, kw_only=True):
+class ExtraFlag(Struct, frozen=True, kw_only=True):
     """A flag that an operation does not have: with it, the answer goes to `then`, which returns the exit code."""
 
     option: str
     help: str
-    then: Callable[[Caller, Any, Target], Awaitable[int]]
+    then: Callable[[Connection, Any, Target], Awaitable[int]]
 
 
-class Given(Struct, frozen=True, kw_only=True):
+class Option(Struct, frozen=True, kw_only=True):
     """A field of what is asked, as it is given on the command line."""
 
     field: str
@@ -55,27 +55,27 @@ class Given(Struct, frozen=True, kw_only=True):
         return f"--no-{self.option.removeprefix('--')}" if self.is_on else ""
 
 
-def fields_of(operation: Operation) -> dict[str, Given]:
+def fields_of(operation: Operation) -> dict[str, Option]:
     """Return the fields of what an operation is asked, by their names."""
-    info = types.type_info(operation.ask)
+    info = types.type_info(operation.request_type)
     assert isinstance(info, types.StructType)
     names = {field.name for field in info.fields}
     return {field.name: _given(field, names) for field in info.fields}
 
 
-def arguments_of(row: Row, fields: dict[str, Given]) -> tuple[str, ...]:
+def arguments_of(spec: CommandSpec, fields: dict[str, Option]) -> tuple[str, ...]:
     """Return the fields that are arguments, in their order: those that the row names, or all that must be given."""
-    return row.arguments or tuple(name for name, given in fields.items() if given.is_required and name != row.rest)
+    return spec.arguments or tuple(name for name, given in fields.items() if given.is_required and name != spec.rest)
 
 
-def command_of(operation: Operation, row: Row, extra: Extra | None = None) -> Callable[..., int]:
+def command_of(operation: Operation, spec: CommandSpec, extra: ExtraFlag | None = None) -> Callable[..., int]:
     """Return the function that is the command of an operation, with the signature that its words are read by."""
     fields = fields_of(operation)
-    arguments = arguments_of(row, fields)
+    arguments = arguments_of(spec, fields)
     flags = [_flag("all_pages", "--all", "Read all pages, and not only the first.")] if "cursor" in fields else []
     flags += [] if extra is None else [_flag("is_extra", extra.option, extra.help)]
     signature = inspect.Signature(
-        [*_parameters(fields, arguments, row.rest), *flags, _keyword("target", Target | None)]
+        [*_parameters(fields, arguments, spec.rest), *flags, _keyword("target", Target | None)]
     )
 
     def command(*positional: Any, **named: Any) -> int:
@@ -83,56 +83,58 @@ def command_of(operation: Operation, row: Row, extra: Extra | None = None) -> Ca
         target = bound.arguments.pop("target", None) or Target()
         is_all = bound.arguments.pop("all_pages", False)
         then = extra.then if extra is not None and bound.arguments.pop("is_extra", False) else None
-        ask = _ask(fields, row.rest, bound.arguments)
-        if row.stdin is not None and ask.get(row.stdin) == "-":
-            ask[row.stdin] = sys.stdin.readline().strip()
+        ask = _ask(fields, spec.rest, bound.arguments)
+        if spec.stdin is not None and ask.get(spec.stdin) == "-":
+            ask[spec.stdin] = sys.stdin.readline().strip()
         try:
-            return asyncio.run(_carry_out(operation, row, target, ask, is_all, then))
+            return asyncio.run(_carry_out(operation, spec, target, ask, is_all, then))
         except InvalidInput as problem:
-            if values.are_texts(bound.arguments.get(row.rest or "", ())) and problem.message.endswith("got `str`"):
+            if values.has_text_pairs(bound.arguments.get(spec.rest or "", ())) and problem.message.endswith(
+                "got `str`"
+            ):
                 told = f"{problem.message} (name=TEXT is a text; what is none is written name:=JSON)"
                 raise InvalidInput(told, **problem.details) from problem
             raise
 
     command.__signature__ = signature  # type: ignore[attr-defined]
     command.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
-    command.__name__ = row.words.replace(" ", "_").replace("-", "_")
+    command.__name__ = spec.words.replace(" ", "_").replace("-", "_")
     command.__doc__ = operation.doc
     return command
 
 
-def show(row: Row, answer: Any, target: Target) -> None:
+def show(spec: CommandSpec, answer: Any, target: Target) -> None:
     """Write an answer: as JSON, or as people read it."""
     if target.json:
         show_json(answer)
-    elif row.shown is not None:
-        show_json(answer[row.shown])
-    elif row.secret is not None:
-        print(clean(answer[row.secret]))
+    elif spec.shown is not None:
+        show_json(answer[spec.shown])
+    elif spec.secret is not None:
+        print(clean(answer[spec.secret]))
         note("this is shown once, and only its hash is kept")
     elif isinstance(answer, dict) and isinstance(answer.get("items"), list):
         items = answer["items"]
-        show_items(items, row.columns or (tuple(items[0]) if items else ()))
+        show_items(items, spec.columns or (tuple(items[0]) if items else ()))
     else:
         show_fields(answer)
 
 
 async def _carry_out(
     operation: Operation,
-    row: Row,
+    spec: CommandSpec,
     target: Target,
     ask: Fields,
     is_all: bool,
-    then: Callable[[Caller, Any, Target], Awaitable[int]] | None,
+    then: Callable[[Connection, Any, Target], Awaitable[int]] | None,
 ) -> int:
-    async with calling(target) as caller:
-        answer = await caller(operation.name, ask)
+    async with connect(target) as connection:
+        answer = await connection(operation.name, ask)
         while is_all and answer["next"] is not None:
-            page = await caller(operation.name, {**ask, "cursor": answer["next"]})
+            page = await connection(operation.name, {**ask, "cursor": answer["next"]})
             answer = {**page, "items": answer["items"] + page["items"]}
         if then is not None:
-            return await then(caller, answer, target)
-    show(row, answer, target)
+            return await then(connection, answer, target)
+    show(spec, answer, target)
     if not target.json and isinstance(answer, dict) and answer.get("is_decided") is False:
         note("the run will decide, and may refuse; --wait waits until it has")
     if not target.json and isinstance(answer, dict) and answer.get("next"):
@@ -140,7 +142,7 @@ async def _carry_out(
     return 0
 
 
-def _parameters(fields: dict[str, Given], arguments: tuple[str, ...], rest: str | None) -> list[inspect.Parameter]:
+def _parameters(fields: dict[str, Option], arguments: tuple[str, ...], rest: str | None) -> list[inspect.Parameter]:
     made = [
         inspect.Parameter(
             name,
@@ -161,7 +163,7 @@ def _flag(name: str, option: str, told: str) -> inspect.Parameter:
     return _keyword(name, Annotated[bool, Parameter(name=option, negative="", show_default=False, help=told)], False)
 
 
-def _option(given: Given) -> inspect.Parameter:
+def _option(given: Option) -> inspect.Parameter:
     kind = given.kind | None if given.kind != tuple[str, ...] else given.kind
     negative = given.negative or (() if given.kind in (tuple[str, ...], bool) else None)
     parameter = Parameter(name=given.option, negative=negative, show_default=False, help=given.help)
@@ -174,21 +176,21 @@ def _keyword(name: str, annotation: Any, default: Any = None, is_required: bool 
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=kept)
 
 
-def _ask(fields: dict[str, Given], rest: str | None, given: Fields) -> Fields:
+def _ask(fields: dict[str, Option], rest: str | None, given: Fields) -> Fields:
     """Return what is asked: everything that was given, read as its field says."""
     asked: Fields = {}
     for name, value in given.items():
         if value is None or value == ():
             continue
         if name == rest:
-            asked[name] = values.value_of(value, name)
+            asked[name] = values.parse_value(value, name)
         else:
             read = fields[name].read
             asked[name] = value if read is None else read(value, fields[name].option)
     return asked
 
 
-def _given(field: types.Field, names: set[str]) -> Given:
+def _given(field: types.Field, names: set[str]) -> Option:
     kind, described = field.type, ""
     if isinstance(kind, types.UnionType):  # something, or left out
         kind = next(part for part in kind.types if not isinstance(part, types.NoneType))
@@ -198,7 +200,7 @@ def _given(field: types.Field, names: set[str]) -> Given:
     accepted, read = _accepted(kind)
     one = field.name.removesuffix("s")  # an option that is given several times names one of them
     option = one if accepted == tuple[str, ...] and one not in names else field.name
-    return Given(
+    return Option(
         field=field.name,
         option=f"--{option.replace('_', '-')}",
         kind=accepted,
@@ -218,5 +220,5 @@ def _accepted(kind: types.Type) -> tuple[Any, Read | None]:
     if isinstance(kind, types.LiteralType):
         return Literal[kind.values], None
     if isinstance(kind, types.DateTimeType):
-        return str, values.moment_of
-    return str, values.json_of
+        return str, values.parse_moment
+    return str, values.parse_json

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from holdfast.app import App
 from holdfast.cli.app_loader import load_app, settings_at
-from holdfast.cli.exit_codes import FAILED, FINE
+from holdfast.cli.exit_codes import FAILED, OK
 from holdfast.cli.output import clean, json_line
 from holdfast.engine.check_histories import Checked, Problem, check_runs, count_runs
 from holdfast.settings import Settings, without_password
@@ -75,7 +75,7 @@ async def _check(app: App, settings: Settings, finished: bool, as_json: bool) ->
     )
     if is_empty and not checked:
         print(f"holdfast: there is no run at all in {clean(place)}; is it the store that you mean?", file=sys.stderr)
-    return FAILED if problems else FINE
+    return FAILED if problems else OK
 
 
 @contextmanager

@@ -11,17 +11,17 @@ from cyclopts import App
 from holdfast.cli.audit import export
 from holdfast.cli.bench import bench
 from holdfast.cli.call import call
-from holdfast.cli.commands import HELP, row_of
+from holdfast.cli.commands import HELP, spec_of
 from holdfast.cli.dev import dev
 from holdfast.cli.doctor import doctor
-from holdfast.cli.exit_codes import end_of
-from holdfast.cli.generate import Extra, command_of
+from holdfast.cli.exit_codes import run_command
+from holdfast.cli.generate import ExtraFlag, command_of
 from holdfast.cli.histories import check_histories
 from holdfast.cli.node import node
 from holdfast.cli.runs import await_started, run_result, run_show, run_tail
 from holdfast.cli.server import server
 from holdfast.cli.stores import backup, info, migrate, restore
-from holdfast.service.operations import CATALOGUE
+from holdfast.service.operations import OPERATIONS
 
 commands = App(
     name="holdfast",
@@ -31,7 +31,7 @@ commands = App(
     print_error=False,
     exit_on_error=False,
 )
-WAIT = Extra(option="--wait", help="Wait for the run to finish, and write its result.", then=await_started)
+WAIT = ExtraFlag(option="--wait", help="Wait for the run to finish, and write its result.", then=await_started)
 OWN = {"runs.result": run_result}
 """Operations whose commands do more than ask once."""
 
@@ -56,10 +56,10 @@ def _group(noun: str) -> App:
 def _assemble() -> None:
     for command in (dev, server, node, call, check_histories, doctor, bench, completion):
         commands.command(command)
-    for name, operation in CATALOGUE.items():
-        row = row_of(operation)
-        noun, _, verb = row.words.partition(" ")
-        made = OWN.get(name) or command_of(operation, row, WAIT if name == "runs.start" else None)
+    for name, operation in OPERATIONS.items():
+        spec = spec_of(operation)
+        noun, _, verb = spec.words.partition(" ")
+        made = OWN.get(name) or command_of(operation, spec, WAIT if name == "runs.start" else None)
         _group(noun).command(made, name=verb)
     _group("audit").command(export, name="export")
     _group("run").command(run_show, name="show")
@@ -78,4 +78,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # what a terminal cannot show is no reason to fail
-    return end_of(lambda: commands(given), as_json="--json" in given)
+    return run_command(lambda: commands(given), as_json="--json" in given)

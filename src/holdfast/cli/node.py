@@ -10,7 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter, validators
 
 from holdfast.cli.app_loader import load_app
-from holdfast.cli.exit_codes import FINE
+from holdfast.cli.exit_codes import OK
 from holdfast.cli.server import set_up_logging
 from holdfast.core.names import check_name
 from holdfast.engine.activities.slots import THREADS
@@ -68,7 +68,7 @@ def node(
         leaving.start()
         for thread in working:
             thread.join()
-    return FINE
+    return OK
 
 
 def _refuse_idle(queues: tuple[str, ...], takes_runs: bool) -> None:
@@ -91,4 +91,4 @@ def _leave() -> None:
     logger.warning("activities that did not stop are left behind")
     sys.stdout.flush()
     logging.shutdown()
-    os._exit(FINE)
+    os._exit(OK)

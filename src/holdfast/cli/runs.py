@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter, validators
 
-from holdfast.cli.connection import Caller, Target, calling
-from holdfast.cli.exit_codes import FAILED, FINE, UNFINISHED
+from holdfast.cli.connection import Connection, Target, connect
+from holdfast.cli.exit_codes import FAILED, OK, TIMED_OUT
 from holdfast.cli.output import moment, note, show_fields, show_items, show_json, show_line
 
 WAIT_S = 30.0
@@ -29,13 +29,13 @@ def run_show(run_id: str, /, *, target: Target | None = None) -> int:
 
 
 async def _show(run_id: str, target: Target) -> int:
-    async with calling(target) as caller:
-        run = await caller("runs.get", {"run_id": run_id})
-        snapshot = await caller("runs.snapshot", {"run_id": run_id})
-        waits = (await caller("signals.waits", {"run_id": run_id}))["items"]
+    async with connect(target) as connection:
+        run = await connection("runs.get", {"run_id": run_id})
+        snapshot = await connection("runs.snapshot", {"run_id": run_id})
+        waits = (await connection("signals.waits", {"run_id": run_id}))["items"]
     if target.json:
         show_json({"run": run, "snapshot": snapshot, "waits": waits})
-        return FINE
+        return OK
     show_fields(run)
     if snapshot["steps"]:
         print()
@@ -45,7 +45,7 @@ async def _show(run_id: str, target: Target) -> int:
         show_items(waits, ("step_id", "name", "since", "until"))
     if snapshot["is_stale"]:
         note("events are missing; look again later")
-    return FINE
+    return OK
 
 
 def run_result(
@@ -68,23 +68,23 @@ def run_result(
 
 
 async def _result(run_id: str, wait_s: float | None, target: Target) -> int:
-    async with calling(target) as caller:
-        return await _await_result(caller, run_id, wait_s, target)
+    async with connect(target) as connection:
+        return await _await_result(connection, run_id, wait_s, target)
 
 
-async def await_started(caller: Caller, started: Any, target: Target) -> int:
+async def await_started(connection: Connection, started: Any, target: Target) -> int:
     """Wait for the result of a run that was just started, and write it."""
     if not target.json:
         note(f"run {started['run_id']} is started")
-    return await _await_result(caller, started["run_id"], None, target)
+    return await _await_result(connection, started["run_id"], None, target)
 
 
-async def _await_result(caller: Caller, run_id: str, wait_s: float | None, target: Target) -> int:
+async def _await_result(connection: Connection, run_id: str, wait_s: float | None, target: Target) -> int:
     loop = asyncio.get_running_loop()
     until = None if wait_s is None else loop.time() + wait_s
     while True:
         left = WAIT_S if until is None else max(0.0, until - loop.time())
-        outcome = await caller("runs.result", {"run_id": run_id, "wait_s": min(left, WAIT_S)})
+        outcome = await connection("runs.result", {"run_id": run_id, "wait_s": min(left, WAIT_S)})
         if outcome["is_finished"] or (until is not None and loop.time() >= until):
             return _tell_outcome(outcome, target)
 
@@ -100,8 +100,8 @@ def _tell_outcome(outcome: dict[str, Any], target: Target) -> int:
     else:
         note(f"run {outcome['run_id']} has not finished, it is {outcome['status']}")
     if not outcome["is_finished"]:
-        return UNFINISHED
-    return FINE if outcome["status"] == "COMPLETED" else FAILED
+        return TIMED_OUT
+    return OK if outcome["status"] == "COMPLETED" else FAILED
 
 
 def _ended(status: str) -> str:
@@ -130,12 +130,12 @@ def run_tail(
 
 
 async def _tail(run_id: str, after: int, target: Target) -> int:
-    async with calling(target) as caller:
-        async with aclosing(caller.events(run_id, after)) as events:
+    async with connect(target) as connection:
+        async with aclosing(connection.events(run_id, after)) as events:
             async for event in events:
                 _tell_event(event, target)
-        run = await caller("runs.get", {"run_id": run_id})
-    return FINE if run["status"] == "COMPLETED" else FAILED
+        run = await connection("runs.get", {"run_id": run_id})
+    return OK if run["status"] == "COMPLETED" else FAILED
 
 
 def _tell_event(event: dict[str, Any], target: Target) -> None:

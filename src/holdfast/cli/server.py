@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from cyclopts import Group, Parameter, validators
 
 from holdfast.cli.app_loader import load_app, settings_at
-from holdfast.cli.exit_codes import FINE
+from holdfast.cli.exit_codes import OK
 from holdfast.engine.observe.logs import JsonFormatter, PlainFormatter
 from holdfast.engine.options import NodeOptions
 from holdfast.errors import InvalidInput
@@ -133,7 +133,7 @@ def server(
     )
     node_options = NodeOptions(takes_runs=node, queues=queue, tune_gc=True)
     asyncio.run(serve(app, settings_at(store).store, options=options, node=node_options))
-    return FINE
+    return OK
 
 
 def set_up_logging(as_json: bool = False) -> None:

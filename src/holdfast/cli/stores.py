@@ -13,7 +13,7 @@ from rich.progress import Progress
 
 from holdfast.cli.app_loader import settings_at
 from holdfast.cli.connection import user_name
-from holdfast.cli.exit_codes import FINE
+from holdfast.cli.exit_codes import OK
 from holdfast.cli.output import note, show_fields, show_json
 from holdfast.clock import SystemClock, SystemIds
 from holdfast.core.audit import AuditEntry
@@ -44,7 +44,7 @@ def info(*, store: Address = None, as_json: AsJson = False) -> int:
     settings = settings_at(store)
     found = msgspec.to_builtins(files.file_info(file_of(settings, "look at it with psql")))
     _show({"store": without_password(settings.store), **found}, as_json)
-    return FINE
+    return OK
 
 
 def migrate(*, store: Address = None, as_json: AsJson = False) -> int:
@@ -54,7 +54,7 @@ def migrate(*, store: Address = None, as_json: AsJson = False) -> int:
         raise InvalidInput("the store 'memory://' ends with this command: name one that is kept", field="store")
     version = asyncio.run(_migrate(settings))
     _show({"store": without_password(settings.store), "schema_version": version}, as_json)
-    return FINE
+    return OK
 
 
 def backup(to: Path, /, *, store: Address = None, as_json: AsJson = False) -> int:
@@ -70,7 +70,7 @@ def backup(to: Path, /, *, store: Address = None, as_json: AsJson = False) -> in
     with _progress("copying") as progress:
         copied = files.copy_store(source, to, progress)
     _show(msgspec.to_builtins(copied), as_json)
-    return FINE
+    return OK
 
 
 def restore(copy: Path, /, *, store: Address = None, keep_tokens: KeepTokens = False, as_json: AsJson = False) -> int:
@@ -95,7 +95,7 @@ def restore(copy: Path, /, *, store: Address = None, keep_tokens: KeepTokens = F
         note("tokens and sessions are as the copy has them: one that was revoked since is valid again")
     else:
         note(f"{restored.tokens_revoked} tokens and sessions were revoked: make new ones with `holdfast token create`")
-    return FINE
+    return OK
 
 
 async def _migrate(settings: Settings) -> int:

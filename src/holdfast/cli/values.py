@@ -19,12 +19,12 @@ UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 HELP = "name=TEXT and name:=JSON, or one JSON value, or @FILE, or - for stdin."
 
 
-def are_texts(words: Sequence[str]) -> bool:
+def has_text_pairs(words: Sequence[str]) -> bool:
     """Return whether one of the words is `name=text`."""
     return any(pair[2] == "=" for pair in map(PAIR.fullmatch, words) if pair)
 
 
-def value_of(words: Sequence[str], what: str) -> Any:
+def parse_value(words: Sequence[str], what: str) -> Any:
     """Return the value that words stand for: an object from `name=text` and `name:=json`, or one JSON value."""
     pairs = [PAIR.fullmatch(word) for word in words]
     if all(pairs):
@@ -35,12 +35,12 @@ def value_of(words: Sequence[str], what: str) -> Any:
     raise InvalidInput(f"{what}: {wrong!r} is neither name=text nor name:=json", field=what)
 
 
-def json_of(text: str, what: str) -> Any:
+def parse_json(text: str, what: str) -> Any:
     """Return the value of one word: JSON, `@FILE`, or `-`."""
     return _json(_text(text, what), what)
 
 
-def moment_of(text: str, what: str) -> str:
+def parse_moment(text: str, what: str) -> str:
     """Return a point in time as it goes over the wire: `2h` is two hours ago; without a zone it is local."""
     ago = AGO.fullmatch(text)
     try:

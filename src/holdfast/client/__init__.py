@@ -76,7 +76,7 @@ class Client:
         """Wait for a run to finish; return what it returned, as this type, or raise `RunFailed` or `RunCancelled`."""
         while not (outcome := await self.runs.result(run_id, wait_s=WAIT_S)).is_finished:
             pass
-        return value_of(outcome, kind)
+        return parse_value(outcome, kind)
 
     async def close(self) -> None:
         """Close connections."""
@@ -91,7 +91,7 @@ class Client:
         await self.close()
 
 
-def value_of(outcome: RunOutcome, kind: Any = Any) -> Any:
+def parse_value(outcome: RunOutcome, kind: Any = Any) -> Any:
     """Return what a finished run returned, as this type, or raise why it did not."""
     if outcome.error is None:
         return msgspec.json.decode(outcome.result, type=kind)

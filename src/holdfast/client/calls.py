@@ -41,7 +41,7 @@ class Calls:
         attempt = 1
         while True:
             try:
-                return _decoded(await self._transport.ask(operation, asked), kind or operation.answer)
+                return _decoded(await self._transport.ask(operation, asked), kind or operation.response_type)
             except HoldfastError as error:
                 if operation.name in ONCE and not isinstance(error, RateLimited):
                     raise
@@ -56,7 +56,7 @@ class Calls:
 
         Of a run, its events, to its end. Of lists, pairs: what it is about, and how it is now.
         """
-        is_of_run = "after" in operation.ask.__struct_fields__
+        is_of_run = "after" in operation.request_type.__struct_fields__
         asked, attempt = dict(fields), 1
         while True:
             try:
@@ -69,7 +69,7 @@ class Calls:
                                 return
                             if is_of_run and piece.data and not piece.event:
                                 asked["after"] = int(piece.id)
-                                yield _decoded(piece.data, operation.answer)
+                                yield _decoded(piece.data, operation.response_type)
                             elif not is_of_run and piece.data and piece.event != "stopped":
                                 yield piece.event, _typed(operation, piece)
                 problem: HoldfastError = Unreachable("the event stream was ended")
@@ -86,7 +86,7 @@ class Calls:
         await self._transport.close()
 
     def _with_ids(self, operation: Operation, fields: dict[str, Any]) -> dict[str, Any]:
-        known = operation.ask.__struct_fields__
+        known = operation.request_type.__struct_fields__
         fresh = {name: self._ids.new_id() for name in IDS if name in known and operation.verb == "POST"}
         if fields.get("run_id"):  # which recognises a start as well, also one of another process
             fresh.pop("request_id", None)
@@ -120,4 +120,4 @@ def _decoded(text: bytes, kind: Any) -> Any:
 
 
 def _typed(operation: Operation, piece: Piece) -> Any:
-    return _decoded(piece.data, operation.answer if piece.event == "run" else Any)
+    return _decoded(piece.data, operation.response_type if piece.event == "run" else Any)

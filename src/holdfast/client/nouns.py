@@ -11,7 +11,7 @@ import msgspec
 
 from holdfast.client.calls import Calls
 from holdfast.errors import InvalidInput
-from holdfast.service.operations import CATALOGUE
+from holdfast.service.operations import OPERATIONS
 from holdfast.service.operations.streams import follow_run, watch_lists
 from holdfast.service.registry import Operation
 
@@ -22,7 +22,7 @@ Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 def needed(operation: Operation) -> tuple[str, ...]:
     """Return the fields that an operation cannot do without."""
-    fields = msgspec.structs.fields(operation.ask)
+    fields = msgspec.structs.fields(operation.request_type)
     return tuple(field.name for field in fields if field.required)
 
 
@@ -37,7 +37,7 @@ def _fields(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 def method_of(operation: Operation) -> Callable[..., Any]:
     """Return the method that asks for an operation."""
-    names = frozenset(operation.ask.__struct_fields__)
+    names = frozenset(operation.request_type.__struct_fields__)
 
     def ask(self: Any, *args: Any, **kwargs: Any) -> Any:
         fields = _fields(operation, args, kwargs)
@@ -89,11 +89,11 @@ class _SyncNoun:
 
 
 def _methods(noun: str, make: Callable[[Operation], Callable[..., Any]]) -> dict[str, Any]:
-    operations = {**CATALOGUE, **STREAMED}
+    operations = {**OPERATIONS, **STREAMED}
     return {name.partition(".")[2]: make(each) for name, each in operations.items() if each.noun == noun}
 
 
-NOUNS = tuple(dict.fromkeys(operation.noun for operation in (*CATALOGUE.values(), *STREAMED.values())))
+NOUNS = tuple(dict.fromkeys(operation.noun for operation in (*OPERATIONS.values(), *STREAMED.values())))
 """What operations are about, in the order of the catalogue."""
 
 for _noun in NOUNS:

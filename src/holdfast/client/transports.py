@@ -10,7 +10,7 @@ from holdfast import errors
 from holdfast.app import App
 from holdfast.errors import CallerError, EngineError, HoldfastError, InvalidInput
 from holdfast.service.context import Principal, make_service
-from holdfast.service.http.binding import Reader
+from holdfast.service.http.binding import RequestBinder
 from holdfast.service.http.problems import Problem, unexpected
 from holdfast.service.operations.streams import Stream
 from holdfast.service.registry import Operation
@@ -45,13 +45,13 @@ class InProcess:
     def __init__(self, app: App, principal: Principal) -> None:
         self._service = make_service(app)
         self._principal = principal
-        self._readers: dict[str, Reader] = {}
+        self._readers: dict[str, RequestBinder] = {}
 
     async def ask(self, operation: Operation, fields: dict[str, Any]) -> bytes:
         ask = self._read(operation, fields)
         correlation_id = self._service.ids.new_id()
         try:
-            answer = await operation.carry_out(self._service.call(self._principal, correlation_id), ask)
+            answer = await operation.execute(self._service.context(self._principal, correlation_id), ask)
         except HoldfastError as error:
             error.details = {**error.details, "correlation_id": correlation_id}
             raise
@@ -61,8 +61,8 @@ class InProcess:
 
     async def stream(self, operation: Operation, fields: dict[str, Any]) -> AsyncGenerator[bytes, None]:
         self._principal.require(operation.scope)
-        call = self._service.call(self._principal, self._service.ids.new_id())
-        stream: Stream = await operation.handle(call, self._read(operation, fields))
+        context = self._service.context(self._principal, self._service.ids.new_id())
+        stream: Stream = await operation.handle(context, self._read(operation, fields))
         pieces = stream.pieces()
         try:
             async for piece in pieces:
@@ -76,7 +76,7 @@ class InProcess:
     def _read(self, operation: Operation, fields: dict[str, Any]) -> Any:
         reader = self._readers.get(operation.name)
         if reader is None:
-            reader = self._readers[operation.name] = Reader(operation)
+            reader = self._readers[operation.name] = RequestBinder(operation)
         return reader.from_json(encoded(fields))
 
 

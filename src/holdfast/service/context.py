@@ -25,14 +25,14 @@ from holdfast.engine.start.runtime import Runtime
 from holdfast.errors import AnswerTooLarge, EngineError, HoldfastError, InvalidInput, NotPermitted
 from holdfast.service.auth.roles import OF_ALL_TENANTS
 from holdfast.service.auth.tenancy import seen_by
-from holdfast.service.auth.throttle import Refusals
+from holdfast.service.auth.throttle import RefusalLog
 from holdfast.service.http.loop_watchdog import LoopWatchdog
 from holdfast.service.http.problems import stopping
 from holdfast.service.live.alerts import Alerts
-from holdfast.service.live.changefeed import Watchers
+from holdfast.service.live.changefeed import ChangeFeeds
 from holdfast.service.live.projections import Projections
 from holdfast.service.options import ServiceOptions
-from holdfast.service.rates import ConcurrencyLimit, ReadRates
+from holdfast.service.read_limiter import ConcurrencyLimit, ReadLimiter
 from holdfast.store.port import Store, TaskQuery
 
 T = TypeVar("T")
@@ -63,7 +63,7 @@ class Principal(Caller, frozen=True, kw_only=True):
             raise NotPermitted("this is about all tenants together; it needs a token without a tenant", scope=scope)
 
 
-NOBODY = Principal(name="", scopes=frozenset())
+UNAUTHENTICATED = Principal(name="", scopes=frozenset())
 """Whoever asks for what everybody may."""
 
 OPEN = Principal(name=ANONYMOUS, is_admin=True, is_open=True)
@@ -74,12 +74,12 @@ Authenticate = Callable[[Headers], Awaitable[Principal]]
 """Says who asks, from the headers of a request; raises if it is nobody who may."""
 
 
-async def let_in(headers: Headers) -> Principal:
+async def open_access(headers: Headers) -> Principal:
     """Let in whoever comes."""
     return OPEN
 
 
-class Sending:
+class SendBudget:
     """How large the answers are together that callers have not taken yet."""
 
     def __init__(self, most: int) -> None:
@@ -98,7 +98,7 @@ class Sending:
             self.bytes -= size
 
 
-class Receiving:
+class ReceiveBudget:
     """How large the large bodies are together that are being received, of all callers and of each."""
 
     def __init__(self, most: int) -> None:
@@ -130,21 +130,21 @@ class Service(Struct, frozen=True, kw_only=True):
 
     app: App
     options: ServiceOptions = ServiceOptions()
-    authenticate: Authenticate = let_in
+    authenticate: Authenticate = open_access
     ids: Ids = SystemIds()
     alerts: Alerts
     projections: Projections
-    refusals: Refusals
+    refusals: RefusalLog
     stopping: asyncio.Event
-    watchers: Watchers
+    change_feeds: ChangeFeeds
     requests: Counter[tuple[str, int]]
     watchdog: LoopWatchdog
-    rates: ReadRates
+    rates: ReadLimiter
     streams: ConcurrencyLimit
-    sending: Sending
-    receiving: Receiving
+    sending: SendBudget
+    receiving: ReceiveBudget
 
-    def call(self, principal: Principal, correlation_id: str) -> "Call":
+    def context(self, principal: Principal, correlation_id: str) -> "RequestContext":
         """Return a call of this principal. A service that is being stopped begins nothing any more."""
         if self.stopping.is_set():
             raise stopping(is_begun=False)
@@ -152,11 +152,11 @@ class Service(Struct, frozen=True, kw_only=True):
             runtime = self.app.runtime()
         except InvalidInput as problem:
             raise EngineError("the service has no store at the moment") from problem
-        return Call(self, runtime, principal, correlation_id)
+        return RequestContext(self, runtime, principal, correlation_id)
 
 
 def make_service(
-    app: App, options: ServiceOptions | None = None, authenticate: Authenticate = let_in, ids: Ids | None = None
+    app: App, options: ServiceOptions | None = None, authenticate: Authenticate = open_access, ids: Ids | None = None
 ) -> Service:
     """Return a service for an app. It answers while the app has a node or a connection open."""
     alerts, stops, options = Alerts(), asyncio.Event(), options or ServiceOptions()
@@ -167,15 +167,15 @@ def make_service(
         ids=ids or SystemIds(),
         alerts=alerts,
         projections=Projections(alerts),
-        refusals=Refusals(options.refusals_per_minute),
+        refusals=RefusalLog(options.refusals_per_minute),
         stopping=stops,
-        watchers=Watchers(app, alerts, options, stops),
+        change_feeds=ChangeFeeds(app, alerts, options, stops),
         requests=Counter(),
         watchdog=LoopWatchdog(),
         streams=ConcurrencyLimit("event streams"),
-        sending=Sending(options.sending_bytes),
-        receiving=Receiving(options.receiving_bytes),
-        rates=ReadRates(options.reads_per_minute, options.tenant_reads_per_minute, options.lists_at_once),
+        sending=SendBudget(options.sending_bytes),
+        receiving=ReceiveBudget(options.receiving_bytes),
+        rates=ReadLimiter(options.reads_per_minute, options.tenant_reads_per_minute, options.lists_at_once),
     )
 
 
@@ -185,7 +185,7 @@ def _bound(field: str, bound: str | None, asked: str) -> str:
     return asked if bound is None else bound
 
 
-class Room:
+class ResponseBudget:
     """How many bytes an answer may still have."""
 
     def __init__(self, most: int) -> None:
@@ -202,7 +202,7 @@ class Room:
         self.bytes -= size
 
 
-class Call:
+class RequestContext:
     """One operation being asked for."""
 
     __slots__ = ("correlation_id", "gone", "principal", "room", "runtime", "service", "taking_turns")
@@ -212,26 +212,26 @@ class Call:
         self.runtime = runtime
         self.principal = principal
         self.correlation_id = correlation_id
-        self.gone: Callable[[], Awaitable[None]] | None = None
+        self.disconnected: Callable[[], Awaitable[None]] | None = None
         """Ends when nobody waits for the answer any more, if the transport can tell."""
-        self.room = Room(service.options.answer_bytes)
+        self.budget = ResponseBudget(service.options.answer_bytes)
         """How large the answer may be; of a batch, those that are not given yet."""
-        self.taking_turns: AbstractAsyncContextManager[Any] = nullcontext()
+        self.list_turn: AbstractAsyncContextManager[Any] = nullcontext()
         """Lists of one batch are read one after the other: each has the room that those before it have left."""
 
     @property
     def page_bytes(self) -> int:
         """How large the rows of a page may be: an answer says more of each than what is stored."""
-        return max(1, self.room.bytes // 2)
+        return max(1, self.budget.bytes // 2)
 
     @property
     def item_bytes(self) -> int:
         """How large one thing may be to be shown in a list."""
         return max(1, self.service.options.answer_bytes // 2)
 
-    def check_room(self) -> None:
+    def check_budget(self) -> None:
         """Raise `AnswerTooLarge` if the answers before this one have left no room for it."""
-        self.room.take(0)
+        self.budget.take(0)
 
     @property
     def store(self) -> Store:
@@ -295,7 +295,7 @@ class Call:
         if not self.principal.is_open and not self.principal.is_admin:
             raise NotPermitted(f"{self.principal.name!r} cannot act for somebody else", field="actor")
 
-    def note_refusal(self, what: str, refusal: HoldfastError, *, is_counted: bool) -> None:
+    def log_refusal(self, what: str, refusal: HoldfastError, *, is_counted: bool) -> None:
         """Log that the caller may not do something, and count it if a run may have heard of it."""
         principal = self.principal
         key = principal.token_id or principal.name
@@ -304,12 +304,12 @@ class Call:
         self.service.refusals.note(key, principal.name, what, refusal, self.correlation_id)
 
     @contextmanager
-    def noting_refusals(self, what: str) -> Iterator[None]:
+    def logging_refusals(self, what: str) -> Iterator[None]:
         """Note it if the caller may not do what is done within."""
         try:
             yield
         except NotPermitted as refusal:
-            self.note_refusal(what, refusal, is_counted=False)
+            self.log_refusal(what, refusal, is_counted=False)
             raise
 
     async def wait_for(self, awaited: Awaitable[T], seconds: float) -> T | None:
@@ -317,8 +317,8 @@ class Call:
         most = 0.0 if self.service.stopping.is_set() else min(seconds, self.service.options.wait_s)
         task = asyncio.ensure_future(awaited)
         others: list[asyncio.Future[Any]] = [asyncio.ensure_future(self.service.stopping.wait())]
-        if self.gone is not None:
-            others.append(asyncio.ensure_future(self.gone()))
+        if self.disconnected is not None:
+            others.append(asyncio.ensure_future(self.disconnected()))
         try:
             await asyncio.wait([task, *others], timeout=most, return_when=asyncio.FIRST_COMPLETED)
             return task.result() if task.done() else None

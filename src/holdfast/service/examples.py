@@ -21,7 +21,7 @@ _START: dict[str, Any] = {
 }
 _SIGNAL: dict[str, Any] = {**_OF_RUN, "name": "approval", "payload": {"approved": True}, "signal_id": "click-1"}
 
-ASKS: dict[str, dict[str, Any]] = {
+EXAMPLES: dict[str, dict[str, Any]] = {
     "runs.start": _START,
     "runs.get": _OF_RUN,
     "runs.list": {"workflow": "order", "status": "PAUSED", "created_from": "2026-01-28T12:00:00Z", "order": "newest"},

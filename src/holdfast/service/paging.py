@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from holdfast.errors import InvalidInput
-from holdfast.service.context import Call
+from holdfast.service.context import RequestContext
 from holdfast.store import types as store
 
 Row = TypeVar("Row")
@@ -43,7 +43,7 @@ def decode_cursor(kind: str, cursor: str, place_type: Any) -> Any:
 
 
 async def read_page(
-    call: Call,
+    context: RequestContext,
     kind: str,
     find: Callable[[Query], Awaitable[list[Row]]],
     query: Query,
@@ -62,10 +62,10 @@ async def read_page(
     """
     behind = getattr(query, place)
     behind = decode_cursor(kind, cursor, get_type_hints(type(query))[place]) if cursor else behind
-    most, bounds = call.page_bytes, query.__struct_fields__
+    most, bounds = context.page_bytes, query.__struct_fields__
     if "most_bytes" in bounds:
         query = replace(query, most_bytes=most)
-    search = _Search(call) if getattr(query, "text", None) is not None else None
+    search = _Search(context) if getattr(query, "text", None) is not None else None
     if search is not None:
         query = replace(query, look=min(LOOK_ROWS, search.rows_left))
     rows: store.Found[Row] = store.Found()
@@ -90,10 +90,10 @@ async def read_page(
 class _Search:
     """How much one request has looked at."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, context: RequestContext) -> None:
         self._loop = asyncio.get_running_loop()
-        self._until = self._loop.time() + call.service.options.search_s
-        self.rows_left = call.service.options.search_rows
+        self._until = self._loop.time() + context.service.options.search_s
+        self.rows_left = context.service.options.search_rows
 
     def is_enough(self) -> bool:
         self.rows_left -= LOOK_ROWS

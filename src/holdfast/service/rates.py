@@ -43,7 +43,7 @@ class ConcurrencyLimit:
                     del self._counts[key]
 
 
-class ReadRates:
+class ReadLimiter:
     """What callers have read in this process within the minute, and what they are reading now."""
 
     def __init__(self, per_minute: int, tenant_per_minute: int, at_once: int) -> None:

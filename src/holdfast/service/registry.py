@@ -27,10 +27,10 @@ from holdfast.errors import (
     RequestTimedOut,
 )
 from holdfast.service.auth.throttle import COUNTED, UPDATE
-from holdfast.service.context import Call
-from holdfast.service.rates import SEARCH_COST
+from holdfast.service.context import RequestContext
+from holdfast.service.read_limiter import SEARCH_COST
 
-Handler = Callable[[Call, Any], Awaitable[Any]]
+Handler = Callable[[RequestContext, Any], Awaitable[Any]]
 Errors = tuple[type[HoldfastError], ...]
 AuditedWith = Literal["nothing", "its commit", "a commit after"]
 
@@ -41,7 +41,7 @@ _FIELD = re.compile(r"\{(\w+)\}")
 _BODILESS = frozenset({"GET", "DELETE"})
 
 
-class Ask(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What an operation is asked. A field that it does not have is refused."""
 
 
@@ -54,8 +54,8 @@ class Operation(Struct, frozen=True, kw_only=True):
     scope: str | None
     status: int
     errors: Errors
-    ask: type[Ask]
-    answer: type[Any]
+    request_type: type[Request]
+    response_type: type[Any]
     doc: str
     handle: Handler
     media: str = "application/json"
@@ -82,7 +82,7 @@ class Operation(Struct, frozen=True, kw_only=True):
     @property
     def has_body(self) -> bool:
         """Whether fields come from the body of a request."""
-        return self.verb not in _BODILESS and len(self.path_fields) < len(self.ask.__struct_fields__)
+        return self.verb not in _BODILESS and len(self.path_fields) < len(self.request_type.__struct_fields__)
 
     @property
     def all_errors(self) -> Errors:
@@ -100,47 +100,47 @@ class Operation(Struct, frozen=True, kw_only=True):
     @property
     def is_list(self) -> bool:
         """Whether it reads much, or may: it is bounded by how much a caller may read."""
-        return self.scope is not None and ("limit" in self.ask.__struct_fields__ or self.name in LARGE)
+        return self.scope is not None and ("limit" in self.request_type.__struct_fields__ or self.name in LARGE)
 
-    def cost_of(self, ask: Any) -> int:
+    def cost_of(self, request: Any) -> int:
         """Return what it costs to read what is asked."""
-        return SEARCH_COST if getattr(ask, "text", None) is not None else 1
+        return SEARCH_COST if getattr(request, "text", None) is not None else 1
 
-    def check_caller(self, call: Call) -> None:
+    def check_caller(self, context: RequestContext) -> None:
         """Refuse a caller who may not ask for this, before anything that they send is read."""
-        principal = call.principal
+        principal = context.principal
         if self.audit != "nothing":
-            call.principal = replace(principal, operation=self.name, correlation_id=call.correlation_id)
+            context.principal = replace(principal, operation=self.name, correlation_id=context.correlation_id)
         if self.is_counted:
-            call.service.refusals.check(principal.token_id or principal.name)
-        with call.noting_refusals(self.name):
+            context.service.refusals.check(principal.token_id or principal.name)
+        with context.logging_refusals(self.name):
             principal.require(self.scope)
 
-    async def carry_out(self, call: Call, ask: Any) -> Any:
+    async def execute(self, context: RequestContext, request: Any) -> Any:
         """Do it for a caller who may, within the time that the service allows. Every transport comes through here."""
-        self.check_caller(call)
+        self.check_caller(context)
         try:
-            with call.service.watchdog.doing(self.name):
-                async with asyncio.timeout(call.service.options.request_s + getattr(ask, "wait_s", 0.0)):
-                    answer = await (self._read(call, ask) if self.is_list else self.handle(call, ask))
+            with context.service.watchdog.doing(self.name):
+                async with asyncio.timeout(context.service.options.request_s + getattr(request, "wait_s", 0.0)):
+                    answer = await (self._read(context, request) if self.is_list else self.handle(context, request))
                     if self.audit == "a commit after":
-                        entry = call.audit(subject=getattr(ask, "name", ""))
-                        await call.store.append_audit([] if entry is None else [entry])
+                        entry = context.audit(subject=getattr(request, "name", ""))
+                        await context.store.append_audit([] if entry is None else [entry])
                     return answer
         except NotPermitted as refusal:
-            call.note_refusal(self.name, refusal, is_counted=True)
+            context.log_refusal(self.name, refusal, is_counted=True)
             raise
         except TimeoutError as problem:
             raise RequestTimedOut(f"{self.name} took too long; it may still be done") from problem
 
-    async def _read(self, call: Call, ask: Any) -> Any:
+    async def _read(self, context: RequestContext, request: Any) -> Any:
         """Read a list for a caller who has not read too much already, when it is their turn."""
-        principal, rates = call.principal, call.service.rates
+        principal, read_limiter = context.principal, context.service.read_limiter
         caller = principal.token_id or principal.name
-        rates.charge(caller, principal.tenant, self.cost_of(ask))
-        async with call.taking_turns, rates.place(caller if principal.tenant is None else f"{principal.tenant} *"):
-            call.check_room()
-            return await self.handle(call, ask)
+        rates.charge(caller, principal.tenant, self.cost_of(request))
+        async with context.list_turn, rates.place(caller if principal.tenant is None else f"{principal.tenant} *"):
+            context.check_budget()
+            return await self.handle(context, request)
 
 
 def operation(
@@ -170,14 +170,14 @@ def operation(
             scope=scope,
             status=status,
             errors=errors,
-            ask=hints["ask"],
-            answer=hints["return"],
+            request_type=hints["request"],
+            response_type=hints["return"],
             doc=inspect.getdoc(function) or "",
             handle=function,
             media=media,
             audit=audited,
         )
-        unknown = set(declared.path_fields) - set(declared.ask.__struct_fields__)
+        unknown = set(declared.path_fields) - set(declared.request_type.__struct_fields__)
         if unknown or not declared.doc:
             raise InvalidInput(
                 f"operation {name}: no docstring, or the path names fields that are not asked: {unknown}"

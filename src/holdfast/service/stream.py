@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
 
 from holdfast.errors import HoldfastError, InvalidInput, MethodNotAllowed
-from holdfast.service.context import Call, Service
+from holdfast.service.context import RequestContext, Service
 from holdfast.service.http.exchange import Exchange
 from holdfast.service.http.rest import Addresses, Endpoint
 from holdfast.service.live.sse import HEARTBEAT
@@ -68,22 +68,24 @@ class Streams:
         if found is None:
             raise MethodNotAllowed(f"{exchange.method} is not for this address", allow="GET, OPTIONS")
         exchange.operation = found.operation.name
-        call = self._service.call(await exchange.principal(), exchange.correlation_id)
-        with call.noting_refusals(found.operation.name):
-            call.principal.require(found.operation.scope)
-            held.enter_context(self._service.streams.hold(_bounds(call)))
-            return await self._stream(exchange, call, found, values)
+        context = self._service.context(await exchange.principal(), exchange.correlation_id)
+        with context.logging_refusals(found.operation.name):
+            context.principal.require(found.operation.scope)
+            held.enter_context(self._service.streams.hold(_bounds(context)))
+            return await self._stream(exchange, context, found, values)
 
-    async def _stream(self, exchange: Exchange, call: Call, found: Endpoint, values: list[str]) -> Stream | None:
-        ask = found.reader.from_query(dict(zip(found.fields, values, strict=True)), exchange.query)
+    async def _stream(
+        self, exchange: Exchange, context: RequestContext, found: Endpoint, values: list[str]
+    ) -> Stream | None:
+        request = found.binder.from_query(dict(zip(found.fields, values, strict=True)), exchange.query)
         last_id = exchange.headers.get(LAST_ID)
-        if last_id and "after" in ask.__struct_fields__:
+        if last_id and "after" in request.__struct_fields__:
             number, is_over = _last_id(last_id)
             if is_over:  # how browsers are told not to come back again
                 await exchange.send_nothing(204)
                 return None
-            ask = replace(ask, after=number)
-        stream: Stream = await found.operation.handle(call, ask)
+            request = replace(request, after=number)
+        stream: Stream = await found.operation.handle(context, request)
         return stream
 
     async def _send_all(self, stream: Stream, exchange: Exchange, receive: Receive, send: Send) -> None:
@@ -112,9 +114,9 @@ class Streams:
             await pieces.aclose()  # type: ignore[attr-defined]
 
 
-def _bounds(call: Call) -> dict[str, int]:
+def _bounds(context: RequestContext) -> dict[str, int]:
     """Return how many streams the caller may have, and how many their tenant."""
-    principal, options = call.principal, call.service.options
+    principal, options = context.principal, context.service.options
     most = options.streams if principal.is_open else options.streams_per_token  # nobody is told apart there
     bounds = {f"token {principal.token_id or principal.name}": most}
     if principal.tenant is not None:

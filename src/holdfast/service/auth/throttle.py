@@ -53,7 +53,7 @@ class Meter:
         return max(0, int((since + MINUTE_S - asyncio.get_running_loop().time()) * 1_000))
 
 
-class Refusals:
+class RefusalLog:
     """What was refused in this process."""
 
     def __init__(self, per_minute: int) -> None:

@@ -14,13 +14,13 @@ _NUMBERS = (int, float, bool)
 _object = msgspec.json.Decoder(dict[str, Any])
 
 
-class Reader:
+class RequestBinder:
     """Reads what one operation is asked."""
 
     def __init__(self, operation: Operation) -> None:
-        self._kind = operation.ask
-        self._decoder = msgspec.json.Decoder(operation.ask)
-        hints = get_type_hints(operation.ask, include_extras=True)
+        self._kind = operation.request_type
+        self._decoder = msgspec.json.Decoder(operation.request_type)
+        hints = get_type_hints(operation.request_type, include_extras=True)
         self._many = {field for field, hint in hints.items() if get_origin(_bare(hint)) in (tuple, list)}
         self._numbers = {field: kind for field, hint in hints.items() if (kind := _number(hint)) is not None}
 

@@ -26,7 +26,7 @@ from holdfast.errors import (
 from holdfast.limits import JSON_DEPTH
 from holdfast.service.auth.csrf import check_head, check_origin, check_site, shown
 from holdfast.service.auth.throttle import client_of
-from holdfast.service.context import Headers, Principal, Room, Service
+from holdfast.service.context import Headers, Principal, ResponseBudget, Service
 from holdfast.service.http.problems import CONTENT_TYPE, Problem, problem_of, retry_after, unexpected
 
 JSON = b"application/json"
@@ -151,7 +151,7 @@ class Exchange:
             self._check_json(body)
         return body
 
-    async def gone(self) -> None:
+    async def disconnected(self) -> None:
         """Wait until the caller has gone. For after the body was read."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
@@ -188,7 +188,7 @@ class Exchange:
     async def answer(self, status: int, value: Any, headers: HeaderList = ()) -> None:
         """Answer with a value as JSON."""
         text = _encoder.encode(value)
-        Room(self.service.options.answer_bytes).take(len(text))
+        ResponseBudget(self.service.options.answer_bytes).take(len(text))
         await self.send(status, text, JSON, headers)
 
     def unexpected(self, problem: Exception) -> HoldfastError:

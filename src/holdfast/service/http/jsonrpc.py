@@ -13,8 +13,8 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from starlette.types import Receive, Scope, Send
 
 from holdfast.errors import HoldfastError, MethodNotAllowed
-from holdfast.service.context import Principal, Room, Service
-from holdfast.service.http.binding import Reader
+from holdfast.service.context import Principal, ResponseBudget, Service
+from holdfast.service.http.binding import RequestBinder
 from holdfast.service.http.exchange import ClientGone, Exchange
 from holdfast.service.http.problems import (
     INVALID_PARAMS,
@@ -70,16 +70,16 @@ class _Caller(NamedTuple):
     principal: Principal
     correlation_id: str
     gone: Callable[[], Awaitable[None]]
-    room: Room
+    room: ResponseBudget
     turns: asyncio.Lock
 
 
 class JsonRpc:
     """An ASGI application that answers for the catalogue."""
 
-    def __init__(self, service: Service, catalogue: Mapping[str, Operation]) -> None:
+    def __init__(self, service: Service, operations: Mapping[str, Operation]) -> None:
         self._service = service
-        self._methods = {name: (operation, Reader(operation)) for name, operation in catalogue.items()}
+        self._methods = {name: (operation, RequestBinder(operation)) for name, operation in operations.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request of HTTP: a call, or a batch of them."""
@@ -104,8 +104,8 @@ class JsonRpc:
         exchange.check_accept()
         text = await exchange.body()
         most = self._service.options.answer_bytes
-        room = Room(max(most // 2, most - ENVELOPE_BYTES * self._service.options.batch_calls))
-        caller = _Caller(principal, exchange.correlation_id, exchange.gone, room, asyncio.Lock())
+        room = ResponseBudget(max(most // 2, most - ENVELOPE_BYTES * self._service.options.batch_calls))
+        caller = _Caller(principal, exchange.correlation_id, exchange.disconnected, room, asyncio.Lock())
         answer = await self._answer_text(caller, text)
         if answer is None:
             await exchange.send_nothing(204)
@@ -122,7 +122,7 @@ class JsonRpc:
         calls = _batch.decode(text)
         if not 1 <= len(calls) <= self._service.options.batch_calls:
             return _failed(INVALID_REQUEST, f"a batch has 1 to {self._service.options.batch_calls} calls")
-        answers = await asyncio.gather(*(self._call(caller, call) for call in calls))
+        answers = await asyncio.gather(*(self._call(caller, each) for each in calls))
         return [answer for answer in answers if answer is not None] or None
 
     async def _call(self, caller: "_Caller", text: Raw) -> Response | None:
@@ -148,14 +148,14 @@ class JsonRpc:
         found = self._methods.get(request.method)
         if found is None:
             return _failed(METHOD_NOT_FOUND, "there is no such method")
-        operation, reader = found
+        operation, binder = found
         params = b"{}" if request.params is UNSET or bytes(request.params) == b"[]" else request.params
         if bytes(params)[:1] != b"{":
             return _failed(INVALID_PARAMS, "parameters go by name, in an object")
-        call = self._service.call(caller.principal, caller.correlation_id)
-        call.gone, call.room, call.taking_turns = caller.gone, caller.room, caller.turns
-        result = Raw(_encoder.encode(await operation.carry_out(call, reader.from_json(params))))
-        caller.room.take(len(result))
+        context = self._service.context(caller.principal, caller.correlation_id)
+        context.disconnected, context.budget, context.list_turn = caller.disconnected, caller.budget, caller.turns
+        result = Raw(_encoder.encode(await operation.execute(context, binder.from_json(params))))
+        caller.budget.take(len(result))
         return Response(result=result)
 
 

@@ -14,7 +14,7 @@ from holdfast.errors import (
     SlowRequest,
     UnsupportedMediaType,
 )
-from holdfast.service.examples import ASKS
+from holdfast.service.examples import EXAMPLES
 from holdfast.service.http.problems import Problem, status_of, title_of
 from holdfast.service.registry import Operation
 
@@ -24,15 +24,15 @@ REF = "#/components/schemas/{name}"
 EVENTS = "text/event-stream"
 
 
-def describe(catalogue: Mapping[str, Operation], title: str = "Holdfast") -> Json:
+def describe(operations: Mapping[str, Operation], title: str = "Holdfast") -> Json:
     """Return the description."""
-    kinds = [kind for operation in catalogue.values() for kind in (operation.ask, operation.answer)]
+    kinds = [kind for operation in operations.values() for kind in (operation.request_type, operation.response_type)]
     refs, components = msgspec.json.schema_components([*kinds, Problem], ref_template=REF)
     paths: Json = {}
-    for operation, answer in zip(catalogue.values(), refs[1::2], strict=True):
-        asked = components[operation.ask.__name__]
+    for operation, answer in zip(operations.values(), refs[1::2], strict=True):
+        asked = components[operation.request_type.__name__]
         paths.setdefault(operation.path, {})[operation.verb.lower()] = _operation(operation, asked, answer)
-    asks = {operation.ask.__name__ for operation in catalogue.values()}
+    asks = {operation.request_type.__name__ for operation in operations.values()}
     components[Problem.__name__]["properties"]["code"]["description"] = _codes()
     return {
         "openapi": "3.1.0",
@@ -43,7 +43,7 @@ def describe(catalogue: Mapping[str, Operation], title: str = "Holdfast") -> Jso
             "The same operations are methods of JSON-RPC 2.0 at POST /rpc, by their operationId.",
         },
         "servers": [{"url": "/"}],
-        "tags": [{"name": noun} for noun in dict.fromkeys(operation.noun for operation in catalogue.values())],
+        "tags": [{"name": noun} for noun in dict.fromkeys(operation.noun for operation in operations.values())],
         "paths": paths,
         "components": {
             "schemas": {name: schema for name, schema in components.items() if _is_used(name, asks, paths)},
@@ -58,7 +58,7 @@ def _is_used(name: str, asks: set[str], paths: Json) -> bool:
 
 
 def _operation(operation: Operation, asked: Json, answer: Json) -> Json:
-    example = ASKS.get(operation.name, {})
+    example = EXAMPLES.get(operation.name, {})
     described: Json = {
         "operationId": operation.name,
         "tags": [operation.noun],

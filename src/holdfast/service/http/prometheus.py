@@ -11,7 +11,7 @@ from itertools import accumulate
 from starlette.types import Receive, Scope, Send
 
 from holdfast.engine.observe.metrics import Histogram, observer_of
-from holdfast.service.context import Call, Service
+from holdfast.service.context import RequestContext, Service
 from holdfast.service.http.exchange import Exchange
 from holdfast.store.port import Stats
 
@@ -35,18 +35,18 @@ class Metrics:
         """Answer one request."""
         exchange = Exchange(self._service, scope, receive, send)
         exchange.operation = "metrics"
-        call = self._service.call(await exchange.principal(), exchange.correlation_id)
-        with call.noting_refusals("metrics"):
-            call.principal.require(SCOPE)
-        await exchange.send(200, await self.text(call), CONTENT_TYPE)
+        context = self._service.context(await exchange.principal(), exchange.correlation_id)
+        with context.logging_refusals("metrics"):
+            context.principal.require(SCOPE)
+        await exchange.send(200, await self.text(context), CONTENT_TYPE)
 
-    async def text(self, call: Call) -> bytes:
+    async def text(self, context: RequestContext) -> bytes:
         """Return all metrics as text."""
-        store = call.runtime.store
+        store = context.runtime.store
         now = asyncio.get_running_loop().time()
         if self._stats is None or now - self._stats[0] > KEEP_S:
             self._stats = now, await store.stats()
-        lines = [*self._of_store(self._stats[1], await store.now()), *self._of_process(call)]
+        lines = [*self._of_store(self._stats[1], await store.now()), *self._of_process(context)]
         return ("\n".join(lines) + "\n").encode()
 
     def _of_store(self, stats: Stats, now: int) -> Iterator[str]:
@@ -63,10 +63,10 @@ class Metrics:
         yield from _gauge("dead_letters_open", "Dead letters that nobody has settled.", _one(stats.dead_letters))
         yield from _gauge("nodes", "Nodes whose lease is current.", _one(stats.nodes))
 
-    def _of_process(self, call: Call) -> Iterator[str]:
-        counts, service = observer_of(call.runtime.store).counts, self._service
-        yield from _gauge("activities_running", "Activities under way here.", _one(call.runtime.activities_running))
-        yield from _gauge("event_streams", "Event streams that are open here.", _one(service.watchers.watching))
+    def _of_process(self, context: RequestContext) -> Iterator[str]:
+        counts, service = observer_of(context.runtime.store).counts, self._service
+        yield from _gauge("activities_running", "Activities under way here.", _one(context.runtime.activities_running))
+        yield from _gauge("event_streams", "Event streams that are open here.", _one(service.change_feeds.watching))
         yield from _counter("runs_created_total", "Runs created here.", _one(counts.runs_created))
         yield from _counter("runs_finished_total", "Runs finished here.", _by("status", counts.finished))
         yield from _counter("events_total", "Events recorded here, by type.", _by("type", counts.events))

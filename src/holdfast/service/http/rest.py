@@ -10,8 +10,8 @@ from urllib.parse import quote, unquote_to_bytes
 from starlette.types import Receive, Scope, Send
 
 from holdfast.errors import HoldfastError, MalformedRequest, MethodNotAllowed, NotFound
-from holdfast.service.context import NOBODY, Service
-from holdfast.service.http.binding import Reader
+from holdfast.service.context import UNAUTHENTICATED, Service
+from holdfast.service.http.binding import RequestBinder
 from holdfast.service.http.exchange import ClientGone, Exchange, HeaderList
 from holdfast.service.registry import Operation
 
@@ -23,7 +23,7 @@ class Endpoint:
 
     def __init__(self, operation: Operation) -> None:
         self.operation = operation
-        self.reader = Reader(operation)
+        self.binder = RequestBinder(operation)
         self.fields = operation.path_fields
         self.has_body = operation.has_body
 
@@ -49,9 +49,9 @@ class _Place:
 class Addresses:
     """Finds what is meant by a path."""
 
-    def __init__(self, catalogue: Mapping[str, Operation]) -> None:
+    def __init__(self, operations: Mapping[str, Operation]) -> None:
         self._root = _Place()
-        for operation in catalogue.values():
+        for operation in operations.values():
             place = self._root
             for part in operation.path.removeprefix("/").split("/"):
                 place = place.at(part)
@@ -87,9 +87,9 @@ def _decoded(part: bytes) -> str:
 class Rest:
     """An ASGI application that answers for the catalogue."""
 
-    def __init__(self, service: Service, catalogue: Mapping[str, Operation]) -> None:
+    def __init__(self, service: Service, operations: Mapping[str, Operation]) -> None:
         self._service = service
-        self._addresses = Addresses(catalogue)
+        self._addresses = Addresses(operations)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -113,17 +113,17 @@ class Rest:
             raise MethodNotAllowed(f"{exchange.method} is not for this address", allow=_allowed(endpoints))
         operation = found.operation
         exchange.operation = operation.name
-        principal = NOBODY if operation.scope is None else await exchange.principal()
+        principal = UNAUTHENTICATED if operation.scope is None else await exchange.principal()
         exchange.check_accept()
-        call = self._service.call(principal, exchange.correlation_id)
-        operation.check_caller(call)
+        context = self._service.context(principal, exchange.correlation_id)
+        operation.check_caller(context)
         in_path = dict(zip(found.fields, values, strict=True))
         if found.has_body:
-            ask = found.reader.from_body(in_path, await exchange.body())
+            request = found.binder.from_body(in_path, await exchange.body())
         else:
-            ask = found.reader.from_query(in_path, exchange.query)
-        call.gone = exchange.gone
-        answer = await operation.carry_out(call, ask)
+            request = found.binder.from_query(in_path, exchange.query)
+        context.disconnected = exchange.disconnected
+        answer = await operation.execute(context, request)
         await exchange.answer(operation.status, answer, _location(answer) if operation.status == 201 else ())
 
 

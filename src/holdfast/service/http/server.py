@@ -25,7 +25,7 @@ from holdfast.service.auth.csrf import HEAD_BYTES, check_framing, check_open, is
 from holdfast.service.auth.oidc import OidcAccess, check_provider_address, oidc_routes
 from holdfast.service.auth.sessions import Sessions
 from holdfast.service.auth.tokens import HOW_TO_BEGIN, TokenAccess
-from holdfast.service.context import Authenticate, Headers, Principal, Service, let_in, make_service
+from holdfast.service.context import Authenticate, Headers, Principal, Service, make_service, open_access
 from holdfast.service.http.exchange import (
     CORRELATION_HEADER,
     JSON,
@@ -42,7 +42,7 @@ from holdfast.service.http.protocol import IS_SPARE, Places, connection_class
 from holdfast.service.http.proxies import Proxies
 from holdfast.service.http.rest import Rest
 from holdfast.service.http.static import page_routes
-from holdfast.service.operations import CATALOGUE
+from holdfast.service.operations import OPERATIONS
 from holdfast.service.options import ServiceOptions
 from holdfast.service.stream import STREAMS, Streams, is_stream
 from holdfast.settings import without_password
@@ -60,8 +60,8 @@ class Front:
     def __init__(self, service: Service, routes: Sequence[BaseRoute] = ()) -> None:
         self._service = service
         self._proxies = Proxies(service.options)
-        self._rest: ASGIApp = Rest(service, CATALOGUE)
-        self._rpc: ASGIApp = JsonRpc(service, CATALOGUE)
+        self._rest: ASGIApp = Rest(service, OPERATIONS)
+        self._rpc: ASGIApp = JsonRpc(service, OPERATIONS)
         self._streams: ASGIApp = Streams(service)
         own = [
             Route("/openapi.json", _Description(service), methods=["GET"]),
@@ -160,7 +160,7 @@ class _Description:
 
     @cached_property
     def _text(self) -> bytes:
-        return msgspec.json.encode(describe({**CATALOGUE, **STREAMS}, self._service.app.name))
+        return msgspec.json.encode(describe({**OPERATIONS, **STREAMS}, self._service.app.name))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(self._service, scope, receive, send)
@@ -197,7 +197,7 @@ def check_access(options: ServiceOptions, authenticate: Authenticate | None) -> 
 
     async def let_in_here(headers: Headers) -> Principal:
         check_open(headers, is_local)
-        return await let_in(headers)
+        return await open_access(headers)
 
     return let_in_here
 

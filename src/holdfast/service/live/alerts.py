@@ -12,7 +12,7 @@ MOST_ALERTS = 1_000
 """How many alerts are kept in a process. Counters go on."""
 
 
-class Raised(Struct, frozen=True, kw_only=True):
+class RaisedAlert(Struct, frozen=True, kw_only=True):
     """An alert, with its number in this process and when it was raised."""
 
     number: int
@@ -24,7 +24,7 @@ class Alerts:
     """The alerts of one process, the latest of them in full."""
 
     def __init__(self) -> None:
-        self._latest: deque[Raised] = deque(maxlen=MOST_ALERTS)
+        self._latest: deque[RaisedAlert] = deque(maxlen=MOST_ALERTS)
         self._number = 0
         self.counts: dict[str, int] = {}
 
@@ -33,8 +33,8 @@ class Alerts:
         for alert in alerts:
             self._number += 1
             self.counts[alert.code] = self.counts.get(alert.code, 0) + 1
-            self._latest.append(Raised(number=self._number, raised_at=now, alert=alert))
+            self._latest.append(RaisedAlert(number=self._number, raised_at=now, alert=alert))
 
-    def after(self, number: int, limit: int) -> list[Raised]:
+    def after(self, number: int, limit: int) -> list[RaisedAlert]:
         """Return alerts in the order they were raised, from behind one of them."""
         return [raised for raised in self._latest if raised.number > number][:limit]

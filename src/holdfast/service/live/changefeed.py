@@ -24,7 +24,7 @@ from holdfast.errors import EngineError, RateLimited, StoreError
 from holdfast.limits import PROJECTOR_LAG_MS
 from holdfast.service.live.alerts import Alerts
 from holdfast.service.live.sse import Frame, event_frame
-from holdfast.service.live.subscriptions import Kind, Listing, Told
+from holdfast.service.live.subscriptions import Kind, ListChange, ListSubscription
 from holdfast.service.options import ServiceOptions
 from holdfast.store.port import Change, LoadedRun, RunHead, Store, TaskQuery
 from holdfast.store.types import DeadLetterQuery, load_each
@@ -59,7 +59,7 @@ IsOpen = Callable[[], bool]
 logger = logging.getLogger("holdfast.service")
 
 
-class Followed:
+class FollowedRun:
     """A run that somebody follows, and the last part of its history as it goes over the wire."""
 
     def __init__(self, store: Store, alerts: Alerts, head: RunHead) -> None:
@@ -126,7 +126,7 @@ class Followed:
         self._is_late = lag_ms > PROJECTOR_LAG_MS
 
 
-class Watcher:
+class ChangeFeed:
     """Looks at one store for everybody who watches, as long as somebody does."""
 
     def __init__(
@@ -140,8 +140,8 @@ class Watcher:
         self._options = options
         self._is_open = is_open
         self._stopping = stopping
-        self._followed: dict[str, Followed] = {}
-        self._listings: set[Listing] = set()
+        self._followed: dict[str, FollowedRun] = {}
+        self._listings: set[ListSubscription] = set()
         self._bell = asyncio.Event()
         self._place = ""
         self._letters_from: Instant = 0
@@ -158,35 +158,35 @@ class Watcher:
         """Wait until nothing is missed any more."""
         await asyncio.shield(self._begun)
 
-    def follow(self, head: RunHead, wake: asyncio.Event) -> Followed:
+    def follow(self, head: RunHead, wake: asyncio.Event) -> FollowedRun:
         """Wake somebody from now on whenever a run's history has grown."""
         followed = self._followed.get(head.run_id)
         if followed is None:
-            followed = self._followed[head.run_id] = Followed(self._store, self._alerts, head)
+            followed = self._followed[head.run_id] = FollowedRun(self._store, self._alerts, head)
         followed.version = max(followed.version, head.version)
         followed.followers.add(wake)
         return followed
 
-    def unfollow(self, followed: Followed, wake: asyncio.Event) -> None:
+    def unfollow(self, followed: FollowedRun, wake: asyncio.Event) -> None:
         """Forget somebody who follows a run."""
         followed.followers.discard(wake)
         if not followed.followers:
             self._followed.pop(followed.run_id, None)
         self._end_if_alone()
 
-    def watch(self, listing: Listing) -> None:
+    def subscribe(self, listing: ListSubscription) -> None:
         """Tell somebody from now on what changes in lists."""
         self._listings.add(listing)
 
-    def unwatch(self, listing: Listing) -> None:
+    def unsubscribe(self, listing: ListSubscription) -> None:
         """Forget somebody who watches lists."""
         self._listings.discard(listing)
         self._end_if_alone()
 
-    async def tell_letter(self, letter: DeadLetter) -> None:
+    async def publish_dead_letter(self, letter: DeadLetter) -> None:
         """Tell who watches the letters how one of them is now."""
         heads = await self._heads([letter.run_id])
-        self._hand_out(Told("letters", head, letter) for head in heads.values())
+        self._hand_out(ListChange("letters", head, letter) for head in heads.values())
 
     def close(self) -> None:
         """End it for everybody."""
@@ -297,7 +297,7 @@ class Watcher:
         if not run_ids:
             return
         heads = await self._heads(run_ids)
-        told = [Told("runs", heads[run_id], heads[run_id]) for run_id in grown if run_id in heads]
+        told = [ListChange("runs", heads[run_id], heads[run_id]) for run_id in grown if run_id in heads]
         if any(listing.wants("tasks") for listing in self._listings):
             for change in grown.values():
                 if change.has_tasks and change.run_id in heads:
@@ -306,8 +306,8 @@ class Watcher:
                     )
                     if sum(len(task.payload) + len(task.form) for task in tasks) >= TASKS_BYTES:
                         self._reset_watching("tasks")  # there may be more than was read
-                    told += [Told("tasks", heads[change.run_id], task) for task in tasks]
-        told += [Told("letters", heads[letter.run_id], letter) for letter in letters if letter.run_id in heads]
+                    told += [ListChange("tasks", heads[change.run_id], task) for task in tasks]
+        told += [ListChange("letters", heads[letter.run_id], letter) for letter in letters if letter.run_id in heads]
         self._hand_out(told)
 
     def _reset_watching(self, kind: Kind) -> None:
@@ -315,7 +315,7 @@ class Watcher:
             if listing.wants(kind):
                 listing.reset()
 
-    def _hand_out(self, told: Iterable[Told]) -> None:
+    def _hand_out(self, told: Iterable[ListChange]) -> None:
         for each in told:
             for listing in self._listings:
                 listing.offer(each)
@@ -331,7 +331,7 @@ class Watcher:
         return new
 
 
-class Watchers:
+class ChangeFeeds:
     """The watcher of what an app has open, while somebody watches."""
 
     def __init__(self, app: App, alerts: Alerts, options: ServiceOptions, stopping: asyncio.Event) -> None:
@@ -339,26 +339,26 @@ class Watchers:
         self._alerts = alerts
         self._options = options
         self._stopping = stopping
-        self._watcher: Watcher | None = None
+        self._watcher: ChangeFeed | None = None
 
     @property
     def watching(self) -> int:
         """How many watch something."""
         return 0 if self._watcher is None else self._watcher.watching
 
-    async def tell_letter(self, letter: DeadLetter) -> None:
+    async def publish_dead_letter(self, letter: DeadLetter) -> None:
         """Tell who watches the letters, if anybody does, how one of them is now."""
         if self._watcher is not None and not self._watcher.is_over:
-            await self._watcher.tell_letter(letter)
+            await self._watcher.publish_dead_letter(letter)
 
-    def of(self, runtime: Runtime) -> Watcher:
+    def of(self, runtime: Runtime) -> ChangeFeed:
         """Return the watcher of what is open, a new one if there is none. So many may watch, and no more."""
         if self.watching >= self._options.streams:
             raise RateLimited(
                 f"{self._options.streams} event streams are open, and no more are served", retry_after_ms=5_000
             )
         if self._watcher is None or self._watcher.is_over:
-            self._watcher = Watcher(
+            self._watcher = ChangeFeed(
                 runtime, self._alerts, self._options, self._stopping, lambda: self._app.is_open_with(runtime)
             )
         return self._watcher

@@ -24,7 +24,7 @@ _VIEWS: dict[Kind, tuple[str, str, Callable[[Any], Any]]] = {
 }
 
 
-class Told:
+class ListChange:
     """Something that has changed, and the run that it belongs to. It is put into words once, for all who hear of it."""
 
     def __init__(self, kind: Kind, head: RunHead, record: Any) -> None:
@@ -46,11 +46,11 @@ class Told:
         return frame(self._id, event=f"{self._name}_left")
 
 
-class Listing:
+class ListSubscription:
     """One who watches lists. `is_seen` says of what they hear, `is_listed` what of it their lists hold."""
 
     def __init__(
-        self, kinds: frozenset[str], is_seen: Callable[[RunHead], bool], is_listed: Callable[[Told], bool]
+        self, kinds: frozenset[str], is_seen: Callable[[RunHead], bool], is_listed: Callable[[ListChange], bool]
     ) -> None:
         self.wake = asyncio.Event()
         self._kinds = kinds
@@ -64,7 +64,7 @@ class Listing:
         """Say whether they hear of this."""
         return kind in self._kinds
 
-    def offer(self, told: Told) -> None:
+    def offer(self, told: ListChange) -> None:
         """Tell them, if it concerns them. What changes again before it is sent is sent once."""
         if self._is_reset or told.kind not in self._kinds or not self._is_seen(told.head):
             return

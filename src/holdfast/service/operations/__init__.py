@@ -16,7 +16,7 @@ from holdfast.service.operations import (
 )
 from holdfast.service.registry import Operation, collect
 
-CATALOGUE: dict[str, Operation] = collect(
+OPERATIONS: dict[str, Operation] = collect(
     (runs, controls, signals, mail, activities, tasks, dead_letters, workflows, system, tokens, audit, deletions)
 )
 """Every operation, by its name."""

@@ -12,8 +12,8 @@ from holdfast.core.keys import ACTIVITY_TOKEN_CHARS, outcome_id
 from holdfast.engine.activities.context import NonRetryable
 from holdfast.errors import Conflict, NotFound, PayloadTooLarge, RateLimited, RunTerminal
 from holdfast.limits import ERROR_TEXT_CHARS
-from holdfast.service.context import Call
-from holdfast.service.registry import Ask, operation
+from holdfast.service.context import RequestContext
+from holdfast.service.registry import Request, operation
 
 BEARER = "bearer of a completion token"
 """Who has reported an outcome, as the audit log says it."""
@@ -28,14 +28,14 @@ CompletionToken = Annotated[
 ]
 
 
-class CompleteActivity(Ask, frozen=True, kw_only=True):
+class CompleteActivity(Request, frozen=True, kw_only=True):
     """The result of an activity that ended without an outcome."""
 
     completion_token: CompletionToken
     result: Any = None
 
 
-class FailActivity(Ask, frozen=True, kw_only=True):
+class FailActivity(Request, frozen=True, kw_only=True):
     """The failure of such an activity. With `retryable` it is tried again, if its policy allows, with a new token."""
 
     completion_token: CompletionToken
@@ -57,12 +57,12 @@ class OutcomeAccepted(Struct, frozen=True):
     errors=(Conflict, PayloadTooLarge, RateLimited),
     audit="its commit",
 )
-async def complete(call: Call, ask: CompleteActivity) -> OutcomeAccepted:
+async def complete(context: RequestContext, request: CompleteActivity) -> OutcomeAccepted:
     """Report the result of an activity by its completion token, which is all that this needs.
 
     The first outcome stands. The same one again is answered alike; another, or one that comes too late, by `Conflict`.
     """
-    return await _report(call, ask.completion_token, ask)
+    return await _report(context, request.completion_token, request)
 
 
 @operation(
@@ -73,24 +73,24 @@ async def complete(call: Call, ask: CompleteActivity) -> OutcomeAccepted:
     errors=(Conflict, PayloadTooLarge, RateLimited),
     audit="its commit",
 )
-async def fail(call: Call, ask: FailActivity) -> OutcomeAccepted:
+async def fail(context: RequestContext, request: FailActivity) -> OutcomeAccepted:
     """Report that an activity has failed, by its completion token; answered like `activities.complete`."""
-    return await _report(call, ask.completion_token, ask)
+    return await _report(context, request.completion_token, request)
 
 
-async def _report(call: Call, token: str, ask: CompleteActivity | FailActivity) -> OutcomeAccepted:
-    runtime = call.runtime
+async def _report(context: RequestContext, token: str, request: CompleteActivity | FailActivity) -> OutcomeAccepted:
+    runtime = context.runtime
     of = runtime.activity_token(token)  # before anything is looked up: what is made up costs nothing
     caller = f"completion:{of.run_id}:{outcome_id(of)}"
-    call.service.refusals.check(caller)
-    actor = call.principal.name or BEARER
+    context.service.refusals.check(caller)
+    actor = context.principal.name or BEARER
     try:
-        if isinstance(ask, CompleteActivity):
-            await runtime.complete_activity(token, ask.result, actor=actor, caller=call.principal)
+        if isinstance(request, CompleteActivity):
+            await runtime.complete_activity(token, request.result, actor=actor, caller=context.principal)
         else:
-            error = ask.message if ask.retryable else NonRetryable(ask.message)
-            await runtime.fail_activity(token, error, actor=actor, caller=call.principal)
+            error = request.message if request.retryable else NonRetryable(request.message)
+            await runtime.fail_activity(token, error, actor=actor, caller=context.principal)
     except (Conflict, NotFound, RunTerminal) as refusal:
-        call.service.refusals.count(caller)
+        context.service.refusals.count(caller)
         raise Conflict("this completion token takes no outcome any more") from refusal
     return OutcomeAccepted()

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from holdfast.core.audit import AuditEntry
-from holdfast.service.context import Call
+from holdfast.service.context import RequestContext
 from holdfast.service.paging import Cursor, PageSize, read_page
-from holdfast.service.registry import Ask, operation
+from holdfast.service.registry import Request, operation
 from holdfast.service.views import Moment, instant_of, shown
 from holdfast.store.types import AuditQuery
 
@@ -38,7 +38,7 @@ class AuditEntryView(Struct, frozen=True, kw_only=True):
     correlation_id: str
 
 
-class ListAudit(Ask, frozen=True, kw_only=True):
+class ListAudit(Request, frozen=True, kw_only=True):
     """Which entries to list; what is left out may be anything."""
 
     tenant: str | None = None
@@ -65,20 +65,20 @@ def _place(entry: AuditEntry) -> Any:
 
 
 @operation("audit.list", "GET /v1/audit", scope="audit:read")
-async def list_(call: Call, ask: ListAudit) -> AuditPage:
+async def list_(context: RequestContext, request: ListAudit) -> AuditPage:
     """Find what callers have changed: starts, signals, commands, tasks, tokens, sign-ins, deletions. Newest first."""
     query = AuditQuery(
-        tenant=ask.tenant,
-        run_id=ask.run_id,
-        actor=ask.actor,
-        token_id=ask.token_id,
-        operation=ask.operation,
-        since=instant_of(ask.since),
-        until=instant_of(ask.until),
-        newest=ask.order == "newest",
+        tenant=request.tenant,
+        run_id=request.run_id,
+        actor=request.actor,
+        token_id=request.token_id,
+        operation=request.operation,
+        since=instant_of(request.since),
+        until=instant_of(request.until),
+        newest=request.order == "newest",
     )
     rows, following = await read_page(
-        call, f"audit {ask.order}", call.store.find, query, _place, cursor=ask.cursor, limit=ask.limit
+        context, f"audit {request.order}", context.store.find, query, _place, cursor=request.cursor, limit=request.limit
     )
     return AuditPage([shown(AuditEntryView, row, by=_caller(row)) for row in rows], following)
 

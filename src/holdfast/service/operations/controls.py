@@ -9,13 +9,13 @@ from holdfast.core.events import NULL
 from holdfast.core.messages import ControlName
 from holdfast.engine.inbox.operator_commands import OperatorCommand
 from holdfast.errors import Conflict, NotFound, NotPermitted, PayloadTooLarge, RateLimited
-from holdfast.service.context import Call
+from holdfast.service.context import RequestContext
 from holdfast.service.operations.fields import TO_A_RUN, ActorName, Reason, RunId, SignalId, StepId, given
-from holdfast.service.registry import Ask, Errors, Operation, operation
+from holdfast.service.registry import Errors, Operation, Request, operation
 from holdfast.service.views import RunStarted
 
 
-class Command(Ask, frozen=True, kw_only=True):
+class Command(Request, frozen=True, kw_only=True):
     """A command to a run. With `wait` it is answered when the run has decided: `Conflict` says that it refused."""
 
     run_id: RunId
@@ -61,19 +61,19 @@ def _command(
 ) -> Operation:
     """Declare the operation that sends a command."""
 
-    async def send(call: Call, ask: Command) -> Commanded:
-        await call.require_run(ask.run_id)
+    async def send(context: RequestContext, request: Command) -> Commanded:
+        await context.require_run(request.run_id)
         command = OperatorCommand(
             name=name,
-            reason=ask.reason,
-            actor=call.name(ask.actor),
-            step_id=getattr(ask, "step_id", None),
-            signal_id=given(ask.signal_id),
-            result=codec.encode(ask.result) if isinstance(ask, SkipStep) else NULL,
-            raise_failure=getattr(ask, "raise_failure", False),
+            reason=request.reason,
+            actor=context.name(request.actor),
+            step_id=getattr(request, "step_id", None),
+            signal_id=given(request.signal_id),
+            result=codec.encode(request.result) if isinstance(request, SkipStep) else NULL,
+            raise_failure=getattr(request, "raise_failure", False),
         )
-        await call.runtime.command(ask.run_id, command, call.principal, wait=ask.wait)
-        return Commanded(ask.run_id, name, ask.wait)
+        await context.runtime.command(request.run_id, command, context.principal, wait=request.wait)
+        return Commanded(request.run_id, name, request.wait)
 
     send.__doc__, send.__annotations__["ask"] = doc, kind
     address = f"POST /v1/runs/{{run_id}}/{path}"
@@ -122,7 +122,7 @@ skip_step = _command(
 )
 
 
-class RetryRun(Ask, frozen=True, kw_only=True):
+class RetryRun(Request, frozen=True, kw_only=True):
     """Which finished run to do again."""
 
     run_id: RunId
@@ -139,11 +139,11 @@ class RetryRun(Ask, frozen=True, kw_only=True):
     errors=(NotFound, Conflict, NotPermitted, RateLimited),
     audit="its commit",
 )
-async def retry_run(call: Call, ask: RetryRun) -> RunStarted:
+async def retry_run(context: RequestContext, request: RetryRun) -> RunStarted:
     """Do a finished run again, with the same input, as a new run. With a `signal_id` a retry gives the same one."""
-    await call.require_run(ask.run_id)
-    actor, signal_id = call.name(ask.actor), given(ask.signal_id)
-    command = OperatorCommand(name="RETRY_RUN", reason=ask.reason, actor=actor, signal_id=signal_id)
-    run_id = await call.runtime.retry_run(ask.run_id, command, call.principal)
-    head = await call.runtime.head(run_id)
+    await context.require_run(request.run_id)
+    actor, signal_id = context.name(request.actor), given(request.signal_id)
+    command = OperatorCommand(name="RETRY_RUN", reason=request.reason, actor=actor, signal_id=signal_id)
+    run_id = await context.runtime.retry_run(request.run_id, command, context.principal)
+    head = await context.runtime.head(run_id)
     return RunStarted(run_id=run_id, workflow=head.plan_id, workflow_version=head.plan_version)

@@ -7,15 +7,15 @@ from msgspec import Raw, Struct
 
 from holdfast.core.dead_letters import DeadLetter, Reason, Settlement
 from holdfast.errors import Conflict, NotFound, RunTerminal, StoreCorrupt
-from holdfast.service.context import Call
+from holdfast.service.context import RequestContext
 from holdfast.service.operations.fields import ActorName, Name
 from holdfast.service.paging import Cursor, PageSize, read_page
-from holdfast.service.registry import Ask, operation
+from holdfast.service.registry import Request, operation
 from holdfast.service.views import LetterView, letter_view
 from holdfast.store.types import DeadLetterQuery
 
 
-class ListLetters(Ask, frozen=True, kw_only=True):
+class ListLetters(Request, frozen=True, kw_only=True):
     """Which dead letters to list; with `settled` also those that somebody has settled."""
 
     run_id: str | None = None
@@ -33,22 +33,22 @@ class LetterPage(Struct, frozen=True):
 
 
 @operation("letters.list", "GET /v1/dead-letters", scope="letters:read")
-async def list_(call: Call, ask: ListLetters) -> LetterPage:
+async def list_(context: RequestContext, request: ListLetters) -> LetterPage:
     """Find messages that nobody could handle, the oldest first."""
     rows, following = await read_page(
-        call,
+        context,
         "letters",
-        call.store.find,
-        DeadLetterQuery(run_id=ask.run_id, reason=ask.reason, settled=ask.settled),
+        context.store.find,
+        DeadLetterQuery(run_id=request.run_id, reason=request.reason, settled=request.settled),
         lambda letter: (letter.died_at, letter.letter_id),
-        cursor=ask.cursor,
-        limit=ask.limit,
+        cursor=request.cursor,
+        limit=request.limit,
         size_of=lambda letter: len(letter.envelope),
     )
     return LetterPage([letter_view(letter) for letter in rows], following)
 
 
-class OfLetter(Ask, frozen=True, kw_only=True):
+class OfLetter(Request, frozen=True, kw_only=True):
     """Which dead letter is meant."""
 
     letter_id: Name
@@ -62,8 +62,8 @@ class OpenedLetter(Struct, frozen=True):
     text: str | None = None
 
 
-async def _letter(call: Call, letter_id: str) -> DeadLetter:
-    found = await call.store.find(DeadLetterQuery(letter_id=letter_id, settled=True))
+async def _letter(context: RequestContext, letter_id: str) -> DeadLetter:
+    found = await context.store.find(DeadLetterQuery(letter_id=letter_id, settled=True))
     if found.unreadable:
         raise StoreCorrupt(f"the row of dead letter {letter_id!r} cannot be read", letter_id=letter_id)
     if not found:
@@ -72,9 +72,9 @@ async def _letter(call: Call, letter_id: str) -> DeadLetter:
 
 
 @operation("letters.get", "GET /v1/dead-letters/{letter_id}", scope="letters:read", errors=(NotFound,))
-async def get(call: Call, ask: OfLetter) -> OpenedLetter:
+async def get(context: RequestContext, request: OfLetter) -> OpenedLetter:
     """Return a dead letter with the message in it."""
-    letter = await _letter(call, ask.letter_id)
+    letter = await _letter(context, request.letter_id)
     try:
         msgspec.json.decode(letter.envelope)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -82,13 +82,15 @@ async def get(call: Call, ask: OfLetter) -> OpenedLetter:
     return OpenedLetter(letter_view(letter), message=Raw(letter.envelope))
 
 
-async def _settle(call: Call, ask: "SettleLetter", action: Settlement) -> "SettledLetter":
+async def _settle(context: RequestContext, request: "SettleLetter", action: Settlement) -> "SettledLetter":
     """Settle a dead letter, and notify the subscribers of dead letters here: no history grows by that."""
-    await _letter(call, ask.letter_id)
-    await call.runtime.settle_dead_letter(ask.letter_id, action, actor=call.name(ask.actor), caller=call.principal)
-    if call.service.watchers.watching:
-        await call.service.watchers.tell_letter(await _letter(call, ask.letter_id))
-    return SettledLetter(ask.letter_id, action)
+    await _letter(context, request.letter_id)
+    await context.runtime.settle_dead_letter(
+        request.letter_id, action, actor=context.name(request.actor), caller=context.principal
+    )
+    if context.service.change_feeds.watching:
+        await context.service.change_feeds.publish_dead_letter(await _letter(context, request.letter_id))
+    return SettledLetter(request.letter_id, action)
 
 
 class SettleLetter(OfLetter, frozen=True, kw_only=True):
@@ -111,9 +113,9 @@ class SettledLetter(Struct, frozen=True):
     errors=(NotFound, Conflict, RunTerminal),
     audit="its commit",
 )
-async def requeue(call: Call, ask: SettleLetter) -> SettledLetter:
+async def requeue(context: RequestContext, request: SettleLetter) -> SettledLetter:
     """Put a message back into its run's inbox, due now."""
-    return await _settle(call, ask, "requeue")
+    return await _settle(context, request, "requeue")
 
 
 @operation(
@@ -123,6 +125,6 @@ async def requeue(call: Call, ask: SettleLetter) -> SettledLetter:
     errors=(NotFound, Conflict),
     audit="its commit",
 )
-async def drop(call: Call, ask: SettleLetter) -> SettledLetter:
+async def drop(context: RequestContext, request: SettleLetter) -> SettledLetter:
     """Say that nobody will ever handle a message."""
-    return await _settle(call, ask, "drop")
+    return await _settle(context, request, "drop")

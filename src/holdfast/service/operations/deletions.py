@@ -9,10 +9,10 @@ from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.engine.history import head_of
 from holdfast.errors import Conflict, InvalidInput, NotFound, NotPermitted
 from holdfast.service.auth.roles import ADMIN
-from holdfast.service.context import Call
+from holdfast.service.context import RequestContext
 from holdfast.service.operations.fields import RunId
 from holdfast.service.operations.tokens import Place
-from holdfast.service.registry import Ask, operation
+from holdfast.service.registry import Request, operation
 from holdfast.store.port import PurgePolicy, PurgeReport, RunQuery
 from holdfast.store.validation import audited
 
@@ -50,7 +50,7 @@ def _view(report: PurgeReport, *, is_dry_run: bool) -> DeletedView:
     )
 
 
-class DeleteRun(Ask, frozen=True, kw_only=True):
+class DeleteRun(Request, frozen=True, kw_only=True):
     """Which run to delete. It has finished; terminate it first if it has not."""
 
     run_id: RunId
@@ -58,26 +58,26 @@ class DeleteRun(Ask, frozen=True, kw_only=True):
 
 
 @operation("runs.delete", "POST /v1/runs/{run_id}/delete", scope=ADMIN, errors=(NotFound, Conflict), audit="its commit")
-async def delete_run(call: Call, ask: DeleteRun) -> DeletedView:
+async def delete_run(context: RequestContext, request: DeleteRun) -> DeletedView:
     """Delete a finished run for good: its history, signals, tasks and dead letters. Its entries of the audit log stay.
 
     It is refused (`Conflict`) while the run, its parent or a child of it has not finished.
     """
-    head = await head_of(call.store, ask.run_id)
+    head = await head_of(context.store, request.run_id)
     if head.status not in TERMINAL:
-        raise Conflict(f"run {ask.run_id} has not finished: terminate it first", run_id=ask.run_id)
-    entry = call.audit(subject=ask.run_id)
+        raise Conflict(f"run {request.run_id} has not finished: terminate it first", run_id=request.run_id)
+    entry = context.audit(subject=request.run_id)
     if entry is not None:
-        entry = audited(entry, ask.run_id, (head.tenant, head.project, head.environment), 0)
-    policy = PurgePolicy(run_ids=(ask.run_id,), finished_run_ms=0, dry_run=ask.dry_run)
-    report = await call.runtime.store.purge(policy, entry)
+        entry = audited(entry, request.run_id, (head.tenant, head.project, head.environment), 0)
+    policy = PurgePolicy(run_ids=(request.run_id,), finished_run_ms=0, dry_run=request.dry_run)
+    report = await context.runtime.store.purge(policy, entry)
     if report.runs == 0:
-        problem = f"the parent of run {ask.run_id}, or a child of it, has not finished"
-        raise Conflict(problem, run_id=ask.run_id)
-    return _view(report, is_dry_run=ask.dry_run)
+        problem = f"the parent of run {request.run_id}, or a child of it, has not finished"
+        raise Conflict(problem, run_id=request.run_id)
+    return _view(report, is_dry_run=request.dry_run)
 
 
-class DeleteTenant(Ask, frozen=True, kw_only=True):
+class DeleteTenant(Request, frozen=True, kw_only=True):
     """Whose data to delete, and that this is meant."""
 
     tenant: Place
@@ -86,35 +86,37 @@ class DeleteTenant(Ask, frozen=True, kw_only=True):
 
 
 @operation("tenants.delete", "POST /v1/tenants/{tenant}/delete", scope=ADMIN, errors=(Conflict,), audit="its commit")
-async def delete_tenant(call: Call, ask: DeleteTenant) -> DeletedView:
+async def delete_tenant(context: RequestContext, request: DeleteTenant) -> DeletedView:
     """Delete everything that a tenant has, for good: tokens, runs with all that is theirs, and audit entries.
 
     It needs a token without a tenant. It is refused (`Conflict`) while a run of the tenant has not finished. Entries of
     the audit log that are no tenant's say what was deleted.
     """
-    if call.principal.tenant is not None:
+    if context.principal.tenant is not None:
         raise NotPermitted("this needs a token without a tenant", field="tenant")
-    if not ask.yes and not ask.dry_run:
+    if not request.yes and not request.dry_run:
         raise InvalidInput(
             "yes: say that this is meant, or ask for a dry_run; nothing can be brought back", field="yes"
         )
-    await _refuse_unfinished(call, ask.tenant)
-    store, loop = call.runtime.store, asyncio.get_running_loop()
-    until = loop.time() + call.service.options.request_s / 2
-    whole = PurgePolicy(tenant=ask.tenant, finished_run_ms=0, audit_ms=0, tokens=True, limit=PART, dry_run=ask.dry_run)
+    await _refuse_unfinished(context, request.tenant)
+    store, loop = context.runtime.store, asyncio.get_running_loop()
+    until = loop.time() + context.service.options.request_s / 2
+    whole = PurgePolicy(
+        tenant=request.tenant, finished_run_ms=0, audit_ms=0, tokens=True, limit=PART, dry_run=request.dry_run
+    )
     total = PurgeReport()
     while True:
-        entry = call.audit(subject=ask.tenant)
+        entry = context.audit(subject=request.tenant)
         report = await store.purge(whole, entry)
         total = _sum(total, report)
-        if ask.dry_run or not report.has_more or loop.time() > until:
-            return _view(total, is_dry_run=ask.dry_run)
+        if request.dry_run or not report.has_more or loop.time() > until:
+            return _view(total, is_dry_run=request.dry_run)
 
 
-async def _refuse_unfinished(call: Call, tenant: str) -> None:
+async def _refuse_unfinished(context: RequestContext, tenant: str) -> None:
     left: list[str] = []
     for status in UNFINISHED:
-        left += [head.run_id for head in await call.runtime.store.find(RunQuery(tenant=tenant, status=status))]
+        left += [head.run_id for head in await context.runtime.store.find(RunQuery(tenant=tenant, status=status))]
     if left:
         shown = ", ".join(left[:5])
         problem = (

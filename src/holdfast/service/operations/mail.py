@@ -6,15 +6,15 @@ from msgspec.structs import replace
 from holdfast.core.messages import Signal
 from holdfast.core.names import RESERVED_PREFIX
 from holdfast.core.state import RunStatus
-from holdfast.service.context import Call
+from holdfast.service.context import RequestContext
 from holdfast.service.heads import heads_of
 from holdfast.service.operations.signals import MailView, mail_view
 from holdfast.service.paging import Cursor, PageSize, read_page
-from holdfast.service.registry import Ask, operation
+from holdfast.service.registry import Request, operation
 from holdfast.store.port import MailboxQuery
 
 
-class ListUnconsumed(Ask, frozen=True, kw_only=True):
+class ListUnconsumed(Request, frozen=True, kw_only=True):
     """Which signals to list; with `finished` also those of runs that have finished, which nobody will ever take."""
 
     name: str | None = None
@@ -48,32 +48,34 @@ class _Place(Struct, frozen=True):
 
 
 @operation("signals.unconsumed", "GET /v1/signals", scope="signals:read")
-async def unconsumed(call: Call, ask: ListUnconsumed) -> UnconsumedPage:
+async def unconsumed(context: RequestContext, request: ListUnconsumed) -> UnconsumedPage:
     """Find the signals that no wait has taken, of all runs, in the order of the runs' creation."""
 
     async def find(place: _Place) -> list[Signal]:
         run_id, inbox_seq = place.after
-        query = replace(place.query, after_run=run_id, after=inbox_seq, limit=place.limit, most_bytes=call.page_bytes)
-        return await call.store.find(query)
+        query = replace(
+            place.query, after_run=run_id, after=inbox_seq, limit=place.limit, most_bytes=context.page_bytes
+        )
+        return await context.store.find(query)
 
     rows, following = await read_page(
-        call,
+        context,
         "unconsumed signals",
         find,
-        _Place(MailboxQuery(name=ask.name, unfinished=not ask.finished)),
+        _Place(MailboxQuery(name=request.name, unfinished=not request.finished)),
         lambda signal: (signal.run_id, signal.inbox_seq),
-        cursor=ask.cursor,
-        limit=ask.limit,
+        cursor=request.cursor,
+        limit=request.limit,
         size_of=lambda signal: len(signal.payload),
     )
-    heads = await heads_of(call.store, (signal.run_id for signal in rows))
-    now = await call.store.now()
+    heads = await heads_of(context.store, (signal.run_id for signal in rows))
+    now = await context.store.now()
     items = [
         mail_view(
             UnconsumedView,
             signal,
             now,
-            call.item_bytes,
+            context.item_bytes,
             run_id=signal.run_id,
             workflow=heads[signal.run_id].plan_id,
             run_status=heads[signal.run_id].status,

@@ -26,10 +26,10 @@ from holdfast.errors import (
 )
 from holdfast.limits import SEARCH_CHARS, SEARCH_WORDS
 from holdfast.service.auth.tenancy import check_chosen_id
-from holdfast.service.context import Call
+from holdfast.service.context import RequestContext
 from holdfast.service.operations.fields import OF_A_RUN, Name, RunId, SignalId, WaitSeconds, given
 from holdfast.service.paging import Cursor, PageSize, read_page
-from holdfast.service.registry import Ask, operation
+from holdfast.service.registry import Request, operation
 from holdfast.service.views import (
     TASK_CONTENTS,
     EventView,
@@ -55,7 +55,7 @@ SHOWN_CHARS = 200
 logger = logging.getLogger("holdfast.service")
 
 
-class StartRun(Ask, frozen=True, kw_only=True):
+class StartRun(Request, frozen=True, kw_only=True):
     """What is asked for when a run is started. `input` holds the workflow's arguments by their names."""
 
     workflow: Annotated[Name, Meta(description="The workflow's name.")]
@@ -72,27 +72,27 @@ class StartRun(Ask, frozen=True, kw_only=True):
 
 
 async def start_run(
-    call: Call, ask: StartRun, with_signal: FirstSignal | None = None
+    context: RequestContext, request: StartRun, with_signal: FirstSignal | None = None
 ) -> tuple[RunStarted, tuple[Delivered, ...]]:
     """Start a run, and return how its first signals were answered."""
-    if ask.run_id is not None:
-        check_chosen_id(call.principal.tenant, ask.run_id)
-    tenant, project, environment = call.within(ask.tenant, ask.project, ask.environment)
-    definition = call.runtime.registry.workflow(ask.workflow, ask.workflow_version)
+    if request.run_id is not None:
+        check_chosen_id(context.principal.tenant, request.run_id)
+    tenant, project, environment = context.within(request.tenant, request.project, request.environment)
+    definition = context.runtime.registry.workflow(request.workflow, request.workflow_version)
     options = StartOptions(
-        request_id=ask.request_id,
-        run_id=ask.run_id,
+        request_id=request.request_id,
+        run_id=request.run_id,
         tenant=tenant,
         project=project,
         environment=environment,
-        reference_key=ask.reference_key,
-        tags=ask.tags,
-        priority=ask.priority,
+        reference_key=request.reference_key,
+        tags=request.tags,
+        priority=request.priority,
         with_signal=with_signal,
-        names_version=ask.workflow_version is not None,
+        names_version=request.workflow_version is not None,
     )
-    packed = definition.signature.pack((), ask.input)
-    started = await call.runtime.start(definition, packed, options, call.principal)
+    packed = definition.signature.pack((), request.input)
+    started = await context.runtime.start(definition, packed, options, context.principal)
     answer = RunStarted(run_id=started.run_id, workflow=definition.name, workflow_version=started.workflow_version)
     return answer, started.signals
 
@@ -105,26 +105,26 @@ async def start_run(
     errors=(NotFound, Conflict, Overloaded, RateLimited, PayloadTooLarge),
     audit="its commit",
 )
-async def start(call: Call, ask: StartRun) -> RunStarted:
+async def start(context: RequestContext, request: StartRun) -> RunStarted:
     """Start a run. When this answers the run is durable.
 
     With a `request_id` a retry is recognised, by tenant, project, environment and workflow, and by the version where
     one is named: it is answered as the first time, and with `Conflict` if its input differs. A retry that names no
     version gets its run although another version would be started by now.
     """
-    return (await start_run(call, ask))[0]
+    return (await start_run(context, request))[0]
 
 
-class OfRun(Ask, frozen=True, kw_only=True):
+class OfRun(Request, frozen=True, kw_only=True):
     """Which run is meant."""
 
     run_id: RunId
 
 
 @operation("runs.get", "GET /v1/runs/{run_id}", scope="runs:read", errors=OF_A_RUN)
-async def get(call: Call, ask: OfRun) -> RunView:
+async def get(context: RequestContext, request: OfRun) -> RunView:
     """Return a run without its history."""
-    return run_view(await head_of(call.store, ask.run_id))
+    return run_view(await head_of(context.store, request.run_id))
 
 
 _WORDS = (
@@ -132,7 +132,7 @@ _WORDS = (
 )
 
 
-class ListRuns(Ask, frozen=True, kw_only=True):
+class ListRuns(Request, frozen=True, kw_only=True):
     """Which runs to list; what is left out may be anything."""
 
     workflow: str | None = None
@@ -160,32 +160,32 @@ class RunPage(Struct, frozen=True):
 
 
 @operation("runs.list", "GET /v1/runs", scope="runs:read")
-async def list_(call: Call, ask: ListRuns) -> RunPage:
+async def list_(context: RequestContext, request: ListRuns) -> RunPage:
     """Find runs by workflow, status, reference, tag, parent, time of creation and text, in the order that is asked for.
 
     A cursor goes with the order that it was given out for. A search looks at so many runs at a time: an answer with
     `next` may have few items, or none, and there may be more behind it all the same.
     """
     query = RunQuery(
-        plan_id=ask.workflow,
-        status=ask.status,
-        reference_key=ask.reference_key,
-        tag=ask.tag,
-        parent_run_id=ask.parent_run_id,
-        created_from=instant_of(ask.created_from),
-        created_until=instant_of(ask.created_until),
-        text=ask.text,
-        newest=ask.order == "newest",
+        plan_id=request.workflow,
+        status=request.status,
+        reference_key=request.reference_key,
+        tag=request.tag,
+        parent_run_id=request.parent_run_id,
+        created_from=instant_of(request.created_from),
+        created_until=instant_of(request.created_until),
+        text=request.text,
+        newest=request.order == "newest",
     )
     kind, place_of, place = ("newest runs", _birth_of, "before") if query.newest else ("runs", _id_of, "after")
     rows, following = await read_page(
-        call,
+        context,
         kind,
-        call.store.find,
+        context.store.find,
         query,
         place_of,
-        cursor=ask.cursor,
-        limit=ask.limit,
+        cursor=request.cursor,
+        limit=request.limit,
         place=place,
         size_of=_head_bytes,
     )
@@ -221,28 +221,28 @@ class EventPage(Struct, frozen=True, kw_only=True):
 
 
 @operation("runs.events", "GET /v1/runs/{run_id}/events", scope="runs:read", errors=OF_A_RUN)
-async def events(call: Call, ask: ReadEvents) -> EventPage:
+async def events(context: RequestContext, request: ReadEvents) -> EventPage:
     """Return a part of a run's history, in the order of `run_seq`, which has no gaps.
 
     A reader that sees a gap knows that its view is stale: it fetches the snapshot, and goes on behind it. What a task
     asks, and what was answered, is left out for callers whom it does not concern (`is_redacted`). A page of large
     events ends before `limit`; of one that is too large for an answer `data` is left out (`data_bytes`).
     """
-    head = await head_of(call.store, ask.run_id)
-    page = await call.store.read_events(ask.run_id, ask.after, ask.limit, call.page_bytes)
+    head = await head_of(context.store, request.run_id)
+    page = await context.store.read_events(request.run_id, request.after, request.limit, context.page_bytes)
     asked = (event.step_id for event in page if isinstance(event.data, TASK_CONTENTS))
-    redacted = await call.redacted_steps(ask.run_id, asked)
+    redacted = await context.redacted_steps(request.run_id, asked)
     return EventPage(
-        items=[event_view(event, redacted, call.item_bytes) for event in page],
+        items=[event_view(event, redacted, context.item_bytes) for event in page],
         last_event_seq=max(head.version, page[-1].run_seq if page else 0),
         status=head.status,
     )
 
 
 @operation("runs.snapshot", "GET /v1/runs/{run_id}/snapshot", scope="runs:read", errors=OF_A_RUN)
-async def snapshot(call: Call, ask: OfRun) -> SnapshotView:
+async def snapshot(context: RequestContext, request: OfRun) -> SnapshotView:
     """Return a run with its steps, projected from its events."""
-    projection = await call.service.projections.of(call.store, ask.run_id)
+    projection = await context.service.projections.of(context.store, request.run_id)
     return snapshot_view(projection.snapshot, projection.is_stale)
 
 
@@ -263,20 +263,20 @@ class RunOutcome(Struct, frozen=True, kw_only=True):
 
 
 @operation("runs.result", "GET /v1/runs/{run_id}/result", scope="runs:read", errors=OF_A_RUN)
-async def result(call: Call, ask: AwaitResult) -> RunOutcome:
+async def result(context: RequestContext, request: AwaitResult) -> RunOutcome:
     """Return the result of a run, or its error. With `wait_s` wait for it; if it does not come, ask again."""
-    head = await head_of(call.store, ask.run_id)
+    head = await head_of(context.store, request.run_id)
     if head.status in TERMINAL:
-        last = await call.runtime.wait_finished(ask.run_id)
-    elif ask.wait_s > 0:
-        found = await call.wait_for(call.runtime.wait_finished(ask.run_id), ask.wait_s)
+        last = await context.runtime.wait_finished(request.run_id)
+    elif request.wait_s > 0:
+        found = await context.wait_for(context.runtime.wait_finished(request.run_id), request.wait_s)
         if found is None:
-            head = await head_of(call.store, ask.run_id)
-            return RunOutcome(run_id=ask.run_id, status=head.status, is_finished=False, result=NULL)
+            head = await head_of(context.store, request.run_id)
+            return RunOutcome(run_id=request.run_id, status=head.status, is_finished=False, result=NULL)
         last = found
     else:
-        return RunOutcome(run_id=ask.run_id, status=head.status, is_finished=False, result=NULL)
-    return _outcome(ask.run_id, last.data)
+        return RunOutcome(run_id=request.run_id, status=head.status, is_finished=False, result=NULL)
+    return _outcome(request.run_id, last.data)
 
 
 def _outcome(run_id: str, body: e.Body) -> RunOutcome:
@@ -310,21 +310,21 @@ class Answered(Struct, frozen=True):
     errors=(NotFound, QueryFailed, RunError, PayloadTooLarge, RateLimited),
     audit="nothing",
 )
-async def query(call: Call, ask: AskRun) -> Answered:
+async def query(context: RequestContext, request: AskRun) -> Answered:
     """Ask a run about its present state. Nothing is recorded; a run that has finished answers too.
 
     A run that is not in memory is replayed to answer. So queries count as lists do, and only some are asked at once.
     """
-    await call.require_run(ask.run_id)
-    principal, rates = call.principal, call.service.rates
+    await context.require_run(request.run_id)
+    principal, read_limiter = context.principal, context.service.read_limiter
     caller = principal.token_id or principal.name
     rates.charge(caller, principal.tenant, 1)
     try:
         async with rates.place(f"{caller if principal.tenant is None else principal.tenant} queries"):
-            answer = await call.runtime.query(ask.run_id, ask.name, codec.encode(ask.input), principal)
+            answer = await context.runtime.query(request.run_id, request.name, codec.encode(request.input), principal)
             return Answered(answer)
     except QueryFailed as problem:
-        logger.info("run %s: %s", escaped(ask.run_id), escaped(problem.message[:SHOWN_CHARS]))
+        logger.info("run %s: %s", escaped(request.run_id), escaped(problem.message[:SHOWN_CHARS]))
         raise
 
 
@@ -341,8 +341,10 @@ class UpdateRun(AskRun, frozen=True, kw_only=True):
     errors=(NotFound, Conflict, RunTerminal, UpdateFailed, RateLimited, PayloadTooLarge),
     audit="its commit",
 )
-async def update(call: Call, ask: UpdateRun) -> Answered:
+async def update(context: RequestContext, request: UpdateRun) -> Answered:
     """Ask a run for something and wait for its answer. With an `update_id` a retry gets the first answer."""
-    await call.require_run(ask.run_id)
-    answer = await call.runtime.update(ask.run_id, ask.name, ask.input, given(ask.update_id), call.principal)
+    await context.require_run(request.run_id)
+    answer = await context.runtime.update(
+        request.run_id, request.name, request.input, given(request.update_id), context.principal
+    )
     return Answered(answer)

@@ -25,13 +25,13 @@ from holdfast.errors import (
     RunTerminal,
     SignalAcceptanceIndeterminate,
 )
-from holdfast.service.context import Call
+from holdfast.service.context import RequestContext
 from holdfast.service.heads import heads_of
 from holdfast.service.http.problems import Problem, problem_of
 from holdfast.service.operations.fields import OF_A_RUN, Name, RunId, SignalId, StepId, given
 from holdfast.service.operations.runs import StartRun, start_run
 from holdfast.service.paging import Cursor, PageSize, read_page
-from holdfast.service.registry import Ask, operation
+from holdfast.service.registry import Request, operation
 from holdfast.service.views import AcceptedSignal, RunStarted, WaitView, accepted_signal, shown, wait_view
 from holdfast.store.port import MailboxQuery, WaitQuery
 from holdfast.store.validation import no_such_run
@@ -47,7 +47,7 @@ REFUSALS: tuple[type[HoldfastError], ...] = (
 )
 
 
-class SendSignal(Ask, frozen=True, kw_only=True):
+class SendSignal(Request, frozen=True, kw_only=True):
     """A signal: to the oldest wait of its name, or with `step_id` to exactly that wait.
 
     With `require_waiting` it is refused unless a wait would take it now.
@@ -69,24 +69,24 @@ class SendSignal(Ask, frozen=True, kw_only=True):
     errors=REFUSALS,
     audit="its commit",
 )
-async def send(call: Call, ask: SendSignal) -> AcceptedSignal:
+async def send(context: RequestContext, request: SendSignal) -> AcceptedSignal:
     """Send a signal to a run. When this answers the signal is durable.
 
     With a `signal_id` a retry is recognised and answered as the first time, with another payload by `Conflict`.
     """
-    await call.require_run(ask.run_id)
-    request = SignalRequest(
-        run_id=ask.run_id,
-        name=ask.name,
-        payload=codec.encode(ask.payload),
-        signal_id=given(ask.signal_id),
-        step_id=ask.step_id,
-        require_waiting=ask.require_waiting,
+    await context.require_run(request.run_id)
+    signal = SignalRequest(
+        run_id=request.run_id,
+        name=request.name,
+        payload=codec.encode(request.payload),
+        signal_id=given(request.signal_id),
+        step_id=request.step_id,
+        require_waiting=request.require_waiting,
     )
-    return accepted_signal(await call.runtime.signal(request, caller=call.principal))
+    return accepted_signal(await context.runtime.signal(request, caller=context.principal))
 
 
-class SendSignals(Ask, frozen=True, kw_only=True):
+class SendSignals(Request, frozen=True, kw_only=True):
     """Signals to any runs."""
 
     signals: Annotated[list[SendSignal], Meta(min_length=1, max_length=500)]
@@ -108,22 +108,22 @@ class SentSignals(Struct, frozen=True):
 @operation(
     "signals.send_many", "POST /v1/signals", scope="signals:write", errors=(PayloadTooLarge,), audit="its commit"
 )
-async def send_many(call: Call, ask: SendSignals) -> SentSignals:
+async def send_many(context: RequestContext, request: SendSignals) -> SentSignals:
     """Send many signals. Each is accepted or refused by itself."""
-    own = await _own_runs(call, [signal.run_id for signal in ask.signals])
-    outgoing = [_outgoing(signal) for signal in ask.signals if signal.run_id in own]
-    sent = iter(await call.runtime.signal_many(outgoing, call.principal))
-    answers = [next(sent) if signal.run_id in own else no_such_run(signal.run_id) for signal in ask.signals]
+    own = await _own_runs(context, [signal.run_id for signal in request.signals])
+    outgoing = [_outgoing(signal) for signal in request.signals if signal.run_id in own]
+    sent = iter(await context.runtime.signal_many(outgoing, context.principal))
+    answers = [next(sent) if signal.run_id in own else no_such_run(signal.run_id) for signal in request.signals]
     for answer in answers:
         if isinstance(answer, NotPermitted):
-            call.note_refusal("signals.send_many", answer, is_counted=True)
-    return SentSignals([_sent(call, answer) for answer in answers])
+            context.log_refusal("signals.send_many", answer, is_counted=True)
+    return SentSignals([_sent(context, answer) for answer in answers])
 
 
-async def _own_runs(call: Call, run_ids: list[str]) -> set[str]:
-    if call.principal.tenant is None:
+async def _own_runs(context: RequestContext, run_ids: list[str]) -> set[str]:
+    if context.principal.tenant is None:
         return set(run_ids)
-    return set(await heads_of(call.store, run_ids))
+    return set(await heads_of(context.store, run_ids))
 
 
 def _outgoing(signal: SendSignal) -> Outgoing:
@@ -137,9 +137,9 @@ def _outgoing(signal: SendSignal) -> Outgoing:
     }
 
 
-def _sent(call: Call, answer: AcceptedSignalResult | CallerError) -> Sent:
+def _sent(context: RequestContext, answer: AcceptedSignalResult | CallerError) -> Sent:
     if isinstance(answer, CallerError):
-        return Sent(problem=problem_of(answer, call.correlation_id))
+        return Sent(problem=problem_of(answer, context.correlation_id))
     return Sent(result=accepted_signal(answer))
 
 
@@ -166,19 +166,19 @@ class StartedWithSignal(Struct, frozen=True):
     errors=(*REFUSALS, Overloaded),
     audit="its commit",
 )
-async def start_with(call: Call, ask: StartWithSignal) -> StartedWithSignal:
+async def start_with(context: RequestContext, request: StartWithSignal) -> StartedWithSignal:
     """Start a run and send it a signal, both or neither; if the run is there already, send the signal to it."""
-    call.principal.require("runs:write")
+    context.principal.require("runs:write")
     signal: FirstSignal = {
-        "name": ask.signal_name,
-        "payload": ask.signal_payload,
-        "signal_id": given(ask.signal_id),
+        "name": request.signal_name,
+        "payload": request.signal_payload,
+        "signal_id": given(request.signal_id),
     }
-    run, (delivered,) = await start_run(call, ask, signal)
+    run, (delivered,) = await start_run(context, request, signal)
     return StartedWithSignal(run, accepted_signal(result_of(delivered)))
 
 
-class FollowSignal(Ask, frozen=True, kw_only=True):
+class FollowSignal(Request, frozen=True, kw_only=True):
     """Which signal to follow. The storage key, from its receipt, tells signals apart that had the same id."""
 
     run_id: RunId
@@ -201,14 +201,14 @@ class ReceiptView(Struct, frozen=True, kw_only=True):
     scope="signals:read",
     errors=OF_A_RUN,
 )
-async def receipt(call: Call, ask: FollowSignal) -> ReceiptView:
+async def receipt(context: RequestContext, request: FollowSignal) -> ReceiptView:
     """Return what has become of a signal: waiting, consumed by which event, expired, or dead-lettered and why."""
-    await call.require_run(ask.run_id)
-    found = await call.runtime.receipt(ask.run_id, ask.name, ask.signal_id, ask.signal_storage_key)
+    await context.require_run(request.run_id)
+    found = await context.runtime.receipt(request.run_id, request.name, request.signal_id, request.signal_storage_key)
     return ReceiptView(status=found.status, consumed_at_event=found.consumed_at_event, reason=found.reason)
 
 
-class ListWaits(Ask, frozen=True, kw_only=True):
+class ListWaits(Request, frozen=True, kw_only=True):
     """Which open waits to list: for a signal's name, or all."""
 
     name: str | None = None
@@ -224,9 +224,9 @@ class WaitPage(Struct, frozen=True):
 
 
 @operation("signals.waiting", "GET /v1/waits", scope="signals:read")
-async def waiting(call: Call, ask: ListWaits) -> WaitPage:
+async def waiting(context: RequestContext, request: ListWaits) -> WaitPage:
     """Find the runs that wait for a signal, in the order of run and step."""
-    return await _waits(call, WaitQuery(name=ask.name), ask.cursor, ask.limit)
+    return await _waits(context, WaitQuery(name=request.name), request.cursor, request.limit)
 
 
 class ListWaitsOfRun(ListWaits, frozen=True, kw_only=True):
@@ -236,27 +236,27 @@ class ListWaitsOfRun(ListWaits, frozen=True, kw_only=True):
 
 
 @operation("signals.waits", "GET /v1/runs/{run_id}/waits", scope="signals:read", errors=OF_A_RUN)
-async def waits(call: Call, ask: ListWaitsOfRun) -> WaitPage:
+async def waits(context: RequestContext, request: ListWaitsOfRun) -> WaitPage:
     """Return what signals a run waits for."""
-    await head_of(call.store, ask.run_id)
-    return await _waits(call, WaitQuery(run_id=ask.run_id, name=ask.name), ask.cursor, ask.limit)
+    await head_of(context.store, request.run_id)
+    return await _waits(context, WaitQuery(run_id=request.run_id, name=request.name), request.cursor, request.limit)
 
 
-async def _waits(call: Call, query: WaitQuery, cursor: str, limit: int) -> WaitPage:
+async def _waits(context: RequestContext, query: WaitQuery, cursor: str, limit: int) -> WaitPage:
     rows, following = await read_page(
-        call,
+        context,
         "waits",
-        call.store.find,
+        context.store.find,
         query,
         lambda wait: (wait.run_id, wait.step_id),
         cursor=cursor,
         limit=limit,
     )
-    heads = await heads_of(call.store, (wait.run_id for wait in rows))
+    heads = await heads_of(context.store, (wait.run_id for wait in rows))
     return WaitPage([wait_view(wait, heads[wait.run_id]) for wait in rows if wait.run_id in heads], following)
 
 
-class ReadMailbox(Ask, frozen=True, kw_only=True):
+class ReadMailbox(Request, frozen=True, kw_only=True):
     """Which part of a run's mailbox to read."""
 
     run_id: RunId
@@ -298,20 +298,20 @@ class MailPage(Struct, frozen=True):
 
 
 @operation("signals.mailbox", "GET /v1/runs/{run_id}/mailbox", scope="signals:read", errors=OF_A_RUN)
-async def mailbox(call: Call, ask: ReadMailbox) -> MailPage:
+async def mailbox(context: RequestContext, request: ReadMailbox) -> MailPage:
     """Return the signals of a run that no wait has taken, oldest first."""
-    await head_of(call.store, ask.run_id)
+    await head_of(context.store, request.run_id)
     rows, following = await read_page(
-        call,
+        context,
         "mailbox",
-        call.store.find,
-        MailboxQuery(run_id=ask.run_id, name=ask.name),
+        context.store.find,
+        MailboxQuery(run_id=request.run_id, name=request.name),
         lambda signal: signal.inbox_seq,
-        cursor=ask.cursor,
-        limit=ask.limit,
+        cursor=request.cursor,
+        limit=request.limit,
         size_of=lambda signal: len(signal.payload),
     )
-    now = await call.store.now()
+    now = await context.store.now()
     own = [signal for signal in rows if not signal.name.startswith(RESERVED_PREFIX)]
-    items = [mail_view(MailView, signal, now, call.item_bytes) for signal in own]
+    items = [mail_view(MailView, signal, now, context.item_bytes) for signal in own]
     return MailPage(items, following)

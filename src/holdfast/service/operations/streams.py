@@ -13,12 +13,12 @@ from holdfast.core.tasks import is_effective
 from holdfast.engine.history import head_of
 from holdfast.errors import InvalidInput, NotPermitted, RateLimited
 from holdfast.service.auth.tenancy import belongs_to
-from holdfast.service.context import Call
-from holdfast.service.live.changefeed import Followed, Watcher
+from holdfast.service.context import RequestContext
+from holdfast.service.live.changefeed import ChangeFeed, FollowedRun
 from holdfast.service.live.sse import HEARTBEAT, OPENING, frame
-from holdfast.service.live.subscriptions import Listing, Told
+from holdfast.service.live.subscriptions import ListChange, ListSubscription
 from holdfast.service.operations.fields import OF_A_RUN, ActorName, RunId
-from holdfast.service.registry import Ask, operation
+from holdfast.service.registry import Request, operation
 from holdfast.service.views import EventView, RunView
 from holdfast.store.port import RunHead
 
@@ -43,7 +43,7 @@ class Stream(Protocol):
         ...
 
 
-class FollowRun(Ask, frozen=True, kw_only=True):
+class FollowRun(Request, frozen=True, kw_only=True):
     """Which run to follow, and from where. A `Last-Event-ID` stands above `after`."""
 
     run_id: RunId
@@ -53,12 +53,12 @@ class FollowRun(Ask, frozen=True, kw_only=True):
 class RunStream:
     """One run's history, from a number on and as it grows, to its end."""
 
-    def __init__(self, call: Call, watcher: Watcher, head: RunHead, after: int) -> None:
+    def __init__(self, context: RequestContext, watcher: ChangeFeed, head: RunHead, after: int) -> None:
         self.wake = asyncio.Event()
         self.is_closed = False
-        self._call = call
+        self._call = context
         self._watcher = watcher
-        self._heartbeat_s = call.service.options.heartbeat_s
+        self._heartbeat_s = context.service.options.heartbeat_s
         self._status = head.status
         self._seq = after
         self._followed = watcher.follow(head, self.wake)
@@ -85,7 +85,7 @@ class RunStream:
         finally:
             self._watcher.unfollow(followed, self.wake)
 
-    async def _next(self, followed: Followed) -> bytes:
+    async def _next(self, followed: FollowedRun) -> bytes:
         size, texts = 0, []
         frames = await followed.after(self._seq)
         redacted = await self._call.redacted_steps(followed.run_id, (each.task_step_id for each in frames))
@@ -112,20 +112,20 @@ async def woken(wake: asyncio.Event, seconds: float) -> bool:
 
 
 @operation("runs.stream", "GET /v1/runs/{run_id}/stream", scope="runs:read", errors=OF_A_STREAM, media=MEDIA)
-async def follow_run(call: Call, ask: FollowRun) -> EventView:
+async def follow_run(context: RequestContext, request: FollowRun) -> EventView:
     """Follow a run: its events as server-sent events, in the order of `run_seq`, each once, to the end of the run.
 
     The id of an event is its `run_seq`; a reader that comes back with it as `Last-Event-ID` misses nothing. `end` comes
     last, when the run has finished. At `stale` events are missing: fetch the snapshot, and wait for them. At `stopped`
     the service stops: come back.
     """
-    head = await head_of(call.store, ask.run_id)
-    if ask.after > head.version:  # to wait for more would pass over what another history has in its place
+    head = await head_of(context.store, request.run_id)
+    if request.after > head.version:  # to wait for more would pass over what another history has in its place
         raise InvalidInput(f"after: the run has {head.version} events, and none of this number", field="after")
-    return RunStream(call, call.service.watchers.of(call.runtime), head, ask.after)  # type: ignore[return-value]
+    return RunStream(context, context.service.change_feeds.of(context.runtime), head, request.after)  # type: ignore[return-value]
 
 
-class WatchLists(Ask, frozen=True, kw_only=True):
+class WatchLists(Request, frozen=True, kw_only=True):
     """What to watch; what is left out may be anything. What is said of runs holds for their tasks and letters too."""
 
     kinds: Annotated[str, Meta(description="Of `runs`, `tasks` and `letters`, with commas between.")] = "runs"
@@ -153,7 +153,7 @@ class WatchLists(Ask, frozen=True, kw_only=True):
             and self.run_id in (None, head.run_id)
         )
 
-    def lists(self, told: Told, actor: Actor | None) -> bool:
+    def lists(self, told: ListChange, actor: Actor | None) -> bool:
         """Say whether something is in the lists that are watched, as it is now."""
         record: Any = told.record
         if told.kind == "runs":
@@ -171,13 +171,13 @@ class WatchLists(Ask, frozen=True, kw_only=True):
 class ListStream:
     """What changes in lists."""
 
-    def __init__(self, call: Call, watcher: Watcher, listing: Listing) -> None:
+    def __init__(self, context: RequestContext, watcher: ChangeFeed, listing: ListSubscription) -> None:
         self.is_closed = False
         self.wake = listing.wake
         self._watcher = watcher
-        self._options = call.service.options
+        self._options = context.service.options
         self._listing = listing
-        watcher.watch(listing)
+        watcher.subscribe(listing)
 
     async def pieces(self) -> AsyncIterator[bytes]:
         try:
@@ -193,26 +193,26 @@ class ListStream:
                     yield HEARTBEAT
             yield STOPPED
         finally:
-            self._watcher.unwatch(self._listing)
+            self._watcher.unsubscribe(self._listing)
 
 
 @operation("lists.stream", "GET /v1/stream", scope=None, errors=(NotPermitted, RateLimited), media=MEDIA)
-async def watch_lists(call: Call, ask: WatchLists) -> RunView:
+async def watch_lists(context: RequestContext, request: WatchLists) -> RunView:
     """Watch what changes in lists of runs, tasks and dead letters: `run`, `task` and `letter`, as the lists show them.
 
     At `reset`, which comes first, read the lists: what changes from then on is told. It comes again if too much has
     changed at once. `run_left`, `task_left` and `letter_left` say that something is not in the list any more. Whoever
     has something newer, by its `last_event_seq`, keeps that. Each kind needs the scope of its list.
     """
-    kinds = frozenset(kind.strip() for kind in ask.kinds.split(","))
+    kinds = frozenset(kind.strip() for kind in request.kinds.split(","))
     if not kinds <= KINDS.keys():
         raise InvalidInput(f"kinds: there are {', '.join(KINDS)}", field="kinds")
     for kind in kinds:
-        call.principal.require(KINDS[kind])
-    actor = call.actor(ask.actor) if ask.mine or not call.principal.is_admin else None
-    listing = Listing(
+        context.principal.require(KINDS[kind])
+    actor = context.actor(request.actor) if request.mine or not context.principal.is_admin else None
+    listing = ListSubscription(
         kinds,
-        lambda head: belongs_to(call.principal, head) and ask.names(head),
-        lambda told: ask.lists(told, actor),
+        lambda head: belongs_to(context.principal, head) and request.names(head),
+        lambda told: request.lists(told, actor),
     )
-    return ListStream(call, call.service.watchers.of(call.runtime), listing)  # type: ignore[return-value]
+    return ListStream(context, context.service.change_feeds.of(context.runtime), listing)  # type: ignore[return-value]

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from holdfast.core.snapshot import AlertCode
-from holdfast.service.context import Call
+from holdfast.service.context import RequestContext
 from holdfast.service.paging import PageSize
-from holdfast.service.registry import Ask, operation
+from holdfast.service.registry import Request, operation
 from holdfast.service.views import moment
 from holdfast.store.port import Stats
 from holdfast.store.validation import name_of
@@ -17,7 +17,7 @@ from holdfast.store.validation import name_of
 VERSION = version("holdfast")
 
 
-class Nothing(Ask, frozen=True, kw_only=True):
+class Nothing(Request, frozen=True, kw_only=True):
     """Nothing is asked."""
 
 
@@ -32,14 +32,14 @@ class Health(Struct, frozen=True, kw_only=True):
 
 
 @operation("system.health", "GET /v1/health", scope=None)
-async def health(call: Call, ask: Nothing) -> Health:
+async def health(context: RequestContext, request: Nothing) -> Health:
     """Say that the service and its store work; otherwise this answers 503."""
-    runtime = call.runtime
+    runtime = context.runtime
     if runtime.failure is not None:
         raise runtime.failure
     return Health(
         status="ok",
-        app=call.service.app.name,
+        app=context.service.app.name,
         version=VERSION,
         node=name_of(runtime.node_name),
         time=moment(await runtime.store.now()),
@@ -64,14 +64,14 @@ class StatsView(Struct, frozen=True, kw_only=True):
     """How many runs are queued for admission by the limits of their workflow."""
 
 
-async def _stats(call: Call) -> Stats:
-    return await call.store.stats()
+async def _stats(context: RequestContext) -> Stats:
+    return await context.store.stats()
 
 
 @operation("system.stats", "GET /v1/stats", scope="system:read")
-async def stats(call: Call, ask: Nothing) -> StatsView:
+async def stats(context: RequestContext, request: Nothing) -> StatsView:
     """Count what is there, over all tenants."""
-    counted = await _stats(call)
+    counted = await _stats(context)
     oldest = counted.oldest_ready_at
     return StatsView(
         runs=counted.runs,
@@ -83,7 +83,7 @@ async def stats(call: Call, ask: Nothing) -> StatsView:
         jobs=counted.jobs,
         dead_letters=counted.dead_letters,
         nodes=counted.nodes,
-        alerts=dict(call.service.alerts.counts),
+        alerts=dict(context.service.alerts.counts),
         oldest_ready_at=None if oldest is None else moment(oldest),
         queued=counted.queued,
     )
@@ -103,9 +103,9 @@ class QueueList(Struct, frozen=True):
 
 
 @operation("system.queues", "GET /v1/queues", scope="system:read")
-async def queues(call: Call, ask: Nothing) -> QueueList:
+async def queues(context: RequestContext, request: Nothing) -> QueueList:
     """Return the queues that hold something, with how much."""
-    counted = await _stats(call)
+    counted = await _stats(context)
     return QueueList([QueueView(name, jobs) for name, jobs in sorted(counted.queues.items())])
 
 
@@ -124,14 +124,14 @@ class NodeList(Struct, frozen=True):
 
 
 @operation("system.nodes", "GET /v1/nodes", scope="system:read")
-async def nodes(call: Call, ask: Nothing) -> NodeList:
+async def nodes(context: RequestContext, request: Nothing) -> NodeList:
     """Return the nodes that are there."""
-    counted, here = await _stats(call), call.runtime.node_name
+    counted, here = await _stats(context), context.runtime.node_name
     leases = sorted(counted.leases.items())
     return NodeList([NodeView(name_of(node), moment(until), node == here) for node, until in leases])
 
 
-class ListAlerts(Ask, frozen=True, kw_only=True):
+class ListAlerts(Request, frozen=True, kw_only=True):
     """From where to list alerts."""
 
     after: Annotated[int, Meta(ge=0, lt=2**53, description="The number behind which to begin.")] = 0
@@ -156,9 +156,9 @@ class AlertList(Struct, frozen=True):
 
 
 @operation("system.alerts", "GET /v1/alerts", scope="system:read")
-async def alerts(call: Call, ask: ListAlerts) -> AlertList:
+async def alerts(context: RequestContext, request: ListAlerts) -> AlertList:
     """Return what operators should know: alerts of this process, such as PROJECTOR_GAP_DETECTED, in order."""
-    found = call.service.alerts.after(ask.after, ask.limit)
+    found = context.service.alerts.after(request.after, request.limit)
     return AlertList(
         [
             AlertView(

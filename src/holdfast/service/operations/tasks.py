@@ -6,10 +6,10 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from holdfast.errors import Conflict, HoldfastError, NotFound, NotPermitted, PayloadTooLarge, RateLimited
 from holdfast.limits import COMMENT_CHARS, SEARCH_CHARS, SEARCH_WORDS
-from holdfast.service.context import Call
+from holdfast.service.context import RequestContext
 from holdfast.service.operations.fields import ActorName, ActorRoles, Name, SignalId, given
 from holdfast.service.paging import Cursor, PageSize, decode_cursor, encode_cursor, read_page
-from holdfast.service.registry import Ask, operation
+from holdfast.service.registry import Request, operation
 from holdfast.service.views import EventView, Moment, TaskItem, event_view, instant_of, listed_task, task_item
 from holdfast.store.port import TaskQuery
 
@@ -19,7 +19,7 @@ OF_A_TASK: tuple[type[HoldfastError], ...] = (NotFound, Conflict, NotPermitted, 
 _WORDS = f"Up to {SEARCH_WORDS} words, each a part of the name or of the payload."
 
 
-class ListTasks(Ask, frozen=True, kw_only=True):
+class ListTasks(Request, frozen=True, kw_only=True):
     """Which tasks to list; what is left out may be anything. `mine` leaves those that concern who asks."""
 
     mine: bool = False
@@ -48,48 +48,48 @@ class TaskPage(Struct, frozen=True):
 
 
 @operation("tasks.list", "GET /v1/tasks", scope="tasks:read")
-async def list_(call: Call, ask: ListTasks) -> TaskPage:
+async def list_(context: RequestContext, request: ListTasks) -> TaskPage:
     """Find tasks, in the order of their ids. Who is no admin sees those that concern them.
 
     Payload and form are left out where they are large (`payload_bytes`); the task by itself has them. A search looks at
     so many tasks at a time: an answer with `next` may have few items, or none.
     """
-    is_own = ask.mine or not call.principal.is_admin
-    actor = call.actor(ask.actor, ask.actor_roles) if is_own else None
+    is_own = request.mine or not context.principal.is_admin
+    actor = context.actor(request.actor, request.actor_roles) if is_own else None
     query = TaskQuery(
-        run_id=ask.run_id,
-        status=ask.status,
-        assignee=ask.assignee,
-        role=ask.role,
-        plan_id=ask.workflow,
-        due_before=instant_of(ask.due_before),
+        run_id=request.run_id,
+        status=request.status,
+        assignee=request.assignee,
+        role=request.role,
+        plan_id=request.workflow,
+        due_before=instant_of(request.due_before),
         actor=None if actor is None else actor.name,
         actor_roles=() if actor is None else tuple(actor.roles),
-        text=ask.text,
+        text=request.text,
     )
     found, following = await read_page(
-        call,
+        context,
         "tasks",
-        call.tasks.find,
+        context.tasks.find,
         query,
         lambda task: task.task_id,
-        cursor=ask.cursor,
-        limit=ask.limit,
+        cursor=request.cursor,
+        limit=request.limit,
         size_of=lambda task: len(task.payload) + len(task.form),
     )
     return TaskPage([listed_task(task) for task in found], following, found.unreadable)
 
 
-class OfTask(Ask, frozen=True, kw_only=True):
+class OfTask(Request, frozen=True, kw_only=True):
     """Which task is meant."""
 
     task_id: Name
 
 
 @operation("tasks.get", "GET /v1/tasks/{task_id}", scope="tasks:read", errors=(NotFound,))
-async def get(call: Call, ask: OfTask) -> TaskItem:
+async def get(context: RequestContext, request: OfTask) -> TaskItem:
     """Return one task; to somebody whom it does not concern it is not there."""
-    return task_item(await call.tasks.get(ask.task_id, actor=call.actor()))
+    return task_item(await context.tasks.get(request.task_id, actor=context.actor()))
 
 
 class ReadTaskHistory(OfTask, frozen=True, kw_only=True):
@@ -107,13 +107,13 @@ class TaskHistory(Struct, frozen=True):
 
 
 @operation("tasks.history", "GET /v1/tasks/{task_id}/history", scope="tasks:read", errors=(NotFound,))
-async def history(call: Call, ask: ReadTaskHistory) -> TaskHistory:
+async def history(context: RequestContext, request: ReadTaskHistory) -> TaskHistory:
     """Return what happened to a task, and what was refused, a page of the run's history at a time."""
-    after = decode_cursor("task history", ask.cursor, int) if ask.cursor else 0
-    found, following = await call.tasks.history_page(
-        ask.task_id, actor=call.actor(), after=after, limit=ask.limit, most_bytes=call.page_bytes
+    after = decode_cursor("task history", request.cursor, int) if request.cursor else 0
+    found, following = await context.tasks.history_page(
+        request.task_id, actor=context.actor(), after=after, limit=request.limit, most_bytes=context.page_bytes
     )
-    items = [event_view(event, (), call.item_bytes) for event in found]
+    items = [event_view(event, (), context.item_bytes) for event in found]
     return TaskHistory(items, None if following is None else encode_cursor("task history", following))
 
 
@@ -132,21 +132,26 @@ class AssignTask(DoTask, frozen=True, kw_only=True):
 
 
 @operation("tasks.assign", "POST /v1/tasks/{task_id}/assign", scope="tasks:write", errors=OF_A_TASK, audit="its commit")
-async def assign(call: Call, ask: AssignTask) -> TaskItem:
+async def assign(context: RequestContext, request: AssignTask) -> TaskItem:
     """Give a task that is nobody's to somebody."""
     return task_item(
-        await call.tasks.assign(
-            ask.task_id, ask.to, actor=call.actor(ask.actor, ask.actor_roles), operation_id=given(ask.operation_id)
+        await context.tasks.assign(
+            request.task_id,
+            request.to,
+            actor=context.actor(request.actor, request.actor_roles),
+            operation_id=given(request.operation_id),
         )
     )
 
 
 @operation("tasks.claim", "POST /v1/tasks/{task_id}/claim", scope="tasks:write", errors=OF_A_TASK, audit="its commit")
-async def claim(call: Call, ask: DoTask) -> TaskItem:
+async def claim(context: RequestContext, request: DoTask) -> TaskItem:
     """Take a task that is nobody's."""
     return task_item(
-        await call.tasks.claim(
-            ask.task_id, actor=call.actor(ask.actor, ask.actor_roles), operation_id=given(ask.operation_id)
+        await context.tasks.claim(
+            request.task_id,
+            actor=context.actor(request.actor, request.actor_roles),
+            operation_id=given(request.operation_id),
         )
     )
 
@@ -154,11 +159,13 @@ async def claim(call: Call, ask: DoTask) -> TaskItem:
 @operation(
     "tasks.release", "POST /v1/tasks/{task_id}/release", scope="tasks:write", errors=OF_A_TASK, audit="its commit"
 )
-async def release(call: Call, ask: DoTask) -> TaskItem:
+async def release(context: RequestContext, request: DoTask) -> TaskItem:
     """Give one's task back."""
     return task_item(
-        await call.tasks.release(
-            ask.task_id, actor=call.actor(ask.actor, ask.actor_roles), operation_id=given(ask.operation_id)
+        await context.tasks.release(
+            request.task_id,
+            actor=context.actor(request.actor, request.actor_roles),
+            operation_id=given(request.operation_id),
         )
     )
 
@@ -173,15 +180,15 @@ class ReassignTask(DoTask, frozen=True, kw_only=True):
 @operation(
     "tasks.reassign", "POST /v1/tasks/{task_id}/reassign", scope="tasks:write", errors=OF_A_TASK, audit="its commit"
 )
-async def reassign(call: Call, ask: ReassignTask) -> TaskItem:
+async def reassign(context: RequestContext, request: ReassignTask) -> TaskItem:
     """Give a task to somebody else, or to nobody, whoever has it; and to other roles, if some are given."""
     return task_item(
-        await call.tasks.reassign(
-            ask.task_id,
-            ask.to,
-            roles=ask.roles,
-            actor=call.actor(ask.actor, ask.actor_roles),
-            operation_id=given(ask.operation_id),
+        await context.tasks.reassign(
+            request.task_id,
+            request.to,
+            roles=request.roles,
+            actor=context.actor(request.actor, request.actor_roles),
+            operation_id=given(request.operation_id),
         )
     )
 
@@ -195,11 +202,14 @@ class CompleteTask(DoTask, frozen=True, kw_only=True):
 @operation(
     "tasks.complete", "POST /v1/tasks/{task_id}/complete", scope="tasks:write", errors=OF_A_TASK, audit="its commit"
 )
-async def complete(call: Call, ask: CompleteTask) -> TaskItem:
+async def complete(context: RequestContext, request: CompleteTask) -> TaskItem:
     """Answer a task. The first answer stands; later ones get `Conflict` with `completed_by` and `completed_at`."""
     return task_item(
-        await call.tasks.complete(
-            ask.task_id, ask.answer, actor=call.actor(ask.actor, ask.actor_roles), operation_id=given(ask.operation_id)
+        await context.tasks.complete(
+            request.task_id,
+            request.answer,
+            actor=context.actor(request.actor, request.actor_roles),
+            operation_id=given(request.operation_id),
         )
     )
 
@@ -213,10 +223,13 @@ class CommentTask(DoTask, frozen=True, kw_only=True):
 @operation(
     "tasks.comment", "POST /v1/tasks/{task_id}/comments", scope="tasks:write", errors=OF_A_TASK, audit="its commit"
 )
-async def comment(call: Call, ask: CommentTask) -> TaskItem:
+async def comment(context: RequestContext, request: CommentTask) -> TaskItem:
     """Say something about a task. It is kept in the task's history."""
     return task_item(
-        await call.tasks.comment(
-            ask.task_id, ask.text, actor=call.actor(ask.actor, ask.actor_roles), operation_id=given(ask.operation_id)
+        await context.tasks.comment(
+            request.task_id,
+            request.text,
+            actor=context.actor(request.actor, request.actor_roles),
+            operation_id=given(request.operation_id),
         )
     )

@@ -9,10 +9,10 @@ from holdfast.core.access import PREFIX, AccessToken, read_token
 from holdfast.errors import InvalidInput, NotAuthenticated, NotFound, NotPermitted
 from holdfast.service.auth.roles import ADMIN, Role, Scope
 from holdfast.service.auth.tokens import TokenAccess, make_token, revoke_token
-from holdfast.service.context import Call
+from holdfast.service.context import RequestContext
 from holdfast.service.operations.fields import Name
 from holdfast.service.paging import Cursor, PageSize, read_page
-from holdfast.service.registry import Ask, operation
+from holdfast.service.registry import Request, operation
 from holdfast.service.views import shown
 from holdfast.store.types import TokenQuery
 
@@ -41,12 +41,12 @@ class TokenView(Struct, frozen=True, kw_only=True):
     is_valid: bool
 
 
-async def _view(call: Call, token: AccessToken) -> TokenView:
-    now = await call.runtime.store.now()
+async def _view(context: RequestContext, token: AccessToken) -> TokenView:
+    now = await context.runtime.store.now()
     return shown(TokenView, token, prefix=f"{PREFIX}{token.token_id}", is_valid=token.is_valid(now))
 
 
-class CreateToken(Ask, frozen=True, kw_only=True):
+class CreateToken(Request, frozen=True, kw_only=True):
     """Who gets a token, and what it is good for: a role, or scopes, or both. `roles` are the bearer's for tasks.
 
     Without a tenant it is for the tenant of who asks; if they see all tenants, so does it.
@@ -76,38 +76,40 @@ class MadeToken(Struct, frozen=True):
 
 
 @operation("tokens.create", "POST /v1/tokens", scope=ADMIN, status=201, audit="its commit")
-async def create(call: Call, ask: CreateToken) -> MadeToken:
+async def create(context: RequestContext, request: CreateToken) -> MadeToken:
     """Make a token. Only its hash is kept: who loses it needs another one."""
-    if ask.role is None and not ask.scopes:
+    if request.role is None and not request.scopes:
         raise InvalidInput("role: a token needs a role, or scopes", field="role")
-    principal, options = call.principal, call.service.options
+    principal, options = context.principal, context.service.options
     text, token = await make_token(
-        call.store,
-        ask.name,
-        role=ask.role or "",
-        scopes=ask.scopes,
-        roles=ask.roles,
-        tenant=_within("tenant", principal.tenant, ask.tenant),
-        project=_within("project", principal.project, ask.project),
-        environment=_within("environment", principal.environment, ask.environment),
-        expires_in_s=min(options.token_s, options.longest_token_s) if ask.expires_in_s is None else ask.expires_in_s,
+        context.store,
+        request.name,
+        role=request.role or "",
+        scopes=request.scopes,
+        roles=request.roles,
+        tenant=_within("tenant", principal.tenant, request.tenant),
+        project=_within("project", principal.project, request.project),
+        environment=_within("environment", principal.environment, request.environment),
+        expires_in_s=min(options.token_s, options.longest_token_s)
+        if request.expires_in_s is None
+        else request.expires_in_s,
         longest_s=options.longest_token_s,
         created_by=principal.token_id or principal.name,
-        audit=call.audit(),
+        audit=context.audit(),
     )
-    await _refuse_revoked_maker(call, token)
-    return MadeToken(text, await _view(call, token))
+    await _refuse_revoked_maker(context, token)
+    return MadeToken(text, await _view(context, token))
 
 
-async def _refuse_revoked_maker(call: Call, made: AccessToken) -> None:
+async def _refuse_revoked_maker(context: RequestContext, made: AccessToken) -> None:
     """Take a token back whose maker was revoked in another process, which this one may not know for a while.
 
     Who revokes with descendants first revokes the maker, and then looks for what it made: either they find this token,
     or it is found here that the maker is revoked.
     """
-    makers = await call.runtime.store.find_tokens(TokenQuery(token_ids=(made.created_by,)))
+    makers = await context.runtime.store.find_tokens(TokenQuery(token_ids=(made.created_by,)))
     if any(maker.revoked_at is not None for maker in makers):
-        await revoke_token(call.store, made, call.principal.name, call.audit())
+        await revoke_token(context.store, made, context.principal.name, context.audit())
         raise NotAuthenticated("this token is not valid: it is unknown, revoked, or past its end")
 
 
@@ -117,7 +119,7 @@ def _within(field: str, bound: str | None, asked: str | None) -> str | None:
     return asked if bound is None else bound
 
 
-class ListTokens(Ask, frozen=True, kw_only=True):
+class ListTokens(Request, frozen=True, kw_only=True):
     """Which tokens to list: those of a tenant, and with `sessions` also the sessions of browsers."""
 
     tenant: str | None = None
@@ -134,32 +136,32 @@ class TokenPage(Struct, frozen=True):
 
 
 @operation("tokens.list", "GET /v1/tokens", scope=ADMIN)
-async def list_(call: Call, ask: ListTokens) -> TokenPage:
+async def list_(context: RequestContext, request: ListTokens) -> TokenPage:
     """Return tokens, also those that were revoked, in the order of their ids. Secrets are not kept, so not shown."""
-    _within("tenant", call.principal.tenant, ask.tenant)
+    _within("tenant", context.principal.tenant, request.tenant)
     rows, following = await read_page(
-        call,
+        context,
         "tokens",
-        call.store.find_tokens,
-        TokenQuery(tenant=ask.tenant, sessions=ask.sessions),
+        context.store.find_tokens,
+        TokenQuery(tenant=request.tenant, sessions=request.sessions),
         lambda token: token.token_id,
-        cursor=ask.cursor,
-        limit=ask.limit,
+        cursor=request.cursor,
+        limit=request.limit,
     )
-    return TokenPage([await _view(call, token) for token in rows], following)
+    return TokenPage([await _view(context, token) for token in rows], following)
 
 
 Descendants = Annotated[bool, Meta(description="Also every token that was made with it, and with those, and so on.")]
 
 
-class RevokeToken(Ask, frozen=True, kw_only=True):
+class RevokeToken(Request, frozen=True, kw_only=True):
     """Which token is meant: the digits behind `holdfast_`, or both. Never the whole token: logs keep addresses."""
 
     token_id: Name
     descendants: Descendants = False
 
 
-class RevokeLeaked(Ask, frozen=True, kw_only=True):
+class RevokeLeaked(Request, frozen=True, kw_only=True):
     """The whole token, as it was found."""
 
     token: Annotated[str, Meta(min_length=1, max_length=200)]
@@ -173,47 +175,47 @@ class RevokedToken(TokenView, frozen=True, kw_only=True):
 
 
 @operation("tokens.revoke", "POST /v1/tokens/{token_id}/revoke", scope=ADMIN, errors=(NotFound,), audit="its commit")
-async def revoke(call: Call, ask: RevokeToken) -> RevokedToken:
+async def revoke(context: RequestContext, request: RevokeToken) -> RevokedToken:
     """Revoke a token for good, with the sessions that were made from it. In other processes this takes two seconds."""
-    token_id = ask.token_id.removeprefix(PREFIX)
+    token_id = request.token_id.removeprefix(PREFIX)
     if "_" in token_id:
         problem = "token_id: this is more than the id; revoke the token, whose secret is in logs now, by its id alone"
         raise InvalidInput(problem, field="token_id")
-    return await _revoke(call, token_id, ask.descendants)
+    return await _revoke(context, token_id, request.descendants)
 
 
 @operation("tokens.revoke_leaked", "POST /v1/tokens/revoke-leaked", scope=ADMIN, errors=(NotFound,), audit="its commit")
-async def revoke_leaked(call: Call, ask: RevokeLeaked) -> RevokedToken:
+async def revoke_leaked(context: RequestContext, request: RevokeLeaked) -> RevokedToken:
     """Revoke a token that was found somewhere, given as it was found, with all that were made with it."""
-    found = read_token(ask.token.strip())
+    found = read_token(request.token.strip())
     if found is None:
         raise InvalidInput(f"token: this is no token of ours: {PREFIX}, 16 digits, _ and 72 digits", field="token")
-    return await _revoke(call, found[0], ask.descendants)
+    return await _revoke(context, found[0], request.descendants)
 
 
-async def _revoke(call: Call, token_id: str, descendants: bool) -> RevokedToken:
-    found = await call.store.find_tokens(TokenQuery(token_ids=(token_id,), sessions=True))
+async def _revoke(context: RequestContext, token_id: str, descendants: bool) -> RevokedToken:
+    found = await context.store.find_tokens(TokenQuery(token_ids=(token_id,), sessions=True))
     if not found:
         raise NotFound(f"there is no token {token_id!r}", token_id=token_id)
-    token = await revoke_token(call.store, found[0], call.principal.name, call.audit())
+    token = await revoke_token(context.store, found[0], context.principal.name, context.audit())
     gone: list[str] = []
-    while descendants and (more := await _made_by(call, {token_id, *gone})):
+    while descendants and (more := await _made_by(context, {token_id, *gone})):
         for each in more:
-            await revoke_token(call.store, each, call.principal.name, call.audit())
+            await revoke_token(context.store, each, context.principal.name, context.audit())
             gone.append(each.token_id)
-    access = call.service.authenticate
+    access = context.service.authenticate
     if isinstance(access, TokenAccess):
         for each_id in (token_id, *gone):
             access.forget(each_id)
-    view = await _view(call, token)
+    view = await _view(context, token)
     return RevokedToken(**structs.asdict(view), descendants=tuple(gone))
 
 
-async def _made_by(call: Call, makers: set[str]) -> list[AccessToken]:
+async def _made_by(context: RequestContext, makers: set[str]) -> list[AccessToken]:
     """Return the tokens that were made with one of these and are not revoked."""
     made: list[AccessToken] = []
     query = TokenQuery(sessions=True, limit=500)
-    while page := await call.store.find_tokens(query):
+    while page := await context.store.find_tokens(query):
         made += [
             token
             for token in page

@@ -8,9 +8,9 @@ from holdfast.core.admission import RunLimit
 from holdfast.errors import NotFound
 from holdfast.program.definitions import Signature, WorkflowDefinition
 from holdfast.program.schema import json_schema
-from holdfast.service.context import Call
+from holdfast.service.context import RequestContext
 from holdfast.service.operations.fields import Name
-from holdfast.service.registry import Ask, operation
+from holdfast.service.registry import Request, operation
 
 Schema = dict[str, Any]
 
@@ -45,9 +45,9 @@ def _handled(known: dict[str, Signature]) -> dict[str, Handled]:
     return {name: Handled(*signature.schemas()) for name, signature in sorted(known.items())}
 
 
-def _view(call: Call, definition: WorkflowDefinition) -> WorkflowView:
+def _view(context: RequestContext, definition: WorkflowDefinition) -> WorkflowView:
     input, result = definition.signature.schemas()
-    limited = call.runtime.registry.workflow_limits.get(definition.name)
+    limited = context.runtime.registry.workflow_limits.get(definition.name)
     return WorkflowView(
         name=definition.name,
         version=definition.version,
@@ -62,7 +62,7 @@ def _view(call: Call, definition: WorkflowDefinition) -> WorkflowView:
     )
 
 
-class ListWorkflows(Ask, frozen=True, kw_only=True):
+class ListWorkflows(Request, frozen=True, kw_only=True):
     """Nothing: there are few enough to list them all."""
 
 
@@ -73,12 +73,14 @@ class WorkflowList(Struct, frozen=True):
 
 
 @operation("workflows.list", "GET /v1/workflows", scope="workflows:read")
-async def list_(call: Call, ask: ListWorkflows) -> WorkflowList:
+async def list_(context: RequestContext, request: ListWorkflows) -> WorkflowList:
     """Return the workflows that can be started here, with the JSON Schemas of what they take."""
-    return WorkflowList([_view(call, definition) for _, definition in sorted(call.runtime.registry.workflows.items())])
+    return WorkflowList(
+        [_view(context, definition) for _, definition in sorted(context.runtime.registry.workflows.items())]
+    )
 
 
-class OfWorkflow(Ask, frozen=True, kw_only=True):
+class OfWorkflow(Request, frozen=True, kw_only=True):
     """Which workflow is meant; without a version, the one that was registered last."""
 
     name: Name
@@ -86,6 +88,6 @@ class OfWorkflow(Ask, frozen=True, kw_only=True):
 
 
 @operation("workflows.get", "GET /v1/workflows/{name}", scope="workflows:read", errors=(NotFound,))
-async def get(call: Call, ask: OfWorkflow) -> WorkflowView:
+async def get(context: RequestContext, request: OfWorkflow) -> WorkflowView:
     """Return one workflow, with the JSON Schemas of what it takes."""
-    return _view(call, call.runtime.registry.workflow(ask.name, ask.version))
+    return _view(context, context.runtime.registry.workflow(request.name, request.version))
