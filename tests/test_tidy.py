@@ -37,11 +37,8 @@ SWALLOWING_ALLOWED: dict[str, str] = {
     "holdfast/program/loop.py:DeterministicLoop._run_ready": "its task has it as its exception, and ends with it",
     "holdfast/program/loop.py:settle": "raised in the workflow, where the condition is awaited",
     "holdfast/store/nats_wakeups.py:NatsWakeups._keep_connected": "logged; a wake-up that is lost costs latency only",
-    "holdfast/service/http/jsonrpc.py:JsonRpc.__call__": "logged, and answered as InternalError",
     "holdfast/service/http/jsonrpc.py:JsonRpc._call": "logged, and answered as InternalError",
-    "holdfast/service/http/rest.py:Rest.__call__": "logged, and answered as InternalError",
     "holdfast/program/handlers.py:Handler.apply": "recorded, and raised in the workflow, where the signal is awaited",
-    "holdfast/service/stream.py:Streams.__call__": "logged; the caller is told where to look",
 }
 
 # "path" -> why the test must wait for real time.

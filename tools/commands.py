@@ -31,13 +31,13 @@ def _row(operation: Operation) -> str:
     spec, fields = spec_of(operation), fields_of(operation)
     arguments = arguments_of(spec, fields)
     said = [name.upper().replace("_", "-") if fields[name].is_required else f"[{name.upper()}]" for name in arguments]
-    said += [f"[{row.rest.upper()}]..."] if spec.rest else []
+    said += [f"[{spec.rest.upper()}]..."] if spec.rest else []
     options = [given.option for given in fields.values() if given.field not in (*arguments, spec.rest)]
     options += [given.negative for given in fields.values() if given.negative]
     options += ["--all"] if "cursor" in fields else []
     options += ["--wait"] if operation.name == "runs.start" else []
     listed = " ".join(f"`{option}`" for option in options)
-    return f"| `holdfast {' '.join([row.words, *said])}` | {listed} | `{operation.name}` |"
+    return f"| `holdfast {' '.join([spec.words, *said])}` | {listed} | `{operation.name}` |"
 
 
 if __name__ == "__main__":

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from holdfast.errors import HoldfastError
 from holdfast.service.http.problems import rpc_code_of, status_of, title_of
-from holdfast.service.operations import OPERATIONS
+from holdfast.service.operations import OPERATIONS, STREAMS
 from holdfast.service.registry import Operation
-from holdfast.service.stream import STREAMS
 
 PAGE = Path(__file__).parents[1] / "docs" / "service.md"
 BEGIN, END = "<!-- {name}: made by python -m tools.reference -->\n", "<!-- end -->\n"

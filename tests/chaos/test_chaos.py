@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli.exit_codes import OUR_MISTAKE
+from holdfast.cli.exit_codes import INTERNAL_ERROR
 from holdfast.core.messages import AcceptedSignalResult, Message, SignalRequest
 from holdfast.store import port
 from holdfast.store.sqlite import SqliteStore
@@ -125,4 +125,4 @@ async def test_it_finds_starts_that_are_acknowledged_and_lost(tmp_path: Path, mo
 
 
 async def test_it_finds_nodes_that_end_by_themselves(tmp_path: Path) -> None:
-    assert f"ended by itself with {OUR_MISTAKE}" in await findings(tmp_path, "falls-over")
+    assert f"ended by itself with {INTERNAL_ERROR}" in await findings(tmp_path, "falls-over")

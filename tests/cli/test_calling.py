@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from holdfast import errors
-from holdfast.cli.connection import Caller
+from holdfast.cli.connection import Connection
 from holdfast.cli.exit_codes import run_command
 from holdfast.client.transports import Http
 from holdfast.errors import EngineError, HoldfastError
@@ -19,7 +19,7 @@ URL = "http://shop"
 async def ask(answer: Any, **more: Any) -> Any:
     transport = Http(URL, None, 45.0, httpx.MockTransport(answer))
     try:
-        return await Caller(transport)("runs.result", {"run_id": "r", **more})
+        return await Connection(transport)("runs.result", {"run_id": "r", **more})
     finally:
         await transport.close()
 

@@ -14,12 +14,12 @@ from holdfast import errors
 from holdfast.cli import call as call_module
 from holdfast.cli import generate, runs
 from holdfast.cli.commands import COMMAND_SPECS, spec_of
-from holdfast.cli.connection import Caller, Target
+from holdfast.cli.connection import Connection, Target
 from holdfast.cli.exit_codes import CODES, code_of
 from holdfast.cli.generate import fields_of
 from holdfast.cli.main import OWN, commands, main
 from holdfast.errors import HoldfastError
-from holdfast.service.examples import EXAMPLES
+from holdfast.service.http.examples import EXAMPLES
 from holdfast.service.http.problems import status_of
 from holdfast.service.operations import OPERATIONS
 from holdfast.service.registry import Request, operation
@@ -37,7 +37,7 @@ def ask_nobody(monkeypatch: pytest.MonkeyPatch) -> Callable[[Script], Asked]:
     def answer_with(script: Script) -> Asked:
         asked: Asked = []
 
-        class Scripted(Caller):
+        class Scripted(Connection):
             def __init__(self) -> None:
                 pass
 
@@ -50,11 +50,11 @@ def ask_nobody(monkeypatch: pytest.MonkeyPatch) -> Callable[[Script], Asked]:
                     yield event
 
         @asynccontextmanager
-        async def calling(target: Target) -> AsyncIterator[Caller]:
+        async def calling(target: Target) -> AsyncIterator[Connection]:
             yield Scripted()
 
         for module in (generate, runs, call_module):
-            monkeypatch.setattr(module, "calling", calling)
+            monkeypatch.setattr(module, "connect", calling)
         return asked
 
     return answer_with
@@ -107,9 +107,9 @@ class Novel(Request, frozen=True, kw_only=True):
 
 def test_an_operation_that_no_table_knows_has_a_command_all_the_same() -> None:
     @operation("things.make_new", "POST /v1/things", scope=None)
-    async def make_new(call: Any, ask: Novel) -> Novel:
+    async def make_new(context: Any, request: Novel) -> Novel:
         """Make a thing."""
-        return ask
+        return request
 
     row = spec_of(make_new)
     assert row.words == "things make-new"

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from holdfast.cli import dev_child
-from holdfast.cli.dev_child import Option
+from holdfast.cli.dev_child import DevOptions
 from tests.cli.console import MOST_SECONDS, Running, run, running
 
 SHOP = """
@@ -90,7 +90,7 @@ async def test_code_that_cannot_be_imported_is_waited_with(
     monkeypatch.setattr(dev_child, "note", lambda text: loop.call_soon_threadsafe(begun.set))
     (tmp_path / "stall.py").write_text("import missing_part\n")
     life, theirs = os.pipe()
-    given = Option(target=f"{tmp_path}/stall.py", store="memory://", host="", port=0, listener=0, life=life)
+    given = DevOptions(target=f"{tmp_path}/stall.py", store="memory://", host="", port=0, listener=0, life=life)
     waiting = asyncio.create_task(asyncio.to_thread(dev_child.run, given))
     async with asyncio.timeout(MOST_SECONDS):
         await begun.wait()

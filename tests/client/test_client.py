@@ -16,8 +16,7 @@ from holdfast.client import Client, SyncClient, nouns
 from holdfast.client.transports import Unreachable, error_of
 from holdfast.errors import Conflict, EngineError, HoldfastError, InvalidInput, NotFound, RateLimited
 from holdfast.service.http.problems import problem_of
-from holdfast.service.operations import OPERATIONS
-from holdfast.service.stream import STREAMS
+from holdfast.service.operations import OPERATIONS, STREAMS
 from tests.service.reading import served, settled
 from tests.service.stage import make_app, on_stage
 from tests.service.ways import client_of

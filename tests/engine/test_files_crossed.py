@@ -18,7 +18,7 @@ import holdfast as hf
 from holdfast.app import Workflow
 from holdfast.run import RunHandle
 from holdfast.service.context import make_service
-from holdfast.service.http.server import Front
+from holdfast.service.http.front import Front
 from tests.engine.place import until_event
 
 PACKAGE = str(Path(hf.__file__).parent) + "/"

@@ -13,7 +13,7 @@ import holdfast as hf
 from holdfast.app import App
 from holdfast.engine.options import NodeOptions
 from holdfast.service.context import Authenticate, Service, make_service, open_access
-from holdfast.service.http.server import Front
+from holdfast.service.http.front import Front
 from holdfast.service.operations import OPERATIONS
 from holdfast.service.options import ServiceOptions
 from holdfast.store.port import Store

@@ -13,10 +13,9 @@ import holdfast as hf
 from holdfast.engine.inbox.authorization import OVERRIDE
 from holdfast.service.auth.roles import OF_ALL_TENANTS, ROLES, SCOPES
 from holdfast.service.auth.tokens import make_token
-from holdfast.service.examples import EXAMPLES, RUN
+from holdfast.service.http.examples import EXAMPLES, RUN
 from holdfast.service.http.static import ASSETS, PLACES
-from holdfast.service.operations import OPERATIONS
-from holdfast.service.stream import STREAMS
+from holdfast.service.operations import OPERATIONS, STREAMS
 from holdfast.store.port import RunQuery
 from holdfast.store.types import DeadLetterQuery
 from holdfast.testing.clock import VirtualClock

@@ -11,10 +11,10 @@ import pytest
 from holdfast.core.codec import encode
 from holdfast.core.messages import SignalRequest
 from holdfast.limits import SEARCH_WORDS
+from holdfast.service.auth.throttle import SEARCH_COST
 from holdfast.service.live import changefeed
 from holdfast.service.live.subscriptions import RESET, ListSubscription
 from holdfast.service.options import ServiceOptions
-from holdfast.service.rates import SEARCH_COST
 from holdfast.store.port import RunQuery
 from tests.service.bearers import bearing, guarded, store_of, token_for
 from tests.service.stage import Stage, make_app, on_stage

@@ -22,10 +22,10 @@ from holdfast.service.http.binding import RequestBinder, refusal
 from holdfast.service.http.exchange import BODY_DEPTH, Exchange, correlation_of
 from holdfast.service.http.prometheus import Metrics
 from holdfast.service.http.proxies import forwarded
-from holdfast.service.http.rest import Addresses
+from holdfast.service.http.rest import OperationRouter
+from holdfast.service.live.sse import parse_last_id
 from holdfast.service.operations import OPERATIONS
 from holdfast.service.paging import decode_cursor
-from holdfast.service.stream import _last_id, is_stream
 from holdfast.store.sql import words_of
 from tests.service.bearers import bearing, guarded, token_for
 from tests.service.stage import on_stage
@@ -97,7 +97,7 @@ def _exchange(headers: dict[bytes, bytes]) -> Exchange:
 
 READER = RequestBinder(OPERATIONS["runs.start"])
 LISTING = RequestBinder(OPERATIONS["runs.list"])
-ADDRESSES = Addresses(OPERATIONS)
+ROUTER = OperationRouter(OPERATIONS)
 
 
 def _of_json(text: bytes) -> list[Callable[[], object]]:
@@ -120,9 +120,8 @@ def _of_text(text: bytes) -> list[Callable[[], object]]:
         lambda: check_origin({b"origin": text, b"host": text + b"x"}),
         lambda: check_open({b"host": text}, is_local=True),
         lambda: correlation_of({b"x-correlation-id": text}, SystemIds()),
-        lambda: is_stream(b"/v1/runs/" + text),
-        lambda: _last_id(text),
-        lambda: ADDRESSES.find(b"/" + text),
+        lambda: parse_last_id(text),
+        lambda: ROUTER.match(b"/" + text),
         lambda: decode_cursor("runs", text.decode(), str),
         lambda: read_token(text.decode()),
         lambda: words_of(text.decode()),

@@ -6,15 +6,14 @@ import msgspec
 import pytest
 
 import holdfast as hf
-from holdfast.cli.commands import row_of
+from holdfast.cli.commands import spec_of
 from holdfast.cli.main import commands
 from holdfast.client import nouns
 from holdfast.errors import RateLimited
-from holdfast.service.examples import EXAMPLES
 from holdfast.service.http.binding import RequestBinder
-from holdfast.service.http.rest import Addresses
-from holdfast.service.operations import OPERATIONS
-from holdfast.service.stream import STREAMS
+from holdfast.service.http.examples import EXAMPLES
+from holdfast.service.http.rest import OperationRouter
+from holdfast.service.operations import OPERATIONS, STREAMS
 from holdfast.testing.clock import VirtualClock
 from tests.service.scenes import SCENES
 from tests.service.stage import on_stage
@@ -45,7 +44,7 @@ async def test_no_way_has_an_operation_that_another_lacks() -> None:
     assert asked == {f"{noun}.{verb}" for noun in nouns.NOUNS for verb in _public(f"Sync{noun.title()}")}
     assert asked == set(everything)
     said = {f"{noun} {verb}" for noun in _command_nouns() for verb in commands[noun] if verb[0] != "-"}
-    derived = {row_of(operation).words: name for name, operation in OPERATIONS.items()}
+    derived = {spec_of(operation).words: name for name, operation in OPERATIONS.items()}
     assert len(derived) == len(OPERATIONS)
     more = {"run show", "run tail", "audit export"}
     assert said == {*derived, *more}, "which show a run whole, follow it, and write the audit log as lines"
@@ -57,9 +56,9 @@ async def test_no_way_has_an_operation_that_another_lacks() -> None:
             for verb, operation in verbs.items()
         }
         assert described == {(operation.verb, operation.path): name for name, operation in everything.items()}
-        addresses = Addresses(OPERATIONS)
+        router = OperationRouter(OPERATIONS)
         for name, operation in OPERATIONS.items():
-            endpoints, _ = addresses.find(operation.path.encode())
+            endpoints, _ = router.match(operation.path.encode())
             assert endpoints[operation.verb].operation is operation
             call = {"jsonrpc": "2.0", "id": 1, "method": name, "params": [7]}
             answer = (await stage.http.post("/rpc", json=call)).json()
@@ -71,7 +70,7 @@ def _public(kind: str) -> list[str]:
 
 
 def _command_nouns() -> set[str]:
-    return {row_of(operation).words.split()[0] for operation in OPERATIONS.values()}
+    return {spec_of(operation).words.split()[0] for operation in OPERATIONS.values()}
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

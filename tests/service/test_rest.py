@@ -16,8 +16,8 @@ import holdfast as hf
 from holdfast.errors import Conflict, HoldfastError, StoreFull
 from holdfast.limits import JSON_DEPTH
 from holdfast.service.context import make_service
+from holdfast.service.http.front import Front
 from holdfast.service.http.problems import STATUS, problem_of, retry_after, rpc_code_of, status_of
-from holdfast.service.http.server import Front
 from holdfast.service.options import ServiceOptions
 from tests.service.stage import make_app, on_stage
 

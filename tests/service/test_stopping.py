@@ -8,7 +8,8 @@ import httpx
 import pytest
 
 from holdfast.service.context import Service, make_service
-from holdfast.service.http.server import Front, listening
+from holdfast.service.http.front import Front
+from holdfast.service.http.server import listening
 from holdfast.service.operations import OPERATIONS
 from holdfast.service.options import ServiceOptions
 from tests.service.stage import make_app

@@ -17,7 +17,7 @@ import holdfast as hf
 from holdfast import errors
 from holdfast.cli import call as call_module
 from holdfast.cli import connection, generate, runs
-from holdfast.cli.commands import row_of
+from holdfast.cli.commands import spec_of
 from holdfast.cli.generate import arguments_of, fields_of
 from holdfast.cli.main import main
 from holdfast.client import Client
@@ -72,7 +72,7 @@ class _Asked:
 
 def words_of(operation: Operation, ask: dict[str, Any]) -> list[str]:
     """Return the words that stand for what is asked."""
-    row, fields = row_of(operation), fields_of(operation)
+    row, fields = spec_of(operation), fields_of(operation)
     first = arguments_of(row, fields)
     given = row.words.split() + [str(ask[name]) for name in first if name in ask]
     for name, value in ask.items():
@@ -104,13 +104,13 @@ class _Commands:
 
     def _run(self, words: list[str], loop: asyncio.AbstractEventLoop) -> tuple[str, str]:
         @asynccontextmanager
-        async def over_there(target: connection.Target) -> AsyncIterator[connection.Caller]:
-            yield connection.Caller(_Elsewhere(self._over, loop))
+        async def over_there(target: connection.Target) -> AsyncIterator[connection.Connection]:
+            yield connection.Connection(_Elsewhere(self._over, loop))
 
         out, err = io.StringIO(), io.StringIO()
         with ExitStack() as stack:
             for module in (generate, runs, call_module):
-                stack.enter_context(mock.patch.object(module, "calling", over_there))
+                stack.enter_context(mock.patch.object(module, "connect", over_there))
             stack.enter_context(redirect_stdout(out))
             stack.enter_context(redirect_stderr(err))
             main([*words, "--json"])

@@ -12,7 +12,7 @@ from holdfast.errors import CallerError, EngineError, HoldfastError, InvalidInpu
 from holdfast.service.context import Principal, make_service
 from holdfast.service.http.binding import RequestBinder
 from holdfast.service.http.problems import Problem, unexpected
-from holdfast.service.operations.streams import Stream
+from holdfast.service.live.sse import Stream
 from holdfast.service.registry import Operation
 from holdfast.settings import without_password
 

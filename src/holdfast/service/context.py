@@ -25,14 +25,12 @@ from holdfast.engine.start.runtime import Runtime
 from holdfast.errors import AnswerTooLarge, EngineError, HoldfastError, InvalidInput, NotPermitted
 from holdfast.service.auth.roles import OF_ALL_TENANTS
 from holdfast.service.auth.tenancy import seen_by
-from holdfast.service.auth.throttle import RefusalLog
+from holdfast.service.auth.throttle import ConcurrencyLimit, ReadLimiter, RefusalLog
 from holdfast.service.http.loop_watchdog import LoopWatchdog
 from holdfast.service.http.problems import stopping
-from holdfast.service.live.alerts import Alerts
 from holdfast.service.live.changefeed import ChangeFeeds
-from holdfast.service.live.projections import Projections
+from holdfast.service.live.projections import Alerts, Projections
 from holdfast.service.options import ServiceOptions
-from holdfast.service.read_limiter import ConcurrencyLimit, ReadLimiter
 from holdfast.store.port import Store, TaskQuery
 
 T = TypeVar("T")
@@ -139,7 +137,7 @@ class Service(Struct, frozen=True, kw_only=True):
     change_feeds: ChangeFeeds
     requests: Counter[tuple[str, int]]
     watchdog: LoopWatchdog
-    rates: ReadLimiter
+    read_limiter: ReadLimiter
     streams: ConcurrencyLimit
     sending: SendBudget
     receiving: ReceiveBudget
@@ -175,7 +173,7 @@ def make_service(
         streams=ConcurrencyLimit("event streams"),
         sending=SendBudget(options.sending_bytes),
         receiving=ReceiveBudget(options.receiving_bytes),
-        rates=ReadLimiter(options.reads_per_minute, options.tenant_reads_per_minute, options.lists_at_once),
+        read_limiter=ReadLimiter(options.reads_per_minute, options.tenant_reads_per_minute, options.lists_at_once),
     )
 
 
@@ -205,7 +203,7 @@ class ResponseBudget:
 class RequestContext:
     """One operation being asked for."""
 
-    __slots__ = ("correlation_id", "gone", "principal", "room", "runtime", "service", "taking_turns")
+    __slots__ = ("budget", "correlation_id", "disconnected", "list_turn", "principal", "runtime", "service")
 
     def __init__(self, service: Service, runtime: Runtime, principal: Principal, correlation_id: str) -> None:
         self.service = service
@@ -301,7 +299,7 @@ class RequestContext:
         key = principal.token_id or principal.name
         if is_counted:
             self.service.refusals.count(key)
-        self.service.refusals.note(key, principal.name, what, refusal, self.correlation_id)
+        self.service.refusals.log_error(key, principal.name, what, refusal, self.correlation_id)
 
     @contextmanager
     def logging_refusals(self, what: str) -> Iterator[None]:

@@ -10,25 +10,28 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable
 from types import ModuleType
-from typing import Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
-from msgspec import Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
 from holdfast.errors import (
     AnswerTooLarge,
+    Conflict,
     EngineError,
     HoldfastError,
     InternalError,
     InvalidInput,
     NotAuthenticated,
+    NotFound,
     NotPermitted,
     RateLimited,
     RequestTimedOut,
+    RunTerminal,
 )
-from holdfast.service.auth.throttle import COUNTED, UPDATE
+from holdfast.limits import NAME_BYTES, SIGNAL_ID_BYTES
+from holdfast.service.auth.throttle import COUNTED, SEARCH_COST, UPDATE
 from holdfast.service.context import RequestContext
-from holdfast.service.read_limiter import SEARCH_COST
 
 Handler = Callable[[RequestContext, Any], Awaitable[Any]]
 Errors = tuple[type[HoldfastError], ...]
@@ -39,6 +42,37 @@ LARGE = frozenset({"runs.snapshot", "tasks.history", "system.stats", "system.que
 
 _FIELD = re.compile(r"\{(\w+)\}")
 _BODILESS = frozenset({"GET", "DELETE"})
+
+
+# --- fields that many requests have
+
+Name = Annotated[str, Meta(min_length=1, max_length=NAME_BYTES)]
+RunId = Annotated[str, Meta(min_length=1, max_length=NAME_BYTES, description="The run's id.")]
+StepId = Annotated[str, Meta(min_length=1, max_length=NAME_BYTES, description="The step's id, which is its path.")]
+SignalId = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=SIGNAL_ID_BYTES,
+        description="The sender's id, of 1 to 128 UTF-8 bytes: a retry with the same id is answered as the first time.",
+    ),
+]
+ActorName = Annotated[
+    str, Meta(max_length=NAME_BYTES, description="Who does this, where access is open; else it is who asks.")
+]
+ActorRoles = Annotated[
+    tuple[Name, ...], Meta(max_length=100, description="The roles of who does this, where access is open.")
+]
+Reason = Annotated[str, Meta(max_length=1_000, description="Why, for the run's history.")]
+WaitSeconds = Annotated[float, Meta(ge=0, le=60, description="How long to wait for it, in seconds.")]
+
+OF_A_RUN: tuple[type[HoldfastError], ...] = (NotFound,)
+TO_A_RUN: tuple[type[HoldfastError], ...] = (NotFound, Conflict, RunTerminal, NotPermitted, RateLimited)
+
+
+def given(value: str | UnsetType) -> str | None:
+    """Return a text that may have been left out."""
+    return None if value is UNSET else str(value)
 
 
 class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -137,8 +171,11 @@ class Operation(Struct, frozen=True, kw_only=True):
         """Read a list for a caller who has not read too much already, when it is their turn."""
         principal, read_limiter = context.principal, context.service.read_limiter
         caller = principal.token_id or principal.name
-        rates.charge(caller, principal.tenant, self.cost_of(request))
-        async with context.list_turn, rates.place(caller if principal.tenant is None else f"{principal.tenant} *"):
+        read_limiter.charge(caller, principal.tenant, self.cost_of(request))
+        async with (
+            context.list_turn,
+            read_limiter.slot(caller if principal.tenant is None else f"{principal.tenant} *"),
+        ):
             context.check_budget()
             return await self.handle(context, request)
 

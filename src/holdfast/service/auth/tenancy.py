@@ -4,7 +4,7 @@ Only what callers may do is here; every other verb is refused. A new verb of the
 until it is allowed or refused here.
 """
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Never, Protocol, TypeVar
 
 from msgspec.structs import replace
@@ -18,7 +18,6 @@ from holdfast.core.index_rows import Task, Wait
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, Signal, SignalRequest
 from holdfast.errors import InvalidInput, NotPermitted
-from holdfast.service.heads import heads_of
 from holdfast.store.port import (
     Accepted,
     Capabilities,
@@ -258,3 +257,16 @@ class TenantView:
 
     async def _own(self, run_ids: Sequence[str]) -> set[str]:
         return set(await heads_of(self, run_ids))
+
+
+async def heads_of(store: Store, run_ids: Iterable[str]) -> dict[str, RunHead]:
+    """Return the heads of the runs to which the rows of a page belong, by id. A run that was deleted has none."""
+    asked = tuple(dict.fromkeys(run_ids))
+    found: dict[str, RunHead] = {}
+    query = RunQuery(run_ids=asked, limit=len(asked) or 1)
+    while (page := await store.find(query)) or page.cursor is not None:
+        found |= {head.run_id: head for head in page}
+        if len(found) == len(asked):
+            break
+        query = RunQuery(run_ids=asked, after=page.cursor or page[-1].run_id, limit=len(asked))
+    return found

@@ -1,11 +1,17 @@
-"""Refusals: logged, and counted, so that nobody fills logs or histories by asking for what they may not.
+"""Limits on what callers may do in a minute and at once, by token and by tenant.
 
-Who has been refused too much within a minute is told to come back later with commands, signals, updates and operations
-on tasks, before a run hears of it. Lines of the log are bounded for each caller; how many were left out is logged.
+- Refusals are logged and counted. A caller who was refused too often within a minute gets `RateLimited` for commands,
+  signals, updates and operations on tasks, before a run records another refusal.
+- Reads are counted: a list costs 1, a search for words `SEARCH_COST`; the calls of a batch cost what each of them
+  costs. Only some lists of one tenant are read at once, so that no tenant occupies all readers of the store.
+- Log lines are limited for each caller; how many were left out is logged.
 """
 
 import asyncio
 import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 
 from starlette.types import Scope
 
@@ -15,17 +21,20 @@ logger = logging.getLogger("holdfast.service.auth.tokens")
 
 MINUTE_S = 60.0
 LINES_PER_MINUTE = 60
-"""How many refusals of one caller are logged in a minute. What others do leaves no line of theirs out."""
+"""How many refusals of one caller are logged in a minute."""
 
 ALL_LINES_PER_MINUTE = 6_000
-"""How many are logged of all callers, so that many addresses cannot fill a disk."""
+"""How many refusals of all callers are logged in a minute, so that many addresses cannot fill a disk."""
 
 KEYS = 10_000
-"""Of how many callers it is remembered how often they were counted within the minute."""
+"""For how many callers a count is kept."""
 
 COUNTED = frozenset({"runs:control", "tasks:write", "signals:write"})
 UPDATE = "runs.update"
 """Scopes of operations whose refusals the engine records, and the one operation of another scope."""
+
+SEARCH_COST = 20
+"""The cost of a search for words: it scans every row, where a list reads only the rows that it returns."""
 
 
 class Meter:
@@ -35,7 +44,7 @@ class Meter:
         self._counts: dict[str, tuple[float, int]] = {}
 
     def count(self, key: str, by: int = 1) -> int:
-        """Count one more, or so many, and return how many there were in the window."""
+        """Add to the count of a key, and return the count in the present window."""
         now = asyncio.get_running_loop().time()
         if len(self._counts) >= KEYS:
             self._counts = {key: count for key, count in self._counts.items() if now - count[0] < MINUTE_S}
@@ -46,7 +55,7 @@ class Meter:
         return so_far + by
 
     def left_ms(self, key: str, most: int) -> int:
-        """Return how long somebody has to wait who has been counted this often, or 0."""
+        """Return how long a caller has to wait whose count has reached `most`, or 0."""
         since, count = self._counts.get(key, (0.0, 0))
         if count < most:
             return 0
@@ -54,7 +63,7 @@ class Meter:
 
 
 class RefusalLog:
-    """What was refused in this process."""
+    """The refusals of this process: logged, and counted for each caller."""
 
     def __init__(self, per_minute: int) -> None:
         self._per_minute = per_minute
@@ -65,23 +74,23 @@ class RefusalLog:
         self._left_out: dict[str, int] = {}
 
     def check(self, key: str) -> None:
-        """Raise `RateLimited` if this caller has been refused too often to be heard."""
+        """Raise `RateLimited` if this caller was refused too often."""
         left_ms = self._refused.left_ms(key, self._per_minute)
         if left_ms:
             raise RateLimited("you have been refused too often; come back later", retry_after_ms=left_ms)
 
     def count(self, key: str) -> None:
-        """Count that somebody may not do what they have asked a run for."""
+        """Count a refusal of this caller that a run records."""
         self._refused.count(key)
 
-    def note(self, key: str, who: str, what: str, refusal: HoldfastError, correlation_id: str) -> None:
-        """Log that somebody may not do this."""
+    def log_error(self, key: str, who: str, what: str, refusal: HoldfastError, correlation_id: str) -> None:
+        """Log that a known caller was refused, and with which error."""
         self.log(f"{who} ({key})" if key != who else who, what, refusal.message, correlation_id, key)
 
     def log(self, who: str, what: str, why: str, correlation_id: str, key: str) -> None:
-        """Log who was refused what, and why; or count it, if this caller has been refused too often in the minute.
+        """Log who was refused what, and why; only count it if this caller has too many lines in the minute.
 
-        `key` tells callers apart: the id of a token that is valid, or else the address that somebody calls from.
+        `key` identifies the caller: the id of a valid token, or else the address of the client.
         """
         is_over = self._lines.count(key) > LINES_PER_MINUTE or self._lines.count("") > ALL_LINES_PER_MINUTE
         if is_over:
@@ -92,6 +101,71 @@ class RefusalLog:
         if left_out:
             logger.warning("%d more refusals of %r were not logged", left_out, key)
         logger.warning("refused: who=%r what=%r why=%r correlation_id=%s", who, what, why, correlation_id)
+
+
+class ConcurrencyLimit:
+    """Limits how many of something a token and a tenant have open at once."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._counts: Counter[str] = Counter()
+
+    def count(self, key: str) -> int:
+        """Return how many are open under this key."""
+        return self._counts[key]
+
+    @contextmanager
+    def hold(self, bounds: Mapping[str, int]) -> Iterator[None]:
+        """Count one more under each of these keys while the context is open, or raise `RateLimited`."""
+        for key, most in bounds.items():
+            if self._counts[key] >= most:
+                raise RateLimited(f"{key} has {most} {self._what}, and no more are served", retry_after_ms=5_000)
+        self._counts.update(bounds.keys())
+        try:
+            yield
+        finally:
+            self._counts.subtract(bounds.keys())
+            for key in bounds:
+                if self._counts[key] <= 0:
+                    del self._counts[key]
+
+
+class ReadLimiter:
+    """Limits how much callers of this process read within a minute, and how many lists at once."""
+
+    def __init__(self, per_minute: int, tenant_per_minute: int, at_once: int) -> None:
+        self._per_minute = per_minute
+        self._tenant_per_minute = tenant_per_minute
+        self._at_once = at_once
+        self._meter = Meter()
+        self._slots: dict[str, tuple[asyncio.Semaphore, int]] = {}
+
+    def charge(self, caller: str, tenant: str | None, cost: int) -> None:
+        """Count what a caller reads, or raise `RateLimited` if the caller or the tenant has read too much."""
+        bounds = [(f"token {caller}", self._per_minute, "you have")]
+        if tenant is not None:
+            bounds.append((f"tenant {tenant}", self._tenant_per_minute, f"tenant {tenant!r} has"))
+        for key, most, who in bounds:
+            left_ms = self._meter.left_ms(key, most)
+            if left_ms:
+                raise RateLimited(f"{who} listed and searched too much within a minute", retry_after_ms=left_ms)
+        for key, _, _ in bounds:
+            self._meter.count(key, cost)
+
+    @asynccontextmanager
+    async def slot(self, key: str) -> AsyncIterator[None]:
+        """Wait for one of the slots of a key, and occupy it while the context is open."""
+        slots, users = self._slots.get(key) or (asyncio.Semaphore(self._at_once), 0)
+        self._slots[key] = slots, users + 1
+        try:
+            async with slots:
+                yield
+        finally:
+            slots, users = self._slots[key]
+            if users > 1:
+                self._slots[key] = slots, users - 1
+            else:
+                del self._slots[key]
 
 
 def client_of(scope: Scope) -> str:

@@ -227,12 +227,25 @@ class Exchange:
     async def _send_pieces(self, body: bytes) -> None:
         """Send a large body as its reader takes it; one that takes nothing for a while is dropped."""
         for start in range(0, len(body), PIECE_BYTES):
-            piece = {"type": "http.response.body", "body": body[start : start + PIECE_BYTES], "more_body": True}
             try:
                 async with asyncio.timeout(self.service.options.stall_s):
-                    await self._send(piece)
+                    await self.send_piece(body[start : start + PIECE_BYTES])
             except TimeoutError as problem:
                 raise ClientGone from problem
+        await self.end_stream()
+
+    async def start_stream(self, kind: bytes, headers: HeaderList = ()) -> None:
+        """Begin a response of which the length is not known."""
+        self.service.requests[self.operation, 200] += 1
+        listed = [(b"content-type", kind), *headers]
+        await self._send({"type": "http.response.start", "status": 200, "headers": listed})
+
+    async def send_piece(self, piece: bytes) -> None:
+        """Send a part of a response that was begun."""
+        await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+
+    async def end_stream(self) -> None:
+        """End a response that was begun."""
         await self._send({"type": "http.response.body", "body": b""})
 
     async def send_nothing(self, status: int, headers: HeaderList = ()) -> None:

@@ -10,12 +10,11 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
-from starlette.types import Receive, Scope, Send
 
 from holdfast.errors import HoldfastError, MethodNotAllowed
 from holdfast.service.context import Principal, ResponseBudget, Service
 from holdfast.service.http.binding import RequestBinder
-from holdfast.service.http.exchange import ClientGone, Exchange
+from holdfast.service.http.exchange import Exchange
 from holdfast.service.http.problems import (
     INVALID_PARAMS,
     INVALID_REQUEST,
@@ -65,36 +64,25 @@ _id = msgspec.json.Decoder(dict[str, Raw])
 
 
 class _Caller(NamedTuple):
-    """Who calls, under which id it is found in logs, what ends when they have gone, and how much room is left."""
+    """Who calls, the correlation id for logs, what completes when they disconnect, and the bytes left for answers."""
 
     principal: Principal
     correlation_id: str
-    gone: Callable[[], Awaitable[None]]
-    room: ResponseBudget
-    turns: asyncio.Lock
+    disconnected: Callable[[], Awaitable[None]]
+    budget: ResponseBudget
+    list_turn: asyncio.Lock
 
 
 class JsonRpc:
-    """An ASGI application that answers for the catalogue."""
+    """Answers requests at `/rpc`."""
 
     def __init__(self, service: Service, operations: Mapping[str, Operation]) -> None:
         self._service = service
         self._methods = {name: (operation, RequestBinder(operation)) for name, operation in operations.items()}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, exchange: Exchange) -> None:
         """Answer one request of HTTP: a call, or a batch of them."""
-        exchange = Exchange(self._service, scope, receive, send)
         exchange.operation = "rpc"
-        try:
-            await self._answer(exchange)
-        except ClientGone:
-            return
-        except HoldfastError as error:
-            await exchange.refuse(error)
-        except Exception as problem:
-            await exchange.refuse(exchange.unexpected(problem))
-
-    async def _answer(self, exchange: Exchange) -> None:
         if exchange.method == "OPTIONS":
             await exchange.send_nothing(204, [(b"allow", b"OPTIONS, POST")])
             return
@@ -104,8 +92,8 @@ class JsonRpc:
         exchange.check_accept()
         text = await exchange.body()
         most = self._service.options.answer_bytes
-        room = ResponseBudget(max(most // 2, most - ENVELOPE_BYTES * self._service.options.batch_calls))
-        caller = _Caller(principal, exchange.correlation_id, exchange.disconnected, room, asyncio.Lock())
+        budget = ResponseBudget(max(most // 2, most - ENVELOPE_BYTES * self._service.options.batch_calls))
+        caller = _Caller(principal, exchange.correlation_id, exchange.disconnected, budget, asyncio.Lock())
         answer = await self._answer_text(caller, text)
         if answer is None:
             await exchange.send_nothing(204)
@@ -153,7 +141,7 @@ class JsonRpc:
         if bytes(params)[:1] != b"{":
             return _failed(INVALID_PARAMS, "parameters go by name, in an object")
         context = self._service.context(caller.principal, caller.correlation_id)
-        context.disconnected, context.budget, context.list_turn = caller.disconnected, caller.budget, caller.turns
+        context.disconnected, context.budget, context.list_turn = caller.disconnected, caller.budget, caller.list_turn
         result = Raw(_encoder.encode(await operation.execute(context, binder.from_json(params))))
         caller.budget.take(len(result))
         return Response(result=result)

@@ -14,7 +14,7 @@ from holdfast.errors import (
     SlowRequest,
     UnsupportedMediaType,
 )
-from holdfast.service.examples import EXAMPLES
+from holdfast.service.http.examples import EXAMPLES
 from holdfast.service.http.problems import Problem, status_of, title_of
 from holdfast.service.registry import Operation
 

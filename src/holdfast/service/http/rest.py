@@ -1,137 +1,131 @@
-"""REST, derived from the catalogue: one address for each operation, and what HTTP says about everything else.
+"""REST, derived from the operations: one address for each of them, and what HTTP requires of everything else.
 
-Addresses are read from the path as it came, part by part, because an id may hold an encoded slash.
+Addresses are matched against the path as it came, segment by segment: an id may hold an encoded slash, which a
+router that sees the decoded path, as Starlette's does, cannot tell from a separator.
 """
 
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
-from starlette.types import Receive, Scope, Send
-
-from holdfast.errors import HoldfastError, MalformedRequest, MethodNotAllowed, NotFound
+from holdfast.errors import MalformedRequest, MethodNotAllowed, NotFound
 from holdfast.service.context import UNAUTHENTICATED, Service
 from holdfast.service.http.binding import RequestBinder
-from holdfast.service.http.exchange import ClientGone, Exchange, HeaderList
+from holdfast.service.http.exchange import Exchange, HeaderList
+from holdfast.service.live.sse import MEDIA_TYPE, EventStreams
 from holdfast.service.registry import Operation
 
 
 class Endpoint:
     """One operation at its address."""
 
-    __slots__ = ("fields", "has_body", "operation", "reader")
+    __slots__ = ("binder", "fields", "has_body", "is_stream", "operation")
 
     def __init__(self, operation: Operation) -> None:
         self.operation = operation
         self.binder = RequestBinder(operation)
         self.fields = operation.path_fields
         self.has_body = operation.has_body
+        self.is_stream = operation.media == MEDIA_TYPE
 
 
-class _Place:
-    """A part of an address: what may follow it, and what can be asked here."""
+class _Node:
+    """A segment of addresses: the segments that may follow, and the endpoints of the address that ends here."""
 
     __slots__ = ("any", "endpoints", "named")
 
     def __init__(self) -> None:
-        self.named: dict[str, _Place] = {}
-        self.any: _Place | None = None
+        self.named: dict[str, _Node] = {}
+        self.any: _Node | None = None
         self.endpoints: dict[str, Endpoint] = {}
 
-    def at(self, part: str) -> "_Place":
-        if not part.startswith("{"):
-            return self.named.setdefault(part, _Place())
+    def child(self, segment: str) -> "_Node":
+        if not segment.startswith("{"):
+            return self.named.setdefault(segment, _Node())
         if self.any is None:
-            self.any = _Place()
+            self.any = _Node()
         return self.any
 
 
-class Addresses:
-    """Finds what is meant by a path."""
+class OperationRouter:
+    """Finds the endpoints of a path, in a tree of segments."""
 
     def __init__(self, operations: Mapping[str, Operation]) -> None:
-        self._root = _Place()
+        self._root = _Node()
         for operation in operations.values():
-            place = self._root
-            for part in operation.path.removeprefix("/").split("/"):
-                place = place.at(part)
-            place.endpoints[operation.verb] = Endpoint(operation)
+            node = self._root
+            for segment in operation.path.removeprefix("/").split("/"):
+                node = node.child(segment)
+            node.endpoints[operation.verb] = Endpoint(operation)
 
-    def find(self, path: bytes) -> tuple[dict[str, Endpoint], list[str]]:
-        """Return what can be asked at a path, and the parts of it that are values, in order."""
-        place = self._root
+    def match(self, path: bytes) -> tuple[dict[str, Endpoint], list[str]]:
+        """Return the endpoints of a path by method, and the segments of it that are values, in order."""
+        node = self._root
         values: list[str] = []
-        for part in path[1:].split(b"/"):
-            text = _decoded(part)
-            following = place.named.get(text)
+        for segment in path[1:].split(b"/"):
+            text = _decoded(segment)
+            following = node.named.get(text)
             if following is None and text:
-                following = place.any
+                following = node.any
                 values.append(text)
             if following is None:
                 raise NotFound("there is nothing at this address")
-            place = following
-        if not place.endpoints:
+            node = following
+        if not node.endpoints:
             raise NotFound("there is nothing at this address")
-        return place.endpoints, values
+        return node.endpoints, values
 
 
-def _decoded(part: bytes) -> str:
-    if b"%" not in part and part.isascii():
-        return part.decode()
+def _decoded(segment: bytes) -> str:
+    if b"%" not in segment and segment.isascii():
+        return segment.decode()
     try:
-        return unquote_to_bytes(part).decode()
+        return unquote_to_bytes(segment).decode()
     except UnicodeDecodeError as problem:
         raise MalformedRequest("the address is not valid UTF-8") from problem
 
 
 class Rest:
-    """An ASGI application that answers for the catalogue."""
+    """Answers requests at the addresses of the operations."""
 
     def __init__(self, service: Service, operations: Mapping[str, Operation]) -> None:
         self._service = service
-        self._addresses = Addresses(operations)
+        self._router = OperationRouter(operations)
+        self._streams = EventStreams(service)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        exchange = Exchange(self._service, scope, receive, send)
-        try:
-            await self._answer(exchange)
-        except ClientGone:
-            return
-        except HoldfastError as error:
-            await exchange.refuse(error)
-        except Exception as problem:
-            await exchange.refuse(exchange.unexpected(problem))
-
-    async def _answer(self, exchange: Exchange) -> None:
-        endpoints, values = self._addresses.find(exchange.path)
+    async def answer(self, exchange: Exchange) -> None:
+        """Answer one request, or raise the error that it is refused with."""
+        endpoints, values = self._router.match(exchange.path)
         if exchange.method == "OPTIONS":
             await exchange.send_nothing(204, [(b"allow", _allowed(endpoints).encode())])
             return
         found = endpoints.get("GET" if exchange.method == "HEAD" else exchange.method)
-        if found is None:
+        if found is None or (found.is_stream and exchange.method == "HEAD"):
             raise MethodNotAllowed(f"{exchange.method} is not for this address", allow=_allowed(endpoints))
         operation = found.operation
         exchange.operation = operation.name
+        in_path = dict(zip(found.fields, values, strict=True))
+        if found.is_stream:
+            await self._streams.answer(exchange, found, in_path)
+            return
         principal = UNAUTHENTICATED if operation.scope is None else await exchange.principal()
         exchange.check_accept()
         context = self._service.context(principal, exchange.correlation_id)
         operation.check_caller(context)
-        in_path = dict(zip(found.fields, values, strict=True))
         if found.has_body:
             request = found.binder.from_body(in_path, await exchange.body())
         else:
             request = found.binder.from_query(in_path, exchange.query)
         context.disconnected = exchange.disconnected
-        answer = await operation.execute(context, request)
-        await exchange.answer(operation.status, answer, _location(answer) if operation.status == 201 else ())
+        response = await operation.execute(context, request)
+        await exchange.answer(operation.status, response, _location(response) if operation.status == 201 else ())
 
 
 def _allowed(endpoints: Mapping[str, Endpoint]) -> str:
-    verbs = {*endpoints, "OPTIONS", *(("HEAD",) if "GET" in endpoints else ())}
-    return ", ".join(sorted(verbs))
+    has_head = "GET" in endpoints and not endpoints["GET"].is_stream
+    return ", ".join(sorted({*endpoints, "OPTIONS", *(("HEAD",) if has_head else ())}))
 
 
-def _location(answer: Any) -> HeaderList:
-    run_id = getattr(getattr(answer, "run", answer), "run_id", None)
+def _location(response: Any) -> HeaderList:
+    run_id = getattr(getattr(response, "run", response), "run_id", None)
     return [] if run_id is None else [(b"location", f"/v1/runs/{quote(run_id, safe='')}".encode())]

@@ -1,8 +1,4 @@
-"""The service behind a socket: one ASGI application for all transports, and uvicorn to run it.
-
-What comes to `/v1/` and `/rpc` goes straight to its transport; everything else, such as the description and what
-others add, goes through Starlette's routes. Every answer gets the same headers here, whoever makes it.
-"""
+"""The service behind a socket: TLS, uvicorn, who is admitted, and a clean end at SIGTERM."""
 
 import asyncio
 import logging
@@ -10,162 +6,24 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from functools import cached_property
 
-import msgspec
 import uvicorn
-from starlette.exceptions import HTTPException
-from starlette.routing import BaseRoute, Route, Router
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.routing import BaseRoute
 
 from holdfast.app import App, termination_signal
 from holdfast.engine.options import NodeOptions
-from holdfast.errors import EngineError, HoldfastError, InvalidInput, MalformedRequest, MethodNotAllowed, NotFound
-from holdfast.service.auth.csrf import HEAD_BYTES, check_framing, check_open, is_loopback
-from holdfast.service.auth.oidc import OidcAccess, check_provider_address, oidc_routes
-from holdfast.service.auth.sessions import Sessions
+from holdfast.errors import InvalidInput
+from holdfast.service.auth.csrf import HEAD_BYTES, check_open, is_loopback
+from holdfast.service.auth.oidc import OidcAccess, check_provider_address
 from holdfast.service.auth.tokens import HOW_TO_BEGIN, TokenAccess
 from holdfast.service.context import Authenticate, Headers, Principal, Service, make_service, open_access
-from holdfast.service.http.exchange import (
-    CORRELATION_HEADER,
-    JSON,
-    SECURITY_HEADERS,
-    ClientGone,
-    Exchange,
-    correlation_of,
-)
-from holdfast.service.http.jsonrpc import JsonRpc
-from holdfast.service.http.openapi import describe
-from holdfast.service.http.problems import stopping
-from holdfast.service.http.prometheus import Metrics
-from holdfast.service.http.protocol import IS_SPARE, Places, connection_class
-from holdfast.service.http.proxies import Proxies
-from holdfast.service.http.rest import Rest
-from holdfast.service.http.static import page_routes
-from holdfast.service.operations import OPERATIONS
+from holdfast.service.http.front import Front
+from holdfast.service.http.protocol import Places, connection_class
 from holdfast.service.options import ServiceOptions
-from holdfast.service.stream import STREAMS, Streams, is_stream
 from holdfast.settings import without_password
 from holdfast.store.port import Store
 
-SHOWN_PATH = 200
-"""How much of an address is shown in the log."""
-
 logger = logging.getLogger("holdfast.service")
-
-
-class Front:
-    """The whole service as one ASGI application. `routes` are what is served beside the catalogue."""
-
-    def __init__(self, service: Service, routes: Sequence[BaseRoute] = ()) -> None:
-        self._service = service
-        self._proxies = Proxies(service.options)
-        self._rest: ASGIApp = Rest(service, OPERATIONS)
-        self._rpc: ASGIApp = JsonRpc(service, OPERATIONS)
-        self._streams: ASGIApp = Streams(service)
-        own = [
-            Route("/openapi.json", _Description(service), methods=["GET"]),
-            Route("/session", Sessions(service), methods=["GET", "POST", "DELETE"]),
-            Route("/metrics", Metrics(service), methods=["GET"]),
-            *oidc_routes(service),
-        ]
-        self._others = Router([*own, *routes, *page_routes()], redirect_slashes=False)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        if scope["type"] != "http":
-            await self._others(scope, receive, send)
-            return
-        headers = scope["holdfast.headers"] = dict(scope["headers"])
-        self._proxies.settle(scope, headers)
-        correlation_id = correlation_of(headers, self._service.ids)
-        scope["holdfast.correlation_id"] = correlation_id
-        common = [*SECURITY_HEADERS, (CORRELATION_HEADER, correlation_id.encode())]
-
-        has_begun = False
-
-        async def send_with_headers(message: Message) -> None:
-            nonlocal has_begun
-            if message["type"] == "http.response.start":
-                has_begun = True
-                is_kept = any(name == b"cache-control" for name, _ in message["headers"])  # it comes first in `common`
-                message["headers"] = [*message["headers"], *common[is_kept:]]
-            await send(message)
-
-        exchange = Exchange(self._service, scope, receive, send_with_headers)
-        if scope.get("state", {}).get(IS_SPARE, False):
-            common.append((b"connection", b"close"))
-            if scope["path"] != "/v1/health":
-                busy = "there are as many connections, from this address or from all, as are served; come back later"
-                await exchange.refuse(EngineError(busy, retry_after_ms=1_000))
-                return
-        try:
-            check_framing(scope["headers"], len(scope["raw_path"]) + len(scope["query_string"]))
-        except MalformedRequest as problem:
-            common.append((b"connection", b"close"))  # what follows is a body that nobody can tell from a request
-            await exchange.refuse(problem)
-            return
-        try:
-            with self._service.watchdog.doing(f"{scope['method']} {scope['raw_path'][:SHOWN_PATH]!r}"):
-                await self._application(scope["path"], scope["raw_path"])(scope, receive, send_with_headers)
-        except asyncio.CancelledError:
-            if has_begun or not self._service.stopping.is_set():
-                raise
-            await exchange.refuse(stopping(is_begun=True))  # else the server says that it has failed
-
-    def _application(self, path: str, as_it_came: bytes) -> ASGIApp:
-        if path.startswith("/v1/"):
-            return self._streams if is_stream(as_it_came) else self._rest
-        return self._rpc if path == "/rpc" else self._other
-
-    async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer what the routes do, or, if they raise before they have begun to answer, a problem."""
-        has_begun = False
-
-        async def watched(message: Message) -> None:
-            nonlocal has_begun
-            has_begun = True
-            await send(message)
-
-        scope["app"] = self  # so that routes raise what they have no answer to
-        try:
-            await self._others(scope, receive, watched)
-        except ClientGone:
-            return
-        except Exception as problem:
-            if has_begun:
-                raise
-            exchange = Exchange(self._service, scope, receive, send)
-            await exchange.refuse(_error_of(problem, exchange))
-
-
-def _error_of(problem: Exception, exchange: Exchange) -> HoldfastError:
-    if isinstance(problem, HoldfastError):
-        return problem
-    if not isinstance(problem, HTTPException):
-        return exchange.unexpected(problem)
-    allow = (problem.headers or {}).get("Allow")
-    if allow is not None:
-        return MethodNotAllowed(f"{exchange.method} is not for this address", allow=allow)
-    if problem.status_code == 404:
-        return NotFound("there is nothing at this address")
-    return MalformedRequest(problem.detail)
-
-
-class _Description:
-    """Answers with the description of the catalogue, which is made when somebody asks for the first time."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    @cached_property
-    def _text(self) -> bytes:
-        return msgspec.json.encode(describe({**OPERATIONS, **STREAMS}, self._service.app.name))
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(self._service, scope, receive, send)
-        await exchange.principal()
-        await exchange.send(200, self._text, JSON)
 
 
 class _Server(uvicorn.Server):

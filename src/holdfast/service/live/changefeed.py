@@ -22,7 +22,7 @@ from holdfast.engine.observe.metrics import observer_of
 from holdfast.engine.start.runtime import Runtime
 from holdfast.errors import EngineError, RateLimited, StoreError
 from holdfast.limits import PROJECTOR_LAG_MS
-from holdfast.service.live.alerts import Alerts
+from holdfast.service.live.projections import Alerts
 from holdfast.service.live.sse import Frame, event_frame
 from holdfast.service.live.subscriptions import Kind, ListChange, ListSubscription
 from holdfast.service.options import ServiceOptions

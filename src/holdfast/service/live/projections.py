@@ -1,23 +1,57 @@
-"""Runs as operators see them, kept up to date where somebody looks (EVT-6, PRJ-3).
+"""Runs as operators see them, kept up to date on demand, and the alerts that are raised on the way (EVT-6, PRJ-3).
 
-A projection is a cache: it goes on from its watermark, and when it is lost it is made from the events again. It is
-brought up to date when it is asked for, so it cannot lag; whoever follows a run over time reports lag to the alerts.
+A projection is a cache: it continues from its watermark, and a lost one is rebuilt from the events. It is brought up to
+date when it is read, so it cannot lag; the change feed, which follows runs over time, reports lag as an alert.
 """
 
 import asyncio
+from collections import deque
+from collections.abc import Iterable
 
-from holdfast.core.snapshot import Projection, RunSnapshot, catch_up
+from msgspec import Struct
+
+from holdfast.core.instants import Instant
+from holdfast.core.snapshot import Alert, Projection, RunSnapshot, catch_up
 from holdfast.engine.history import head_of
-from holdfast.service.live.alerts import Alerts
 from holdfast.store.port import Store
 
 KEPT = 1_000
-"""How many runs' projections are kept; what was looked at longest ago goes first."""
-
+"""How many projections are kept; the one that was read longest ago is dropped first."""
 
 PAGE_EVENTS = 500
 PAGE_BYTES = 1024 * 1024
-"""How much of a history is read at a time, beside what else the store does."""
+"""How much of a history is read at a time."""
+
+MOST_ALERTS = 1_000
+"""How many alerts a process keeps. Counters count all of them."""
+
+
+class RaisedAlert(Struct, frozen=True, kw_only=True):
+    """An alert, with its number in this process and when it was raised."""
+
+    number: int
+    raised_at: Instant
+    alert: Alert
+
+
+class Alerts:
+    """The alerts of one process; the latest are kept in full, for operators."""
+
+    def __init__(self) -> None:
+        self._latest: deque[RaisedAlert] = deque(maxlen=MOST_ALERTS)
+        self._number = 0
+        self.counts: dict[str, int] = {}
+
+    def add(self, alerts: Iterable[Alert], now: Instant) -> None:
+        """Keep alerts, and count them by code."""
+        for alert in alerts:
+            self._number += 1
+            self.counts[alert.code] = self.counts.get(alert.code, 0) + 1
+            self._latest.append(RaisedAlert(number=self._number, raised_at=now, alert=alert))
+
+    def after(self, number: int, limit: int) -> list[RaisedAlert]:
+        """Return alerts in the order they were raised, those after a number."""
+        return [raised for raised in self._latest if raised.number > number][:limit]
 
 
 class Projections:
@@ -28,7 +62,7 @@ class Projections:
         self._kept: dict[str, RunSnapshot] = {}
 
     async def of(self, store: Store, run_id: str) -> Projection:
-        """Return the run as it is now. At a gap it stops there, says that it is stale, and raises an alert."""
+        """Return the run as it is now. At a gap the projection stops, is marked stale, and an alert is raised."""
         head = await head_of(store, run_id)
         snapshot = self._kept.pop(run_id, None)
         if snapshot is None or snapshot.last_event_seq > head.version:
@@ -38,7 +72,7 @@ class Projections:
             page = await store.read_events(run_id, projection.snapshot.last_event_seq, PAGE_EVENTS, PAGE_BYTES)
             if not page:
                 break
-            await asyncio.sleep(0)  # a history may be long, and others wait meanwhile
+            await asyncio.sleep(0)  # a history may be long, and other requests wait meanwhile
             now = await store.now()
             projection, alerts = catch_up(projection, page, now)
             self._alerts.add([alert for alert in alerts if alert.code != "PROJECTOR_LAG_HIGH"], now)

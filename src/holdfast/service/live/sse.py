@@ -1,25 +1,49 @@
-"""Server-sent events: what goes over an event stream, piece by piece, and how a reader takes it apart."""
+"""Server-sent events: how a stream is written, how it is read, and how it is answered over HTTP.
 
-from collections.abc import Iterator
-from typing import Any
+A reader that does not read is disconnected after a while. It costs no memory until then: what it has not taken is in
+the store. A reader that reconnects with `Last-Event-ID` misses nothing, whichever node answers.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.core.events import Event
+from holdfast.errors import HoldfastError, InvalidInput
 from holdfast.service.views import TASK_CONTENTS, event_view
 
+if TYPE_CHECKING:  # the context of a request holds the change feed, which writes frames
+    from holdfast.service.context import RequestContext, Service
+    from holdfast.service.http.exchange import Exchange
+    from holdfast.service.http.rest import Endpoint
+
+MEDIA_TYPE = "text/event-stream"
 HEARTBEAT = b": still here\n\n"
 OPENING = b"retry: 1000\n\n"
-"""Comes first, so that a reader knows at once that the stream is open: try again after a second, if it breaks."""
+"""Comes first, so that a reader knows at once that the stream is open: reconnect after a second, if it breaks."""
 
+EVENT_BYTES = 4 * 1024 * 1024
+"""How large the data of an event may be to go over a stream; of larger ones only the size is sent."""
+
+LAST_EVENT_ID = b"last-event-id"
+_ID = re.compile(rb"(\d{1,16})(-end)?")
 _encode = msgspec.json.Encoder().encode
 
 
-class Frame(Struct, frozen=True, gc=False):
-    """One event of a run as it goes over the wire; `is_last` if nothing follows it in the history.
+# --- writing
 
-    One that holds the contents of a task has the step of it, and goes as `redacted` to whom the task does not concern.
+
+class Frame(Struct, frozen=True, gc=False):
+    """One event of a run as it goes over the wire; `is_last` if it ends the history.
+
+    The frame of an event with the contents of a task names its step; callers whom the task does not concern get
+    `redacted` instead.
     """
 
     seq: int
@@ -30,18 +54,14 @@ class Frame(Struct, frozen=True, gc=False):
 
 
 def frame(data: Any, *, event: str = "", id: str = "") -> bytes:
-    """Return a piece of an event stream."""
+    """Return one event of a stream, encoded."""
     head = (f"id: {id}\n" if id else "") + (f"event: {event}\n" if event else "")
-    # JSON breaks lines only between its parts, where a space will do.
+    # In JSON a line break stands only between tokens, where a space does as well.
     return head.encode() + b"data: " + _encode(data).replace(b"\n", b" ").replace(b"\r", b" ") + b"\n\n"
 
 
-EVENT_BYTES = 4 * 1024 * 1024
-"""How large the data of an event may be to go over a stream; of larger ones it is said how large they are."""
-
-
 def event_frame(event: Event, is_last: bool = False) -> Frame:
-    """Return an event of a run. Its id is its number, which a reader gives back as `Last-Event-ID`."""
+    """Return the frame of a run's event. Its id is its `run_seq`, which a reader returns as `Last-Event-ID`."""
     id = str(event.run_seq)
     text = frame(event_view(event, (), EVENT_BYTES), id=id)
     if not isinstance(event.data, TASK_CONTENTS) or event.step_id is None:
@@ -51,8 +71,11 @@ def event_frame(event: Event, is_last: bool = False) -> Frame:
     )
 
 
+# --- reading
+
+
 class Piece(Struct, frozen=True):
-    """What a reader has got: a comment has no data."""
+    """One event as a reader gets it; a comment has no data."""
 
     event: str = ""
     data: bytes = b""
@@ -60,14 +83,110 @@ class Piece(Struct, frozen=True):
 
 
 class Parser:
-    """Takes an event stream apart, however it is cut."""
+    """Splits an event stream into events, however its bytes are chunked."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, chunk: bytes) -> Iterator[Piece]:
-        """Return the pieces that are whole by now."""
+        """Return the events that are complete by now."""
         *whole, self._rest = (self._rest + chunk).split(b"\n\n")
         for text in whole:
             fields = dict(line.partition(b": ")[::2] for line in text.split(b"\n"))
             yield Piece(fields.get(b"event", b"").decode(), fields.get(b"data", b""), fields.get(b"id", b"").decode())
+
+
+# --- answering
+
+
+class Stream(Protocol):
+    """What one reader reads. The reader may disconnect at any time."""
+
+    wake: asyncio.Event
+    is_closed: bool
+
+    def pieces(self) -> AsyncIterator[bytes]:
+        """Return what to send, until the end of the stream."""
+        ...
+
+
+class EventStreams:
+    """Answers requests with event streams."""
+
+    def __init__(self, service: "Service") -> None:
+        self._service = service
+
+    async def answer(self, exchange: "Exchange", endpoint: "Endpoint", values: dict[str, str]) -> None:
+        """Answer one request, for as long as its reader reads."""
+        with ExitStack() as held:
+            stream = await self._open(exchange, endpoint, values, held)
+            if stream is not None:
+                await self._send_all(stream, exchange)
+
+    async def _open(
+        self, exchange: "Exchange", endpoint: "Endpoint", values: dict[str, str], held: ExitStack
+    ) -> Stream | None:
+        """Return the stream that is requested, or None if the response is complete without one."""
+        operation = endpoint.operation
+        context = self._service.context(await exchange.principal(), exchange.correlation_id)
+        with context.logging_refusals(operation.name):
+            context.principal.require(operation.scope)
+            held.enter_context(self._service.streams.hold(_bounds(context)))
+            request = endpoint.binder.from_query(values, exchange.query)
+            last_id = exchange.headers.get(LAST_EVENT_ID)
+            if last_id and "after" in request.__struct_fields__:
+                number, is_end = parse_last_id(last_id)
+                if is_end:  # with 204 a browser does not reconnect
+                    await exchange.send_nothing(204)
+                    return None
+                request = replace(request, after=number)
+            stream: Stream = await operation.handle(context, request)
+            return stream
+
+    async def _send_all(self, stream: Stream, exchange: "Exchange") -> None:
+        options = self._service.options
+        closing = asyncio.create_task(_close_when_disconnected(stream, exchange), name="reader")
+        pieces = stream.pieces()
+        opening = await anext(pieces)  # from here on closing the generator releases its subscription
+        try:
+            await exchange.start_stream(MEDIA_TYPE.encode(), [(b"x-accel-buffering", b"no")])
+            await exchange.send_piece(opening)
+            loop = asyncio.get_running_loop()
+            checked_at = loop.time()
+            async for piece in pieces:
+                if piece is HEARTBEAT or loop.time() - checked_at >= options.tokens_s:
+                    await exchange.principal()  # a revoked token gets nothing more
+                    checked_at = loop.time()
+                async with asyncio.timeout(options.stall_s):
+                    await exchange.send_piece(piece)
+                await asyncio.sleep(0)  # sending and reading may both have returned without suspending
+            await exchange.end_stream()
+        except (TimeoutError, HoldfastError):
+            return  # the reader is too slow, or has lost its permission: the connection is closed
+        finally:
+            closing.cancel()
+            await pieces.aclose()  # type: ignore[attr-defined]
+
+
+def _bounds(context: "RequestContext") -> dict[str, int]:
+    """Return how many streams the caller may have open, and how many their tenant."""
+    principal, options = context.principal, context.service.options
+    most = options.streams if principal.is_open else options.streams_per_token  # open access has one caller for all
+    bounds = {f"token {principal.token_id or principal.name}": most}
+    if principal.tenant is not None:
+        bounds[f"tenant {principal.tenant}"] = options.streams_per_tenant
+    return bounds
+
+
+async def _close_when_disconnected(stream: Stream, exchange: "Exchange") -> None:
+    await exchange.disconnected()
+    stream.is_closed = True
+    stream.wake.set()
+
+
+def parse_last_id(given: bytes) -> tuple[int, bool]:
+    """Return the `run_seq` of a `Last-Event-ID`, and whether it is the id of the end of a stream."""
+    found = _ID.fullmatch(given)
+    if found is None:
+        raise InvalidInput("Last-Event-ID: this was not given out by this service", field="Last-Event-ID")
+    return int(found[1]), found[2] is not None

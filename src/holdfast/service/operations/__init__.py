@@ -1,4 +1,4 @@
-"""The catalogue: every operation once, typed in and out, without a transport."""
+"""Every operation once, with the types of its request and response, without a transport."""
 
 from holdfast.service.operations import (
     activities,
@@ -9,6 +9,7 @@ from holdfast.service.operations import (
     mail,
     runs,
     signals,
+    streams,
     system,
     tasks,
     tokens,
@@ -20,3 +21,6 @@ OPERATIONS: dict[str, Operation] = collect(
     (runs, controls, signals, mail, activities, tasks, dead_letters, workflows, system, tokens, audit, deletions)
 )
 """Every operation, by its name."""
+
+STREAMS: dict[str, Operation] = collect((streams,))
+"""The operations that answer with an event stream, by name. JSON-RPC does not have them."""

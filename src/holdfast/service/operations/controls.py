@@ -10,8 +10,19 @@ from holdfast.core.messages import ControlName
 from holdfast.engine.inbox.operator_commands import OperatorCommand
 from holdfast.errors import Conflict, NotFound, NotPermitted, PayloadTooLarge, RateLimited
 from holdfast.service.context import RequestContext
-from holdfast.service.operations.fields import TO_A_RUN, ActorName, Reason, RunId, SignalId, StepId, given
-from holdfast.service.registry import Errors, Operation, Request, operation
+from holdfast.service.registry import (
+    TO_A_RUN,
+    ActorName,
+    Errors,
+    Operation,
+    Reason,
+    Request,
+    RunId,
+    SignalId,
+    StepId,
+    given,
+    operation,
+)
 from holdfast.service.views import RunStarted
 
 
@@ -75,7 +86,7 @@ def _command(
         await context.runtime.command(request.run_id, command, context.principal, wait=request.wait)
         return Commanded(request.run_id, name, request.wait)
 
-    send.__doc__, send.__annotations__["ask"] = doc, kind
+    send.__doc__, send.__annotations__["request"] = doc, kind
     address = f"POST /v1/runs/{{run_id}}/{path}"
     declare = operation(verb, address, scope="runs:control", status=202, errors=errors, audit="its commit")
     return declare(send)

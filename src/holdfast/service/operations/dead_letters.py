@@ -8,9 +8,8 @@ from msgspec import Raw, Struct
 from holdfast.core.dead_letters import DeadLetter, Reason, Settlement
 from holdfast.errors import Conflict, NotFound, RunTerminal, StoreCorrupt
 from holdfast.service.context import RequestContext
-from holdfast.service.operations.fields import ActorName, Name
 from holdfast.service.paging import Cursor, PageSize, read_page
-from holdfast.service.registry import Request, operation
+from holdfast.service.registry import ActorName, Name, Request, operation
 from holdfast.service.views import LetterView, letter_view
 from holdfast.store.types import DeadLetterQuery
 

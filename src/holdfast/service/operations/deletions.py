@@ -10,9 +10,8 @@ from holdfast.engine.history import head_of
 from holdfast.errors import Conflict, InvalidInput, NotFound, NotPermitted
 from holdfast.service.auth.roles import ADMIN
 from holdfast.service.context import RequestContext
-from holdfast.service.operations.fields import RunId
 from holdfast.service.operations.tokens import Place
-from holdfast.service.registry import Request, operation
+from holdfast.service.registry import Request, RunId, operation
 from holdfast.store.port import PurgePolicy, PurgeReport, RunQuery
 from holdfast.store.validation import audited
 

@@ -6,8 +6,8 @@ from msgspec.structs import replace
 from holdfast.core.messages import Signal
 from holdfast.core.names import RESERVED_PREFIX
 from holdfast.core.state import RunStatus
+from holdfast.service.auth.tenancy import heads_of
 from holdfast.service.context import RequestContext
-from holdfast.service.heads import heads_of
 from holdfast.service.operations.signals import MailView, mail_view
 from holdfast.service.paging import Cursor, PageSize, read_page
 from holdfast.service.registry import Request, operation

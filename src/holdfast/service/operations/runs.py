@@ -27,9 +27,8 @@ from holdfast.errors import (
 from holdfast.limits import SEARCH_CHARS, SEARCH_WORDS
 from holdfast.service.auth.tenancy import check_chosen_id
 from holdfast.service.context import RequestContext
-from holdfast.service.operations.fields import OF_A_RUN, Name, RunId, SignalId, WaitSeconds, given
 from holdfast.service.paging import Cursor, PageSize, read_page
-from holdfast.service.registry import Request, operation
+from holdfast.service.registry import OF_A_RUN, Name, Request, RunId, SignalId, WaitSeconds, given, operation
 from holdfast.service.views import (
     TASK_CONTENTS,
     EventView,
@@ -318,9 +317,9 @@ async def query(context: RequestContext, request: AskRun) -> Answered:
     await context.require_run(request.run_id)
     principal, read_limiter = context.principal, context.service.read_limiter
     caller = principal.token_id or principal.name
-    rates.charge(caller, principal.tenant, 1)
+    read_limiter.charge(caller, principal.tenant, 1)
     try:
-        async with rates.place(f"{caller if principal.tenant is None else principal.tenant} queries"):
+        async with read_limiter.slot(f"{caller if principal.tenant is None else principal.tenant} queries"):
             answer = await context.runtime.query(request.run_id, request.name, codec.encode(request.input), principal)
             return Answered(answer)
     except QueryFailed as problem:

@@ -25,13 +25,12 @@ from holdfast.errors import (
     RunTerminal,
     SignalAcceptanceIndeterminate,
 )
+from holdfast.service.auth.tenancy import heads_of
 from holdfast.service.context import RequestContext
-from holdfast.service.heads import heads_of
 from holdfast.service.http.problems import Problem, problem_of
-from holdfast.service.operations.fields import OF_A_RUN, Name, RunId, SignalId, StepId, given
 from holdfast.service.operations.runs import StartRun, start_run
 from holdfast.service.paging import Cursor, PageSize, read_page
-from holdfast.service.registry import Request, operation
+from holdfast.service.registry import OF_A_RUN, Name, Request, RunId, SignalId, StepId, given, operation
 from holdfast.service.views import AcceptedSignal, RunStarted, WaitView, accepted_signal, shown, wait_view
 from holdfast.store.port import MailboxQuery, WaitQuery
 from holdfast.store.validation import no_such_run
@@ -83,7 +82,7 @@ async def send(context: RequestContext, request: SendSignal) -> AcceptedSignal:
         step_id=request.step_id,
         require_waiting=request.require_waiting,
     )
-    return accepted_signal(await context.runtime.signal(request, caller=context.principal))
+    return accepted_signal(await context.runtime.signal(signal, caller=context.principal))
 
 
 class SendSignals(Request, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -15,10 +15,9 @@ from holdfast.errors import InvalidInput, NotPermitted, RateLimited
 from holdfast.service.auth.tenancy import belongs_to
 from holdfast.service.context import RequestContext
 from holdfast.service.live.changefeed import ChangeFeed, FollowedRun
-from holdfast.service.live.sse import HEARTBEAT, OPENING, frame
+from holdfast.service.live.sse import HEARTBEAT, MEDIA_TYPE, OPENING, frame
 from holdfast.service.live.subscriptions import ListChange, ListSubscription
-from holdfast.service.operations.fields import OF_A_RUN, ActorName, RunId
-from holdfast.service.registry import Request, operation
+from holdfast.service.registry import OF_A_RUN, ActorName, Request, RunId, operation
 from holdfast.service.views import EventView, RunView
 from holdfast.store.port import RunHead
 
@@ -26,21 +25,9 @@ STOPPED = frame({}, event="stopped")
 """The service stops: go on elsewhere, or here when it is back."""
 
 CHUNK_BYTES = 64 * 1024
-MEDIA = "text/event-stream"
 OF_A_STREAM = (*OF_A_RUN, RateLimited)
 KINDS = {"runs": "runs:read", "tasks": "tasks:read", "letters": "letters:read"}
 """What can be watched, and what it takes to be allowed to."""
-
-
-class Stream(Protocol):
-    """What is read by one reader, who may go away at any time."""
-
-    wake: asyncio.Event
-    is_closed: bool
-
-    def pieces(self) -> AsyncIterator[bytes]:
-        """Return what to send, without end or until its end."""
-        ...
 
 
 class FollowRun(Request, frozen=True, kw_only=True):
@@ -111,7 +98,7 @@ async def woken(wake: asyncio.Event, seconds: float) -> bool:
     return True
 
 
-@operation("runs.stream", "GET /v1/runs/{run_id}/stream", scope="runs:read", errors=OF_A_STREAM, media=MEDIA)
+@operation("runs.stream", "GET /v1/runs/{run_id}/stream", scope="runs:read", errors=OF_A_STREAM, media=MEDIA_TYPE)
 async def follow_run(context: RequestContext, request: FollowRun) -> EventView:
     """Follow a run: its events as server-sent events, in the order of `run_seq`, each once, to the end of the run.
 
@@ -196,7 +183,7 @@ class ListStream:
             self._watcher.unsubscribe(self._listing)
 
 
-@operation("lists.stream", "GET /v1/stream", scope=None, errors=(NotPermitted, RateLimited), media=MEDIA)
+@operation("lists.stream", "GET /v1/stream", scope=None, errors=(NotPermitted, RateLimited), media=MEDIA_TYPE)
 async def watch_lists(context: RequestContext, request: WatchLists) -> RunView:
     """Watch what changes in lists of runs, tasks and dead letters: `run`, `task` and `letter`, as the lists show them.
 

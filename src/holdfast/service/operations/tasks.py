@@ -7,9 +7,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from holdfast.errors import Conflict, HoldfastError, NotFound, NotPermitted, PayloadTooLarge, RateLimited
 from holdfast.limits import COMMENT_CHARS, SEARCH_CHARS, SEARCH_WORDS
 from holdfast.service.context import RequestContext
-from holdfast.service.operations.fields import ActorName, ActorRoles, Name, SignalId, given
 from holdfast.service.paging import Cursor, PageSize, decode_cursor, encode_cursor, read_page
-from holdfast.service.registry import Request, operation
+from holdfast.service.registry import ActorName, ActorRoles, Name, Request, SignalId, given, operation
 from holdfast.service.views import EventView, Moment, TaskItem, event_view, instant_of, listed_task, task_item
 from holdfast.store.port import TaskQuery
 

@@ -10,9 +10,8 @@ from holdfast.errors import InvalidInput, NotAuthenticated, NotFound, NotPermitt
 from holdfast.service.auth.roles import ADMIN, Role, Scope
 from holdfast.service.auth.tokens import TokenAccess, make_token, revoke_token
 from holdfast.service.context import RequestContext
-from holdfast.service.operations.fields import Name
 from holdfast.service.paging import Cursor, PageSize, read_page
-from holdfast.service.registry import Request, operation
+from holdfast.service.registry import Name, Request, operation
 from holdfast.service.views import shown
 from holdfast.store.types import TokenQuery
 

@@ -9,8 +9,7 @@ from holdfast.errors import NotFound
 from holdfast.program.definitions import Signature, WorkflowDefinition
 from holdfast.program.schema import json_schema
 from holdfast.service.context import RequestContext
-from holdfast.service.operations.fields import Name
-from holdfast.service.registry import Request, operation
+from holdfast.service.registry import Name, Request, operation
 
 Schema = dict[str, Any]
 

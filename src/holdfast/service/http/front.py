@@ -1,0 +1,148 @@
+"""The ASGI application: every request comes through here, and every response gets the same headers.
+
+`/v1/` is REST and `/rpc` is JSON-RPC; everything else, such as the description, sessions, metrics, the page and the
+routes that an embedder adds, goes through Starlette's router. An error that a transport raises becomes a problem here.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from functools import cached_property
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Route, Router
+from starlette.types import Message, Receive, Scope, Send
+
+from holdfast.errors import EngineError, HoldfastError, MalformedRequest, MethodNotAllowed, NotFound
+from holdfast.service.auth.csrf import check_framing
+from holdfast.service.auth.oidc import oidc_routes
+from holdfast.service.auth.sessions import Sessions
+from holdfast.service.context import Service
+from holdfast.service.http.exchange import (
+    CORRELATION_HEADER,
+    JSON,
+    SECURITY_HEADERS,
+    ClientGone,
+    Exchange,
+    correlation_of,
+)
+from holdfast.service.http.jsonrpc import JsonRpc
+from holdfast.service.http.openapi import describe
+from holdfast.service.http.problems import stopping
+from holdfast.service.http.prometheus import Metrics
+from holdfast.service.http.protocol import IS_SPARE
+from holdfast.service.http.proxies import Proxies
+from holdfast.service.http.rest import Rest
+from holdfast.service.http.static import page_routes
+from holdfast.service.operations import OPERATIONS, STREAMS
+
+SHOWN_PATH = 200
+"""How much of an address is shown in the log."""
+
+
+class Front:
+    """The whole service as one ASGI application. `routes` are served beside the operations."""
+
+    def __init__(self, service: Service, routes: Sequence[BaseRoute] = ()) -> None:
+        self._service = service
+        self._proxies = Proxies(service.options)
+        self._rest = Rest(service, {**OPERATIONS, **STREAMS})
+        self._rpc = JsonRpc(service, OPERATIONS)
+        own = [
+            Route("/openapi.json", _Description(service), methods=["GET"]),
+            Route("/session", Sessions(service), methods=["GET", "POST", "DELETE"]),
+            Route("/metrics", Metrics(service), methods=["GET"]),
+            *oidc_routes(service),
+        ]
+        self._others = Router([*own, *routes, *page_routes()], redirect_slashes=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self._others(scope, receive, send)
+            return
+        headers = scope["holdfast.headers"] = dict(scope["headers"])
+        self._proxies.settle(scope, headers)
+        correlation_id = correlation_of(headers, self._service.ids)
+        scope["holdfast.correlation_id"] = correlation_id
+        common = [*SECURITY_HEADERS, (CORRELATION_HEADER, correlation_id.encode())]
+        has_begun = False
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal has_begun
+            if message["type"] == "http.response.start":
+                has_begun = True
+                is_kept = any(name == b"cache-control" for name, _ in message["headers"])  # it comes first in `common`
+                message["headers"] = [*message["headers"], *common[is_kept:]]
+            await send(message)
+
+        exchange = Exchange(self._service, scope, receive, send_with_headers)
+        is_spare = scope.get("state", {}).get(IS_SPARE, False)
+        if is_spare:
+            common.append((b"connection", b"close"))
+        try:
+            self._check_connection(scope, is_spare)
+        except HoldfastError as problem:
+            if not is_spare:
+                common.append((b"connection", b"close"))
+            await exchange.refuse(problem)
+            return
+        try:
+            with self._service.watchdog.doing(f"{scope['method']} {scope['raw_path'][:SHOWN_PATH]!r}"):
+                await self._dispatch(exchange, scope, receive, send_with_headers)
+        except ClientGone:
+            return
+        except asyncio.CancelledError:
+            if has_begun or not self._service.stopping.is_set():
+                raise
+            await exchange.refuse(stopping(is_begun=True))  # otherwise the server answers 500
+        except Exception as problem:
+            if has_begun:
+                raise
+            await exchange.refuse(_error_of(problem, exchange))
+
+    def _check_connection(self, scope: Scope, is_spare: bool) -> None:
+        """Refuse what ends the connection: one too many, and a head that leaves open where the body ends."""
+        if is_spare and scope["path"] != "/v1/health":
+            busy = "there are as many connections, from this address or from all, as are served; come back later"
+            raise EngineError(busy, retry_after_ms=1_000)
+        check_framing(scope["headers"], len(scope["raw_path"]) + len(scope["query_string"]))
+
+    async def _dispatch(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        if path.startswith("/v1/"):
+            await self._rest.answer(exchange)
+        elif path == "/rpc":
+            await self._rpc.answer(exchange)
+        else:
+            scope["app"] = self  # so that routes raise what they have no answer to
+            await self._others(scope, receive, send)
+
+
+def _error_of(problem: Exception, exchange: Exchange) -> HoldfastError:
+    if isinstance(problem, HoldfastError):
+        return problem
+    if not isinstance(problem, HTTPException):
+        return exchange.unexpected(problem)
+    allow = (problem.headers or {}).get("Allow")
+    if allow is not None:
+        return MethodNotAllowed(f"{exchange.method} is not for this address", allow=allow)
+    if problem.status_code == 404:
+        return NotFound("there is nothing at this address")
+    return MalformedRequest(problem.detail)
+
+
+class _Description:
+    """Answers with the OpenAPI description, which is made at the first request."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    @cached_property
+    def _text(self) -> bytes:
+        return msgspec.json.encode(describe({**OPERATIONS, **STREAMS}, self._service.app.name))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(self._service, scope, receive, send)
+        await exchange.principal()
+        await exchange.send(200, self._text, JSON)
