@@ -51,6 +51,7 @@
             ├── StoreNotMigrated    the schema is missing or older than this version: run `migrate`
             ├── StoreReadOnly       the file or its folder cannot be written
             ├── StoreTooNew         the schema was written by a newer version of Holdfast
+            ├── StoreTooOld         the schema is of a format that this version of Holdfast no longer reads
             ├── StoreUnavailable    an input/output error, or the store is closed
             └── StoreUnsafe         the store cannot promise durability; it is refused at open
 
@@ -282,6 +283,10 @@ class StoreReadOnly(StoreError):
 
 class StoreTooNew(StoreError):
     """The schema was written by a newer version of Holdfast."""
+
+
+class StoreTooOld(StoreError):
+    """The schema is of a format that this version of Holdfast no longer reads."""
 
 
 class StoreUnavailable(StoreError):

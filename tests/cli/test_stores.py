@@ -132,11 +132,14 @@ def test_what_is_wrong_with_a_store_is_told_with_what_to_do(forks: Forks, tmp_pa
     with closing(sqlite3.connect(tmp_path / "other.db")) as db:
         db.execute("CREATE TABLE t (a)")
         db.commit()
-    for address in ("old", "new"):
+    for address in ("old", "older", "new"):
         done = forks.run(tmp_path, env, "store", "migrate", "--store", f"sqlite:///{address}.db")
         assert done.returncode == 0
     with closing(sqlite3.connect(tmp_path / "old.db")) as db:
-        db.execute("DELETE FROM holdfast_schema WHERE version > 1")
+        db.execute("DELETE FROM holdfast_schema")
+        db.commit()
+    with closing(sqlite3.connect(tmp_path / "older.db")) as db:
+        db.execute("UPDATE holdfast_schema SET version = 1, oldest_reader = 1")
         db.commit()
     with closing(sqlite3.connect(tmp_path / "new.db")) as db:
         db.execute("INSERT INTO holdfast_schema VALUES (999, 999, 0)")
@@ -148,6 +151,7 @@ def test_what_is_wrong_with_a_store_is_told_with_what_to_do(forks: Forks, tmp_pa
             "none.db: there is no such store (make one with `holdfast store migrate --store ADDRESS`, or name another)",
         ),
         (["run", "list", "--store", "sqlite:///old.db"], 6, "bring it up to date with `holdfast store migrate`"),
+        (["run", "list", "--store", "sqlite:///older.db"], 6, "Finish its runs with the Holdfast that made it"),
         (["run", "list", "--store", "sqlite:///new.db"], 6, "Upgrade Holdfast."),
         (["run", "list", "--store", "sqlite:///other.db"], 6, "belongs to another program"),
         (["run", "list", "--store", "orders.db"], 2, "is not known"),
@@ -173,9 +177,9 @@ def test_what_is_wrong_with_a_store_is_told_with_what_to_do(forks: Forks, tmp_pa
         assert said in done.stderr
         assert done.stderr.startswith("holdfast: ")
         assert len(done.stderr.splitlines()) == 1
-    assert {file.name for file in tmp_path.iterdir()} == {"old.db", "new.db", "other.db"}
+    assert {file.name for file in tmp_path.iterdir()} == {"old.db", "older.db", "new.db", "other.db"}
     info = forks.run(tmp_path, env, "store", "info", "--store", "sqlite:///old.db", "--json")
-    assert json.loads(info.stdout)["schema_version"] == 1, "old ones can be looked at"
+    assert json.loads(info.stdout)["schema_version"] == 0, "one without a schema can be looked at"
 
 
 async def test_what_cannot_be_shown_is_no_reason_to_fail(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""Persisted formats: files that released versions wrote, and the rolling-upgrade matrix.
+"""Persisted formats: files that earlier builds wrote, and the rolling-upgrade matrix.
 
-`formats/N.sql` is the dump of a file as format N wrote it. It is never changed: a new format adds a file. To make the
-one of the present format: `python -m tests.store.test_format formats/N.sql`.
+`formats/N.sql` is the dump of a file as format N wrote it, for each format since that of `schema.sql`. It is never
+changed: a new format adds a file. To make the one of the present format:
+`python -m tests.store.test_format formats/N.sql`.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ from holdfast.store.port import (
 )
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.sqlite.connection import APPLICATION_ID
-from holdfast.store.sqlite.migrate import latest_version
+from holdfast.store.sqlite.migrate import latest_version, schema
 from holdfast.store.types import AuditQuery, DeadLetterQuery, TokenQuery
 from holdfast.testing.clock import START, VirtualClock
 from holdfast.testing.samples import (
@@ -119,12 +120,6 @@ def old_file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return path
 
 
-def first_format(path: Path) -> int:
-    """Return the number of the format in which a file was begun."""
-    with closing(sqlite3.connect(path)) as db:
-        return int(db.execute("SELECT max(version) FROM holdfast_schema WHERE applied_at = ?", (START,)).fetchone()[0])
-
-
 def change(path: Path, script: str) -> None:
     db = sqlite3.connect(path)
     db.executescript(script)
@@ -132,8 +127,8 @@ def change(path: Path, script: str) -> None:
 
 
 @pytest.mark.contract("FMT-1")
-def test_there_is_a_fixture_for_the_present_format() -> None:
-    assert FORMATS[-1].stem == str(latest_version())
+def test_there_is_a_fixture_for_every_format_that_is_read() -> None:
+    assert sorted(int(file.stem) for file in FORMATS) == [migration.version for migration in schema().migrations]
 
 
 @pytest.mark.contract("FMT-1", "PRJ-4", "EVT-5")
@@ -142,8 +137,7 @@ async def test_old_writer_new_reader_sees_everything_and_goes_on(old_file: Path)
     store = await SqliteStore.open(old_file, clock=clock)
     assert await store.migrate() == latest_version()
     heads = {head.run_id: head for head in await store.find(RunQuery())}
-    gated = [] if first_format(old_file) < 6 else ["in line", "inside"]
-    assert sorted(heads) == sorted(["asking", "charging", "done", "queued", "sleeping", "waiting", *gated])
+    assert sorted(heads) == ["asking", "charging", "done", "in line", "inside", "queued", "sleeping", "waiting"]
     for run_id, head in heads.items():
         events = await store.read_events(run_id)
         assert runtime_snapshot(state_of(run_id, events)) == head.snapshot
@@ -161,22 +155,21 @@ async def test_old_writer_new_reader_sees_everything_and_goes_on(old_file: Path)
 
 
 @pytest.mark.contract("FMT-1", "ACT-1")
-async def test_jobs_of_any_format_since_there_are_jobs_are_taken(old_file: Path) -> None:
+async def test_jobs_of_any_format_are_acquired(old_file: Path) -> None:
     clock = VirtualClock(START + 10_000)
     store = await SqliteStore.open(old_file, clock=clock)
     await store.migrate()
     asking, charging = await store.load(["asking", "charging"])
     assert asking is not None
     assert charging is not None
-    queued = [] if first_format(old_file) < 2 else [("send", 1), ("print", 2)]
-    assert asking.details == ({"print": codec.encode("page 7")} if queued else {})
-    assert charging.details == ({"charge": codec.encode("asked the bank")} if queued else {})
+    assert asking.details == {"print": codec.encode("page 7")}
+    assert charging.details == {"charge": codec.encode("asked the bank")}
     taken = await store.acquire_jobs("node-c", ["mail"], ["charge"], 10, 1_000)
     clock.advance(ms=60_000)
     taken += [
         one for one in await store.acquire_jobs("node-c", ["mail"], ["charge"], 10, 1_000) if one.step_id == "print"
     ]
-    assert [(one.step_id, one.engine_attempt_id) for one in taken] == queued
+    assert [(one.step_id, one.engine_attempt_id) for one in taken] == [("send", 1), ("print", 2)]
     await store.close()
 
 
@@ -198,7 +191,7 @@ async def test_tasks_of_any_format_are_found_by_whom_they_concern(old_file: Path
 
 @pytest.mark.contract("FMT-1", "TSK-1")
 async def test_rows_of_an_old_writer_are_found_by_whom_they_concern(old_file: Path) -> None:
-    """The statement is the one of the first format, which names no columns."""
+    """The statement names no columns: no column may be added to this table."""
     store = await SqliteStore.open(old_file, clock=VirtualClock(START + 10_000))
     await store.migrate()
     [known] = await store.find(TaskQuery())
@@ -218,58 +211,50 @@ async def test_rows_of_an_old_writer_are_found_by_whom_they_concern(old_file: Pa
 
 
 @pytest.mark.contract("FMT-1", "MSG-3")
-async def test_letters_of_any_format_since_there_are_letters_are_found_and_requeued(old_file: Path) -> None:
+async def test_dead_letters_of_any_format_are_found_and_requeued(old_file: Path) -> None:
     store = await SqliteStore.open(old_file, clock=VirtualClock(START + 10_000))
     await store.migrate()
-    found = await store.find(DeadLetterQuery())
-    assert found == ([] if first_format(old_file) < 4 else [dead_letter("waiting")])
-    for letter in found:
-        assert await store.settle_dead_letters([letter.letter_id], "requeue", "ann") == [
-            Settled(letter.letter_id, "requeue")
-        ]
+    [letter] = await store.find(DeadLetterQuery())
+    assert letter == dead_letter("waiting")
+    settled = await store.settle_dead_letters([letter.letter_id], "requeue", "ann")
+    assert settled == [Settled(letter.letter_id, "requeue")]
     await store.close()
 
 
 @pytest.mark.contract("FMT-1", "API-4")
-async def test_access_tokens_of_any_format_since_there_are_tokens_are_found(old_file: Path) -> None:
+async def test_access_tokens_of_any_format_are_found(old_file: Path) -> None:
     store = await SqliteStore.open(old_file, clock=VirtualClock(START + 10_000))
     await store.migrate()
     found = await store.find_tokens(TokenQuery())
-    if first_format(old_file) < 5:
-        assert found == []
-    else:
-        assert found[0] == access_token("a" * 16)
-        assert (found[1].revoked_at, found[1].revoked_by) == (START, "ann")
+    assert found[0] == access_token("a" * 16)
+    assert (found[1].revoked_at, found[1].revoked_by) == (START, "ann")
     await store.close()
 
 
-async def check_what_is_not_of_runs(store: Store, *, has_it: bool) -> None:
-    """Check that a store has the audit log, key and definition of the sample, if its format has such things."""
-    operations = [entry.operation for entry in await store.find(AuditQuery())]
-    assert operations == ["tokens.create" if has_it else "store.migrate"]
-    assert (await store.put_key("completion", "f" * 64) == KEY) == has_it
-    assert await store.find_definitions([("order", "1")]) == [DEFINITION if has_it else None]
+async def check_what_is_not_of_runs(store: Store) -> None:
+    """Check that a store has the audit log, key and definition of the sample."""
+    assert [entry.operation for entry in await store.find(AuditQuery())] == ["tokens.create"]
+    assert await store.put_key("completion", "f" * 64) == KEY
+    assert await store.find_definitions([("order", "1")]) == [DEFINITION]
 
 
 @pytest.mark.contract("FMT-1", "API-4", "SIG-10")
-async def test_the_audit_log_keys_and_definitions_of_any_format_that_has_them_are_found(old_file: Path) -> None:
-    has_it = first_format(old_file) >= 8
+async def test_the_audit_log_keys_and_definitions_of_any_format_are_found(old_file: Path) -> None:
     store = await SqliteStore.open(old_file, clock=VirtualClock(START + 10_000))
     await store.migrate()
-    await check_what_is_not_of_runs(store, has_it=has_it)
+    await check_what_is_not_of_runs(store)
     await store.close()
 
 
 @pytest.mark.contract("FMT-1", "QUE-2")
-async def test_queued_runs_of_any_format_that_has_them_are_admitted(old_file: Path) -> None:
-    """Also when the run inside was finished by an older node, which did not free its place."""
-    has_gates = first_format(old_file) >= 6
+async def test_queued_runs_of_any_format_are_admitted(old_file: Path) -> None:
+    """Also when the run inside was finished without freeing its place."""
     store = await SqliteStore.open(old_file, clock=VirtualClock(START + 10_000))
     await store.migrate()
     assert await store.admit({"limited": ONE}, 9) == ([], None)
     change(old_file, "UPDATE runs SET status = 'COMPLETED', ready_at = NULL, finished_at = 1 WHERE run_id = 'inside'")
     admitted, _ = await store.admit({"limited": ONE}, 9)
-    assert [each.run_id for each in admitted] == (["in line"] if has_gates else [])
+    assert [each.run_id for each in admitted] == ["in line"]
     await store.close()
 
 
@@ -290,13 +275,13 @@ async def test_place_of_a_run_that_an_old_node_has_purged_is_free_again(old_file
     await store.migrate()
     change(old_file, "DELETE FROM runs WHERE run_id = 'inside'")
     admitted, _ = await store.admit({"limited": ONE}, 9)
-    assert [each.run_id for each in admitted] == ([] if first_format(old_file) < 6 else ["in line"])
+    assert [each.run_id for each in admitted] == ["in line"]
     await store.close()
 
 
 @pytest.mark.contract("FMT-1", "WF-3")
 async def test_an_old_node_says_nothing_of_what_it_can_run_and_is_believed_to_have_it(old_file: Path) -> None:
-    """The statements are those of the first format, which name no columns."""
+    """The statements name no columns: none may be added to this table."""
     clock = VirtualClock(START + 3_600_000_000)
     store = await SqliteStore.open(old_file, clock=clock)
     await store.migrate()
@@ -331,7 +316,6 @@ async def test_missing_records_mean_what_they_meant_before_there_were_records(ol
 @pytest.mark.contract("FMT-1", "EVT-3")
 async def test_new_writer_old_reader_ignores_what_it_does_not_know_and_keeps_it(old_file: Path) -> None:
     """This code stands for the old one: a newer schema, table, event type and field were added under its feet."""
-    runs = 6 if first_format(old_file) < 6 else 8
     store = await SqliteStore.open(old_file, clock=VirtualClock())
     await store.migrate()
     await store.close()
@@ -360,7 +344,7 @@ async def test_new_writer_old_reader_ignores_what_it_does_not_know_and_keeps_it(
     await store.purge(PurgePolicy(finished_run_ms=0))
     await store.close()
     db = sqlite3.connect(old_file)
-    assert db.execute("SELECT count(*) FROM wonders WHERE wonder = 'kept'").fetchone() == (runs,)
+    assert db.execute("SELECT count(*) FROM wonders WHERE wonder = 'kept'").fetchone() == (8,)
     assert db.execute("SELECT count(*) FROM events WHERE event_type = 'WonderHappened'").fetchone() == (1,)
     assert db.execute("SELECT DISTINCT mood FROM runs").fetchall() == [("good",)]
     db.close()

@@ -1,7 +1,7 @@
-"""Persisted formats on PostgreSQL: what released versions wrote, and the rolling-upgrade matrix.
+"""Persisted formats on PostgreSQL: what earlier builds wrote, and the rolling-upgrade matrix.
 
-`formats/N.sql` holds the rows of a store as format N wrote them, for a schema made by the migrations up to N. It is
-never changed: a new format adds a file. To make the one of the present format:
+`formats/N.sql` holds the rows of a store as format N wrote them, for tables made by `schema.sql` and the migrations up
+to N. It is never changed: a new format adds a file. To make the one of the present format:
 `python -m tests.store.postgres.test_format ADDRESS formats/N.sql`, on a schema that is not there yet.
 """
 
@@ -22,7 +22,7 @@ from holdfast.core.state import COMPLETED, RUNNING, state_of
 from holdfast.store.port import Accepted, Created, Duplicate, Existing, PurgePolicy, RunQuery, TaskQuery
 from holdfast.store.postgres import PostgresStore
 from holdfast.store.postgres.address import parse_address
-from holdfast.store.postgres.migrate import functions, latest_version, migrations
+from holdfast.store.postgres.migrate import schema as schema_scripts
 from holdfast.store.postgres.pool import in_schema
 from holdfast.store.types import DeadLetterQuery, TokenQuery
 from holdfast.testing.clock import START, VirtualClock
@@ -69,15 +69,13 @@ async def restore(file: Path, address: str) -> None:
             f"CREATE TABLE {schema}.holdfast_schema (version bigint PRIMARY KEY, oldest_reader bigint NOT NULL, "
             "applied_at timestamptz NOT NULL DEFAULT now())"
         )
-        for migration in migrations():
+        for migration in schema_scripts().migrations:
             if migration.version > int(file.stem):
                 break
             await connection.execute(in_schema(migration.script, schema))
             await connection.execute(
                 f"INSERT INTO {schema}.holdfast_schema VALUES ($1, $2)", migration.version, migration.oldest_reader
             )
-        if int(file.stem) == latest_version():
-            await connection.execute(in_schema(functions(), schema))
         await connection.execute(in_schema(file.read_text(), schema))
 
 
@@ -87,13 +85,6 @@ async def old_address(request: pytest.FixtureRequest, address: str) -> str:
     return address
 
 
-async def has_gates(address: str) -> bool:
-    """Say whether the store was begun in a format that has gates."""
-    async with behind(address) as connection:
-        schema = parse_address(address).schema
-        return bool(await connection.fetchval(f"SELECT max(version) >= 5 FROM {schema}.holdfast_schema"))
-
-
 async def opened(address: str, us: int = 10_000) -> PostgresStore:
     store = await PostgresStore.open(address, clock=VirtualClock(START + us))
     await store.migrate()
@@ -101,16 +92,16 @@ async def opened(address: str, us: int = 10_000) -> PostgresStore:
 
 
 @pytest.mark.contract("FMT-1")
-def test_there_is_a_fixture_for_the_present_format() -> None:
-    assert FORMATS[-1].stem == str(latest_version())
+def test_there_is_a_fixture_for_every_format_that_is_read() -> None:
+    known = [migration.version for migration in schema_scripts().migrations]
+    assert sorted(int(file.stem) for file in FORMATS) == known
 
 
 @pytest.mark.contract("FMT-1", "PRJ-4", "EVT-5")
 async def test_old_writer_new_reader_sees_everything_and_goes_on(old_address: str) -> None:
-    gated = ["in line", "inside"] if await has_gates(old_address) else []
     store = await opened(old_address)
     heads = {head.run_id: head for head in await store.find(RunQuery())}
-    assert sorted(heads) == sorted(["asking", "charging", "done", "queued", "sleeping", "waiting", *gated])
+    assert sorted(heads) == ["asking", "charging", "done", "in line", "inside", "queued", "sleeping", "waiting"]
     for run_id, head in heads.items():
         events = await store.read_events(run_id)
         assert runtime_snapshot(state_of(run_id, events)) == head.snapshot
@@ -130,17 +121,13 @@ async def test_old_writer_new_reader_sees_everything_and_goes_on(old_address: st
     await node.renew()
     await node.commit(await node.turn(charging, complete(), inputs=[ActivitySucceeded("charge", 1)]))
     assert (await node.load("charging")).head.status is COMPLETED
-    assert [run.head.run_id for run in await SampleNode(store, "node-z").claim()] == ["queued", *gated[1:]]
+    assert [run.head.run_id for run in await SampleNode(store, "node-z").claim()] == ["queued", "inside"]
     await store.close()
 
 
 @pytest.mark.contract("FMT-1", "QUE-2")
-async def test_gates_of_any_format_since_there_are_gates_go_on(old_address: str) -> None:
-    """A store that was begun without them has them too."""
-    is_gated = await has_gates(old_address)
+async def test_admission_queues_of_any_format_go_on(old_address: str) -> None:
     store = await opened(old_address)
-    if not is_gated:
-        await enqueue(store, "inside", "in line", plan_id="limited")
     node = SampleNode(store, "node-z")
     await node.claim()
     assert await admit(store, plan_id="limited") == []
@@ -164,26 +151,19 @@ async def test_letters_are_found_and_requeued(old_address: str) -> None:
 
 
 @pytest.mark.contract("FMT-1", "API-4")
-@pytest.mark.parametrize("file", FORMATS, ids=lambda file: file.stem)
-async def test_access_tokens_of_any_format_since_there_are_tokens_are_found(address: str, file: Path) -> None:
-    await restore(file, address)
-    store = await opened(address)
+async def test_access_tokens_of_any_format_are_found(old_address: str) -> None:
+    store = await opened(old_address)
     found = await store.find_tokens(TokenQuery())
-    assert [token.token_id[0] for token in found] == (["a", "b"] if int(file.stem) >= 4 else [])
-    if found:
-        assert found[0] == access_token("a" * 16)
-        assert (found[1].revoked_at, found[1].revoked_by) == (START, "ann")
+    assert [token.token_id[0] for token in found] == ["a", "b"]
+    assert found[0] == access_token("a" * 16)
+    assert (found[1].revoked_at, found[1].revoked_by) == (START, "ann")
     await store.close()
 
 
 @pytest.mark.contract("FMT-1", "API-4", "SIG-10")
-@pytest.mark.parametrize("file", FORMATS, ids=lambda file: file.stem)
-async def test_the_audit_log_keys_and_definitions_of_any_format_that_has_them_are_found(
-    address: str, file: Path
-) -> None:
-    await restore(file, address)
-    store = await opened(address)
-    await check_what_is_not_of_runs(store, has_it=int(file.stem) >= 7)
+async def test_the_audit_log_keys_and_definitions_of_any_format_are_found(old_address: str) -> None:
+    store = await opened(old_address)
+    await check_what_is_not_of_runs(store)
     await store.close()
 
 

@@ -1,8 +1,8 @@
 -- What a verb does, as one function each: one round trip and one transaction for a whole batch. Every statement sees
 -- what was committed before it began, so what is read after the locks are held is true until the end.
--- This file is applied after the migrations, whenever one of them is: change a function here, in its place. Nodes of
--- two releases call the functions during a rolling upgrade, so one whose arguments or answer change takes the next
--- number in its name, and the former stays in databases that have it until no release calls it any more.
+-- `migrate` applies this file whenever a store has other functions than these: change a function here, in its place.
+-- Nodes of two releases call the functions during a rolling upgrade, so one whose arguments or answer change takes the
+-- next number in its name, and the former stays in databases that have it until no release calls it any more.
 -- The plans are the same whatever the tables hold and whenever they are made: for each item, look into an index. The
 -- settings of each function leave the planner no other way, and tables that are mostly small are looked into item by
 -- item, never joined: a planner that takes them for empty would walk through dead rows.

@@ -1,44 +1,24 @@
-"""Bringing a file's schema up to date, once, whichever process comes first.
-
-Migrations are the files `migrations/NNNN_*.sql`, applied in order, each recorded in `holdfast_schema`. All that are
-missing are applied in one transaction.
-
-A migration names, on its first line, the oldest schema whose code can still work with what it makes. One that only
-adds (tables, indexes, columns with defaults) leaves that as it was, so old and new nodes share the file during a
-rolling upgrade. Code that is too old for a file refuses it with `StoreTooNew` rather than guess.
-"""
+"""Making a file's schema, or bringing it up to date, once, whichever process is first. See `store/schema.py`."""
 
 import sqlite3
-from importlib.resources import files
 from pathlib import Path
 
-from msgspec import Struct
-
 from holdfast.core.instants import Instant
-from holdfast.errors import StoreNotMigrated, StoreTooNew
+from holdfast.errors import StoreNotMigrated
 from holdfast.store import validation
+from holdfast.store.schema import Schema, schema_of
 from holdfast.store.sqlite import audit
 from holdfast.store.sqlite.connection import APPLICATION_ID
 
 
-class Migration(Struct, frozen=True):
-    """One step of the schema."""
-
-    version: int
-    oldest_reader: int
-    script: str
-
-
-def migrations() -> list[Migration]:
-    """Return every migration, in order."""
-    folder = files("holdfast.store.sqlite") / "migrations"
-    scripts = {int(file.name[:4]): file.read_text() for file in folder.iterdir() if file.name.endswith(".sql")}
-    return [Migration(version, _oldest_reader(script), script) for version, script in sorted(scripts.items())]
+def schema() -> Schema:
+    """Return the schema that this build makes."""
+    return schema_of("holdfast.store.sqlite")
 
 
 def latest_version() -> int:
-    """Return the version of the schema that this code writes."""
-    return migrations()[-1].version
+    """Return the version of the schema that this build writes."""
+    return schema().latest
 
 
 def migrate(db: sqlite3.Connection, path: Path, now: Instant) -> int:
@@ -49,33 +29,25 @@ def migrate(db: sqlite3.Connection, path: Path, now: Instant) -> int:
     )
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     present = schema_version(db, path)
-    for migration in migrations():
-        if migration.version > present:
-            for statement in split(migration.script):
-                db.execute(statement)
-            row = (migration.version, migration.oldest_reader, now)
-            db.execute("INSERT INTO holdfast_schema VALUES (?, ?, ?)", row)
+    for migration in schema().missing(present):
+        for statement in split(migration.script):
+            db.execute(statement)
+        row = (migration.version, migration.oldest_reader, now)
+        db.execute("INSERT INTO holdfast_schema VALUES (?, ?, ?)", row)
     if 0 < present < latest_version():
         audit.append(db, [validation.migration_entry(present, latest_version(), now)])
     return schema_version(db, path)
 
 
 def schema_version(db: sqlite3.Connection, path: Path) -> int:
-    """Return the version of the file's schema, 0 if it has none; refuse one that this code is too old for."""
+    """Return the version of the file's schema, 0 if it has none; refuse one that this build cannot work with."""
     found = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'holdfast_schema'").fetchone()
     if found is None:
         return 0
     version, oldest_reader = db.execute(
         "SELECT coalesce(max(version), 0), coalesce(max(oldest_reader), 0) FROM holdfast_schema"
     ).fetchone()
-    if oldest_reader > latest_version():
-        raise StoreTooNew(
-            f"{path}: the schema is at version {version} and needs code that knows version {oldest_reader}; "
-            f"this Holdfast knows {latest_version()}. Upgrade Holdfast.",
-            path=str(path),
-            found=version,
-            known=latest_version(),
-        )
+    schema().check(version, oldest_reader, str(path), path=str(path))
     return int(version)
 
 
@@ -93,7 +65,3 @@ def split(script: str) -> list[str]:
             statements.append(pending)
             pending = ""
     return statements
-
-
-def _oldest_reader(script: str) -> int:
-    return int(script.partition("\n")[0].removeprefix("-- oldest reader:"))

@@ -1,10 +1,11 @@
--- oldest reader: 1
--- The tables. `holdfast.` is replaced by the schema that was asked for. Instants are microseconds since 1970; JSON is
--- kept as text. A run is known inside the schema by run_no, and text is compared byte by byte, as everywhere else.
+-- format: 7
+-- oldest reader: 7
+-- The schema of a store. `holdfast.` is replaced by the schema that was asked for. Instants are microseconds since 1970;
+-- JSON is kept as text. A run is known inside the schema by run_no, and text is compared byte by byte, as everywhere else.
 --
--- Whoever changes anything of a run holds the lock of its row in `runs`, taken in the order of run ids; every other
--- table is written under it. The two exceptions take no lock of a run: `take` skips jobs that are locked, and a node
--- writes its own lease.
+-- A transaction that changes anything of a run holds the lock of its row in `runs`, taken in the order of run ids; every
+-- other table is written under it. The two exceptions take no lock of a run: `acquire_jobs` skips jobs that are locked,
+-- and a node writes its own lease.
 
 CREATE SEQUENCE holdfast.run_numbers;
 
@@ -34,7 +35,10 @@ CREATE TABLE holdfast.runs (
     last_accepted_at bigint NOT NULL DEFAULT 0,
     ready_at         bigint,                              -- when a turn is due; NULL: nothing is in sight
     lease_owner      text COLLATE "C",
-    lease_epoch      bigint NOT NULL DEFAULT 0
+    lease_epoch      bigint NOT NULL DEFAULT 0,
+    queued_at        bigint,                              -- since when it is queued for admission; NULL: it is not
+    gate_no          bigint,                              -- its number in gate_runs; NULL: it was created without a request
+    losses           bigint NOT NULL DEFAULT 0            -- nodes that were lost while they owned it, since its last turn
 ) WITH (fillfactor = 60, autovacuum_vacuum_scale_factor = 0.02);
 CREATE UNIQUE INDEX runs_run_id ON holdfast.runs (run_id);
 CREATE UNIQUE INDEX runs_request_key ON holdfast.runs (request_key);
@@ -42,15 +46,15 @@ CREATE INDEX runs_finished ON holdfast.runs (finished_at) WHERE finished_at IS N
 CREATE INDEX runs_parent ON holdfast.runs (parent_run_id) WHERE parent_run_id IS NOT NULL;
 CREATE INDEX runs_reference ON holdfast.runs (reference_key) WHERE reference_key IS NOT NULL;
 
--- The ready set: the runs that are ready, will be, or belong to somebody. What `claim` walks through is this and not
+-- The ready set: the runs that are ready, will be, or have an owner. What `claim` walks through is this and not
 -- the runs. While some long transaction keeps dead rows from being removed, they pile up at places where something
 -- was once ready; a claim starts at the oldest place that can be alive, so places must never be entered behind it:
 --   lane 0: ready in order; the place is ready_at, which is not before the row was entered, but for a moment.
 --   lane 1: ready for longer than that when it was entered; the place is the instant at which it was.
---   lane 2: not ready, but somebody's; the place is the instant at which it was entered.
+--   lane 2: not ready, but owned; the place is the instant at which it was entered.
 CREATE TABLE holdfast.agenda (
     run_no       bigint PRIMARY KEY,
-    owner        text COLLATE "C" NOT NULL,               -- '': nobody
+    owner        text COLLATE "C" NOT NULL,               -- '': no node
     lane         smallint NOT NULL,
     place        bigint NOT NULL,
     ready_at     bigint,
@@ -109,12 +113,14 @@ CREATE TABLE holdfast.signals (
     received_at  bigint NOT NULL,                         -- what the clock said; the rate limit counts by it
     consumed_seq bigint,                                  -- run_seq of the event that consumed it
     payload      text NOT NULL,                           -- JSON
+    by_caller    text,                                    -- JSON CallerRef: who sent it through a service
     PRIMARY KEY (run_no, inbox_seq)
 );
-CREATE INDEX signals_unconsumed ON holdfast.signals (run_no, inbox_seq) WHERE consumed_seq IS NULL;
+-- By name: of a large mailbox only what open waits can take is read.
+CREATE INDEX signals_unconsumed ON holdfast.signals (run_no, name, inbox_seq) WHERE consumed_seq IS NULL;
 CREATE INDEX signals_by_id ON holdfast.signals (run_no, name, signal_id, accepted_at);
 
--- What is told to a sender again is made of these and of the run's id.
+-- The answer to a repeated signal is made of these and of the run's id.
 CREATE TABLE holdfast.acceptance_records (
     run_no         bigint NOT NULL,
     name           text COLLATE "C" NOT NULL,
@@ -167,7 +173,7 @@ CREATE TABLE holdfast.activity_records (
 );
 CREATE INDEX activity_records_open ON holdfast.activity_records (run_no) WHERE NOT is_completed;
 
--- Activities in queues, and what activities have said of their progress.
+-- Activities in queues, and what activities have reported of their progress.
 CREATE TABLE holdfast.jobs (
     run_no       bigint NOT NULL,
     step_id      text COLLATE "C" NOT NULL,
@@ -182,7 +188,7 @@ CREATE TABLE holdfast.jobs (
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX jobs_visible ON holdfast.jobs (queue, visible_at, run_no, step_id) WHERE visible_at IS NOT NULL;
 
--- Messages that nobody could handle. What people wrote may hold a NUL, which text may not.
+-- Messages that could not be handled. What people wrote may hold a NUL, which text may not.
 CREATE TABLE holdfast.dead_letters (
     letter_id  text COLLATE "C" PRIMARY KEY,
     run_no     bigint NOT NULL,
@@ -190,7 +196,7 @@ CREATE TABLE holdfast.dead_letters (
     detail     bytea NOT NULL,
     node       text NOT NULL,
     died_at    bigint NOT NULL,
-    settled    text,                                      -- NULL: nobody has looked yet
+    settled    text,                                      -- NULL: it is open
     settled_by bytea NOT NULL DEFAULT '',
     settled_at bigint,
     envelope   bytea NOT NULL                             -- JSON Message, or the bytes that were found instead
@@ -200,5 +206,136 @@ CREATE INDEX dead_letters_by_run ON holdfast.dead_letters (run_no, died_at, lett
 
 CREATE TABLE holdfast.nodes (
     node        text COLLATE "C" PRIMARY KEY,
-    lease_until bigint NOT NULL
+    lease_until bigint NOT NULL,
+    -- What it can run; NULL: it has not said, and may have everything. A definition is one text: a plan's id, a line break,
+    -- and its version; no name has a line break in it.
+    plans       text[]
 ) WITH (fillfactor = 50);
+
+-- Access tokens of a service: what is known of them, not the tokens.
+CREATE TABLE holdfast.access_tokens (
+    token_id     text COLLATE "C" PRIMARY KEY,
+    tenant       text COLLATE "C",                        -- NULL: for all tenants
+    session_of   text COLLATE "C",                        -- NULL: no session
+    expires_at   bigint,
+    revoked_at   bigint,
+    revoked_by   bytea NOT NULL DEFAULT '',
+    last_used_at bigint,
+    token        text NOT NULL                            -- JSON AccessToken, as it was made
+);
+CREATE INDEX access_tokens_sessions ON holdfast.access_tokens (expires_at) WHERE session_of IS NOT NULL;
+
+-- Which runs' histories each transaction has made longer: one row for all turns that were committed together.
+-- Transactions become visible in another order than they are numbered in, so a reader keeps a snapshot: all before a
+-- number, but for those that were under way.
+CREATE TABLE holdfast.growth (
+    xid        bigint NOT NULL,
+    runs       bigint[] NOT NULL,                         -- run_no of each new event
+    with_tasks bigint[]                                   -- of those that are about tasks
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX growth_xid ON holdfast.growth (xid);
+
+-- What is kept of it, in one row. A row is forgotten when its transaction had ended half a minute ago.
+CREATE TABLE holdfast.growth_kept (
+    lost_before  bigint NOT NULL,                         -- of transactions before this one rows may be gone
+    ended_before bigint NOT NULL,                         -- those before this one had ended then
+    noted_at     bigint NOT NULL
+);
+INSERT INTO holdfast.growth_kept VALUES (0, 0, 0);
+
+-- Admission queues of workflows with limits (`core/admission.py`): the runs that are queued, and those that are inside.
+--
+-- All of one queue is written under the lock of its row in `gates`. These locks are taken in the order of the plans'
+-- names, and before the lock of any run. Starting and leaving take none: a run that finishes puts its number into
+-- `gate_exits`, and one that starts under a rate into `gate_started`; the next transaction that holds the lock of the
+-- queue counts them.
+
+CREATE SEQUENCE holdfast.gate_numbers;
+
+CREATE TABLE holdfast.gates (
+    plan_id     text COLLATE "C" PRIMARY KEY,
+    inside      bigint NOT NULL DEFAULT 0,
+    waiting     bigint NOT NULL DEFAULT 0,
+    per_key     bigint NOT NULL DEFAULT 4611686018427387904,   -- as it was last used; 2^62: no limit
+    last_tenant text COLLATE "C" NOT NULL DEFAULT '',          -- of the run that was admitted last
+    last_start  bigint NOT NULL DEFAULT 0,                     -- number of the last row in gate_starts
+    starting    bigint NOT NULL DEFAULT 0                      -- how many were admitted under a rate and have yet to start
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+
+CREATE TABLE holdfast.gate_starts (
+    plan_id   text COLLATE "C" NOT NULL,
+    number    bigint NOT NULL,
+    starts_at bigint NOT NULL,
+    PRIMARY KEY (plan_id, number)
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
+
+CREATE TABLE holdfast.gate_runs (
+    number    bigint PRIMARY KEY,                              -- in order of creation
+    plan_id   text COLLATE "C" NOT NULL,
+    tenant    text COLLATE "C" NOT NULL,
+    key       text COLLATE "C" NOT NULL,
+    run_id    text COLLATE "C" NOT NULL,
+    place     bigint NOT NULL,                                 -- its rank: the lowest is first in its line
+    is_inside boolean NOT NULL DEFAULT false,
+    is_starting boolean NOT NULL DEFAULT false                 -- admitted under a rate, and has yet to start
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX gate_runs_waiting ON holdfast.gate_runs (plan_id, tenant, key, place, number) WHERE NOT is_inside;
+
+CREATE TABLE holdfast.gate_exits (
+    plan_id text COLLATE "C" NOT NULL,
+    number  bigint NOT NULL,
+    PRIMARY KEY (plan_id, number)
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
+
+-- One row for each tenant and key with runs: how many of them are inside, and which queued one is first.
+CREATE TABLE holdfast.gate_lines (
+    plan_id text COLLATE "C" NOT NULL,
+    tenant  text COLLATE "C" NOT NULL,
+    key     text COLLATE "C" NOT NULL,
+    inside  bigint NOT NULL,
+    per_key bigint NOT NULL,                                   -- that of `gates`
+    place   bigint,
+    number  bigint,
+    PRIMARY KEY (plan_id, tenant, key)
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX gate_lines_open ON holdfast.gate_lines (plan_id, tenant, place, number)
+    WHERE place IS NOT NULL AND inside < per_key;
+
+CREATE TABLE holdfast.gate_started (
+    plan_id    text COLLATE "C" NOT NULL,
+    number     bigint NOT NULL,
+    started_at bigint NOT NULL,
+    PRIMARY KEY (plan_id, number)
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
+
+-- What operators have done.
+CREATE TABLE holdfast.audit_log (
+    at          bigint NOT NULL,
+    entry_id    text COLLATE "C" NOT NULL,
+    tenant      text COLLATE "C",                         -- NULL: about no tenant
+    project     text,
+    environment text,
+    run_id      text COLLATE "C",
+    actor       text COLLATE "C" NOT NULL,
+    token_id    text COLLATE "C",
+    operation   text COLLATE "C" NOT NULL,
+    entry       text NOT NULL,                            -- JSON AuditEntry, as it was given
+    PRIMARY KEY (at, entry_id)
+);
+CREATE INDEX audit_log_by_tenant ON holdfast.audit_log (tenant, at) WHERE tenant IS NOT NULL;
+CREATE INDEX audit_log_by_run ON holdfast.audit_log (run_id, at) WHERE run_id IS NOT NULL;
+CREATE INDEX audit_log_by_actor ON holdfast.audit_log (actor, at);
+CREATE INDEX audit_log_by_token ON holdfast.audit_log (token_id, at) WHERE token_id IS NOT NULL;
+CREATE INDEX audit_log_by_operation ON holdfast.audit_log (operation, at);
+
+CREATE TABLE holdfast.store_keys (
+    name text PRIMARY KEY,                                -- what the key is for
+    key bytea NOT NULL                                    -- 32 bytes, secret
+);
+
+CREATE TABLE holdfast.definitions (
+    plan_id      text COLLATE "C" NOT NULL,
+    plan_version text COLLATE "C" NOT NULL,
+    definition   text NOT NULL,                           -- JSON PublishedDefinition: what the version declares
+    PRIMARY KEY (plan_id, plan_version)
+);
