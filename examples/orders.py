@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import holdfast as hf
-from holdfast.core.events import Event
 
 ORDERS, KILL_AFTER, WIDTH = 100, 30, 64
 
@@ -102,7 +101,7 @@ async def main(folder: Path) -> None:
     assert all(histories[order_id][-1].event_type == "RunCompleted" for order_id in acknowledged)
 
 
-def show(histories: dict[str, list[Event]], ledger: list[str]) -> None:
+def show(histories: dict[str, list[hf.Event]], ledger: list[str]) -> None:
     """Print the timeline of a rescued order, and the sums."""
     rescued = [run_id for run_id, events in histories.items() if len({e.engine_run_ref.node for e in events}) > 1]
     lost = [run_id for run_id in rescued if any(e.event_type == "StepRetried" for e in histories[run_id])]
@@ -118,14 +117,14 @@ def show(histories: dict[str, list[Event]], ledger: list[str]) -> None:
     assert types["StepCompleted"] == 2 * ORDERS == len(set(ledger))
 
 
-def timeline(events: list[Event]) -> str:
+def timeline(events: list[hf.Event]) -> str:
     """Draw the steps of a run to scale, from the times at which the store recorded them."""
     began, ended = events[0].persisted_at, events[-1].persisted_at
 
     def column(instant: int) -> int:
         return (instant - began) * (WIDTH - 1) // (ended - began)
 
-    steps: dict[str, list[Event]] = {}
+    steps: dict[str, list[hf.Event]] = {}
     for event in events:
         if event.step_id:
             steps.setdefault(event.step_id, []).append(event)

@@ -1,11 +1,23 @@
-"""Holdfast: durable workflows for Python."""
+"""Holdfast: durable workflows for Python.
+
+Everything that the documentation uses is here, in `holdfast.errors`, `holdfast.client`, `holdfast.service` and
+`holdfast.testing`; modules below those are internal. What needs the web server or OpenTelemetry is imported when it is
+first used, so that `import holdfast` stays fast and needs neither.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from holdfast import errors
-from holdfast.app import App
+from holdfast.app import Activity, App, Workflow
+from holdfast.core.events import Event
+from holdfast.core.messages import Actor
 from holdfast.core.timing import Retry
 from holdfast.engine.activities.context import NonRetryable, activity_context
+from holdfast.engine.inbox.authorization import Caller, ControlRequest
+from holdfast.engine.observe.logs import JsonFormatter
 from holdfast.engine.options import NodeOptions
-from holdfast.limits import Limits
+from holdfast.limits import DeadLetterPolicy, Limits
 from holdfast.program.api import (
     Saga,
     continue_as_new,
@@ -21,22 +33,51 @@ from holdfast.program.api import (
     wait_until,
 )
 from holdfast.program.signals import signals, wait_signal
-from holdfast.program.tasks import task
+from holdfast.program.tasks import Escalation, task
+from holdfast.run import RunHandle
 from holdfast.settings import Settings
 from holdfast.store.memory import MemoryStore
 from holdfast.store.open import open_store
 from holdfast.store.sqlite import SqliteStore
+from holdfast.store.types import PurgePolicy
+
+if TYPE_CHECKING:
+    from holdfast.engine.observe.tracing import span_context, traced
+    from holdfast.service.http.server import serve
+    from holdfast.service.options import ServiceOptions
+    from holdfast.store.postgres import PostgresStore
+
+_LAZY = {
+    "PostgresStore": "holdfast.store.postgres",
+    "ServiceOptions": "holdfast.service.options",
+    "serve": "holdfast.service.http.server",
+    "span_context": "holdfast.engine.observe.tracing",
+    "traced": "holdfast.engine.observe.tracing",
+}
 
 __all__ = [
+    "Activity",
+    "Actor",
     "App",
+    "Caller",
+    "ControlRequest",
+    "DeadLetterPolicy",
+    "Escalation",
+    "Event",
+    "JsonFormatter",
     "Limits",
     "MemoryStore",
     "NodeOptions",
     "NonRetryable",
+    "PostgresStore",
+    "PurgePolicy",
     "Retry",
+    "RunHandle",
     "Saga",
+    "ServiceOptions",
     "Settings",
     "SqliteStore",
+    "Workflow",
     "activity_context",
     "continue_as_new",
     "continue_as_new_if_long",
@@ -48,10 +89,25 @@ __all__ = [
     "open_store",
     "patched",
     "random",
+    "serve",
     "signals",
     "sleep",
+    "span_context",
     "task",
+    "traced",
     "uuid4",
     "wait_signal",
     "wait_until",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is not needed by everybody when it is first used."""
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_LAZY[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

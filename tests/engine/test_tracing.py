@@ -16,7 +16,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from holdfast.engine.observe import tracing
-from holdfast.engine.observe.tracing import context_of, traced
+from holdfast.engine.observe.tracing import span_context, traced
 
 app = hf.App("traced")
 current: dict[str, Any] = {}
@@ -64,7 +64,7 @@ async def test_a_run_becomes_one_trace_whoever_carried_out_its_steps() -> None:
     assert spans.keys() == {
         "run order", "signalwaiting go", "child child", "run child", "step pay", "step ship",
     }  # fmt: skip
-    root = context_of(run.run_id)
+    root = span_context(run.run_id)
     assert {span.context.trace_id for span in spans.values()} == {root.trace_id}
     assert spans["run order"].parent is None
     assert spans["step ship"].parent.span_id == spans["run order"].context.span_id == root.span_id

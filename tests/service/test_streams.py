@@ -154,7 +154,7 @@ async def test_who_may_not_read_a_stream_is_noted(caplog: pytest.LogCaptureFixtu
         shop.http.headers["authorization"] = f"Bearer {token}"
         for place in ("/v1/runs/r-1/stream?colour=red", "/v1/stream?kinds=runs", "/metrics"):
             assert (await shop.http.get(place)).status_code == 403
-        lines = [record.getMessage() for record in caplog.records if record.name == "holdfast.service.auth.tokens"]
+        lines = [record.getMessage() for record in caplog.records if record.name == "holdfast.access"]
         told = ["runs.stream", "lists.stream", "metrics"]
         assert all(what in line and "eve" in line for what, line in zip(told, lines, strict=True))
 

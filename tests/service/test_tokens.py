@@ -335,11 +335,11 @@ async def test_refusals_are_logged_up_to_a_bound(caplog: pytest.LogCaptureFixtur
         fields = {"workflow": "echo"}
         response = await stage.http.post("/v1/runs", json=fields, headers={**bearing(token), "x-correlation-id": "c-7"})
         assert response.status_code == 403
-        [line] = [record.getMessage() for record in caplog.records if record.name == "holdfast.service.auth.tokens"]
+        [line] = [record.getMessage() for record in caplog.records if record.name == "holdfast.access"]
         assert all(part in line for part in ("vic", token[9:25], "runs.start", "runs:write", "c-7"))
         for _ in range(LINES_PER_MINUTE * 2):
             await stage.http.get("/v1/runs", headers={"authorization": "nonsense"})
-        lines = [record for record in caplog.records if record.name == "holdfast.service.auth.tokens"]
+        lines = [record for record in caplog.records if record.name == "holdfast.access"]
         assert len(lines) == 1 + LINES_PER_MINUTE, "of each caller so many"
 
 

@@ -39,7 +39,7 @@ MOST_BEHIND = 10_000
 FAILED = (e.StepFailed, e.ChildFailed, e.RunFailed)
 
 
-def context_of(run_id: str, step_id: str = "") -> SpanContext:
+def span_context(run_id: str, step_id: str = "") -> SpanContext:
     """Return the span of a run, or of one of its steps. Children are in the trace of the run above them all."""
     root = run_id.partition("/")[0]
     return SpanContext(
@@ -59,9 +59,9 @@ def spans_of(history: Sequence[Event], resource: Resource) -> Iterator[ReadableS
     first, last = history[0], history[-1]
     queued = first.data
     assert isinstance(queued, e.RunQueued)
-    above = context_of(queued.parent_run_id, queued.parent_step_id or "") if queued.parent_run_id else None
+    above = span_context(queued.parent_run_id, queued.parent_step_id or "") if queued.parent_run_id else None
     about = {"holdfast.run_id": first.run_id, "holdfast.workflow": queued.plan_id}
-    yield _span(f"run {queued.plan_id}", context_of(first.run_id), above, first, last, about, resource)
+    yield _span(f"run {queued.plan_id}", span_context(first.run_id), above, first, last, about, resource)
     opened: dict[str, Event] = {}
     for event in history:
         if type(event.data) in e.OPENING:
@@ -79,7 +79,7 @@ def _step(begun: Event, ended: Event, about: dict[str, str], resource: Resource)
     if ended.caused_by_signal_id is not None:
         more["holdfast.signal_id"] = ended.caused_by_signal_id
     return _span(
-        name, context_of(begun.run_id, step_id), context_of(begun.run_id), begun, ended, {**about, **more}, resource
+        name, span_context(begun.run_id, step_id), span_context(begun.run_id), begun, ended, {**about, **more}, resource
     )
 
 
@@ -161,7 +161,7 @@ def _in_step() -> Iterator[None]:
     if activity is None:
         yield
         return
-    span = NonRecordingSpan(context_of(activity.run_id, activity.step_id))
+    span = NonRecordingSpan(span_context(activity.run_id, activity.step_id))
     with trace.use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
         yield
 

@@ -38,7 +38,7 @@ from holdfast.service.http.exchange import Exchange
 from holdfast.service.http.proxies import Proxies
 from holdfast.service.options import OidcOptions
 
-logger = logging.getLogger("holdfast.service.auth.tokens")
+logger = logging.getLogger("holdfast.access")
 
 LONGEST_TOKEN = 16_384
 """More bytes are no token, whatever they say."""

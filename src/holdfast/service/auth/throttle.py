@@ -17,7 +17,7 @@ from starlette.types import Scope
 
 from holdfast.errors import HoldfastError, RateLimited
 
-logger = logging.getLogger("holdfast.service.auth.tokens")
+logger = logging.getLogger("holdfast.access")
 
 MINUTE_S = 60.0
 LINES_PER_MINUTE = 60

@@ -28,7 +28,7 @@ from holdfast.service.options import LONGEST_TOKEN_S, TOKEN_S
 from holdfast.store.port import Store
 from holdfast.store.types import TokenQuery
 
-logger = logging.getLogger("holdfast.service.auth.tokens")
+logger = logging.getLogger("holdfast.access")
 
 HOW_TO_BEGIN = "`holdfast token create NAME --role admin --store ADDRESS` makes one on the store, without a server"
 LAST_USED_S = 600
