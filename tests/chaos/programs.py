@@ -19,8 +19,8 @@ from msgspec.structs import replace
 
 import holdfast as hf
 from holdfast.core import events as e
-from holdfast.engine.node import Node
 from holdfast.engine.options import NodeOptions
+from holdfast.engine.turns.owned_runs import OwnedRuns
 from holdfast.store import port
 from holdfast.store.sqlite import SqliteStore
 
@@ -157,7 +157,7 @@ def _is_dropped(turn: port.Turn) -> bool:
 
 
 def _forget_the_lost() -> None:
-    Node._lost = lambda self, owned, state, now: []  # type: ignore[method-assign]
+    OwnedRuns.lost = lambda self, owned, state, now: []  # type: ignore[method-assign]
 
 
 if os.environ.get(PLANT) == "dropped-commit":
@@ -165,4 +165,4 @@ if os.environ.get(PLANT) == "dropped-commit":
 elif os.environ.get(PLANT) == "forgotten-activities":
     _forget_the_lost()
 elif os.environ.get(PLANT) == "falls-over":
-    Node._after = None  # type: ignore[assignment,method-assign]
+    OwnedRuns.perform_effects = None  # type: ignore[assignment,method-assign]

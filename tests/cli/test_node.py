@@ -211,7 +211,7 @@ async def test_what_takes_too_long_is_given_back_to_a_node_that_is_waiting(shop:
             second.send(signal.SIGTERM)
             assert await second.ended() == 0
     assert "activities given up because they took too long: 1" in first.said
-    assert "runs given back: 1" in first.said
+    assert "runs released: 1" in first.said
     types = await shop.types()
     assert (types.count("StepCompleted"), types.count("StepRetried"), types[-1]) == (2, 1, "RunCompleted")
 

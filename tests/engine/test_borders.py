@@ -200,7 +200,7 @@ async def test_an_outcome_that_comes_while_an_end_is_being_deferred_is_not_defer
 
             async def meanwhile() -> None:
                 gates["a"].set()
-                while not node._owned[run.run_id].inputs:  # noqa: ASYNC110
+                while not node.owned_runs.by_id[run.run_id].inputs:  # noqa: ASYNC110
                     await asyncio.sleep(0.001)
 
             def make_again(*deferred: Any) -> None:

@@ -277,11 +277,11 @@ async def test_a_crash_before_the_detachment_is_recorded_loses_no_outcome(place:
     first, second = Office(), Office()
     async with place.opened() as store:
         async with place.node(first.app, store, drain_s=0.01) as node:
-            node._executor._report = lambda work, outcome: None  # word of it never arrives
+            node.owned_runs.executor._report = lambda work, outcome: None  # word of it never arrives
             run_id = (await first.app.start(first.contract, "lease")).run_id
             token = await first.tokens.get()
             if is_completed:
-                pump = next(task for task in node._tasks if task.get_name() == "pump")
+                pump = next(task for task in node._tasks if task.get_name() == "turns")
                 pump.cancel()
                 await first.app.complete_activity(token, "ann")
         async with place.node(second.app, store):

@@ -267,4 +267,4 @@ async def test_a_run_is_let_go_if_its_turn_has_closed_what_it_would_begin() -> N
     """An attempt is due and the step's time is over, both in one turn: nobody works on it."""
     async with hf.App("shop").node(hf.MemoryStore()) as node:
         draft: Any = SimpleNamespace(dispatch=["charge"], state=RunState(run_id="r-1"))
-        assert not node._is_busy(draft)
+        assert not node.owned_runs.is_busy(draft)

@@ -240,11 +240,11 @@ async def test_a_run_that_is_let_go_while_it_is_looked_for_is_claimed_before_it_
         run = await app.start(buy)
         while node.owns(run.run_id):  # noqa: ASYNC110
             await asyncio.sleep(0)
-        while not node._is_idle or node._something.is_set() or node._should_claim:  # noqa: ASYNC110
+        while not node._is_idle or node.owned_runs.changed.is_set() or node.owned_runs.should_claim:  # noqa: ASYNC110
             await asyncio.sleep(0)
         clock.advance(ms=4_000)
         store.may_answer.set()
-        while node.starter._looking or node._something.is_set() or not node._is_idle:  # noqa: ASYNC110
+        while node.starter._looking or node.owned_runs.changed.is_set() or not node._is_idle:  # noqa: ASYNC110
             await asyncio.sleep(0)
         ring()
         assert await run.result() == "paid"
@@ -322,19 +322,19 @@ async def test_a_turn_that_was_taken_before_is_dropped_if_there_is_more_to_take(
     store = MemoryStore()
     async with shop.app.node(store) as node:
         new = start_run("a", RunQueued("ask", "1", input=Raw(b'{"question":"who?"}')), START, node.name)
-        first = FirstTurns(node.name, node.run_cache, node._dispatcher, node._limits).take(new, START)
+        first = FirstTurns(node.name, node.run_cache, node.owned_runs.dispatcher, node.limits).take(new, START)
         assert first is not None
         assert isinstance((await store.create([new], claim_for=node.name))[0], Created)
-        node.begin(new, START, first)
-        held = node._owned["a"]
+        node.owned_runs.begin(new, START, first)
+        held = node.owned_runs.by_id["a"]
         if brings == "a signal":
             await store.deliver([signal("a", "answer", "me")])
         [loaded] = await store.load(["a"])
         assert loaded is not None
         if brings == "another epoch":
             loaded = replace(loaded, head=replace(loaded.head, lease_epoch=2))
-        node.add_owned(loaded)
-        is_kept = node._owned["a"] is held and held.drafted is not None
+        node.owned_runs.add(loaded)
+        is_kept = node.owned_runs.by_id["a"] is held and held.drafted is not None
         assert is_kept == (brings == "nothing")
         assert (node.run_cache._runs.get("a") is not None) == is_kept
         if brings == "a signal":

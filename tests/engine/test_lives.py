@@ -30,7 +30,7 @@ def vanish(node: Node) -> None:
     """End a node as a killed process ends: without a word to anybody."""
     for task in node._tasks:
         task.cancel()
-    node._executor.cancel_all()
+    node.owned_runs.executor.cancel_all()
 
 
 @asynccontextmanager
@@ -49,7 +49,7 @@ async def test_an_engine_restarted_under_its_name_goes_on_with_its_runs_within_t
     async with place.opened() as store, asyncio.timeout(MOST_SECONDS):
         async with killed(app, store, "web-0") as former:
             run_id = (await app.start(ship)).run_id
-            while not former._executor.busy:  # noqa: ASYNC110
+            while not former.owned_runs.executor.busy:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         async with app.node(store, name="web-0", options=hf.NodeOptions(lease_ms=LEASE_MS)) as node:
             assert name_of(node.name) == name_of(former.name) == "web-0"
@@ -90,7 +90,7 @@ async def test_of_two_nodes_with_one_name_the_older_fails_and_the_younger_goes_o
         with pytest.raises(NodeSuperseded, match="node web-0: another process has started under this name"):  # noqa: PT012
             async with older.node(store, name="web-0", options=hf.NodeOptions(lease_ms=90)) as first:
                 run = await older.start(ship)
-                while not first._executor.busy:  # noqa: ASYNC110
+                while not first.owned_runs.executor.busy:  # noqa: ASYNC110
                     await asyncio.sleep(0)
                 async with younger.node(store, name="web-0") as second:
                     assert await younger.run(run.run_id).result() == "built by attempt 2"
@@ -100,7 +100,7 @@ async def test_of_two_nodes_with_one_name_the_older_fails_and_the_younger_goes_o
                         await older.start(ship)
                     with pytest.raises(NodeSuperseded):
                         await first.run_until(asyncio.get_running_loop().create_future())
-                    assert first._executor.busy == 0
+                    assert first.owned_runs.executor.busy == 0
                     assert list((await store.stats()).leases) == [second.name]
     assert second.failure is None
     assert "ends its work" in caplog.text

@@ -115,7 +115,7 @@ class Scene:
         """Note it."""
         self.begun.append(new.run_id if first is None else f"{new.run_id} with its first turn")
 
-    def add_owned(self, loaded: LoadedRun) -> None:
+    def add(self, loaded: LoadedRun) -> None:
         """Note it."""
         self.held.append(loaded.head.run_id)
 

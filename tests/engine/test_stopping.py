@@ -99,7 +99,17 @@ async def test_a_stopped_node_does_not_deny_that_a_run_has_finished(place: Place
 
 def parts_of_nodes() -> set[str]:
     """Return the names of the tasks of nodes that go on."""
-    names = {"pump", "lease", "wake-ups", "finishes", "run queue", "beats", "queues", "outcomes", "definitions"}
+    names = {
+        "turns",
+        "lease",
+        "wake-ups",
+        "completion waiters",
+        "run queue",
+        "heartbeats",
+        "queues",
+        "outcomes",
+        "definitions",
+    }
     return names & {task.get_name() for task in asyncio.all_tasks()}
 
 
@@ -118,7 +128,7 @@ async def test_a_node_that_is_cancelled_while_it_drains_gives_everything_back(pl
     async with place.opened() as store:
         living = asyncio.create_task(live(store))
         await began.wait()
-        while not nodes[0]._is_stopping:  # noqa: ASYNC110
+        while not nodes[0].owned_runs.is_stopping:  # noqa: ASYNC110
             await asyncio.sleep(0)
         for _ in range(cancellations):
             living.cancel()
@@ -152,7 +162,7 @@ async def test_a_node_does_not_wait_for_ever_for_a_store_that_takes_nothing_back
         frozen: Any = Frozen(store)
         async with place.node(app, frozen):
             pass
-    assert "could not give its runs back" in caplog.text
+    assert "could not release its runs" in caplog.text
     assert parts_of_nodes() == set()
 
 

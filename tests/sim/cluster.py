@@ -20,7 +20,7 @@ from tests.sim.world import LOST_TURNS, World
 from tests.unheard_of import take_first_turns
 
 LEASE_MS = 3_000
-NODE_TASKS = frozenset({"pump", "lease", "wake-ups", "beats", "queues", "outcomes", "run queue"})
+NODE_TASKS = frozenset({"turns", "lease", "wake-ups", "heartbeats", "queues", "outcomes", "run queue"})
 
 
 class SeededIds:

@@ -17,13 +17,13 @@ from holdfast.core.event_writer import NOTHING, Decision, EventWriter
 from holdfast.core.events import NULL, ErrorInfo
 from holdfast.core.messages import ActivityErrored
 from holdfast.core.state import OpenStep, carried
-from holdfast.engine import node as node_module
 from holdfast.engine.activities.queue_worker import QueueWorker
-from holdfast.engine.node import Node
 from holdfast.engine.start.admission import RunQueue
 from holdfast.engine.start.starter import Starter
-from holdfast.engine.turns import owned_run
+from holdfast.engine.turns import owned_run, turn_taker
 from holdfast.engine.turns.draft import TurnDraft
+from holdfast.engine.turns.owned_runs import OwnedRuns
+from holdfast.engine.turns.turn_taker import TurnTaker
 from holdfast.program.coroutine import CoroutineProgram
 from holdfast.store import outgoing, port, validation
 from holdfast.store.memory import admission, run
@@ -62,20 +62,20 @@ def test_it_finds_work_that_is_begun_before_its_commit(monkeypatch: pytest.Monke
 
     def finish(self: TurnDraft, *, release: bool = False) -> port.Turn:
         turn = take(self, release=release)
-        for node in nodes[-1:]:
-            node._executor.cancel(turn.run_id)
+        for taker in takers[-1:]:
+            taker.owned_runs.executor.cancel(turn.run_id)
             for step_id in self.dispatch:
-                node._dispatcher.dispatch(turn.run_id, self.state.open_steps[step_id], NULL, self._now)
+                taker.owned_runs.dispatcher.dispatch(turn.run_id, self.state.open_steps[step_id], NULL, self._now)
         return turn
 
-    turns = Node._take_turns
-    nodes: list[Node] = []
+    turns = TurnTaker.take
+    takers: list[TurnTaker] = []
 
-    async def take_turns(self: Node, batch: Sequence[Any]) -> None:
-        nodes.append(self)
+    async def take_turns(self: TurnTaker, batch: Sequence[Any]) -> None:
+        takers.append(self)
         await turns(self, batch)
 
-    monkeypatch.setattr(Node, "_take_turns", take_turns)
+    monkeypatch.setattr(TurnTaker, "take", take_turns)
     monkeypatch.setattr(TurnDraft, "finish", finish)
     assert "began before it was committed" in first_finding()
 
@@ -105,22 +105,22 @@ def test_it_finds_a_store_that_gives_a_former_life_its_lease_again(monkeypatch: 
 
 @pytest.mark.contract("OWN-3", "MSG-2")
 def test_it_finds_runs_that_are_blamed_for_what_others_did(monkeypatch: pytest.MonkeyPatch) -> None:
-    take_turns = Node._take_turns
+    take_turns = TurnTaker.take
 
-    async def count_all(self: Node, batch: Sequence[Any]) -> None:
+    async def count_all(self: TurnTaker, batch: Sequence[Any]) -> None:
         for each in batch:
             if each.loaded.head.losses:
                 each.loaded = replace(each.loaded, head=replace(each.loaded.head, losses=LOST_TURNS))
         await take_turns(self, batch)
 
-    monkeypatch.setattr(Node, "_take_turns", count_all)
+    monkeypatch.setattr(TurnTaker, "take", count_all)
     assert "others have ended the processes" in first_finding()
 
 
 @pytest.mark.contract("OWN-3", "MSG-2")
 def test_it_finds_runs_that_are_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(World, "die", _die_always)
-    monkeypatch.setattr(node_module, "poison_of", lambda loaded, limits: None)
+    monkeypatch.setattr(turn_taker, "poison_of", lambda loaded, limits: None)
     assert "ends one process after the other" in first_finding()
 
 
@@ -169,16 +169,16 @@ def test_it_finds_timers_that_fire_early(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.contract("OWN-3")
 def test_it_finds_activities_that_died_with_their_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Node, "_lost", lambda self, held, state, now: [])
+    monkeypatch.setattr(OwnedRuns, "lost", lambda self, owned, state, now: [])
     assert "is open and no node has the run" in first_finding()
 
 
 @pytest.mark.contract("MSG-2")
 def test_it_finds_outcomes_that_are_dropped_when_the_store_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def commit_once(self: Node, turns: Sequence[port.Turn]) -> list[port.Committed | port.CommitConflict]:
-        return await self.store.commit(turns)
+    async def commit_once(self: TurnTaker, turns: Sequence[port.Turn]) -> list[port.Committed | port.CommitConflict]:
+        return await self._store.commit(turns)
 
-    monkeypatch.setattr(Node, "_commit", commit_once)
+    monkeypatch.setattr(TurnTaker, "_commit", commit_once)
     assert first_finding() != "nothing"
 
 

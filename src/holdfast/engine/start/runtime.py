@@ -114,7 +114,7 @@ class Runtime:
     async def open(self) -> None:
         """Publish what the workflows declare, and start the node."""
         await self._publish()
-        self._node.declarations = self._signals.declarations
+        self._node.turn_taker.declarations = self._signals.declarations
         await self._node.start()
 
     async def _publish(self) -> None:

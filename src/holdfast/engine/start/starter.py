@@ -46,7 +46,7 @@ class StartingNode(Protocol):
         """Go on with a run that was created, as it was asked for or with its first turn."""
         ...
 
-    def add_owned(self, loaded: LoadedRun) -> None:
+    def add(self, loaded: LoadedRun) -> None:
         """Take a run that was found in the store."""
         ...
 
@@ -142,7 +142,7 @@ class Starter:
                 again.append(place)
         for loaded in found.values():
             if loaded is not None:
-                self._node.add_owned(loaded)
+                self._node.add(loaded)
         if not is_sure:
             self._look_for([run_id for run_id, loaded in found.items() if loaded is None])
         if again:

@@ -138,7 +138,7 @@ class RunCache:
             await asyncio.sleep(max(0.0, self._asked_again_at - loop.time()))
             history = await read_since_rotation(self._store, head)
             began_at = loop.time()
-            # Made for this question only: the pump may be making its own at the same time, and keeps that one.
+            # Rebuilt for this query only: a turn may be rebuilding the run at the same time, and keeps its own.
             cached, problem = rebuild(head.run_id, history, self._registry)
             try:
                 if problem is not None:
