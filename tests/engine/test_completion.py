@@ -73,6 +73,18 @@ async def test_the_outcome_comes_later_and_the_run_is_parked_until_then(place: P
 
 
 @pytest.mark.contract("ACT-1")
+async def test_a_result_of_the_wrong_type_is_refused_and_the_step_waits_on(place: Place) -> None:
+    office = Office()
+    async with place.node(office.app):
+        run = await office.app.start(office.contract, "lease")
+        token = await office.tokens.get()
+        with pytest.raises(InvalidInput, match="does not fit str"):
+            await office.app.complete_activity(token, {"by": "ann"})
+        await office.app.complete_activity(token, "ann")
+        assert await run.result() == "signed by ann"
+
+
+@pytest.mark.contract("ACT-1")
 async def test_an_outcome_that_comes_before_the_run_knows_of_the_detachment_is_not_lost(place: Place) -> None:
     app = hf.App("office")
 

@@ -28,6 +28,7 @@ from holdfast.errors import CallerError, NotDurable, StoreError
 from holdfast.limits import Limits
 from holdfast.program.coroutine import current_program
 from holdfast.program.definitions import decode_options
+from holdfast.registry import Registry
 from holdfast.store import port
 from holdfast.store.memory import MemoryStore
 from holdfast.testing.faults import OrderedWakeups
@@ -142,7 +143,8 @@ class World:
         done.append(Effect(f"{step_id}/{len(done)}", "outside"))
         while True:
             try:
-                await report_result(self.client, await completion_key(self.client), token, done[-1].result, Limits())
+                key = await completion_key(self.client)
+                await report_result(self.client, key, token, done[-1].result, Limits(), Registry())
                 self.note(f"later  {run_id} {step_id}", "reports")
             except StoreError:
                 await asyncio.sleep(0.3)

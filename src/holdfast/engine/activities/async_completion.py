@@ -27,6 +27,7 @@ from holdfast.engine.history import head_of, read_since_rotation
 from holdfast.errors import CallerError, Conflict, InvalidInput
 from holdfast.limits import ERROR_TEXT_CHARS, Limits
 from holdfast.program.outcomes import error_info
+from holdfast.registry import Registry
 from holdfast.store.port import Refused, Store
 from holdfast.store.validation import run_terminal
 
@@ -37,16 +38,30 @@ async def completion_key(store: Store) -> str:
 
 
 async def report_result(
-    store: Store, key: str, token: str, result: Any, limits: Limits, audit: AuditEntry | None = None
+    store: Store,
+    key: str,
+    token: str,
+    result: Any,
+    limits: Limits,
+    registry: Registry,
+    audit: AuditEntry | None = None,
 ) -> None:
-    """Report that the activity has succeeded. See `App.complete_activity`."""
+    """Report that the activity has succeeded. See `App.complete_activity`.
+
+    A result that does not fit the type of a registered activity is refused: once recorded, it would fail the workflow.
+    """
     of = read_activity_token(token, key)
     encoded = codec.bounded(codec.encode(result), limits.value_bytes, f"the result of step {of.step_id!r}")
-    await _report(store, of, _outcome(of, result=encoded), audit)
+    await _report(store, of, _outcome(of, result=encoded), registry, audit)
 
 
 async def report_error(
-    store: Store, key: str, token: str, error: BaseException | str, audit: AuditEntry | None = None
+    store: Store,
+    key: str,
+    token: str,
+    error: BaseException | str,
+    registry: Registry,
+    audit: AuditEntry | None = None,
 ) -> None:
     """Report that the activity has failed. See `App.fail_activity`."""
     of = read_activity_token(token, key)
@@ -56,7 +71,7 @@ async def report_error(
         info = error_info(error, retryable=is_mendable(error))
     # Drawn from the token, not by chance: a caller who repeats the call after an unknown answer sends the same again.
     fraction = codec.number_of(token) / 2**56
-    await _report(store, of, _outcome(of, error=info, fraction=fraction), audit)
+    await _report(store, of, _outcome(of, error=info, fraction=fraction), registry, audit)
 
 
 def _outcome(of: ActivityToken, **fields: Any) -> ActivityOutcome:
@@ -71,10 +86,12 @@ class _Terms(Struct, frozen=True):
     why_not: CallerError | None = None
 
 
-async def _report(store: Store, of: ActivityToken, outcome: ActivityOutcome, audit: AuditEntry | None) -> None:
+async def _report(
+    store: Store, of: ActivityToken, outcome: ActivityOutcome, registry: Registry, audit: AuditEntry | None
+) -> None:
     payload = codec.encode(outcome)
     while True:
-        terms = await _terms(store, of, outcome)
+        terms = await _terms(store, of, outcome, registry)
         request = SignalRequest(
             run_id=of.run_id,
             name=OUTCOME_SIGNAL,
@@ -100,7 +117,7 @@ async def _report(store: Store, of: ActivityToken, outcome: ActivityOutcome, aud
             raise _too_late(of, "the step has an outcome already" if is_waiting else "its time is over")
 
 
-async def _terms(store: Store, of: ActivityToken, outcome: ActivityOutcome) -> _Terms:
+async def _terms(store: Store, of: ActivityToken, outcome: ActivityOutcome, registry: Registry) -> _Terms:
     head = await head_of(store, of.run_id)
     if head.status in TERMINAL:
         return _Terms(head.version, why_not=run_terminal(of.run_id, head.status))
@@ -113,6 +130,11 @@ async def _terms(store: Store, of: ActivityToken, outcome: ActivityOutcome) -> _
         return _Terms(version, why_not=InvalidInput(there_was_none, field="token"))
     if outcome.error is not None and of.engine_attempt_id < step.engine_attempt_id:
         return _Terms(version, why_not=_too_late(of, f"the step has come to attempt {step.engine_attempt_id}"))
+    if outcome.error is None:
+        try:
+            registry.check_result(step.body, outcome.result)
+        except InvalidInput as misfit:
+            return _Terms(version, why_not=misfit)
     return _Terms(version, _closes_at(step, of, outcome))
 
 

@@ -409,14 +409,14 @@ class Runtime:
     ) -> None:
         """Report the result of an activity that ended by `complete_later`. When this returns it is durable."""
         audit = self._audit_outcome(token, actor, caller)
-        await report_result(self.store, self._node.completion_key, token, result, self.limits, audit)
+        await report_result(self.store, self._node.completion_key, token, result, self.limits, self.registry, audit)
 
     async def fail_activity(
         self, token: str, error: BaseException | str, *, actor: str = "", caller: Caller | None = None
     ) -> None:
         """Report that such an activity has failed. When this returns it is durable."""
         audit = self._audit_outcome(token, actor, caller)
-        await report_error(self.store, self._node.completion_key, token, error, audit)
+        await report_error(self.store, self._node.completion_key, token, error, self.registry, audit)
 
     def _audit_outcome(self, token: str, actor: str, caller: Caller | None) -> AuditEntry | None:
         if caller is None:
