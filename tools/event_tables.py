@@ -34,7 +34,7 @@ def script() -> str:
             ),
             "};\n",
             _set("TERMINAL", (status for status in RunStatus if status in TERMINAL)),
-            "// Kinds of steps that ask somebody outside for an answer: to skip one takes a permission of its own.",
+            "// Kinds of steps that wait for an answer from outside: skipping one needs a permission of its own.",
             _set("OVERRIDES", (kind for kind in OPENING.values() if kind in OVERRIDES)),
         ]
     )

@@ -34,7 +34,7 @@
     │   ├── RunFailed               the run failed; raised to who asks for its result
     │   ├── RunCancelled            the run was cancelled; raised to who asks for its result
     │   ├── NotDurable              a workflow did something that cannot be replayed; the message names what to use
-    │   ├── RunawayWorkflow         a workflow did not come to rest
+    │   ├── RunawayWorkflow         a workflow did not become idle
     │   ├── PoisonTurn              nodes went away while they took the run's turn; it is set aside for an operator
     │   └── TurnRefused             the store refuses what a run would record, and would refuse it again
     └── EngineError                 the installation is at fault, not the caller
@@ -218,7 +218,7 @@ class NotDurable(RunError):
 
 
 class RunawayWorkflow(RunError):
-    """A workflow did not come to rest within its bound."""
+    """A workflow did not become idle within its bound."""
 
 
 class PoisonTurn(RunError):

@@ -18,7 +18,7 @@ TURN_S = 5.0
 """How long the code of a workflow may block its node, unless the node's options say otherwise."""
 
 MOST_CALLBACKS = 1_000_000
-"""How many callbacks a program may run in one turn before it counts as one that does not come to rest."""
+"""How many callbacks a program may run in one turn before it counts as a runaway."""
 
 
 class Registry:

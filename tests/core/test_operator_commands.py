@@ -244,7 +244,7 @@ def test_a_resumption_that_came_to_nothing_tells_the_program_nothing() -> None:
     assert types(run.control("RESUME")) == R
     run.control("RESUME", raise_failure=True)
     run.ask(commands.PauseRun(error=FATAL))
-    assert not run.state.failed_steps["charge"].is_told
+    assert not run.state.failed_steps["charge"].is_delivered
     assert (
         types(run.control("RETRY_STEP", "charge")) == f"{A} StepStarted"
     )  # what stopped the program is another matter

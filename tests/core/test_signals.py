@@ -10,7 +10,7 @@ from holdfast.core import commands
 from holdfast.core import events as e
 from holdfast.core.decide import decide, is_taken, wait_for
 from holdfast.core.event_writer import NOTHING, Decision
-from holdfast.core.messages import Signal, as_they_came
+from holdfast.core.messages import Signal, with_arrival_times
 from holdfast.core.snapshot import runtime_snapshot
 from tests.core.driving import BY, SECOND, START, Driver, activity, wait
 
@@ -175,7 +175,7 @@ def test_after_a_clock_was_set_back_signals_came_when_it_said() -> None:
         replace(run.sent("go"), accepted_at=START + accepted * SECOND, received_at=START + received * SECOND)
         for accepted, received in ((10, 10), (3_600, 3_600), (3_601, 20), (3_602, 30))
     ]
-    came = as_they_came(signals)
+    came = with_arrival_times(signals)
     assert [(signal.accepted_at - START) // SECOND for signal in came] == [10, 20, 20, 30]
     assert [signal.suffix for signal in came] == [signal.suffix for signal in signals]
 
@@ -184,7 +184,7 @@ def test_after_a_clock_was_set_back_signals_came_when_it_said() -> None:
 def test_signals_of_one_instant_come_one_after_the_other() -> None:
     run = Driver().start()
     signals = [replace(run.sent("go"), received_at=START) for _ in range(3)]
-    assert as_they_came(signals) is signals
+    assert with_arrival_times(signals) is signals
 
 
 @pytest.mark.contract("SIG-8")

@@ -206,7 +206,7 @@ async def test_a_handler_of_queries_cannot_be_async(place: Place) -> None:
         hf.on_query("look", look)
 
     async with place.node(app):
-        with pytest.raises(RunFailed, match="a query may only look"):
+        with pytest.raises(RunFailed, match="a query is read-only"):
             await (await app.start(odd)).result()
 
 
@@ -225,7 +225,7 @@ async def test_a_query_that_wakes_the_program_is_refused_and_the_program_made_an
     async with place.node(app):
         run = await app.start(careless)
         await until_event(run, "SignalWaiting")
-        with pytest.raises(NotDurable, match="a query may only look"):
+        with pytest.raises(NotDurable, match="a query is read-only"):
             await run.query("touch")
         await run.signal("close", "closed")
         assert await run.result() == "closed False"
@@ -258,7 +258,7 @@ async def test_a_query_cannot_begin_anything(place: Place) -> None:
     async with place.node(app):
         run = await app.start(careless)
         for name in ("charges", "waits"):
-            with pytest.raises(NotDurable, match=f"query '{name}' would change something, and may only look"):
+            with pytest.raises(NotDurable, match=f"query '{name}' would change something, and is read-only"):
                 await run.query(name)
         with pytest.raises(RunError, match=r"query 'leaves' raised SystemExit\('bye'\)"):
             await run.query("leaves")
@@ -331,7 +331,7 @@ async def test_a_validator_cannot_be_async(place: Place) -> None:
         hf.on_update("add", lambda: None, validator=check)
 
     async with place.node(app):
-        with pytest.raises(RunFailed, match="a validator may only look"):
+        with pytest.raises(RunFailed, match="a validator is read-only"):
             await (await app.start(odd)).result()
 
 

@@ -271,7 +271,7 @@ async def test_the_handler_of_an_update_cannot_begin_the_workflow_again(place: P
 
     async with place.node(app):
         run = await app.start(flow)
-        with pytest.raises(UpdateFailed, match="cannot begin the workflow again"):
+        with pytest.raises(UpdateFailed, match="cannot rotate the history"):
             await run.update("rotate")
         await run.signal("end", "done")
         assert await run.result() == "done"

@@ -308,7 +308,7 @@ class Simulation:
     async def _end_pause(self, run_id: str) -> None:
         """Let a paused run go on: most of those that a failed step has paused by settling the step."""
         state = state_of(run_id, self._world.store.events_of(run_id))
-        failed = [step_id for step_id, step in state.failed_steps.items() if not step.is_told]
+        failed = [step_id for step_id, step in state.failed_steps.items() if not step.is_delivered]
         name: ControlName = self._rng.choice(("RETRY_STEP", "SKIP_STEP", "RESUME"))
         if state.is_held and failed and name != "RESUME":
             await self._control(run_id, name, failed[0])

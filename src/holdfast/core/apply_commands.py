@@ -1,4 +1,4 @@
-"""What follows when a program asks for something."""
+"""What follows from the commands of a program."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -20,14 +20,14 @@ _NO_OPTIONS = len(e.NULL)
 def apply_commands(
     state: RunState, commands: Iterable[c.Command], now: Instant, by: EngineRunRef
 ) -> Decision | Refusal:
-    """Answer what the program asks for. Only a running program asks for anything."""
+    """Return what follows from these commands. Only a running program issues any."""
     if state.status is not RUNNING:
         return Refusal(Conflict(f"run {state.run_id} is {state.status}; its program is not running"))
     writer = EventWriter(state, now, by)
     try:
         for command in commands:
             if writer.has_ended:
-                raise Conflict(f"run {state.run_id}: its program asks for more after its end: {command!r}")
+                raise Conflict(f"run {state.run_id}: its program issues a command after its end: {command!r}")
             _APPLIERS[type(command)](state, command, writer)
     except CallerError as problem:
         return Refusal(problem)
@@ -131,7 +131,7 @@ def _pause_run(state: RunState, command: c.PauseRun, writer: EventWriter) -> Non
 
 
 def _continue_as_new(state: RunState, command: c.ContinueAsNew, writer: EventWriter) -> None:
-    so_far = fold(state, writer.events)  # with what was decided in the same breath
+    so_far = fold(state, writer.events)  # with the events of this decision so far
     writer.write(e.ContinuedAsNew(command.input, codec.encode(carried(so_far, command.updates))))
     writer.dispatch.clear()
 

@@ -1,11 +1,11 @@
 """The audit log: what callers have changed, who they were, and when. Entries are appended, and never changed.
 
-An entry is of a caller: a request to the service, a command of `holdfast`, or a client that is authenticated. What code
-in the engine's own process does without a caller stands in the histories of runs, and costs no entry.
+An entry belongs to a caller: a request to the service, a command of `holdfast`, or an authenticated client. What code
+in the engine's own process does without a caller is in the histories of runs, and has no entry.
 
 Stores write the entry of a start, a signal, a command, an update, an operation on a task, a settled dead letter, a
-token or a deletion with the very commit that does it; an entry about nothing in the store (a sign-in that failed) is
-appended by itself.
+token or a deletion in the same commit as the change. An entry that concerns nothing in the store (a failed sign-in) is
+appended alone.
 """
 
 from msgspec import Struct
@@ -17,10 +17,10 @@ DETAIL_CHARS = 500
 
 
 class AuditEntry(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """One thing that a caller has done. The store sets `at`, and for what is of a run whose it is.
+    """One thing that a caller has done. The store sets `at` and, for an operation on a run, its tenant and the like.
 
-    `operation` is the name of the operation, such as `runs.cancel`; `subject` what it was about, such as the name of a
-    signal or the id of a task or token. `by` is the caller's token, `actor` whom they named as acting.
+    `operation` is the name of the operation, such as `runs.cancel`; `subject` what it concerned, such as the name of a
+    signal or the id of a task or token. `by` is the caller's token, `actor` the person whom the caller named.
     """
 
     entry_id: str

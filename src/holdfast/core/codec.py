@@ -1,6 +1,6 @@
 """Values and events as JSON and back, and what happens when formats change.
 
-**User values** are encoded as JSON in the order in which they were given: dicts and fields come back as they were.
+**User values** are encoded as JSON in their own order: dicts and fields are decoded as they were.
 Sets, which have no order, are sorted, so that every process writes them alike. Only `value_digest` uses the canonical
 form (keys sorted, no spaces): equal values have equal digests, however their JSON was written. A value that cannot be
 encoded, or does not fit the type it is read as, raises; it never falls back. NaN and the infinities have no JSON, so
@@ -39,7 +39,7 @@ _encoder = msgspec.json.Encoder()
 _decoders = {name: msgspec.json.Decoder(body) for name, body in BODIES.items()}
 _plain = msgspec.json.Decoder()
 # A string from its first quote to its last, or to where the text ends: after a quote it always matches, so that no
-# byte is looked at twice, whatever a caller sends.
+# byte is read twice, whatever a caller sends.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _UNSUPPORTED = re.compile(r"Encoding objects of type (\S+) is unsupported")
 _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
@@ -55,7 +55,7 @@ def encode(value: object) -> Raw:
         raw = _canonical.encode(value)  # which also refuses keys that are no text
         if b"," in raw and b"{" in raw:  # else nothing has several keys, or several elements: there is no order
             raw = _in_given_order(_encoder.encode(value), raw)
-        if b"null" in raw:  # a number that is not finite would be written so, and come back as None
+        if b"null" in raw:  # a number that is not finite would be encoded as null, and decoded as None
             _refuse_not_finite(msgspec.to_builtins(value, enc_hook=lambda _: None))
     except (TypeError, ValueError, OverflowError, RecursionError) as problem:
         raise InvalidInput(_unstorable(value, problem)) from problem
@@ -120,7 +120,7 @@ def decode(raw: Raw | bytes | str, kind: type[T]) -> T:
 
 
 def decode_with(decoder: msgspec.json.Decoder[T], raw: Raw | bytes | str) -> T:
-    """Return the value that `raw` holds, as the type that a decoder was made for. For what is decoded often."""
+    """Return the value that `raw` holds, as the type of the decoder. For values that are decoded often."""
     try:
         return decoder.decode(raw)
     except _UNREADABLE as problem:
@@ -235,7 +235,7 @@ def decode_ref(text: str | bytes) -> EngineRunRef:
 
 
 def _unstorable(value: object, problem: Exception) -> str:
-    """Say what cannot be stored, and what to do instead."""
+    """Return which value cannot be stored, and what to do instead."""
     outer, found = type(value).__qualname__, _UNSUPPORTED.match(str(problem))
     if found is None:
         if "str keys" in str(problem):
@@ -266,7 +266,7 @@ def _upcast(event_type: str, version: int, present: int, text: str | bytes) -> B
 
 
 def explain_unfit(problem: BaseException) -> tuple[str, str]:
-    """Return where a value does not fit its type, and why, in words that are made from the type alone."""
+    """Return where a value does not fit its type, and why, without showing any of the value."""
     found = _WHERE.search(str(problem))
     text = str(problem)[: found.start()] if found else str(problem)
     if _SAFE.match(text):

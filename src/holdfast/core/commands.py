@@ -12,7 +12,7 @@ from holdfast.core.instants import Instant
 
 
 class RunActivity(Struct, frozen=True, kw_only=True, gc=False):
-    """Do something in the world."""
+    """Execute an activity."""
 
     RECORDED_AS = e.StepStarted
 
@@ -25,7 +25,7 @@ class RunActivity(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class StartTimer(Struct, frozen=True, kw_only=True, gc=False):
-    """Wake me then."""
+    """Start a timer."""
 
     RECORDED_AS = e.TimerStarted
 
@@ -34,7 +34,7 @@ class StartTimer(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class WaitSignal(Struct, frozen=True, kw_only=True, gc=False):
-    """Tell me when this signal comes, or when it is too late."""
+    """Wait for a signal of this name, until the deadline."""
 
     RECORDED_AS = e.SignalWaiting
 
@@ -44,7 +44,7 @@ class WaitSignal(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class SendSignal(Struct, frozen=True, kw_only=True, gc=False):
-    """Tell that run, and go on."""
+    """Send a signal to a run, without waiting for anything."""
 
     RECORDED_AS = e.SignalSent
 
@@ -57,7 +57,7 @@ class SendSignal(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class AskHuman(Struct, frozen=True, kw_only=True, gc=False):
-    """Open a task, and tell me the answer."""
+    """Open a task, and wait for the answer."""
 
     RECORDED_AS = e.TaskCreated
 
@@ -77,7 +77,7 @@ class AskHuman(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class StartChild(Struct, frozen=True, kw_only=True, gc=False):
-    """Start another run, and tell me how it ends."""
+    """Start another run, and wait for its outcome."""
 
     RECORDED_AS = e.ChildStarted
 
@@ -90,7 +90,7 @@ class StartChild(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RecordMarker(Struct, frozen=True, kw_only=True, gc=False):
-    """Remember this value."""
+    """Record this value."""
 
     RECORDED_AS = e.MarkerRecorded
 
@@ -100,7 +100,7 @@ class RecordMarker(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class CompleteUpdate(Struct, frozen=True, kw_only=True, gc=False):
-    """That update is answered: with a result, or with an error."""
+    """Answer an update: with a result, or with an error."""
 
     RECORDED_AS = e.UpdateCompleted
 
@@ -110,7 +110,7 @@ class CompleteUpdate(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class CancelStep(Struct, frozen=True, kw_only=True, gc=False):
-    """I no longer care about that step."""
+    """Give up an open step."""
 
     RECORDED_AS = e.StepCancelled
 
@@ -125,17 +125,17 @@ class PauseRun(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ContinueAsNew(Struct, frozen=True, kw_only=True, gc=False):
-    """Forget what was; begin again with this input. Step ids stay unique in the whole run: none is used again."""
+    """Rotate the history: begin again with this input. Step ids stay unique in the whole run: none is used again."""
 
     RECORDED_AS = e.ContinuedAsNew
 
     input: Raw = NULL
     updates: tuple[str, ...] = ()
-    """The steps of updates that were accepted and are answered by what begins."""
+    """The steps of updates that were accepted before the rotation and are answered after it."""
 
 
 class CompleteRun(Struct, frozen=True, kw_only=True, gc=False):
-    """I am done."""
+    """End the run with a result."""
 
     RECORDED_AS = e.RunCompleted
 
@@ -143,7 +143,7 @@ class CompleteRun(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class FailRun(Struct, frozen=True, kw_only=True, gc=False):
-    """I cannot go on."""
+    """End the run with an error."""
 
     RECORDED_AS = e.RunFailed
 
@@ -151,7 +151,7 @@ class FailRun(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class CancelRun(Struct, frozen=True, kw_only=True, gc=False):
-    """I was cancelled, and have cleaned up."""
+    """End the run as cancelled, after cleaning up."""
 
     RECORDED_AS = e.RunCancelled
 
@@ -176,11 +176,11 @@ Command = (
 )
 
 OF_THE_RUN = "\0run"
-"""The key of a command that is about no step. No step has it, for names hold no control characters."""
+"""The key of a command that concerns no step. No step has it, because names hold no control characters."""
 
 _PREFIXES: dict[type, str] = {CancelStep: "\0cancel ", CompleteUpdate: "\0answer ", RecordMarker: "\0marker "}
 
 
 def command_key(kind: type, step_id: str | None) -> str:
-    """Return the key of a command among those of its program: one step may be asked for, given up and answered."""
+    """Return the key of a command among those of its program: one step may be opened, given up and answered."""
     return OF_THE_RUN if step_id is None else _PREFIXES.get(kind, "") + step_id

@@ -1,11 +1,11 @@
-"""Dead letters: messages that could not be handled, kept with the reason until an operator has looked.
+"""Dead letters: messages that could not be handled, kept with the reason until an operator settles them.
 
-A message that cannot be handled is put aside and comes again: after a second, two, four, and so on, at most a minute,
-unless the limits say otherwise.
-A signal whose payload does not fit the wait for it becomes one at once.
-What has been put aside too often becomes a dead letter, with the commit that would have put it aside once more. What
-cannot even be read becomes one when the store comes across it. What a run had for another run, and that one refused,
-becomes one of the run that sent it.
+* A message that cannot be handled is deferred: for one second, two, four, and so on, at most a minute, unless the
+  limits say otherwise. When it has been deferred too often it becomes a dead letter, in the commit that would have
+  deferred it once more.
+* A signal whose payload does not fit its wait becomes a dead letter at once.
+* A message or signal that cannot be decoded becomes one when the store reads it.
+* What a run sent to another run, and that run refused, becomes a dead letter of the sender.
 """
 
 from hashlib import sha256
@@ -29,9 +29,9 @@ DETAIL_CHARS = 500
 
 
 class DeadLetter(Struct, frozen=True, kw_only=True, gc=False):
-    """A message that nobody could handle. `envelope` is what was stored: its JSON, or whatever was there instead.
+    """A message that could not be handled. `envelope` is what was stored: its JSON, or other bytes.
 
-    `detail` is the text of an error and never holds a payload. A letter that was settled stays until its run goes.
+    `detail` is the text of an error and never holds a payload. A settled letter is kept until its run is deleted.
     """
 
     letter_id: str
@@ -47,24 +47,24 @@ class DeadLetter(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Settled(Struct, frozen=True, gc=False):
-    """The letter is settled in this way: by this call, or by an earlier one that asked for the same."""
+    """The letter is settled in this way: by this call, or by an earlier one with the same action."""
 
     letter_id: str
     action: Settlement
 
 
 def letter_id(run_id: str, *parts: object) -> str:
-    """Return the id of a letter, which follows from what died and, for what can die again, when."""
+    """Return the id of a letter: derived from the message and, if that can become one again, from the time."""
     return event_id(sha256("|".join(map(str, (run_id, "letter", *parts))).encode()).hexdigest())
 
 
 def unreadable_payload(name: str, signal_id: str) -> str:
-    """Return the detail of the letter of a signal whose payload nobody can read. By it the signal is found."""
+    """Return the detail of the letter of a signal whose payload cannot be read. The signal is found by it."""
     return f"the payload of signal {name!r}, {signal_id!r} cannot be read"
 
 
 def to_dead_letter(message: Message, reason: Reason, detail: str, node: str, now: Instant) -> DeadLetter:
-    """Return the letter that a message becomes."""
+    """Return a message as a dead letter."""
     return DeadLetter(
         letter_id=letter_id(message.run_id, message.signal_id, now),
         run_id=message.run_id,
@@ -77,7 +77,7 @@ def to_dead_letter(message: Message, reason: Reason, detail: str, node: str, now
 
 
 def signal_to_dead_letter(signal: Signal, node: str, now: Instant) -> DeadLetter:
-    """Return the letter that a signal becomes which did not fit the wait for it."""
+    """Return a signal that did not fit its wait as a dead letter."""
     return DeadLetter(
         letter_id=letter_id(signal.run_id, signal.id),
         run_id=signal.run_id,
@@ -92,7 +92,7 @@ def signal_to_dead_letter(signal: Signal, node: str, now: Instant) -> DeadLetter
 def defer(
     message: Message, limits: Limits, reason: Reason, detail: str, node: str, now: Instant
 ) -> Message | DeadLetter:
-    """Return what is left of a message that could not be handled: itself, for later, or a dead letter."""
+    """Return a message that could not be handled, due later; or as a dead letter, if it was deferred too often."""
     if message.attempts >= limits.poison_retries:
         return to_dead_letter(message, reason, detail, node, now)
     policy = limits.dead_letters

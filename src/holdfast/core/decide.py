@@ -22,9 +22,9 @@ from holdfast.core.event_writer import NOTHING, Decision, EventWriter, Refusal
 from holdfast.core.events import EngineRunRef
 from holdfast.core.instants import Instant
 from holdfast.core.messages import is_deadline
-from holdfast.core.operator_commands import control, definition_found, message_died
+from holdfast.core.operator_commands import control, definition_found, message_dead_lettered
 from holdfast.core.state import APPROVED, PENDING, RUNNING, OpenStep, RunState, retry_token
-from holdfast.core.timing import Retry, StepOptions, deadline_token, retry_delay_ms, step_options, too_late
+from holdfast.core.timing import Retry, StepOptions, deadline_token, overdue_text, retry_delay_ms, step_options
 from holdfast.errors import Conflict, InvalidInput, RunTerminal
 
 Input = (
@@ -37,7 +37,7 @@ Input = (
     | m.NodeLost
     | m.ActivityReturned
     | m.DefinitionFound
-    | m.MessageDied
+    | m.MessageDeadLettered
     | m.Control
     | m.Update
     | m.TaskOperation
@@ -54,7 +54,7 @@ def queue_run(run_id: str, queued: e.RunQueued, now: Instant, by: EngineRunRef) 
 
 
 def decide(state: RunState, message: Input, now: Instant, by: EngineRunRef) -> Decision | Refusal:
-    """Answer what the world tells the run."""
+    """Return what follows from a message to the run."""
     if state.is_finished:
         problem = f"run {state.run_id} is {state.status}"
         return Refusal(RunTerminal(problem, run_id=state.run_id, status=str(state.status)))
@@ -92,18 +92,18 @@ def _on_message(state: RunState, message: m.Message, writer: EventWriter) -> Dec
 
 
 def _is_early(step: OpenStep, writer: EventWriter) -> bool:
-    """Say whether the step's time is still to come, by the time of this turn."""
+    """Return whether the step is due only later, by the time of this turn."""
     return step.due_at is not None and step.due_at > writer.now
 
 
 def _on_timer(step: OpenStep, message: m.Message, writer: EventWriter) -> Decision | Refusal:
-    """Fire, but never early: what was handed out too soon by this turn's time is left for later."""
+    """Fire, but never early: a message that is not due by this turn's time is left for later."""
     if step.due_at is None or (step.kind == "activity" and not step.is_detached):
         return NOTHING
     if _is_early(step, writer):
         return Decision(messages=(message,))
     if step.kind == "activity":
-        _too_late(step, writer)
+        _fail_unreported(step, writer)
     elif step.kind == "timer":
         writer.close(step, e.TimerFired())
     else:
@@ -112,14 +112,16 @@ def _on_timer(step: OpenStep, message: m.Message, writer: EventWriter) -> Decisi
 
 
 def _on_deadline(step: OpenStep, message: m.Message, writer: EventWriter) -> Decision | Refusal:
-    """End a step whose time is over, whatever it waits for."""
+    """End a step whose deadline has passed."""
     options = _options(step)
     deadline = options.deadline_of(step)
     if deadline is None or message.waiting_token != deadline_token(step.step_id, step.logical_attempt_id):
         return NOTHING
     if writer.now < deadline:
         return Decision(messages=(message,))
-    return _give_up(step, e.ErrorInfo("TimeoutError", too_late(step, options.schedule_to_close_ms)), options, writer)
+    return _give_up(
+        step, e.ErrorInfo("TimeoutError", overdue_text(step, options.schedule_to_close_ms)), options, writer
+    )
 
 
 def _on_retry(step: OpenStep, message: m.Message, writer: EventWriter) -> Decision | Refusal:
@@ -135,7 +137,7 @@ def _on_child(step: OpenStep, message: m.Message, writer: EventWriter) -> Decisi
 
 
 def _on_signal(state: RunState, signal: m.Signal, writer: EventWriter) -> Decision | Refusal:
-    """Give the signal to the oldest wait that it fits; if there is none it stays in the mailbox."""
+    """Deliver the signal to the oldest wait that it fits; without one it stays in the mailbox."""
     if state.status is not RUNNING:
         return NOTHING
     step = wait_for(state, signal)
@@ -161,14 +163,14 @@ def _on_signal(state: RunState, signal: m.Signal, writer: EventWriter) -> Decisi
 def wait_for(state: RunState, signal: m.Signal) -> OpenStep | None:
     """Return the open wait that would take the signal: the one that it is addressed to, or the oldest of its name.
 
-    A wait takes nothing that was accepted after its deadline: it is about to time out. The store's time of acceptance
-    decides, whenever the turn is taken and whatever the clock of the node says.
+    A wait takes nothing that was accepted after its deadline: it is about to time out. Only the store's time of
+    acceptance decides, not the time of the turn or the clock of the node.
     """
     return next((step for step in _waits_for(state, signal) if not _ends_before(step, signal.accepted_at)), None)
 
 
 def is_taken(state: RunState, step: OpenStep, signals: Iterable[m.Signal]) -> bool:
-    """Say whether one of the signals, which the run has yet to take, came in time for this wait."""
+    """Return whether one of these unconsumed signals was accepted in time for this wait."""
     taken: set[str] = set()
     for signal in signals:
         waits = (step for step in _waits_for(state, signal) if step.step_id not in taken)
@@ -192,16 +194,16 @@ def _ends_before(step: OpenStep, came_at: Instant) -> bool:
 
 
 def _on_update(state: RunState, update: m.Update, writer: EventWriter) -> Decision | Refusal:
-    """Let an update in. A run that has not started, or is paused, answers it later.
+    """Accept an update. A run that has not started, or is paused, answers it later.
 
-    The step is named by the store's id: the sender's own is unique only for as long as its acceptance is remembered.
+    The step is named by the store's id: the sender's is unique only for as long as its acceptance is kept.
     """
     step_id = update_step_id(update.id)
     if state.status is RUNNING and step_id not in state.open_steps:
         refusal = update.refusal
         was_refused = None if refusal is UNSET else refusal is not None
         writer.write(e.UpdateAccepted(update.name, update.input, was_refused), step_id, 1, cause=update.id)
-        if isinstance(refusal, e.ErrorInfo):  # the cause tells replay that it is not the program that answers
+        if isinstance(refusal, e.ErrorInfo):  # replay sees by the cause that it is not the program that answers
             writer.write(e.UpdateCompleted(error=refusal), step_id, 1, cause=update.id)
     return writer.decision()
 
@@ -234,9 +236,9 @@ def _on_detached(state: RunState, outcome: m.ActivityDetached, writer: EventWrit
 
 
 def _on_outcome(state: RunState, message: m.Message, writer: EventWriter) -> Decision | Refusal:
-    """Take what comes from elsewhere: a success of any attempt, anything else only of the present one or a later.
+    """Record an outcome from another node: a success of any attempt; anything else only of the present or a later one.
 
-    A job that was taken again counts on without word to the run, so the step moves to the attempt that was made.
+    A job that is acquired again counts attempts without a message to the run, so the step moves to the attempt made.
     """
     return _conclude(state, message.step_id or "", codec.decode(message.payload, m.ActivityOutcome), writer, None)
 
@@ -263,7 +265,7 @@ def _conclude(
 
 
 def _running(state: RunState, step_id: str, logical_attempt_id: int) -> OpenStep | None:
-    """Return the activity that an outcome is of, unless it is closed or in a later logical attempt."""
+    """Return the step of an outcome, unless it is closed or in a later logical attempt."""
     step = state.open_steps.get(step_id)
     is_it = step is not None and step.kind == "activity" and step.logical_attempt_id == logical_attempt_id
     return step if is_it else None
@@ -276,7 +278,7 @@ def _options(step: OpenStep) -> StepOptions:
 def _fail(
     step: OpenStep, error: e.ErrorInfo, retry: Retry, fraction: float, writer: EventWriter, cause: str | None = None
 ) -> Decision:
-    """Try again by the policy and while there is time, or give up. A job is put again at once, to be seen when due."""
+    """Retry by the policy and before the deadline, or give up. A job is queued again at once, visible when due."""
     options = _options(step)
     delay_ms, deadline = retry_delay_ms(retry, step.attempt, error, fraction), options.deadline_of(step)
     if delay_ms is None or (deadline is not None and writer.now + delay_ms * 1_000 >= deadline):
@@ -294,14 +296,14 @@ def _give_up(
     step: OpenStep, error: e.ErrorInfo, options: StepOptions, writer: EventWriter, cause: str | None = None
 ) -> Decision:
     if writer.state.status is RUNNING and options.on_failure == "pause":
-        # First, so that the failure is one of the outcomes that the program hears of when the run is resumed.
+        # First, so that the program gets the failure among the outcomes when the run is resumed.
         writer.write(e.RunPaused(f"step {step.step_id!r} failed", failed_step_id=step.step_id), cause=cause)
     writer.close(step, e.StepFailed(error), cause)
     return writer.decision()
 
 
 def _detach(step: OpenStep, until: Instant | None, writer: EventWriter) -> Decision:
-    """Leave the step open for whoever reports its outcome, and bound how long that may take."""
+    """Leave the step open until its outcome is reported, and bound how long that may take."""
     if step.is_detached:
         return NOTHING
     attempt = step.engine_attempt_id
@@ -311,21 +313,21 @@ def _detach(step: OpenStep, until: Instant | None, writer: EventWriter) -> Decis
     return writer.decision()
 
 
-def _too_late(step: OpenStep, writer: EventWriter) -> None:
-    """Let an attempt fail whose outcome was not reported in time."""
+def _fail_unreported(step: OpenStep, writer: EventWriter) -> None:
+    """Fail an attempt whose outcome was not reported in time."""
     options = _options(step)
     deadline = options.deadline_of(step)
     has_time_left = deadline is None or writer.now < deadline
     unreported = f"the outcome of activity {step.name!r} was not reported in time"
-    problem = unreported if has_time_left else too_late(step, options.schedule_to_close_ms)
+    problem = unreported if has_time_left else overdue_text(step, options.schedule_to_close_ms)
     _fail(step, e.ErrorInfo("TimeoutError", problem, retryable=has_time_left), options.retry, 0.0, writer)
 
 
 def _on_node_lost(state: RunState, lost: m.NodeLost, writer: EventWriter) -> Decision | Refusal:
-    """Dispatch the activity again, unless it was waiting for its next attempt: then no node was running it.
+    """Dispatch the activity again, unless it was waiting for its next attempt: then no node was executing it.
 
-    The attempt that was lost may have begun, so it counts: the policy's bound is the bound, and 0 is none. One that
-    waited for a node with the activity has not begun, and begins now.
+    The lost attempt may have begun, so it counts toward the bound of the policy. An attempt that waited for a node with
+    the activity has not begun, and begins now.
     """
     step = state.open_steps.get(lost.step_id)
     if step is None or step.kind != "activity" or step.is_detached or _is_early(step, writer):
@@ -345,7 +347,7 @@ def _on_node_lost(state: RunState, lost: m.NodeLost, writer: EventWriter) -> Dec
 
 
 def _on_returned(state: RunState, returned: m.ActivityReturned, writer: EventWriter) -> Decision | Refusal:
-    """Leave an attempt that has not begun to the next node, at once or when one has the activity; it does not count."""
+    """Leave an attempt that has not begun to the next node, at once or when one has the activity. It does not count."""
     step = _running(state, returned.step_id, returned.logical_attempt_id)
     if step is None or step.engine_attempt_id != returned.engine_attempt_id or step.is_detached:
         return NOTHING
@@ -372,7 +374,7 @@ _DECIDERS: dict[type, Callable[[RunState, Any, EventWriter], Decision | Refusal]
     m.NodeLost: _on_node_lost,
     m.ActivityReturned: _on_returned,
     m.DefinitionFound: definition_found,
-    m.MessageDied: message_died,
+    m.MessageDeadLettered: message_dead_lettered,
     m.Control: control,
     m.Update: _on_update,
     m.TaskOperation: tasks.operate,
@@ -384,7 +386,7 @@ RECORDED_AS: dict[str, tuple[type[e.Body], ...]] = {
     m.TASK_SIGNAL: e.recording("task"),
     m.OUTCOME_SIGNAL: e.recording("outcome"),
 }
-"""The first event of the decision about a signal of the engine's own, by its name."""
+"""The first event of the decision about an engine signal, by its name."""
 
 _MESSAGE_DECIDERS: dict[
     str, tuple[Callable[[OpenStep, m.Message, EventWriter], Decision | Refusal], tuple[str, ...]]

@@ -1,4 +1,4 @@
-"""What a version of a workflow declares, as it is kept in the store for those who do not have its code."""
+"""What a version of a workflow declares, as the store keeps it for processes that do not have its code."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from holdfast.limits import DEFINITION_BYTES
 
 
 class WorkflowDeclaration(Struct, frozen=True, kw_only=True):
-    """A version of a workflow: the JSON Schema of what each declared signal carries.
+    """The declaration of a version of a workflow: the JSON Schema of the payload of each declared signal.
 
     Where names are declared, others are refused, unless `allows_other_signals`.
     """
@@ -24,9 +24,9 @@ class WorkflowDeclaration(Struct, frozen=True, kw_only=True):
 
 
 def check_declaration(definition: Any) -> CallerError | None:
-    """Return why the definition cannot be kept, or None."""
+    """Return why the declaration cannot be stored, or None."""
     if not isinstance(definition, WorkflowDeclaration):
-        return InvalidInput(f"a definition is a PublishedDefinition, not {type(definition).__qualname__}")
+        return InvalidInput(f"a declaration is a WorkflowDeclaration, not {type(definition).__qualname__}")
     problem: CallerError | None = check_name("plan_id", definition.plan_id)
     problem = problem or check_name("plan_version", definition.plan_version)
     if problem is not None:

@@ -1,6 +1,6 @@
-"""Draws the life of a run from the transition table, so that the page cannot say something else than the code.
+"""Draws the life of a run from the transition table, so that the page always agrees with the code.
 
-`python -m holdfast.core.diagram` prints the page; `make diagram` keeps it as `docs/states.md`.
+`python -m holdfast.core.diagram` prints the page; `make diagram` writes it to `docs/states.md`.
 """
 
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ from holdfast.core.state import PENDING, TERMINAL, TRANSITIONS, RunStatus
 _INTRODUCTION = """\
 # The life of a run
 
-Drawn from `TRANSITIONS` in `holdfast.core.state` by `make diagram`; do not edit. Only the events below change the
-status of a run. Every other event leaves it as it is, and a run that has finished takes none at all.
+Drawn by `make diagram` from the bodies of events in `holdfast.core.events`; do not edit. Only the events below change
+the status of a run. Every other event leaves it as it is, and a finished run takes no events at all.
 """
 
 

@@ -1,4 +1,4 @@
-"""Writing events: envelope, idempotency key, and what goes with them.
+"""Writing events: envelope, idempotency key, and the messages that go with them.
 
 Every decision of the core is written through an `EventWriter`; nothing else makes an event.
 """
@@ -17,7 +17,7 @@ from holdfast.errors import CallerError, Conflict
 
 
 class Decision(Struct, frozen=True, gc=False):
-    """What follows: events, messages to the run itself, steps to dispatch after the commit, signals to runs."""
+    """What follows: events, messages to the run itself, steps to dispatch after the commit, signals to other runs."""
 
     events: tuple[Event, ...] = ()
     messages: tuple[m.Message, ...] = ()
@@ -35,10 +35,10 @@ NOTHING = Decision()
 
 
 class EventWriter:
-    """Writes the events of one decision: envelope, idempotency key, and what goes with them.
+    """Writes the events of one decision, with their keys, and collects its messages, dispatches and signals.
 
-    `opened` holds the steps that this decision has opened, by their first event, or None once it has given them up.
-    `caller` is who caused the decision through a service; every event of it says so.
+    `opened` holds the first event of each step that this decision has opened, or None once it has given the step up.
+    `caller` is the caller of the service who caused the decision; every event of it names the caller.
     """
 
     __slots__ = ("_by", "caller", "dispatch", "events", "has_ended", "messages", "now", "opened", "sends", "state")
@@ -95,9 +95,9 @@ class EventWriter:
         return event
 
     def open(self, body: Body, step_id: str, engine_attempt_id: int | None = None) -> None:
-        """Write the event that opens a step which the program has not used before."""
+        """Write the event that opens a new step."""
         if step_id in self.opened or step_id in self.state.open_steps:
-            raise Conflict(f"run {self.state.run_id}: step {step_id!r} is there already", step_id=step_id)
+            raise Conflict(f"run {self.state.run_id}: step {step_id!r} exists already", step_id=step_id)
         self.opened[step_id] = self.write(body, step_id, 1, engine_attempt_id)
 
     def close(self, step: OpenStep, body: Body, cause: str | None = None) -> None:
@@ -109,7 +109,7 @@ class EventWriter:
         return f"{step_id}@{self.state.version + len(self.events) + 1}"
 
     def schedule(self, kind: m.MessageType, step_id: str, token: str, due_at: Instant) -> None:
-        """Leave the run a message for later."""
+        """Leave the run a message that is due later."""
         self.messages.append(
             m.Message(
                 signal_id=f"{kind}:{token}",
@@ -133,7 +133,7 @@ class EventWriter:
             self.schedule("TimerDue", step_id, token, self.now + limit_ms * 1_000)
 
     def decision(self, messages: tuple[m.Message, ...] = ()) -> Decision:
-        """Return what was written, with these messages before the ones that go with it."""
+        """Return the decision, with these messages before the ones that were scheduled."""
         return Decision(tuple(self.events), messages + tuple(self.messages), tuple(self.dispatch), tuple(self.sends))
 
     def _occurrence(self, event_type: str) -> str:

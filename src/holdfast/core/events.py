@@ -1,17 +1,17 @@
-"""Events: what has happened to a run, in order, for ever.
+"""Events: what has happened to a run, in order. They are appended and never change.
 
 An `Event` is an envelope around one typed body. `event_type` is the name of the body's class and is what the store
-and every other language see.
+and every other language read.
 
 What an event of a type means for its run and its step stands on its body class, and nowhere else: which kind of step it
-opens or closes, from which status to which it leads, whether the program sees it. Those are the class attributes of
+opens or closes, from which status to which it leads, whether the program gets it. Those are the class attributes of
 `Body`. Every table of event types is derived from them when its module is imported, and `tools/event_tables.py` writes
 the page's. To add a kind of step, add the bodies that open and close it, with these attributes.
 
 User values (inputs, results, payloads) are carried as raw JSON and never decoded here.
 
 Events and bodies are hidden from the cyclic garbage collector (`gc=False`): they are frozen and refer to nothing that
-could refer back, and a node may hold a great many of them.
+could refer back, and a node may hold very many of them.
 """
 
 from enum import StrEnum
@@ -24,11 +24,11 @@ from holdfast.core.instants import Instant
 NULL = Raw(b"null")
 
 ADAPTER_VERSION = "holdfast/1"
-"""Which writer made an event. It changes when the meaning of events changes, not with every release."""
+"""Which writer made an event. It changes when the meaning of events changes, not with each release."""
 
 
 class RunStatus(StrEnum):
-    """Where a run stands. The last three are terminal."""
+    """The status of a run. The last three are terminal."""
 
     PENDING = "PENDING"
     APPROVED = "APPROVED"
@@ -82,30 +82,30 @@ class EngineRunRef(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class CallerRef(Struct, frozen=True, omit_defaults=True, gc=False):
-    """Who called the service: the id of the token, and its name. An actor may be somebody whom the caller acts for."""
+    """The caller of the service: the id and the name of the token. The caller may act for another person, the actor."""
 
     token_id: str
     name: str = ""
 
 
 class Body(Struct, frozen=True, omit_defaults=True, gc=False, kw_only=True):
-    """The part of an event that differs by type. `by` is the caller who caused it; None if it was none."""
+    """The part of an event that differs by type. `by` is the caller who caused it, or None."""
 
     KEYED_BY: ClassVar[Literal["step", "run"]] = "step"
     """How the idempotency key is formed. `step`: an event of a step, once per logical attempt (the canonical key).
 
     `run`: an event of the run, or one that may recur within an attempt. The id of the signal that caused it, or the
-    count of events of its type, stands in place of the step.
+    count of events of its type, takes the place of the step.
     """
 
     OPENS: ClassVar[StepKind | None] = None
     """The kind of step that it opens."""
 
     DUE_FIELD: ClassVar[str] = "due_at"
-    """The field that says until when the step which it opens may stay open."""
+    """The field with the deadline of the step that it opens."""
 
     ASKS_OTHERS: ClassVar[bool] = False
-    """The step that it opens asks somebody outside for an answer: to skip it takes a permission of its own."""
+    """The step that it opens waits for an answer from outside: skipping it needs a permission of its own."""
 
     CLOSES: ClassVar[frozenset[StepKind]] = frozenset()
     """The kinds of open steps that it closes."""
@@ -130,7 +130,7 @@ class Body(Struct, frozen=True, omit_defaults=True, gc=False, kw_only=True):
     """`outcome`: the program gets it, once the run is not paused. `control`: it says when the program gets outcomes."""
 
     RECORDS: ClassVar[Literal["control", "update", "task", "outcome"] | None] = None
-    """The kind of signal from the engine to itself about which it records the decision, as the first event of it."""
+    """The kind of engine signal whose decision it records, as the first event of that decision."""
 
     by: CallerRef | None = None
 
@@ -145,7 +145,7 @@ class RunBody(Body, frozen=True):
 
 
 class RetryOf(Struct, frozen=True, omit_defaults=True, gc=False):
-    """The finished run that an operator had done again: by which command, by whom and why."""
+    """The finished run that an operator retried: by which command, by whom and why."""
 
     run_id: str
     signal_id: str
@@ -154,7 +154,7 @@ class RetryOf(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class RunQueued(RunBody, frozen=True):
-    """The run exists. Everything that was asked for at its start is here."""
+    """The run exists. It holds everything that the start request said."""
 
     plan_id: str
     plan_version: str
@@ -171,7 +171,7 @@ class RunQueued(RunBody, frozen=True):
 
 
 class RunApproved(RunBody, frozen=True):
-    """Someone who may has let the run go ahead."""
+    """A person with the permission has approved the run."""
 
     LEADS_FROM = (PENDING,)
     LEADS_TO = APPROVED
@@ -202,7 +202,7 @@ class RunPaused(RunBody, frozen=True):
 
 
 class RunResumed(RunBody, frozen=True):
-    """The program goes on."""
+    """The program is advanced again."""
 
     LEADS_FROM = (PAUSED,)
     LEADS_TO = RUNNING
@@ -265,7 +265,7 @@ class ContinuedAsNew(RunBody, frozen=True):
 
 
 class SignalAccepted(RunBody, frozen=True):
-    """An operator's command was allowed. What it changes follows as events of its own."""
+    """An operator's command was accepted. What it changes follows as events of its own."""
 
     BEFORE_START = True
     TO_PROGRAM = "control"
@@ -279,9 +279,9 @@ class SignalAccepted(RunBody, frozen=True):
 
 
 class SignalRejected(RunBody, frozen=True):
-    """An operator's command was refused; or a signal, an operation on a task or an update, by the authoriser.
+    """An operator's command was refused; or the authoriser refused a signal, an operation on a task or an update.
 
-    `name` is the command's, such as `PAUSE`, or says what was sent, such as `SIGNAL approval`.
+    `name` is that of the command, such as `PAUSE`, or of what was sent, such as `SIGNAL approval`.
     """
 
     BEFORE_START = True
@@ -310,15 +310,15 @@ class StepStarted(Body, frozen=True):
 
 
 NOT_BEGUN = "not begun"
-"""Why an attempt is made again that no node has begun."""
+"""The reason of a retry whose previous attempt never began."""
 
 
 class StepRetried(RunBody, frozen=True):
     """An activity will be dispatched again within the same logical attempt: after a failure, or after a crash.
 
-    With the reason `NOT_BEGUN` the attempt before was given back by a node that stopped before it had begun it, or that
-    does not have the activity: it does not count toward the policy's bound. Without `due_at` the next attempt waits for
-    a node that has the activity.
+    With the reason `NOT_BEGUN` a node gave the previous attempt back before it began: the node was stopping, or does
+    not have the activity. That attempt does not count toward the policy's bound. Without `due_at` the next attempt
+    waits for a node that has the activity.
 
     Keyed like an event of the run, because it recurs and the engine's attempt is never part of a key.
     """
@@ -332,7 +332,7 @@ class StepRetried(RunBody, frozen=True):
 
 
 class StepDetached(RunBody, frozen=True):
-    """An activity has ended without an outcome; somebody reports it later, until then at the latest.
+    """An activity has ended without an outcome, which is reported later by token, before `until`.
 
     Keyed like `StepRetried`: it may recur, once for each attempt.
     """
@@ -365,7 +365,7 @@ class StepFailed(Body, frozen=True):
 
 
 class StepSkipped(Body, frozen=True):
-    """The step is not to be done. Who waits for it gets `result`, or None."""
+    """An operator has skipped the step. The program gets `result`, or None."""
 
     CLOSES = _EVERY_KIND
     CLOSED_AS = "SKIPPED"
@@ -376,7 +376,7 @@ class StepSkipped(Body, frozen=True):
 
 
 class StepCancelled(Body, frozen=True):
-    """The program gave up an open step of any kind."""
+    """The program no longer waits for an open step of any kind."""
 
     CLOSES = _EVERY_KIND
     CLOSED_AS = "SKIPPED"
@@ -394,7 +394,7 @@ class TimerStarted(Body, frozen=True):
 
 
 class TimerFired(Body, frozen=True):
-    """The time has come."""
+    """The timer is due."""
 
     CLOSES = frozenset({"timer"})
     TO_PROGRAM = "outcome"
@@ -431,7 +431,7 @@ class SignalReceived(Body, frozen=True):
 
 
 class SignalDeadLettered(RunBody, frozen=True):
-    """A signal did not fit the wait that would have taken it: it is a dead letter, and the wait goes on.
+    """The payload of a signal did not fit the wait: the signal is a dead letter, and the wait stays open.
 
     `suffix` is the new cursor of its name. The payload is with the dead letter.
     """
@@ -444,7 +444,7 @@ class SignalDeadLettered(RunBody, frozen=True):
 
 
 class SignalTimedOut(Body, frozen=True):
-    """No signal came in time."""
+    """No signal arrived before the deadline."""
 
     CLOSES = frozenset({"signal"})
     CLOSED_AS = "FAILED"
@@ -454,7 +454,7 @@ class SignalTimedOut(Body, frozen=True):
 
 
 class SignalSent(Body, frozen=True):
-    """The program sent a signal to a run, which gets it by itself, at most once by its id."""
+    """The program sent a signal to a run, which gets it at most once, by its id."""
 
     run_id: str
     name: str
@@ -464,7 +464,7 @@ class SignalSent(Body, frozen=True):
 
 
 class EscalationRule(Struct, frozen=True, omit_defaults=True, gc=False):
-    """To whom a task goes that nobody has completed for so long. Without roles it keeps its own."""
+    """Where a task goes that is still open after so long. Without roles it keeps its own."""
 
     after_ms: int
     roles: tuple[str, ...] = ()
@@ -472,7 +472,7 @@ class EscalationRule(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class TaskCreated(Body, frozen=True):
-    """A human is asked. With `of`, or more than one of `approvals`, so many are to answer."""
+    """A task for a human is open. With `of`, or with more than one of `approvals`, several people answer it."""
 
     OPENS = "task"
     ASKS_OTHERS = True
@@ -494,9 +494,9 @@ class TaskCreated(Body, frozen=True):
 
 
 class TaskAssigned(RunBody, frozen=True):
-    """A task changed hands, and roles if some are given. It may recur.
+    """A task got another assignee, and other roles if there are some here. It may recur.
 
-    `action` is assign, claim, release, reassign, or escalate when it happened by itself.
+    `action` is assign, claim, release or reassign; escalate if the engine did it.
     """
 
     CHANGES = "task"
@@ -509,7 +509,7 @@ class TaskAssigned(RunBody, frozen=True):
 
 
 class TaskReminded(RunBody, frozen=True):
-    """A task is still open, and it is time to say so again. `count` begins with 1."""
+    """A reminder of a task that is still open. `count` begins with 1."""
 
     CHANGES = "task"
 
@@ -517,7 +517,7 @@ class TaskReminded(RunBody, frozen=True):
 
 
 class TaskCommented(RunBody, frozen=True):
-    """Somebody has said something about a task."""
+    """A person has commented on a task."""
 
     CHANGES = "task"
     RECORDS = "task"
@@ -527,7 +527,7 @@ class TaskCommented(RunBody, frozen=True):
 
 
 class TaskAnswered(RunBody, frozen=True):
-    """One of several humans who are asked has answered. After the last that is needed comes `TaskCompleted`."""
+    """One of several people has answered a task. After the last answer that is needed follows `TaskCompleted`."""
 
     CHANGES = "task"
     RECORDS = "task"
@@ -537,7 +537,7 @@ class TaskAnswered(RunBody, frozen=True):
 
 
 class TaskRefused(RunBody, frozen=True):
-    """What somebody asked for was not done to a task. `stands_by` and `stands_at` say what stands instead."""
+    """An operation on a task was refused. `stands_by` and `stands_at` name the earlier decision that holds instead."""
 
     RECORDS = "task"
 
@@ -549,7 +549,7 @@ class TaskRefused(RunBody, frozen=True):
 
 
 class TaskCompleted(Body, frozen=True):
-    """A human has answered."""
+    """The task is answered."""
 
     CLOSES = frozenset({"task"})
     TO_PROGRAM = "outcome"
@@ -599,10 +599,10 @@ class MarkerRecorded(Body, frozen=True):
 
 
 class UpdateAccepted(Body, frozen=True):
-    """A request that will be answered was let in.
+    """An update was accepted. It will be answered.
 
-    `was_refused` is the verdict of the validation, which runs once, when the update is accepted. A refused update is
-    answered by the next event, and the program is not told of it. None, of older writers: no verdict was recorded.
+    `was_refused` is the verdict of the validation, which runs once, when the update is accepted. The next event answers
+    a refused update, and the program does not get it. None, from older writers: no verdict was recorded.
     """
 
     OPENS = "update"
@@ -615,7 +615,7 @@ class UpdateAccepted(Body, frozen=True):
 
 
 class UpdateCompleted(Body, frozen=True):
-    """The request was answered."""
+    """The update was answered."""
 
     CLOSES = frozenset({"update"})
 
@@ -624,7 +624,7 @@ class UpdateCompleted(Body, frozen=True):
 
 
 class UnknownBody(Body, frozen=True):
-    """A body that this version does not know. It is kept as it is, and skipped."""
+    """A body of a type that this version does not know. It is kept as it is, and readers skip it."""
 
     raw: Raw
 
@@ -647,7 +647,7 @@ CLOSING_ALL = frozenset(body for body in BODIES.values() if body.CLOSES_ALL)
 """The bodies of events that close every open step."""
 
 OUTCOMES = frozenset(body for body in BODIES.values() if body.TO_PROGRAM == "outcome")
-"""The bodies of events that a program gets: something has ended, or is asked of it."""
+"""The bodies of events that a program gets: a step has ended, an update was accepted, the run is being cancelled."""
 
 TRANSITIONS: dict[RunStatus, dict[type[Body], RunStatus]] = {
     status: {body: body.LEADS_TO for body in BODIES.values() if body.LEADS_TO is not None and status in body.LEADS_FROM}
@@ -657,7 +657,7 @@ TRANSITIONS: dict[RunStatus, dict[type[Body], RunStatus]] = {
 
 
 def recording(kind: Literal["control", "update", "task", "outcome"]) -> tuple[type[Body], ...]:
-    """Return the bodies of events that record the decision about this kind of signal from the engine to itself."""
+    """Return the bodies of events that record the decision about this kind of engine signal."""
     return tuple(body for body in BODIES.values() if kind == body.RECORDS)
 
 

@@ -1,7 +1,7 @@
-"""Rows that a commit keeps beside the history, so that things can be found without reading it.
+"""Rows that a commit stores beside the history, so that waits and tasks are found without reading it.
 
-Waits and tasks are derived from events (`index_changes`). Activity records are written by the engine: they say what
-is known about an effect in the world, and survive the crash that lost its result.
+Waits and tasks are derived from events (`index_changes`). Activity records are written by the engine: they hold what
+is known about an effect outside, and survive the crash that lost its result.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from holdfast.core import events as e
 from holdfast.core.events import NULL, ErrorInfo, Event
 from holdfast.core.instants import Instant
 from holdfast.core.state import OpenStep, RunState
-from holdfast.core.steps import NO_PROGRESS, TaskProgress, progressed
+from holdfast.core.steps import NO_PROGRESS, TaskProgress, apply_to_task
 
 
 class Wait(Struct, frozen=True, kw_only=True, gc=False):
@@ -28,7 +28,7 @@ class Wait(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Task(Struct, frozen=True, kw_only=True, gc=False):
-    """What a human is asked, and how it stands."""
+    """A task for a human, and its status."""
 
     task_id: str
     run_id: str
@@ -54,7 +54,7 @@ class Task(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ActivityRecord(Struct, frozen=True, kw_only=True, gc=False):
-    """What is known about one keyed activity call. Its scope is its first four fields after `version`."""
+    """What is known about one activity call with an idempotency key. Its key is the first four fields."""
 
     run_id: str
     activity_name: str
@@ -118,7 +118,7 @@ def index_changes(before: RunState, after: RunState, events: Iterable[Event]) ->
         elif was is not None and isinstance(was.body, e.TaskCreated):
             body, progress = was.body, was.task or NO_PROGRESS
             for change in changed.get(step_id, ()):
-                body, progress = progressed(body, progress, change)
+                body, progress = apply_to_task(body, progress, change)
             tasks.append(_task(after, was, body, progress, event))
     return IndexChanges(tuple(opened), tuple(closed), tuple(tasks))
 

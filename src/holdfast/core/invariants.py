@@ -1,11 +1,11 @@
-"""What is true of every run at every moment, whatever crashed before: the catalogue of load invariants.
+"""What holds for every run at every moment, after any crash: the catalogue of load invariants.
 
-An invariant is a pure function from a view to the list of its violations, so the same catalogue serves tests, the
-simulator and an operator's check-up. A **view** is what a store keeps of a run, as plain data, read at one moment;
-this file does not know stores. `check` applies the whole catalogue; `INVARIANTS` lists it.
+An invariant is a pure function from a view to the list of its violations, so tests, the simulator and operators use the
+same catalogue. A **view** is what a store keeps of a run, as plain data, read at one moment;
+this module does not know stores. `check` applies the whole catalogue; `INVARIANTS` lists it.
 
-Invariants that look at the state do so by folding the view's events. If they do not fold, `history_folds` says so
-and the others have nothing to say.
+Invariants about the state fold the view's events. If these do not fold, `history_folds` reports it, and the others
+report nothing.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ from holdfast.core.events import BODIES, Event
 from holdfast.core.index_rows import Task, Wait
 from holdfast.core.instants import Instant
 from holdfast.core.keys import event_id, event_key, signal_storage_key
-from holdfast.core.messages import OUTCOME_SIGNAL, AcceptedSignalResult, Message, Signal, as_they_came
+from holdfast.core.messages import OUTCOME_SIGNAL, AcceptedSignalResult, Message, Signal, with_arrival_times
 from holdfast.core.snapshot import RuntimeSnapshot, runtime_snapshot
 from holdfast.core.state import PAUSED, TERMINAL, OpenStep, RunState, RunStatus, carried_updates, state_of
 from holdfast.core.tasks import next_instants
@@ -30,10 +30,10 @@ from holdfast.errors import RunError
 
 
 class RunView(Struct, frozen=True, kw_only=True):
-    """One run, as everything that a store keeps of it says, at the moment `now`.
+    """Everything that a store holds of one run, at the moment `now`.
 
-    `signals` is the whole mailbox, consumed ones too. `messages` are those that are known to wait; a store shows
-    only the due ones, and `ready_at` speaks for the rest. `acknowledged` is what senders were told.
+    `signals` is the whole mailbox, with the consumed ones. `messages` are the due ones, which a store shows; `ready_at`
+    is the instant of the next one. `acknowledged` are the answers that senders got.
     """
 
     run_id: str
@@ -58,12 +58,12 @@ class RunView(Struct, frozen=True, kw_only=True):
 
     @property
     def is_finished(self) -> bool:
-        """Say whether the run has come to its end."""
+        """Whether the status is terminal."""
         return self.status in TERMINAL
 
     @property
     def is_in_hand(self) -> bool:
-        """Say whether a node owns the run, or the next one that asks may."""
+        """Whether a node owns the run, or can claim it now."""
         return self.lease_owner is not None or (self.ready_at is not None and self.ready_at <= self.now)
 
 
@@ -78,7 +78,7 @@ class SystemView(Struct, frozen=True):
 
 
 class Violation(Struct, frozen=True):
-    """Something that must never be. `run_id` is None where more than one run is concerned."""
+    """An invariant that does not hold. `run_id` is None if more than one run is concerned."""
 
     invariant: str
     run_id: str | None
@@ -86,7 +86,7 @@ class Violation(Struct, frozen=True):
 
 
 class Invariant(Struct, frozen=True):
-    """A sentence that always holds, the rule of the contract that it comes from, and how to find where it does not."""
+    """A sentence that always holds, the rule of the contract behind it, and the function that finds violations."""
 
     name: str
     rule: str
@@ -112,7 +112,7 @@ def check(view: RunView | SystemView) -> list[Violation]:
 
 
 def check_drained(view: SystemView) -> list[Violation]:
-    """Return every violation, and what is left in the queues although nothing should be: after a drain."""
+    """Return every violation, and what is left in the queues after a drain, which should be nothing."""
     left = [
         Violation("queues_are_drained", run.run_id, f"ready at {run.ready_at}, with {len(run.messages)} messages")
         for run in view.runs
@@ -161,7 +161,7 @@ def idempotency_keys_are_unique(view: RunView) -> list[str]:
 
 @_invariant(RunView, "EVT-4", "An event's key is the digest of its parts, and its id follows from the key.")
 def idempotency_keys_are_exact(view: RunView) -> list[str]:
-    """Find keys and ids that are not what their events say. Events of unknown types are left alone."""
+    """Find keys and ids that do not follow from their events. Events of unknown types are left alone."""
     found: list[str] = []
     occurrences: Counter[str] = Counter()
     first = view.events[0].data if view.events else None
@@ -234,7 +234,7 @@ def snapshot_equals_fold(view: RunView) -> list[str]:
 
 @_invariant(RunView, "INV", "No acknowledged signal is lost: each is in the mailbox, consumed or not.")
 def acknowledged_signals_are_kept(view: RunView) -> list[str]:
-    """Find signals that a sender was told of and that are not there."""
+    """Find signals that were acknowledged and are not there."""
     there = {signal_storage_key(view.run_id, signal.name, signal.suffix) for signal in view.signals}
     return [
         f"signal {told.signal_name!r} with id {told.signal_id!r} was acknowledged and is gone"
@@ -243,7 +243,7 @@ def acknowledged_signals_are_kept(view: RunView) -> list[str]:
     ]
 
 
-@_invariant(RunView, "SIG-4", "A consumed signal stands in the history, at the recorded number and with its payload.")
+@_invariant(RunView, "SIG-4", "A consumed signal is in the history, at the recorded number and with its payload.")
 def consumed_signals_are_recorded(view: RunView) -> list[str]:
     """Find signals marked as consumed without their event, and such events without their signal."""
     received = {event.run_seq: event for event in view.events if isinstance(event.data, _TAKES_A_SIGNAL)}
@@ -259,7 +259,7 @@ def consumed_signals_are_recorded(view: RunView) -> list[str]:
         for seq, event in received.items()
         if isinstance(event.data, e.SignalReceived)
         and seq not in consumed
-        and event.caused_by_signal_id not in dead  # which an operator has put back
+        and event.caused_by_signal_id not in dead  # which an operator has requeued
     ]
     return found
 
@@ -299,9 +299,9 @@ def signal_order_is_kept(view: RunView) -> list[str]:
 
 @_invariant(RunView, "SIG-8", "A wait takes nothing that was accepted after its deadline.")
 def deadlines_decide(view: RunView) -> list[str]:
-    """Find signals that came too late and were taken."""
+    """Find signals that were accepted after the deadline of their wait, and consumed."""
     until = {event.step_id: event.data.until for event in view.events if isinstance(event.data, e.SignalWaiting)}
-    came = {signal.id: signal.accepted_at for signal in as_they_came(view.signals)}
+    came = {signal.id: signal.accepted_at for signal in with_arrival_times(view.signals)}
     return [
         f"event {event.run_seq}: a signal was taken that came after the deadline of its wait"
         for event in view.events
@@ -396,7 +396,7 @@ def unfinished_runs_can_go_on(view: RunView) -> list[str]:
     """Find runs that nothing will ever wake, and activities that no node runs.
 
     A run may wait for a signal, a human, a child, an instant, admission, a definition, or the operator who paused it.
-    An activity that is not elsewhere is not: it needs a node that owns the run, or an instant at which it is retried.
+    An activity of the owner is none of these: it needs a node that owns the run, or an instant at which it is retried.
     """
     state = _fold(view)
     if state is None or view.is_finished or view.is_in_hand or state.awaits_definition:
@@ -413,9 +413,9 @@ def unfinished_runs_can_go_on(view: RunView) -> list[str]:
     return found
 
 
-@_invariant(RunView, "TMR-1", "Whatever is due at an instant has a message that will come then.")
+@_invariant(RunView, "TMR-1", "Every step that is due at an instant has a message that is due then.")
 def timers_are_scheduled(view: RunView) -> list[str]:
-    """Find open steps with an instant for which the run will not be ready. A pause may hold it: for what, is named."""
+    """Find open steps with an instant at which the run will not be ready. In a paused run a signal may hold it back."""
     state = _fold(view)
     if state is None or view.is_finished or state.awaits_definition:
         return []
@@ -447,11 +447,13 @@ def finished_runs_leave_nothing(view: RunView) -> list[str]:
 # --- parents and children ------------------------------------------------------------------------------------------
 
 
-@_invariant(SystemView, "INV", "Every child of an unfinished run exists and knows its parent, or the parent was told.")
+@_invariant(
+    SystemView, "INV", "Every child of an unfinished run exists and names its parent, or its failure is recorded."
+)
 def started_children_exist(view: SystemView) -> list[str]:
-    """Find children that are missing, or belong to another parent. Retention may have taken those of finished runs.
+    """Find children that are missing, or belong to another parent. Retention may have deleted those of finished runs.
 
-    One that could not be created has failed, or a message says so, or a letter where nobody waits for it.
+    A child that could not be created has failed in the history, or there is a message or a dead letter about it.
     """
     runs = view.by_id()
     return [
@@ -460,13 +462,13 @@ def started_children_exist(view: SystemView) -> list[str]:
         if not parent.is_finished
         for step_id, body in _children(parent)
         if body.child_run_id not in runs or runs[body.child_run_id].parent_run_id != parent.run_id
-        if not _is_told(parent, step_id, body.child_run_id)
+        if not _knows_of(parent, step_id, body.child_run_id)
     ]
 
 
 @_invariant(SystemView, "API-4", "A family is of one tenant, project and environment.")
 def families_are_of_one_tenant(view: SystemView) -> list[str]:
-    """Find children that are elsewhere than their parents."""
+    """Find children of another tenant, project or environment than their parents."""
     runs = view.by_id()
     return [
         f"run {child.run_id!r} is of {_place(child)}, and its parent {parent.run_id!r} of {_place(parent)}"
@@ -514,7 +516,7 @@ _TAKES_A_SIGNAL: tuple[type[e.Body], ...] = (e.SignalReceived, e.SignalDeadLette
 
 
 def _is_of(event: Event, signal: Signal) -> bool:
-    """Say whether the event is the one that received this signal."""
+    """Return whether the event is the one that received this signal."""
     body = event.data
     if signal.name in RECORDED_AS:
         return isinstance(body, RECORDED_AS[signal.name]) and event.caused_by_signal_id == signal.id
@@ -532,14 +534,14 @@ def _is_of(event: Event, signal: Signal) -> bool:
 
 
 def _is_timed(step: OpenStep, view: RunView) -> bool:
-    """Say whether an instant will bring the step on. That of a task is only shown to people."""
-    # The message for an activity's next attempt is gone once it is made, and no event says when; a job has none.
+    """Return whether the step has a message that is due at its instant. That of a task is only shown to people."""
+    # The message for an activity's next attempt is deleted when that is made, without an event; a job has none.
     if step.due_at is None or step.kind == "task" or (step.queue and not step.is_detached):
         return False
     return step.kind != "activity" or step.is_detached or step.due_at > view.now
 
 
-def _is_elsewhere(step: OpenStep) -> bool:  # its outcome comes from outside of the node that owns the run
+def _is_elsewhere(step: OpenStep) -> bool:  # another process than the run's owner reports its outcome
     return step.is_detached or step.queue != ""
 
 
@@ -552,8 +554,8 @@ def _children(view: RunView) -> Iterable[tuple[str, e.ChildStarted]]:
     return ((event.step_id or "", event.data) for event in view.events if isinstance(event.data, e.ChildStarted))
 
 
-def _is_told(parent: RunView, step_id: str, child_run_id: str) -> bool:
-    """Return whether a parent knows, or is about to hear, that a child was not created."""
+def _knows_of(parent: RunView, step_id: str, child_run_id: str) -> bool:
+    """Return whether a parent has an event, a message or a dead letter that says that a child was not created."""
     return (
         any(event.step_id == step_id and isinstance(event.data, e.ChildFailed) for event in parent.events)
         or any(message.step_id == step_id and message.type == "SubWorkflowCompleted" for message in parent.messages)

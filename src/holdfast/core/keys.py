@@ -2,8 +2,8 @@
 
 **The separator.** The contract fixes two keys as the SHA256 of parts joined by ``|``. Joining is ambiguous if any
 part may hold a ``|``, so exactly one part of each key may: the step id of an event, and the request id of a start.
-Every other part is refused with `InvalidInput` if it holds one. The free part can then always be found again (the
-parts before and after it are counted off from both ends), so two different tuples never share a key, and the key is
+Every other part is refused with `InvalidInput` if it holds one. The free part can then always be told from the others
+(count the parts before and after it from both ends), so two different tuples never share a key, and the key is
 still exactly the SHA256 of the plain join.
 
 **Event ids** are derived from the event's key (a UUID of version 8), not drawn: the same event has the same id on
@@ -31,7 +31,7 @@ from holdfast.errors import InvalidInput
 
 SEPARATOR = "|"
 ANY_VERSION = ""
-"""Stands for the version in the key of a start request that names none: it is the same whatever version starts."""
+"""The version in the key of a start request that names none: the key is the same whichever version starts."""
 _PLAIN = re.compile("[A-Za-z0-9_-]+")
 
 # The digit that marks a UUID's variant keeps two bits of the digit that it replaces.
@@ -42,7 +42,7 @@ def event_key(run_id: str, step_id: str, logical_attempt_id: int, event_type: st
     """Return the idempotency key of an event: 64 hex digits.
 
     Events of the run itself have no step: the id of the signal that caused them, or the count of events of their
-    type, stands in place of the step id, and their logical attempt is 0.
+    type, takes the place of the step id, and their logical attempt is 0.
     """
     if SEPARATOR in run_id or SEPARATOR in plan_version or SEPARATOR in event_type:
         _refuse_separator(run_id=run_id, event_type=event_type, plan_version=plan_version)
@@ -73,7 +73,7 @@ def request_key(
 
 
 def storage_key(*parts: str) -> str:
-    """Join parts into a path that no other parts can produce, whatever characters they contain.
+    """Join parts into a path that no other parts can produce, for any characters.
 
     Each part is percent-encoded byte by byte and never normalised. An empty part becomes a lone ``%``, which no
     encoded part can be; ``.`` and ``..`` are encoded too, because some stores resolve them.
@@ -161,7 +161,7 @@ def write_activity_token(token: ActivityToken, key: str) -> str:
 
 
 def read_activity_token(text: Any, key: str) -> ActivityToken:
-    """Return what the text names; raise `InvalidInput` if it is no token that was made with this key."""
+    """Return the token that the text holds; raise `InvalidInput` if it was not made with this key."""
     refusal = InvalidInput("this is not the token of an activity", field="token")
     if not isinstance(text, str) or not text.isascii() or len(text) > ACTIVITY_TOKEN_CHARS:
         raise refusal

@@ -1,8 +1,8 @@
-"""What the world tells a run: envelopes in its inbox, signals, results of activities, operators' commands.
+"""What reaches a run from outside: messages, signals, results of activities, operators' commands.
 
-A **message** is an envelope of the engine's own making; it is deleted by the commit that handles it. Internal ones
-carry the waiting token of the step that they are for, and a message whose token is no longer open is stale: handling
-it changes nothing. That is how timers are cancelled.
+A **message** is an envelope that the engine makes; the commit that handles it deletes it. It carries the waiting token
+of its step. A message whose token is no longer open is stale: handling it changes nothing. That is how timers are
+cancelled.
 
 A **signal** is sent from outside. It is kept in the run's mailbox, in the order of acceptance per name, until a wait
 consumes it, and it can be followed afterwards.
@@ -50,7 +50,7 @@ class Message(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     runtime_provider: str = "holdfast"
     payload: Raw = NULL
     attempts: int = 0
-    """How often it was put aside because it could not be handled."""
+    """How often it was deferred because it could not be handled."""
 
     by: CallerRef | None = None
     """The caller of the service who sent it."""
@@ -73,7 +73,7 @@ class ChildOutcome(Struct, frozen=True, omit_defaults=True, gc=False):
 def child_outcome(
     run_id: str, parent_run_id: str, step_id: str | None, token: str | None, outcome: ChildOutcome, now: Instant
 ) -> Message:
-    """Return the message that tells a parent how a child has ended, or that it never began."""
+    """Return the message to a parent about how a child has ended, or that it never began."""
     return Message(
         signal_id=fitting_id(f"child:{run_id}", NAME_BYTES),
         run_id=parent_run_id,
@@ -87,7 +87,7 @@ def child_outcome(
 
 
 class ActivityOutcome(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """The payload of `ActivityCompleted`: a result, or an error, or word that the outcome is reported later.
+    """The payload of `ActivityCompleted`: a result, an error, or the note that the outcome is reported later.
 
     `fraction` is the sender's draw for the jitter of the next attempt.
     """
@@ -102,7 +102,7 @@ class ActivityOutcome(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
 
 
 class SignalRequest(Struct, frozen=True, kw_only=True, gc=False):
-    """A signal as a sender asks for it to be accepted."""
+    """A signal as its sender wants it to be accepted."""
 
     run_id: str
     name: str
@@ -115,17 +115,17 @@ class SignalRequest(Struct, frozen=True, kw_only=True, gc=False):
     accept_before: Instant | None = None
     """Accept it only before this instant, by the store's clock."""
     actor: str = ""
-    """Who sends it, for the authoriser. It is not stored."""
+    """The sender, for the authoriser. It is not stored."""
 
     audit: AuditEntry | None = None
-    """What the audit log keeps once the signal is accepted; its `by` is kept with the signal. A retry may differ."""
+    """The entry of the audit log for the acceptance; its `by` is stored with the signal. A retry may differ."""
 
 
 class Signal(Struct, frozen=True, kw_only=True, gc=False):
     """A signal in a run's mailbox. `id` is the store's, `signal_id` the sender's.
 
-    `accepted_at` strictly grows within a run; `received_at` is what the store's clock said then.
-    `state_after` or `error` says what the handler of the wait made of it, for the turn that consumes it.
+    `accepted_at` strictly grows within a run; `received_at` is the time of the store's clock then.
+    `state_after` or `error` is the result of the wait's handler, for the turn that consumes the signal.
     """
 
     id: str
@@ -142,12 +142,12 @@ class Signal(Struct, frozen=True, kw_only=True, gc=False):
     error: ErrorInfo | None = None
     received_at: Instant | None = None
     misfit: str | None = None
-    """Why the wait that takes it cannot: its payload is not of the type that is waited for."""
+    """Why the wait cannot take it: its payload is not of the expected type."""
     by: CallerRef | None = None
 
 
 class DeadSignal(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """The payload of `ExternalSignal`: a signal that was a dead letter, and is to be offered to waits again."""
+    """The payload of `ExternalSignal`: a signal that was a dead letter and is requeued."""
 
     id: str
     name: str
@@ -158,7 +158,7 @@ class DeadSignal(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False
 
 
 def dead_signal(signal: Signal, now: Instant) -> Message:
-    """Return a signal as the message that its dead letter holds."""
+    """Return the message that the dead letter of a signal holds."""
     dead = DeadSignal(
         id=signal.id,
         name=signal.name,
@@ -178,14 +178,14 @@ def dead_signal(signal: Signal, now: Instant) -> Message:
 
 
 CLOCK_SET_BACK = 1_000_000
-"""By how much times of acceptance run ahead of the clock at most, in microseconds, unless it was set back."""
+"""The most that times of acceptance run ahead of the clock, in microseconds, unless the clock was set back."""
 
 
-def as_they_came(signals: Sequence[Signal]) -> Sequence[Signal]:
-    """Return signals of a run with the times that their waits' deadlines are compared to.
+def with_arrival_times(signals: Sequence[Signal]) -> Sequence[Signal]:
+    """Return the signals of a run with the times that are compared to the deadlines of waits.
 
-    That is the time of acceptance. After the clock was set back these run ahead of it for as long, and so would be too
-    late for every wait; then the clock counts, and what was accepted before came no later than what is behind it.
+    That is the time of acceptance. After the clock was set back, times of acceptance run ahead of it, and every wait
+    would find them too late. Then the clock counts, and no signal arrived later than the one accepted after it.
     """
     if not any(_is_ahead(signal) for signal in signals):
         return signals
@@ -202,7 +202,7 @@ def _is_ahead(signal: Signal) -> bool:
 
 
 class AcceptedSignalResult(Struct, frozen=True, kw_only=True, gc=False):
-    """What every sender of the same signal is told, on every transport. `workflow_id` is the run's id."""
+    """The answer to every sender of the same signal, on every transport. `workflow_id` is the run's id."""
 
     workflow_id: str
     signal_name: str
@@ -211,11 +211,11 @@ class AcceptedSignalResult(Struct, frozen=True, kw_only=True, gc=False):
     signal_storage_key: str
     accepted: bool = True
     warning: str | None = None
-    """What its sender should know although it was accepted: the workflow declares no signal of this name."""
+    """A warning to the sender of an accepted signal: the workflow declares no signal of this name."""
 
 
 class AcceptanceRecord(Struct, frozen=True, kw_only=True, gc=False):
-    """The durable record of an acceptance: kept until `expires_at`, then a retry is a new request."""
+    """The durable record of an acceptance. After `expires_at` a retry is a new request."""
 
     workflow_id: str
     signal_name: str
@@ -248,7 +248,7 @@ class ActivityErrored(Struct, frozen=True, gc=False):
 
 
 class ActivityDetached(Struct, frozen=True, gc=False):
-    """An activity has ended without an outcome, which somebody reports later, `until` then at the latest."""
+    """An activity has ended without an outcome, which is reported later, before `until`."""
 
     step_id: str
     logical_attempt_id: int
@@ -266,13 +266,13 @@ class ReportedOutcome(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class NodeLost(Struct, frozen=True, gc=False):
-    """The node that was running this step's activity is gone; its outcome is not known."""
+    """The node that ran this step's activity is lost; the outcome is not known."""
 
     step_id: str
 
 
 class ActivityReturned(Struct, frozen=True, gc=False):
-    """The node that was to run this step's activity has not begun it: it is stopping, or does not have the activity."""
+    """The node did not begin this step's activity: it is stopping, or does not have the activity."""
 
     step_id: str
     logical_attempt_id: int
@@ -281,20 +281,20 @@ class ActivityReturned(Struct, frozen=True, gc=False):
 
 
 class DefinitionFound(Struct, frozen=True, gc=False):
-    """The run has its turn where its definition is known."""
+    """The run has a turn on a node that has its definition."""
 
 
-class MessageDied(Struct, frozen=True, gc=False):
-    """A message of the run has become a dead letter, and the run is not to go on without it."""
+class MessageDeadLettered(Struct, frozen=True, gc=False):
+    """A message of the run has become a dead letter, and the policy pauses the run."""
 
 
 ControlName = Literal["PAUSE", "RESUME", "CANCEL", "APPROVE", "RETRY_STEP", "SKIP_STEP", "RETRY_RUN", "EMERGENCY_STOP"]
 SentName = Literal["SIGNAL", "TASK", "UPDATE", "START", "QUERY"]
-"""What else is asked of a run: a signal, an operation on a task, an update, its start, a query."""
+"""The other requests to a run: a signal, an operation on a task, an update, its start, a query."""
 
 
 class Control(Struct, frozen=True, kw_only=True, gc=False):
-    """An operator's command, after the authoriser has spoken. `id` is the store's id of the signal."""
+    """An operator's command, after the authoriser has decided. `id` is the store's id of the signal."""
 
     id: str
     name: str
@@ -312,10 +312,10 @@ class Control(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ControlPayload(Struct, frozen=True):
-    """What a control signal carries. With a `refusal` the authoriser has said no, and why.
+    """The payload of a control signal. `refusal` is the reason of the authoriser, if it refused.
 
-    What is no command comes here only when it was refused; `subject` is the name of the signal, operation or update.
-    `raise_failure` is what RESUME may do to a failed step, `may_override` what SKIP_STEP may do to a task or wait.
+    A signal, an operation on a task or an update is here only if it was refused; `subject` is its name. `raise_failure`
+    lets RESUME raise the error of a failed step; `may_override` lets SKIP_STEP skip a task or a wait.
     """
 
     name: ControlName | SentName
@@ -330,14 +330,14 @@ class ControlPayload(Struct, frozen=True):
 
 
 class UpdatePayload(Struct, frozen=True):
-    """What an update's signal carries."""
+    """The payload of an update's signal."""
 
     name: str
     input: Raw
 
 
 class Update(Struct, frozen=True, kw_only=True, gc=False):
-    """A request that will be answered. `id` is the store's id of the signal that carried it."""
+    """An update: a request that will be answered. `id` is the store's id of the signal that carried it."""
 
     id: str
     update_id: str
@@ -345,12 +345,12 @@ class Update(Struct, frozen=True, kw_only=True, gc=False):
     input: Raw = NULL
     inbox_seq: int | None = None
     refusal: ErrorInfo | UnsetType | None = UNSET
-    """Why the validation refuses it; None if it passes, UNSET if nobody has validated it."""
+    """Why the validation refuses it; None if it passes, UNSET if there was no validation."""
     by: CallerRef | None = None
 
 
 class Actor(Struct, frozen=True, omit_defaults=True):
-    """Who does something to a task. The caller vouches for the name and the roles."""
+    """The person who works on a task. The caller vouches for the name and the roles."""
 
     name: str
     roles: tuple[str, ...] = ()
@@ -361,7 +361,7 @@ TaskAction = Literal["assign", "claim", "release", "reassign", "complete", "comm
 
 
 class TaskRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """What somebody asks of a task: the payload of the signal that carries it."""
+    """An operation on a task: the payload of the signal that carries it."""
 
     task_id: str
     step_id: str
@@ -374,7 +374,7 @@ class TaskRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
 
 
 class TaskOperation(Struct, frozen=True, kw_only=True, gc=False):
-    """A request, as it reaches the run. `problem` says how an answer does not fit; `id` is the store's."""
+    """A `TaskRequest` as it reaches the run. `problem` says why an answer does not fit; `id` is the store's."""
 
     id: str
     request: TaskRequest
@@ -387,9 +387,9 @@ CONTROL_SIGNAL = "holdfast.control"
 UPDATE_SIGNAL = "holdfast.update"
 TASK_SIGNAL = "holdfast.task"
 OUTCOME_SIGNAL = "holdfast.outcome"
-"""Carries the outcome of an activity that was reported by its token. No turn commits that has not seen it."""
+"""Carries the outcome of an activity that was reported by its token. A turn that has not read it does not commit."""
 OUTCOME_BYTES = 4 * ERROR_CAUSES * ERROR_TEXT_CHARS
-"""What an outcome has beside a result, at most: an error with its causes."""
+"""The most bytes that an outcome has beside a result: an error with its causes."""
 ENGINE_SIGNALS = frozenset({CONTROL_SIGNAL, UPDATE_SIGNAL, TASK_SIGNAL, OUTCOME_SIGNAL})
 
 _SIGNAL_PAYLOADS: dict[str, type] = {
@@ -407,9 +407,9 @@ _DELIVERABLE = frozenset(get_args(MessageType)) - {"ExternalSignal"}  # signals 
 
 
 def activity_completed(run_id: str, step_id: str, token: str, outcome: ActivityOutcome, now: Instant) -> Message:
-    """Return the message with which an activity comes back that was not carried out by the run's owner.
+    """Return the message with the outcome of an activity that another node than the run's owner executed.
 
-    An attempt has one outcome, so the attempt's token names the message; that it is detached is said under another.
+    An attempt has one outcome, so its token is the id of the message; the note that it is detached has another id.
     """
     return Message(
         signal_id=f"{'detached' if outcome.is_detached else 'activity'}:{token}",
@@ -424,12 +424,12 @@ def activity_completed(run_id: str, step_id: str, token: str, outcome: ActivityO
 
 
 def is_deadline(message: Message) -> bool:
-    """Return whether a message is the one that ends a step whose time is over."""
+    """Return whether a message is the one that ends a step at its deadline."""
     return message.type == "TimerDue" and (message.waiting_token or "").startswith(f"{message.step_id}{DEADLINE_MARK}")
 
 
 def check_signal(request: SignalRequest, limits: Limits) -> CallerError | None:
-    """Return why the request cannot be accepted whatever the state of the run, or None."""
+    """Return why the request cannot be accepted in any state of the run, or None."""
     problem = check_name("run_id", request.run_id) or check_name("signal_name", request.name)
     if problem is None and request.step_id is not None:
         problem = check_name("step_id", request.step_id)
@@ -448,7 +448,7 @@ def check_signal(request: SignalRequest, limits: Limits) -> CallerError | None:
     if problem is not None:
         return problem
     size, most = len(bytes(request.payload)), limits.signal_payload_bytes
-    if request.name == OUTCOME_SIGNAL:  # whose result is bounded like any other
+    if request.name == OUTCOME_SIGNAL:  # its result has the bound of any value
         most = limits.value_bytes + OUTCOME_BYTES
     if size > most:
         return PayloadTooLarge(
@@ -460,7 +460,7 @@ def check_signal(request: SignalRequest, limits: Limits) -> CallerError | None:
 
 
 def _check_payload(kind: type | None, payload: Raw) -> InvalidInput | None:
-    """Return why the payload is not what the engine itself will read, or None."""
+    """Return why the engine itself could not read the payload, or None."""
     try:
         if kind is not None:
             codec.decode(payload, kind)
@@ -470,7 +470,7 @@ def _check_payload(kind: type | None, payload: Raw) -> InvalidInput | None:
 
 
 def check_message(message: Message) -> CallerError | None:
-    """Return why the message cannot be delivered whatever the state of the run, or None."""
+    """Return why the message cannot be delivered in any state of the run, or None."""
     problem = check_name("run_id", message.run_id) or check_name("signal_id", message.signal_id)
     if problem is None and message.type not in _DELIVERABLE:
         problem = InvalidInput(f"a message of type {message.type!r} cannot be delivered", field="type")

@@ -22,7 +22,7 @@ _LIKE_A_STEP_ID = re.compile(r"#[0-9]+$|^[0-9]+(?:/|$)|^(?:update|patched|cut):|
 def check_name(field: str, value: Any) -> InvalidInput | None:
     """Return why `value` cannot be a name or an id, or None. Names are never normalised."""
     if type(value) is str and value.isascii() and value.isprintable() and 0 < len(value) <= NAME_BYTES:
-        return None  # the usual name, without the detour
+        return None  # the usual name, on a short path
     if not isinstance(value, str) or value == "":
         return InvalidInput(f"{field} must be a string that is not empty, not {value!r}", field=field)
     problem = _check_text(field, value, NAME_BYTES)
@@ -34,7 +34,7 @@ def check_name(field: str, value: Any) -> InvalidInput | None:
 
 
 def check_step_name(field: str, name: Any) -> CallerError | None:
-    """Return why steps cannot be named so, or None.
+    """Return why `name` cannot be a name that step ids are made from, or None.
 
     The one rule for names of activities, workflows, tasks, signals, queries, updates, patches and queues. The engine
     makes step ids from them (`act#2`, `1/act`), so none of them may look like one, and each leaves room for that.
@@ -55,7 +55,7 @@ def check_step_name(field: str, name: Any) -> CallerError | None:
 
 
 def require_step_name(field: str, name: Any) -> None:
-    """Raise why steps cannot be named so, if they cannot."""
+    """Raise `InvalidInput` if `check_step_name` finds a problem."""
     problem = check_step_name(field, name)
     if problem is not None:
         raise problem
@@ -78,7 +78,7 @@ def check_signal_id(value: Any) -> InvalidInput | None:
 
 
 def fitting_id(id: str, most: int) -> str:
-    """Return an id as it is while it fits, else one that stands for it."""
+    """Return an id as it is if it fits, else its digest."""
     return id if len(id.encode()) <= most else digest(id.encode())
 
 

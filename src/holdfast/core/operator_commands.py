@@ -1,13 +1,13 @@
 """Operators' commands: pause, resume, cancel, approve, retry, skip, terminate.
 
-The order is the contract's (SIG-13): the authoriser has spoken before; here the decision is recorded first, as
+The order is the contract's (SIG-13): the authoriser has decided before; here the decision is recorded first, as
 SignalAccepted or SignalRejected with actor and reason, and then applied.
 
-A failed step can be tried again, or skipped, for as long as the program has not been told of the failure: while the
-run is paused. If it was the failure that paused the run, the run goes on when the last such step is settled. RESUME
-lets the failure reach the workflow, which may end the run, so it does that only if it says so (`raise_failure`).
+A failed step can be retried or skipped until the program gets the failure, that is, while the run is paused. If the
+failure itself paused the run, the run resumes when the last such step is settled. RESUME raises the failure in the
+workflow, which may end the run, so it needs `raise_failure` for that.
 
-A task or a wait is skipped without a result: answering it is for those whom it asks. It takes a permission of its own
+A task or a wait is skipped without a result: only those it asks may answer it. Skipping needs a permission of its own
 (`may_override`), and the workflow gets None.
 """
 
@@ -21,7 +21,7 @@ from holdfast.core.timing import step_options
 
 
 def control(state: RunState, command: m.Control, writer: EventWriter) -> Decision | Refusal:
-    """Record the decision first, then what it changes."""
+    """Record the decision, then what it changes."""
     why_not = _objection(state, command) if command.is_allowed else command.refusal or "not permitted"
     verdict = e.SignalRejected if why_not else e.SignalAccepted
     reason = why_not or command.reason
@@ -50,16 +50,17 @@ def _objection(state: RunState, command: m.Control) -> str:
 
 
 def failures_to_settle(state: RunState) -> tuple[str, ...]:
-    """Return the failed steps that wait for an operator: `on_failure="pause"`, and the workflow has not been told."""
+    """Return the failed steps that wait for an operator: `on_failure="pause"`, and not yet delivered."""
     return tuple(
         step_id
         for step_id, failed in state.failed_steps.items()
-        if not failed.is_told and step_options(getattr(failed.started.body, "options", e.NULL)).on_failure == "pause"
+        if not failed.is_delivered
+        and step_options(getattr(failed.started.body, "options", e.NULL)).on_failure == "pause"
     )
 
 
 def objection_to_resume(failed: Sequence[str]) -> str:
-    """Return why a plain RESUME is refused while these failed steps wait for an operator; nothing if there is none."""
+    """Return why a plain RESUME is refused while these failed steps wait for an operator; empty if there are none."""
     if not failed:
         return ""
     return (
@@ -72,11 +73,11 @@ def _objection_to_retry(state: RunState, step_id: str) -> str:
     failed = state.failed_steps.get(step_id)
     if failed is None:
         return f"step {step_id!r} has not failed"
-    return f"the workflow has gone on since step {step_id!r} failed" if failed.is_told else ""
+    return f"the workflow has gone on since step {step_id!r} failed" if failed.is_delivered else ""
 
 
 OVERRIDES = frozenset(kind for body, kind in e.OPENING.items() if body.ASKS_OTHERS)
-"""Kinds of steps that ask somebody else for an answer: to skip one takes a permission of its own."""
+"""Kinds of steps that wait for an answer from outside: skipping one needs a permission of its own."""
 
 _WITHOUT_RESULT: frozenset[str] = OVERRIDES | {"timer"}
 
@@ -105,15 +106,15 @@ def _pause(state: RunState, command: m.Control, writer: EventWriter) -> None:
 
 
 def definition_found(state: RunState, found: m.DefinitionFound, writer: EventWriter) -> Decision | Refusal:
-    """Let a run go on that was paused for want of its definition, or of code that fits, and for nothing else."""
+    """Resume a run that is paused only because its definition, or code that fits, was missing."""
     if state.awaits_definition and not failures_to_settle(state):
         is_missing = state.last_error is None or state.last_error.code == "VersionMismatch"
-        _go_on_for(state, "its definition is there again" if is_missing else "code that fits is there", None, writer)
+        _go_on_for(state, "a node has its definition" if is_missing else "a node has code that fits", None, writer)
     return writer.decision()
 
 
-def message_died(state: RunState, died: m.MessageDied, writer: EventWriter) -> Decision | Refusal:
-    """Hold the run until somebody has looked at the dead letter."""
+def message_dead_lettered(state: RunState, died: m.MessageDeadLettered, writer: EventWriter) -> Decision | Refusal:
+    """Pause the run until an operator has settled the dead letter."""
     if state.status is RUNNING:
         writer.write(e.RunPaused("a message of the run has become a dead letter"))
     return writer.decision()
@@ -127,12 +128,12 @@ def _resume(state: RunState, command: m.Control, writer: EventWriter) -> None:
 def _go_on_for(state: RunState, reason: str, cause: str | None, writer: EventWriter) -> None:
     writer.write(e.RunResumed(reason), cause=cause)
     for step in state.open_steps.values():
-        if step.kind == "signal" and step.due_at is not None:  # its message may have been held by a signal
+        if step.kind == "signal" and step.due_at is not None:  # a signal may have held its message back
             writer.schedule("TimerDue", step.step_id, step.token or "", step.due_at)
 
 
 def _cancel(state: RunState, command: m.Control, writer: EventWriter) -> None:
-    """Ask the program to stop; a run that has not started simply ends, and a paused one goes on to clean up."""
+    """Cancel the program. A run that has not started ends at once; a paused one resumes, to clean up."""
     if state.status in (PENDING, APPROVED):
         writer.write(e.RunCancelled(command.reason), cause=command.id)
         return
@@ -171,8 +172,8 @@ def _skip_step(state: RunState, command: m.Control, writer: EventWriter) -> None
 
 
 def _go_on(state: RunState, command: m.Control, writer: EventWriter) -> None:
-    """Resume a run that only failed steps, or those and a missing definition, have paused, with the last of them."""
-    left = [step_id for step_id, failed in state.failed_steps.items() if not failed.is_told]
+    """Resume with the last failed step a run that was paused by failed steps, or by those and a missing definition."""
+    left = [step_id for step_id, failed in state.failed_steps.items() if not failed.is_delivered]
     if (state.is_held or state.awaits_definition) and left == [command.step_id]:
         _resume(state, command, writer)
 

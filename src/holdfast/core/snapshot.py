@@ -8,7 +8,7 @@ incremental projection of the same events are equal. A snapshot is never edited:
 A snapshot is a cache. Deleting it and folding the events gives it back.
 
 `catch_up` is for a reader that follows a history (EVT-6, PRJ-3): it applies the new events. At a gap it stops, marks
-the projection STALE and returns an alert; it goes on when it is given the missing events. A reader that crashed starts
+the projection STALE and returns an alert; it continues when it gets the missing events. A reader that crashed starts
 again from the snapshot that it stored last.
 """
 
@@ -30,11 +30,11 @@ from holdfast.limits import PROJECTOR_LAG_MS
 SNAPSHOT_SCHEMA_VERSION = 1
 
 CANCELLING = "CANCELLING"
-"""The substatus of a run that was asked to stop and is cleaning up."""
+"""The substatus of a run that is being cancelled and cleans up."""
 
 
 class StepStatus(StrEnum):
-    """Where a step stands, as operators see it."""
+    """The status of a step, as operators see it."""
 
     PENDING = "PENDING"
     RUNNING = "RUNNING"
@@ -81,7 +81,7 @@ class RunSnapshot(Struct, frozen=True, kw_only=True):
 
 
 class RuntimeSnapshot(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """What each commit stores beside the events: where the run stands and what it waits for.
+    """What each commit stores beside the events: the status of the run and what it waits for.
 
     The four waiting fields describe one step: the one that has been open for longest. `signals` holds the cursor of
     each signal name, the suffix only. `resume_pointer` is the event at which replay begins.
@@ -152,7 +152,7 @@ def incremental_project(snapshot: RunSnapshot, events: Iterable[Event]) -> RunSn
 
 
 def detect_gaps(last_seq: int, next_seq: int) -> bool:
-    """Say whether events are missing between the two."""
+    """Return whether events are missing between the two."""
     return next_seq > last_seq + 1
 
 
@@ -193,7 +193,7 @@ def _project(snapshot: RunSnapshot, event: Event, steps: dict[str, StepSnapshot]
 
 
 def _give_up_open(event: Event, steps: dict[str, StepSnapshot], but: Collection[str] = ()) -> None:
-    """Mark what was open as not to be done: the run has ended, or forgotten it by a rotation."""
+    """Mark open steps as skipped: the run has ended, or has rotated."""
     for step_id, step in steps.items():
         if step.status is StepStatus.RUNNING and step_id not in but:
             steps[step_id] = replace(step, status=StepStatus.SKIPPED, completed_at=event.persisted_at)
@@ -237,7 +237,7 @@ AlertCode = Literal["PROJECTOR_LAG_HIGH", "PROJECTOR_GAP_DETECTED"]
 
 
 class Alert(Struct, frozen=True):
-    """Something that an operator should know. `priority` 1 is the most urgent."""
+    """A problem that an operator should know of. `priority` 1 is the most urgent."""
 
     code: AlertCode
     priority: int
@@ -246,14 +246,14 @@ class Alert(Struct, frozen=True):
 
 
 class Projection(Struct, frozen=True):
-    """A snapshot, and whether it is known to be behind."""
+    """A snapshot, and whether it is known to be stale."""
 
     snapshot: RunSnapshot
     is_stale: bool = False
 
 
 def catch_up(projection: Projection, events: Sequence[Event], now: Instant) -> tuple[Projection, tuple[Alert, ...]]:
-    """Apply the events that are new, as far as there is no gap, and return what operators should know."""
+    """Apply the new events up to the first gap, and return the projection and its alerts."""
     run_id, watermark = projection.snapshot.run_id, projection.snapshot.last_event_seq
     alerts: list[Alert] = []
     usable: list[Event] = []

@@ -1,4 +1,4 @@
-"""What has become of a run, as far as its events tell.
+"""The state of a run: a fold over its events.
 
 Rules of this file:
 
@@ -6,10 +6,10 @@ Rules of this file:
 2. Nothing here knows about storage, asyncio or the present time. A state is a fold over events and nothing else, so
    the same events give the same state on every node.
 3. A state is never edited: `evolve` and `fold` return a new one. `fold` copies the state and its mappings once and
-   works on its own copy, so that folding n events costs n, not n squared. Who folds events as they are decided, one
-   by one, keeps such a copy for as long as nobody else has seen it (`own_copy`, `fold_onto`).
-4. A state holds what is *open* or may still be asked for (failed steps, a cursor for each signal name), not what has
-   been: that is in the events.
+   works on its own copy, so that folding n events costs n, not n squared. A caller that folds events one by one, as
+   they are decided, keeps such a copy for as long as it is the only one that holds it (`own_copy`, `fold_onto`).
+4. A state holds what is *open* or may still be needed (failed steps, a cursor for each signal name). The past is in the
+   events.
 
 The life of a run is the table TRANSITIONS, and what an event does to a step stands on its body (`events.py`). An event
 that changes the status must be in the row of the present one; other events need a run that has not finished (and, for
@@ -61,17 +61,17 @@ from holdfast.core.events import (
     RunStatus as RunStatus,
 )
 from holdfast.core.instants import Instant
-from holdfast.core.steps import NO_PROGRESS, progressed
+from holdfast.core.steps import NO_PROGRESS, apply_to_task
 from holdfast.core.steps import FailedStep as FailedStep
 from holdfast.core.steps import OpenStep as OpenStep
 from holdfast.errors import CorruptHistory, HistoryGap
 
 MENDED_BY_CODE = frozenset({"VersionMismatch", "NondeterminismError"})
-"""The errors of runs that go on by themselves, where there is other code."""
+"""The error codes of paused runs that resume by themselves when a node has code that fits."""
 
 
 class RunState(Struct, frozen=True, kw_only=True, gc=False):
-    """A run as its events tell. `version` is the run_seq of the last event."""
+    """A run, folded from its events. `version` is the run_seq of the last event."""
 
     run_id: str
     version: int = 0
@@ -85,7 +85,7 @@ class RunState(Struct, frozen=True, kw_only=True, gc=False):
     replay_from: int = 1
     open_steps: dict[str, OpenStep] = {}
     waits: dict[str, tuple[str, ...]] = {}
-    """The open waits for each signal name, oldest first: found without looking at all that is open."""
+    """The open waits for each signal name, oldest first: an index into `open_steps`."""
     local_activities: int = 0
     """How many of the open steps are activities that are not for a queue."""
     failed_steps: dict[str, FailedStep] = {}
@@ -93,9 +93,9 @@ class RunState(Struct, frozen=True, kw_only=True, gc=False):
     occurrences: dict[str, int] = {}
     is_cancelling: bool = False
     is_held: bool = False
-    """A failed step has paused the run, and nobody wants it paused for another reason."""
+    """A failed step has paused the run, and there is no other reason for the pause."""
     awaits_definition: bool = False
-    """The run is paused for want of its definition, or of code that fits its history, and for no other reason."""
+    """The run is paused because its definition, or code that fits its history, is missing, and for no other reason."""
     steps_since_rotation: int = 0
     last_signal_id: str | None = None
     last_error: ErrorInfo | None = None
@@ -105,7 +105,7 @@ class RunState(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def is_finished(self) -> bool:
-        """Say whether the run has come to its end."""
+        """Whether the status is terminal."""
         return self.status in TERMINAL
 
 
@@ -122,7 +122,7 @@ def fold(state: RunState, events: Iterable[Event]) -> RunState:
 
 
 def own_copy(state: RunState) -> RunState:
-    """Return a copy that its maker, and nobody else, may hand to `fold_onto`."""
+    """Return a copy that only the caller holds, and may pass to `fold_onto`."""
     return replace(
         state,
         open_steps=state.open_steps.copy(),
@@ -134,7 +134,7 @@ def own_copy(state: RunState) -> RunState:
 
 
 def fold_onto(draft: RunState, events: Iterable[Event]) -> None:
-    """Let a state that is nobody else's, new or made by `own_copy`, become the state after these events, in order."""
+    """Apply these events, in order, to a state that only the caller holds: a new one, or one made by `own_copy`."""
     event = None
     for event in events:
         _apply(draft, event)
@@ -168,7 +168,7 @@ CARRIED = (
     "last_error",
     "unknown_events",
 )
-"""What of a state is still true after a rotation, and is carried over in its event."""
+"""The fields of a state that hold after a rotation too: its event carries them over."""
 
 
 class CarriedUpdate(Struct, frozen=True, gc=False):
@@ -187,7 +187,7 @@ class _Carried(Struct, frozen=True):
 
 
 def carried(state: RunState, update_ids: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what a rotation carries over: what is still true, and these updates, which have no answer yet."""
+    """Return what a rotation carries over: the fields that still hold, and these updates, which have no answer yet."""
     updates = [
         CarriedUpdate(
             step.step_id, step.name, step.opened_event_id, step.opened_at, step.body.input, step.body.was_refused
@@ -322,25 +322,25 @@ def _paused(draft: RunState, event: Event) -> None:
     _set(draft, "is_held", event.data.failed_step_id is not None)
     _set(draft, "awaits_definition", event.data.error is not None and event.data.error.code in MENDED_BY_CODE)
     _record_error(draft, event)
-    if event.data.error is not None:  # right after a resumption: the program could not go on, and was told nothing
-        _tell(draft, draft.version, None)
+    if event.data.error is not None:  # right after a resumption: the program could not go on, and got nothing
+        _mark_delivered(draft, draft.version, None)
 
 
 def _resumed(draft: RunState, event: Event) -> None:
     _set(draft, "is_held", False)
     _set(draft, "awaits_definition", False)
-    _tell(draft, None, draft.version + 1)
+    _mark_delivered(draft, None, draft.version + 1)
 
 
-def _tell(draft: RunState, was: int | None, now: int | None) -> None:
+def _mark_delivered(draft: RunState, was: int | None, now: int | None) -> None:
     for step_id, failed in draft.failed_steps.items():
-        if failed.told_by == was:
-            draft.failed_steps[step_id] = replace(failed, told_by=now)
+        if failed.delivered_by == was:
+            draft.failed_steps[step_id] = replace(failed, delivered_by=now)
 
 
 def _signal_accepted(draft: RunState, event: Event) -> None:
     if getattr(event.data, "name", "") == "PAUSE":
-        _set(draft, "is_held", False)  # from now on it is an operator who holds the run
+        _set(draft, "is_held", False)  # from now on an operator holds the run
         _set(draft, "awaits_definition", False)
 
 
@@ -370,7 +370,7 @@ def _rotated(draft: RunState, event: Event) -> None:
 
 
 def _opener(kind: str, due: str) -> Callable[[RunState, Event], None]:
-    """Make the handler of an event that opens a step; `due` names the field of the body that says until when."""
+    """Return the handler of an event that opens a step; `due` names the field of the body with the deadline."""
 
     def opened(draft: RunState, event: Event) -> None:
         step_id, body = event.step_id, event.data
@@ -425,10 +425,10 @@ def _close_wait(draft: RunState, step: OpenStep) -> None:
 def _step_failed(draft: RunState, event: Event) -> None:
     assert isinstance(event.data, e.StepFailed)
     step = _close(draft, event)
-    if event.engine_attempt_id is not None:  # an attempt that was made elsewhere may be ahead of the history
+    if event.engine_attempt_id is not None:  # an attempt on another node may be ahead of the history
         step = replace(step, engine_attempt_id=event.engine_attempt_id)
-    told_by = None if draft.status is PAUSED else 0
-    draft.failed_steps[step.step_id] = FailedStep(step, event.data.error, told_by)
+    delivered_by = None if draft.status is PAUSED else 0
+    draft.failed_steps[step.step_id] = FailedStep(step, event.data.error, delivered_by)
     _record_error(draft, event)
 
 
@@ -474,8 +474,8 @@ def _step_detached(draft: RunState, event: Event) -> None:
 def _signal_received(draft: RunState, event: Event) -> None:
     """Close the wait and move the cursor of the signal's name.
 
-    A signal that was addressed to one wait moves no cursor: it may overtake those that were not, and a wait takes
-    one signal only, so nothing that comes later can be taken by mistake.
+    A signal that was addressed to one wait moves no cursor: it may overtake those that were not. A wait takes one
+    signal only, so no later signal can be taken by mistake.
     """
     assert isinstance(event.data, e.SignalReceived)
     _close(draft, event)
@@ -503,7 +503,7 @@ def _task_changed(draft: RunState, event: Event) -> None:
     step = draft.open_steps.get(event.step_id or "")
     if step is None or not isinstance(step.body, e.TaskCreated):
         raise _step_misfit(draft, event)
-    body, progress = progressed(step.body, step.task or NO_PROGRESS, event)
+    body, progress = apply_to_task(step.body, step.task or NO_PROGRESS, event)
     draft.open_steps[step.step_id] = replace(step, body=body, task=progress)
 
 

@@ -9,7 +9,7 @@ from holdfast.core.instants import Instant
 
 
 class GivenAnswer(Struct, frozen=True, gc=False):
-    """Who has answered, when and what. `token_id` is the caller's, who may act for the actor."""
+    """An answer to a task: by whom, when and what. `token_id` is that of the caller, who may act for the actor."""
 
     actor: str
     at: Instant
@@ -18,7 +18,7 @@ class GivenAnswer(Struct, frozen=True, gc=False):
 
 
 class TaskProgress(Struct, frozen=True, gc=False):
-    """What has happened to an open task beside changing hands."""
+    """What has happened to an open task, apart from assignments."""
 
     answers: tuple[GivenAnswer, ...] = ()
     reminders: int = 0
@@ -45,18 +45,18 @@ class OpenStep(Struct, frozen=True, gc=False):
     is_detached: bool = False
     task: TaskProgress | None = None
     error: ErrorInfo | None = None
-    """Of the last attempt that has failed, within the logical attempt."""
+    """The error of the last attempt that failed, within the logical attempt."""
     is_unbegun: bool = False
     """The attempt waits for a node that has the activity: no node has begun it."""
 
     @property
     def attempt(self) -> int:
-        """The number of the present attempt within the logical one, counted from 1; what never began is not counted."""
+        """The number of the present attempt within the logical one, from 1; attempts that never began do not count."""
         return self.engine_attempt_id - self.first_engine_attempt_id + 1
 
     @property
     def queue(self) -> str:
-        """The queue from which the step's activity is taken; empty where the run's owner carries it out."""
+        """The queue of the step's activity; empty if the node that owns the run executes it."""
         return getattr(self.body, "queue", "")
 
     @property
@@ -66,23 +66,23 @@ class OpenStep(Struct, frozen=True, gc=False):
 
 
 class FailedStep(Struct, frozen=True, gc=False):
-    """A step that failed for good. While the program has not been told, an operator can have it tried again.
+    """A step that failed for good. Until the program gets the failure, an operator can retry or skip the step.
 
-    `told_by` is the event by which the program was told: 0 for the failure itself, else that of the resumption.
+    `delivered_by` is the event that delivered it: 0 for the failure itself, else the number of the resumption.
     """
 
     started: OpenStep
     error: ErrorInfo
-    told_by: int | None = 0
+    delivered_by: int | None = 0
 
     @property
-    def is_told(self) -> bool:
-        """Say whether the program knows, and has gone on from there."""
-        return self.told_by is not None
+    def is_delivered(self) -> bool:
+        """Whether the program has got the failure."""
+        return self.delivered_by is not None
 
 
-def progressed(task: e.TaskCreated, progress: TaskProgress, event: Event) -> tuple[e.TaskCreated, TaskProgress]:
-    """Return a task, with whose it is by now, and how far it has come after one more event."""
+def apply_to_task(task: e.TaskCreated, progress: TaskProgress, event: Event) -> tuple[e.TaskCreated, TaskProgress]:
+    """Return a task, with its present assignee and roles, and its progress after one more event."""
     body = event.data
     if isinstance(body, e.TaskAssigned):
         roles = task.roles if body.roles is None else body.roles

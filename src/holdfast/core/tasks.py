@@ -1,13 +1,13 @@
-"""What people may do with a task, and what follows: the rules, and nothing about where tasks are kept.
+"""What people may do with a task, and what follows. How tasks are stored is not the concern of this module.
 
-A person is *effective* for a task that is assigned to them, that names one of their roles, or that names no role and
-is nobody's. From that:
+A person is *effective* for a task that is assigned to them, that names one of their roles, or that has neither a role
+nor an assignee. From that:
 
-* claim, release and complete are for the assignee; of a task that is nobody's, for whoever is effective;
-* assign, reassign and comment are for whoever is effective, and for administrators.
+* the assignee may claim, release and complete; without an assignee, every effective person may;
+* every effective person, and every administrator, may assign, reassign and comment.
 
-Every decision is recorded: what was done, or `TaskRefused` with the reason. A task that several are to answer is
-nobody's again after each answer, so that the next one can answer.
+Every decision is recorded: the operation, or `TaskRefused` with the reason. A task that several people answer loses its
+assignee after each answer, so that the next person can answer.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -24,17 +24,17 @@ from holdfast.core.steps import NO_PROGRESS, GivenAnswer, TaskProgress
 from holdfast.errors import CallerError, Conflict, InvalidInput, NotPermitted
 
 ENGINE = "holdfast"
-"""The actor of what happens to a task by itself."""
+"""The actor of what the engine does to a task."""
 
 DECISIONS = e.recording("task")
-"""What stands in the history for an operation: the first event of the decision about it."""
+"""The bodies that record the decision about an operation: the first event of it."""
 
 Check = Callable[[Raw, Raw], None]
 """Raises `InvalidInput` if an answer (the second) does not fit a form (the first)."""
 
 
 def task_operations(signals: Iterable[m.Signal], state: RunState, check: Check | None) -> Iterator[m.TaskOperation]:
-    """Return what people ask of a run's tasks. Answers that nobody here can check are left for later."""
+    """Return the operations on the tasks of a run. Without a check, answers are left for later."""
     for signal in signals:
         if signal.name == m.TASK_SIGNAL:
             request = codec.decode(signal.payload, m.TaskRequest)
@@ -59,7 +59,7 @@ def _misfit(state: RunState, request: m.TaskRequest, check: Check) -> str | None
 
 
 def operate(state: RunState, operation: m.TaskOperation, writer: EventWriter) -> Decision | Refusal:
-    """Do what somebody asks of a task, or record why not."""
+    """Perform an operation on a task, or record why it is refused."""
     if state.status is PENDING or state.status is APPROVED:
         return NOTHING
     request = operation.request
@@ -79,7 +79,7 @@ def operate(state: RunState, operation: m.TaskOperation, writer: EventWriter) ->
 
 
 def on_answer(step: OpenStep, message: m.Message, writer: EventWriter) -> Decision | Refusal:
-    """Take an answer that came as a message; a second one of the same person changes nothing."""
+    """Take an answer that arrived as a message; a second one of the same person changes nothing."""
     given = codec.decode(message.payload, m.Answer)
     if any(earlier.actor == given.actor for earlier in _progress(step).answers):
         return NOTHING
@@ -106,7 +106,7 @@ def _progress(step: OpenStep) -> TaskProgress:
 
 
 def is_effective(assignee: str | None, roles: Iterable[str], actor: m.Actor) -> bool:
-    """Say whether a task with this assignee and these roles concerns the actor."""
+    """Return whether the actor is effective for a task with this assignee and these roles."""
     roles = set(roles)
     return assignee == actor.name or not roles.isdisjoint(actor.roles) or (not roles and assignee is None)
 
@@ -127,7 +127,7 @@ def _objection(step: OpenStep, operation: m.TaskOperation) -> CallerError | None
         if holder is not None and action == "claim":
             return Conflict(f"the task is {holder!r}'s", by=holder)
         if holder is not None or action == "release":
-            return NotPermitted(f"the task is {'nobody' if holder is None else repr(holder)}'s")
+            return NotPermitted("the task has no assignee" if holder is None else f"the task is {holder!r}'s")
     if action == "release":
         return None
     objection = _objection_to_person(step, actor.name, operation.by if action == "complete" else None)
@@ -137,7 +137,7 @@ def _objection(step: OpenStep, operation: m.TaskOperation) -> CallerError | None
 
 
 def _objection_to_person(step: OpenStep, name: str | None, by: e.CallerRef | None = None) -> CallerError | None:
-    """Object to a person who has answered. One caller is one person, whatever actors they name."""
+    """Return why a person who has answered may not answer again. One caller counts as one person, for all actors."""
     for given in _progress(step).answers:
         if given.actor == name:
             return Conflict(f"{name!r} has answered already", by=name, at=given.at)
@@ -158,7 +158,7 @@ def _refuse(request: m.TaskRequest, error: CallerError | None, writer: EventWrit
 
 
 def takes_several(task: e.TaskCreated) -> bool:
-    """Say whether a task is answered with a list, of so many answers by different people."""
+    """Return whether the answer of a task is a list, of answers by different people."""
     return task.approvals > 1 or task.of is not None
 
 
@@ -169,7 +169,7 @@ def _answer(step: OpenStep, actor: str, answer: Raw, writer: EventWriter, cause:
         answers = (
             *_progress(step).answers,
             GivenAnswer(actor, writer.now, answer),
-        )  # whose token it was, the event says
+        )  # the event has the token
         if len(answers) < task.approvals:
             return
         answer = Raw(b"[" + b",".join(bytes(given.answer) for given in answers) + b"]")
@@ -180,11 +180,11 @@ def _write(step: OpenStep, body: e.Body, writer: EventWriter, cause: str | None)
     writer.write(body, step.step_id, step.logical_attempt_id, None, cause, step.opened_event_id)
 
 
-# --- what happens by itself
+# --- reminders and escalation
 
 
 def schedule(step_id: str, task: e.TaskCreated, writer: EventWriter) -> None:
-    """Leave the messages that remind of a new task, and escalate it."""
+    """Schedule the reminder and the escalation of a new task."""
     if task.remind_ms is not None:
         _schedule(step_id, _reminder(task, 1), writer.now + task.remind_ms * 1_000, writer)
     if task.escalation is not None:
@@ -192,14 +192,14 @@ def schedule(step_id: str, task: e.TaskCreated, writer: EventWriter) -> None:
 
 
 def next_instants(step: OpenStep) -> list[Instant]:
-    """Return when an open task is reminded of and escalated next; of any other step, nothing."""
+    """Return when the next reminder and the escalation of an open task are due; for any other step, nothing."""
     if not isinstance(step.body, e.TaskCreated):
         return []
     return [due_at for due_at in (_remind_at(step), _escalate_at(step)) if due_at is not None]
 
 
 def on_timer(step: OpenStep, message: m.Message, writer: EventWriter) -> Decision | Refusal:
-    """Remind or escalate, but never early. The token says which, and an old one says nothing any more."""
+    """Remind or escalate, but never early. The token says which of the two; an old token does nothing."""
     task, count = _created(step), _progress(step).reminders + 1
     remind_at, escalate_at = _remind_at(step), _escalate_at(step)
     if remind_at is not None and message.waiting_token == _reminder(task, count):
@@ -218,7 +218,7 @@ def on_timer(step: OpenStep, message: m.Message, writer: EventWriter) -> Decisio
 
 
 def _remind_at(step: OpenStep) -> Instant | None:
-    """Return when to remind next: so long after the last time, so that nothing is made up for."""
+    """Return when the next reminder is due, from the last one on, so that missed reminders are not made up for."""
     task, reminded_at = _created(step), _progress(step).reminded_at
     since = step.opened_at if reminded_at is None else reminded_at
     return None if task.remind_ms is None else since + task.remind_ms * 1_000

@@ -4,7 +4,7 @@ Attempts are counted from 1. The delay before attempt n + 1 is `initial_ms * fac
 jitter takes away up to that share of it, by the fraction that the shell drew.
 
 `schedule_to_close` bounds the time of all attempts of an activity together, from when its step was opened. A message
-that is due when that time is over enforces it, on whichever node the activity runs and whether it runs at all.
+that is due when that time is over enforces it, whichever node executes the activity, and if none does.
 """
 
 from math import inf
@@ -22,7 +22,7 @@ from holdfast.limits import DURATION_MS, ERROR_TEXT_CHARS
 
 
 class Retry(Struct, frozen=True, kw_only=True):
-    """A retry policy. `max_attempts` 0 means without end; `non_retryable` names exceptions, by class or class name."""
+    """A retry policy. `max_attempts` 0 sets no bound; `non_retryable` names exceptions, by class or class name."""
 
     max_attempts: int = 3
     initial_ms: int = 1_000
@@ -83,14 +83,14 @@ def full_delay_ms(policy: Retry, attempt: int) -> float:
 
 
 class StepOptions(Struct, frozen=True):
-    """What of a step's recorded options matters to its run."""
+    """The recorded options of a step that matter to its run."""
 
     retry: Retry = Retry()
     schedule_to_close_ms: int | None = None
     on_failure: str = "raise"
 
     def deadline_of(self, step: OpenStep) -> Instant | None:
-        """Return when the step's time is over, or None if it has no end."""
+        """Return the deadline of the step, or None if it has none."""
         return None if self.schedule_to_close_ms is None else step.opened_at + self.schedule_to_close_ms * 1_000
 
 
@@ -98,21 +98,21 @@ def step_options(options: Any) -> StepOptions:
     """Return the options that are recorded with a step."""
     try:
         return codec.decode(options, StepOptions) if bytes(options) != b"null" else StepOptions()
-    except InvalidInput:  # whoever is to carry it out finds that too, and the step fails there
+    except InvalidInput:  # the node that executes it finds that too, and the step fails there
         return StepOptions()
 
 
 DEADLINE_MARK = "!close"
-"""What stands between the step id and the attempt in the token of the message that ends a step."""
+"""Separates the step id from the attempt in the token of a deadline message."""
 
 
 def deadline_token(step_id: str, logical_attempt_id: int) -> str:
-    """Return the token of the message that ends a step: it is another one when an operator has the step tried again."""
+    """Return the token of a step's deadline message. A step that an operator retries has another one."""
     return f"{step_id}{DEADLINE_MARK}{logical_attempt_id}"
 
 
-def too_late(step: OpenStep, limit_ms: int | None) -> str:
-    """Say that the step's time is over, and how the last attempt failed, if one has."""
+def overdue_text(step: OpenStep, limit_ms: int | None) -> str:
+    """Return the error text of a step whose deadline has passed, with the error of its last attempt, if one failed."""
     problem = f"activity {step.name!r} was not done within {limit_ms} ms of being scheduled"
     if step.error is not None:
         problem = f"{problem}; its last error was {step.error.code}: {step.error.message}"

@@ -1,4 +1,4 @@
-"""What a workflow may ask for, beside activities, children and plain asyncio."""
+"""What a workflow can use, beside activities, children and plain asyncio."""
 
 import asyncio
 import inspect
@@ -25,7 +25,7 @@ async def sleep(duration: timedelta | float) -> None:
     program = require_program("sleep")
     seconds: Any = duration.total_seconds() if isinstance(duration, timedelta) else duration
     if isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds <= 0:
-        await asyncio.sleep(0)  # it is over already
+        await asyncio.sleep(0)  # nothing to wait for
         return
     if duration is None:
         raise InvalidInput("sleep takes a timedelta or a number of seconds, not None", field="duration")
@@ -34,7 +34,7 @@ async def sleep(duration: timedelta | float) -> None:
 
 
 def now() -> datetime:
-    """Return the time as the workflow knows it: the same on every replay."""
+    """Return the time of the workflow: the same on every replay."""
     return datetime.fromtimestamp(require_program("now").now() / 1_000_000, UTC)
 
 
@@ -49,10 +49,10 @@ def random() -> Random:
 
 
 async def wait_until(condition: Callable[[], bool], *, timeout: timedelta | float | None = None) -> None:
-    """Wait until the condition holds; it is looked at whenever something has happened. `TimeoutError` if too late."""
+    """Wait until the condition holds; it is evaluated after each event. `TimeoutError` if it does not hold in time."""
     program = require_program("wait_until")
     if inspect.iscoroutinefunction(condition):
-        raise InvalidInput("wait_until: a condition may only look, so it is a plain function, not async")
+        raise InvalidInput("wait_until: a condition is read-only; pass a plain function, not an async one")
     if condition():
         return
     future = program.when(condition)
@@ -64,7 +64,7 @@ async def wait_until(condition: Callable[[], bool], *, timeout: timedelta | floa
 def continue_as_new(*args: Any, **kwargs: Any) -> NoReturn:
     """Rotate the history: the workflow begins again with these arguments, as the same run with the same inbox."""
     program = require_program("continue_as_new")
-    input = program.bounded(program.definition.signature.pack(args, kwargs), "what continue_as_new is given")
+    input = program.bounded(program.definition.signature.pack(args, kwargs), "the input of continue_as_new")
     program.rotate()
     raise Rotate(input)
 
@@ -78,7 +78,7 @@ def continue_as_new_if_long(*args: Any, **kwargs: Any) -> None:
     """
     program = require_program("continue_as_new_if_long")
     # On each call, so that a mistake shows at the first one.
-    input = program.bounded(program.definition.signature.pack(args, kwargs), "what continue_as_new_if_long is given")
+    input = program.bounded(program.definition.signature.pack(args, kwargs), "the input of continue_as_new_if_long")
     if program.continues_here():
         program.rotate()
         raise Rotate(input)
@@ -91,16 +91,16 @@ def cut(*args: Any, **kwargs: Any) -> None:
 
 
 def patched(patch_id: str) -> bool:
-    """Say whether to take the new way: True in runs that get here for the first time, False in older ones."""
+    """Return whether to run the new code: True in runs that get here for the first time, False in older ones."""
     require_step_name("patch_id", patch_id)
     return require_program("patched").is_patched(patch_id)
 
 
 def on_query(name: str, handler: Callable[..., Any]) -> None:
-    """Answer queries of this name with this function, which may only look."""
+    """Answer queries of this name with this function, which is read-only."""
     require_step_name("query name", name)
     if inspect.iscoroutinefunction(handler):
-        raise InvalidInput(f"query {name!r}: a query may only look, so its handler is a plain function, not async")
+        raise InvalidInput(f"query {name!r}: a query is read-only; its handler is a plain function, not an async one")
     require_program("on_query").on_query(name, handler)
 
 
@@ -108,12 +108,12 @@ def on_update(name: str, handler: Callable[..., Any], *, validator: Callable[...
     """Answer updates of this name with this function; the validator may refuse one by raising."""
     require_step_name("update name", name)
     if inspect.iscoroutinefunction(validator):
-        raise InvalidInput(f"update {name!r}: a validator may only look, so it is a plain function, not async")
+        raise InvalidInput(f"update {name!r}: a validator is read-only; pass a plain function, not an async one")
     require_program("on_update").on_update(name, handler, validator)
 
 
 class Saga:
-    """Undoes what was done, in reverse order, when what follows fails or is cancelled.
+    """Compensates completed work, in reverse order, when a later part fails or is cancelled.
 
     ::
 
@@ -128,7 +128,7 @@ class Saga:
         self._program: CoroutineProgram | None = None
 
     def undo(self, compensate: Callable[..., Awaitable[Any]], *args: Any) -> None:
-        """Remember how to undo what has just been done."""
+        """Register how to compensate what has just been done."""
         self._undo.append((compensate, args))
 
     async def _undo_all(self) -> list[BaseException]:
@@ -160,7 +160,7 @@ class Saga:
             return
         undoing = asyncio.ensure_future(self._undo_all())
         while not undoing.done():
-            with suppress(asyncio.CancelledError):  # being cancelled again does not stop it
+            with suppress(asyncio.CancelledError):  # another cancellation does not stop it
                 await asyncio.shield(undoing)
         failures = undoing.result()
         if failures:

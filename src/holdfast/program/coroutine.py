@@ -2,9 +2,9 @@
 
 A `CoroutineProgram` is one run of one workflow function, on its own deterministic loop. It takes one outcome at a time
 (an event that something has ended), runs until nothing is ready, and returns the commands that were issued on the
-way. It knows nothing of histories, stores or nodes: replaying it is giving it the same outcomes again.
+way. It knows nothing of histories, stores or nodes: to replay it is to give it the same outcomes again.
 
-Steps are named by what they do and how often it was done before: `charge`, `charge#2`. After a rotation the names
+A step is named by what it does and a count: `charge`, `charge#2`. After a rotation the names
 begin again under a prefix, because a step's name is unique in the whole run.
 """
 
@@ -63,12 +63,12 @@ from holdfast.program.watchdog import Watch
 Query = Callable[..., Any]
 
 DEFERRED = "deferred"
-"""The name of the marker that says where the end of a function waits for updates."""
+"""The name of the marker that records where the end of a function waits for updates."""
 
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
 _ANSWERING: ContextVar[str | None] = ContextVar("_ANSWERING", default=None)
-"""The update whose handler is running, or has made the task that is."""
+"""The update whose handler runs, or whose handler made the task that runs."""
 
 
 class CoroutineProgram:
@@ -98,7 +98,6 @@ class CoroutineProgram:
         "_timers",
         "_waiting",
         "conditions",
-        "deaf",
         "definition",
         "depth",
         "handlers",
@@ -107,6 +106,7 @@ class CoroutineProgram:
         "known_markers",
         "limits",
         "loop",
+        "lost_waits",
         "open_sagas",
         "queries",
         "run_id",
@@ -134,15 +134,15 @@ class CoroutineProgram:
         self.watch = Watch(turn_s, run_id, definition.name)
         number = codec.number_of(self.seed)
         self.loop = DeterministicLoop(self, most_callbacks, number, self.watch)  # type: ignore[abstract]
-        self.queries: Mapping[str, Query] = _NOTHING  # what hardly any program uses is not there before it is used
+        self.queries: Mapping[str, Query] = _NOTHING  # rarely used, so made on first use
         self.updates: Mapping[str, UpdateHandler] = _NOTHING
         self.conditions: list[tuple[Callable[[], bool], asyncio.Future[None]]] | None = None
         self.known_markers: frozenset[str] = frozenset()
         self.is_replaying = False
         self.open_sagas = 0
-        self.deaf: frozenset[str] = frozenset()
+        self.lost_waits: frozenset[str] = frozenset()
         self.skipped: tuple[str, ...] = ()
-        """Tasks and waits that operators have skipped: the workflow got None, whatever it was to get."""
+        """Tasks and waits that operators have skipped: the workflow got None in place of an answer."""
         self.limits = limits
         self.handlers: dict[str, Handler] = {}
         self.kinds: dict[str, Any] = {}
@@ -169,10 +169,10 @@ class CoroutineProgram:
         self._noted = 0
         self._signatures: dict[str, Signature] = {}
 
-    # --- what the engine asks
+    # --- for the engine
 
     def handle(self, event: Event) -> list[c.Command]:
-        """Take an outcome, go as far as possible, and return what is asked for."""
+        """Take an outcome, run until nothing is ready, and return the commands that were issued."""
         self.loop.now = event.emitted_at
         take = ON_EVENT.get(type(event.data))
         if take is not None and not self._is_done:
@@ -182,7 +182,7 @@ class CoroutineProgram:
         return commands
 
     def query(self, name: str, arguments: Raw) -> Raw:
-        """Answer a question about the present, without changing anything."""
+        """Answer a query, without changing anything."""
         handler = self.queries.get(name)
         if handler is None:
             raise NotFound(f"run {self.run_id} answers no query {name!r}; it answers {sorted(self.queries) or 'none'}")
@@ -200,11 +200,11 @@ class CoroutineProgram:
                 error=type(problem).__qualname__,
             ) from problem
         if self._commands or self.loop.is_stirred:
-            raise NotDurable(f"query {name!r} changed something; a query may only look")
+            raise NotDurable(f"query {name!r} changed something; a query is read-only")
         return answer
 
     def misfit_of(self, step_id: str, payload: Raw) -> str | None:
-        """Return why a wait does not take this payload, or None, in words that are made from its type alone."""
+        """Return why a wait does not take this payload, or None. The text shows nothing of the payload."""
         if step_id not in self.kinds:
             return None
         try:
@@ -215,34 +215,34 @@ class CoroutineProgram:
             return f"payload{where}: {reason}"
 
     def receive(self, step_id: str, payload: Raw) -> Received | None:
-        """Let the handler of a wait make something of a signal; None if the wait has none."""
+        """Apply the handler of a wait to a signal, and return its result; None if the wait has no handler."""
         handler = self.handlers.get(step_id)
         if handler is None:
             return None
         with read_only(f"the handler of step {step_id!r}"):
             received = handler.apply(payload, self.watch)
         if self._commands or self.loop.is_stirred:
-            raise NotDurable(f"the handler of step {step_id!r} changed something; a handler may only compute")
+            raise NotDurable(f"the handler of step {step_id!r} changed something; a handler is read-only")
         return received
 
     def refusal_of(self, name: str, input: Raw) -> ErrorInfo | None:
-        """Return why an update is not accepted, or None. Asked once, before it is recorded; never at replay."""
+        """Return why an update is not accepted, or None. Called once, before it is recorded; never at replay."""
         handler = self.updates.get(name)
         if handler is None:
             return error_info(self._unknown_update(name))
         with read_only(f"the validator of update {name!r}"):
             refusal = handler.refusal_of(input, self.watch)
         if self._commands or self.loop.is_stirred:
-            raise NotDurable(f"the validator of update {name!r} changed something; a validator may only look")
+            raise NotDurable(f"the validator of update {name!r} changed something; a validator is read-only")
         return refusal
 
     def _unknown_update(self, name: str) -> NotFound:
         return NotFound(f"run {self.run_id} takes no update {name!r}; it takes {sorted(self.updates)}")
 
-    def is_given(self, command: c.RunActivity | c.StartChild, recorded: Raw) -> bool:
-        """Return whether a step is given the input that was recorded of it, however it is written; at replay only.
+    def has_recorded_input(self, command: c.RunActivity | c.StartChild, recorded: Raw) -> bool:
+        """Return whether a step has the input that was recorded, whatever its JSON looks like; at replay only.
 
-        Both are read as the parameters are now: what was left out has its default, and a set has no order.
+        Both are decoded with the present parameters: omitted ones have their defaults, and sets have no order.
         """
         signature = self._signatures.pop(command.step_id, None)
         if bytes(command.input) == bytes(recorded):
@@ -251,20 +251,20 @@ class CoroutineProgram:
             return bool(codec.decode(command.input, Any) == codec.decode(recorded, Any))
         try:
             return signature.unpack(command.input) == signature.unpack(recorded)
-        except InvalidInput:  # parameters that are gone, or of another type
+        except InvalidInput:  # parameters that were removed, or have another type now
             return False
 
     def where(self, command: c.Command | None) -> str:
-        """Say where in the source a step was asked for; of everything else, where the program is waiting."""
+        """Return the line of source that opened a step; for any other command, the line where the program waits."""
         step_id = getattr(command, "step_id", "")
         future, timer = self._waiting.get(step_id), self._timers.get(step_id)
         line = timer.asked_at if timer is not None else awaiting_line(future) if future is not None else None
         return f" at {line or waiting_line(self._main) or first_line(self.definition.function)}"
 
     def close(self) -> None:
-        """Let go of the coroutines without running them any further."""
+        """Close the coroutines without running them any further."""
         self.loop.dispose()
-        self.loop = _CLOSED  # nothing is left to the garbage collector; what still runs finds its own loop closed
+        self.loop = _CLOSED  # nothing is left to the garbage collector; code that still runs finds its own loop closed
         self._main = self._rotating = None
         self._waiting = {}
         self._timers = {}
@@ -272,14 +272,14 @@ class CoroutineProgram:
         self.queries = self.updates = self._answering = self._late = _NOTHING
         self.handlers, self.kinds = {}, {}
 
-    # --- what the workflow asks, through `holdfast.program.api`
+    # --- for the workflow, through `holdfast.program.api`
 
     async def run_activity(
         self, activity: ActivityDefinition, args: tuple[Any, ...], kwargs: dict[str, Any], options: ActivityOptions
     ) -> Any:
         """Run an activity as a step, and return its result."""
         input = activity.signature.pack(args, kwargs)
-        if len(input) > self.limits.value_bytes:  # looked at here, because most are small
+        if len(input) > self.limits.value_bytes:  # compared here first, because most are small
             self.bounded(input, f"the input of activity {activity.name!r}")
         self._bytes += len(input)
         step_id = self.name_step(activity.name)
@@ -318,11 +318,11 @@ class CoroutineProgram:
         return child.signature.result_of(await self.step(command))
 
     def bounded(self, raw: Raw, what: str) -> Raw:
-        """Return an encoded value, or raise `PayloadTooLarge` where it is given."""
+        """Return an encoded value, or raise `PayloadTooLarge`."""
         return codec.bounded(raw, self.limits.value_bytes, what)
 
     def step(self, command: Any) -> StepFuture:
-        """Issue a command that opens a step, and return its outcome to wait for."""
+        """Issue a command that opens a step, and return the future of its outcome."""
         self.loop.check_open()
         step_id = command.step_id
         kind = type(command)
@@ -335,7 +335,7 @@ class CoroutineProgram:
         return future
 
     def give_up_waiting(self, step_id: str) -> None:
-        """Close a step whose outcome nobody waits for any more."""
+        """Close a step whose outcome is no longer awaited."""
         if self._waiting.pop(step_id, None) is not None:
             self._awaited_children.discard(step_id)
             self._give_up(step_id)
@@ -363,7 +363,7 @@ class CoroutineProgram:
         return future
 
     def is_patched(self, patch_id: str) -> bool:
-        """Say whether the new code is to be used: in new runs, and in runs that have recorded so."""
+        """Return whether to run the new code: in new runs, and in runs that have recorded it."""
         if patch_id not in self._patches:
             step_id = f"{self._prefix}patched:{patch_id}"
             is_new = not self.is_replaying or step_id in self.known_markers
@@ -373,15 +373,15 @@ class CoroutineProgram:
         return self._patches[patch_id]
 
     def note(self, command: c.RecordMarker | c.SendSignal) -> None:
-        """Issue a command whose outcome is that it was recorded: nothing is waited for."""
+        """Issue a command that is only recorded: there is no outcome to wait for."""
         self._commands[c.command_key(type(command), command.step_id)] = command
 
     def continues_here(self) -> bool:
-        """Say whether to begin again here: the history says so, or it has grown long and nothing would be lost."""
+        """Return whether to rotate here: the history has the marker, or is long and a rotation would lose nothing."""
         self._rotation_points += 1
         step_id = f"{self._prefix}cut:{self._rotation_points}"
         continues = step_id in self.known_markers if self.is_replaying else self._is_long() and not self._is_at_work()
-        if continues:  # recorded, because the code may clean up, over many turns, before the rotation itself is
+        if continues:  # recorded, because the code may clean up over many turns before the rotation
             self.note(c.RecordMarker(step_id=step_id, name="cut"))
         return continues
 
@@ -391,7 +391,7 @@ class CoroutineProgram:
         return self._bytes + 2 * EVENT_BYTES * self._steps >= self.limits.rotation_bytes
 
     def _is_at_work(self) -> bool:
-        """Say whether a rotation would lose anything. Whatever else is open, a step or an answer, has its own task."""
+        """Return whether a rotation would lose anything. Any other open step or update has a task of its own."""
         return bool(self._timers) or self.open_sagas > 0 or self.loop.has_tasks_beside(self._main)
 
     def now(self) -> Instant:
@@ -428,16 +428,16 @@ class CoroutineProgram:
             self._give_up(timer.step_id)
 
     def _give_up(self, step_id: str) -> None:
-        """Close an open step; one that was opened in the same breath leaves no trace."""
+        """Close an open step. A step that was opened in the same turn leaves no trace."""
         if self._commands.pop(step_id, None) is None:
             self._commands[c.command_key(c.CancelStep, step_id)] = c.CancelStep(step_id=step_id)
         else:
             self._steps -= 1
 
-    # --- going on
+    # --- running
 
     def _run(self) -> None:
-        """Run until nothing is ready and no condition has come true."""
+        """Run until nothing is ready and no further condition holds."""
         self.loop.run_until_idle()
         while self._settle_conditions() or (self.loop.deferred_callback is not None and self._run_deferred()):
             self.loop.run_until_idle()
@@ -456,7 +456,7 @@ class CoroutineProgram:
         self._end_if_done()
 
     def _settle_conditions(self) -> bool:
-        """Wake those whose condition holds by now; what a condition raises is raised where it is waited for."""
+        """Resolve the futures whose condition holds; an exception of a condition is raised where it is awaited."""
         if not self.conditions:
             return False
         waiting = [(condition, future) for condition, future in self.conditions if not future.done()]
@@ -472,14 +472,14 @@ class CoroutineProgram:
             self._main, self.definition.signature, is_cancelling=self._is_cancelling, bounded=self.bounded
         )
         if self.skipped and isinstance(outcome, c.FailRun) and fails_on_none(self._main):
-            raise RunError(  # which pauses the run: whoever skips a step does not decide that it fails
-                f"the workflow cannot do without the answer of {self.skipped[-1]!r}, which was skipped: "
+            raise RunError(  # which pauses the run: skipping a step must not make the run fail
+                f"the workflow needs the answer of {self.skipped[-1]!r}, which was skipped: "
                 f"{outcome.error.code}: {outcome.error.message}; "
-                "deploy code that can and resume the run, or terminate it"
+                "deploy code that handles None and resume the run, or terminate it"
             ) from self._main.exception()
         if isinstance(outcome, c.ContinueAsNew):
             if self._answering:
-                return  # only in a history that was written when rotations waited for updates like this
+                return  # only in a history from before updates were carried over
             outcome = replace(outcome, updates=tuple(self._late))
         else:
             for step_id in (*self._late, *self._answering):
@@ -488,21 +488,21 @@ class CoroutineProgram:
                 self._commands[c.command_key(c.CompleteUpdate, step_id)] = answer
             self._late = self._answering = _NOTHING
         if not isinstance(outcome, c.CancelRun) and self._awaited_children:
-            return  # every end but a cancellation waits for the children that are to be awaited
+            return  # every end but a cancellation waits for the awaited children
         self._is_done = True
         self._commands[c.OF_THE_RUN] = outcome
 
     # --- updates at the end of a stretch
     #
-    # The end of a workflow's function, its result or the arguments of `continue_as_new`, says what of its state is
-    # kept. An update that is answered later has changed a state that is lost. So once the end is asked for no update
-    # is taken, and the end waits for those that are being answered: the program is made again, and the callback in
-    # which the function ended runs after they have been. What can only be answered by that very callback is not
-    # waited for: a rotation carries such an update over, and it begins again; any other end refuses it.
+    # The end of a workflow's function, its result or the arguments of `continue_as_new`, decides what is kept of its
+    # state. An update that is answered later would change a state that is lost. So once the function has ended, no
+    # update is accepted, and the end waits for those that are being answered: the program is rebuilt, and the callback
+    # in which the function ended runs after them. An update that only that callback could answer is not waited for: a
+    # rotation carries it over, and it begins again; any other end refuses it.
 
     @property
     def takes_updates(self) -> bool:
-        """Whether an update would be answered by this stretch of the run, and its effect be kept."""
+        """Whether an update would be answered before the next rotation or end, and its effect be kept."""
         return self.takes_signals and self._rotating is None and self.loop.deferred_callback is None
 
     @property
@@ -511,7 +511,7 @@ class CoroutineProgram:
         return self._main is None or not self._main.done()
 
     def defer(self, deferred: Mapping[int, bool]) -> None:
-        """Let these callbacks, and those that the history names, wait for updates; each with whether it returned."""
+        """Defer these callbacks, and those in the history, until updates are answered; with whether each returned."""
         start = f"{self._prefix}cut:{DEFERRED}:"
         named = [marker.removeprefix(start).split(":") for marker in self.known_markers if marker.startswith(start)]
         known = {int(callback): how == "return" for callback, how in named}
@@ -522,30 +522,30 @@ class CoroutineProgram:
         return f"{self._prefix}cut:{DEFERRED}:{callback}:{'return' if returns else 'rotate'}"
 
     def rotate(self) -> None:
-        """Take note that the code asks to begin again."""
+        """Note that the code rotates the history."""
         if _ANSWERING.get() is not None:
-            raise InvalidInput("continue_as_new: the handler of an update cannot begin the workflow again")
+            raise InvalidInput("continue_as_new: the handler of an update cannot rotate the history")
         self._rotating = asyncio.current_task()
-        self.deaf = frozenset(self._waiting)
+        self.lost_waits = frozenset(self._waiting)
 
     def after_callback(self, number: int) -> None:
-        """Look whether the function has ended while updates are being answered, and whether that can wait."""
+        """Defer the end of the function, if it has ended while updates are being answered that can still finish."""
         assert self._main is not None
         if not self._answering or (self._rotating is None and not self._main.done()):
             return
         in_progress = self._in_progress()
         returns = self._rotating is None
         if returns and (self._main.cancelled() or self._main.exception() is not None):
-            returns = False  # it has failed: nothing is kept of it
+            returns = False  # it has failed: nothing of its state is kept
         elif in_progress and self._can_finish(in_progress, returns):
             if self.is_replaying:
-                return  # the history says where an end was deferred: this one was not
+                return  # the history has a marker for each end that was deferred, and none for this one
             raise EndDeferred(self.seed, number, returns)
         self._late = {**self._late, **in_progress}
         self._answering = {step_id: task for step_id, task in self._answering.items() if step_id not in in_progress}
 
     def _run_deferred(self) -> bool:
-        """Let the function end if the updates that it waits for are answered, or can only be answered by it."""
+        """Run the deferred end if the updates before it are answered, or only the function could answer them."""
         callback = self.loop.deferred_callback
         if callback is None:
             return False
@@ -563,9 +563,9 @@ class CoroutineProgram:
         return {step_id: task for step_id, task in self._answering.items() if not task.done()}
 
     def _can_finish(self, in_progress: Mapping[str, object], returns: bool) -> bool:
-        """Return whether updates may come to their answers without the function: through a step of theirs that is open.
+        """Return whether updates can still be answered without the function: one has an open step of its own.
 
-        Or through an activity that another task waits for. A run that returns does not wait for signals and people.
+        Or another task awaits an activity. A run that returns does not wait for signals and people.
         """
         if self._is_cancelling:
             return False
@@ -582,11 +582,11 @@ class CoroutineProgram:
             self._owned[step_id] = owner, is_endless
 
     def _forget_stray_rotation(self) -> None:
-        """Forget that a task asked to begin again if it ended and the function did not end by it."""
+        """Forget a rotation by a task that has ended, if the function went on."""
         task = self._rotating
         if task is None or task is self._main or not task.done() or self._main is None or self._main.done():
             return
-        self._rotating, self.deaf = None, frozenset()
+        self._rotating, self.lost_waits = None, frozenset()
         self._answering, self._late = {**self._answering, **self._late}, _NOTHING
 
     # --- outcomes
@@ -603,14 +603,14 @@ class CoroutineProgram:
             ) from problem
         self._main = self.loop.create_task(self.definition.function(**arguments), name=self.definition.name)
         if isinstance(event.data, e.ContinuedAsNew):
-            for update in carried_updates(event.data):  # they begin after the function, which says who takes them
+            for update in carried_updates(event.data):  # they begin after the function, which registers their handlers
                 accepted = e.UpdateAccepted(update.name, update.input, update.was_refused)
                 self._answer(update.step_id, self._update(accepted, validates=False))
 
     def _cancel(self, event: Event) -> None:
         self._is_cancelling = True
         if self._main is not None and not self._main.cancel(getattr(event.data, "reason", "") or None):
-            for child in self._awaited_children & self._waiting.keys():  # it has ended, and waits only for them
+            for child in self._awaited_children & self._waiting.keys():  # it has ended, and only waits for them
                 self._waiting[child].cancel()
         self.loop.run_deferred()
 
@@ -619,7 +619,7 @@ class CoroutineProgram:
         if timer is not None:
             self.loop.fire(timer)
         else:
-            given = getattr(event.data, "result", NULL)  # by an operator who skipped the step
+            given = getattr(event.data, "result", NULL)  # from an operator who skipped the step
             self._resolve(event, None if given == NULL else given)
 
     def _resolve(self, event: Event, value: Any) -> None:
@@ -654,7 +654,7 @@ class CoroutineProgram:
         self.loop.after_each = self.after_callback
 
     def _accepted(self, event: Event, update: e.UpdateAccepted) -> Coroutine[Any, Any, Any]:
-        """Return what answers an update that was validated when it was accepted: it is applied, or has diverged."""
+        """Return the coroutine that answers an update, which is validated; raise if the code no longer takes it."""
         handler = self.updates.get(update.name)
         try:
             if handler is None:
@@ -670,7 +670,7 @@ class CoroutineProgram:
             ) from problem
 
     async def _update(self, update: e.UpdateAccepted, *, validates: bool) -> Any:
-        """Answer an update that was carried over; or one of an older history, which was not validated before."""
+        """Answer an update that was carried over; or one of an older history, which is not validated yet."""
         handler = self.updates.get(update.name)
         if handler is None:
             raise self._unknown_update(update.name)
@@ -746,7 +746,7 @@ def current_program() -> CoroutineProgram | None:
 
 
 def refuse_inside(what: str, instead: str) -> None:
-    """Refuse what is not durable if it is asked for inside a workflow."""
+    """Raise `NotDurable` inside a workflow."""
     if current_program() is not None:
         raise NotDurable(f"{what}: it would be done again on every replay; inside a workflow {instead}")
 

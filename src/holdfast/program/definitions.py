@@ -1,7 +1,7 @@
 """Workflows and activities as they are registered: names, versions, types, policies and limits.
 
-Arguments are bound to the parameters of the function and kept as a JSON object by their names, so that they can be
-read by people, sent by other languages, and checked against annotations. A value that does not fit raises.
+Arguments are bound to the parameters of the function and stored as a JSON object by their names, so that people can
+read them, other languages can send them, and they can be checked against annotations. A value that does not fit raises.
 """
 
 import inspect
@@ -35,7 +35,9 @@ class Signature:
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 raise InvalidInput(f"{function.__qualname__}: *args and **kwargs cannot be kept; name the parameters")
             if parameter.kind is parameter.POSITIONAL_ONLY:
-                raise InvalidInput(f"{function.__qualname__}: arguments are kept by name; {parameter.name!r} has none")
+                raise InvalidInput(
+                    f"{function.__qualname__}: arguments are stored by name; {parameter.name!r} is positional-only"
+                )
         try:
             hints = get_type_hints(function)
         except NameError as problem:
@@ -72,7 +74,7 @@ class Signature:
         return raw
 
     def _unfit(self, arguments: dict[str, Any]) -> str | None:
-        """Say which argument cannot be stored, and why; None if all can be."""
+        """Return which argument cannot be stored, and why; None if all can be."""
         for name, value in arguments.items():
             try:
                 codec.encode(value)
@@ -82,7 +84,7 @@ class Signature:
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         if not kwargs and len(args) == self._all_positional:
-            return dict(zip(self._positional, args, strict=True))  # the usual call, without the detour
+            return dict(zip(self._positional, args, strict=True))  # the usual call, on a short path
         if not args and self._required <= kwargs.keys() <= self._known:  # the usual call of a service
             return {name: kwargs[name] for name in self.names if name in kwargs}
         try:
@@ -96,7 +98,7 @@ class Signature:
         return asdict(model)
 
     def schemas(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the JSON Schemas of the arguments and of the result; of a type that has none, one that takes all."""
+        """Return the JSON Schemas of the arguments and of the result; for a type without one, one that takes all."""
         return _schema(self._model), _schema(self.result_type)
 
     def result_of(self, raw: Raw | None) -> Any:
@@ -134,18 +136,18 @@ class WorkflowDefinition:
         self.forms: dict[str, msgspec.json.Decoder[Any]] = {}
         self.queries: dict[str, Signature] = {}
         self.updates: dict[str, Signature] = {}
-        """What its runs have said that they answer, as far as they have run in this process."""
+        """The queries and updates that its runs answer, as far as they have run in this process."""
 
     @cached_property
     def fingerprint(self) -> str:
-        """What tells the code apart from other code of the same name and version."""
+        """A digest of the code, which differs from that of other code of the same name and version."""
         return fingerprint(self.function)
 
 
 def note_handler(known: dict[str, Signature], name: str, handler: Callable[..., Any]) -> None:
-    """Remember the types of a handler of queries or updates, for whoever wants to know what can be asked."""
+    """Keep the signature of a handler of queries or updates, so that it can be shown."""
     if name not in known:
-        with suppress(InvalidInput):  # a handler that can take nothing is told so when it is asked
+        with suppress(InvalidInput):  # a handler without a valid signature raises when it is called
             known[name] = Signature(handler)
 
 
@@ -157,7 +159,7 @@ def _schema(kind: Any) -> dict[str, Any]:
 
 
 def _decoder(what: str, kind: Any) -> msgspec.json.Decoder[Any]:
-    """Return what reads values of a type, unless it is a type that has no JSON Schema."""
+    """Return a decoder of a type; raise if the type has no JSON Schema."""
     try:
         msgspec.json.schema(kind)
         return msgspec.json.Decoder(kind)
@@ -169,7 +171,7 @@ OnFailure = Literal["raise", "pause"]
 
 
 class ActivityOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How an activity is carried out. Each can be set on the definition and for one call."""
+    """How an activity is executed. Each can be set on the definition and for one call."""
 
     retry: Retry = Retry()
     timeout_ms: int | None = None
@@ -177,23 +179,23 @@ class ActivityOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     heartbeat_timeout_ms: int | None = None
     queue: str = ""
     on_failure: OnFailure = "raise"
-    """What follows when the last attempt has failed: the workflow is told, or the run is paused for an operator."""
+    """What follows when the last attempt has failed: the error is raised, or the run is paused for an operator."""
 
     @property
     def is_without_limits(self) -> bool:
-        """Say whether an attempt may take as long as it likes."""
+        """Whether an attempt has no time limit."""
         return self.timeout_ms is None and self.schedule_to_close_ms is None and self.heartbeat_timeout_ms is None
 
 
 @lru_cache(maxsize=1_024)
 def encode_options(options: ActivityOptions) -> Raw:
-    """Return the options as they are kept with a step. There are few different ones, and many calls."""
+    """Return the options as they are stored with a step. There are few different ones, and many calls."""
     return codec.encode(options)
 
 
 @lru_cache(maxsize=1_024)
 def decode_options(raw: bytes) -> ActivityOptions:
-    """Return the options that were kept with a step."""
+    """Return the options that were stored with a step."""
     return codec.decode(raw, ActivityOptions)
 
 
@@ -225,13 +227,13 @@ def milliseconds(value: timedelta | float | None) -> int | None:
 
 
 def child_run_id(run_id: str, step_id: str) -> str:
-    """Return the id of the run that a step starts: readable while it fits, and always the same."""
+    """Return the id of the run that a step starts: readable if it fits, and always the same."""
     readable = f"{run_id}/{step_id}"
     return readable if len(readable.encode()) <= NAME_BYTES else f"child-{codec.digest(readable.encode())}"
 
 
 def failure_policy(value: str) -> OnFailure:
-    """Return what follows when an activity has failed for good, or refuse it."""
+    """Return the policy for an activity that has failed for good; raise if there is no such policy."""
     if value not in get_args(OnFailure):
         raise InvalidInput(f"on_failure is one of {', '.join(get_args(OnFailure))}, not {value!r}", field="on_failure")
     return value  # type: ignore[return-value]
@@ -247,16 +249,16 @@ class LimitOptions(TypedDict, total=False):
     """How many runs may be under way at the same time."""
 
     per_key: int
-    """How many of them of one key; `key` says which it is."""
+    """How many of them may have the same key; `key` computes it."""
 
     key: Callable[..., Any]
-    """From the arguments that it names like the workflow does, such as `lambda customer: customer`, to the key."""
+    """Computes the key from arguments of the workflow, by their names, such as `lambda customer: customer`."""
 
     rate: tuple[int, timedelta | float]
     """How many runs may start within any period: their number, and the period."""
 
     overload: Overload
-    """What becomes of a start beyond that: `queue` (the default), `delay`, or `reject`."""
+    """What happens to a start beyond the limit: `queue` (the default), `delay`, or `reject`."""
 
 
 class WorkflowLimit:
@@ -280,9 +282,9 @@ class WorkflowLimit:
         if problem is not None:
             raise problem
         if (self.limit.at_once, self.limit.per_key, starts) == (None, None, None):
-            raise InvalidInput("a workflow's limit is at_once, per_key or rate; key and overload only say how")
+            raise InvalidInput("a workflow's limit needs at_once, per_key or rate; key and overload alone set none")
         if (self._key is None) != (self.limit.per_key is None):
-            raise InvalidInput("per_key and key belong together: how many runs, and of what")
+            raise InvalidInput("per_key and key belong together: set both or neither")
         self._names = _names(self._key, signature) if self._key is not None else []
 
     def admission_request(self, input: Any, priority: int = 0) -> AdmissionRequest:
@@ -320,7 +322,5 @@ def _names(key: Callable[..., Any], signature: Signature) -> list[str]:
     names = list(inspect.signature(key).parameters)
     for name in names:
         if name not in signature.names:
-            raise InvalidInput(
-                f"key looks at {name!r}, and the workflow takes {', '.join(signature.names)}", field="key"
-            )
+            raise InvalidInput(f"key takes {name!r}, and the workflow takes {', '.join(signature.names)}", field="key")
     return names

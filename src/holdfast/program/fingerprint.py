@@ -1,9 +1,9 @@
-"""Which code a definition has: a digest of what a function does, as far as it can be followed.
+"""A digest of the code of a definition, as far as it can be followed.
 
 It covers the function's own code and what it refers to: functions, classes, activities and workflows by their names,
 plain values in globals, closures and defaults. Lines and comments do not count. It may differ where nothing has changed
-(another version of Python compiles otherwise), which costs one replay; a change that it does not see (in a library, in
-a file that is read) is as if there were none.
+(another version of Python compiles otherwise), which costs one replay. It does not cover a library, or a file that the
+code reads.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def fingerprint(function: Any) -> str:
 
 
 def _parts(of: Any) -> Iterator[Any]:
-    """Yield what an object is made of: text that counts, and objects to look into."""
+    """Yield the parts of an object: text that counts, and objects to follow."""
     if isinstance(of, MethodType):
         yield of.__func__
     elif isinstance(of, FunctionType):

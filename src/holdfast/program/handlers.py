@@ -1,4 +1,4 @@
-"""Signals and updates on their way into a program: what a handler makes of one, once, and what replay reads of it."""
+"""Handlers of signals and updates: each is called once, its result is recorded, and replay reads the record."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,32 +16,32 @@ from holdfast.program.watchdog import Watch
 
 
 class Handler(Struct, frozen=True):
-    """A plain function that makes something of the payload of a signal, which is read as `kind`."""
+    """A plain function that is applied to the payload of a signal, decoded as `kind`."""
 
     function: Callable[[Any], Any]
     kind: Any
 
     @property
     def result_type(self) -> Any:
-        """The type that the function says it returns."""
+        """The annotated type of the function's result."""
         try:
             return get_type_hints(self.function).get("return", Any)
         except (NameError, TypeError):  # an annotation that cannot be resolved, or something without annotations
             return Any
 
     def apply(self, payload: Raw, watch: Watch) -> "Received":
-        """Call the function, and return what is to be recorded of it."""
+        """Call the function, and return what to record."""
         try:
             given = codec.decode(payload, self.kind)
             return Received(watch.run(lambda: codec.encode(self.function(given))))
-        except RunError:  # it blocks its node, or does what cannot be replayed: the run is held, nothing is consumed
+        except RunError:  # it blocks its node, or cannot be replayed: the run is paused, and nothing is consumed
             raise
         except (Exception, asyncio.CancelledError) as problem:
             return Received(error=error_info(problem))
 
 
 class UpdateHandler:
-    """A function that answers updates of one name, and what may refuse one before it is accepted."""
+    """A function that answers updates of one name, and its validator, which may refuse one before it is accepted."""
 
     __slots__ = ("_signature", "function", "validator")
 
@@ -57,10 +57,10 @@ class UpdateHandler:
         return self._signature.unpack(input)
 
     def refusal_of(self, input: Raw, watch: Watch) -> ErrorInfo | None:
-        """Return why an update with this input is not accepted, or None. It is asked once, never at replay."""
+        """Return why an update with this input is not accepted, or None. Called once, never at replay."""
         try:
             return Handler(self._validate, Raw).apply(input, watch).error
-        except RunError as problem:  # it blocks its node, or is not durable: nothing but this update is refused
+        except RunError as problem:  # it blocks its node, or is not durable: only this update is refused
             return error_info(problem)
 
     def _validate(self, input: Raw) -> None:
@@ -70,14 +70,14 @@ class UpdateHandler:
 
 
 class Received(Struct, frozen=True):
-    """What a handler has made of a signal."""
+    """The result of a handler."""
 
     state_after: Raw | UnsetType = UNSET
     error: ErrorInfo | None = None
 
 
 def recorded(event: Event, body: e.SignalReceived, handler: Handler | None) -> Raw | Exception:
-    """Return what the wait is to return or to raise, as the history has it; the handler is not called."""
+    """Return what the wait returns or raises, from the history; the handler is not called."""
     has_effect = body.state_after is not UNSET or body.error is not None
     if has_effect is (handler is None):
         was, found = ("with", "without") if has_effect else ("without", "with")

@@ -1,21 +1,21 @@
 """The deterministic loop: plain asyncio, without a clock, a socket or a thread behind it.
 
-A workflow's coroutines run on this loop, synchronously, until nothing is ready. What they wait for then is in the
-hands of the engine. Everything that could differ between two executions is taken away:
+A workflow's coroutines run on this loop, synchronously, until nothing is ready. The engine brings what they then wait
+for. Everything that could differ between two executions is removed:
 
 * time stands still while the loop runs; it is the instant of the outcome that is being handled;
 * `call_later` and `call_at`, and with them `asyncio.sleep` and `asyncio.timeout`, become durable timers of the host;
 * tasks and futures hash by a counter, those of `gather` too. `asyncio.wait`, `as_completed` and `TaskGroup` keep them
   in sets, which would otherwise iterate by address, and one history would replay to several outcomes;
-* async generators that are dropped half-way are closed by this loop, at once, not by the one around it; those that only
-  the garbage collector finds, whenever it comes, are not closed: they end with the run;
-* `asyncio.all_tasks` raises `NotDurable`: the set is put together in the order of a set of all tasks of the process;
+* async generators that are dropped half-way are closed at once by this loop, not by the outer one; those that only the
+  garbage collector finds, at some time, are not closed: they end with the run;
+* `asyncio.all_tasks` raises `NotDurable`: its order is that of a set of all tasks of the process;
 * sockets, subprocesses, threads and signals raise `NotDurable`, which names what to use instead.
 
-A program that does not come to rest is stopped: by the number of its callbacks, and by the watchdog.
+A program that does not become idle is stopped: by the number of its callbacks, and by the watchdog.
 
-A loop can be closed half-way. Coroutines that are let go run their `finally` blocks, that is how Python is made; so
-from then on everything that they ask of the loop raises `ProgramClosed`, and none of them gets any further.
+A loop can be disposed of half-way. Python runs the `finally` blocks of coroutines that are closed; so from then on
+every call to the loop raises `ProgramClosed`, and no coroutine gets any further.
 
 Sets of strings in user code still iterate differently between processes; replay notices it as a divergence.
 """
@@ -39,28 +39,28 @@ T = TypeVar("T")
 
 
 CLOSING_ATTEMPTS = 10
-"""How often a coroutine that goes on after it was let go is told again."""
+"""How often a coroutine that does not end when it is closed is closed again."""
 
 FEW_TASKS = 8
-"""So many tasks are remembered before those that have ended are forgotten."""
+"""How many tasks are kept before those that have ended are removed."""
 
 MOST_CLOSED_ERRORS = 1_000
-"""How often code that was let go is told so by what it calls."""
+"""How often a disposed loop raises `ProgramClosed`."""
 
 
 class ProgramClosed(BaseException):
-    """Raised in code that is let go: its run goes on elsewhere, or later, from its history."""
+    """Raised in code whose program is closed: its run continues elsewhere, or later, from its history."""
 
 
 class TimerHost(Protocol):
-    """Keeps the loop's timers durably, and lets them fire when they are due."""
+    """Keeps the loop's timers durably, and fires them when they are due."""
 
     def start_timer(self, timer: "Timer", due_at: Instant) -> None:
-        """Take a timer that was started; run it with `DeterministicLoop.fire` when it is due."""
+        """Keep a timer that was started; run it with `DeterministicLoop.fire` when it is due."""
         ...
 
     def cancel_timer(self, timer: "Timer") -> None:
-        """Take note that a timer was cancelled before it was due."""
+        """Note that a timer was cancelled before it was due."""
         ...
 
 
@@ -73,7 +73,7 @@ class Timer(asyncio.TimerHandle):
 
 
 class _Numbered:
-    """Hashes by the order in which it first came into a set, not by its address. Tasks do so when they are made."""
+    """Hashes by the order in which it was first put into a set, not by its address; a task, when it is made."""
 
     __slots__ = ()
     number: int
@@ -96,7 +96,7 @@ class NumberedFuture(_Numbered, asyncio.Future[T]):
 
 
 class _Ready(asyncio.Handle):
-    """What is to run in its turn. Made without asking whether the loop is being debugged: it never is."""
+    """A callback that is ready. It does not check whether the loop is in debug mode, which it never is."""
 
     __slots__ = ()
 
@@ -113,7 +113,7 @@ class _Ready(asyncio.Handle):
 
 
 class StepFuture(NumberedFuture[Any]):
-    """The outcome of a step, while it is waited for. A wait that is given up closes the step."""
+    """The outcome of a step, while it is awaited. Cancelling the wait closes the step."""
 
     __slots__ = ("_give_up", "_step_id", "is_work")
 
@@ -140,7 +140,7 @@ class NumberedTask(_Numbered, asyncio.Task[T]):
     __slots__ = ("number",)
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
-        """Return the loop. `asyncio.all_tasks` asks each task for it, and is refused inside a workflow."""
+        """Return the loop. `asyncio.all_tasks` calls this for each task, and is refused inside a workflow."""
         loop = super().get_loop()
         if _is_listing_tasks() and asyncio._get_running_loop() is loop:
             raise NotDurable("all_tasks: its order differs between replays; keep your tasks in a list or a TaskGroup")
@@ -183,7 +183,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
 
     @property
     def is_stirred(self) -> bool:
-        """Say whether something has become ready."""
+        """Whether something has become ready."""
         return bool(self._ready)
 
     def run_until_idle(self) -> None:
@@ -199,7 +199,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
             handle = ready.popleft()
             left -= 1
             if left < 0:
-                raise RunawayWorkflow(f"the workflow did not come to rest within {self._most_callbacks} callbacks")
+                raise RunawayWorkflow(f"the workflow did not become idle within {self._most_callbacks} callbacks")
             if to_defer and last - left in to_defer:
                 self._deferred, self.deferred_callback = handle, last - left
                 continue
@@ -208,29 +208,29 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
                     handle._context.run(handle._callback, *handle._args)  # type: ignore[attr-defined]
                 except Overdue:
                     raise
-                except BaseException:  # the task has it as its exception: it ends the run, not the process
+                except BaseException:  # the task keeps it as its exception: it ends the run, not the process
                     pass
             if after_each is not None:
                 after_each(last - left)
         self._callbacks = last - left
 
     def run_deferred(self) -> None:
-        """Let the callback that was deferred run, after what is ready already."""
+        """Run the deferred callback, after what is ready already."""
         if self._deferred is not None:
             self._ready.append(self._deferred)
             self._deferred = self.deferred_callback = None
 
     def fire(self, timer: Timer) -> None:
-        """Let a timer that is due run."""
+        """Run a timer that is due."""
         timer._scheduled = False  # it cannot be cancelled any more
         self._ready.append(timer)
 
-    # --- what asyncio asks of a loop
+    # --- for asyncio
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        """Let the callback run in its turn."""
+        """Run the callback after those that are ready."""
         self.check_open()
         handle = _Ready(callback, args, self, context)
         self._ready.append(handle)
@@ -239,13 +239,13 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> Timer:
-        """Let the callback run after a delay, by a durable timer."""
+        """Run the callback after a delay, by a durable timer."""
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> Timer:
-        """Let the callback run then, by a durable timer; at once if the time has come, and never at infinity."""
+        """Run the callback at that time, by a durable timer; at once if it is past, and never at infinity."""
         self.check_open()
         if math.isnan(when):
             raise InvalidInput("a timer is set for a number of seconds, and NaN is not a number")
@@ -262,7 +262,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
             self.host.cancel_timer(timer)
 
     def time(self) -> float:
-        """Return the time, which stands still while the loop runs."""
+        """Return the time, which does not change while the loop runs."""
         return self.now / 1_000_000
 
     def create_future(self) -> asyncio.Future[Any]:
@@ -297,7 +297,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         return f"task {self._name}"
 
     def get_debug(self) -> bool:
-        """Say that nothing is to be watched more closely. Every future asks, even one that `gather` makes."""
+        """Return False: there is no debug mode. Every future calls this, even one that `gather` makes."""
         maker = sys._getframe(1)
         if maker.f_code is _GATHERING:
             future = maker.f_locals["self"]
@@ -309,22 +309,22 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         """Return None: tasks are made by the loop itself."""
 
     def get_exception_handler(self) -> None:
-        """Return None: nothing is reported behind a run's back."""
+        """Return None: exceptions are part of a run's outcome, and not reported otherwise."""
 
     def is_running(self) -> bool:
-        """Say that coroutines may wait here."""
+        """Return whether coroutines can wait on this loop."""
         return not self._is_closed
 
     def is_closed(self) -> bool:
-        """Say whether the loop was let go."""
+        """Return whether the loop was disposed of."""
         return self._is_closed
 
     def has_tasks_beside(self, main: asyncio.Task[Any] | None) -> bool:
-        """Say whether there are tasks that have not ended, other than this one."""
+        """Return whether there are unfinished tasks other than this one."""
         return any(task is not main and not task.done() for task in self._tasks)
 
     def dispose(self) -> None:
-        """Let go of everything; what still runs because of it can ask for nothing any more."""
+        """Close all coroutines; code that still runs by that can no longer use the loop."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -340,16 +340,16 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         self._collected = []
 
     def check_open(self) -> None:
-        """Raise `ProgramClosed` in code that was let go."""
+        """Raise `ProgramClosed` if the loop was disposed of."""
         if self._is_closed:
             self._closed_errors += 1
             if self._closed_errors <= MOST_CLOSED_ERRORS:  # code that catches it in a loop is left waiting
                 raise ProgramClosed
 
     def finalize(self, generator: AsyncGenerator[Any, Any]) -> None:
-        """Close an async generator that was dropped half-way, as asyncio does. Called by the interpreter.
+        """Close an async generator that was dropped half-way, as asyncio does. The interpreter calls this.
 
-        Where the garbage collector found it, the moment is arbitrary: it is kept as it is, to end with the run.
+        The garbage collector runs at no certain time: a generator that it finds is kept as it is, to end with the run.
         """
         if self._is_closed:
             return
@@ -359,14 +359,14 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
             self.create_task(generator.aclose())
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Drop it: an exception that nobody retrieved shows in the run's outcome, or was meant to be dropped."""
+        """Ignore it: an exception that was not retrieved is in the run's outcome, or was meant to be ignored."""
 
     async def shutdown_asyncgens(self) -> None:
         """Do nothing: generators end with the run."""
 
 
 class outside_loop:  # noqa: N801 - used like a function
-    """Step out of the loop and the task that run in this thread, once for many programs that run after each other."""
+    """Leave the running loop and task of this thread, once for many programs that run one after the other."""
 
     __slots__ = ("_hooks", "_loop", "_task", "_was_outside")
 
@@ -393,7 +393,7 @@ class outside_loop:  # noqa: N801 - used like a function
 
 
 class running:  # noqa: N801 - used like a function
-    """Make the loop the running one of this thread, in the middle of whatever runs there."""
+    """Make this loop the running one of its thread, inside of any that runs there."""
 
     __slots__ = ("_loop", "_outside")
 
@@ -416,7 +416,7 @@ class running:  # noqa: N801 - used like a function
 
 
 class _Here(threading.local):
-    """Whether this thread has stepped out of what runs in it, and whether the garbage collector is at work in it.
+    """Whether this thread is outside of its running loop, and whether the garbage collector runs in it.
 
     The latter is known only while programs run. Then a callback listens, and at no other time.
     """
@@ -433,32 +433,32 @@ def _note_collection(phase: str, info: object) -> None:
 
 
 def _dispose_of(coro: Any, watch: Watch) -> None:
-    """Close a coroutine. Code that goes on in spite of it is told again, and is left alone in the end."""
+    """Close a coroutine. Code that goes on is closed again some times, and then left alone."""
     for _ in range(CLOSING_ATTEMPTS):
         try:
             watch.run(coro.close)
-        except RuntimeError:  # it waits for something else
+        except RuntimeError:  # it awaits something else
             continue
-        except RunawayWorkflow:  # it does not wait for anything
+        except RunawayWorkflow:  # it blocks
             break
-        except BaseException:  # what it raises on its way out is nobody's concern
+        except BaseException:  # what it raises while it is closed changes nothing for its run
             pass
         return
     _stubborn.append(coro)
 
 
 def _untie(tasks: list[asyncio.Task[Any]]) -> None:
-    """Take tasks and what they wait for apart, which know each other, so that they go without the garbage collector."""
+    """Break the cycles between tasks and the futures they await, so that no garbage collection is needed."""
     tied = {id(future): future for task in tasks for future in (task, task._fut_waiter)}  # type: ignore[attr-defined]
     for future in tied.values():
         callbacks = (isinstance(future, asyncio.Future) and future._callbacks) or ()
-        if len(callbacks) <= FEW_TASKS:  # each is searched for: where there are many the collector is faster
+        if len(callbacks) <= FEW_TASKS:  # each is searched for: with many of them the collector is faster
             for callback, _ in callbacks:
                 future.remove_done_callback(callback)
 
 
 _stubborn: list[Any] = []
-"""Coroutines that would not be let go. Were they collected they would go on then, outside every run: so they stay."""
+"""Coroutines that did not end when closed. Collected, they would run on, outside of any run: so they are kept."""
 
 
 _GATHERING = asyncio.tasks._GatheringFuture.__init__.__code__  # type: ignore[attr-defined]
@@ -466,7 +466,7 @@ _AS_COMPLETED = asyncio.as_completed.__code__
 
 
 def _is_of_unordered_set() -> bool:
-    """Say whether `as_completed` is making a task of a coroutine; it goes through them in the order of addresses."""
+    """Return whether `as_completed` makes this task from a coroutine: it goes through them in order of addresses."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename == asyncio.tasks.__file__:
         if frame.f_code is _AS_COMPLETED:
@@ -476,7 +476,7 @@ def _is_of_unordered_set() -> bool:
 
 
 def _is_listing_tasks() -> bool:
-    """Return whether `asyncio.all_tasks` is asking; up to Python 3.11 from inside a comprehension of its own."""
+    """Return whether `asyncio.all_tasks` is the caller; up to Python 3.11 from a comprehension of its own."""
     frame: FrameType | None = sys._getframe(2)
     if frame is None or frame.f_code is not _GET_LOOP or frame.f_back is None:
         return False
@@ -527,7 +527,7 @@ for _name, _text in _INSTEAD.items():
 
 
 def settle(waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]]) -> None:
-    """Wake those whose condition holds by now; what a condition raises is raised where it is waited for."""
+    """Resolve the futures whose condition holds; an exception of a condition is raised where it is awaited."""
     for condition, future in waiting:
         try:
             holds = condition()
@@ -535,5 +535,5 @@ def settle(waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]]) -> No
             if not future.done():
                 future.set_exception(problem)
         else:
-            if holds and not future.done():  # a condition that does more than look may have cancelled it
+            if holds and not future.done():  # a condition that is not read-only may have cancelled it
                 future.set_result(None)

@@ -19,7 +19,7 @@ from holdfast.limits import ERROR_CAUSES, ERROR_TEXT_CHARS
 from holdfast.program.definitions import Signature
 
 Bounded = Callable[[Raw, str], Raw]
-"""Returns a value of this description, or raises `PayloadTooLarge`."""
+"""Returns an encoded value, or raises `PayloadTooLarge` with this description of it."""
 
 
 class Rotate(BaseException):
@@ -31,15 +31,15 @@ class Rotate(BaseException):
 
 
 def outcome_of(main: asyncio.Task[Any], signature: Signature, *, is_cancelling: bool, bounded: Bounded) -> c.Command:
-    """Return what a program asks for whose main task has ended like this.
+    """Return the command of a program whose main task has ended.
 
-    A `CancelledError` ends the run as cancelled only if the run was asked to cancel itself; else it is a failure.
+    A `CancelledError` ends the run as cancelled only if the run is being cancelled; else it is a failure.
     """
     if main.cancelled():
         return c.CancelRun() if is_cancelling else c.FailRun(error=_stray_cancellation(main, "the run"))
     problem = main.exception()
     while isinstance(problem, BaseExceptionGroup) and len(problem.exceptions) == 1 and _rotates(problem):
-        [problem] = problem.exceptions  # a TaskGroup wraps whatever is raised inside
+        [problem] = problem.exceptions  # a TaskGroup wraps every exception
     if isinstance(problem, Rotate):
         return c.ContinueAsNew(input=problem.input)
     if problem is not None:
@@ -53,7 +53,7 @@ def outcome_of(main: asyncio.Task[Any], signature: Signature, *, is_cancelling: 
 
 
 def fails_on_none(main: asyncio.Task[Any]) -> bool:
-    """Return whether a main task has failed as code does that got None and can do nothing with it."""
+    """Return whether a main task has failed with an error that code raises when it gets None unexpectedly."""
     if main.cancelled():
         return False
     problem = main.exception()
@@ -66,7 +66,7 @@ _OF_NONE = (TypeError, AttributeError, InvalidInput)
 
 
 def answer_of(step_id: str, task: asyncio.Task[Any], bounded: Bounded) -> c.CompleteUpdate:
-    """Return the answer to an update whose task has ended like this."""
+    """Return the command that answers an update whose task has ended."""
     if task.cancelled():
         return c.CompleteUpdate(step_id=step_id, error=_stray_cancellation(task, "the update"))
     problem = task.exception()
@@ -81,12 +81,12 @@ def answer_of(step_id: str, task: asyncio.Task[Any], bounded: Bounded) -> c.Comp
 
 
 def _stray_cancellation(task: asyncio.Task[Any], what: str) -> ErrorInfo:
-    """Return the error of a task that ended with a `CancelledError` although no caller cancelled it."""
+    """Return the error of a task that ended with a `CancelledError` although it was not cancelled."""
     try:
         task.result()
     except asyncio.CancelledError as problem:
         error = error_info(problem)
-        return error if error.message else replace(error, message=f"{what} was not asked to cancel; the code raised it")
+        return error if error.message else replace(error, message=f"{what} was not being cancelled; the code raised it")
     raise AssertionError("the task was not cancelled")
 
 
@@ -98,7 +98,7 @@ def _rotates(group: BaseExceptionGroup[BaseException]) -> bool:
 
 
 def error_info(problem: BaseException, *, retryable: bool = False, causes: int = ERROR_CAUSES) -> ErrorInfo:
-    """Return an exception as it is kept in a history: bounded, with its cause. That of a group is its first member."""
+    """Return an exception as a history keeps it: bounded, with its cause. The cause of a group is its first member."""
     if isinstance(problem, BaseExceptionGroup):
         inner = problem.__cause__ or problem.exceptions[0]
     else:
@@ -106,7 +106,7 @@ def error_info(problem: BaseException, *, retryable: bool = False, causes: int =
     cause = _attribute(problem, "info")
     if not isinstance(cause, ErrorInfo):
         cause = error_info(inner, causes=causes - 1) if inner is not None and causes > 0 else None
-    code = None if isinstance(problem, SystemExit) else _attribute(problem, "code")  # what it has is for the shell
+    code = None if isinstance(problem, SystemExit) else _attribute(problem, "code")  # its code is an exit status
     return ErrorInfo(
         code=_plain_text(code)[:ERROR_TEXT_CHARS] if isinstance(code, str) and code else type(problem).__name__,
         message=_message(problem)[:ERROR_TEXT_CHARS],
@@ -117,7 +117,7 @@ def error_info(problem: BaseException, *, retryable: bool = False, causes: int =
 
 
 def error_bytes(error: ErrorInfo | None) -> int:
-    """Return about how much an error takes in a history."""
+    """Return about how many bytes an error takes in a history."""
     size = 0
     while error is not None:
         size += len(error.message) + len(error.traceback)
@@ -126,7 +126,7 @@ def error_bytes(error: ErrorInfo | None) -> int:
 
 
 def _message(problem: BaseException) -> str:
-    """Return what an exception says, whatever it is made of; a group says what all of its members say."""
+    """Return the message of any exception; of a group, with the messages of all members."""
     try:
         text = _plain_text(str(problem))
         if isinstance(problem, BaseExceptionGroup):
@@ -145,7 +145,7 @@ def _traceback(problem: BaseException) -> str:
 
 
 def _attribute(problem: BaseException, name: str) -> object:
-    """Return what the exception's own code says it has, or None if that fails too."""
+    """Return an attribute of an exception, or None if its own code raises."""
     try:
         return getattr(problem, name, None)
     except Exception:
@@ -153,5 +153,5 @@ def _attribute(problem: BaseException, name: str) -> object:
 
 
 def _plain_text(text: str) -> str:
-    """Return text that can be stored: without halves of surrogate pairs."""
+    """Return text that can be stored: without lone surrogates."""
     return text.encode(errors="replace").decode()

@@ -1,4 +1,4 @@
-"""What the engine asks of a program, whichever way it was written."""
+"""What the engine needs of a program, however that is written."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -12,10 +12,10 @@ from holdfast.program.handlers import Received
 
 
 class EndDeferred(Exception):
-    """The workflow's function has ended too early: updates are still being answered, and would miss its end.
+    """The workflow's function has ended too early: updates are still being answered, and their effect would be lost.
 
-    A coroutine cannot go back, so the program is of no use any more. Whoever has the history makes it again, with the
-    callback in which the function asked for its end among those that wait until the updates are answered.
+    A coroutine cannot go back, so this program cannot be used any more. The engine rebuilds it from the history, and
+    defers the callback in which the function ended until the updates are answered.
     """
 
     def __init__(self, seed: str, callback: int, returns: bool) -> None:
@@ -26,24 +26,24 @@ class EndDeferred(Exception):
 
 
 class Program(Protocol):
-    """A run's program, at some point of its history."""
+    """The program of a run, at some point of its history."""
 
     is_replaying: bool
-    """Whether the outcomes come from a history that goes on."""
+    """Whether it gets outcomes from a history, with more to come."""
 
     known_markers: frozenset[str]
-    """The steps in which the history has recorded a choice: a patch that was taken, a cut."""
+    """The steps of markers in the history: a patch, a rotation."""
 
     seed: str
-    """What tells this stretch of the run apart from the others."""
+    """The run id and the number of rotations: differs for each part of a run between rotations."""
 
     def defer(self, deferred: Mapping[int, bool]) -> None:
-        """Let these callbacks, and those that the history names, wait for updates; each with whether it returned."""
+        """Defer these callbacks, and those in the history, until updates are answered; with whether each returned."""
         ...
 
     @property
     def takes_updates(self) -> bool:
-        """Whether an update would be answered by this stretch of the run, and its effect be kept."""
+        """Whether an update would be answered before the next rotation or end, and its effect be kept."""
         ...
 
     @property
@@ -51,46 +51,46 @@ class Program(Protocol):
         """Whether the effect of a signal that is received now would be kept."""
         ...
 
-    deaf: frozenset[str]
-    """The waits that were open when the code asked to begin again: the effect of a signal to them would be lost."""
+    lost_waits: frozenset[str]
+    """The waits that were open when the code began to rotate: the effect of a signal to them would be lost."""
 
     definition: WorkflowDefinition
-    """What the program is a run of. It knows the types of the forms that were asked for."""
+    """The workflow. It keeps the types of the forms of its tasks."""
 
     def handle(self, event: Event) -> list[Command]:
-        """Take an outcome, go as far as possible, and return what is asked for."""
+        """Take an outcome, run until nothing is ready, and return the commands that were issued."""
         ...
 
     handlers: dict[str, Any]
-    """The waits whose signal is given to a handler, by their step."""
+    """The handlers of waits, by their steps."""
 
     kinds: dict[str, Any]
-    """The types of the waits whose signals are checked before they are taken, by their step."""
+    """The payload types of waits whose signals are checked before they are taken, by their steps."""
 
     def misfit_of(self, step_id: str, payload: Raw) -> str | None:
-        """Return why a wait does not take this payload, or None. Asked once, before it is recorded; never at replay."""
+        """Return why a wait does not take this payload, or None. Called before it is recorded; never at replay."""
         ...
 
     def receive(self, step_id: str, payload: Raw) -> Received | None:
-        """Let the handler of a wait make something of a signal; None if the wait has none."""
+        """Apply the handler of a wait to a signal, and return its result; None if the wait has no handler."""
         ...
 
     def refusal_of(self, name: str, input: Raw) -> ErrorInfo | None:
-        """Return why an update is not accepted, or None. Asked once, before it is recorded; never at replay."""
+        """Return why an update is not accepted, or None. Called once, before it is recorded; never at replay."""
         ...
 
     def query(self, name: str, arguments: Raw) -> Raw:
-        """Answer a question about the present, without changing anything."""
+        """Answer a query, without changing anything."""
         ...
 
-    def is_given(self, command: RunActivity | StartChild, recorded: Raw) -> bool:
-        """Return whether a step is given the input that was recorded of it, however it is written; at replay only."""
+    def has_recorded_input(self, command: RunActivity | StartChild, recorded: Raw) -> bool:
+        """Return whether a step has the input that was recorded, whatever its JSON looks like; at replay only."""
         ...
 
     def where(self, command: Command | None) -> str:
-        """Say where in the source the command was issued, for people; or where the program is waiting."""
+        """Return the line of source that issued the command, or where the program waits, for an error message."""
         ...
 
     def close(self) -> None:
-        """Let go of everything, without running any further."""
+        """Close the program, without running it any further."""
         ...

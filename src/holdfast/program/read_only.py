@@ -1,7 +1,7 @@
-"""Code that may only look: queries, and the handlers of signals.
+"""Code that is read-only: queries, conditions, and handlers of signals.
 
-It runs on a loop that begins nothing: no task, no timer, no step. Were it the run's, it would change the run; were it
-the node's, an activity would be carried out for real.
+It runs on a loop that starts nothing: no task, no timer, no step. On the run's own loop it would change the run; on the
+node's, an activity would be executed for real.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from holdfast.program.loop import DeterministicLoop, Timer, running
 
 
 class _ReadOnlyLoop(DeterministicLoop):
-    """Refuses whatever is to be begun on it."""
+    """Refuses every task, timer and callback."""
 
     def __init__(self, what: str) -> None:
         super().__init__(None, 0, 0)  # type: ignore[arg-type]
@@ -41,8 +41,8 @@ class _ReadOnlyLoop(DeterministicLoop):
 
 @contextmanager
 def read_only(what: str) -> Iterator[None]:
-    """Let code run that may only look. What would end a task or the process is a mistake of the run's."""
-    with running(_ReadOnlyLoop(f"{what} would change something, and may only look")):  # type: ignore[abstract]
+    """Run code that is read-only. An exception that would end a task or the process is an error of the run."""
+    with running(_ReadOnlyLoop(f"{what} would change something, and is read-only")):  # type: ignore[abstract]
         try:
             yield
         except (SystemExit, GeneratorExit, asyncio.CancelledError) as problem:

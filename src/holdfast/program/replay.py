@@ -1,20 +1,20 @@
 """A program and its history, kept in step.
 
-`Replay` is given every event of a run, in order. *Outcomes* (something has ended) are handed to the program, and the
-commands that it then issues must be the ones that follow in the history. They are matched by step id and name, not by
-position; activities and children by their input too. While a run is paused its program is not advanced: outcomes that
-were recorded then are handed to it, in order, when it is resumed, at the time of the resumption.
+`Replay` gets every event of a run, in order. It delivers *outcomes* (something has ended) to the program, and the
+commands that the program then issues must be the ones that follow in the history. They are matched by step id and name,
+not by position; activities and children by their input too. While a run is paused its program is not advanced: outcomes
+that were recorded meanwhile are delivered in order when it is resumed, at the time of the resumption.
 
-A failure that was recorded during a pause is not handed on if an operator has the step tried again, or skips it; one
-that has itself paused the run, also not if the run is cancelled instead.
+A failure that was recorded during a pause is not delivered if an operator retries or skips the step. A failure that
+itself paused the run is not delivered either if the run is cancelled instead.
 
-A start or a resumption that is directly followed by a pause with an error came to nothing: the program could not go
-on. It is held back, like an outcome, for the next resumption.
+A start or a resumption that is directly followed by a pause with an error had no effect: the program could not go on.
+It is held back, like an outcome, for the next resumption.
 
-Outcomes that were reported by token, and stand one after the other, were recorded together before the program heard of
-the first: what it asked for because of any of them comes behind all of them.
+Consecutive outcomes that were reported by token were recorded together, before the program got the first: the commands
+that it issued because of any of them follow after all of them.
 
-During replay `take` raises `NondeterminismError` at the first difference. At the end of the history the two are in
+During replay `replay` raises `NondeterminismError` at the first difference. At the end of the history the two are in
 step, and from then on `advance` returns the commands instead of comparing them.
 """
 
@@ -77,10 +77,10 @@ class Replay:
         self._is_replaying = False
         self.program: Program | None = None
         self.deferred: dict[str, dict[int, bool]] = {}
-        """The callbacks that wait for updates, by the stretch that they are of."""
+        """The callbacks that wait for updates, by the seed of their program."""
 
     def defer(self, deferred: EndDeferred) -> None:
-        """Take note that the function of a stretch has ended too early, for the program that is made again."""
+        """Note that a function has ended too early, for the program that is rebuilt."""
         known = self.deferred.get(deferred.seed, {})
         self.deferred = {**self.deferred, deferred.seed: {**known, deferred.callback: deferred.returns}}
 
@@ -115,12 +115,12 @@ class Replay:
         if type(event.data) in e.OUTCOMES:
             self._closed.add(event.step_id or "")
         elif type(event.data) is e.StepStarted:
-            self._closed.discard(event.step_id or "")  # an operator has it tried again
+            self._closed.discard(event.step_id or "")  # an operator retries it
 
     def _comes_too_late(self, command: c.Command) -> bool:
-        """Say whether a step is given up that had ended meanwhile: of that the history says nothing.
+        """Return whether a command gives up a step that has ended meanwhile: the history has no event for that.
 
-        It happens when a run is resumed: the program learns one by one what had ended while it was paused.
+        It happens when a run is resumed: the program gets one by one the outcomes from the pause.
         """
         return isinstance(command, c.CancelStep) and command.step_id in (self._closed or ())
 
@@ -152,7 +152,7 @@ class Replay:
         return []
 
     def _take_back(self, event: Event) -> None:
-        """Forget the failure of a step that is settled in another way before the program has heard of it."""
+        """Drop the failure of a step that an operator settles before it is delivered."""
         assert isinstance(event.data, e.SignalAccepted)
         if self._held and event.data.name in ("RETRY_STEP", "SKIP_STEP"):
             self._forget_failures(event.data.target_step_id)
@@ -171,7 +171,7 @@ class Replay:
         if self.deferred or self._markers:
             self.program.defer(self.deferred.get(self.program.seed, {}))
         commands = self.program.handle(event)
-        if _is_cancelling(event):  # asked for before a rotation that did not heed it
+        if _is_cancelling(event):  # the run was being cancelled before the rotation
             commands += self.program.handle(replace(event, data=e.RunCancelRequested()))
         return commands
 
@@ -182,7 +182,7 @@ class Replay:
             self.program.known_markers = self._markers
 
     def close(self) -> None:
-        """Let go of the program."""
+        """Close the program."""
         if self.program is not None:
             self.program.close()
             self.program = None
@@ -199,8 +199,8 @@ class Replay:
         expected = _COMMANDED.get(kind)
         if expected is None or self.program is None or _is_from_outside(event):
             follows_report, self._follows_report = self._follows_report, _is_reported(event)
-            if follows_report and self._follows_report:  # what the program asked for stands behind all of them
-                if kind in e.OUTCOMES:  # it cannot give up a step that has ended; one that is tried again it can
+            if follows_report and self._follows_report:  # the commands because of them follow after all of them
+                if kind in e.OUTCOMES:  # it cannot give up a step that has ended, only one that is retried
                     self._issued.pop(c.command_key(c.CancelStep, event.step_id), None)
             elif self._issued and kind in e.OUTCOMES and not self._is_paused:
                 raise self._extra(event)
@@ -212,10 +212,10 @@ class Replay:
             raise self._missing(event, issued)
         if isinstance(issued, c.RunActivity | c.StartChild):
             recorded: Raw = event.data.input  # type: ignore[attr-defined]
-            if not self.program.is_given(issued, recorded):  # the recorded result is that of another call
+            if not self.program.has_recorded_input(issued, recorded):  # the recorded result belongs to another call
                 raise self._difference(event, _describe_event(event) + _shown(recorded), issued, _shown(issued.input))
         if isinstance(issued, c.CompleteUpdate) and (issued.error is None) is not (event.data.error is None):  # type: ignore[attr-defined]
-            raise self._missing(event, issued)  # what one has applied the other has not
+            raise self._missing(event, issued)  # one of them was applied, the other was refused
 
     def _missing(self, event: Event, issued: c.Command | None) -> NondeterminismError:
         instead = issued or next(iter(self._issued.values()), None)
@@ -240,19 +240,19 @@ class Replay:
 
 
 def event_key(event: Event) -> str:
-    """Return under which key an event finds the command that led to it."""
+    """Return the key of the command that led to an event."""
     return c.command_key(_COMMANDED[type(event.data)], event.step_id)
 
 
 def _is_stuck(event: Event, following: Event) -> bool:
-    """Say whether the program could not go on when it was to begin, or to begin again."""
+    """Return whether the program could not go on after a start or a resumption."""
     if type(event.data) is not e.RunStarted and type(event.data) is not e.RunResumed:
         return False
     return isinstance(following.data, e.RunPaused) and following.data.error is not None
 
 
 def _is_refused(event: Event) -> bool:
-    """Return whether an update was refused when it came: the program never hears of it."""
+    """Return whether an update was refused when it was accepted: the program does not get it."""
     return isinstance(event.data, e.UpdateAccepted) and event.data.was_refused is True
 
 
@@ -262,7 +262,7 @@ def _is_reported(event: Event) -> bool:
 
 
 def _is_cancelling(event: Event) -> bool:
-    """Say whether a run that rotates had been asked to cancel itself before."""
+    """Return whether a run was being cancelled when its history rotated."""
     if not isinstance(event.data, e.ContinuedAsNew):
         return False
     carried = decode(event.data.carried)
@@ -270,7 +270,7 @@ def _is_cancelling(event: Event) -> bool:
 
 
 def _is_from_outside(event: Event) -> bool:
-    """Say whether an operator, and not the program, led to this event."""
+    """Return whether an operator, and not the program, caused this event."""
     return event.caused_by_signal_id is not None
 
 

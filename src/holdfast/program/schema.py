@@ -1,4 +1,4 @@
-"""The JSON Schema of a type, with fields and choices in the order of their declaration, as people are to see them.
+"""The JSON Schema of a type, with fields and choices in the order of their declaration, for people to read.
 
 `msgspec` sorts the choices of enums and literals, and the fields of typed dicts. Their order is looked up in the type.
 """
@@ -66,7 +66,7 @@ def _ordered(schema: Any, choices: Choices, fields: dict[str, list[str]]) -> Any
 
 
 def _as_declared(found: list[Any], title: str, choices: Choices) -> list[Any]:
-    """Return the choices in the order of the declaration that has exactly these; one of this title comes first."""
+    """Return the choices in the order of the declaration that has exactly these, by preference one of this title."""
     for _, declared in sorted(choices, key=lambda each: each[0] != title):
         if sorted(map(repr, declared)) == sorted(map(repr, found)):
             return declared

@@ -20,7 +20,7 @@ from holdfast.program.handlers import Handler
 
 T = TypeVar("T")
 OnMisfit = Literal["dead-letter", "raise"]
-"""What becomes of a signal whose payload is not of the type that is waited for."""
+"""What happens to a signal whose payload is not of the expected type."""
 
 
 @overload
@@ -50,14 +50,14 @@ async def wait_signal(
     handler: Callable[[Any], Any] | None = None,
     on_misfit: OnMisfit = "dead-letter",
 ) -> Any:
-    """Wait for a signal and return its payload. One that came before is taken at once; `TimeoutError` if none comes.
+    """Wait for a signal and return its payload. An earlier one is taken at once; `TimeoutError` if none arrives.
 
-    `on_timeout` is called, and its result returned, instead of raising. `condition` is looked at once, on entry: if it
-    does not hold, nothing is waited for and None is returned. `handler` makes something of the payload, exactly once:
-    what it returns is recorded and returned, and what it raises is raised as `SignalHandlerFailed`. A wait that
-    somebody skips who may override it returns None, or what `on_timeout` returns.
+    `on_timeout` is called, and its result returned, instead of raising. `condition` is evaluated once, on entry: if it
+    does not hold, the call returns None without waiting. `handler` is applied to the payload exactly once: its result
+    is recorded and returned, and its exception is raised as `SignalHandlerFailed`. A wait that an operator skips
+    returns None, or the result of `on_timeout`.
     A signal whose payload does not fit `kind` becomes a dead letter, and the wait goes on; with `on_misfit="raise"` it
-    is consumed, and `InvalidInput` raised.
+    is consumed, and `InvalidInput` is raised.
     """
     program = require_program("wait_signal")
     _check_on_misfit(on_misfit)
@@ -99,8 +99,8 @@ def signals(
 ) -> "Signals[Any]":
     """Iterate over the signals of a name, in the order of their acceptance: `async for vote in signals("vote", Vote)`.
 
-    It ends `timeout` after it was made, once every signal that came in time was handed out, or when an operator skips
-    the present wait; else it never ends.
+    It ends `timeout` after it was made, once it has returned every signal that was accepted in time, or when an
+    operator skips the present wait; else it never ends.
     """
     program = require_program("signals")
     check_signal_name(name)
@@ -109,7 +109,7 @@ def signals(
 
 
 class Signals(AsyncIterator[T], Generic[T]):
-    """Signals of one name, one after the other. Between two of them nothing is waited for, and nothing is lost."""
+    """Signals of one name, one after the other. Between two of them no step is open, and nothing is lost."""
 
     def __init__(
         self,
@@ -140,9 +140,9 @@ class Signals(AsyncIterator[T], Generic[T]):
 def send_signal(
     program: CoroutineProgram, run_id: str, name: str, payload: Any, signal_id: str | None, addressed_to: str | None
 ) -> AcceptedSignalResult:
-    """Send a signal from inside a workflow: it is recorded with the turn, and arrives once, by itself.
+    """Send a signal from inside a workflow: it is recorded with the turn, and delivered once.
 
-    The answer has `accepted` False: it is on its way, and nobody knows yet whether the run takes it.
+    The result has `accepted` False: the signal is not delivered yet, and the run may refuse it.
     """
     check_signal_name(name)
     step_id = program.name_step(f"send:{name}")
@@ -233,7 +233,7 @@ def _check_plain(what: str, function: Any) -> None:
 
 
 def _is_taken(program: CoroutineProgram, step_id: str, condition: Callable[[], bool]) -> bool:
-    """Return the recorded choice, or make it and record it. A condition that raised has recorded nothing."""
+    """Return the recorded choice, or make it and record it. A condition that raises records nothing."""
     taken, skipped = f"{step_id}:taken", f"{step_id}:skipped"
     if program.is_replaying and (taken in program.known_markers or skipped in program.known_markers):
         is_taken = taken in program.known_markers

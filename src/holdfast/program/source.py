@@ -1,6 +1,6 @@
-"""Which line of a workflow's source asked for something: for people, when code and history differ.
+"""Which line of a workflow's source issued a command: for the error message when code and history differ.
 
-Nothing is noted for it but what costs next to nothing: a step's line is where the task that waits for it stands.
+It costs next to nothing at run time: the line of a step is where the task that awaits it is suspended.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ def _awaited_by(awaitable: Any) -> Any:
         return awaitable.cr_await
     if isinstance(awaitable, AsyncGeneratorType):
         return awaitable.ag_await
-    # What `async for` awaits is a wrapper that does not say whose it is; the collector knows.
+    # What `async for` awaits is a wrapper without a reference to its generator; the collector knows it.
     return next((inner for inner in gc.get_referents(awaitable) if isinstance(inner, _SUSPENDED)), None)
 
 
@@ -83,7 +83,7 @@ def first_line(function: Callable[..., Any]) -> str:
 
 @contextmanager
 def origins() -> Iterator[None]:
-    """Let coroutines remember the line that made them: those that are gathered have no other author's line."""
+    """Let coroutines keep the line that made them: gathered ones have no other line of the author."""
     before = sys.get_coroutine_origin_tracking_depth()
     sys.set_coroutine_origin_tracking_depth(max(2, before))  # the call of an activity is one frame of ours
     try:

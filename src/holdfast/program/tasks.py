@@ -1,8 +1,8 @@
-"""Asking humans, from inside a workflow.
+"""Tasks for humans, from inside a workflow.
 
-The type of the answer becomes a form: its JSON Schema, which is kept with the task for whoever shows it. Answers are
-checked against the type itself, by the program that asked: the definition remembers the types of its forms by their
-schemas, each time it asks.
+The type of the answer becomes a form: its JSON Schema, which is stored with the task for user interfaces. Answers are
+checked against the type itself, by the program that created the task: its definition keeps the types of its forms by
+their schemas, each time it creates one.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,11 +30,11 @@ T = TypeVar("T")
 Due = datetime | timedelta | None
 
 MOST_PEOPLE = 1_000
-"""How many people a task can ask to answer: fewer than this."""
+"""A task asks fewer people than this."""
 
 
 class Escalation(Struct, frozen=True, kw_only=True):
-    """To whom a task goes by itself, if it is still open after so long. Without roles it keeps its own."""
+    """Where the engine moves a task that is still open after so long. Without roles it keeps its own."""
 
     after: timedelta
     roles: Sequence[str] = ()
@@ -90,10 +90,10 @@ async def task(
     approvals: int = 1,
     of: int | None = None,
 ) -> Any:
-    """Ask a human and wait for the answer, however long it takes; giving up the wait cancels the task.
+    """Create a task for a human and wait for the answer, however long it takes; giving up the wait cancels the task.
 
-    With `approvals` or `of` so many different people are to answer, and the answers come as a list. After `due` the
-    task is overdue and stays open. If somebody who may override it skips the task, this returns None.
+    With `approvals` or `of` so many different people answer, and the result is the list of their answers. After `due`
+    the task is overdue and stays open. If an operator skips the task, this returns None.
     """
     program = require_program("task")
     _check_names(name, roles, assignee)
@@ -131,18 +131,18 @@ async def task(
 
 
 def answer_check(program: Program | None) -> Check | None:
-    """Return what checks answers for a program: None if there is none to ask."""
+    """Return the check of answers for a program; None without a program."""
     return None if program is None else check_with(program.definition.forms)
 
 
 @lru_cache(maxsize=1_024)
 def _form_key(form: bytes) -> str:
-    """Return the key of a form: however its JSON is written, and whichever release wrote it."""
+    """Return the key of a form: the same for any JSON text of it, from any release."""
     return codec.value_digest(Raw(form))
 
 
 def check_with(forms: dict[str, "msgspec.json.Decoder[Any]"]) -> Callable[[Raw, Raw], None]:
-    """Return what refuses answers that do not fit; a form that is not among these takes anything."""
+    """Return a check that raises for answers that do not fit; a form that is not among these takes anything."""
 
     def check(form: Raw, answer: Raw) -> None:
         decoder = forms.get(_form_key(bytes(form)))
@@ -194,5 +194,5 @@ def _escalated(name: str, escalate: Escalation | None) -> EscalationRule | None:
     _check_names(name, escalate.roles, escalate.assignee)
     after_ms = milliseconds(escalate.after)
     if after_ms is None or (not escalate.roles and escalate.assignee is None):
-        raise InvalidInput(f"task {name!r}: it is escalated after some time, to roles or to somebody", field="escalate")
+        raise InvalidInput(f"task {name!r}: an escalation needs a time, and roles or an assignee", field="escalate")
     return EscalationRule(after_ms, tuple(escalate.roles), escalate.assignee)

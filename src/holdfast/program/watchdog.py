@@ -1,29 +1,29 @@
 """Stops a program that blocks its thread: `while True: pass` in one workflow must not take the whole node with it.
 
-A program runs on its node's thread, so one that never comes back would hold up every other run, and the lease with
-them. A `Watch` lets a piece of the program run under the eyes of one daemon thread. That thread sleeps while nothing
-is watched. While something is, it wakes up every tick and counts; it reads no clock, so a process that was suspended
-is not blamed for it. A piece that runs for longer than its bound is logged, with the line where it is, and `Overdue`
-is raised in the middle of it, again at every tick, for code that catches it. The piece ends with `RunawayWorkflow`.
+A program runs on its node's thread, so one that never returns would block every other run, and the lease with them. A
+`Watch` runs a piece of the program while one daemon thread watches it. That thread sleeps while nothing is watched.
+Otherwise it wakes up every tick and counts; it reads no clock, so a process that was suspended is not blamed for it. A
+piece that runs for longer than its bound is logged, with its present line, and `Overdue` is raised inside it, again at
+every tick, for code that catches it. The piece ends with `RunawayWorkflow`.
 
-What is inside one call of C code (`time.sleep`) cannot be interrupted before that call returns: it is logged at once,
-and stopped then. A call that keeps the whole interpreter to itself (a regular expression gone wild) holds up the
-watchdog as well, and is not noticed. Code that catches everything, for ever, is logged but cannot be stopped.
+One call of C code (`time.sleep`) cannot be interrupted before it returns: it is logged at once, and stopped after that.
+A call that holds the interpreter lock (a regular expression that backtracks) blocks the watchdog as well, and is not
+noticed. Code that always catches everything is logged but cannot be stopped.
 
-A strike may come between the moment at which Python code takes a lock and the one from which it would give it back,
-and then the lock is never given back: one in the middle of a logging handler can silence the log for ever, one in the
-middle of the tracer of `coverage` stops every thread. Code that uses `with` on a lock of the interpreter is safe. So a
-thread is left alone for some ticks while its innermost code is that of a module which takes locks in other ways
-(`DELICATE`). That makes it rare and not impossible, because the thread may go on between the look and the strike.
+A strike may hit Python code between acquiring a lock and entering the block that releases it, and then the lock is
+never released: one inside a logging handler can silence the log for ever, one inside the tracer of `coverage` stops
+every thread. Code that uses `with` on a lock of the interpreter is safe. So a thread is left alone for some ticks while
+its innermost code belongs to a module that takes locks in other ways (`DELICATE`). That makes it rare, but not
+impossible, because the thread may go on between the check and the strike.
 
-The interpreter lets one thread raise in another, but not at a certain place. So what counts here is that nothing is
-raised outside the piece:
+The interpreter lets one thread raise in another, but not at a certain place. So nothing may be raised outside the
+piece:
 
 1. A thread is struck only under the lock, and only while its watch is in `watched`.
-2. To leave, a watch takes itself out first. At most two strikes can reach it after that: one that is pending, and one
-   that was under way. Then it passes through the lock, so that none is under way, and withdraws what is pending.
+2. To leave, a watch first removes itself. At most two strikes can reach it after that: one that is pending, and one
+   that was under way. Then it acquires the lock, so that none is under way, and withdraws what is pending.
 3. Either strike may interrupt the leaving itself. So leaving is tried three times, each within the handler of the one
-   before; the third is not disturbed any more. The interpreter raises at calls and jumps backwards, not between them.
+   before; nothing can interrupt the third. The interpreter raises at calls and backward jumps, not between them.
 """
 
 import ctypes
@@ -42,30 +42,30 @@ from holdfast.errors import RunawayWorkflow
 T = TypeVar("T")
 
 TICK_S = 0.1
-"""How often the watchdog looks, while something runs. A bound is kept to within two ticks."""
+"""The interval of the watchdog, while something runs. A bound is accurate to two ticks."""
 
 DELICATE = frozenset({"coverage", "logging", "threading"})
 """Packages whose Python code takes locks outside of a `with`, or implements them."""
 
 MOST_DELICATE_TICKS = 20
-"""For how many ticks such code is left alone once its time is over. A handler of the log may be what blocks."""
+"""For how many ticks such code is left alone after its bound. A log handler may be what blocks."""
 
 logger = logging.getLogger("holdfast.watchdog")
 
 
 class Overdue(KeyboardInterrupt):
-    """Raised in a program that blocks. Like any interrupt, asyncio lets it through, whichever task it strikes."""
+    """Raised in a program that blocks. asyncio lets it through any task, like every interrupt."""
 
 
 class Watchdog:
-    """The thread that watches, and whom it watches: at most one piece of a program in each thread."""
+    """The thread that watches, and what it watches: at most one piece of a program in each thread."""
 
     def __init__(self, tick_s: float = TICK_S) -> None:
         self.tick_s = tick_s
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew: in a forked process the thread is gone, and who held the lock with it."""
+        """Reset: a forked process has neither the thread nor the holder of the lock."""
         self.watched: dict[int, Watch] = {}
         self.is_asleep = True
         self._lock = Lock()
@@ -73,7 +73,7 @@ class Watchdog:
         self._thread: Thread | None = None
 
     def wake(self) -> None:
-        """Begin to look at those who are watched."""
+        """Wake the thread up, to watch."""
         with self._lock:
             if self._thread is None:
                 self._thread = Thread(target=self._run, name="holdfast-watchdog", daemon=True)
@@ -81,7 +81,7 @@ class Watchdog:
         self._bell.set()
 
     def settle(self, thread_id: int, watch: "Watch") -> None:
-        """Make sure that nothing is raised any more in a thread that is not watched any more."""
+        """Make sure that nothing more is raised in a thread that is no longer watched."""
         with self._lock:
             if watch.where:
                 _set_async_exc(thread_id, _NOTHING)
@@ -92,13 +92,13 @@ class Watchdog:
             if not self.watched:
                 self._sleep()
             if self._bell.wait(self.tick_s):
-                self._bell.clear()  # somebody saw it asleep when it no longer was: that is no tick
+                self._bell.clear()  # a watch saw it asleep when it no longer was: that is no tick
             else:
                 self._tick()
 
     def _sleep(self) -> None:
         self.is_asleep = True
-        if not self.watched:  # looked at after the line above; who wants to be watched does it the other way round
+        if not self.watched:  # read after the line above; a watch does it in the other order
             self._bell.wait()
         self.is_asleep = False
         self._bell.clear()
@@ -110,18 +110,18 @@ class Watchdog:
                 watch.ticks += 1
                 if watch.ticks <= watch.most_ticks or _is_delicate(thread_id, watch):
                     continue
-                where, stack = (watch.where, "") if watch.where else _locate(thread_id)  # reads files: look again
+                where, stack = (watch.where, "") if watch.where else _locate(thread_id)  # reads files: check again
                 if self.watched.get(thread_id) is watch and not _is_delicate(thread_id, watch):
                     if not watch.where:
                         watch.where = where
                         struck.append((watch, stack))
                     _set_async_exc(thread_id, _OVERDUE)
-        for watch, stack in struck:  # only now: what was struck may be holding up the log
+        for watch, stack in struck:  # only now: the struck thread may block the log
             logger.error("run %s: %s blocks its node%s\n%s", watch.run_id, watch.workflow, watch.where, stack)
 
 
 class Watch:
-    """Lets pieces of one program run, each for `turn_s` at most; None or 0 sets no bound."""
+    """Runs pieces of one program, each for `turn_s` at most; None or 0 sets no bound."""
 
     __slots__ = ("_turn_s", "_watchdog", "most_ticks", "run_id", "ticks", "where", "workflow")
 
@@ -135,7 +135,7 @@ class Watch:
         self.most_ticks = ceil(turn_s / self._watchdog.tick_s) if turn_s else 0
 
     def run(self, piece: Callable[[], T]) -> T:
-        """Return what the piece returns; raise `RunawayWorkflow` if it was struck, whatever it made of that."""
+        """Return the result of the piece; raise `RunawayWorkflow` if it was struck, even if it caught that."""
         if not self.most_ticks:
             return piece()
         watchdog, thread_id = self._watchdog, get_ident()
@@ -156,12 +156,12 @@ class Watch:
             watchdog.settle(thread_id, self)
         finally:
             if self.where:
-                raise RunawayWorkflow(f"the workflow did not come to rest within {self._turn_s} s{self.where}")
+                raise RunawayWorkflow(f"the workflow did not become idle within {self._turn_s} s{self.where}")
         return result
 
 
 def _is_delicate(thread_id: int, watch: Watch) -> bool:
-    """Say whether the thread is to be struck later, because of what it is in the middle of."""
+    """Return whether to strike the thread later, because of the code that it executes."""
     if watch.ticks > watch.most_ticks + MOST_DELICATE_TICKS:
         return False
     frame = sys._current_frames().get(thread_id)

@@ -348,7 +348,7 @@ class TokenStore(Protocol):
     """Access tokens, and the store's secret keys."""
 
     async def put_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> list[AccessToken]:
-        """Store tokens, and return them as they are stored now. Of a known token only what `joined` allows changes.
+        """Store tokens, and return them as they are stored now. Of a known one only what `merge_tokens` allows changes.
 
         So a revoked token never becomes valid again. Expired sessions are deleted meanwhile. The entries of the audit
         log are appended in the same commit.

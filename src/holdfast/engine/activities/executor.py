@@ -19,7 +19,7 @@ from holdfast.core.events import StepStarted
 from holdfast.core.instants import Instant
 from holdfast.core.messages import ActivityDetached, ActivityErrored, ActivitySucceeded
 from holdfast.core.state import OpenStep
-from holdfast.core.timing import too_late
+from holdfast.core.timing import overdue_text
 from holdfast.engine.activities.context import (
     CONTEXT,
     ActivityContext,
@@ -164,7 +164,7 @@ class ActivityExecutor:
         work = attempt.work
         limit_ms = work.options.timeout_ms
         if not _has_time_left(deadline):
-            raise TimeoutError(too_late(work.step, work.options.schedule_to_close_ms))
+            raise TimeoutError(overdue_text(work.step, work.options.schedule_to_close_ms))
         until = None if limit_ms is None else asyncio.get_running_loop().time() + limit_ms / 1_000
         if deadline is not None:
             until = deadline if until is None else min(until, deadline)
@@ -178,7 +178,7 @@ class ActivityExecutor:
         except TimeoutError:
             if limit.expired():
                 took = f"activity {work.definition.name!r} took longer than {limit_ms} ms"
-                late = too_late(work.step, work.options.schedule_to_close_ms)
+                late = overdue_text(work.step, work.options.schedule_to_close_ms)
                 raise TimeoutError(late if until == deadline else took) from None
             raise
 

@@ -28,8 +28,8 @@ from holdfast.core.messages import (
     SentName,
     Signal,
     SignalRequest,
-    as_they_came,
     child_outcome,
+    with_arrival_times,
 )
 from holdfast.core.names import fitting_id
 from holdfast.core.snapshot import RuntimeSnapshot, runtime_snapshot
@@ -82,7 +82,7 @@ class TurnDraft:
         self._queued: list[str] = []
         self._before = state
         self._loaded = loaded
-        self.signals = as_they_came(loaded.signals) if loaded.signals else ()
+        self.signals = with_arrival_times(loaded.signals) if loaded.signals else ()
         self._now = now
         self._by = EngineRunRef(node, loaded.head.lease_epoch)
         self.events: list[Event] = []  # as they were decided: without their numbers and times in the store

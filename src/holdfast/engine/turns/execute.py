@@ -31,7 +31,7 @@ from holdfast.core.messages import (
     DeadSignal,
     DefinitionFound,
     Message,
-    MessageDied,
+    MessageDeadLettered,
     NodeLost,
     ReportedOutcome,
     Signal,
@@ -254,7 +254,7 @@ class _Turn:
         while self._updates and self._offer_updates():
             self._offer_signals()
         if self._draft.should_pause:
-            self._absorb(self._draft.handle(MessageDied()))
+            self._absorb(self._draft.handle(MessageDeadLettered()))
 
     def _report(self, signals: Sequence[Signal]) -> list[Control]:
         """Record the outcomes that were reported by token, and return the commands that are left to take.
@@ -305,7 +305,7 @@ class _Turn:
         waits = state.waits.get(dead.name, ()) if dead is not None and self._takes_signals() else ()
         step_id = message.step_id or next(iter(waits), None)
         program = self._live.replay.program
-        if dead is None or step_id not in waits or (program is not None and step_id in program.deaf):
+        if dead is None or step_id not in waits or (program is not None and step_id in program.lost_waits):
             problem = Conflict("there is no open wait for this signal")
             self._draft.defer(message, problem if dead is not None else InvalidInput("it is no signal"))
             return
@@ -378,10 +378,10 @@ class _Turn:
         state, program = self._draft.state, self._live.replay.program
         if signal.name not in state.waits:
             return False
-        if program is None or not program.deaf:
+        if program is None or not program.lost_waits:
             return True
         step = wait_for(state, signal)
-        return step is None or step.step_id not in program.deaf
+        return step is None or step.step_id not in program.lost_waits
 
     def _offer_signals(self, until: Instant | None = None) -> None:
         """Give each waiting signal, in order, to whoever waits for it by now; only those that came `until` then."""

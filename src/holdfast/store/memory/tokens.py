@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from holdfast.core.access import AccessToken, has_run_out, joined
+from holdfast.core.access import AccessToken, is_expired_session, merge_tokens
 from holdfast.core.instants import Instant
 from holdfast.store.types import TokenQuery
 
@@ -15,9 +15,9 @@ class Tokens:
 
     def put(self, tokens: Sequence[AccessToken], now: Instant) -> list[AccessToken]:
         """Store tokens, and delete expired sessions."""
-        self._tokens = {id_: token for id_, token in self._tokens.items() if not has_run_out(token, now)}
+        self._tokens = {id_: token for id_, token in self._tokens.items() if not is_expired_session(token, now)}
         for token in tokens:
-            self._tokens[token.token_id] = joined(self._tokens.get(token.token_id, token), token)
+            self._tokens[token.token_id] = merge_tokens(self._tokens.get(token.token_id, token), token)
         return [self._tokens[token.token_id] for token in tokens]
 
     def of_tenant(self, tenant: str | None) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast.core import codec
-from holdfast.core.access import AccessToken, joined
+from holdfast.core.access import AccessToken, merge_tokens
 from holdfast.core.instants import Instant
 from holdfast.errors import InvalidInput, StoreCorrupt
 from holdfast.store import sql
@@ -45,7 +45,7 @@ async def put(session: Transaction, tokens: Sequence[AccessToken], now: Instant 
     kept = {token.token_id: token for token in map(_token_of, found)}
     before = dict(kept)
     for token in tokens:
-        kept[token.token_id] = joined(kept[token.token_id], token)
+        kept[token.token_id] = merge_tokens(kept[token.token_id], token)
     changed = [
         (token_id, token.revoked_at, token.revoked_by.encode(), token.last_used_at)
         for token_id, token in kept.items()

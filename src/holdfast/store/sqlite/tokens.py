@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast.core import codec
-from holdfast.core.access import AccessToken, joined
+from holdfast.core.access import AccessToken, merge_tokens
 from holdfast.core.instants import Instant
 from holdfast.errors import InvalidInput, StoreCorrupt
 from holdfast.store.sql import Where, found_of
@@ -34,7 +34,7 @@ def put(db: sqlite3.Connection, tokens: Sequence[AccessToken], now: Instant) -> 
                 bytes(codec.encode(token)).decode(),
             ),
         )
-        whole = joined(_of(db, token.token_id), token)
+        whole = merge_tokens(_of(db, token.token_id), token)
         db.execute(
             "UPDATE access_tokens SET revoked_at = ?, revoked_by = ?, last_used_at = ? WHERE token_id = ?",
             (whole.revoked_at, whole.revoked_by, whole.last_used_at, whole.token_id),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast.core.access import AccessToken, joined
+from holdfast.core.access import AccessToken, merge_tokens
 from holdfast.errors import InvalidInput
 from holdfast.store.port import Store
 from holdfast.store.types import TokenQuery
@@ -60,7 +60,7 @@ class AccessSuite(SuiteBase):
 
     @pytest.mark.contract("API-4")
     async def test_records_of_a_token_can_be_kept_in_any_order(self, store: Store) -> None:
-        """The result is what `joined` says."""
+        """The result is what `merge_tokens` says."""
         changes: list[dict[str, Any]] = [
             {"last_used_at": START + 1},
             {"last_used_at": START + 4},
@@ -71,7 +71,7 @@ class AccessSuite(SuiteBase):
             token = access_token(f"{number:016x}")
             expected = token
             for change in order:
-                expected = joined(expected, replace(token, **change))
+                expected = merge_tokens(expected, replace(token, **change))
                 [kept] = await store.put_tokens([replace(token, **change)])
             assert kept == expected
             assert (kept.revoked_by, kept.last_used_at) == ("ann", START + 4)

@@ -38,5 +38,5 @@ export const TRANSITIONS = {
 
 export const TERMINAL = new Set(["COMPLETED", "FAILED", "CANCELLED"]);
 
-// Kinds of steps that ask somebody outside for an answer: to skip one takes a permission of its own.
+// Kinds of steps that wait for an answer from outside: skipping one needs a permission of its own.
 export const OVERRIDES = new Set(["signal", "task"]);

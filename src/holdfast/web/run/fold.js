@@ -55,10 +55,10 @@ function changeStatus(state, type, data, event, at) {
   if (status === "PAUSED") {
     state.pauses.push({ from: at, until: null, reason: data.reason ?? "" });
     state.error = data.error ?? state.error;
-    if (data.error) tellFailures(state, state.seq, null); // right after a resumption: the program was told nothing
+    if (data.error) markDelivered(state, state.seq, null); // right after a resumption: the program was told nothing
   } else if (state.status === "PAUSED") {
     state.pauses.at(-1).until = at;
-    tellFailures(state, null, event.run_seq);
+    markDelivered(state, null, event.run_seq);
   }
   state.status = status;
   if (status === "RUNNING") {
@@ -74,9 +74,9 @@ function changeStatus(state, type, data, event, at) {
 }
 
 // The program is told of failures while it runs, else by the resumption; until then an operator can settle them.
-function tellFailures(state, was, now) {
+function markDelivered(state, was, now) {
   for (const step of state.steps.values()) {
-    if (step.status === "FAILED" && step.toldBy === was) step.toldBy = now;
+    if (step.status === "FAILED" && step.deliveredBy === was) step.deliveredBy = now;
   }
 }
 
@@ -84,7 +84,7 @@ function tellFailures(state, was, now) {
 export function failuresToSettle(state) {
   if (state.status !== "PAUSED") return [];
   return [...state.steps.values()].filter(
-    (step) => step.status === "FAILED" && step.toldBy === null && step.first.data.options?.on_failure === "pause",
+    (step) => step.status === "FAILED" && step.deliveredBy === null && step.first.data.options?.on_failure === "pause",
   );
 }
 
@@ -167,7 +167,7 @@ function applyToStep(state, event, at) {
     const own = type === "SignalTimedOut" ? TIMED_OUT : data.error;
     if (own && step.attempts.length) step.attempts.at(-1).error = own;
     close(step, own ? "FAILED" : CLOSING[type], event, at);
-    step.toldBy = state.status === "PAUSED" ? null : 0;
+    step.deliveredBy = state.status === "PAUSED" ? null : 0;
     if (own) state.error = own;
   }
 }
