@@ -334,7 +334,7 @@ async def test_a_run_that_was_cancelled_by_its_parent_while_it_waited_never_star
         ({"per_key": 2}, "belong together"),
         ({"at_once": 2, "key": by_customer}, "belong together"),
         ({"per_key": 2, "key": "customer"}, "function"),
-        ({"per_key": 2, "key": lambda other: other}, "looks at"),
+        ({"per_key": 2, "key": lambda other: other}, "key takes"),
         ({"rate": 5}, "rate"),
         ({"rate": (5, 0)}, "duration"),
         ({"at_once": 2, "overload": "burn"}, "overload|one of"),
