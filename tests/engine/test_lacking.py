@@ -13,7 +13,7 @@ import pytest
 import holdfast as hf
 from holdfast.clock import SystemClock
 from holdfast.core.state import CANCELLED
-from holdfast.engine.definition_filter import activity_plan
+from holdfast.engine.abilities import decode
 from holdfast.engine.observe.doctor import examine
 from holdfast.errors import RunFailed
 from holdfast.store.memory import MemoryStore
@@ -328,7 +328,7 @@ async def test_a_node_that_stops_is_given_no_run(store: Store) -> None:
     lacking, stopping = Shop(), Shop("ship")
     async with limited(), lacking.node(store), stopping.node(store, lease_ms=300) as node:
         node.definition_filter.stop()
-        while any(activity_plan("ship") in each.plans for each in await store.find_nodes()):  # noqa: ASYNC110
+        while any("ship" in decode(each.plans).activities for each in await store.find_nodes()):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
         run = await lacking.app.start(lacking.order, "a")
         await until_lacking(store)

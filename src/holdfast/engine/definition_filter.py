@@ -1,83 +1,46 @@
-"""What a node can run, and what no node alive can.
+"""Which runs a node claims: those that it can run, and those that no node alive can.
 
-A node says with its lease which definitions it has, and claims runs of these versions of these workflows only: during a
-rolling upgrade each run goes to a node that has its version. A run that is due while nobody alive has its definition is
-not forgotten. After a while any node takes it, only to pause it with `VersionMismatch` and to put aside its messages.
-They come again a few times, and are dead letters then. The run goes on with its first turn on a node that has its
-definition: a node that begins requeues what has died for want of what it has.
+A node publishes with its lease which definitions it has (`abilities`), and claims runs of these versions of these
+workflows only: during a rolling upgrade each run goes to a node that has its version. A definition is orphaned if runs
+of it are due and no node alive has it. After a grace period any node claims such runs, only to pause them with
+`VersionMismatch` and to defer their messages. These are redelivered a few times, and are then dead letters. A run goes
+on with its first turn on a node that has its definition: a node that starts requeues the dead letters it can handle.
 
 A run whose history does not fit the code here (`NondeterminismError`) is handed over to a node that is alive and has
-other code for it, and is paused only if there is none that was not tried. A node that begins tries the runs that are
-paused so against its own code, once, and wakes those that fit.
+other code for it, and is paused only if there is none that was not tried. A node that starts tries the runs that are
+paused for this against its own code, once, and wakes those that fit.
 
 A node that has a workflow but not an activity that it calls hands the run over to a node that has both. While there is
-none it keeps the run, says with its lease what it lacks, so that `holdfast doctor` can tell, and looks again when
-another node rings, as each does that starts.
+none it keeps the run, publishes what it lacks, so that `holdfast doctor` can report it, and looks again when another
+node notifies it, as each does that starts.
 """
 
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from zlib import crc32
 
 from holdfast.core.messages import Message
 from holdfast.core.state import PAUSED
+from holdfast.engine.abilities import Abilities, NodeAbilities, abilities_of, other_code
 from holdfast.engine.options import NodeOptions
 from holdfast.errors import StoreCorrupt, StoreError
-from holdfast.program.fingerprint import CHARS as FINGERPRINT_CHARS
 from holdfast.registry import Registry
-from holdfast.store.port import LoadedRun, NodePlans, Plan, RunHead, RunQuery, Store
+from holdfast.store.port import LoadedRun, Plan, RunHead, RunQuery, Store
 from holdfast.store.types import DeadLetterQuery, pages
 from holdfast.store.validation import name_of
 
 MOST_HANDED = 10_000
 """How many runs that were handed over are remembered."""
 
-Lack = tuple[Plan, frozenset[str]]
+Wanted = tuple[Plan, frozenset[str]]
 """A definition, and the activities that runs of it wait for."""
 
 Fits = Callable[[RunHead], Awaitable[bool]]
 """Returns whether a run waits for code that fits its history, and the code here does."""
 
 logger = logging.getLogger("holdfast.node")
-
-
-# What a node says beside the definitions that it has. No name has a line break in it, and no plan's id is empty.
-
-
-def code_plan(plan: Plan, fingerprint: str) -> Plan:
-    """Return how a node says with which code it has a definition."""
-    return f"{plan[0]}@{fingerprint}", plan[1]
-
-
-def activity_plan(name: str) -> Plan:
-    """Return how a node says that it has an activity."""
-    return "", f"activity\n{name}"
-
-
-def lack_plan(plan: Plan, activity: str) -> Plan:
-    """Return how a node says that runs of a definition wait there for an activity that it does not have."""
-    return "", f"lacks\n{activity}\n{plan[0]}\n{plan[1]}"
-
-
-def lacks_of(nodes: Iterable[NodePlans]) -> set[tuple[str, Plan]]:
-    """Return the activities that runs wait for and no node has together with their definition, each with that."""
-    all_nodes = list(nodes)
-    said = [value.split("\n") for each in all_nodes for key, value in each.plans if not key]
-    lacks = {(parts[1], (parts[2], parts[3])) for parts in said if parts[0] == "lacks" and len(parts) == 4}
-    return {lack for lack in lacks if not any({lack[1], activity_plan(lack[0])} <= each.plans for each in all_nodes)}
-
-
-def other_code(nodes: Iterable[NodePlans], plan: Plan, tried: Collection[str]) -> tuple[str, str] | None:
-    """Return the first of the nodes that has code for a definition which was not tried, and its fingerprint."""
-    start = code_plan(plan, "")[0]
-    for each in nodes:
-        for key, version in sorted(each.plans):
-            code = key.removeprefix(start)
-            if key == f"{start}{code}" and version == plan[1] and len(code) == FINGERPRINT_CHARS and code not in tried:
-                return each.node, code
-    return None
 
 
 class DefinitionFilter:
@@ -93,8 +56,8 @@ class DefinitionFilter:
         self._orphaned: list[Plan] = []
         self._codes: Mapping[Plan, str] | None = None
         self._handed: OrderedDict[str, tuple[int, tuple[str, ...]]] = OrderedDict()
-        self._lack_of: dict[str, Lack] = {}
-        self._lacking: dict[Lack, dict[str, None]] = {}
+        self._lack_of: dict[str, Wanted] = {}
+        self._lacking: dict[Wanted, dict[str, None]] = {}
         self._is_stopping = False
 
     def plans(self) -> Sequence[Plan]:
@@ -102,19 +65,23 @@ class DefinitionFilter:
         return list(self._registry.workflows) if self._takes_runs else ()
 
     def has(self, plan_id: str, plan_version: str) -> bool:
-        """Say whether this node can run it."""
+        """Return whether this node can run it."""
         return (plan_id, plan_version) in self.plans()
 
     def published(self) -> Sequence[Plan]:
-        """Return what this node says with its lease: what it can run, with which code and activities; what it lacks."""
-        lacks = [lack_plan(plan, name) for plan, names in self._lacking for name in sorted(names)]
-        if self._is_stopping or not self._takes_runs:  # it is given no runs
-            return [*self.plans(), *lacks]
-        codes = [code_plan(plan, code) for plan, code in self._fingerprints().items()]
-        return [*self.plans(), *codes, *map(activity_plan, self._registry.activity_names()), *lacks]
+        """Return what this node publishes with its lease: what it can run, with which code and activities; its lacks.
+
+        A node that is to be given no runs publishes neither code nor activities.
+        """
+        lacks = frozenset((name, plan) for plan, names in self._lacking for name in names)
+        workflows = frozenset(self.plans())
+        if self._is_stopping or not self._takes_runs:
+            return Abilities(workflows=workflows, lacks=lacks).encode()
+        codes, activities = frozenset(self._fingerprints().items()), frozenset(self._registry.activity_names())
+        return Abilities(workflows, codes, activities, lacks).encode()
 
     def stop(self) -> None:
-        """Say from the next renewal on that this node is to be given no runs."""
+        """Publish from the next renewal on that this node is to be given no runs."""
         self._is_stopping = True
 
     def _fingerprints(self) -> Mapping[Plan, str]:
@@ -123,7 +90,7 @@ class DefinitionFilter:
         return self._codes
 
     async def hand_over(self, head: RunHead) -> bool:
-        """Give a run whose history does not fit the code here to a node with other code; return whether there is one.
+        """Hand a run whose history does not fit this code over to a node with other code; return whether there is one.
 
         A run that comes back as it went has been tried there: it goes to a third node, or is paused.
         """
@@ -141,8 +108,8 @@ class DefinitionFilter:
             self._handed.popitem(last=False)
         return True
 
-    async def _others(self) -> list[NodePlans]:
-        return [each for each in await self._store.find_nodes() if each.node != self._node]
+    async def _others(self) -> list[NodeAbilities]:
+        return abilities_of(each for each in await self._store.find_nodes() if each.node != self._node)
 
     # --- activities that this node does not have
 
@@ -168,7 +135,7 @@ class DefinitionFilter:
         return is_news
 
     def forget_lack(self, run_id: str) -> bool:
-        """Forget a run that waits here for nothing, or is here no more; return whether to publish it."""
+        """Forget a run that lacks nothing, or is not owned any more; return whether to publish it."""
         return self.note_lack(run_id, ("", ""), frozenset())
 
     async def takers(self) -> list[tuple[str, str]]:
@@ -176,8 +143,11 @@ class DefinitionFilter:
         others = await self._others()
         found: list[tuple[str, str]] = []
         for (plan, activities), run_ids in self._lacking.items():
-            wanted = set(map(activity_plan, activities))
-            able = [(len(wanted & each.plans), each.node) for each in others if plan in each.plans]
+            able = [
+                (len(activities & each.abilities.activities), each.node)
+                for each in others
+                if plan in each.abilities.workflows
+            ]
             most = max((count for count, _ in able), default=0)
             best = [node for count, node in able if count == most and count]
             found += [(run_id, best[crc32(run_id.encode()) % len(best)]) for run_id in run_ids if best]
@@ -186,7 +156,7 @@ class DefinitionFilter:
     # --- claiming
 
     async def claim(self, limit: int) -> list[LoadedRun]:
-        """Claim runs that this node can run, and those that nobody can: these once, but until there is an answer."""
+        """Claim runs that this node can run, and orphaned ones: these once, but until there is an answer."""
         orphaned = self._orphaned
         claimed = await self._store.claim(self._node, limit, [*self.plans(), *orphaned] if orphaned else self.plans())
         if orphaned is self._orphaned:
@@ -194,7 +164,7 @@ class DefinitionFilter:
         return claimed
 
     def start(self, fits: Fits | None = None) -> list[asyncio.Task[None]]:
-        """Begin to look for runs that nobody could run, and for those that nobody can."""
+        """Begin to look for runs that no node could run, and for those that no node can."""
         if not self._takes_runs or self._grace_s is None:
             return []
         return [asyncio.create_task(self._watch(self._grace_s, fits), name="definitions")]
@@ -211,7 +181,7 @@ class DefinitionFilter:
                 else:
                     await self._find_orphaned()
             except StoreError:
-                logger.warning("runs without their definitions could not be looked for", exc_info=True)
+                logger.warning("the node could not look for orphaned definitions", exc_info=True)
             await asyncio.sleep(grace_s)
 
     async def _requeue(self) -> None:
@@ -240,7 +210,7 @@ class DefinitionFilter:
             expected_version=1,
         )
         await self._store.deliver([word])
-        logger.info("run %s fits the code of this node, and goes on", head.run_id)
+        logger.info("run %s fits the code of this node and goes on", head.run_id)
 
     async def _can_run(self, run_id: str) -> bool:
         try:

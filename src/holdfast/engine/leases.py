@@ -1,4 +1,4 @@
-"""Keeps a node's lease: what it holds stays its own for as long as it says in time that it is there.
+"""Keeps a node's lease: its runs stay its own for as long as it renews the lease in time.
 
 The loop renews it. A turn that takes long, or anything else that does not await, holds the loop up; then a thread does
 it instead, if the store can be asked by one, but not for ever: a loop that never answers again is a node that is gone,

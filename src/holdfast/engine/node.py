@@ -363,7 +363,7 @@ class Node:
             self.owned_runs.should_claim = True
             self.owned_runs.should_offer |= self.definition_filter.lacks_any
             self.owned_runs.changed.set()
-            self._queue_worker.ring()
+            self._queue_worker.notify()
 
     async def _watch(self) -> None:
         while True:

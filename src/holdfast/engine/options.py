@@ -26,7 +26,7 @@ class NodeOptions(Struct, frozen=True, kw_only=True):
     """How many runs are kept in memory. Others are made from their histories when they go on."""
 
     safety_poll_s: float = 5.0
-    """How often to look for work although nobody rang."""
+    """How often to look for work although no notification came."""
 
     drain_s: float = 10.0
     """How long activities may go on once the node is asked to stop."""

@@ -33,7 +33,7 @@ from holdfast.store.validation import run_terminal
 
 
 async def completion_key(store: Store) -> str:
-    """Return the store's key for tokens of activities; the first who asks makes it."""
+    """Return the store's key for tokens of activities; the first caller makes it."""
     return await store.put_key(COMPLETION_KEY, SystemSecrets().new_secret())
 
 

@@ -1,4 +1,4 @@
-"""Hands steps of a node's runs to those who carry them out, as far as their activities are known here."""
+"""Hands steps of a node's runs to the executor, as far as their activities are known here."""
 
 import logging
 from collections.abc import Callable

@@ -1,9 +1,9 @@
-"""Beats: word to the store that activities go on, and of their progress.
+"""Heartbeats: they report to the store that activities go on, and their progress.
 
-All of a node's beats go together, in at most one call a second. Jobs that were taken from a queue are kept by a beat
-every third of the time for which they are invisible, until the store says that they are no longer this node's: their
-step is closed, or somebody else has them. A job that is done is kept too, so that nobody does it again while the run
-has yet to hear of it.
+All of a node's heartbeats go together, in at most one call a second. A job that was taken from a queue gets one every
+third of the time for which it is invisible, until the store answers that it is no longer this node's: its step is
+closed, or another node has it. A job that is done gets them too, so that no node does it again before its run has
+recorded the outcome.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ Key = tuple[str, str]
 REST_S = 1.0
 BATCH = 1_000
 
-logger = logging.getLogger("holdfast.beats")
+logger = logging.getLogger("holdfast.heartbeats")
 
 
 class Heartbeats:
@@ -45,12 +45,12 @@ class Heartbeats:
 
     @property
     def has_news(self) -> bool:
-        """Say whether there is something that the store has not been told."""
+        """Return whether there are details that are not in the store."""
         return bool(self._news)
 
     @property
     def is_in_use(self) -> bool:
-        """Say whether anything is kept, or still to be told."""
+        """Return whether any job is kept, or any heartbeat still to be sent."""
         return bool(self._kept or self._news)
 
     def keep(self, beat: Heartbeat) -> None:
@@ -65,8 +65,8 @@ class Heartbeats:
         self._kept.pop((run_id, step_id), None)
         self._news.pop((run_id, step_id), None)
 
-    def say(self, beat: Heartbeat) -> None:
-        """Tell the store soon. Details that were said before, and not yet told, stand unless there are new ones."""
+    def send(self, beat: Heartbeat) -> None:
+        """Send a heartbeat soon. Details that were not sent yet stand unless there are new ones."""
         key = (beat.run_id, beat.step_id)
         before = self._news.get(key)
         details: Details = before.details if before is not None and beat.details is UNSET else beat.details
@@ -74,35 +74,35 @@ class Heartbeats:
         self._something.set()
 
     async def flush(self, keys: Iterable[Key] | None = None) -> None:
-        """Tell the store now what details there are, of these steps or of all."""
+        """Send the details that there are now, of these steps or of all."""
         if self._news:
             chosen = [self._news.get(key) for key in (keys if keys is not None else self._news)]
-            await self._tell([beat for beat in chosen if beat is not None and beat.details is not UNSET])
+            await self._send_now([beat for beat in chosen if beat is not None and beat.details is not UNSET])
 
     async def catch_up(self) -> None:
-        """Tell the store at once what is kept, if that is overdue: before anybody takes it for lost."""
+        """Send heartbeats of what is kept at once, if they are overdue: before another node takes the jobs."""
         loop = asyncio.get_running_loop()
         if self._kept and loop.time() > self._round_at + self._period_s:
-            await self._tell(list(self._kept.values()))
+            await self._send_now(list(self._kept.values()))
             self._round_at = loop.time() + self._period_s
 
     async def run(self) -> None:
-        """Tell the store what there is to tell, for as long as the node lives."""
+        """Send heartbeats for as long as the node lives."""
         loop = asyncio.get_running_loop()
         while True:
             await self._wait()
             is_round = loop.time() >= self._round_at
             batch = self._kept | self._news if is_round else dict(self._news)
             try:
-                await self._tell(list(batch.values()))
+                await self._send_now(list(batch.values()))
             except StoreError:
-                logger.warning("node %s could not tell the store what it carries out", self._node, exc_info=True)
+                logger.warning("node %s could not send its heartbeats", self._node, exc_info=True)
             else:
                 self._round_at = loop.time() + self._period_s if is_round else self._round_at
             await asyncio.sleep(min(REST_S, self._period_s / 2))
 
     async def _wait(self) -> None:
-        """Wait until somebody says something, or until it is time to tell of what is kept."""
+        """Wait until there is a heartbeat to send, or until it is time for those of what is kept."""
         while not self._news:
             self._something.clear()
             left_s = self._round_at - asyncio.get_running_loop().time()
@@ -114,7 +114,7 @@ class Heartbeats:
             except TimeoutError:
                 return
 
-    async def _tell(self, beats: Sequence[Heartbeat]) -> None:
+    async def _send_now(self, beats: Sequence[Heartbeat]) -> None:
         for first in range(0, len(beats), BATCH):
             batch = beats[first : first + BATCH]
             answers = await self._store.heartbeat(self._node, batch, self._visible_ms)

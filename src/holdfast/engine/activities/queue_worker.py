@@ -62,18 +62,18 @@ class QueueWorker:
         self._queues = tuple(queues)
         self._visible_ms = visible_ms
         self._slots = slots
-        self._slots.on_free = self.ring
+        self._slots.on_free = self.notify
         self._executor = ActivityExecutor(slots, self._on_outcome, self._on_heartbeat, rng, limits)
         self.heartbeats = Heartbeats(node, store, visible_ms, self.cancel)
         self._outcomes: list[tuple[Job, ActivityOutcome]] = []
         self._jobs: dict[tuple[str, str], Job] = {}
-        self._rung = asyncio.Event()
+        self._notified = asyncio.Event()
         self._to_report = asyncio.Event()
         self._reporting: list[asyncio.Task[None]] = []
         self._is_stopping = False
         self._taking: asyncio.Future[list[Job]] | None = None
         self._unbegun: list[Job] = []
-        self._saw_strangers = 0
+        self._unknown_jobs_seen = 0
 
     def start(self, key: str) -> "list[asyncio.Task[None]]":
         """Begin to work, with the store's key for tokens, and return what is to be cancelled in the end."""
@@ -92,9 +92,9 @@ class QueueWorker:
             logger.critical("node %s has failed: its %s are not looked after any more", self._node, name, exc_info=True)
             raise
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Say that there may be something to take; or, once the node is stopping, nothing left to report."""
-        self._rung.set()
+        self._notified.set()
         if self._is_stopping:
             self._to_report.set()
 
@@ -105,7 +105,7 @@ class QueueWorker:
 
     @property
     def is_in_use(self) -> bool:
-        """Say whether there is any job, or anything said of an activity, that could be let go of."""
+        """Return whether there is any job, or any progress of an activity, that could be let go of."""
         return bool(self._jobs) or self.heartbeats.is_in_use
 
     def let_go(self, run_id: str, step_id: str) -> None:
@@ -125,7 +125,7 @@ class QueueWorker:
             job = self._jobs.pop((work.run_id, work.step.step_id))
             self.heartbeats.let_go(job.run_id, job.step_id)
             self._unbegun.append(job)
-        self.ring()
+        self.notify()
         return self._reporting
 
     async def release(self) -> None:
@@ -148,7 +148,7 @@ class QueueWorker:
         is_over = False
         while not is_over:
             try:
-                self._rung.clear()  # before the call: somebody may ring while it is under way
+                self._notified.clear()  # before the call: a notification may come while it is under way
                 if self._is_stopping:
                     await self.release()
                     is_over = True
@@ -159,7 +159,7 @@ class QueueWorker:
                 await asyncio.sleep(RETRY_S)
 
     async def _take(self) -> bool:
-        """Take what there is room for, and say whether there may be more at once."""
+        """Take what there is room for, and return whether there may be more at once."""
         limit, activities = self._slots.free, self._registry.activity_names()
         if limit == 0 or not activities:
             return False
@@ -177,7 +177,7 @@ class QueueWorker:
             self._unbegun = []
             unreported = {(job.run_id, job.step_id) for job, _ in self._outcomes}
             for job in jobs:
-                if (job.run_id, job.step_id) not in unreported:  # else it was lost to nobody, and is done
+                if (job.run_id, job.step_id) not in unreported:  # else no other node took it, and it is done
                     self._start(job, now)
         return len(jobs) == limit
 
@@ -190,23 +190,23 @@ class QueueWorker:
                 await asyncio.sleep(RETRY_S)
 
     async def _idle(self) -> None:
-        """Sleep until a job becomes visible, or until somebody rings: also when a slot has become free."""
+        """Sleep until a job becomes visible, or until it is notified: also when a slot has become free."""
         if self._slots.free == 0 or self._is_stopping:
-            await self._rung.wait()
+            await self._notified.wait()
             return
         due_at, now = await self._store.next_due(self._node, (), self._queues), await self._store.now()
-        self._note_strangers(due_at is not None and due_at <= now and not self._rung.is_set())
+        self._note_unknown_jobs(due_at is not None and due_at <= now and not self._notified.is_set())
         timeout_s = (due_at - now) / 1_000_000 if due_at is not None and due_at > now else None
         try:
             async with asyncio.timeout(timeout_s):
-                await self._rung.wait()
+                await self._notified.wait()
         except TimeoutError:
             return
 
-    def _note_strangers(self, are_there: bool) -> None:
+    def _note_unknown_jobs(self, are_there: bool) -> None:
         """Report once that jobs are left to others. A single look may only have come before the jobs."""
-        self._saw_strangers = self._saw_strangers + 1 if are_there else 0
-        if self._saw_strangers == 2:
+        self._unknown_jobs_seen = self._unknown_jobs_seen + 1 if are_there else 0
+        if self._unknown_jobs_seen == 2:
             names = ", ".join(self._queues)
             logger.warning("node %s: jobs of activities not known here are left in the queues %s", self._node, names)
 
@@ -225,7 +225,7 @@ class QueueWorker:
         step = _step(job)
         most = options.retry.max_attempts
         if most and step.attempt > most:
-            lost = f"activity {job.activity!r} was taken {step.attempt - 1} times, and who took it did not come back"
+            lost = f"activity {job.activity!r} was taken {step.attempt - 1} times, and no node reported an outcome"
             self._report(job, ErrorInfo("WorkerLost", lost))
             return
         self._executor.start(Work(job.run_id, step, definition, options, job.details), now)
@@ -233,7 +233,7 @@ class QueueWorker:
     def _on_heartbeat(self, work: Work, details: Details) -> None:
         job = self._jobs.get((work.run_id, work.step.step_id))
         if job is not None and job.engine_attempt_id == work.step.engine_attempt_id:
-            self.heartbeats.say(_heartbeat(job, details))
+            self.heartbeats.send(_heartbeat(job, details))
 
     # --- reporting
 
@@ -241,7 +241,7 @@ class QueueWorker:
         job = self._jobs.get((work.run_id, work.step.step_id))
         if job is not None and job.engine_attempt_id == work.step.engine_attempt_id:
             self._report(job, outcome)
-        self.ring()
+        self.notify()
 
     def _report(self, job: Job, outcome: Outcome | ErrorInfo) -> None:
         self._outcomes.append((job, _outcome(job, outcome)))
@@ -269,7 +269,7 @@ class QueueWorker:
             key = (job.run_id, job.step_id)
             if self._jobs.get(key) is job:
                 del self._jobs[key]
-            if isinstance(answer, Refused):  # the run has ended, or is gone: nobody waits for it
+            if isinstance(answer, Refused):  # the run has ended, or is gone: no turn waits for it
                 logger.info("run %s takes no outcome of %s: %s", job.run_id, job.step_id, answer.error)
                 self.heartbeats.let_go(*key)
 

@@ -1,7 +1,7 @@
-"""The places in which a node carries out activities, and the threads for those that are not async.
+"""The slots in which a node carries out activities, and the threads for those that are not async.
 
-Who asks for a place gets one at once or has to wait; nothing is made for those who wait. A function in a thread cannot
-be stopped. One that is no longer waited for keeps its place until it returns.
+A caller that asks for a slot gets one at once or has to wait; nothing is made for those that wait. A function in a
+thread cannot be stopped. One that is no longer waited for keeps its slot until it returns.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ logger = logging.getLogger("holdfast.activities")
 
 
 class Waiting(Protocol):
-    """Somebody who wants a place."""
+    """What waits for a slot."""
 
     is_given_up: bool
 
@@ -47,7 +47,7 @@ class Slots:
         return self._left
 
     def ask(self, waiting: Waiting) -> None:
-        """Let somebody begin, now or when it is their turn."""
+        """Let it begin, now or when its turn comes."""
         if self._left:
             self._left -= 1
             waiting.begin()
@@ -55,7 +55,7 @@ class Slots:
             self._waiting.append(waiting)
 
     def give_back(self) -> None:
-        """Take a place back, and give it to who has waited for longest."""
+        """Free a slot, and give it to what has waited for longest."""
         while self._waiting:
             waiting = self._waiting.popleft()
             if not waiting.is_given_up:
@@ -90,12 +90,12 @@ class Slots:
 
 
 class _Threads:
-    """Threads that nobody waits for: those of an executor would keep the process until they return."""
+    """Threads that the process does not wait for: those of an executor would keep it until they return."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._made = 0
-        self._idle = threading.Semaphore(0)  # an upper bound once all are made, when nobody needs it any more
+        self._idle = threading.Semaphore(0)  # an upper bound once all are made, when it is not needed any more
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._is_closed = False
 

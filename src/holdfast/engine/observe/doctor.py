@@ -17,7 +17,7 @@ from holdfast.clock import Clock
 from holdfast.core.instants import Instant
 from holdfast.core.invariants import RunView, check
 from holdfast.core.state import PAUSED, state_of
-from holdfast.engine.definition_filter import lacks_of
+from holdfast.engine.abilities import lacks_of
 from holdfast.errors import RunError, StoreCorrupt
 from holdfast.store.health import (
     SECOND,

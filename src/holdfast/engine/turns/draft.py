@@ -94,7 +94,7 @@ class TurnDraft:
         self._touched: list[OpenStep] = []
 
     def handle(self, message: Input) -> Decision | Refusal:
-        """Decide what the world tells the run, and note that it has been handled."""
+        """Decide what a message or an outcome does to the run, and note that it has been handled."""
         answer = (
             NOTHING
             if self.state.status is PAUSED and self._is_held(message)
@@ -124,9 +124,9 @@ class TurnDraft:
         return NOTHING
 
     def _is_held(self, message: Input) -> bool:
-        """Say whether a wait does not time out because of a signal that came in time, and that a pause holds up.
+        """Return whether a wait does not time out because of a signal that came in time, and that a pause holds up.
 
-        When the run is resumed the wait takes the signal; if it does not, it is told of its time again.
+        When the run is resumed the wait takes the signal; if it does not, it times out then.
         """
         step = self._timed_wait(message) if self.signals else None
         return step is not None and is_taken(self.state, step, self.signals)
@@ -165,7 +165,7 @@ class TurnDraft:
             self._messages.append(left)
 
     def look_again(self, problem: VersionMismatch) -> None:
-        """Leave word for the run itself, so that it goes on, or somebody hears of it, though nothing else comes."""
+        """Leave the run a message to itself, so that it goes on, or is a dead letter, though nothing else comes."""
         word = Message(
             signal_id=DEFINITION,
             run_id=self.state.run_id,
@@ -177,7 +177,7 @@ class TurnDraft:
 
     @property
     def should_pause(self) -> bool:
-        """Say whether the run is to be paused because a message of it has died."""
+        """Return whether the run is to be paused because a message of it is a dead letter now."""
         return bool(self._dead) and self._limits.dead_letters.pauses_run
 
     def apply_commands(self, commands: Iterable[Command]) -> Decision | Refusal:
@@ -247,7 +247,7 @@ class TurnDraft:
         return (step.step_id for step in self._touched if step.step_id not in self.state.open_steps)
 
     def _is_plain(self) -> bool:
-        """Say whether the turn is about nothing but activities of this node, as most are: no more is looked for."""
+        """Return whether the turn is about nothing but activities of this node, as most are: no more is looked for."""
         if self._queued or self.received or self._records or self._sent or self._dead or self._loaded.details:
             return False
         for event in self.events:
@@ -283,7 +283,7 @@ class TurnDraft:
         closed = [step.step_id for step in self._touched if step.queue and step.step_id not in after]
         closed += [step_id for step_id in self._loaded.details if step_id not in after]
         for event in self.events:
-            if type(event.data) is e.StepDetached:  # nobody is to carry it out any more
+            if type(event.data) is e.StepDetached:  # no node is to carry it out any more
                 left = after.get(event.step_id or "")
                 closed += [left.step_id] if left is not None and left.queue and left.is_detached else []
         return tuple(dict.fromkeys(closed)) if closed else ()
@@ -313,7 +313,7 @@ class TurnDraft:
                 yield start_run(body.child_run_id, queued, self._now, self._by.node, key=event.idempotency_key)
 
     def _sends(self) -> Iterator[Message | SignalRequest]:
-        """Return what this turn tells other runs: the parent that it is done, children that nobody waits for them."""
+        """Return what this turn sends to other runs: its outcome to the parent, cancellations to children."""
         state = self.state
         if state.is_finished and not self._before.is_finished and state.parent_run_id is not None:
             yield _to_parent(state, self.events[-1], self._now)
@@ -455,7 +455,7 @@ def start_run(
 ) -> NewRun:
     """Return the run to create. Without a request id, the run's own id stands in.
 
-    Who does not name a version asks for the same whatever version starts. `key` is the request's, if it has its own.
+    Without `names_version` the request is the same whichever version starts. `key` is the request's, if it has its own.
     """
     problem = codec.check(queued.input, "input")
     if problem is not None:

@@ -182,8 +182,8 @@ def pause_turn(
 ) -> TurnDraft:
     """Return a turn that records what came in and leaves the run paused, without advancing its program.
 
-    If what came in cannot be recorded (`is_poisoned`), messages are put aside for a while instead. So they are if the
-    run's definition is missing: whoever has it handles them, or else they die.
+    If what came in cannot be recorded (`is_poisoned`), messages are deferred instead. So they are if the run's
+    definition is missing: a node that has it handles them, or else they become dead letters.
     """
     is_missing = isinstance(problem, VersionMismatch)
     is_poisoned = is_poisoned or is_missing
@@ -192,14 +192,14 @@ def pause_turn(
     pause = PauseRun(error=error_info(problem))
     starts = [message for message in loaded.messages if _is_start(message) and not (is_missing and has_begun)]
     others = [message for message in loaded.messages if message not in starts]
-    # Before the commands, which may close their steps: their senders were told that they count.
+    # Before the commands, which may close their steps: their senders know that they count.
     reported = [] if is_poisoned and not is_missing else list(_outcomes(loaded.signals))
     for given in (*starts, None, *reported, *controls_of(loaded.signals)):
         if given is not None:
             draft.handle(given)
         if draft.state.status is RUNNING:  # directly after what made it so: that is how replay knows it came to nothing
             draft.apply_commands([pause])
-    lost = [given for given in inputs if is_missing and isinstance(given, NodeLost)]  # whoever has it does it again
+    lost = [given for given in inputs if is_missing and isinstance(given, NodeLost)]  # a node that has it does it again
     inputs = [given for given in inputs if given not in lost]
     for later in (*sorted((*others, *inputs), key=_place), *task_operations(loaded.signals, draft.state, None)):
         if is_poisoned and isinstance(later, Message):
@@ -242,7 +242,7 @@ class _Turn:
             inputs = sorted(inputs, key=_place) if len(inputs) > 1 else inputs
         for given in inputs:
             if self._mailbox and isinstance(given, Message) and given.type == "TimerDue":
-                self._offer_signals(until=given.due_at)  # what came in time is not too late because nobody looked
+                self._offer_signals(until=given.due_at)  # what came in time is not too late because no turn was taken
             if isinstance(given, Message) and given.type == "ExternalSignal":
                 self._offer_requeued(given)
             else:
@@ -259,7 +259,7 @@ class _Turn:
     def _report(self, signals: Sequence[Signal]) -> list[Control]:
         """Record the outcomes that were reported by token, and return the commands that are left to take.
 
-        Their senders were told that they count, so they come before everything that may close their steps: all of them
+        Their senders know that they count, so they come before everything that may close their steps: all of them
         are recorded before the program hears of the first. Only a pause that was asked for before comes earlier.
         """
         commands = list(controls_of(signals))
@@ -384,7 +384,7 @@ class _Turn:
         return step is None or step.step_id not in program.lost_waits
 
     def _offer_signals(self, until: Instant | None = None) -> None:
-        """Give each waiting signal, in order, to whoever waits for it by now; only those that came `until` then."""
+        """Give each waiting signal, in order, to the wait that it has by now; only those that came `until` then."""
         position = 0
         while position < len(self._mailbox) and self._takes_signals():
             if not self._is_awaited(self._mailbox[position]):

@@ -78,7 +78,7 @@ class OwnedRun:
     def load_again(self, loaded: LoadedRun, state: RunState) -> None:
         """Take the run as it was loaded once more, without ownership being claimed again.
 
-        Such a load waits for nobody: it may miss a signal that was accepted in time and is about to be durable. So it
+        Such a load takes no lock: it may miss a signal that was accepted in time and is about to be durable. So it
         brings no time-outs of waits; they are handed out again with the next claim.
         """
         known = {message.signal_id for message in self.loaded.messages}
@@ -94,7 +94,7 @@ class OwnedRun:
         return drafted if drafted is not None and drafted.cached is cached else None
 
     def is_as_before(self, loaded: LoadedRun) -> bool:
-        """Say whether a later load brings nothing that was not there before."""
+        """Return whether a later load brings nothing that was not there before."""
         was, now = self.loaded.head, loaded.head
         if (was.lease_epoch, was.version) != (now.lease_epoch, now.version) or loaded.signals:
             return False
@@ -136,5 +136,5 @@ def unsuccessful(batch: Sequence[OwnedRun]) -> list[tuple[str, str]]:
 
 
 def is_local(step: OpenStep) -> bool:
-    """Say whether a step's activity is carried out by the node that holds the run."""
+    """Return whether a step's activity is carried out by the node that owns the run."""
     return isinstance(step.body, e.StepStarted) and step.body.queue == "" and not step.is_detached

@@ -90,7 +90,7 @@ class OwnedRuns:
         if owned is not None and owned.drafted is not None:
             if owned.is_as_before(loaded):
                 return
-            owned.drafted = None  # there is more to take with the first turn, or it was somebody else's in between
+            owned.drafted = None  # there is more to take with the first turn, or another node owned it in between
             self._run_cache.forget(run_id)
         if owned is None:
             self.by_id[run_id] = OwnedRun(loaded)
@@ -101,7 +101,7 @@ class OwnedRuns:
                 loaded = replace(loaded, details=loaded.details | owned.loaded.details)
             owned.loaded = loaded
             owned.is_fresh = True
-        else:  # it belonged to somebody else in between, who knows nothing of what goes on here
+        else:  # another node owned it in between, which knows nothing of what goes on here
             self.executor.cancel(run_id)
             self.by_id[run_id] = OwnedRun(loaded)
         self.ready.add(run_id, is_new=loaded.head.version == 1)
@@ -130,7 +130,7 @@ class OwnedRuns:
         return len(self.by_id) < self._most_cached and not self.is_stopping
 
     def owns(self, run_id: str) -> bool:
-        """Say whether the run belongs to this node."""
+        """Return whether the run belongs to this node."""
         return run_id in self.by_id
 
     def find(self, run_id: str) -> None:
@@ -156,11 +156,11 @@ class OwnedRuns:
             self.ready.add(run_id)
 
     def _on_heartbeat(self, work: Work, details: Details) -> None:
-        """Keep what an activity says of its progress: here for a next attempt, and in the store for another node."""
+        """Keep the progress that an activity reports: here for a next attempt, and in the store for another node."""
         owned, step_id = self.by_id.get(work.run_id), work.step.step_id
         if owned is not None and details is not UNSET:
             owned.loaded.details[step_id] = details
-            self._queue_worker.heartbeats.say(Heartbeat(run_id=work.run_id, step_id=step_id, details=details))
+            self._queue_worker.heartbeats.send(Heartbeat(run_id=work.run_id, step_id=step_id, details=details))
 
     def is_busy(self, draft: TurnDraft) -> bool:
         """Return whether this node carries out, or is about to carry out, anything for the run.
@@ -182,7 +182,7 @@ class OwnedRuns:
         )
 
     def lost(self, owned: OwnedRun, state: RunState, now: Instant) -> list[NodeLost]:
-        """Return word of activities that nobody carries out, as far as they are known here."""
+        """Return the activities that no node carries out, as far as they are known here."""
         lost = [step for step in owned.lost_steps(state, now) if self.dispatcher.is_known(state.run_id, step)]
         lost = [step for step in lost if (state.run_id, step.step_id) not in self.reports]
         return [NodeLost(s.step_id) for s in lost if not self.executor.is_working_on(state.run_id, s.step_id)]
@@ -223,7 +223,7 @@ class OwnedRuns:
             self._note_lack(run_id, lacking, now)
 
     def lose(self, run_id: str, conflict: CommitConflict, owned: OwnedRun) -> None:
-        """Let go of a run that somebody else has taken, or whose turn cannot be: its next turn pauses it.
+        """Let go of a run that another node has, or whose turn the store refuses: its next turn pauses it.
 
         A turn that has not seen an outcome which was accepted meanwhile is taken again, with all that it was given.
         """

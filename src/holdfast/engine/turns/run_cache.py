@@ -54,7 +54,7 @@ class RunCache:
         epoch, before = self._deferred.pop(loaded.head.run_id, (0, None))
         self.forget(loaded.head.run_id)
         history = await read_since_rotation(self._store, loaded.head)
-        before = before if epoch == loaded.head.lease_epoch else None  # else it was somebody else's in between
+        before = before if epoch == loaded.head.lease_epoch else None  # else another node owned it in between
         cached, problem = rebuild(loaded.head.run_id, history, self._registry, before)
         if problem is None:
             self.keep(cached)
@@ -152,5 +152,5 @@ class RunCache:
 def _answer(cached: CachedRun, name: str, arguments: Raw) -> Raw:
     if cached.replay.program is None:
         run_id, status = cached.state.run_id, cached.state.status
-        raise Conflict(f"run {run_id} is {status} and has not started: nobody can answer a query", run_id=run_id)
+        raise Conflict(f"run {run_id} is {status} and has not started: it cannot answer a query", run_id=run_id)
     return cached.replay.program.query(name, arguments)

@@ -94,7 +94,7 @@ class TurnTaker:
         try:
             cached = await self._run_cache.at_rest(loaded)
         except (RunError, StoreCorrupt) as damage:
-            await self._put_aside(suspect, damage, now)
+            await self._defer(suspect, damage, now)
             return
         await self._play([(suspect, cached, poison)], now)
 
@@ -111,7 +111,7 @@ class TurnTaker:
             raise
         refused = await self._play([(owned, cached, problem) for owned, cached, problem in prepared if cached], now)
         for owned, damage in refused:
-            await self._put_aside(owned, damage, now)
+            await self._defer(owned, damage, now)
 
     async def _play(
         self, prepared: Sequence[tuple[OwnedRun, CachedRun, RunError | None]], now: Instant
@@ -210,7 +210,7 @@ class TurnTaker:
         return turns
 
     async def _commit(self, turns: Sequence[Turn]) -> list[Committed | CommitConflict]:
-        """Commit, again and again until there is an answer: after an error nobody knows whether it was done."""
+        """Commit, and retry until there is an answer: after an error it is not known whether it was done."""
         while True:
             try:
                 return await self._store.commit(turns)
@@ -231,7 +231,7 @@ class TurnTaker:
         try:
             cached, problem = await self._run_cache.make(owned.loaded)
         except (RunError, StoreCorrupt) as damage:
-            await self._put_aside(owned, damage, now)
+            await self._defer(owned, damage, now)
             return None, None
         if isinstance(problem, NondeterminismError) and await self._hand_over.for_other_code(owned, problem):
             return None, None
@@ -240,8 +240,8 @@ class TurnTaker:
         if is_overtaken or any(cached.state.open_steps[each.step_id].due_at is not None for each in lost):
             try:
                 [loaded] = await self._store.load([cached.state.run_id])
-            except StoreCorrupt as damage:  # whoever claims the run next makes a dead letter of what cannot be read
-                await self._put_aside(owned, damage, now)
+            except StoreCorrupt as damage:  # the next claim makes a dead letter of what cannot be read
+                await self._defer(owned, damage, now)
                 return None, None
             if loaded is None or loaded.head.lease_owner != self._node:  # it was let go, and is claimed again when due
                 self.owned_runs.drop(cached.state.run_id)
@@ -258,13 +258,13 @@ class TurnTaker:
             return owned, cached, problem
         return owned, *await self._prepare(owned, now)
 
-    async def _put_aside(self, owned: OwnedRun, damage: HoldfastError, now: Instant) -> None:
-        """Leave a run whose history makes no sense for a while: others go on, and what it was told is kept."""
+    async def _defer(self, owned: OwnedRun, damage: HoldfastError, now: Instant) -> None:
+        """Defer a run whose history makes no sense: others go on, and its messages are kept."""
         run_id = owned.loaded.head.run_id
-        logger.error("run %s is put aside: %s", run_id, damage)
+        logger.error("run %s is deferred: %s", run_id, damage)
         turn = deferring_turn(owned.loaded, now, self._node, damage, self._limits)
         log_dead_letters(turn.dead)
         [answer] = await self._commit([turn])
         self.owned_runs.drop(run_id)
         if isinstance(answer, CommitConflict):
-            logger.warning("run %s: it could not be put aside (%s)", run_id, answer.reason)
+            logger.warning("run %s could not be deferred (%s)", run_id, answer.reason)

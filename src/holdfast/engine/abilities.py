@@ -1,0 +1,86 @@
+"""What a node can do, as it publishes it with its lease and as other nodes read it.
+
+A store keeps the plans of a node, which are pairs of texts, and claims by those that are workflows with their versions.
+The other abilities stand beside them in the same form. They are encoded and decoded here and nowhere else. No name has
+a line break in it, and no plan's id is empty, so nothing is mistaken for a workflow.
+"""
+
+from collections.abc import Collection, Iterable
+
+from msgspec import Struct
+
+from holdfast.program.fingerprint import CHARS as FINGERPRINT_CHARS
+from holdfast.store.port import NodePlans, Plan
+
+Lack = tuple[str, Plan]
+"""An activity that runs of a definition wait for on a node that does not have it; and that definition."""
+
+
+class Abilities(Struct, frozen=True):
+    """What a node can run and carry out, and what it lacks."""
+
+    workflows: frozenset[Plan] = frozenset()
+    codes: frozenset[tuple[Plan, str]] = frozenset()
+    """The definitions whose runs may be handed over to the node, each with the fingerprint of its code."""
+    activities: frozenset[str] = frozenset()
+    lacks: frozenset[Lack] = frozenset()
+
+    def encode(self) -> list[Plan]:
+        """Return the abilities as a store keeps them."""
+        codes = [(f"{plan_id}@{code}", version) for (plan_id, version), code in sorted(self.codes)]
+        activities = [("", f"activity\n{name}") for name in sorted(self.activities)]
+        lacks = [("", f"lacks\n{name}\n{plan_id}\n{version}") for name, (plan_id, version) in sorted(self.lacks)]
+        return [*sorted(self.workflows), *codes, *activities, *lacks]
+
+
+class NodeAbilities(Struct, frozen=True):
+    """A node that is alive, and what it can do."""
+
+    node: str
+    abilities: Abilities
+
+
+def decode(plans: Iterable[Plan]) -> Abilities:
+    """Return the abilities that a store keeps of a node. What another version of the node has added is left out."""
+    workflows: set[Plan] = set()
+    codes: set[tuple[Plan, str]] = set()
+    activities: set[str] = set()
+    lacks: set[Lack] = set()
+    for key, value in plans:
+        if key:
+            workflows.add((key, value))
+            plan_id, code = key[: -FINGERPRINT_CHARS - 1], key[-FINGERPRINT_CHARS:]
+            if plan_id and key == f"{plan_id}@{code}":
+                codes.add(((plan_id, value), code))
+            continue
+        kind, *names = value.split("\n")
+        if kind == "activity" and len(names) == 1:
+            activities.add(names[0])
+        elif kind == "lacks" and len(names) == 3:
+            lacks.add((names[0], (names[1], names[2])))
+    return Abilities(frozenset(workflows), frozenset(codes), frozenset(activities), frozenset(lacks))
+
+
+def abilities_of(nodes: Iterable[NodePlans]) -> list[NodeAbilities]:
+    """Return what nodes can do, in the order of the nodes."""
+    return [NodeAbilities(each.node, decode(each.plans)) for each in nodes]
+
+
+def lacks_of(nodes: Iterable[NodePlans]) -> set[Lack]:
+    """Return the activities that runs wait for and no node has together with their definition, each with that."""
+    able = [each.abilities for each in abilities_of(nodes)]
+    return {
+        (name, plan)
+        for lacking in able
+        for name, plan in lacking.lacks
+        if not any(plan in each.workflows and name in each.activities for each in able)
+    }
+
+
+def other_code(nodes: Iterable[NodeAbilities], plan: Plan, tried: Collection[str]) -> tuple[str, str] | None:
+    """Return the first of the nodes that has code for a definition which was not tried, and its fingerprint."""
+    for each in nodes:
+        for of, code in sorted(each.abilities.codes):
+            if of == plan and code not in tried:
+                return each.node, code
+    return None
