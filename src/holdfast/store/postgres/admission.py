@@ -1,11 +1,11 @@
 """`admit`, and how new runs enter the admission queues of their plans. They leave with their commits, by a trigger.
 
-**The rule** is `core/admission.py`. Here functions of the database say it once more in SQL, so that deciding and
-writing are one statement: with the decision in the caller, each start of a limited workflow would hold the lock of its
-queue over two more round trips and a turn of the caller's event loop. Measured with single starts by one process and
-by three, that halves them (105 runs/s become 56 on a busy machine of two cores; batches of twenty lose from nothing to
-a fifth), and a node that stops in between would hold up every start of that workflow. A test compares the functions
-with the rule.
+**The rule** is `core/admission.py`. Here functions of the database (`next_run_1`, `free_slot_1`, `enqueue_1`) say it
+once more in SQL, so that deciding and writing are one statement. With the decision in the caller, each start of a
+limited workflow would hold the lock of its queue over two more round trips and a turn of the caller's event loop.
+Measured with single starts by one process and by three, that halves them (105 runs/s become 56 on a busy machine of two
+cores; batches of twenty lose from nothing to a fifth), and a node that stops in between would hold up every start of
+that workflow. A test compares the functions with the rule.
 
 **Queries.** Tables keep the counts and the first run of each line (the queued runs of one tenant and key). So finding
 the run that is next is one look into an index, however many runs are queued.
@@ -29,13 +29,13 @@ from holdfast.store.postgres.pool import Pool, Transaction
 from holdfast.store.postgres.queries import LOADED
 
 PLACES = ", ".join(f"${number}" for number in range(1, 47))
-CREATE = f"SELECT o_now, o_ord, o_code, o_run_id, o_input, o_epoch, o_free FROM holdfast.create_gated_1({PLACES})"
+CREATE = f"SELECT o_now, o_ord, o_code, o_run_id, o_input, o_epoch, o_free FROM holdfast.create_limited_1({PLACES})"
 ADMIT = f"""
 SELECT a.o_now, a.o_code, a.o_again, a.o_free, {LOADED}
 FROM holdfast.admit_1($1, $2, $3, $4, $5, $6, $7, $8) a
 LEFT JOIN LATERAL holdfast.loaded_3(a.o_runs, a.o_now, {MAILBOX_SIGNALS}) l ON true
 """
-LOCK = "SELECT holdfast.lock_gates_1($1)"
+LOCK = "SELECT holdfast.lock_queues_1($1)"
 LOCK_KNOWN = "SELECT 1 FROM holdfast.runs WHERE request_key = ANY ($1) ORDER BY run_id FOR UPDATE"
 
 

@@ -7,7 +7,7 @@
 -- settings of each function leave the planner no other way, and tables that are mostly small are looked into item by
 -- item, never joined: a planner that takes them for empty would walk through dead rows.
 
--- When a lease ends: at once, if it was given by a clock so far ahead that nobody can mean it.
+-- When a lease ends: at once, if it was given by a clock so far ahead that it must be wrong.
 CREATE OR REPLACE FUNCTION holdfast.lease_end_1(p_until bigint, p_now bigint) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_until <= p_now + 7200000000 THEN p_until ELSE p_now END
 $$;
@@ -16,7 +16,7 @@ CREATE OR REPLACE FUNCTION holdfast.time_1(p_now bigint) RETURNS bigint LANGUAGE
     SELECT coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
 $$;
 
--- The same as core.idempotency.inbox_uuid.
+-- The same as inbox_uuid in core/keys.py.
 CREATE OR REPLACE FUNCTION holdfast.inbox_uuid_1(p_run_id text, p_seq bigint) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT substr(key, 1, 8) || '-' || substr(key, 9, 4) || '-8' || substr(key, 14, 3) || '-'
         || translate(substr(key, 17, 1), '0123456789abcdef', '89ab89ab89ab89ab') || substr(key, 18, 3) || '-'
@@ -331,7 +331,8 @@ BEGIN
 END
 $$;
 
--- Say whether a signal would be taken, after those ahead of it have taken their waits; the same as guards.finds_wait.
+-- Return whether a signal would be taken, after those ahead of it have taken their waits; the same as finds_wait in
+-- store/validation.py.
 CREATE OR REPLACE FUNCTION holdfast.finds_wait_1(p_run bigint, p_name text, p_step text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_free text[];
@@ -743,7 +744,8 @@ BEGIN
 END
 $do$;
 
--- A run that waits has messages that are due at no time, 2^62: it is not ready for them.
+-- A queued run has messages that are due at no time, 2^62: it is not ready for them. A run that starts or finishes takes
+-- no lock of its queue: the next transaction that holds it counts what is written here.
 CREATE OR REPLACE FUNCTION holdfast.leave_1() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF OLD.status IN ('PENDING', 'APPROVED') AND NEW.status NOT IN ('PENDING', 'APPROVED')
@@ -760,7 +762,7 @@ BEGIN
 END
 $$;
 
--- Count runs of a tenant and key in or out, and note who of them is first in line.
+-- Count runs of a tenant and key in or out, and keep which queued one of them is first.
 CREATE OR REPLACE FUNCTION holdfast.count_1(p_plan text, p_tenant text, p_key text, p_inside int, p_waiting int)
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -785,8 +787,8 @@ BEGIN
 END
 $$;
 
--- Take an instant of the rate. Whoever commits a little later may have begun a little earlier: instants only grow.
-CREATE OR REPLACE FUNCTION holdfast.note_start_2(p_plan text, p_at bigint) RETURNS void LANGUAGE plpgsql AS $$
+-- Record an instant of the rate. A later commit may have begun a little earlier: instants only grow.
+CREATE OR REPLACE FUNCTION holdfast.record_start_1(p_plan text, p_at bigint) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_last bigint;
 BEGIN
@@ -800,8 +802,8 @@ BEGIN
 END
 $$;
 
--- Count those who have started since somebody last looked, and count out those who have left.
-CREATE OR REPLACE FUNCTION holdfast.count_out_1(p_plan text) RETURNS void LANGUAGE plpgsql AS $$
+-- Count the runs that have started and those that have left since the lock of the queue was held last.
+CREATE OR REPLACE FUNCTION holdfast.count_exits_1(p_plan text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_tenants text[];
     v_keys text[];
@@ -818,7 +820,7 @@ BEGIN
     FOR i IN 1..coalesce(cardinality(v_numbers), 0) LOOP
         UPDATE holdfast.gate_runs SET is_starting = false WHERE number = v_numbers[i] AND is_starting;
         IF FOUND THEN
-            PERFORM holdfast.note_start_2(p_plan, v_instants[i]);
+            PERFORM holdfast.record_start_1(p_plan, v_instants[i]);
         END IF;
     END LOOP;
     WITH exits AS (
@@ -838,8 +840,8 @@ BEGIN
 END
 $$;
 
--- Lock gates, make those that are not there yet, and count out who has left.
-CREATE OR REPLACE FUNCTION holdfast.lock_gates_1(p_plans text[]) RETURNS void LANGUAGE plpgsql
+-- Lock queues in order of the plans' names, make those that do not exist yet, and count the runs that have left.
+CREATE OR REPLACE FUNCTION holdfast.lock_queues_1(p_plans text[]) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
 SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -848,12 +850,12 @@ BEGIN
     FOR v_plan IN SELECT DISTINCT p.plan_id COLLATE "C" FROM unnest(p_plans) AS p (plan_id) ORDER BY 1 LOOP
         INSERT INTO holdfast.gates (plan_id) VALUES (v_plan) ON CONFLICT DO NOTHING;
         PERFORM 1 FROM holdfast.gates WHERE plan_id = v_plan FOR UPDATE;
-        PERFORM holdfast.count_out_1(v_plan);
+        PERFORM holdfast.count_exits_1(v_plan);
     END LOOP;
 END
 $$;
 
--- Let the lines of a gate be open by this limit, if it was another one.
+-- Index the lines of a queue by this limit, if it was another one: which of them have room.
 CREATE OR REPLACE FUNCTION holdfast.use_limit_1(p_plan text, p_per_key bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     p_per_key := coalesce(p_per_key, 4611686018427387904);
@@ -864,9 +866,9 @@ BEGIN
 END
 $$;
 
--- The first instant, from now on, at which the rate allows another start; the same as core.gates.free_slot. Those who
--- have yet to start take up some of what it allows; if all, the answer is 2^62.
-CREATE OR REPLACE FUNCTION holdfast.free_at_1(p_plan text, p_starts bigint, p_period bigint, p_now bigint)
+-- The first instant, from now on, at which the rate allows another start; the same as free_slot in core/admission.py.
+-- Runs that have yet to start use up some of what it allows; if all, the answer is 2^62.
+CREATE OR REPLACE FUNCTION holdfast.free_slot_1(p_plan text, p_starts bigint, p_period bigint, p_now bigint)
 RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_starting bigint;
@@ -883,8 +885,9 @@ BEGIN
 END
 $$;
 
--- Who is next, if one has room but for the rate: of the tenant after the one that was last, and round again.
-CREATE OR REPLACE FUNCTION holdfast.next_in_1(p_plan text, p_at_once bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+-- The run that is next, if one has room but for the rate: of the tenant behind the last one, in a circle. This and
+-- free_slot_1 are what decide_admission in core/admission.py says, over the first run of each line.
+CREATE OR REPLACE FUNCTION holdfast.next_run_1(p_plan text, p_at_once bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_inside bigint;
     v_tenant text;
@@ -902,10 +905,10 @@ BEGIN
 END
 $$;
 
--- Let in up to so many at one gate, as far as the gate is concerned, and say when to ask again although nobody leaves.
--- Without `p_new` their runs are not looked at: the caller locks and opens them all. With it, it holds who has come by
--- this call; anybody else's run is locked here, and stays in line if that would mean to wait for it.
-CREATE OR REPLACE FUNCTION holdfast.let_in_1(
+-- Admit up to p_most runs from one queue, as far as the queue is concerned, and return when to call again even if no run
+-- leaves. Without p_new the runs are not touched: the caller locks them all and makes them ready. With it, it holds the
+-- runs that this call creates; any other run is locked here, and stays queued if that would mean to wait for it.
+CREATE OR REPLACE FUNCTION holdfast.admit_from_1(
     p_plan text, p_at_once bigint, p_starts bigint, p_period bigint, p_most bigint, p_now bigint, p_new bigint[],
     OUT o_numbers bigint[], OUT o_again bigint
 ) LANGUAGE plpgsql AS $$
@@ -916,9 +919,9 @@ DECLARE
 BEGIN
     o_numbers := '{}';
     LOOP
-        v_number := holdfast.next_in_1(p_plan, p_at_once);
+        v_number := holdfast.next_run_1(p_plan, p_at_once);
         EXIT WHEN v_number IS NULL;
-        v_free := holdfast.free_at_1(p_plan, p_starts, p_period, p_now);
+        v_free := holdfast.free_slot_1(p_plan, p_starts, p_period, p_now);
         IF v_free > p_now OR cardinality(o_numbers) >= p_most THEN
             o_again := nullif(v_free, 4611686018427387904);
             RETURN;
@@ -928,9 +931,9 @@ BEGIN
             FROM holdfast.gate_runs g JOIN holdfast.runs r ON r.run_id = g.run_id
             WHERE g.number = v_number AND r.gate_no = v_number FOR UPDATE OF r SKIP LOCKED;
             EXIT WHEN NOT FOUND;
-            IF v_is_finished THEN  -- since those who have left were counted out
+            IF v_is_finished THEN  -- since those that have left were counted
                 INSERT INTO holdfast.gate_exits (plan_id, number) VALUES (p_plan, v_number) ON CONFLICT DO NOTHING;
-                PERFORM holdfast.count_out_1(p_plan);
+                PERFORM holdfast.count_exits_1(p_plan);
                 CONTINUE;
             END IF;
         END IF;
@@ -946,18 +949,19 @@ BEGIN
 END
 $$;
 
--- Let the messages come that were held back while runs waited. The locks of the runs are held.
-CREATE OR REPLACE FUNCTION holdfast.open_1(p_runs bigint[], p_now bigint) RETURNS void LANGUAGE plpgsql AS $$
+-- Release the messages that were held back while runs were queued. The locks of the runs are held.
+CREATE OR REPLACE FUNCTION holdfast.make_ready_1(p_runs bigint[], p_now bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE holdfast.messages SET due_at = p_now WHERE run_no = ANY (p_runs) AND due_at = 4611686018427387904;
     UPDATE holdfast.runs SET queued_at = NULL, ready_at = least(ready_at, p_now) WHERE run_no = ANY (p_runs);
 END
 $$;
 
--- Bring new runs to their gates, one after the other, before they are created. For each: when its messages are due
--- (2^62: it waits; NULL: it is there already), its place, and whether it starts now. `o_others` were let in besides.
--- A run with the policy `reject` comes alone: if it is refused, `o_free` says until when the rate forbids it.
-CREATE OR REPLACE FUNCTION holdfast.come_1(
+-- Put new runs into their queues, one after the other, before they are created. For each: when its messages are due
+-- (2^62: it is queued; NULL: it exists already), its number, and whether it starts now. o_others were admitted besides.
+-- A run with the policy `reject` is alone; if it is rejected, as rejection in core/admission.py says, o_free is until when
+-- the rate forbids it.
+CREATE OR REPLACE FUNCTION holdfast.enqueue_1(
     p_now bigint, r_id text[], r_key bytea[], r_plan text[], r_tenant text[],
     t_key text[], t_ahead bigint[], t_at_once bigint[], t_per_key bigint[], t_starts bigint[], t_period bigint[],
     t_overload text[],
@@ -965,7 +969,7 @@ CREATE OR REPLACE FUNCTION holdfast.come_1(
 ) LANGUAGE plpgsql AS $$
 DECLARE
     v_free bigint;
-    v_let_in bigint[];
+    v_admitted bigint[];
 BEGIN
     o_dues := array_fill(NULL::bigint, ARRAY[cardinality(r_id)]);
     o_numbers := o_dues;
@@ -975,8 +979,8 @@ BEGIN
         CONTINUE WHEN EXISTS (SELECT 1 FROM holdfast.runs WHERE request_key = r_key[i])
             OR EXISTS (SELECT 1 FROM holdfast.runs WHERE run_id = r_id[i]);
         PERFORM holdfast.use_limit_1(r_plan[i], t_per_key[i]);
-        v_free := holdfast.free_at_1(r_plan[i], t_starts[i], t_period[i], p_now);
-        IF t_overload[i] = 'reject' AND (v_free > p_now OR holdfast.next_in_1(r_plan[i], t_at_once[i]) IS NOT NULL
+        v_free := holdfast.free_slot_1(r_plan[i], t_starts[i], t_period[i], p_now);
+        IF t_overload[i] = 'reject' AND (v_free > p_now OR holdfast.next_run_1(r_plan[i], t_at_once[i]) IS NOT NULL
             OR EXISTS (SELECT 1 FROM holdfast.gates WHERE plan_id = r_plan[i] AND inside >= t_at_once[i])
             OR EXISTS (SELECT 1 FROM holdfast.gate_lines WHERE plan_id = r_plan[i] AND tenant = r_tenant[i]
                 AND key = t_key[i] AND inside >= t_per_key[i])) THEN
@@ -987,23 +991,23 @@ BEGIN
         INSERT INTO holdfast.gate_runs (number, plan_id, tenant, key, run_id, place)
         VALUES (o_numbers[i], r_plan[i], r_tenant[i], t_key[i], r_id[i], p_now - t_ahead[i]);
         PERFORM holdfast.count_1(r_plan[i], r_tenant[i], t_key[i], 0, 1);
-        SELECT l.o_numbers INTO v_let_in
-        FROM holdfast.let_in_1(r_plan[i], t_at_once[i], t_starts[i], t_period[i], 1, p_now, o_numbers) l;
+        SELECT l.o_numbers INTO v_admitted
+        FROM holdfast.admit_from_1(r_plan[i], t_at_once[i], t_starts[i], t_period[i], 1, p_now, o_numbers) l;
         o_dues[i] := 4611686018427387904;
-        o_starts[i] := o_numbers[i] = ANY (v_let_in);
-        CONTINUE WHEN v_let_in = '{}';
-        IF array_position(o_numbers, v_let_in[1]) IS NULL THEN
-            o_others := o_others || v_let_in;
+        o_starts[i] := o_numbers[i] = ANY (v_admitted);
+        CONTINUE WHEN v_admitted = '{}';
+        IF array_position(o_numbers, v_admitted[1]) IS NULL THEN
+            o_others := o_others || v_admitted;
         ELSE
-            o_dues[array_position(o_numbers, v_let_in[1])] := p_now;
+            o_dues[array_position(o_numbers, v_admitted[1])] := p_now;
         END IF;
     END LOOP;
 END
 $$;
 
--- Create runs that all have tickets. Arguments and answers are those of create_1, and the tickets, the epoch of what
--- is the owner's, and the instant that goes with O: refused at its gate, and nothing was created.
-CREATE OR REPLACE FUNCTION holdfast.create_gated_1(
+-- Create runs that all have admission requests. Arguments and answers are those of create_1, and the requests, the epoch
+-- of what is the owner's, and the instant that goes with O: rejected, and nothing was created.
+CREATE OR REPLACE FUNCTION holdfast.create_limited_1(
     p_now bigint, p_owner text,
     r_id text[], r_tenant text[], r_project text[], r_environment text[], r_plan text[], r_plan_version text[],
     r_request text[], r_key bytea[], r_input bytea[], r_parent text[], r_reference text[], r_tags text[],
@@ -1022,34 +1026,34 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
 SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_now bigint;
-    v_come record;
+    v_queued record;
     v_codes text[];
     v_run_ids text[];
     v_inputs bytea[];
     v_runs bigint[];
     v_others bigint[];
 BEGIN
-    PERFORM holdfast.lock_gates_1(r_plan);
+    PERFORM holdfast.lock_queues_1(r_plan);
     v_now := holdfast.time_1(p_now);
     PERFORM 1 FROM holdfast.nodes WHERE node = p_owner AND holdfast.lease_end_1(lease_until, v_now) > v_now FOR KEY SHARE;
     IF p_owner IS NOT NULL AND NOT FOUND THEN
         RETURN QUERY SELECT v_now, 0::bigint, 'X', NULL::text, NULL::bytea, 0::bigint, NULL::bigint;
         RETURN;
     END IF;
-    SELECT * INTO v_come FROM holdfast.come_1(v_now, r_id, r_key, r_plan, r_tenant, t_key, t_ahead, t_at_once,
+    SELECT * INTO v_queued FROM holdfast.enqueue_1(v_now, r_id, r_key, r_plan, r_tenant, t_key, t_ahead, t_at_once,
         t_per_key, t_starts, t_period, t_overload);
-    IF v_come.o_free IS NOT NULL THEN
-        RETURN QUERY SELECT v_now, 1::bigint, 'O', r_id[1], NULL::bytea, 0::bigint, v_come.o_free;
+    IF v_queued.o_free IS NOT NULL THEN
+        RETURN QUERY SELECT v_now, 1::bigint, 'O', r_id[1], NULL::bytea, 0::bigint, v_queued.o_free;
         RETURN;
     END IF;
     r_due := ARRAY(
         SELECT CASE
             WHEN t.number IS NOT NULL OR t.due IS NOT NULL OR t.is_due THEN nullif(t.starts_at, 4611686018427387904)
         END
-        FROM unnest(v_come.o_dues, v_come.o_numbers, r_due, r_is_due)
+        FROM unnest(v_queued.o_dues, v_queued.o_numbers, r_due, r_is_due)
             WITH ORDINALITY AS t (starts_at, number, due, is_due, ord) ORDER BY t.ord
     );
-    m_due := ARRAY(SELECT v_come.o_dues[m.run] FROM unnest(m_run) WITH ORDINALITY AS m (run, ord) ORDER BY m.ord);
+    m_due := ARRAY(SELECT v_queued.o_dues[m.run] FROM unnest(m_run) WITH ORDINALITY AS m (run, ord) ORDER BY m.ord);
     SELECT array_agg(c.o_code ORDER BY c.o_ord), array_agg(c.o_run_id ORDER BY c.o_ord),
         array_agg(c.o_input ORDER BY c.o_ord)
     INTO v_codes, v_run_ids, v_inputs
@@ -1058,9 +1062,9 @@ BEGIN
         array_fill(false, ARRAY[cardinality(r_id)]), e_run, e_seq, e_id, e_type, e_step, e_engine, e_logical, e_data,
         e_key, e_emitted, e_adapter, e_ref, e_cause, e_parent, e_schema, m_run, m_signal, m_due, m_message, p_more) c;
     IF EXISTS (
-        SELECT 1 FROM unnest(v_codes, v_come.o_dues) AS t (code, due) WHERE (t.code = 'C') <> (t.due IS NOT NULL)
-    ) THEN  -- a run of this name came or went meanwhile, past the gate
-        RAISE EXCEPTION 'who was created is not who came to the gate' USING ERRCODE = 'serialization_failure';
+        SELECT 1 FROM unnest(v_codes, v_queued.o_dues) AS t (code, due) WHERE (t.code = 'C') <> (t.due IS NOT NULL)
+    ) THEN  -- a run of this name was created or purged meanwhile, without admission
+        RAISE EXCEPTION 'the runs that were created are not those that were queued' USING ERRCODE = 'serialization_failure';
     END IF;
 
     WITH changed AS (
@@ -1068,14 +1072,14 @@ BEGIN
         SET gate_no = t.number, queued_at = CASE WHEN t.due = 4611686018427387904 THEN v_now END,
             lease_owner = CASE WHEN t.starts THEN p_owner END,
             lease_epoch = CASE WHEN t.starts AND p_owner IS NOT NULL THEN 1 ELSE 0 END
-        FROM unnest(r_id, v_come.o_dues, v_come.o_numbers, v_come.o_starts) AS t (run_id, due, number, starts)
+        FROM unnest(r_id, v_queued.o_dues, v_queued.o_numbers, v_queued.o_starts) AS t (run_id, due, number, starts)
         WHERE r.run_id = t.run_id AND (t.number IS NOT NULL OR t.starts)
         RETURNING r.run_no, r.lease_owner
     )
     SELECT array_agg(run_no) INTO v_runs FROM changed WHERE lease_owner IS NOT NULL;
-    IF v_come.o_others <> '{}' THEN
-        v_others := ARRAY(SELECT p.run_no FROM holdfast.places_1(v_come.o_others) p);
-        PERFORM holdfast.open_1(v_others, v_now);
+    IF v_queued.o_others <> '{}' THEN
+        v_others := ARRAY(SELECT p.run_no FROM holdfast.admitted_runs_1(v_queued.o_others) p);
+        PERFORM holdfast.make_ready_1(v_others, v_now);
         v_runs := v_runs || v_others;
     END IF;
     IF v_runs IS NOT NULL THEN
@@ -1089,8 +1093,8 @@ BEGIN
 END
 $$;
 
--- The runs that have these places, in their order, and whether they are free; without those that have finished.
-CREATE OR REPLACE FUNCTION holdfast.places_1(p_numbers bigint[]) RETURNS TABLE (run_no bigint, is_free boolean)
+-- The runs that have these numbers, in their order, and whether they have no owner; without those that have finished.
+CREATE OR REPLACE FUNCTION holdfast.admitted_runs_1(p_numbers bigint[]) RETURNS TABLE (run_no bigint, is_free boolean)
 LANGUAGE plpgsql AS $$
 BEGIN
     RETURN QUERY
@@ -1103,8 +1107,8 @@ BEGIN
 END
 $$;
 
--- Let in runs at the gates of these plans, which are in order of their names. The code is X if the node's lease is not
--- current: if it was when this began, runs may have been let in, and are free. `o_free` says who was free before.
+-- Admit runs of these plans, which are in order of their names. The code is X if the node's lease is not current: if it
+-- was when this began, runs may have been admitted, and have no owner. o_free says which had none before.
 CREATE OR REPLACE FUNCTION holdfast.admit_1(
     p_now bigint, p_node text, p_limit bigint,
     l_plan text[], l_at_once bigint[], l_per_key bigint[], l_starts bigint[], l_period bigint[],
@@ -1121,7 +1125,7 @@ BEGIN
     IF NOT EXISTS (SELECT 1 FROM holdfast.nodes WHERE node = p_node AND holdfast.lease_end_1(lease_until, o_now) > o_now) THEN
         o_code := CASE WHEN p_node IS NOT NULL THEN 'X' END;
     END IF;
-    -- Where nobody waits and nobody has left, nobody who waits soon will have missed anything.
+    -- Where no run is queued and none has left, a run that is queued next misses nothing.
     v_plans := ARRAY(
         SELECT g.plan_id FROM holdfast.gates g WHERE g.plan_id = ANY (l_plan) AND (
             g.waiting > 0 OR (SELECT true FROM holdfast.gate_exits e WHERE e.plan_id = g.plan_id LIMIT 1))
@@ -1129,12 +1133,12 @@ BEGIN
     IF o_code IS NOT NULL OR v_plans = '{}' THEN
         RETURN;
     END IF;
-    PERFORM holdfast.lock_gates_1(v_plans);
+    PERFORM holdfast.lock_queues_1(v_plans);
     o_now := holdfast.time_1(p_now);
     FOR i IN 1..cardinality(l_plan) LOOP
         CONTINUE WHEN NOT l_plan[i] = ANY (v_plans);
         PERFORM holdfast.use_limit_1(l_plan[i], l_per_key[i]);
-        SELECT * INTO v_one FROM holdfast.let_in_1(l_plan[i], l_at_once[i], l_starts[i], l_period[i],
+        SELECT * INTO v_one FROM holdfast.admit_from_1(l_plan[i], l_at_once[i], l_starts[i], l_period[i],
             p_limit - cardinality(v_numbers), o_now, NULL);
         v_numbers := v_numbers || v_one.o_numbers;
         o_again := least(o_again, v_one.o_again);
@@ -1145,11 +1149,11 @@ BEGIN
     PERFORM 1 FROM holdfast.runs
     WHERE run_id = ANY (ARRAY(SELECT run_id FROM holdfast.gate_runs WHERE number = ANY (v_numbers)))
     ORDER BY run_id FOR UPDATE;
-    SELECT array_agg(p.run_no), array_agg(p.is_free) INTO o_runs, o_free FROM holdfast.places_1(v_numbers) p;
+    SELECT array_agg(p.run_no), array_agg(p.is_free) INTO o_runs, o_free FROM holdfast.admitted_runs_1(v_numbers) p;
     IF cardinality(o_runs) IS DISTINCT FROM cardinality(v_numbers) THEN  -- one has finished meanwhile: there is room
         o_again := o_now;
     END IF;
-    PERFORM holdfast.open_1(o_runs, o_now);
+    PERFORM holdfast.make_ready_1(o_runs, o_now);
     PERFORM 1 FROM holdfast.nodes WHERE node = p_node AND holdfast.lease_end_1(lease_until, o_now) > o_now FOR KEY SHARE;
     IF FOUND THEN
         UPDATE holdfast.runs SET lease_owner = p_node, lease_epoch = lease_epoch + 1
@@ -1161,8 +1165,8 @@ BEGIN
 END
 $$;
 
--- Runs with what waits for them, as of one instant, and since when each waits at its gate. Of a mailbox of more than `p_most` signals, only what open waits can take is looked at,
--- and the engine's own: of each name the oldest so many.
+-- Runs with what waits for them, as of one instant, and since when each is queued. Of a mailbox of more than `p_most`
+-- signals, only what open waits can take is looked at, and the engine's own: of each name the oldest so many.
 CREATE OR REPLACE FUNCTION holdfast.loaded_3(p_runs bigint[], p_now bigint, p_most bigint)
 RETURNS TABLE (
     run_no bigint, run_id text, tenant text, project text, environment text, plan_id text, plan_version text,
@@ -1241,8 +1245,8 @@ BEGIN
 END
 $do$;
 
--- The runs that a node may claim, and since when. `p_from` are the places where something may be alive: of nobody's
--- runs and of the node's own, in order and late. Streams 1 to 4 are these four, 5 are runs of nodes that are gone.
+-- The runs that a node may claim, and since when. `p_from` are the places from which rows may be live: of runs
+-- without an owner and of the node's own, in order and late. Streams 1 to 4 are these four, 5 are runs of lost nodes.
 -- A definition in `p_plans` is one text: a plan's id, a line break, and its version; no name has a line break in it.
 CREATE OR REPLACE FUNCTION holdfast.eligible_2(p_now bigint, p_node text, p_limit bigint, p_plans text[], p_from bigint[])
 RETURNS TABLE (o_stream int, o_place bigint, o_since bigint, o_run bigint, o_owner text) LANGUAGE plpgsql AS $$
@@ -1273,8 +1277,8 @@ BEGIN
 END
 $$;
 
--- Take runs for a node: those that were eligible for longest, then in order of creation. Runs that somebody else is
--- busy with are passed over. The answer's places are where the next claim may start; none if the lease is not current.
+-- Claim runs for a node: those that were eligible for longest, then in order of creation. Runs that another transaction
+-- holds are passed over. The answer's places are where the next claim may start; none if the lease is not current.
 CREATE OR REPLACE FUNCTION holdfast.claim_2(
     p_now bigint, p_node text, p_limit bigint, p_plans text[], p_from bigint[],
     OUT o_now bigint, OUT o_from bigint[], OUT o_runs bigint[]
@@ -1343,7 +1347,7 @@ BEGIN
         (SELECT min(a.ready_at) FROM holdfast.agenda a
             WHERE a.owner = p_node AND a.lane = 1 AND a.place >= p_from[4]
                 AND (p_plans IS NULL OR a.plan_id || E'\n' || a.plan_version = ANY (p_plans))),
-        -- The newest places first: there somebody is most likely to be alive.
+        -- The newest places first: there a row is most likely to be live.
         (SELECT min(holdfast.lease_end_1(n.lease_until, o_now)) FROM holdfast.nodes n
             WHERE n.node <> p_node AND (
                 SELECT true FROM holdfast.agenda a
@@ -1358,8 +1362,8 @@ BEGIN
 END
 $$;
 
--- Give a node its lease; `p_plans` is what it can run, NULL leaves what it has said before. Nodes that are gone and
--- hold nothing are forgotten, unless somebody claims for them just now. The lives of the node's name, if it has any, are
+-- Give a node its lease; `p_plans` is what it can run, NULL leaves what it has said before. Nodes that are lost and
+-- own nothing are removed, unless a claim for them is under way. The lives of the node's name, if it has any, are
 -- between p_first and p_last. A life that starts ends the leases of the others, and lets their jobs be taken; one that
 -- lost its lease to another life, which is current, gets no lease. Lives that start at the same time wait for each other.
 CREATE OR REPLACE FUNCTION holdfast.renew_3(
@@ -1401,8 +1405,8 @@ BEGIN
 END
 $$;
 
--- The definitions that no node alive has, of runs that have been eligible since then. Of each kind of run some thousand
--- are looked at: what nobody takes has waited for longest.
+-- The definitions that no live node has, of runs that have been eligible since then. Of each kind of run some thousand
+-- are looked at: what no node claims has waited for longest.
 CREATE OR REPLACE FUNCTION holdfast.missing_1(p_now bigint, p_late bigint)
 RETURNS TABLE (o_plan text, o_version text, o_since bigint) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
