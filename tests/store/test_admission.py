@@ -21,5 +21,7 @@ async def test_stores_admit_by_the_rule(kind: str, seed: int, tmp_path: Path) ->
     if kind == "sqlite":
         store = await SqliteStore.open(tmp_path / "a.db", clock=clock)
     await store.migrate()
-    await compare(store, clock, random.Random(seed), 150)
-    await store.close()
+    try:
+        await compare(store, clock, random.Random(seed), 150)
+    finally:
+        await store.close()

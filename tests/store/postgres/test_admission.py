@@ -222,5 +222,7 @@ async def test_the_functions_admit_by_the_rule_of_the_core(address: str, seed: i
     clock = VirtualClock()
     store = await PostgresStore.open(address, clock=clock)
     await store.migrate()
-    await compare(store, clock, random.Random(seed), 150)
-    await store.close()
+    try:
+        await compare(store, clock, random.Random(seed), 150)
+    finally:
+        await store.close()
