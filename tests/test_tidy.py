@@ -216,7 +216,7 @@ def test_clock_rule_finds(text: str) -> None:
     ("path", "text"),
     [
         ("holdfast/clock.py", "import time\nnow = time.time()"),
-        ("holdfast/testing/clock.py", "import random\nrandom.Random(7)"),
+        ("holdfast/testing/sim_loop.py", "import random\nrandom.Random(7)"),
         ("holdfast/engine/node.py", "def run(clock, random):\n    return clock.time(), random.choice([1])"),
         ("holdfast/engine/node.py", "from datetime import datetime\ndatetime.fromisoformat('2020-01-01')"),
         ("holdfast/engine/node.py", "import uuid\nuuid.UUID(int=1)"),

@@ -50,9 +50,10 @@ from holdfast.registry import Registry
 from holdfast.run import RunHandle, run_from_inside
 from holdfast.settings import Settings, load_settings
 from holdfast.store import port
+from holdfast.store.decisions import LIFE
 from holdfast.store.open import open_store
 from holdfast.store.types import DeadLetterQuery
-from holdfast.store.validation import LIFE, check_node_name, check_ownership
+from holdfast.store.validation import check_node_name, check_ownership
 
 P = ParamSpec("P")
 R = TypeVar("R")

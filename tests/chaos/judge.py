@@ -14,7 +14,7 @@ from holdfast.core.events import Event
 from holdfast.core.invariants import RunView, SystemView, check_drained
 from holdfast.core.state import COMPLETED
 from holdfast.store.port import RunQuery, Store
-from holdfast.testing.views import view_of
+from holdfast.testing import view_of
 from tests.chaos.clients import Promise
 from tests.chaos.fleet import Chronicle
 from tests.chaos.programs import leaves_of, read_effects

@@ -12,10 +12,8 @@ from holdfast.core.messages import AcceptedSignalResult, ActivitySucceeded
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import Accepted, PurgePolicy, Store
 from holdfast.store.sqlite import SqliteStore
-from holdfast.testing import samples
-from holdfast.testing.clock import START, VirtualClock
+from holdfast.testing import START, VirtualClock, samples, system_view, view_of
 from holdfast.testing.samples import SampleNode
-from holdfast.testing.views import system_view, view_of
 
 SECOND = 1_000_000
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.store.sqlite import SqliteStore
-from holdfast.testing.clock import START, VirtualClock
+from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import (
     SampleNode,
     complete,

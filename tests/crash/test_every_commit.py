@@ -22,8 +22,8 @@ from holdfast.core.invariants import check, check_drained
 from holdfast.core.messages import AcceptedSignalResult
 from holdfast.engine.options import NodeOptions
 from holdfast.store.sqlite import SqliteStore
+from holdfast.testing import system_view
 from holdfast.testing.samples import read_history
-from holdfast.testing.views import system_view
 from tests.crash import counting
 from tests.crash.lives import OPTIONS, Edge, Lives, MortalStore, Story, counted_effects
 from tests.crash.stories import RUN_ID, STORIES, buy

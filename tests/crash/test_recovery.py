@@ -18,7 +18,7 @@ from examples import orders
 from holdfast.app import Workflow
 from holdfast.core.invariants import check_drained
 from holdfast.store.port import LoadedRun, WaitQuery
-from holdfast.testing.views import system_view
+from holdfast.testing import system_view
 from tests.crash import in_flight
 from tests.crash.whole import check_file
 from tests.races.files import opened

@@ -11,7 +11,7 @@ from holdfast.core.invariants import RunView, check
 from holdfast.core.messages import AcceptedSignalResult
 from holdfast.core.state import PENDING, state_of
 from holdfast.store.sqlite import SqliteStore
-from holdfast.testing.views import system_view
+from holdfast.testing import system_view
 from tests.races.files import GENEROUS, opened
 
 

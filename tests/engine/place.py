@@ -19,7 +19,7 @@ from holdfast.store.memory import MemoryStore
 from holdfast.store.open import open_store
 from holdfast.store.port import Store
 from holdfast.store.sqlite import SqliteStore
-from holdfast.testing.clock import VirtualClock
+from holdfast.testing import VirtualClock
 
 MOST_SECONDS = 8.0
 """A test that takes longer hangs."""

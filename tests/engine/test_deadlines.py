@@ -12,7 +12,7 @@ from holdfast.app import App
 from holdfast.core.state import RunState, RunStatus
 from holdfast.errors import ActivityFailed
 from holdfast.store.port import Store
-from holdfast.testing.clock import VirtualClock
+from holdfast.testing import VirtualClock
 from tests.engine.place import Around, Place, stopped_time, types, until_event, until_status
 
 MINUTE_S = 60

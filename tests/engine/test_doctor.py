@@ -21,8 +21,7 @@ from holdfast.store.memory import MemoryStore
 from holdfast.store.port import Committed, PurgePolicy, Store
 from holdfast.store.postgres import PostgresStore
 from holdfast.store.sqlite import SqliteStore
-from holdfast.testing import samples
-from holdfast.testing.clock import START, VirtualClock
+from holdfast.testing import START, VirtualClock, samples
 from holdfast.testing.samples import SampleNode
 from tests.engine.place import until
 from tests.postgres_server import sql

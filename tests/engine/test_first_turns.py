@@ -19,7 +19,7 @@ from holdfast.engine.turns.draft import start_run
 from holdfast.errors import HoldfastError, LeaseExpired, StoreUnavailable
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import Created, RunQuery, WaitQuery
-from holdfast.testing.clock import START, VirtualClock
+from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import signal
 from tests.unheard_of import take_first_turns
 

@@ -10,7 +10,7 @@ from holdfast.core import codec
 from holdfast.core.messages import SignalRequest
 from holdfast.limits import MAILBOX_SIGNALS, Limits
 from holdfast.store.port import LoadedRun, Store
-from holdfast.testing.clock import VirtualClock
+from holdfast.testing import VirtualClock
 from tests.engine.place import Place, until_event
 
 MUCH = 3 * MAILBOX_SIGNALS

@@ -23,7 +23,7 @@ from holdfast.run import RunHandle
 from holdfast.settings import load_settings
 from holdfast.store.port import LoadedRun, Turn
 from holdfast.store.types import DeadLetterQuery
-from holdfast.testing.clock import START, VirtualClock
+from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import SampleNode, message, wait
 from tests.engine.place import until_event
 

@@ -17,7 +17,7 @@ import pytest
 import holdfast as hf
 from holdfast.engine.node import Node
 from holdfast.errors import InvalidInput, NodeSuperseded
-from holdfast.store.validation import name_of
+from holdfast.store.decisions import name_of
 from tests.engine.lives import RUN_ID, yard
 from tests.engine.place import MOST_SECONDS, Place
 

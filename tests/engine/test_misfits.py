@@ -17,7 +17,7 @@ from holdfast.errors import InvalidInput
 from holdfast.run import RunHandle
 from holdfast.store.port import Store
 from holdfast.store.types import DeadLetterQuery
-from holdfast.testing.views import system_view
+from holdfast.testing import system_view
 from tests.engine.place import Place, stopped_time, types, until_event, until_status
 
 

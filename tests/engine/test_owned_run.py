@@ -14,8 +14,7 @@ from holdfast.core.state import state_of
 from holdfast.core.timing import Retry
 from holdfast.engine.turns.owned_run import OwnedRun, is_local, unsuccessful
 from holdfast.store.memory import MemoryStore
-from holdfast.testing import samples
-from holdfast.testing.clock import START, VirtualClock
+from holdfast.testing import START, VirtualClock, samples
 from holdfast.testing.samples import SampleNode, activity, signal, wait
 from tests.core.driving import SECOND, Driver, failed, timer
 from tests.core.driving import activity as step

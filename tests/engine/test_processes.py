@@ -12,7 +12,7 @@ import pytest
 import holdfast as hf
 from holdfast.core.invariants import check
 from holdfast.store.port import Store
-from holdfast.testing.views import system_view
+from holdfast.testing import system_view
 from tests.engine.hands import LEASE_MS, RUN_ID, studio
 
 pytestmark = pytest.mark.slow

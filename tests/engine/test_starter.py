@@ -16,7 +16,7 @@ from holdfast.engine.start.starter import CREATE_RUNS, Starter
 from holdfast.errors import EngineError, InvalidInput, LeaseExpired, StoreUnavailable
 from holdfast.store.port import Created, Existing, LoadedRun, NewRun, Refused
 from holdfast.store.types import created_run
-from holdfast.testing.clock import START
+from holdfast.testing import START
 from holdfast.testing.samples import new_run
 
 

@@ -15,7 +15,7 @@ from holdfast.engine.inbox.tasks import TaskView
 from holdfast.errors import Conflict, InvalidInput, NotFound, NotPermitted
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import CommitConflict, Committed, MailboxQuery, Turn
-from holdfast.testing.views import view_of
+from holdfast.testing import view_of
 from tests.engine.asking import ANN, BOB, EVE, ROOT, Approval, asking_app, open_task
 from tests.engine.place import Place, types, until_event
 

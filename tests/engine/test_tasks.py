@@ -14,7 +14,7 @@ from holdfast.core.messages import Actor
 from holdfast.core.state import PAUSED
 from holdfast.errors import Conflict, InvalidInput, NotDurable, NotPermitted, RunCancelled, RunFailed
 from holdfast.program.tasks import Escalation
-from holdfast.testing.views import view_of
+from holdfast.testing import view_of
 from tests.engine.asking import ANN, BOB, EVE, Approval, Choice, Size, asking_app, open_task
 from tests.engine.place import Place, types, until_event, until_status
 

@@ -17,8 +17,7 @@ from holdfast.engine.turns.draft import TurnDraft, start_run
 from holdfast.errors import Conflict, InvalidInput, RunTerminal
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import Committed, Created, LoadedRun
-from holdfast.testing import samples
-from holdfast.testing.clock import START, VirtualClock
+from holdfast.testing import START, VirtualClock, samples
 
 SECOND = 1_000_000
 NODE = "node-a"

@@ -9,8 +9,8 @@ import pytest
 from holdfast.core.admission import RunLimit
 from holdfast.core.invariants import check
 from holdfast.store.port import Created, RunQuery
+from holdfast.testing import system_view
 from holdfast.testing.samples import SampleNode, new_run, timer
-from holdfast.testing.views import system_view
 from tests.races import players
 from tests.races.files import HOUR_MS, opened, prepare
 from tests.races.stage import play

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.store.port import CommitConflict, Committed
 from holdfast.store.sqlite import SqliteStore
-from holdfast.testing.clock import VirtualClock
+from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, new_run, read_history, timer
 from tests.races import players
 from tests.races.files import opened, prepare

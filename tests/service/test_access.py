@@ -18,7 +18,7 @@ from holdfast.service.http.static import ASSETS, PLACES
 from holdfast.service.operations import OPERATIONS, STREAMS
 from holdfast.store.port import RunQuery
 from holdfast.store.types import DeadLetterQuery
-from holdfast.testing.clock import VirtualClock
+from holdfast.testing import VirtualClock
 from tests.service.bearers import (
     TRANSPORTS,
     ask,

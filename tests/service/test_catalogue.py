@@ -14,7 +14,7 @@ from holdfast.service.http.binding import RequestBinder
 from holdfast.service.http.examples import EXAMPLES
 from holdfast.service.http.rest import OperationRouter
 from holdfast.service.operations import OPERATIONS, STREAMS
-from holdfast.testing.clock import VirtualClock
+from holdfast.testing import VirtualClock
 from tests.service.scenes import SCENES
 from tests.service.stage import on_stage
 from tests.service.ways import WAYS, way

@@ -11,7 +11,7 @@ import pytest
 import holdfast as hf
 from holdfast.engine.options import NodeOptions
 from holdfast.errors import Conflict, SignalAcceptanceIndeterminate
-from holdfast.testing.clock import VirtualClock
+from holdfast.testing import VirtualClock
 from tests.service.stage import Stage, make_app, on_stage
 from tests.service.ways import WAYS, client_of, way, ways
 

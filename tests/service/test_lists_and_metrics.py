@@ -12,7 +12,7 @@ import holdfast as hf
 from holdfast.service.context import Headers, Principal
 from holdfast.service.live.subscriptions import MOST_PENDING, ListChange, ListSubscription
 from holdfast.store.types import new_head
-from holdfast.testing.clock import VirtualClock
+from holdfast.testing import VirtualClock
 from holdfast.testing.samples import message, new_run
 from tests.service.reading import QUICK, served, settled
 from tests.service.scenes import finished, open_task, refused, waiting_order

@@ -16,7 +16,7 @@ from holdfast.service.auth.tokens import TokenAccess, make_token, revoke_token
 from holdfast.service.context import Headers, Principal
 from holdfast.service.live.changefeed import FollowedRun
 from holdfast.service.live.projections import Alerts
-from holdfast.testing.clock import VirtualClock
+from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, marker, wait
 from tests.service.processes import Server
 from tests.service.reading import QUICK, served, settled

@@ -14,7 +14,7 @@ from holdfast.service.http.examples import EXAMPLES
 from holdfast.service.operations import OPERATIONS
 from holdfast.store.port import Refused, RunQuery, Store, TaskQuery, WaitQuery
 from holdfast.store.types import DeadLetterQuery
-from holdfast.testing.clock import VirtualClock
+from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, signal, task, wait
 from holdfast.testing.samples import dead_letter as dead_letter_of
 from tests.service.scenes import dead_letter

@@ -22,7 +22,7 @@ from holdfast.service.http.server import check_access, listening, serve
 from holdfast.service.options import ServiceOptions
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.types import TokenQuery
-from holdfast.testing.clock import VirtualClock
+from holdfast.testing import VirtualClock
 from holdfast.testing.samples import access_token
 from tests.service.bearers import ask, bearing, code_in, guarded, store_of, token_for
 from tests.service.scenes import open_task, waiting_order

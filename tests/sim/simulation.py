@@ -31,10 +31,10 @@ from holdfast.errors import HoldfastError, NotFound, RateLimited, RunError, RunT
 from holdfast.run import RunHandle
 from holdfast.store import port
 from holdfast.store.types import DeadLetterQuery
+from holdfast.testing import system_view
 from holdfast.testing.faults import FaultyStore
 from holdfast.testing.samples import message, read_mailbox, signal
 from holdfast.testing.sim_loop import SimLoop
-from holdfast.testing.views import system_view
 from tests.sim.cluster import Cluster, in_process
 from tests.sim.scripts import ROTATING, SIGNALS, Script, draw_script, poked
 from tests.sim.world import World, decoded

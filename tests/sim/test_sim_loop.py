@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.testing import sim_loop
-from holdfast.testing.clock import START
+from holdfast.testing import START, sim_loop
 from holdfast.testing.sim_loop import Deadlock, LoopClock, SimLoop, SimProcess, current_process
 
 

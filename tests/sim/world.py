@@ -31,9 +31,9 @@ from holdfast.program.definitions import decode_options
 from holdfast.registry import Registry
 from holdfast.store import port
 from holdfast.store.memory import MemoryStore
+from holdfast.testing import view_of
 from holdfast.testing.faults import OrderedWakeups
 from holdfast.testing.sim_loop import LoopClock, SimLoop, current_process
-from holdfast.testing.views import view_of
 
 TRACE_LINES = 4_000
 LOST_TURNS = 6

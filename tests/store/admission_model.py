@@ -17,7 +17,7 @@ from holdfast.core.admission import (
     rejection,
 )
 from holdfast.store.port import Created, NewRun, Refused, Store
-from holdfast.testing.clock import VirtualClock
+from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, complete, new_run, wait
 
 TENANTS = ("a", "b", "é", "z")

@@ -8,7 +8,7 @@ import pytest
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import Store
 from holdfast.store.sqlite import SqliteStore
-from holdfast.testing.clock import VirtualClock
+from holdfast.testing import VirtualClock
 from tests.store.admission_model import compare
 
 

@@ -20,7 +20,7 @@ from holdfast.store.memory import MemoryStore
 from holdfast.store.port import Accepted, Committed, Created, Refused, Store
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.types import DeadLetterQuery
-from holdfast.testing.clock import START, VirtualClock
+from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import SampleNode, activity, complete, marker, message, new_run, signal, wait
 
 SURROGATE = "\ud800"

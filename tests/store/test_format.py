@@ -41,7 +41,7 @@ from holdfast.store.sqlite import SqliteStore
 from holdfast.store.sqlite.connection import APPLICATION_ID
 from holdfast.store.sqlite.migrate import latest_version, schema
 from holdfast.store.types import AuditQuery, DeadLetterQuery, TokenQuery
-from holdfast.testing.clock import START, VirtualClock
+from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import (
     SampleNode,
     access_token,

@@ -28,7 +28,7 @@ from holdfast.store.sqlite import SqliteStore
 from holdfast.store.sqlite.backup import copy_store, restore_store
 from holdfast.store.sqlite.connection import APPLICATION_ID
 from holdfast.store.types import AuditQuery, TokenQuery
-from holdfast.testing.clock import START, VirtualClock
+from holdfast.testing import START, VirtualClock
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077, 0o777])

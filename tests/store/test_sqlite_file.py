@@ -14,7 +14,7 @@ from holdfast.errors import InvalidInput, StoreCorrupt, StoreUnavailable, StoreU
 from holdfast.store.port import Accepted, Created, Duplicate, Refused, RunQuery
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.types import DeadLetterQuery
-from holdfast.testing.clock import VirtualClock
+from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, activity, job, message, new_run, signal, wait
 from holdfast.testing.store_suite.jobs import put
 

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from holdfast.testing.clock import START, VirtualClock
+from holdfast.testing import START, VirtualClock
 from holdfast.testing.store_suite import StoreSuite
 
 

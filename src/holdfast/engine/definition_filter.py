@@ -27,9 +27,9 @@ from holdfast.engine.abilities import Abilities, NodeAbilities, abilities_of, ot
 from holdfast.engine.options import NodeOptions
 from holdfast.errors import StoreCorrupt, StoreError
 from holdfast.registry import Registry
+from holdfast.store.decisions import name_of
 from holdfast.store.port import LoadedRun, Plan, RunHead, RunQuery, Store
 from holdfast.store.types import DeadLetterQuery, pages
-from holdfast.store.validation import name_of
 
 MOST_HANDED = 10_000
 """How many runs that were handed over are remembered."""

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from holdfast.core.events import ContinuedAsNew, Event
 from holdfast.core.state import TERMINAL
 from holdfast.errors import HistoryGap, RunTerminal
+from holdfast.store.decisions import no_such_run
 from holdfast.store.port import RunHead, Store
-from holdfast.store.validation import no_such_run
 
 PAGE_EVENTS = 50_000
 """How many events of a history that is replayed are read by one call."""

@@ -26,8 +26,8 @@ from holdfast.core.messages import AcceptedSignalResult
 from holdfast.core.snapshot import RunSnapshot, StepError, StepStatus
 from holdfast.core.state import RunStatus
 from holdfast.engine.inbox.tasks import TaskView
+from holdfast.store.decisions import name_of
 from holdfast.store.port import RunHead
-from holdfast.store.validation import name_of
 
 T = TypeVar("T", bound=Struct)
 

@@ -1,8 +1,8 @@
-"""What can be said of a store's health: findings in plain sentences, and the facts behind most of them.
+"""The health of a store: findings in plain sentences, and the facts behind most of them.
 
-A store says in `examine` what it alone can know: its own findings (files, settings, other people's transactions), and
-facts about all of its runs which the port has no verb for. Somebody above judges the facts, the same for every store.
-Stores that speak SQL ask the same questions, which stand here.
+A store's `health` returns what only the store knows: its own findings (files, settings, other transactions), and facts
+about all of its runs that no other verb returns. `engine/observe/doctor.py` judges the facts, the same for every store.
+The SQL stores run the same queries, which are here.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ Level = Literal["fine", "note", "wrong"]
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """One thing that was looked at. `advice` says what to do about it, and `run_ids` name some of the runs."""
+    """One thing that was examined. `advice` says what to do about it, and `run_ids` name some of the runs."""
 
     level: Level
     subject: str
@@ -33,35 +33,35 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 
 class Bounds(Struct, frozen=True, kw_only=True):
-    """From where on something is worth a word."""
+    """The thresholds from which on something is reported."""
 
     late_s: float = 60.0
-    """Nodes look every 5 seconds though nobody rings, and a lease is 10: what waits longer has nobody to do it."""
+    """Nodes poll every 5 seconds, and a lease is 10: what waits longer has no node that works on it."""
 
     skew_s: float = 1.0
-    """Instants are the store's, so this only confuses whoever compares its histories with logs."""
+    """Instants are the store's, so a skew only matters when histories are compared with logs."""
 
     mailbox_s: float = 24 * 3_600.0
-    """A signal may come before anybody waits for it; after a day the sender has perhaps got its name wrong."""
+    """A signal may arrive before its wait; after a day its name is perhaps wrong."""
 
     sample_runs: int = 200
-    """How many runs are read in full, to see that what must always hold does."""
+    """How many runs are read in full, to check the invariants."""
 
     sample_events: int = 20_000
-    """A longer history is left out of the sample: it would be all in memory."""
+    """A longer history is left out of the sample: all of it would be in memory."""
 
     listed: int = 20
-    """How many of a kind are named."""
+    """How many of each kind are listed."""
 
     suspects: int = 100
-    """How many runs that seem to wait for nothing are looked at more closely."""
+    """How many runs that seem to wait for nothing are examined more closely."""
 
     disk_share: float = 0.05
     disk_bytes: int = 1024 * MEGABYTE
-    """Less room than both of these is soon none at all."""
+    """Free space below both of these is reported."""
 
     log_bytes: int = 64 * MEGABYTE
-    """SQLite merges its log when it has 4 MB, unless somebody keeps reading what was before."""
+    """SQLite checkpoints its log at 4 MB, unless a reader keeps an old snapshot."""
 
     free_share: float = 0.5
     free_bytes: int = 64 * MEGABYTE
@@ -71,7 +71,7 @@ class Bounds(Struct, frozen=True, kw_only=True):
     """While a transaction is open no dead row is removed, of any table. None of ours takes seconds."""
 
     dead_rows: int = 100_000
-    """Fewer dead rows cost nothing that is noticed, whatever their share."""
+    """Fewer dead rows cost nothing noticeable, whatever their share."""
 
     vacuum_times: float = 5.0
     """How many times over its threshold a table may be before autovacuum does not keep up."""
@@ -81,7 +81,7 @@ class Bounds(Struct, frozen=True, kw_only=True):
     """How much larger than its rows a table may be. The estimate is rough, and room is used again."""
 
     replay_s: float = 60.0
-    """How far behind a replica may be before taking over would take long, or lose what it has not got."""
+    """How far behind a replica may be before a failover would take long, or lose what it has not received."""
 
     kept_log_bytes: int = 10 * 1024 * MEGABYTE
     """How much of its log a server may keep for a replica that is away."""
@@ -92,7 +92,7 @@ class Bounds(Struct, frozen=True, kw_only=True):
 
 
 class Gone(Struct, frozen=True):
-    """A node whose lease has run out and to which runs still belong. Without `lease_until` nobody has heard of it."""
+    """A node whose lease has expired and that still owns runs. Without `lease_until` the node is unknown."""
 
     node: str
     runs: int
@@ -100,7 +100,7 @@ class Gone(Struct, frozen=True):
 
 
 class Unclaimed(Struct, frozen=True):
-    """Runs of one version of a workflow that are ready, and that nobody has claimed since the instant."""
+    """Runs of one version of a workflow that have been ready since the instant, and that no node has claimed."""
 
     plan_id: str
     plan_version: str
@@ -109,7 +109,7 @@ class Unclaimed(Struct, frozen=True):
 
 
 class Untaken(Struct, frozen=True):
-    """Jobs of one activity that nobody has taken from their queue since the instant."""
+    """Jobs of one activity that have been visible since the instant, and that no node has acquired."""
 
     queue: str
     activity: str
@@ -118,11 +118,12 @@ class Untaken(Struct, frozen=True):
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """What a store knows of all its runs. What is late is so by the bounds, and of each kind only some is listed.
+    """What a store knows of all its runs. The bounds say what is late, and how many of each kind are listed.
 
-    `retried` are runs with a message that could not be handled and comes again, and how often it was tried.
-    `suspects` are unfinished runs, and their versions, that are nobody's, not ready at any instant, not paused, not in
-    line, and without a wait, an open task, a job in a queue or an unfinished child. `sample` is spread over all runs.
+    `retried` are runs with a message that could not be handled and is retried, and how often it was tried.
+    `suspects` are unfinished runs, and their versions, that have no owner, are not ready at any instant, not paused,
+    not queued, and without a wait, an open task, a job in a queue or an unfinished child. `sample` is spread over all
+    runs.
     """
 
     software: str
@@ -138,26 +139,26 @@ class Facts(Struct, frozen=True, kw_only=True):
     sample: tuple[str, ...] = ()
 
 
-# --- saying it ----------------------------------------------------------------------------------------------------
+# --- findings -----------------------------------------------------------------------------------------------------
 
 
 def fine(subject: str, sentence: str) -> Finding:
-    """Say that something is as it should be."""
+    """Return a finding: something is as it should be."""
     return Finding(level="fine", subject=subject, sentence=sentence)
 
 
 def note(subject: str, sentence: str, advice: str, run_ids: Iterable[str] = ()) -> Finding:
-    """Say something that is worth knowing."""
+    """Return a finding: something is worth knowing."""
     return Finding(level="note", subject=subject, sentence=sentence, advice=advice, run_ids=tuple(run_ids))
 
 
 def wrong(subject: str, sentence: str, advice: str, run_ids: Iterable[str] = ()) -> Finding:
-    """Say that something is wrong."""
+    """Return a finding: something is wrong."""
     return Finding(level="wrong", subject=subject, sentence=sentence, advice=advice, run_ids=tuple(run_ids))
 
 
 def time_words(microseconds: float) -> str:
-    """Return how long something is, roughly, in words."""
+    """Return a duration, roughly, in words."""
     seconds = microseconds / SECOND
     for size, unit in ((86_400, "days"), (3_600, "hours"), (60, "minutes")):
         if seconds >= 2 * size:
@@ -166,14 +167,14 @@ def time_words(microseconds: float) -> str:
 
 
 def size_words(size_bytes: float) -> str:
-    """Return how large something is, roughly, in words."""
+    """Return a size, roughly, in words."""
     for size, unit in ((1024 * MEGABYTE, "GB"), (MEGABYTE, "MB"), (1024, "KB")):
         if size_bytes >= size:
             return f"{size_bytes / size:.1f} {unit}"
     return f"{size_bytes:.0f} bytes"
 
 
-# --- what SQL stores are asked ------------------------------------------------------------------------------------
+# --- queries of the SQL stores ------------------------------------------------------------------------------------
 
 _UNFINISHED = "status NOT IN ({})".format(", ".join(f"'{status}'" for status in sorted(TERMINAL)))
 
@@ -214,14 +215,14 @@ Answers = Mapping[str, Sequence[Any]]
 
 
 def questions(schema: str, now: Instant, bounds: Bounds, own: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return what to ask, by name. `own` are a store's own ways to ask the same."""
+    """Return the queries by name. `own` are a store's own versions of some of them."""
     late = now - int(bounds.late_s * SECOND)
     values = {"in": schema, "late": late, "listed": bounds.listed, "suspects": bounds.suspects}
     return {name: sql.format_map(values) for name, sql in (QUESTIONS | dict(own or {})).items()}
 
 
 def spread(schema: str, ends: Sequence[Any], bounds: Bounds) -> str | None:
-    """Return how to ask for runs that are spread over all of them, or None if there are none."""
+    """Return the query for runs that are spread over all runs, or None if there are none."""
     [(lowest, highest)] = ends
     if lowest is None or bounds.sample_runs < 1:
         return None
@@ -245,7 +246,7 @@ def facts_of(answers: Answers, sample: Sequence[Any], **more: Any) -> Facts:
 
 
 def _retried(found: Iterable[Any]) -> Iterable[tuple[str, int]]:
-    """Leave out messages that only speak of attempts. Those that cannot be read become dead letters by themselves."""
+    """Leave out messages that only mention attempts. Those that cannot be read become dead letters by themselves."""
     for run_id, text in found:
         try:
             attempts = sql.message_of(text).attempts

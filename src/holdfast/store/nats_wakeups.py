@@ -1,8 +1,9 @@
-"""Wake-ups through a NATS server, for nodes whose database cannot ring: no LISTEN, or a pooler in between.
+"""Wake-ups through a NATS server, for nodes whose database cannot notify: no LISTEN, or a pooler in between.
 
-To ring is to publish an empty message on one subject; everybody who listens is subscribed to it. The server keeps
-nothing, and nothing is kept for it: while it is away a ring reaches only this process, others look now and then, and
-the connection is made again with growing pauses. Whoever comes back looks at once, because it may have missed a ring.
+A notification is an empty message on one subject, to which every listener is subscribed. The server stores nothing, and
+nothing is stored for it: while it is away a notification reaches only this process, other processes poll, and the
+connection is retried with growing pauses. A process that reconnects wakes its listeners at once, because it may have
+missed a notification.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ logger = logging.getLogger("holdfast.wakeups")
 
 
 class NatsWakeups:
-    """The bell of all who name the same server and the same subject: `nats://host:4222/orders`.
+    """The notifications of all processes with the same server and subject: `nats://host:4222/orders`.
 
     Several servers are named with commas between them. The last part is the subject, below `holdfast.`.
     """
@@ -55,10 +56,10 @@ class NatsWakeups:
     def close(self) -> None:
         self._local.close()
         self._closing.set()
-        self._notified.set()  # whoever is connected leaves by itself, after a last ring
+        self._notified.set()  # the connection closes itself after a last notification
 
     def _connect(self) -> None:
-        """Begin to keep a connection, once somebody needs it."""
+        """Start to keep a connection, once it is needed."""
         if self._task is None and not self._closing.is_set():
             self._task = asyncio.create_task(self._keep_connected(), name="nats wake-ups")
 
@@ -68,7 +69,7 @@ class NatsWakeups:
                 await self._serve()
             except Exception as problem:
                 self._failures += 1
-                if self._failures == 1:  # once for each time that it is away
+                if self._failures == 1:  # once for each outage
                     logger.warning("no wake-ups from other nodes for now: NATS does not answer (%r)", problem)
             pause_s = min(FIRST_PAUSE_S * 2 ** min(self._failures, 10), MOST_PAUSE_S)
             with suppress(TimeoutError):
@@ -106,7 +107,7 @@ class NatsWakeups:
         await connection.connect(
             list(self._servers),
             name="holdfast",
-            no_echo=True,  # who listens here is told without it
+            no_echo=True,  # local listeners are notified directly
             allow_reconnect=False,
             max_reconnect_attempts=1,
             reconnect_time_wait=0,

@@ -1,4 +1,4 @@
-"""From settings to a store that is ready for work: opened, guarded, migrated."""
+"""Opens the store that settings name: connected, checked and migrated."""
 
 from pathlib import Path
 from urllib.parse import unquote
@@ -25,7 +25,7 @@ async def open_store(settings: Settings) -> Store:
 
 
 async def open_existing(settings: Settings) -> Store:
-    """Open a store that is there already, to look at it as it is: it is neither made nor migrated."""
+    """Open an existing store to read it as it is: it is neither created nor migrated."""
     _refuse_missing(settings.store)
     store = await _open(settings)
     try:
@@ -37,7 +37,7 @@ async def open_existing(settings: Settings) -> Store:
 
 
 def open_wakeups(address: str) -> Wakeups | None:
-    """Return the wake-ups that an address names, or None, if it is empty, for the store's own."""
+    """Return the wake-ups that an address names, or None for the store's own if it is empty."""
     if not address:
         return None
     try:
@@ -48,7 +48,7 @@ def open_wakeups(address: str) -> Wakeups | None:
 
 
 def is_new(address: str) -> bool:
-    """Say whether this is the address of a file that is not there yet, or has nothing in it."""
+    """Return whether this is the address of a file that does not exist yet, or is empty."""
     path = sqlite_path(address)
     return path is not None and (not path.exists() or path.stat().st_size == 0)
 

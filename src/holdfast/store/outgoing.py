@@ -1,8 +1,8 @@
-"""What a turn has for other runs: whom it reaches, and what is left of what is refused there.
+"""What a turn sends to other runs: which runs it reaches, and what remains of what they refuse.
 
-Nothing is dropped without a word. A child that cannot be created is reported to its parent as one that has failed. If
-the parent does not wait for it any more, and for a signal that the other run does not take, a dead letter stays with
-the run that wanted it. Only what a family has to say to runs that have ended is for nobody.
+Nothing is dropped silently. A child that cannot be created is reported to its parent as failed. If the parent no longer
+waits for it, and for a signal that the other run refuses, the sending run gets a dead letter. Only messages between
+parents and children that have finished are dropped.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,13 +17,13 @@ from holdfast.core.instants import Instant
 from holdfast.core.messages import ChildOutcome, Message, SignalRequest, child_outcome
 from holdfast.core.names import RESERVED_PREFIX, check_name
 from holdfast.errors import CallerError, HoldfastError, NotFound, RunTerminal
+from holdfast.store.decisions import no_such_run, run_id_taken
 from holdfast.store.port import NewRun, RunHead, Turn
 from holdfast.store.types import Created, Delivered, Existing, Refused
-from holdfast.store.validation import no_such_run, run_id_taken
 
 
 class Whose(NamedTuple):
-    """Whose a run is, and whose child."""
+    """The tenant, project and environment of a run, and its parent."""
 
     tenant: str
     project: str
@@ -32,22 +32,22 @@ class Whose(NamedTuple):
 
 
 def whose(run: NewRun | RunHead) -> Whose:
-    """Return whose a run is."""
+    """Return the tenant, project and environment of a run, and its parent."""
     return Whose(run.tenant, run.project, run.environment, run.parent_run_id)
 
 
 def concerned(turn: Turn, item: Any) -> tuple[str, ...]:
-    """Return the runs of which it matters whose they are, for something to be sent: none for messages in families."""
+    """Return the runs whose owners decide whether an item may be sent: none for messages between parent and child."""
     is_signal = isinstance(item, SignalRequest) and check_name("run_id", item.run_id) is None
     return (turn.run_id, item.run_id) if is_signal else ()
 
 
 def unreachable(turn: Turn, item: Any, runs: Mapping[str, Whose]) -> Refused | None:
-    """Return the refusal of what a run may not send to another: as if that were not there.
+    """Return the refusal of what a run may not send to another run, as if that run did not exist.
 
     What the engine itself sends goes to the children of a run. What a workflow sends stays inside its tenant, project
-    and environment, unless its app allows more. `runs` holds those that are concerned, and are there. One that has come
-    since they were looked at is not: nobody knows whose it is.
+    and environment, unless its app allows more. `runs` holds the concerned runs that exist. A run that was created
+    since they were read is missing there, and counts as one that does not exist.
     """
     concerns = concerned(turn, item)
     if not concerns:
@@ -63,7 +63,7 @@ def unreachable(turn: Turn, item: Any, runs: Mapping[str, Whose]) -> Refused | N
 
 
 class Left(Struct, frozen=True):
-    """What is left of what a turn had for others: messages and dead letters for its own run."""
+    """What remains of what a turn sent to other runs: messages and dead letters for its own run."""
 
     messages: tuple[Message, ...] = ()
     letters: tuple[DeadLetter, ...] = ()
@@ -75,7 +75,7 @@ NOTHING_LEFT = Left()
 def left_of(
     turn: Turn, started: Sequence[Created | Existing | Refused], sent: Sequence[Delivered], now: Instant
 ) -> Left:
-    """Return what is left of a turn whose `starts` and `sends` were answered so, when it was committed first."""
+    """Return what remains of a turn's `starts` and `sends` with these answers, when it was committed first."""
     messages: list[Message] = []
     letters: list[DeadLetter] = []
     for place, (new, answer) in enumerate(zip(turn.starts, started, strict=True)):
@@ -96,7 +96,7 @@ def left_of(
 
 
 def by_turn(turns: Iterable[Turn], field: str, answers: Iterable[Any]) -> Iterator[list[Any]]:
-    """Return answers that were given to the `starts` or `sends` of several turns, for each turn."""
+    """Return the answers to the `starts` or `sends` of several turns, for each turn."""
     given = iter(answers)
     for turn in turns:
         yield [next(given) for _ in getattr(turn, field)]
@@ -130,13 +130,13 @@ def _is_awaited(turn: Turn, step_id: str | None) -> bool:
 
 
 def _is_expected(item: Any, problem: CallerError) -> bool:
-    """Return whether a refusal is what becomes of such a thing: a family need not be told when it has ended."""
+    """Return whether a refusal is expected: parents and children need no messages after they have finished."""
     is_own = isinstance(item, Message) or getattr(item, "name", "").startswith(RESERVED_PREFIX)
     return is_own and isinstance(problem, NotFound | RunTerminal)
 
 
 def refused_letter(turn: Turn, place: str, what: str, item: Any, problem: CallerError, now: Instant) -> DeadLetter:
-    """Return what is left with a run of something that it had for another one."""
+    """Return the dead letter of what another run refused."""
     try:
         envelope = bytes(codec.encode(item))
     except HoldfastError:

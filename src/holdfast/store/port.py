@@ -50,7 +50,7 @@ run is never ready and has no messages. Eligible for `claim` are:
 
 **Leases** belong to nodes: a node renews one lease, however many runs it owns. A run's owner and epoch are stored with
 the run, and the epoch is what fences. A commit by an owner whose lease has expired still counts as long as no other
-node has claimed the run. A lease that ends much later than the longest one (`validation.LEASE_BELIEVED`) was given by a
+node has claimed the run. A lease that ends much later than the longest one (`decisions.LEASE_HORIZON`) was given by a
 clock that was ahead. It counts as expired, so that a clock which is corrected holds up no run.
 
 **Queues.** A turn may put a *job* into a queue: an activity that any node may execute. An acquired job is invisible for

@@ -60,12 +60,12 @@ AUDIT = "at, entry_id, tenant, project, environment, run_id, actor, token_id, op
 
 
 def plan_keys(plans: Iterable[Plan]) -> list[str]:
-    """Return each definition as one text, as SQL makes it of a row. No name has a line break in it."""
+    """Return each definition as one text, as SQL concatenates it. No name contains a line break."""
     return ["\n".join(plan) for plan in plans]
 
 
 def plan_of(key: str) -> Plan:
-    """Return the definition that is written so."""
+    """Return the definition of such a text."""
     plan_id, _, version = key.partition("\n")
     return plan_id, version
 
@@ -75,24 +75,24 @@ R = TypeVar("R")
 
 
 def _reading(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a reader of rows say that the file is damaged when a row makes no sense, without quoting the row."""
+    """Make a reader of rows raise `StoreCorrupt`, without quoting the row, if a row cannot be read."""
 
     @wraps(function)
     def read(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return function(*args, **kwargs)
         except (msgspec.MsgspecError, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
-            raise StoreCorrupt("a row of the store makes no sense; restore the store from a backup") from None
+            raise StoreCorrupt("a row of the store cannot be read; restore the store from a backup") from None
 
     return read
 
 
 class DamagedText(bytes):
-    """What stands where a text should, and is none."""
+    """Bytes in a text column that are not valid text."""
 
 
 def text_or_damage(found: bytes) -> str | DamagedText:
-    """Return a text of the file, or what is there instead."""
+    """Return a text of the file, or the bytes that are not valid text."""
     try:
         return found.decode()
     except UnicodeDecodeError:
@@ -106,9 +106,9 @@ def found_of(
     place_of: Callable[[Any], Any],
     place: Any = None,
 ) -> Found[R]:
-    """Return what can be read of rows, and the names of those that are damaged: one of them does not hide the rest.
+    """Return the rows that can be read, and the names of damaged ones: a damaged row does not hide the others.
 
-    The look goes on behind the last row, of which a reader of the answer may know nothing.
+    If there are damaged rows the cursor is the last row's: the reader of the answer may not see that row.
     """
     found: list[R] = []
     unreadable: list[str] = []
@@ -130,7 +130,7 @@ def encode(value: Any) -> str:
 
 
 def head_of(row: tuple[Any, ...]) -> RunHead:
-    """Return the run that a row of HEAD describes. The error of one that makes no sense names its run."""
+    """Return the run that a row of HEAD describes. The error of a damaged row names its run."""
     try:
         return _head_of(row)
     except StoreCorrupt as damage:
@@ -217,7 +217,7 @@ def record_of(text: str) -> ActivityRecord:
 
 @_reading
 def job_of(row: Sequence[Any]) -> Job:
-    """Return the job that a row of JOB describes, as its next taker is given it."""
+    """Return the job that a row of JOB describes, as the node that acquires it gets it."""
     details = NULL if row[1] is None else raw_of(row[1])
     return replace(_jobs.decode(row[2]), engine_attempt_id=row[0], details=details)
 
@@ -235,7 +235,7 @@ def raw_of(text: str) -> Raw:
 
 @_reading
 def payload_of(text: str) -> Raw:
-    """Return the JSON text of a signal's payload as raw JSON: it goes into the history as it is, so it is looked at."""
+    """Return the JSON text of a signal's payload as raw JSON, validated: it goes into the history as it is."""
     return _raws.decode(text.encode())
 
 
@@ -277,7 +277,7 @@ def mail_of(row: Sequence[Any]) -> Signal:
 
 
 def mail_place(row: Sequence[Any]) -> tuple[str, int]:
-    """Return the place of such a row among the signals of all runs."""
+    """Return the cursor of such a row among the signals of all runs."""
     return row[0], row[1]
 
 
@@ -291,7 +291,7 @@ def wait_of(row: Sequence[Any]) -> Wait:
 
 
 def wait_name(row: Sequence[Any]) -> str:
-    """Return what such a row is called where it cannot be read."""
+    """Return the name of such a row for messages about damage."""
     return f"{row[0]}/{row[1]}"
 
 
@@ -300,7 +300,7 @@ LETTER = "letter_id, run_id, envelope, reason, detail, node, died_at, settled, s
 
 @_reading
 def letter_of(row: Sequence[Any]) -> DeadLetter:
-    """Return the dead letter that a row of LETTER describes. Some stores keep its texts as bytes."""
+    """Return the dead letter that a row of LETTER describes. Some stores have its texts as bytes."""
     fields = dict(zip(LETTER.split(", "), row, strict=True))
     for name in ("detail", "settled_by"):
         if isinstance(fields[name], bytes):
@@ -309,7 +309,7 @@ def letter_of(row: Sequence[Any]) -> DeadLetter:
 
 
 def mail_name(row: Sequence[Any]) -> str:
-    """Return what such a row is called where it cannot be read."""
+    """Return the name of such a row for messages about damage."""
     return f"{row[0]}/{row[2]}/{row[3]}"
 
 
@@ -327,7 +327,7 @@ def audit_row(entry: AuditEntry) -> tuple[Any, ...]:
 
 @_reading
 def audit_of(row: tuple[Any, ...]) -> AuditEntry:
-    """Return the entry that a row of AUDIT describes: what the store knows of it stands in columns."""
+    """Return the entry that a row of AUDIT describes: the columns stand above the JSON."""
     entry = _audit.decode(row[9])
     return replace(entry, at=row[0], tenant=row[2], project=row[3], environment=row[4], run_id=row[5])
 

@@ -1,13 +1,11 @@
-"""Checks and refusals that are the same words in every store."""
+"""Checks of arguments, the same in every store: what no store can keep or look up is refused before it is asked."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from hashlib import sha256
 from typing import Any, TypeVar, get_args
 
 from msgspec import UNSET, Struct
-from msgspec.structs import asdict, replace
 
 from holdfast.core import codec
 from holdfast.core import events as e
@@ -17,38 +15,23 @@ from holdfast.core.audit import AuditEntry
 from holdfast.core.dead_letters import DeadLetter, Reason, Settlement
 from holdfast.core.declarations import check_declaration
 from holdfast.core.events import Event
-from holdfast.core.index_rows import Wait
-from holdfast.core.instants import Instant
-from holdfast.core.messages import INTEGER_LIMIT, Message, SignalRequest, check_integer, check_message, check_signal
+from holdfast.core.messages import Message, SignalRequest, check_integer, check_message, check_signal
 from holdfast.core.names import check_name
-from holdfast.core.state import TERMINAL, RunStatus
+from holdfast.core.state import TERMINAL
 from holdfast.errors import (
     CallerError,
     CheckpointOwnershipCapabilityError,
-    Conflict,
     CorruptHistory,
     InvalidInput,
-    LeaseExpired,
-    NodeSuperseded,
-    NotFound,
-    NotWaiting,
-    RateLimited,
-    RunTerminal,
-    SignalAcceptanceIndeterminate,
 )
-from holdfast.limits import LEASE_MS, NAME_BYTES, NODE_NAME_BYTES, SEARCH_CHARS, SEARCH_WORDS, Limits, check_types
+from holdfast.limits import LEASE_MS, NODE_NAME_BYTES, SEARCH_CHARS, SEARCH_WORDS, Limits, check_types
 from holdfast.settings import Ownership
+from holdfast.store.decisions import LIFE, first_signals, not_waiting
 from holdfast.store.port import RunStore
-from holdfast.store.types import Heartbeat, Job, NewRun, PurgePolicy, PurgeReport, Turn
+from holdfast.store.types import Heartbeat, Job, NewRun, PurgePolicy, Turn
 
 F = TypeVar("F")
 
-MINUTE = 60_000_000
-LEASE_BELIEVED = 2 * LEASE_MS * 1_000
-"""How far ahead, in microseconds, a lease may end: the longest one, given by a clock that is a little ahead."""
-
-LIFE = "#"
-"""Stands in a node's identity between its name and what tells this life of it from others; in no name."""
 
 _SHA256 = re.compile("[0-9a-f]{64}")
 
@@ -72,7 +55,7 @@ def require_conditional_batch(store: RunStore, feature: str) -> None:
 
 
 def require_for_signals(store: RunStore, requests: Iterable[Any]) -> None:
-    """Refuse signals with an id on a store that could not tell a retry from a second signal."""
+    """Refuse signals with an id on a store that could not distinguish a retry from a second signal."""
     if store.capabilities.conditional_batch:
         return
     if any(getattr(request, "signal_id", None) is not None for request in requests):
@@ -80,7 +63,7 @@ def require_for_signals(store: RunStore, requests: Iterable[Any]) -> None:
 
 
 def require_for_records(store: RunStore, turns: Iterable[Turn]) -> None:
-    """Refuse turns with activity records on a store that could not keep them once."""
+    """Refuse turns with activity records on a store that could not store each exactly once."""
     if not store.capabilities.conditional_batch and any(turn.records for turn in turns):
         require_conditional_batch(store, "activity reconciliation")
 
@@ -114,9 +97,6 @@ def check_values(**values: Any) -> None:
             raise problem
 
 
-TOO_SLOW = "the list took too long to read; ask for less, such as by workflow, status or time"
-
-
 def check_query(query: Struct) -> None:
     """Refuse a query or a policy with a field that no store can look up."""
     check_values(**{field: getattr(query, field) for field in query.__struct_fields__})
@@ -139,7 +119,7 @@ def finder_of(finders: Mapping[type, F], query: Struct) -> F:
 
 
 def check_bound(field: str, most: int | None) -> None:
-    """Refuse a bound that is malformed."""
+    """Refuse a malformed bound."""
     if most is not None and (type(most) is not int or not 1 <= most < 2**53):
         raise InvalidInput(f"{field} is a whole number from 1, not {most!r}", field=field)
 
@@ -171,26 +151,21 @@ def check_plans(plans: Sequence[Any] | None) -> None:
 
 
 def check_late(late_ms: int) -> None:
-    """Refuse a time to be late by that is malformed."""
+    """Refuse a malformed `late_ms`."""
     if type(late_ms) is not int or not 0 <= late_ms < 2**40:
         raise InvalidInput(f"late_ms is a whole number from 0 to some years, not {late_ms!r}", field="late_ms")
 
 
 def check_lease(node: str, lease_ms: int, plans: Sequence[Any] | None = None) -> None:
-    """Refuse a lease that is malformed."""
+    """Refuse a malformed lease."""
     check_names("node", [node])
     check_plans(plans)
     if type(lease_ms) is not int or not 1 <= lease_ms <= LEASE_MS:
         raise InvalidInput(f"a lease lasts from 1 to {LEASE_MS} ms, not {lease_ms!r}", field="lease_ms")
 
 
-def lease_end(lease_until: Instant, now: Instant) -> Instant:
-    """Return when a lease ends: at once, if it was given by a clock that was so far ahead that nobody can mean it."""
-    return lease_until if lease_until <= now + LEASE_BELIEVED else now
-
-
 def check_names(field: str, names: Sequence[Any], limits: Limits | None = None) -> None:
-    """Refuse a list in which something cannot be a name."""
+    """Refuse a list that contains something else than names."""
     if limits is not None:
         check_batch(names, limits)
     for name in names:
@@ -200,15 +175,15 @@ def check_names(field: str, names: Sequence[Any], limits: Limits | None = None) 
 
 
 def check_visible(visible_ms: int) -> None:
-    """Refuse a time to be invisible that is malformed."""
+    """Refuse a malformed visibility time-out."""
     if type(visible_ms) is not int or not 1 <= visible_ms < 2**40:
         raise InvalidInput(f"a job is taken for 1 ms to some years, not {visible_ms!r}", field="visible_ms")
 
 
-def check_take(
+def check_acquire(
     node: str, queues: Sequence[str], activities: Sequence[str], limit: int, visible_ms: int, limits: Limits
 ) -> None:
-    """Refuse to take jobs in a way that is malformed."""
+    """Refuse malformed arguments of `acquire_jobs`."""
     check_names("node", [node])
     check_names("queues", queues, limits)
     check_names("activities", activities, limits)
@@ -216,18 +191,18 @@ def check_take(
     check_visible(visible_ms)
 
 
-def check_beats(node: str, beats: Sequence[Heartbeat], visible_ms: int, limits: Limits) -> None:
-    """Refuse beats of which one is malformed."""
+def check_heartbeats(node: str, beats: Sequence[Heartbeat], visible_ms: int, limits: Limits) -> None:
+    """Refuse heartbeats of which one is malformed."""
     check_names("node", [node])
     check_visible(visible_ms)
     check_batch(beats, limits)
     for beat in beats:
-        problem = _check_beat(beat)
+        problem = _check_heartbeat(beat)
         if problem is not None:
             raise problem
 
 
-def _check_beat(beat: Any) -> InvalidInput | None:
+def _check_heartbeat(beat: Any) -> InvalidInput | None:
     if not isinstance(beat, Heartbeat):
         return InvalidInput(f"a beat is a Beat, not {type(beat).__qualname__}")
     problem = check_name("run_id", beat.run_id) or check_name("step_id", beat.step_id)
@@ -240,7 +215,7 @@ def _check_beat(beat: Any) -> InvalidInput | None:
 
 
 def check_release(node: str, jobs: Sequence[Any], limits: Limits) -> None:
-    """Refuse to give back jobs in a way that is malformed."""
+    """Refuse malformed arguments of `release_jobs`."""
     check_names("node", [node])
     check_batch(jobs, limits)
     for job in jobs:
@@ -269,7 +244,7 @@ _FILLED_BY_CALLERS: frozenset[type] = frozenset(
 
 
 def can_be_read(events: Iterable[Event]) -> bool:
-    """Return whether what is written of these events can be read again. What cannot is refused, never stored."""
+    """Return whether these events can be read again once they are written. Others are refused, never stored."""
     for event in events:
         if type(event.data) in _FILLED_BY_CALLERS:
             try:
@@ -280,8 +255,8 @@ def can_be_read(events: Iterable[Event]) -> bool:
 
 
 def can_be_kept(turn: Turn) -> bool:
-    """Return whether what a turn writes can be read again, by whoever is to read it."""
-    if (turn.jobs and not can_be_queued(turn)) or (turn.dead and not can_be_buried(turn)):
+    """Return whether everything that a turn writes can be read again."""
+    if (turn.jobs and not can_be_queued(turn)) or (turn.dead and not can_be_dead_lettered(turn)):
         return False
     for event in turn.events:
         if type(event.data) in _FILLED_BY_CALLERS:
@@ -290,7 +265,7 @@ def can_be_kept(turn: Turn) -> bool:
 
 
 def can_be_queued(turn: Turn) -> bool:
-    """Say whether the turn's jobs are the run's own and can be read again by whoever takes them."""
+    """Return whether the turn's jobs belong to its run and can be read again."""
     return all(_check_job(job, turn.run_id) is None for job in turn.jobs)
 
 
@@ -307,23 +282,8 @@ def _check_job(job: Any, run_id: str) -> InvalidInput | None:
     return problem
 
 
-def without_rate(limits: Limits) -> Limits:
-    """Return the limits for what runs send: how many in a minute does not matter."""
-    return replace(limits, signals_per_run_per_minute=INTEGER_LIMIT)
-
-
-def never_rejected(starts: Iterable[NewRun]) -> list[NewRun]:
-    """Return the runs that a turn starts so that they queue where others would be refused."""
-    return [
-        replace(new, admission=replace(new.admission, limit=replace(new.admission.limit, overload="queue")))
-        if new.admission is not None and new.admission.limit.overload == "reject"
-        else new
-        for new in starts
-    ]
-
-
 def check_admit(run_limits: Mapping[str, RunLimit], limit: int, node: str | None, limits: Limits) -> None:
-    """Refuse to let runs in in a way that is malformed."""
+    """Refuse malformed arguments of `admit`."""
     check_names("limits", list(run_limits), limits)
     check_page(limit)
     check_values(node=node)
@@ -333,13 +293,8 @@ def check_admit(run_limits: Mapping[str, RunLimit], limit: int, node: str | None
             raise problem
 
 
-def first_signals(new: NewRun, run_id: str) -> list[SignalRequest]:
-    """Return the signals that come with a request, addressed to the run that the request has led to."""
-    return [replace(request, run_id=run_id) for request in new.signals]
-
-
 def check_first_signals(new: NewRun, limits: Limits) -> CallerError | None:
-    """Return why a new run cannot take the signals that come with it, or None: then it takes every one of them."""
+    """Return why a new run cannot accept the signals that come with it, or None if it accepts all of them."""
     for request in first_signals(new, new.run_id):
         problem = check_signal(request, limits)
         if request.expected_version is not None or request.accept_before is not None:
@@ -354,28 +309,8 @@ def check_first_signals(new: NewRun, limits: Limits) -> CallerError | None:
     return None
 
 
-def finds_wait(waits: Sequence[Wait], ahead: Sequence[str | None], step_id: str | None) -> bool:
-    """Say whether a signal would be taken, after those ahead of it, of the same name, have taken their waits.
-
-    `ahead` and `step_id` say which wait a signal is addressed to; one without an address takes the oldest.
-    """
-    free = [wait.step_id for wait in sorted(waits, key=_opened)]
-    for address in (*ahead, step_id):
-        taken = address if address is not None else next(iter(free), None)
-        is_taken = taken in free
-        if taken is not None and is_taken:
-            free.remove(taken)
-    return is_taken
-
-
-def _opened(wait: Wait) -> tuple[Instant, int, str]:
-    """Return when a wait was opened: its token ends with the number of the event that did."""
-    number = wait.token.rpartition("@")[2]
-    return wait.since, int(number) if number.isdecimal() else 0, wait.step_id
-
-
-def can_be_buried(turn: Turn) -> bool:
-    """Say whether the turn's dead letters are the run's own and can be read again."""
+def can_be_dead_lettered(turn: Turn) -> bool:
+    """Return whether the turn's dead letters belong to its run and can be read again."""
     return all(_check_letter(letter, turn.run_id) is None for letter in turn.dead)
 
 
@@ -390,7 +325,7 @@ def _check_letter(letter: Any, run_id: str) -> InvalidInput | None:
 
 
 def check_settlement(ids: Sequence[Any], action: Any, actor: Any, limits: Limits) -> None:
-    """Refuse to settle dead letters in a way that is malformed."""
+    """Refuse malformed arguments of `settle_dead_letters`."""
     check_ids(ids, limits)
     if action not in get_args(Settlement):
         raise InvalidInput(f"a dead letter is settled by requeue or drop, not {action!r}", field="action")
@@ -399,25 +334,8 @@ def check_settlement(ids: Sequence[Any], action: Any, actor: Any, limits: Limits
     check_values(actor=actor)
 
 
-def settled_message(letter: DeadLetter, action: Settlement, status: RunStatus) -> Message | CallerError | None:
-    """Return the message to put back, None if it is to be dropped, or why it cannot be settled so."""
-    if letter.settled is not None:
-        return Conflict(f"letter {letter.letter_id!r} was settled before: {letter.settled}", letter_id=letter.letter_id)
-    if action == "drop":
-        return None
-    if letter.reason == "refused":
-        problem = "was refused by the run that it was for: send it again yourself, or drop the letter"
-        return InvalidInput(f"what letter {letter.letter_id!r} holds {problem}")
-    if status in TERMINAL:
-        return run_terminal(letter.run_id, status)
-    try:
-        return replace(codec.decode(letter.envelope, Message), due_at=None, attempts=0)
-    except InvalidInput:
-        return InvalidInput(f"letter {letter.letter_id!r} cannot be read, so it cannot be handled again")
-
-
 def check_definitions(definitions: Sequence[Any], limits: Limits) -> None:
-    """Refuse definitions that could not be kept, or not be read again."""
+    """Refuse definitions that could not be stored, or not be read again."""
     check_batch(definitions, limits)
     for definition in definitions:
         problem = check_declaration(definition)
@@ -425,18 +343,8 @@ def check_definitions(definitions: Sequence[Any], limits: Limits) -> None:
             raise problem
 
 
-def no_such_letter(letter_id: str) -> NotFound:
-    """Make the refusal to settle a dead letter that does not exist."""
-    return NotFound(f"there is no dead letter {letter_id!r}", letter_id=letter_id)
-
-
-def unreadable_letter(letter_id: str) -> Conflict:
-    """Make the refusal to settle a dead letter whose row is damaged."""
-    return Conflict(f"the row of dead letter {letter_id!r} is damaged: repair or delete it", letter_id=letter_id)
-
-
 def check_tokens(tokens: Sequence[Any], limits: Limits) -> None:
-    """Refuse tokens that could not be kept, or not be found again."""
+    """Refuse tokens that could not be stored, or not be found again."""
     check_batch(tokens, limits)
     for token in tokens:
         if not isinstance(token, AccessToken):
@@ -451,7 +359,7 @@ def check_tokens(tokens: Sequence[Any], limits: Limits) -> None:
 
 
 def check_audit(entries: Sequence[Any], limits: Limits) -> None:
-    """Refuse entries of the audit log that could not be kept, or not be found again."""
+    """Refuse entries of the audit log that could not be stored, or not be found again."""
     check_batch(entries, limits)
     for entry in entries:
         problem = unfit_entry(entry)
@@ -460,7 +368,7 @@ def check_audit(entries: Sequence[Any], limits: Limits) -> None:
 
 
 def unfit_entry(entry: Any) -> InvalidInput | None:
-    """Return why an entry of the audit log cannot be kept, or None."""
+    """Return why an entry of the audit log cannot be stored, or None."""
     if not isinstance(entry, AuditEntry):
         return InvalidInput(f"an entry of the audit log is an AuditEntry, not {type(entry).__qualname__}")
     for field in ("entry_id", "operation"):
@@ -482,25 +390,8 @@ def unfit_entry(entry: Any) -> InvalidInput | None:
     return None
 
 
-def audited(entry: AuditEntry, run_id: str, place: tuple[str, str, str], now: Instant) -> AuditEntry:
-    """Return an entry about a run, with whose run it is."""
-    tenant, project, environment = place
-    return replace(entry, run_id=run_id, tenant=tenant, project=project, environment=environment, at=now)
-
-
-def letter_entry(entry: AuditEntry, letter_id: str) -> AuditEntry:
-    """Return the entry about one of the dead letters that are settled together."""
-    return replace(entry, entry_id=f"{entry.entry_id}:{letter_id}"[:NAME_BYTES], subject=letter_id)
-
-
-def migration_entry(present: int, latest: int, now: Instant) -> AuditEntry:
-    """Return the entry about a migration of the schema, which the store itself does."""
-    detail = f"schema {present} to {latest}"
-    return AuditEntry(entry_id=f"migrate-{latest}", operation="store.migrate", actor="holdfast", detail=detail, at=now)
-
-
 def check_purge(policy: PurgePolicy, audit: AuditEntry | None, limits: Limits) -> None:
-    """Refuse to purge in a way that is malformed."""
+    """Refuse malformed arguments of `purge`."""
     check_query(policy)
     check_page(policy.limit)
     check_audit(() if audit is None else (audit,), limits)
@@ -510,15 +401,8 @@ def check_purge(policy: PurgePolicy, audit: AuditEntry | None, limits: Limits) -
         raise InvalidInput("tokens are deleted of one tenant: name it", field="tenant")
 
 
-def purge_entry(entry: AuditEntry, report: PurgeReport, now: Instant) -> AuditEntry:
-    """Return the entry about a purge, with what was deleted."""
-    counts = asdict(report)
-    said = ", ".join(f"{name} {count}" for name, count in counts.items() if count and name != "has_more")
-    return replace(entry, detail=said or "nothing", at=now)
-
-
 def check_key(name: Any, key: Any) -> None:
-    """Refuse a key that could not be kept."""
+    """Refuse a key that could not be stored."""
     check_names("name", [name])
     if not isinstance(key, str) or not _SHA256.fullmatch(key):
         raise InvalidInput("a key is 64 hex digits", field="key")
@@ -579,13 +463,13 @@ def check_new_run(new: Any) -> CallerError | None:
 def _unfit_place(*names: Any) -> InvalidInput | None:
     try:
         return _unfit_names(names)
-    except TypeError:  # one that cannot be hashed is none
+    except TypeError:  # a name that cannot be hashed is no name
         return _unfit_names.__wrapped__(names)
 
 
 @lru_cache(maxsize=1_024, typed=True)
 def _unfit_names(names: tuple[Any, ...]) -> InvalidInput | None:
-    """Return why a run cannot have this place and definition, or None. There are few different ones, and many runs."""
+    """Return why a run cannot have these names, or None. Cached: there are few different ones, and many runs."""
     for field, name in zip(("tenant", "project", "environment", "plan_id", "plan_version"), names, strict=True):
         problem = check_name(field, name)
         if problem is not None:
@@ -602,135 +486,11 @@ def check_item(item: Any, limits: Limits) -> CallerError | None:
     return InvalidInput(f"what is delivered is a SignalRequest or a Message, not {type(item).__qualname__}")
 
 
-def lease_expired(node: str) -> LeaseExpired:
-    """Make the error of a node that claims without a current lease."""
-    return LeaseExpired(f"node {node} has no current lease; renew it before claiming", node=node)
-
-
 def check_node_name(name: Any) -> InvalidInput | None:
-    """Return what is wrong with the name of a node, which has room for what tells its lives apart."""
+    """Return what is wrong with the name of a node. A name leaves room for the suffix that distinguishes its lives."""
     problem = check_name("name", name)
     if problem is None and len(name.encode()) > NODE_NAME_BYTES:
         problem = InvalidInput(f"the name of a node has at most {NODE_NAME_BYTES} UTF-8 bytes: {name!r}", field="name")
     if problem is None and LIFE in name:
         problem = InvalidInput(f"the name of a node has no {LIFE!r} in it: {name!r}", field="name")
     return problem
-
-
-def name_of(node: str) -> str:
-    """Return the name under which a node is known to people, without what tells its lives apart."""
-    return node.partition(LIFE)[0]
-
-
-def lives_of(node: str) -> tuple[str, str] | None:
-    """Return the range of text, without its ends, in which all lives of the node's name are; None: it has one life."""
-    name, mark, _ = node.partition(LIFE)
-    return (name + mark, name + chr(ord(LIFE) + 1)) if mark else None
-
-
-def is_another_life(node: str, other: str) -> bool:
-    """Return whether this is another life of the same node."""
-    lives = lives_of(node)
-    return lives is not None and other != node and lives[0] < other < lives[1]
-
-
-def superseded(node: str) -> NodeSuperseded:
-    """Make the error of a node whose name has another life by now."""
-    name = name_of(node)
-    return NodeSuperseded(
-        f"node {name}: another process has started under this name and took over; give each process its own name",
-        node=name,
-    )
-
-
-def no_such_run(run_id: str) -> NotFound:
-    """Make the refusal of something sent to a run that does not exist."""
-    return NotFound(f"there is no run {run_id!r}", run_id=run_id)
-
-
-def run_terminal(run_id: str, status: RunStatus) -> RunTerminal:
-    """Make the refusal of something sent to a run that has finished."""
-    return RunTerminal(f"run {run_id!r} is {status}", run_id=run_id, status=str(status))
-
-
-def request_conflict(run_id: str) -> Conflict:
-    """Make the refusal of a request id that was used with another input."""
-    return Conflict("this request was made before with another input", run_id=run_id)
-
-
-def run_id_taken(run_id: str) -> Conflict:
-    """Make the refusal of a run id that another request has used."""
-    return Conflict(f"there is another run with the id {run_id!r}", run_id=run_id)
-
-
-def payload_conflict(request: SignalRequest) -> Conflict:
-    """Make the refusal of a signal id that was used with another payload."""
-    return Conflict(
-        f"signal {request.name!r} with this signal_id was accepted before with another payload",
-        workflow_id=request.run_id,
-        signal_name=request.name,
-        signal_id=request.signal_id,
-    )
-
-
-def version_moved(request: SignalRequest, version: int) -> Conflict:
-    """Make the refusal of a signal for a version of its run that is not the present one."""
-    return Conflict(
-        f"signal {request.name!r} was meant for version {request.expected_version} of run {request.run_id!r}, "
-        f"which is at {version}",
-        workflow_id=request.run_id,
-        expected_version=request.expected_version,
-        version=version,
-    )
-
-
-def not_accepted_any_more(request: SignalRequest) -> Conflict:
-    """Make the refusal of a signal that comes at or after the instant before which it was to be accepted."""
-    return Conflict(f"the time for signal {request.name!r} is over", workflow_id=request.run_id)
-
-
-def step_is_taken(request: SignalRequest) -> Conflict:
-    """Make the refusal of a conditional signal whose step another one, not yet recorded, is for."""
-    problem = f"another signal {request.name!r} was accepted for step {request.step_id!r} before"
-    return Conflict(problem, workflow_id=request.run_id, step_id=request.step_id)
-
-
-def check_conditions(request: SignalRequest, version: int, now: Instant, is_step_taken: bool) -> Conflict | None:
-    """Return why a signal that comes with conditions is not accepted, or None."""
-    if request.accept_before is not None and now >= request.accept_before:
-        return not_accepted_any_more(request)
-    if request.expected_version is not None and is_step_taken:
-        return step_is_taken(request)
-    if request.expected_version is not None and request.expected_version != version:
-        return version_moved(request, version)
-    return None
-
-
-def indeterminate(request: SignalRequest, now: Instant) -> SignalAcceptanceIndeterminate:
-    """Make the refusal of a signal whose payload is stored and whose acceptance record is missing."""
-    seed = f"{request.run_id}|{request.name}|{request.signal_id}|{now}"
-    return SignalAcceptanceIndeterminate(
-        f"signal {request.name!r} with this signal_id may have been delivered; its acceptance record is missing",
-        workflow_id=request.run_id,
-        signal_name=request.name,
-        signal_id=request.signal_id,
-        correlation_id=sha256(seed.encode()).hexdigest()[:16],
-    )
-
-
-def not_waiting(request: SignalRequest) -> NotWaiting:
-    """Make the refusal of a signal that must find a wait and finds none."""
-    return NotWaiting(
-        f"no open wait of run {request.run_id!r} would take signal {request.name!r}",
-        workflow_id=request.run_id,
-        signal_name=request.name,
-    )
-
-
-def rate_limited(request: SignalRequest, limits: Limits, free_at: Instant, now: Instant) -> RateLimited:
-    """Make the refusal of a signal that comes too soon after too many others."""
-    return RateLimited(
-        f"run {request.run_id!r} takes {limits.signals_per_run_per_minute} signals a minute",
-        workflow_id=request.run_id,
-        retry_after_ms=-(-(free_at - now) // 1_000),
-    )

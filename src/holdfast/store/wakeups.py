@@ -1,7 +1,7 @@
 """Wake-ups: hints that some run may have become ready.
 
-A node that has nothing to do waits here until the next due instant, or until somebody rings. Losing a wake-up costs
-latency, never correctness; a false one costs a look.
+An idle node waits here until the next due instant, or until it is notified. Losing a wake-up costs latency, never
+correctness; a spurious one costs one query.
 """
 
 import asyncio
@@ -9,10 +9,10 @@ from typing import Protocol
 
 
 class Listener(Protocol):
-    """One who waits for the bell."""
+    """Waits for notifications."""
 
     async def wait(self, timeout_s: float | None) -> bool:
-        """Wait for the bell; return False if the time ran out first. A ring since the last wait is not lost."""
+        """Wait for a notification; return False on time-out. A notification since the last wait is not lost."""
         ...
 
     def close(self) -> None:
@@ -21,10 +21,10 @@ class Listener(Protocol):
 
 
 class Wakeups(Protocol):
-    """The bell of one store."""
+    """The notifications of one store."""
 
     def notify(self) -> None:
-        """Wake everybody who listens, here and in other processes. Never blocks, never raises."""
+        """Wake every listener, here and in other processes. Never blocks, never raises."""
         ...
 
     def listen(self) -> Listener:
@@ -32,12 +32,12 @@ class Wakeups(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back every resource; those who still wait are woken."""
+        """Release every resource, and wake the listeners that still wait."""
         ...
 
 
 class LocalListener:
-    """One who waits for a bell in the same event loop."""
+    """Waits for notifications in the same event loop."""
 
     def __init__(self, wakeups: "LocalWakeups") -> None:
         self._wakeups = wakeups

@@ -1,10 +1,10 @@
 """A store that fails in every way in which a real one may.
 
 `FaultyStore` is what one node sees of a store: answers take time, some never come, some come twice, and wake-ups get
-lost. It breaks no promise of the port: what it says has happened has happened. An error says nothing; the verb may
-have been carried out or not.
+lost. It breaks no promise of the port: what it has answered has happened. After an error the outcome is unknown: the
+verb may have been executed or not.
 
-`Weather` is shared by all who use the store and can change at any time.
+`Weather` is shared by all users of the store and can change at any time.
 """
 
 import asyncio
@@ -39,16 +39,16 @@ class Faults(Struct, frozen=True, kw_only=True):
     """How often things go wrong, as probabilities, and how long things take."""
 
     latency_s: float = 0.0
-    """The mean of the time that a request, or its answer, is under way."""
+    """The mean time that a request, or its answer, takes to arrive."""
 
     refused: float = 0.0
-    """A verb is not carried out, and raises."""
+    """A verb is not executed, and raises."""
 
     unanswered: float = 0.0
-    """A verb is carried out, and raises."""
+    """A verb is executed, and raises."""
 
     repeated: float = 0.0
-    """A verb that may be repeated is carried out again, some time later."""
+    """A verb that may be repeated is executed again, some time later."""
 
     unheard: float = 0.0
     """A wake-up is lost."""
@@ -58,12 +58,12 @@ CALM = Faults()
 
 
 class Weather:
-    """How things are at the moment."""
+    """The faults at the moment."""
 
     def __init__(self, faults: Faults = CALM) -> None:
         self.faults = faults
         self.is_down = False
-        """Nobody reaches the store."""
+        """The store cannot be reached."""
 
 
 class FaultyStore:
@@ -77,11 +77,11 @@ class FaultyStore:
         self.extend_lease = None  # a blocked loop would block the simulation
         self.wakeups: Wakeups = FaultyWakeups(store.wakeups, weather, rng)
 
-    # --- how a verb is carried out
+    # --- how a verb is executed
 
     async def _reach(self, verb: Verb[T], *, may_repeat: bool = False) -> T:
         process = current_process()
-        if process is not None and not process.is_alive:  # by what it is just doing: nothing of that reaches anybody
+        if process is not None and not process.is_alive:  # killed by what it is just doing: its call has no effect
             await asyncio.get_running_loop().create_future()
         await self._travel()
         if self._fails(self._weather.faults.refused):
@@ -108,7 +108,7 @@ class FaultyStore:
         try:
             await verb()
         except HoldfastError:
-            return  # nobody waits for this answer
+            return  # there is no caller for this answer
 
     # --- the verbs
 
@@ -224,7 +224,7 @@ class FaultyStore:
 
 
 class FaultyWakeups:
-    """A bell that is not always heard."""
+    """Wake-ups of which some are lost."""
 
     def __init__(self, wakeups: Wakeups, weather: Weather, rng: Random) -> None:
         self._wakeups = wakeups
@@ -238,11 +238,11 @@ class FaultyWakeups:
         return FaultyListener(self._wakeups.listen(), self._weather, self._rng)
 
     def close(self) -> None:
-        """Do nothing: the bell is shared."""
+        """Do nothing: the wake-ups are shared."""
 
 
 class FaultyListener:
-    """One who does not hear every ring."""
+    """A listener that misses some notifications."""
 
     def __init__(self, listener: Listener, weather: Weather, rng: Random) -> None:
         self._listener = listener
@@ -277,7 +277,7 @@ class OrderedWakeups:
         return listener
 
     def forget(self, listener: "OrderedListener") -> None:
-        """Take one off the list."""
+        """Remove a listener."""
         self._listeners.pop(listener, None)
 
     def close(self) -> None:
@@ -285,7 +285,7 @@ class OrderedWakeups:
 
 
 class OrderedListener:
-    """One who waits for an `OrderedWakeups`."""
+    """A listener of an `OrderedWakeups`."""
 
     def __init__(self, wakeups: OrderedWakeups) -> None:
         self._wakeups = wakeups

@@ -33,13 +33,13 @@ from holdfast.store.port import (
     WaitQuery,
 )
 from holdfast.store.types import DeadLetterQuery, TokenQuery
-from holdfast.testing.clock import START
+from holdfast.testing import START
 
 T = TypeVar("T")
 K = TypeVar("K", str, int, tuple[str, str], tuple[int, str])
 
 PAGE = 100
-"""How much is asked for at a time; a store's own limit may be lower."""
+"""How many rows are read at a time; a store's own limit may be lower."""
 
 FEW = 5
 """How many runs are loaded at a time: fewer than the smallest batch that a test allows."""
@@ -112,7 +112,7 @@ def message(
 def dead_letter(
     run_id: str = "run-1", signal_id: str = "poison", reason: Reason = "retries exhausted", died_at: Instant = START
 ) -> DeadLetter:
-    """Return the letter of a message that nobody could handle."""
+    """Return the dead letter of a message that could not be handled."""
     return to_dead_letter(message(run_id, signal_id), reason, "Conflict: not now", "node-a", died_at)
 
 
@@ -163,7 +163,7 @@ def job(
 
 
 def wait(name: str = "go", step_id: str | None = None, until: Instant | None = None) -> commands.WaitSignal:
-    """Return the command to wait for a signal. The step is called like the signal unless told otherwise."""
+    """Return the command to wait for a signal. By default the step has the signal's name."""
     return commands.WaitSignal(step_id=step_id or name, name=name, until=until)
 
 
@@ -304,7 +304,7 @@ def draft_turn(
 
 
 async def read_history(store: Store, run_id: str, version: int | None = None) -> list[Event]:
-    """Return all events of a run, page by page, which must follow on each other. `version` spares the last look."""
+    """Return all events of a run, page by page, without gaps. A known `version` saves the last read."""
     events: list[Event] = []
     while (version is None or len(events) < version) and (
         page := await store.read_events(run_id, after=len(events), limit=PAGE)
@@ -315,7 +315,7 @@ async def read_history(store: Store, run_id: str, version: int | None = None) ->
 
 
 async def read_mailbox(store: Store, run_id: str, inbox_seq: int | None = None) -> list[Signal]:
-    """Return all signals of a run, consumed ones too. `inbox_seq`, the last one's, spares the last look."""
+    """Return all signals of a run, consumed ones too. `inbox_seq` of the last one, if known, saves the last read."""
     return await _read_all(
         lambda after: store.find(MailboxQuery(run_id=run_id, consumed=True, after=after, limit=PAGE)),
         0,

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from warnings import catch_warnings
 
 from holdfast.core.instants import Instant
-from holdfast.testing.clock import START
+from holdfast.testing import START
 
 T = TypeVar("T")
 
@@ -28,17 +28,17 @@ MOST_ROUNDS = 1_000_000
 """How many rounds of callbacks a simulation may take. A long one takes some ten thousand."""
 
 MOST_TICK_S = 0.000_05
-"""How long a round of callbacks takes, at most. Some time passes even where nobody sleeps."""
+"""How long a round of callbacks takes, at most. Some time passes even if no task sleeps."""
 
 _process: ContextVar["SimProcess | None"] = ContextVar("holdfast_sim_process", default=None)
 
 
 class Deadlock(Exception):
-    """Nothing is ready, no timer is running, and somebody still waits."""
+    """Nothing is ready, no timer is running, and a task still waits."""
 
 
 class Livelock(Exception):
-    """Callbacks go on and on: somebody looks again and again instead of waiting."""
+    """Callbacks never end: a task polls instead of waiting."""
 
 
 class SimProcess:
@@ -78,7 +78,7 @@ class SimProcess:
             self.death.set_result(None)
 
     def may_run(self, handle: asyncio.Handle) -> bool:
-        """Say whether a callback of this process may run now; keep it for later, or burn the fuse."""
+        """Return whether a callback of this process may run now; keep it for later, or burn the fuse."""
         if not self.is_alive:
             return False
         if self.is_stopped:
@@ -150,7 +150,7 @@ class SimLoop(asyncio.BaseEventLoop):
             self.close()
 
     def _abandon(self) -> None:
-        """Close what never came to its end, so that nobody complains about it later."""
+        """Close what never finished, so that asyncio does not warn about it later."""
         self._ready.clear()
         self._scheduled.clear()
         for task in self._tasks:
@@ -161,7 +161,7 @@ class SimLoop(asyncio.BaseEventLoop):
                     assert coro is not None
                     coro.close()
             elif not task.cancelled():
-                task.exception()  # somebody has looked
+                task.exception()  # marks it as retrieved
 
     # --- what BaseEventLoop leaves to its subclasses
 
@@ -202,7 +202,7 @@ class SimLoop(asyncio.BaseEventLoop):
         """Do nothing: there are no files."""
 
     def _write_to_self(self) -> None:
-        """Do nothing: there is nobody to be woken."""
+        """Do nothing: there is no other thread."""
 
 
 def _number(handle: asyncio.Handle) -> int:

@@ -19,7 +19,7 @@ from holdfast.store.postgres import PostgresStore
 from holdfast.store.postgres.address import parse_address
 from holdfast.store.postgres.create import create
 from holdfast.store.postgres.pool import in_schema
-from holdfast.testing.clock import VirtualClock
+from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, complete, new_run, signal
 from holdfast.testing.store_suite.admission import ONE, admit, enqueue, finish, waiting
 from holdfast.testing.store_suite.base import check_refused
@@ -95,7 +95,7 @@ async def test_run_that_is_queued_while_the_last_one_leaves_is_admitted_after_th
         is_queued.set()
         await may_end.wait()
 
-    coming = asyncio.create_task(store._server.transact(enqueue_slowly))
+    coming = asyncio.create_task(store._pool.transact(enqueue_slowly))
     await is_queued.wait()
     await finish(node, "a")
     admitting = asyncio.create_task(admit(store))
@@ -161,7 +161,7 @@ async def test_run_that_was_created_without_a_request_takes_no_place(address: st
         is_created.set()
         await may_end.wait()
 
-    creating = asyncio.create_task(store._server.transact(create_slowly))
+    creating = asyncio.create_task(store._pool.transact(create_slowly))
     await is_created.wait()
     coming = asyncio.create_task(store.create([with_admission("a", request_id="mine")]))
     async with behind(address) as connection:

@@ -42,8 +42,8 @@ async def store(address: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 
 def recorded(store: PostgresStore, function: str) -> Recorded:
     """Count the calls of a function from now on."""
-    store._server = Recorded(store._server, function)  # type: ignore[assignment]
-    return store._server  # type: ignore[return-value]
+    store._pool = Recorded(store._pool, function)  # type: ignore[assignment]
+    return store._pool  # type: ignore[return-value]
 
 
 @pytest.mark.contract("STO-1", "OWN-1")

@@ -13,10 +13,9 @@ from holdfast.store.postgres import PostgresStore
 from holdfast.store.postgres.address import parse_address
 from holdfast.store.postgres.changefeed import Cursor
 from holdfast.store.postgres.pool import in_schema
-from holdfast.testing import VirtualClock
+from holdfast.testing import VirtualClock, system_view
 from holdfast.testing.samples import SampleNode, marker, new_run, wait
 from holdfast.testing.store_suite.changefeed import is_nothing, versions
-from holdfast.testing.views import system_view
 from tests.races import players
 from tests.races.stage import play
 from tests.store.postgres.servers import behind, execute

@@ -45,7 +45,7 @@ async def measured_claim(recorder: Recorder, node: SampleNode) -> int:
 async def test_a_claim_does_not_walk_through_what_is_long_done(address: str) -> None:
     clock = VirtualClock()
     store, recorder = await recorded(address, clock)
-    [connection] = store._server._free
+    [connection] = store._pool._free
     await connection.execute("SET auto_explain.log_analyze = on")
     await connection.execute("SET auto_explain.log_buffers = on")
     node = SampleNode(store, "node-a", HOUR_MS)

@@ -23,7 +23,7 @@ from holdfast.core.messages import Actor
 from holdfast.run import RunHandle
 from holdfast.store.port import Store
 from holdfast.store.postgres.store import PostgresStore
-from holdfast.testing.views import system_view
+from holdfast.testing import system_view
 from tests.engine.place import until_event
 from tests.store.postgres import worker
 from tests.store.postgres.proxy import Proxy

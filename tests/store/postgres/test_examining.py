@@ -124,10 +124,10 @@ async def test_a_user_without_rights_is_told_which(store: PostgresStore, address
             await connection.execute(f"GRANT USAGE ON SCHEMA {schema} TO half_allowed")
             await connection.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO half_allowed")
             await connection.execute(f"REVOKE UPDATE ON {schema}.runs FROM half_allowed")
-            for free in store._server._free:
+            for free in store._pool._free:
                 await free.execute("SET ROLE half_allowed")
             [writing] = await found(store, "writing")
-            for free in store._server._free:
+            for free in store._pool._free:
                 await free.execute("RESET ROLE")
         finally:
             await connection.execute("DROP OWNED BY half_allowed")

@@ -341,7 +341,7 @@ async def test_nothing_is_kept_in_a_session_behind_a_pooler(address: str, store:
     node = SampleNode(pooled)
     for number in range(3):
         await node.start(f"run-{number}", marker("mark"))
-        [connection] = pooled._server._free
+        [connection] = pooled._pool._free
         await connection.execute("DISCARD ALL")
     assert len(await pooled.find(RunQuery())) == 3
     listener = pooled.wakeups.listen()
@@ -380,12 +380,12 @@ async def test_closing_does_not_swallow_a_cancellation(postgres_url: str, ticks:
 async def test_a_cancelled_close_leaves_no_connection_behind(postgres_url: str) -> None:
     store = await PostgresStore.open(postgres_url)
     await store.migrate()
-    asking = asyncio.create_task(store._server.fetch("SELECT pg_sleep(60)"))
-    while not store._server._in_use:  # noqa: ASYNC110
+    asking = asyncio.create_task(store._pool.fetch("SELECT pg_sleep(60)"))
+    while not store._pool._in_use:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
-    [connection] = store._server._in_use
+    [connection] = store._pool._in_use
     closing = asyncio.create_task(store.close())
-    store._server._tasks.add(asking)
+    store._pool._tasks.add(asking)
     await asyncio.sleep(0.01)
     closing.cancel()
     await asyncio.wait([closing, asking], timeout=5)
@@ -400,8 +400,8 @@ async def test_closing_takes_a_bounded_time_though_a_server_does_not_answer(
     monkeypatch.setattr(pool, "CLOSE_S", 0.05)
     store = await PostgresStore.open(postgres_url)
     await store.migrate()
-    asking = asyncio.create_task(store._server.finished(store._server.fetch("SELECT pg_sleep(60)")))
-    while not store._server._in_use:  # noqa: ASYNC110
+    asking = asyncio.create_task(store._pool.finished(store._pool.fetch("SELECT pg_sleep(60)")))
+    while not store._pool._in_use:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
     async with asyncio.timeout(5):
         await store.close()

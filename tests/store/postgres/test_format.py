@@ -25,7 +25,7 @@ from holdfast.store.postgres.address import parse_address
 from holdfast.store.postgres.migrate import schema as schema_scripts
 from holdfast.store.postgres.pool import in_schema
 from holdfast.store.types import DeadLetterQuery, TokenQuery
-from holdfast.testing.clock import START, VirtualClock
+from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import SampleNode, access_token, complete, dead_letter, new_run, signal
 from holdfast.testing.store_suite.admission import admit, enqueue
 from tests.store.postgres.servers import behind, execute

@@ -18,7 +18,7 @@ MOST_SECONDS = 20.0
 async def test_commits_do_not_wait_for_lists(address: str, pooler: str) -> None:
     store = await PostgresStore.open(f"{address}&connections=2{pooler}")
     await store.migrate()
-    store._lists = Pool(store._server.address, 30_000, statement_s=1.0)
+    store._lists = Pool(store._pool.address, 30_000, statement_s=1.0)
     async with asyncio.timeout(MOST_SECONDS):
         slow = [asyncio.create_task(store._lists.fetch("SELECT pg_sleep(60)")) for _ in range(4)]
         created = 0

@@ -135,7 +135,7 @@ async def recorded(address: str, clock: VirtualClock | None = None) -> tuple[Pos
     store = await PostgresStore.open(f"{address}&connections=1", clock=clock)
     await store.migrate()
     schema = parse_address(address).schema
-    [connection] = store._server._free
+    [connection] = store._pool._free
     recorder = Recorder(schema, dict(await connection.fetch(FIRST_COLUMNS, schema)))
     connection.add_log_listener(recorder)
     try:
@@ -246,7 +246,7 @@ async def fill(address: str) -> None:
 @pytest.mark.contract("STO-1", "TSK-1")
 async def test_tasks_are_found_without_walking_through_all(address: str) -> None:
     store, recorder = await recorded(address)
-    store._lists = store._server  # whose plans are looked at
+    store._lists = store._pool  # whose plans are looked at
     await fill(address)
     await SampleNode(store).start("run-1", task("a", roles=("boss",), assignee="ann"))
     for query, index in (

@@ -14,8 +14,8 @@ from holdfast.core.invariants import check
 from holdfast.errors import Conflict
 from holdfast.store import port
 from holdfast.store.postgres.address import parse_address
+from holdfast.testing import system_view
 from holdfast.testing.samples import SampleNode, new_run, read_history, read_mailbox, timer
-from holdfast.testing.views import system_view
 from tests.races import players
 from tests.races.files import HOUR_MS, opened_anywhere, prepare
 from tests.races.stage import play

@@ -28,8 +28,8 @@ from holdfast.errors import CallerError, Conflict, InvalidInput
 from holdfast.limits import ERROR_TEXT_CHARS, Limits
 from holdfast.program.outcomes import error_info
 from holdfast.registry import Registry
+from holdfast.store.decisions import run_terminal
 from holdfast.store.port import Refused, Store
-from holdfast.store.validation import run_terminal
 
 
 async def completion_key(store: Store) -> str:

@@ -17,8 +17,8 @@ from holdfast.core.state import TERMINAL
 from holdfast.engine.history import find_event, head_of
 from holdfast.errors import NotFound
 from holdfast.store import port
+from holdfast.store.decisions import no_such_run
 from holdfast.store.types import DeadLetterQuery, pages
-from holdfast.store.validation import no_such_run
 
 
 class Receipt(Struct, frozen=True, kw_only=True):

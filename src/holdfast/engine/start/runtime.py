@@ -40,8 +40,8 @@ from holdfast.limits import PRIORITY, Limits
 from holdfast.program.definitions import WorkflowDefinition
 from holdfast.registry import Registry
 from holdfast.store import port
+from holdfast.store.decisions import no_such_run
 from holdfast.store.types import DeadLetterQuery
-from holdfast.store.validation import no_such_run
 
 
 class StartOptions(Struct, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ from holdfast.core.index_rows import Task, Wait
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, Signal, SignalRequest
 from holdfast.errors import InvalidInput, NotPermitted
+from holdfast.store.decisions import no_such_letter, no_such_run
 from holdfast.store.port import (
     Accepted,
     Capabilities,
@@ -35,7 +36,7 @@ from holdfast.store.port import (
     WaitQuery,
 )
 from holdfast.store.types import AuditQuery, DeadLetterQuery, TokenQuery, pages
-from holdfast.store.validation import finder_of, no_such_letter, no_such_run
+from holdfast.store.validation import finder_of
 from holdfast.store.wakeups import Wakeups
 
 

@@ -12,8 +12,8 @@ from holdfast.service.auth.roles import ADMIN
 from holdfast.service.context import RequestContext
 from holdfast.service.operations.tokens import Place
 from holdfast.service.registry import Request, RunId, operation
+from holdfast.store.decisions import audited
 from holdfast.store.port import PurgePolicy, PurgeReport, RunQuery
-from holdfast.store.validation import audited
 
 DryRun = Annotated[bool, Meta(description="Only count what would be deleted.")]
 UNFINISHED = tuple(status for status in RunStatus if status not in TERMINAL)

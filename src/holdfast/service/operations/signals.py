@@ -32,8 +32,8 @@ from holdfast.service.operations.runs import StartRun, start_run
 from holdfast.service.paging import Cursor, PageSize, read_page
 from holdfast.service.registry import OF_A_RUN, Name, Request, RunId, SignalId, StepId, given, operation
 from holdfast.service.views import AcceptedSignal, RunStarted, WaitView, accepted_signal, shown, wait_view
+from holdfast.store.decisions import no_such_run
 from holdfast.store.port import MailboxQuery, WaitQuery
-from holdfast.store.validation import no_such_run
 
 REFUSALS: tuple[type[HoldfastError], ...] = (
     NotFound,

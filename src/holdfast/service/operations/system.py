@@ -11,8 +11,8 @@ from holdfast.service.context import RequestContext
 from holdfast.service.paging import PageSize
 from holdfast.service.registry import Request, operation
 from holdfast.service.views import moment
+from holdfast.store.decisions import name_of
 from holdfast.store.port import Stats
-from holdfast.store.validation import name_of
 
 VERSION = version("holdfast")
 

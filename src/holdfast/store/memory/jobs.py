@@ -1,4 +1,4 @@
-"""What the reference model keeps of a step's activity: its job in a queue, and what was said of its progress."""
+"""What the reference model stores of a step's activity: its job in a queue, and the details of its progress."""
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 from msgspec.structs import replace
@@ -9,9 +9,9 @@ from holdfast.store import port
 
 
 class Work(Struct, frozen=True, kw_only=True):
-    """One step's activity. Without a job it is carried out by the run's owner, and there are only details.
+    """One step's activity. Without a job the run's owner executes it, and there are only details.
 
-    The job's `engine_attempt_id` is that of its next take.
+    The job's `engine_attempt_id` is that of its next acquisition.
     """
 
     job: port.Job | None = None
@@ -20,22 +20,22 @@ class Work(Struct, frozen=True, kw_only=True):
     details: Raw | None = None
 
     def is_taken_by(self, node: str, engine_attempt_id: int) -> bool:
-        """Say whether the last take was this one."""
+        """Return whether this node acquired it last, as this attempt."""
         return self.job is not None and (self.taken_by, self.job.engine_attempt_id) == (node, engine_attempt_id + 1)
 
     def kept_until(self, visible_at: Instant, details: Raw | UnsetType) -> "Work":
-        """Return what is kept after a beat of the taker."""
+        """Return the activity after a heartbeat."""
         return replace(self, visible_at=visible_at, details=self.details if details is UNSET else details)
 
     def returned(self, engine_attempt_id: int, visible_at: Instant) -> "Work":
-        """Return what is kept when the last take is undone."""
+        """Return the activity after its job was given back."""
         assert self.job is not None
         job = replace(self.job, engine_attempt_id=engine_attempt_id)
         return replace(self, job=job, visible_at=visible_at, taken_by=None)
 
 
 def put(job: port.Job, there: Work | None, now: Instant) -> Work:
-    """Return a job as it lies in its queue, with the details of the one that it replaces."""
+    """Return a queued job, with the details of the one that it replaces."""
     details = there.details if there is not None else None
     if details is None and job.details != NULL:
         details = job.details
@@ -43,7 +43,7 @@ def put(job: port.Job, there: Work | None, now: Instant) -> Work:
 
 
 def acquire(work: Work, job: port.Job, node: str, visible_at: Instant) -> tuple[Work, port.Job]:
-    """Return what is kept of a job that a node takes, and what the node is given."""
+    """Return the activity after a node has acquired its job, and what the node gets."""
     given = replace(job, details=NULL if work.details is None else work.details)
     kept = replace(job, engine_attempt_id=job.engine_attempt_id + 1)
     return replace(work, job=kept, visible_at=visible_at, taken_by=node), given

@@ -12,10 +12,10 @@ from holdfast.core.messages import Actor, Signal
 from holdfast.core.state import TERMINAL
 from holdfast.core.tasks import is_effective
 from holdfast.store import port
+from holdfast.store.decisions import lease_end
 from holdfast.store.memory.run import Run
 from holdfast.store.sql import in_json, lowered, words_of
 from holdfast.store.types import within
-from holdfast.store.validation import lease_end
 
 Row = TypeVar("Row")
 Runs = Mapping[str, Run]
@@ -45,13 +45,13 @@ def find_runs(runs: Runs, query: port.RunQuery) -> port.Found[port.RunHead]:
 
 
 def _heads(runs: Runs, query: port.RunQuery) -> list[port.RunHead]:
-    """Return the heads of all runs in the order that is asked for, from the place that is."""
+    """Return the heads of all runs in the order of the query, from where it starts."""
     if not query.newest:
         return [run.head for run_id, run in sorted(runs.items()) if run_id > query.after]
     heads = [run.head for run in runs.values()]  # in order of creation
     created_at, run_id = query.before
     place = next((index for index, head in enumerate(heads) if head.run_id == run_id), len(heads))
-    if place == len(heads):  # it has gone meanwhile, or this is the first page
+    if place == len(heads):  # the run was deleted meanwhile, or this is the first page
         place = max((index + 1 for index, head in enumerate(heads) if head.created_at <= created_at), default=0)
     return heads[:place][::-1]
 
@@ -86,7 +86,7 @@ def find_mailbox(runs: Runs, query: port.MailboxQuery) -> port.Found[Signal]:
 
 
 def _mailboxes(runs: Runs, query: port.MailboxQuery) -> list[tuple[Run, int]]:
-    """Return the runs whose signals are asked for, in order, each with the number behind which to begin."""
+    """Return the runs whose signals match, in order, each with the number after which to begin."""
     if query.run_id is not None:
         return [(runs[query.run_id], query.after)] if query.run_id in runs else []
     places = {run_id: place for place, run_id in enumerate(runs)}  # in order of creation

@@ -1,4 +1,4 @@
-"""One run in the reference model: what it takes, and what a turn does to it.
+"""One run in the reference model: what is delivered to it, and what a turn changes.
 
 Written to be read as the specification of `port`: no indexes, no cleverness. Every method is one atomic step.
 """
@@ -29,7 +29,7 @@ from holdfast.core.names import RESERVED_PREFIX
 from holdfast.core.state import APPROVED, PENDING, TERMINAL
 from holdfast.errors import CallerError
 from holdfast.limits import MAILBOX_SIGNALS, Limits
-from holdfast.store import port, validation
+from holdfast.store import decisions, port, validation
 from holdfast.store.memory.jobs import Work, put
 from holdfast.store.types import new_head
 
@@ -64,12 +64,12 @@ class Run:
 
     @property
     def has_begun(self) -> bool:
-        """Return whether the run has started, or ended without that."""
+        """Return whether the run has started, or has finished without a start."""
         return self.head.status not in (PENDING, APPROVED)
 
     @property
     def is_finished(self) -> bool:
-        """Say whether the run has come to its end."""
+        """Return whether the run has finished."""
         return self.head.status in TERMINAL
 
     def loaded(self, now: Instant) -> port.LoadedRun:
@@ -87,7 +87,7 @@ class Run:
         )
 
     def _wanted(self, unconsumed: Iterable[Signal]) -> Iterator[Signal]:
-        """Return what open waits can take, and the engine's own: the oldest of each name, and all outcomes."""
+        """Return the signals that open waits can take, and the engine's own: the oldest of each name, all outcomes."""
         names = {wait.name for wait in self.waits.values()} | ENGINE_SIGNALS
         waits = {(wait.name, wait.step_id) for wait in self.waits.values()}
         counts: Counter[str] = Counter()
@@ -115,11 +115,11 @@ class Run:
     # --- delivering
 
     def deliver_message(self, message: Message, now: Instant) -> port.Accepted | port.Duplicate | port.Refused:
-        """Take a message, once by its id."""
+        """Accept a message, once by its id."""
         if message.signal_id in self.messages:
             return port.Duplicate()
         if self.is_finished:
-            return port.Refused(validation.run_terminal(self.head.run_id, self.head.status))
+            return port.Refused(decisions.run_terminal(self.head.run_id, self.head.status))
         self._index((message,), (), (), now)
         self.wake(now if message.due_at is None else message.due_at)
         return port.Accepted()
@@ -127,7 +127,7 @@ class Run:
     def deliver_signal(
         self, request: SignalRequest, limits: Limits, now: Instant
     ) -> port.Accepted | port.Duplicate | port.Refused:
-        """Take a signal, once by its id."""
+        """Accept a signal, once by its id."""
         known = self._known_signal(request, limits, now)
         if known is not None:
             return known
@@ -147,31 +147,31 @@ class Run:
         if record is not None:
             if record.payload_sha256 == codec.value_digest(request.payload):
                 return port.Duplicate(record.response)
-            return port.Refused(validation.payload_conflict(request))
+            return port.Refused(decisions.payload_conflict(request))
         for signal in self.signals:
             is_same = (signal.name, signal.signal_id) == (request.name, request.signal_id)
             if is_same and signal.accepted_at + limits.acceptance_retention_ms * 1_000 > now:
-                return port.Refused(validation.indeterminate(request, now))
+                return port.Refused(decisions.indeterminate(request, now))
         return None
 
     def _signal_problem(self, request: SignalRequest, limits: Limits, now: Instant) -> CallerError | None:
         if self.is_finished:
-            return validation.run_terminal(self.head.run_id, self.head.status)
+            return decisions.run_terminal(self.head.run_id, self.head.status)
         unconsumed = [signal for signal in self.signals if signal.consumed_seq is None]
         is_taken = (request.name, request.step_id) in {(signal.name, signal.step_id) for signal in unconsumed}
-        problem = validation.check_conditions(request, self.head.version, now, is_taken)
+        problem = decisions.check_conditions(request, self.head.version, now, is_taken)
         if problem is not None:
             return problem
         if request.require_waiting:
             waits = [wait for wait in self.waits.values() if wait.name == request.name]
             ahead = [signal.step_id for signal in unconsumed if signal.name == request.name]
-            if not validation.finds_wait(waits, ahead, request.step_id):
-                return validation.not_waiting(request)
+            if not decisions.finds_wait(waits, ahead, request.step_id):
+                return decisions.not_waiting(request)
         most = limits.signals_per_run_per_minute
         received_at = self.received[-most] if len(self.received) >= most else None
         is_counted = not request.name.startswith(RESERVED_PREFIX)
-        if is_counted and received_at is not None and now - validation.MINUTE < received_at <= now:
-            return validation.rate_limited(request, limits, received_at + validation.MINUTE, now)
+        if is_counted and received_at is not None and now - decisions.MINUTE < received_at <= now:
+            return decisions.rate_limited(request, limits, received_at + decisions.MINUTE, now)
         return None
 
     def _accept(self, request: SignalRequest, limits: Limits, now: Instant) -> AcceptedSignalResult:
@@ -218,10 +218,10 @@ class Run:
     # --- dead letters
 
     def settle(self, letter: DeadLetter, action: Settlement, actor: str, now: Instant) -> Settled | port.Refused:
-        """Settle a letter of this run, or say why not."""
+        """Settle a letter of this run, or return why not."""
         if letter.settled == action:
             return Settled(letter.letter_id, action)
-        message = validation.settled_message(letter, action, self.head.status)
+        message = decisions.settled_message(letter, action, self.head.status)
         if isinstance(message, CallerError):
             return port.Refused(message)
         if message is not None:
@@ -230,10 +230,9 @@ class Run:
         self.letters[letter.letter_id] = replace(letter, settled=action, settled_by=actor, settled_at=now)
         return Settled(letter.letter_id, action)
 
-    # --- carrying out
-
+    # --- jobs and heartbeats
     def beat(self, node: str, beat: port.Heartbeat, visible_until: Instant) -> bool:
-        """Keep a step's activity with this node, and the details of its progress, if it is the node's to carry out."""
+        """Extend a step's job if the node has it, and store the details of its progress."""
         work = self.work.get(beat.step_id)
         if beat.queue:
             if work is None or not work.is_taken_by(node, beat.engine_attempt_id):

@@ -1,7 +1,7 @@
 """The memory store: the reference model.
 
 Everything is in dicts, and nothing survives the process. Every other store must answer as this one does. No verb
-gives way to another task while it runs, so each item of a batch is atomic.
+yields to another task while it runs, so each item of a batch is atomic.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, SignalRequest
 from holdfast.errors import StoreUnavailable
 from holdfast.limits import SUSPECT_LOSSES, Limits
-from holdfast.store import health, outgoing, port, validation
+from holdfast.store import decisions, health, outgoing, port, validation
 from holdfast.store.memory import queries
 from holdfast.store.memory.admission import AdmissionQueue
 from holdfast.store.memory.audit import AuditLog
@@ -113,9 +113,9 @@ class MemoryStore:
         if existing_id is not None:
             if self._runs[existing_id].input_sha256 == new.input_sha256:
                 return port.Existing(existing_id, self._deliver_first(new, existing_id, now))
-            return port.Refused(validation.request_conflict(existing_id))
+            return port.Refused(decisions.request_conflict(existing_id))
         if new.run_id in self._runs:
-            return port.Refused(validation.run_id_taken(new.run_id))
+            return port.Refused(decisions.run_id_taken(new.run_id))
         problem = validation.check_first_signals(new, self._limits)
         if problem is not None:
             return port.Refused(problem)
@@ -158,7 +158,7 @@ class MemoryStore:
         return admitted, None
 
     def _deliver_first(self, new: port.NewRun, run_id: str, now: Instant) -> tuple[port.Delivered, ...]:
-        return tuple(self._deliver(request, self._limits, now) for request in validation.first_signals(new, run_id))
+        return tuple(self._deliver(request, self._limits, now) for request in decisions.first_signals(new, run_id))
 
     async def deliver(
         self, items: Sequence[SignalRequest | Message]
@@ -176,7 +176,7 @@ class MemoryStore:
             return port.Refused(problem)
         run = self._runs.get(item.run_id)
         if run is None:
-            return port.Refused(validation.no_such_run(item.run_id))
+            return port.Refused(decisions.no_such_run(item.run_id))
         if isinstance(item, Message):
             return run.deliver_message(item, now)
         answer = run.deliver_signal(item, limits, now)
@@ -188,7 +188,7 @@ class MemoryStore:
         """Append an entry about a run to the audit log, if there is one."""
         if entry is not None:
             place = (run.head.tenant, run.head.project, run.head.environment)
-            self._audit.append(validation.audited(entry, run.head.run_id, place, now))
+            self._audit.append(decisions.audited(entry, run.head.run_id, place, now))
 
     async def commit(self, turns: Sequence[port.Turn]) -> list[port.Committed | port.CommitConflict]:
         now = self._now()
@@ -211,12 +211,12 @@ class MemoryStore:
                 queue.record_start(turn.run_id, now)
             if queue is not None and run.is_finished:
                 queue.leave(turn.run_id)
-            if before == turn.expected_version:  # else it was committed before, with all that it has for others
+            if before == turn.expected_version:  # otherwise it was committed before, with what it sends to others
                 self._tell_others(turn, run, now)
         return answer
 
     def _tell_others(self, turn: port.Turn, run: Run, now: Instant) -> None:
-        started = [self._create(new, None, now) for new in validation.never_rejected(turn.starts)]
+        started = [self._create(new, None, now) for new in decisions.never_rejected(turn.starts)]
         sent = [self._send(turn, item, now) for item in turn.sends]
         left = outgoing.left_of(turn, started, sent, now)
         for message in left.messages:
@@ -226,7 +226,7 @@ class MemoryStore:
     def _send(self, turn: port.Turn, item: SignalRequest | Message, now: Instant) -> port.Delivered:
         concerned = [run_id for run_id in outgoing.concerned(turn, item) if run_id in self._runs]
         runs = {run_id: outgoing.whose(self._runs[run_id].head) for run_id in concerned}
-        return outgoing.unreachable(turn, item, runs) or self._deliver(item, validation.without_rate(self._limits), now)
+        return outgoing.unreachable(turn, item, runs) or self._deliver(item, decisions.without_rate(self._limits), now)
 
     async def changes(self, cursor: str = "", limit: int = 1_000) -> port.Changes:
         self._now()
@@ -244,7 +244,7 @@ class MemoryStore:
             self._audit.forget(entries[: policy.limit])
             self._tokens.forget(tokens)
             if audit is not None:
-                self._audit.append(validation.purge_entry(audit, report, now))
+                self._audit.append(decisions.purge_entry(audit, report, now))
         for run_id in gone:
             del self._requests[self._runs.pop(run_id).request_key]
         return report
@@ -252,8 +252,8 @@ class MemoryStore:
     # --- owning
 
     def _check_node(self, node: str, now: Instant) -> None:
-        if validation.lease_end(self._nodes.get(node, 0), now) <= now:
-            raise validation.lease_expired(node)
+        if decisions.lease_end(self._nodes.get(node, 0), now) <= now:
+            raise decisions.lease_expired(node)
 
     async def claim(self, node: str, limit: int, plans: Sequence[port.Plan] | None = None) -> list[port.LoadedRun]:
         validation.check_values(node=node)
@@ -286,7 +286,7 @@ class MemoryStore:
         return since if since is not None and since <= now else None
 
     def _lease_end(self, node: str, now: Instant) -> Instant:
-        return validation.lease_end(self._nodes[node], now)
+        return decisions.lease_end(self._nodes[node], now)
 
     async def admit(
         self, limits: Mapping[str, RunLimit], limit: int, claim_for: str | None = None
@@ -319,12 +319,12 @@ class MemoryStore:
     ) -> Instant:
         now = self._now()
         validation.check_lease(node, lease_ms, plans)
-        others = [name for name in self._nodes if validation.is_another_life(node, name)]
-        has_lease = validation.lease_end(self._nodes.get(node, 0), now) > now
+        others = [name for name in self._nodes if decisions.is_another_life(node, name)]
+        has_lease = decisions.lease_end(self._nodes.get(node, 0), now) > now
         if is_start:
             self._end_lives(node, others, now)
         elif not has_lease and any(self._lease_end(name, now) > now for name in others):
-            raise validation.superseded(node)
+            raise decisions.superseded(node)
         self._nodes[node] = now + lease_ms * 1_000
         if plans is not None:
             self._known[node] = frozenset(plans)
@@ -336,12 +336,12 @@ class MemoryStore:
         return self._nodes[node]
 
     def _end_lives(self, node: str, others: Sequence[str], now: Instant) -> None:
-        """End the leases of other lives of a node, and let others take the jobs that they had taken."""
+        """End the leases of other lives of a node, and make the jobs that they had acquired visible."""
         for name in others:
             self._nodes[name] = min(self._nodes[name], now)
         for run in self._runs.values():
             for step_id, work in run.work.items():
-                is_theirs = work.taken_by is not None and validation.is_another_life(node, work.taken_by)
+                is_theirs = work.taken_by is not None and decisions.is_another_life(node, work.taken_by)
                 if is_theirs and work.visible_at > now:
                     run.work[step_id] = replace(work, visible_at=now)
         self.wakeups.notify()
@@ -412,7 +412,7 @@ class MemoryStore:
     async def acquire_jobs(
         self, node: str, queues: Sequence[str], activities: Sequence[str], limit: int, visible_ms: int
     ) -> list[port.Job]:
-        validation.check_take(node, queues, activities, limit, visible_ms, self._limits)
+        validation.check_acquire(node, queues, activities, limit, visible_ms, self._limits)
         now = self._now()
         visible = [
             (run, job)
@@ -440,7 +440,7 @@ class MemoryStore:
         return released
 
     async def heartbeat(self, node: str, beats: Sequence[port.Heartbeat], visible_ms: int) -> list[bool]:
-        validation.check_beats(node, beats, visible_ms, self._limits)
+        validation.check_heartbeats(node, beats, visible_ms, self._limits)
         visible_until = self._now() + visible_ms * 1_000
         return [beat.run_id in self._runs and self._runs[beat.run_id].beat(node, beat, visible_until) for beat in beats]
 
@@ -502,9 +502,9 @@ class MemoryStore:
                 before = run.letters[letter_id]
                 answer = run.settle(before, action, actor, now)
                 if audit is not None and isinstance(answer, Settled) and before.settled is None:
-                    self._note(validation.letter_entry(audit, letter_id), run, now)
+                    self._note(decisions.letter_entry(audit, letter_id), run, now)
                 return answer
-        return port.Refused(validation.no_such_letter(letter_id))
+        return port.Refused(decisions.no_such_letter(letter_id))
 
     # --- access
 

@@ -1,4 +1,4 @@
-"""The address of a store on a PostgreSQL server: what is the driver's, and what is ours."""
+"""The address of a store on a PostgreSQL server: the driver's part, and our options."""
 
 import re
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
@@ -12,10 +12,10 @@ _OURS = frozenset({"schema", "connections", "pooler", "allow_unsafe"})
 
 
 class Address(Struct, frozen=True, kw_only=True):
-    """Where the store is, and how it is talked to.
+    """Where the store is, and how to connect.
 
-    `dsn` is for the driver, and may hold a password. `has_pooler` says that a pooler stands between, which may give
-    every transaction another session: nothing is kept in sessions then, and the bell is not heard.
+    `dsn` is for the driver, and may hold a password. With `has_pooler` a pooler stands between, which may give every
+    transaction another session: nothing is kept in sessions then, and there is no LISTEN.
     """
 
     dsn: str
@@ -26,7 +26,7 @@ class Address(Struct, frozen=True, kw_only=True):
 
     @property
     def shown(self) -> str:
-        """The address as it may be shown: without a password."""
+        """The address for messages: without a password."""
         place = self.dsn.partition("?")[0].partition("://")[2].rpartition("@")[2]
         return f"postgresql://{place} schema {self.schema}"
 

@@ -22,7 +22,7 @@ from typing import Any
 from holdfast.core.admission import RunLimit, overloaded, rank
 from holdfast.core.instants import Instant
 from holdfast.limits import MAILBOX_SIGNALS
-from holdfast.store import port, validation
+from holdfast.store import decisions, port, validation
 from holdfast.store.postgres.columns import askable, columns
 from holdfast.store.postgres.leases import readable
 from holdfast.store.postgres.pool import Pool, Transaction
@@ -80,7 +80,7 @@ def refused(new: port.NewRun, row: Any) -> port.Refused:
     return port.Refused(overloaded(new.plan_id, row[6], row[0]))
 
 
-async def lock(session: Transaction, new_runs: Sequence[port.NewRun]) -> None:
+async def lock(transaction: Transaction, new_runs: Sequence[port.NewRun]) -> None:
     """Lock what new runs with admission requests will touch, at the beginning of their transaction.
 
     These are their queues, and the existing runs to which a known request has signals.
@@ -88,32 +88,32 @@ async def lock(session: Transaction, new_runs: Sequence[port.NewRun]) -> None:
     requested = [new for new in new_runs if getattr(new, "admission", None) is not None]
     requested = [new for new in requested if validation.check_new_run(new) is None]
     if requested:
-        await session.fetch(LOCK, [new.plan_id for new in requested])
+        await transaction.fetch(LOCK, [new.plan_id for new in requested])
         known = [bytes.fromhex(new.request_key) for new in requested if new.signals]
         if known:
-            await session.fetch(LOCK_KNOWN, known)
+            await transaction.fetch(LOCK_KNOWN, known)
 
 
 async def admit(
-    server: Pool, limits: Mapping[str, RunLimit], most: int, node: str | None, now: Instant | None
+    pool: Pool, limits: Mapping[str, RunLimit], most: int, node: str | None, now: Instant | None
 ) -> tuple[list[port.Admitted], Instant | None]:
     """Admit up to `most` runs of these plans, in order of the plans' names."""
     rows = [(plan_id, *_limit_row(limits[plan_id])) for plan_id in sorted(limits)]
-    found = await server.fetch(ADMIT, now, askable(node), most, *columns(rows, 5))
+    found = await pool.fetch(ADMIT, now, askable(node), most, *columns(rows, 5))
     heard, code, again, were_free = tuple(found[0])[:4]
     if code is not None:
-        raise validation.lease_expired(str(node))
+        raise decisions.lease_expired(str(node))
     admitted = [
-        await _admitted(server, tuple(row)[4:], is_free, node, heard)
+        await _admitted(pool, tuple(row)[4:], is_free, node, heard)
         for row, is_free in zip(found, were_free or (), strict=False)
     ]
     return admitted, again
 
 
-async def _admitted(server: Pool, row: tuple[Any, ...], is_free: bool, node: str | None, now: Instant) -> port.Admitted:
+async def _admitted(pool: Pool, row: tuple[Any, ...], is_free: bool, node: str | None, now: Instant) -> port.Admitted:
     if not is_free:
         return port.Admitted(row[1], "SKIPPED")
     if node is None:
         return port.Admitted(row[1], "STARTED")
-    run = await readable(server, row, node, now)
+    run = await readable(pool, row, node, now)
     return port.Admitted(row[1], "FAILED" if run is None else "STARTED", run)

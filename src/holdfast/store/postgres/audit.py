@@ -50,16 +50,16 @@ def _row(entry: AuditEntry) -> tuple[Any, ...]:
     return tuple(map(askable, sql.audit_row(entry)))
 
 
-async def append(session: Db, entries: Sequence[AuditEntry]) -> None:
+async def append(transaction: Db, entries: Sequence[AuditEntry]) -> None:
     """Append entries that have their time."""
     if entries:
-        await session.fetch(_APPEND, *columns([_row(entry) for entry in entries], ENTRY_COLUMNS))
+        await transaction.fetch(_APPEND, *columns([_row(entry) for entry in entries], ENTRY_COLUMNS))
 
 
-async def append_now(session: Transaction, entries: Sequence[AuditEntry], now: Instant | None) -> None:
+async def append_now(transaction: Transaction, entries: Sequence[AuditEntry], now: Instant | None) -> None:
     """Append entries with the server's time."""
-    [[at]] = await session.fetch("SELECT holdfast.time_1($1)", now)
-    await append(session, [replace(entry, at=at) for entry in entries])
+    [[at]] = await transaction.fetch("SELECT holdfast.time_1($1)", now)
+    await append(transaction, [replace(entry, at=at) for entry in entries])
 
 
 async def find(db: Db, query: AuditQuery, limit: int) -> Found[AuditEntry]:
@@ -74,10 +74,10 @@ async def find(db: Db, query: AuditQuery, limit: int) -> Found[AuditEntry]:
 
 
 async def old(
-    session: Transaction, until: Instant, limit: int, tenant: str | None, run_ids: list[str] | None
+    transaction: Transaction, until: Instant, limit: int, tenant: str | None, run_ids: list[str] | None
 ) -> list[Any]:
     """Return the places of the entries up to an instant, of this tenant and these runs, the oldest first."""
-    return await session.fetch(
+    return await transaction.fetch(
         "SELECT at, entry_id FROM holdfast.audit_log WHERE at <= $1 AND ($3::text IS NULL OR tenant = $3) "
         "AND ($4::text[] IS NULL OR run_id = ANY ($4)) ORDER BY at, entry_id LIMIT $2",
         until,
@@ -87,9 +87,9 @@ async def old(
     )
 
 
-async def forget(session: Transaction, places: list[Any]) -> None:
+async def forget(transaction: Transaction, places: list[Any]) -> None:
     """Delete entries."""
-    await session.fetch(
+    await transaction.fetch(
         "DELETE FROM holdfast.audit_log a USING unnest($1::bigint[], $2::text[]) AS x (at, entry_id) "
         "WHERE a.at = x.at AND a.entry_id = x.entry_id",
         [row[0] for row in places],

@@ -1,9 +1,9 @@
-"""`changes`: which histories have grown, read from what each transaction says of itself.
+"""`changes`: which histories have grown, read from the record that each transaction leaves.
 
-A trigger notes, once for all turns that are committed together, the transaction and the runs. Transactions become
+A trigger records, once for all turns that are committed together, the transaction and the runs. Transactions become
 visible in another order than they are numbered in, so a cursor is a snapshot: everything before a number has been seen,
-but for the transactions that were under way, whose numbers it names. However long one of them takes, what it wrote is
-found by its number when it is over, and nobody waits for it. What is noted is kept for about a minute.
+except the transactions that were in progress, whose numbers it holds. However long one of them takes, what it wrote is
+found by its number when it has ended, without waiting for it. Records are kept for about a minute.
 """
 
 import re
@@ -56,7 +56,7 @@ class Cursor(Struct, frozen=True):
 
 
 async def changes(db: Db, text: str, limit: int) -> port.Changes:
-    """Return which histories have grown behind a cursor."""
+    """Return which histories have grown since a cursor."""
     cursor = _cursor_of(text)
     if cursor is None:
         [[snapshot]] = await db.fetch(_HERE)
@@ -75,7 +75,7 @@ async def changes(db: Db, text: str, limit: int) -> port.Changes:
 
 
 def _first(noted: Sequence[Any], limit: int) -> Sequence[Any]:
-    """Return what is noted of the first transactions, up to so many events; of each all or nothing."""
+    """Return the records of the first transactions, up to so many events; of each transaction all or nothing."""
     count = 0
     for number, row in enumerate(noted):
         if count >= limit and row[2] != noted[number - 1][2]:

@@ -20,7 +20,7 @@ MESSAGE_COLUMNS = 4
 
 
 CALL_BYTES = 32 * 1024 * 1024
-"""How many bytes of values one call has, unless one turn or new run alone has more. Others wait for it."""
+"""How many bytes of values one call has, unless one turn or new run alone has more. Other calls wait for it."""
 
 
 def bytes_of(events: Iterable[Event]) -> int:
@@ -47,9 +47,9 @@ def columns(rows: Sequence[tuple[Any, ...]], width: int) -> list[Any]:
 
 
 def askable(value: Any) -> Any:
-    """Return a value as it can be asked for: text in PostgreSQL never holds a NUL.
+    """Return a value that can be a parameter: text in PostgreSQL never contains a NUL.
 
-    No name does either, so a question with one is asked with another character that no name can hold.
+    No name does either, so a NUL is replaced by another character that no name can contain.
     """
     return value.replace("\x00", "\x01") if isinstance(value, str) else value
 
@@ -90,7 +90,7 @@ def message_rows(number: int, messages: Iterable[Message]) -> list[tuple[Any, ..
 
 
 class More:
-    """What only some items of a batch have, gathered under the names that `commit_more_1` knows."""
+    """What only some items of a batch have, by the names that `commit_more_1` reads."""
 
     def __init__(self) -> None:
         self._lists: dict[str, list[dict[str, Any]]] = {}

@@ -1,9 +1,9 @@
 """`commit`: turns appended to histories, many at a time, in one round trip.
 
-The function `commit_1` judges all turns of a call and writes those that win. If what some turn has cannot be stored
-(an event that is there, a second open task, text that is no text), the server refuses the whole call; then the turns
-are committed one by one, and the one at fault is explained. A run that has two turns in one batch is written in two
-calls, so that the second finds what the first did. Turns with something for other runs take a transaction of several
+The function `commit_1` checks all turns of a call and writes those without a conflict. If a turn cannot be stored (an
+event that exists, a second open task, invalid text), the server refuses the whole call; then the turns are committed
+one by one, and the one at fault gets its conflict. A run that has two turns in one batch is written in two calls, so
+that the second finds what the first wrote. Turns that send something to other runs take a transaction of several
 statements, which first locks every run that it will touch.
 """
 
@@ -18,7 +18,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, SignalRequest
 from holdfast.core.state import TERMINAL
 from holdfast.limits import Limits
-from holdfast.store import outgoing, port, sql, validation
+from holdfast.store import decisions, outgoing, port, sql, validation
 from holdfast.store.postgres import admission
 from holdfast.store.postgres.columns import (
     EVENT_COLUMNS,
@@ -54,7 +54,7 @@ WHERE run_no = (SELECT run_no FROM holdfast.runs WHERE run_id = $1) AND idempote
 """
 
 TURN_BYTES = 512 * 1024 * 1024
-"""The most that one turn may have: the server takes 1 GB in one array, and gives up the connection over more."""
+"""The largest turn, in bytes: the server accepts 1 GB in one array, and closes the connection over more."""
 
 _REASONS: dict[int, Any] = {
     1: "no such run",
@@ -67,7 +67,7 @@ _REASONS: dict[int, Any] = {
 
 
 class Judged(Struct, frozen=True):
-    """How the server judged the turns of a call. A verdict of 0 is a turn that was committed."""
+    """The server's verdicts on the turns of a call. A verdict of 0 is a turn that was committed."""
 
     now: Instant
     verdicts: Sequence[int]
@@ -78,8 +78,8 @@ class Judged(Struct, frozen=True):
 class Committing:
     """One call of `commit`."""
 
-    def __init__(self, server: Pool, turns: Sequence[port.Turn], limits: Limits, now: Instant | None) -> None:
-        self._server = server
+    def __init__(self, pool: Pool, turns: Sequence[port.Turn], limits: Limits, now: Instant | None) -> None:
+        self._pool = pool
         self._turns = turns
         self._limits = limits
         self._now = now
@@ -116,22 +116,26 @@ class Committing:
             raise ValueError("a turn is larger than the server takes")
         arguments = commit_arguments(self._now, turns)
         if any(turn.starts or turn.sends for turn in turns):
-            return await self._server.transact(lambda session: self._judge_and_tell(session, turns, arguments))
-        return await _judged(self._server, arguments)
+            return await self._pool.transact(lambda transaction: self._judge_and_tell(transaction, turns, arguments))
+        return await _judged(self._pool, arguments)
 
-    async def _judge_and_tell(self, session: Transaction, turns: Sequence[port.Turn], arguments: list[Any]) -> Judged:
-        """Commit, and start and tell other runs what the turns have for them, in one transaction."""
-        locked = await _lock(session, turns)
-        judged = await _judged(session, arguments)
+    async def _judge_and_tell(
+        self, transaction: Transaction, turns: Sequence[port.Turn], arguments: list[Any]
+    ) -> Judged:
+        """Commit, start runs, and deliver what the turns send, in one transaction."""
+        locked = await _lock(transaction, turns)
+        judged = await _judged(transaction, arguments)
         told = [turn for turn, verdict in zip(turns, judged.verdicts, strict=True) if verdict == 0]
-        await self._tell(session, [turn for turn in told if turn.starts or turn.sends], locked, judged.now)
+        await self._tell(transaction, [turn for turn in told if turn.starts or turn.sends], locked, judged.now)
         return judged
 
-    async def _tell(self, session: Transaction, turns: list[port.Turn], locked: dict[str, Any], now: Instant) -> None:
-        """Start and tell other runs what the turns have for them, and keep what is refused."""
+    async def _tell(
+        self, transaction: Transaction, turns: list[port.Turn], locked: dict[str, Any], now: Instant
+    ) -> None:
+        """Start runs and deliver what the turns send, and store what remains of refusals."""
         starts = [new for turn in turns for new in turn.starts]
         created = (
-            await create(session, validation.never_rejected(starts), None, self._limits, self._now) if starts else []
+            await create(transaction, decisions.never_rejected(starts), None, self._limits, self._now) if starts else []
         )
         runs = {run_id: outgoing.Whose(*tuple(row)[2:]) for run_id, row in locked.items()}
         runs |= {
@@ -139,7 +143,7 @@ class Committing:
             for new, answer in zip(starts, created, strict=True)
             if isinstance(answer, port.Created)
         }
-        sent = await self._send(session, [(turn, item) for turn in turns for item in turn.sends], runs)
+        sent = await self._send(transaction, [(turn, item) for turn in turns for item in turn.sends], runs)
         answers = zip(outgoing.by_turn(turns, "starts", created), outgoing.by_turn(turns, "sends", sent), strict=True)
         more, messages = More(), list[Message]()
         numbers = [locked[turn.run_id][1] for turn in turns]
@@ -148,20 +152,22 @@ class Committing:
             more.add_dead(number, left.letters)
             messages += left.messages
         if messages:
-            await deliver(session, messages, self._limits, self._now)
+            await deliver(transaction, messages, self._limits, self._now)
         if (text := more.text()) is not None:
-            await session.fetch(KEEP, text, numbers, now)
+            await transaction.fetch(KEEP, text, numbers, now)
 
     async def _send(
         self,
-        session: Transaction,
+        transaction: Transaction,
         sends: list[tuple[port.Turn, SignalRequest | Message]],
         runs: dict[str, outgoing.Whose],
     ) -> list[port.Delivered]:
-        """Deliver what turns send to other runs, as far as it reaches them."""
+        """Deliver what turns send to other runs, if it may reach them."""
         answers = [outgoing.unreachable(turn, item, runs) for turn, item in sends]
         near = [item for (_, item), answer in zip(sends, answers, strict=True) if answer is None]
-        delivered = iter(await deliver(session, near, validation.without_rate(self._limits), self._now) if near else ())
+        delivered = iter(
+            await deliver(transaction, near, decisions.without_rate(self._limits), self._now) if near else ()
+        )
         return [next(delivered) if answer is None else answer for answer in answers]
 
     async def _answer(self, turn: port.Turn, judged: Judged, place: int) -> Answer:
@@ -169,7 +175,7 @@ class Committing:
         if verdict == 0:
             return port.Committed(turn.expected_version + len(turn.events), judged.now)
         if verdict == 2:
-            there = await self._already_there(turn)  # with all that it has for others
+            there = await self._already_there(turn)  # with what it sends to others
             if there is not None:
                 return there
         return port.CommitConflict(_REASONS[verdict], version, epoch)
@@ -179,16 +185,16 @@ class Committing:
         end = turn.expected_version + len(turn.events)
         if not turn.events:
             return None
-        found = await self._server.fetch(FOLLOWING, turn.run_id, turn.expected_version, end)
+        found = await self._pool.fetch(FOLLOWING, turn.run_id, turn.expected_version, end)
         there = sql.events_of(turn.run_id, found)
         mine = [(event.idempotency_key, event.engine_run_ref) for event in turn.events]
         theirs = [(event.idempotency_key, event.engine_run_ref) for event in there]
         return port.Committed(end, there[0].persisted_at) if mine == theirs else None
 
     async def _explain(self, turn: port.Turn, problem: BaseException) -> Answer:
-        """Answer a turn that could not be stored: the run may not be there, or be elsewhere, all the same."""
+        """Answer a turn that could not be stored. There may be another conflict: no run, another version."""
         try:
-            judged = await _judged(self._server, _unfit_arguments(self._now, turn))
+            judged = await _judged(self._pool, _unfit_arguments(self._now, turn))
         except UNSTORABLE:
             return port.CommitConflict("no such run")
         if judged.verdicts[0] != 5:
@@ -205,7 +211,7 @@ class Committing:
     async def _existing_event(self, turn: port.Turn) -> Event | None:
         seen: dict[str, Event] = {}
         for event in turn.events:
-            found = await self._server.fetch(BY_KEY, turn.run_id, bytes.fromhex(event.idempotency_key))
+            found = await self._pool.fetch(BY_KEY, turn.run_id, bytes.fromhex(event.idempotency_key))
             for existing in sql.events_of(turn.run_id, found):
                 return existing
             if event.idempotency_key in seen:
@@ -215,9 +221,9 @@ class Committing:
 
 
 def _waves(turns: Sequence[port.Turn]) -> list[list[int]]:
-    """Return the turns in groups that are committed one after the other, as few as keep what they do in order.
+    """Return the turns in groups that are committed one after the other, as few as keep their effects in order.
 
-    A turn begins a new group if its run has taken a turn, or was started or told something, by one in the group.
+    A turn begins a new group if the group has a turn of its run, or one that starts its run or sends to it.
     """
     groups: list[list[int]] = []
     touched: set[Any] = set()
@@ -232,11 +238,11 @@ def _waves(turns: Sequence[port.Turn]) -> list[list[int]]:
     return groups
 
 
-async def _lock(session: Transaction, turns: Sequence[port.Turn]) -> dict[str, Any]:
-    """Lock what turns and what they have for others will touch; return the runs by their ids."""
-    await admission.lock(session, [new for turn in turns for new in turn.starts])
+async def _lock(transaction: Transaction, turns: Sequence[port.Turn]) -> dict[str, Any]:
+    """Lock what turns, and what they send, will touch; return the runs by their ids."""
+    await admission.lock(transaction, [new for turn in turns for new in turn.starts])
     others = {item.run_id for turn in turns for item in turn.sends if isinstance(getattr(item, "run_id", 0), str)}
-    found = await session.fetch(LOCK, sorted({turn.run_id for turn in turns} | others))
+    found = await transaction.fetch(LOCK, sorted({turn.run_id for turn in turns} | others))
     return {row[0]: row for row in found}
 
 
@@ -280,7 +286,7 @@ def commit_arguments(now: Instant | None, turns: Sequence[port.Turn]) -> list[An
 
 
 def _unfit_arguments(now: Instant | None, turn: port.Turn) -> list[Any]:
-    """Return arguments that have a turn judged, and never written."""
+    """Return arguments with which a turn is checked, and never written."""
     row = list(_run_row(turn, is_unfit=True))
     row[5] = "{}"
     return [now, *([value] for value in row), *columns([], EVENT_COLUMNS + 2 + MESSAGE_COLUMNS), None]

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from holdfast.core.instants import Instant
 from holdfast.errors import InvalidInput
 from holdfast.limits import Limits
-from holdfast.store import port, sql, validation
+from holdfast.store import decisions, port, sql, validation
 from holdfast.store.postgres import admission, audit
 from holdfast.store.postgres.columns import (
     EVENT_COLUMNS,
@@ -33,17 +33,17 @@ RUN_COLUMNS = 17
 
 
 async def create_on(
-    server: Pool, new_runs: Sequence[port.NewRun], owner: str | None, limits: Limits, now: Instant | None
+    pool: Pool, new_runs: Sequence[port.NewRun], owner: str | None, limits: Limits, now: Instant | None
 ) -> list[Answer]:
     """Create runs; those that come with signals in one transaction with the delivery of these."""
 
-    async def work(session: Transaction) -> list[Answer]:
-        await admission.lock(session, new_runs)
-        return await create(session, new_runs, owner, limits, now)
+    async def work(transaction: Transaction) -> list[Answer]:
+        await admission.lock(transaction, new_runs)
+        return await create(transaction, new_runs, owner, limits, now)
 
     if any(getattr(new, "signals", ()) for new in new_runs):
-        return await server.transact(work)
-    return await create(server, new_runs, owner, limits, now)
+        return await pool.transact(work)
+    return await create(pool, new_runs, owner, limits, now)
 
 
 async def create(
@@ -58,7 +58,7 @@ async def create(
             fit.append(index)
         else:
             answers[index] = port.Refused(problem)
-    # An empty call as well: it says whether the owner has a lease.
+    # An empty call as well: it checks the owner's lease.
     for wave in _waves(new_runs, fit) or [[]]:
         await _create(db, new_runs, wave, answers, owner, limits, now)
     ordered = [answers[index] for index in range(len(new_runs))]
@@ -68,7 +68,7 @@ async def create(
 
 
 def _waves(new_runs: Sequence[port.NewRun], fit: Sequence[int]) -> list[list[int]]:
-    """Return groups in none of which two have the same run id or request: of such, the earlier one is first."""
+    """Return groups without two of the same run id or request: of such, the earlier one is in an earlier group."""
     if any(new_runs[index].admission is not None for index in fit):
         return admission.waves(new_runs, fit)
     groups: list[list[int]] = []
@@ -93,7 +93,7 @@ async def _create(
     limits: Limits,
     now: Instant | None,
 ) -> None:
-    """Create runs of which no two are in each other's way."""
+    """Create runs of which no two have the same id or request."""
     runs = [new_runs[index] for index in wave]
     if is_too_much(new.events for new in runs):
         for half in (wave[: len(wave) // 2], wave[len(wave) // 2 :]):
@@ -112,7 +112,7 @@ async def _create(
             await _create(db, new_runs, [index], answers, owner, limits, now)
         return
     if found and found[0][2] == "X":
-        raise validation.lease_expired(str(owner))
+        raise decisions.lease_expired(str(owner))
     for row in found:
         index, new = asked[row[1] - 1]
         answers[index] = _answer(new, row, owner, was_lost=bool(was_lost))
@@ -125,7 +125,7 @@ async def _fetch(
     db: Db, now: Instant | None, owner: str | None, new_runs: Sequence[port.NewRun], was_lost: list[None]
 ) -> list[Any]:
     entries = [
-        (number, validation.audited(new.audit, new.run_id, (new.tenant, new.project, new.environment), 0))
+        (number, decisions.audited(new.audit, new.run_id, (new.tenant, new.project, new.environment), 0))
         for number, new in enumerate(new_runs, 1)
         if new.audit is not None
     ]
@@ -143,19 +143,19 @@ async def _fetch(
 
 def _answer(new: port.NewRun, row: Any, owner: str | None, *, was_lost: bool) -> Answer:
     code, run_id, digest = row[2], row[3], row[4]
-    # If the answer to an earlier try was lost, a run of this very id is what that try created.
+    # If the answer to an earlier try was lost, that try created the run with this id.
     if code == "C" or (code == "K" and was_lost and run_id == new.run_id and digest.hex() == new.input_sha256):
         return port.Created(new.run_id, row[5] if new.admission is not None else 1 if owner else 0)
     if code == "O":
         return admission.refused(new, row)
     if code == "K":
         is_same = digest.hex() == new.input_sha256
-        return port.Existing(run_id) if is_same else port.Refused(validation.request_conflict(run_id))
-    return port.Refused(validation.run_id_taken(new.run_id))
+        return port.Existing(run_id) if is_same else port.Refused(decisions.request_conflict(run_id))
+    return port.Refused(decisions.run_id_taken(new.run_id))
 
 
 async def _known(db: Db, new: port.NewRun) -> Answer | None:
-    """Answer a run that could not be created in any case: its request or its id may be known."""
+    """Answer a run that could not be stored: its request or its id may be known all the same."""
     found = await db.fetch(
         "SELECT request_key, run_id, input_sha256 FROM holdfast.runs WHERE request_key = $1 OR run_id = $2",
         bytes.fromhex(new.request_key),
@@ -164,14 +164,14 @@ async def _known(db: Db, new: port.NewRun) -> Answer | None:
     for key, run_id, digest in found:
         if key.hex() == new.request_key:
             return _answer(new, (0, 0, "K", run_id, digest), None, was_lost=False)
-    return port.Refused(validation.run_id_taken(new.run_id)) if found else None
+    return port.Refused(decisions.run_id_taken(new.run_id)) if found else None
 
 
 async def _with_signals(db: Db, new: port.NewRun, answer: Answer, limits: Limits, now: Instant | None) -> Answer:
     """Put the signals that came with a request into the mailbox of its run, in the same transaction."""
     if isinstance(answer, port.Refused) or not new.signals:
         return answer
-    delivered = await deliver(db, validation.first_signals(new, answer.run_id), limits, now)
+    delivered = await deliver(db, decisions.first_signals(new, answer.run_id), limits, now)
     return replace(answer, signals=tuple(delivered))
 
 

@@ -1,4 +1,4 @@
-"""Dead letters: buried with a turn, or when a row is come across that cannot be read; found, and settled."""
+"""Dead letters: written with a turn, or for a row that cannot be read; found, and settled."""
 
 from collections.abc import Sequence
 from operator import itemgetter
@@ -11,7 +11,7 @@ from holdfast.core.keys import inbox_uuid
 from holdfast.core.messages import Message
 from holdfast.core.state import RunStatus
 from holdfast.errors import CallerError, StoreCorrupt
-from holdfast.store import port, sql, validation
+from holdfast.store import decisions, port, sql
 from holdfast.store.postgres import audit
 from holdfast.store.postgres.columns import More, askable
 from holdfast.store.postgres.pool import Db, Transaction
@@ -21,7 +21,7 @@ from holdfast.store.types import DeadLetterQuery
 
 
 async def find(db: Db, query: DeadLetterQuery, limit: int) -> port.Found[DeadLetter]:
-    """Return the letters that the query names."""
+    """Return the dead letters that match the query."""
     where = Where()
     where.add("(died_at, letter_id) > (?, ?)", *query.after)
     where.add_given("tenant = ?", query.tenant)
@@ -37,45 +37,45 @@ async def find(db: Db, query: DeadLetterQuery, limit: int) -> port.Found[DeadLet
 
 
 async def settle(
-    session: Transaction,
+    transaction: Transaction,
     ids: Sequence[str],
     action: Settlement,
     actor: str,
     now: Instant | None,
     entry: AuditEntry | None = None,
 ) -> list[Settled | port.Refused]:
-    """Settle each letter, or say why not."""
-    await session.fetch(
+    """Settle each letter, or return why not."""
+    await transaction.fetch(
         "SELECT 1 FROM holdfast.runs WHERE run_no IN (SELECT run_no FROM holdfast.dead_letters "
         "WHERE letter_id = ANY ($1)) ORDER BY run_id FOR UPDATE",
         list(map(askable, ids)),
     )
-    [[settled_at]] = await session.fetch("SELECT holdfast.time_1($1)", now)
-    return [await _settle(session, id_, action, actor, settled_at, entry) for id_ in ids]
+    [[settled_at]] = await transaction.fetch("SELECT holdfast.time_1($1)", now)
+    return [await _settle(transaction, id_, action, actor, settled_at, entry) for id_ in ids]
 
 
 async def _settle(
-    session: Transaction, id_: str, action: Settlement, actor: str, now: Instant, entry: AuditEntry | None
+    transaction: Transaction, id_: str, action: Settlement, actor: str, now: Instant, entry: AuditEntry | None
 ) -> Settled | port.Refused:
-    found = await session.fetch(
+    found = await transaction.fetch(
         f"SELECT {LETTER}, run_no, status, tenant, project, environment "
         "FROM holdfast.dead_letters JOIN holdfast.runs USING (run_no) WHERE letter_id = $1",
         askable(id_),
     )
     if not found:
-        return port.Refused(validation.no_such_letter(id_))
+        return port.Refused(decisions.no_such_letter(id_))
     try:
         letter, run_no, status = letter_of(tuple(found[0])[:10]), found[0][10], found[0][11]
     except StoreCorrupt:
-        return port.Refused(validation.unreadable_letter(id_))
+        return port.Refused(decisions.unreadable_letter(id_))
     if letter.settled == action:
         return Settled(id_, action)
-    message = validation.settled_message(letter, action, RunStatus(status))
+    message = decisions.settled_message(letter, action, RunStatus(status))
     if isinstance(message, CallerError):
         return port.Refused(message)
     if message is not None:
-        await _requeue(session, run_no, message, now)
-    await session.fetch(
+        await _requeue(transaction, run_no, message, now)
+    await transaction.fetch(
         "UPDATE holdfast.dead_letters SET settled = $2, settled_by = $3, settled_at = $4 WHERE letter_id = $1",
         id_,
         action,
@@ -85,14 +85,14 @@ async def _settle(
     if entry is not None:
         place = (found[0][12], found[0][13], found[0][14])
         await audit.append(
-            session, [validation.audited(validation.letter_entry(entry, id_), letter.run_id, place, now)]
+            transaction, [decisions.audited(decisions.letter_entry(entry, id_), letter.run_id, place, now)]
         )
     return Settled(id_, action)
 
 
-async def _requeue(session: Transaction, run_no: int, message: Message, now: Instant) -> None:
-    """Put a message back, due now, unless there is another of its id by now."""
-    await session.fetch(
+async def _requeue(transaction: Transaction, run_no: int, message: Message, now: Instant) -> None:
+    """Put a message back, due now, unless there is another with its id by now."""
+    await transaction.fetch(
         "INSERT INTO holdfast.messages (run_no, signal_id, due_at, message) VALUES ($1, $2, $3, $4) "
         "ON CONFLICT DO NOTHING",
         run_no,
@@ -100,21 +100,23 @@ async def _requeue(session: Transaction, run_no: int, message: Message, now: Ins
         now,
         sql.encode(message),
     )
-    await session.fetch("UPDATE holdfast.runs SET ready_at = least(ready_at, $2) WHERE run_no = $1", run_no, now)
-    await session.fetch("SELECT holdfast.enter_1(ARRAY[$1::bigint], $2)", run_no, now)
+    await transaction.fetch("UPDATE holdfast.runs SET ready_at = least(ready_at, $2) WHERE run_no = $1", run_no, now)
+    await transaction.fetch("SELECT holdfast.enter_1(ARRAY[$1::bigint], $2)", run_no, now)
 
 
-async def bury_unreadable(session: Transaction, run_no: int, node: str, now: Instant) -> None:
-    """Make dead letters of what waits for a run and cannot be read, and keep what is there."""
-    [[run_id]] = await session.fetch("SELECT run_id FROM holdfast.runs WHERE run_no = $1", run_no)
+async def unreadable_to_dead_letters(transaction: Transaction, run_no: int, node: str, now: Instant) -> None:
+    """Turn messages and signals of a run that cannot be read into dead letters, with the text that is stored."""
+    [[run_id]] = await transaction.fetch("SELECT run_id FROM holdfast.runs WHERE run_no = $1", run_no)
     more = More()
-    messages = await session.fetch("SELECT signal_id, message FROM holdfast.messages WHERE run_no = $1", run_no)
+    messages = await transaction.fetch("SELECT signal_id, message FROM holdfast.messages WHERE run_no = $1", run_no)
     for signal_id, text in messages:
         if not _can_be_read(sql.message_of, text):
             id_ = letter_id(run_id, signal_id, now)
             more.add_dead(1, [_unreadable(id_, run_id, text, f"message {signal_id!r} cannot be read", node, now)])
-            await session.fetch("DELETE FROM holdfast.messages WHERE run_no = $1 AND signal_id = $2", run_no, signal_id)
-    signals = await session.fetch(
+            await transaction.fetch(
+                "DELETE FROM holdfast.messages WHERE run_no = $1 AND signal_id = $2", run_no, signal_id
+            )
+    signals = await transaction.fetch(
         "SELECT inbox_seq, name, signal_id, payload FROM holdfast.signals WHERE run_no = $1 AND consumed_seq IS NULL",
         run_no,
     )
@@ -122,9 +124,11 @@ async def bury_unreadable(session: Transaction, run_no: int, node: str, now: Ins
         if not _can_be_read(sql.payload_of, text):
             id_ = letter_id(run_id, inbox_uuid(run_id, inbox_seq))
             more.add_dead(1, [_unreadable(id_, run_id, text, unreadable_payload(name, signal_id), node, now)])
-            await session.fetch("DELETE FROM holdfast.signals WHERE run_no = $1 AND inbox_seq = $2", run_no, inbox_seq)
+            await transaction.fetch(
+                "DELETE FROM holdfast.signals WHERE run_no = $1 AND inbox_seq = $2", run_no, inbox_seq
+            )
     if more.text() is not None:
-        await session.fetch("SELECT holdfast.commit_more_1($1, ARRAY[$2::bigint], $3)", more.text(), run_no, now)
+        await transaction.fetch("SELECT holdfast.commit_more_1($1, ARRAY[$2::bigint], $3)", more.text(), run_no, now)
 
 
 def _can_be_read(read: Any, text: str) -> bool:

@@ -1,4 +1,4 @@
-"""What can go wrong between us and the server, in our words. The server's own may quote what is stored."""
+"""Errors of the server and of the connection, as ours. The server's own text may quote stored data."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ UNSTORABLE = (
     OverflowError,
     RecursionError,
 )
-"""Faults of what was to be stored, and of nothing else."""
+"""Errors caused by the data that was to be stored."""
 
 _LOST = (
     OSError,
@@ -40,7 +40,7 @@ _LOST = (
     asyncpg.InternalClientError,
 )
 
-# By SQLSTATE: the error, what is said, and whether it is worth another try.
+# By SQLSTATE: the error, its text, and whether a retry may help.
 _BY_CODE: dict[str, tuple[type[StoreError], str, bool]] = {
     "25006": (StoreReadOnly, "the server is a replica, or takes no writes", True),
     "25P03": (StoreBusy, "the server has ended a transaction that took too long", True),
@@ -69,7 +69,7 @@ _ENDS_CONNECTION = frozenset({"25006", "57P01", "57P02", "57P03", "57P05", "25P0
 
 
 class Fault(Struct, frozen=True):
-    """What went wrong. `is_lost` says that the connection is gone, and with it the answer, if there was one."""
+    """An error. `is_passing`: a retry may help. `is_lost`: the connection is lost, and with it the answer."""
 
     error: StoreError
     is_passing: bool
@@ -77,7 +77,7 @@ class Fault(Struct, frozen=True):
 
 
 def fault_of(problem: BaseException, shown: str) -> Fault | None:
-    """Return what is wrong with the server or the way to it; None if the fault is elsewhere."""
+    """Return what is wrong with the server or the connection; None if the error has another cause."""
     if isinstance(problem, Refusal):
         return Fault(problem.error, problem.is_passing, is_lost=True)
     if isinstance(problem, UNSTORABLE) and not isinstance(problem, OSError):

@@ -96,28 +96,28 @@ FROM pg_replication_slots WHERE NOT active AND restart_lsn IS NOT NULL ORDER BY 
 """
 
 
-async def examine(server: Pool, bounds: Bounds, asked: Instant | None) -> Facts:
-    """Look at the server and at all runs."""
-    schema = server.address.schema
-    [found] = await server.fetch(SERVER)
+async def examine(pool: Pool, bounds: Bounds, asked: Instant | None) -> Facts:
+    """Examine the server and all runs."""
+    schema = pool.address.schema
+    [found] = await pool.fetch(SERVER)
     findings = [
-        *_found("durability", _unsafe(found), "what was acknowledged is on the server's disk"),
-        *_found("writing", _rights(await server.fetch(RIGHTS, schema)), "every table can be written"),
+        *_found("durability", _unsafe(found), "what was acknowledged is on the pool's disk"),
+        *_found("writing", _rights(await pool.fetch(RIGHTS, schema)), "every table can be written"),
         *_found("connections", _connections(found, bounds), _connected(found)),
-        *_found("transactions", _open(await server.fetch(TRANSACTIONS), bounds), "none has been open for long"),
-        *_tables(found, await server.fetch(TABLES, schema), bounds),
-        *_replicas(found, await server.fetch(REPLICAS), await server.fetch(SLOTS), bounds),
-        *_misplaced(await server.fetch(MISPLACED, bounds.listed)),
+        *_found("transactions", _open(await pool.fetch(TRANSACTIONS), bounds), "none has been open for long"),
+        *_tables(found, await pool.fetch(TABLES, schema), bounds),
+        *_replicas(found, await pool.fetch(REPLICAS), await pool.fetch(SLOTS), bounds),
+        *_misplaced(await pool.fetch(MISPLACED, bounds.listed)),
     ]
-    [[now]] = await server.fetch("SELECT holdfast.time_1($1)", asked)
+    [[now]] = await pool.fetch("SELECT holdfast.time_1($1)", asked)
     asks = questions("holdfast.", now, bounds, OWN)
-    answers = {name: await server.fetch(sql) for name, sql in asks.items()}
+    answers = {name: await pool.fetch(sql) for name, sql in asks.items()}
     sample = spread("holdfast.", answers["ends"], bounds)
     return facts_of(
         answers,
-        await server.fetch(sample) if sample else (),
+        await pool.fetch(sample) if sample else (),
         software=f"PostgreSQL {found['version']}",
-        schema_version=await schema_version(server, schema, server.address.shown),
+        schema_version=await schema_version(pool, schema, pool.address.shown),
         latest_version=latest_version(),
         findings=tuple(findings),
     )

@@ -14,7 +14,7 @@ from holdfast.core.names import RESERVED_PREFIX
 from holdfast.core.state import RunStatus
 from holdfast.errors import CallerError, InvalidInput
 from holdfast.limits import Limits
-from holdfast.store import port, sql, validation
+from holdfast.store import decisions, port, sql, validation
 from holdfast.store.postgres import audit
 from holdfast.store.postgres.columns import columns
 from holdfast.store.postgres.faults import UNSTORABLE
@@ -51,9 +51,9 @@ async def deliver(
 def _wave(items: Sequence[SignalRequest | Message], waiting: Sequence[int]) -> tuple[list[int], list[int]]:
     """Return what can be delivered by one call, and what comes after it.
 
-    A signal with conditions comes alone. What has the id of something before it comes later, and so does a signal that
-    must find a wait if its run is sent other signals before it, and everything for the run after it: whether it
-    finds one depends on them.
+    A signal with conditions is delivered alone. An item with the id of an earlier one is delivered later. So is a
+    signal that must find a wait, if there are earlier signals for its run, and everything for the run after it:
+    whether it finds one depends on them.
     """
     wave: list[int] = []
     later: list[int] = []
@@ -118,7 +118,7 @@ async def _deliver(
     try:
         found = await db.fetch(statement, *arguments, is_repeatable=is_repeatable)
     except UNSTORABLE as problem:
-        if isinstance(db, Transaction):  # the transaction is spoilt; whoever began it finds out whose fault it was
+        if isinstance(db, Transaction):  # the transaction has failed; its owner finds the item at fault
             raise
         if len(wave) > 1:
             return [again for index in wave for again in await _deliver(db, items, [index], answers, limits, now)]
@@ -152,9 +152,9 @@ def _answer(
     item: SignalRequest | Message, code: str, status: str, seq: int, at: Instant, limits: Limits, now: Instant
 ) -> Answer:
     if code == "F":
-        return port.Refused(validation.no_such_run(item.run_id))
+        return port.Refused(decisions.no_such_run(item.run_id))
     if code == "T":
-        return port.Refused(validation.run_terminal(item.run_id, RunStatus(status)))
+        return port.Refused(decisions.run_terminal(item.run_id, RunStatus(status)))
     if isinstance(item, Message):
         return port.Accepted() if code == "A" else port.Duplicate()
     if code in ("A", "D"):
@@ -165,18 +165,18 @@ def _answer(
 
 def _refusal(item: SignalRequest, code: str, seq: int, at: Instant, limits: Limits, now: Instant) -> CallerError:
     if code == "P":
-        return validation.payload_conflict(item)
+        return decisions.payload_conflict(item)
     if code == "I":
-        return validation.indeterminate(item, now)
+        return decisions.indeterminate(item, now)
     if code == "L":
-        return validation.not_accepted_any_more(item)
+        return decisions.not_accepted_any_more(item)
     if code == "S":
-        return validation.step_is_taken(item)
+        return decisions.step_is_taken(item)
     if code == "V":
-        return validation.version_moved(item, seq)
+        return decisions.version_moved(item, seq)
     if code == "W":
-        return validation.not_waiting(item)
-    return validation.rate_limited(item, limits, at + validation.MINUTE, now)
+        return decisions.not_waiting(item)
+    return decisions.rate_limited(item, limits, at + decisions.MINUTE, now)
 
 
 def _result(request: SignalRequest, inbox_seq: int, accepted_at: Instant) -> AcceptedSignalResult:

@@ -24,7 +24,7 @@ HEARTBEAT = "SELECT o_now, o_kept FROM holdfast.beat_1($1, $2, $3, $4, $5, $6, $
 
 
 async def acquire(
-    server: Pool,
+    pool: Pool,
     node: str,
     queues: Sequence[str],
     activities: Sequence[str],
@@ -33,7 +33,7 @@ async def acquire(
     now: Instant | None,
 ) -> list[port.Job]:
     """Acquire up to `limit` jobs: longest visible first, then in order of their runs' creation and of step ids."""
-    found = await server.fetch(ACQUIRE, now, node, list(queues), list(activities), limit, visible_ms * 1_000)
+    found = await pool.fetch(ACQUIRE, now, node, list(queues), list(activities), limit, visible_ms * 1_000)
     acquired = []
     for row in found:
         try:
@@ -43,10 +43,10 @@ async def acquire(
     return acquired
 
 
-async def release(server: Pool, node: str, jobs: Sequence[port.Job], now: Instant | None) -> int:
+async def release(pool: Pool, node: str, jobs: Sequence[port.Job], now: Instant | None) -> int:
     """Give back jobs that were acquired and not begun."""
     asked = [(job.run_id, job.step_id, job.engine_attempt_id) for job in jobs]
-    return len(await server.fetch(RELEASE, now, node, *columns(asked, 3))) if asked else 0
+    return len(await pool.fetch(RELEASE, now, node, *columns(asked, 3))) if asked else 0
 
 
 async def heartbeat(

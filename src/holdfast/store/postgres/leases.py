@@ -1,9 +1,9 @@
-"""`claim`, `renew`, `release`, `next_due`, `take`, `beat`: who may do what, and when there is something to do.
+"""`claim`, `renew`, `release`, `next_due`: which node owns which runs, and when there is work; and definitions.
 
-**Where a claim starts.** The agenda is walked in the order of its places. While a long transaction keeps dead rows
-from being removed, they pile up at the places of what has long been done; so every claim says where the next one of
-its kind may start: at the oldest place that was alive, but never later than what may still be about to be committed.
-Now and then one starts at the very beginning, so that what was committed later than anybody thought is found too.
+**Where a claim starts.** A claim reads the agenda in the order of its places. While a long transaction keeps dead rows
+from being removed, they pile up at the places of finished work; so every claim returns where the next one of its kind
+may start: at the oldest live place, but never later than what may still be about to be committed. From time to time one
+starts at the very beginning, so that what was committed later than expected is found too.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.instants import Instant
 from holdfast.errors import StoreCorrupt
 from holdfast.limits import MAILBOX_SIGNALS
-from holdfast.store import port, sql, validation
+from holdfast.store import decisions, port, sql
 from holdfast.store.postgres import queries
 from holdfast.store.postgres.address import Address
 from holdfast.store.postgres.columns import askable
-from holdfast.store.postgres.dead_letters import bury_unreadable
+from holdfast.store.postgres.dead_letters import unreadable_to_dead_letters
 from holdfast.store.postgres.faults import fault_of
 from holdfast.store.postgres.pool import Db, Pool, Transaction, connect, in_schema
 
@@ -54,30 +54,30 @@ FIRST = -(2**62)
 
 EVERYWHERE = (FIRST,) * 4
 AGAIN_AFTER = 30_000_000
-"""How long claims start where something was alive, before one looks at everything again."""
+"""How long claims start at the oldest live place, before one reads everything again."""
 
 ASIDE = 60_000_000
-"""How long a run whose rows make no sense is left alone, so that it does not stand in the way of the others."""
+"""How long a run whose rows cannot be read is deferred, so that it does not hold up others."""
 
 Kind = tuple[str, tuple[str, ...] | None]
 
 
 class Start(Struct, frozen=True):
-    """Where claims of one kind start, and since when none has looked at everything."""
+    """Where claims of one kind start, and since when none has read everything."""
 
     places: Sequence[int]
     since: Instant
 
 
 class Starts:
-    """Where claims start: by the node that claims, and the plans that it knows."""
+    """Where claims start, by the node that claims and its definitions."""
 
     def __init__(self) -> None:
         self._starts: dict[Kind, Start] = {}
         self._latest = 0
 
     def heard(self, now: Instant) -> None:
-        """Take note of the time. If it was set back, places were entered behind every start: all are forgotten."""
+        """Record the server's time. If it was set back, places were entered before every start: all are dropped."""
         if now < self._latest:
             self._starts.clear()
         self._latest = now
@@ -88,7 +88,7 @@ class Starts:
         return EVERYWHERE if start is None else start.places
 
     def note(self, kind: Kind, places: Sequence[int], now: Instant) -> None:
-        """Take note of where the next claim may start."""
+        """Record where the next claim may start."""
         start = self._starts.get(kind)
         since = now if start is None or start.places is EVERYWHERE else start.since
         is_due = now - since >= AGAIN_AFTER
@@ -101,64 +101,64 @@ def kind_of(node: str, plans: Sequence[port.Plan] | None) -> Kind:
 
 
 async def claim(
-    server: Pool, starts: Starts, node: str, limit: int, plans: Sequence[port.Plan] | None, now: Instant | None
+    pool: Pool, starts: Starts, node: str, limit: int, plans: Sequence[port.Plan] | None, now: Instant | None
 ) -> list[port.LoadedRun]:
-    """Take up to `limit` eligible runs and load them."""
+    """Claim and load up to `limit` eligible runs."""
     kind = kind_of(node, plans)
-    found = await server.fetch(CLAIM, now, kind[0], limit, kind[1], starts.of(kind))
+    found = await pool.fetch(CLAIM, now, kind[0], limit, kind[1], starts.of(kind))
     heard, places = found[0][0], found[0][1]
     if places is None:
-        raise validation.lease_expired(node)
+        raise decisions.lease_expired(node)
     starts.heard(heard)
     starts.note(kind, places, heard)
-    loaded = [await readable(server, tuple(row)[2:], node, heard) for row in found if row[2] is not None]
+    loaded = [await readable(pool, tuple(row)[2:], node, heard) for row in found if row[2] is not None]
     return [run for run in loaded if run is not None]
 
 
-async def readable(server: Pool, row: tuple[Any, ...], node: str, now: Instant) -> port.LoadedRun | None:
-    """Return a run that was claimed, without what cannot be read. Poison in one run never stops another.
+async def readable(pool: Pool, row: tuple[Any, ...], node: str, now: Instant) -> port.LoadedRun | None:
+    """Return a run that was claimed, without what cannot be read. A damaged run never stops others.
 
-    A message or signal that makes no sense becomes a dead letter; a run of which anything else does is put aside.
+    A message or signal that cannot be read becomes a dead letter; a run with any other damage is deferred.
     """
     try:
         return queries.loaded_of(row)
     except StoreCorrupt:
         run_no = row[0]
-        return await server.transact(lambda session: _repaired(session, run_no, node, now))
+        return await pool.transact(lambda transaction: _repaired(transaction, run_no, node, now))
 
 
-async def _repaired(session: Transaction, run_no: int, node: str, now: Instant) -> port.LoadedRun | None:
-    await session.fetch("SELECT 1 FROM holdfast.runs WHERE run_no = $1 FOR UPDATE", run_no)
-    await bury_unreadable(session, run_no, node, now)
+async def _repaired(transaction: Transaction, run_no: int, node: str, now: Instant) -> port.LoadedRun | None:
+    await transaction.fetch("SELECT 1 FROM holdfast.runs WHERE run_no = $1 FOR UPDATE", run_no)
+    await unreadable_to_dead_letters(transaction, run_no, node, now)
     try:
-        [row] = await session.fetch(LOAD_ONE, run_no, now)
+        [row] = await transaction.fetch(LOAD_ONE, run_no, now)
         return queries.loaded_of(row)
     except StoreCorrupt:
-        await session.fetch(
+        await transaction.fetch(
             "UPDATE holdfast.runs SET lease_owner = NULL, ready_at = $2 WHERE run_no = $1", run_no, now + ASIDE
         )
-        await session.fetch("SELECT holdfast.enter_1(ARRAY[$1::bigint], $2)", run_no, now)
+        await transaction.fetch("SELECT holdfast.enter_1(ARRAY[$1::bigint], $2)", run_no, now)
         return None
 
 
 async def next_due(
-    server: Pool,
+    pool: Pool,
     starts: Starts,
     node: str,
     plans: Sequence[port.Plan] | None,
     queues: Sequence[str],
     now: Instant | None,
 ) -> Instant | None:
-    """Return the next instant at which a claim by this node, or a take from these queues, may find something."""
+    """Return the next instant at which a claim by this node, or `acquire_jobs` here, may find something."""
     kind = kind_of(node, plans)
-    [row] = await server.fetch(NEXT_DUE, now, kind[0], kind[1], list(queues), starts.of(kind))
+    [row] = await pool.fetch(NEXT_DUE, now, kind[0], kind[1], list(queues), starts.of(kind))
     starts.heard(row[0])
     due_at: Instant | None = row[1]
     return due_at
 
 
 async def renew(
-    server: Pool,
+    pool: Pool,
     node: str,
     lease_ms: int,
     plans: Sequence[port.Plan] | None,
@@ -167,15 +167,15 @@ async def renew(
 ) -> tuple[Instant, Instant]:
     """Give the node a lease; return the time, and the end of the lease."""
     known = None if plans is None else list(map(askable, sql.plan_keys(plans)))
-    first, last = validation.lives_of(node) or (None, None)
-    [[heard, until]] = await server.fetch(RENEW, now, node, lease_ms * 1_000, known, is_start, first, last)
+    first, last = decisions.lives_of(node) or (None, None)
+    [[heard, until]] = await pool.fetch(RENEW, now, node, lease_ms * 1_000, known, is_start, first, last)
     if until is None:
-        raise validation.superseded(node)
+        raise decisions.superseded(node)
     return heard, until
 
 
 async def extend(address: Address, node: str, lease_ms: int, now: Instant | None) -> None:
-    """Extend a lease that is current, on a connection of its own."""
+    """Extend a current lease, on a connection of its own."""
     try:
         async with asyncio.timeout(lease_ms / 1_000):
             connection = await connect(address)
@@ -190,9 +190,9 @@ async def extend(address: Address, node: str, lease_ms: int, now: Instant | None
         raise fault.error from problem
 
 
-async def find_orphaned(server: Pool, late_ms: int, now: Instant | None) -> list[port.OrphanedDefinition]:
-    """Return the definitions that no node alive has, of runs that have been eligible for so long."""
-    found = await server.fetch(ORPHANED, now, late_ms * 1_000)
+async def find_orphaned(pool: Pool, late_ms: int, now: Instant | None) -> list[port.OrphanedDefinition]:
+    """Return the definitions that no live node has, of runs that have been eligible for so long."""
+    found = await pool.fetch(ORPHANED, now, late_ms * 1_000)
     return [port.OrphanedDefinition((plan_id, plan_version), since) for plan_id, plan_version, since in found]
 
 
@@ -211,7 +211,7 @@ JOIN holdfast.definitions d ON d.plan_id = x.plan_id AND d.plan_version = x.plan
 
 
 async def publish_definitions(db: Db, definitions: Sequence[WorkflowDeclaration]) -> None:
-    """Keep definitions in the place of those of the same versions."""
+    """Store definitions, replacing those of the same versions."""
     last = {(one.plan_id, one.plan_version): one for one in definitions}.values()
     given = [one.plan_id for one in last], [one.plan_version for one in last], [sql.encode(one) for one in last]
     await db.fetch(_PUBLISH_DEFINITIONS, *given)

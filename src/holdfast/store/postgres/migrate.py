@@ -11,7 +11,7 @@ from importlib.resources import files
 
 from holdfast.core.codec import number_of
 from holdfast.errors import StoreNotMigrated
-from holdfast.store import validation
+from holdfast.store import decisions
 from holdfast.store.postgres import audit
 from holdfast.store.postgres.pool import Db, Transaction
 from holdfast.store.schema import Schema, schema_of
@@ -58,7 +58,7 @@ async def migrate(db: Transaction, name: str, shown: str) -> int:
         await _replace_functions(db, name)
     if 0 < present < latest_version():
         [[now]] = await db.fetch("SELECT holdfast.time_1(NULL)")
-        await audit.append(db, [validation.migration_entry(present, latest_version(), now)])
+        await audit.append(db, [decisions.migration_entry(present, latest_version(), now)])
     return await schema_version(db, name, shown)
 
 

@@ -1,12 +1,12 @@
-"""Connections to one server: few, kept, replaced when they break; and work that is tried again when it may be.
+"""Connections to one server: few, kept, replaced when they break; and work that is retried where that is safe.
 
 The driver's pool resets a connection after each use, which costs a third of a small query; nothing here needs that,
-because nothing is left behind in a session. Every verb may be repeated (see the port), so what failed in passing (a
-server that restarts, a deadlock, a replica that has not taken over yet) is tried again with growing pauses, up to a
-bound; then there is a typed error. The exception is what says `is_repeatable=False`: if its answer was lost, nobody
-knows whether it was done, and the caller is told.
+because nothing is left behind in a session. Every verb may be repeated (see the port), so after a transient error (a
+server that restarts, a deadlock, a replica that has not taken over yet) the work is retried with growing pauses, up to
+a bound; then a typed error is raised. The exception is work with `is_repeatable=False`: if its answer was lost, its
+outcome is unknown, and the caller gets the error.
 
-A caller that is cancelled gives up waiting, and nothing else: what it asked for is finished.
+A caller that is cancelled only stops waiting: its work is finished.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ from typing import Any, Protocol, TypeVar
 import asyncpg
 
 from holdfast.errors import InvalidInput, RequestTimedOut, StoreError, StoreReadOnly, StoreUnavailable, StoreUnsafe
+from holdfast.store.decisions import TOO_SLOW
 from holdfast.store.postgres.address import Address
 from holdfast.store.postgres.faults import Refusal, fault_of
-from holdfast.store.validation import TOO_SLOW
 
 T = TypeVar("T")
 Rows = list[Any]
@@ -27,12 +27,12 @@ Rows = list[Any]
 FIRST_PAUSE_S = 0.01
 LONGEST_PAUSE_S = 1.0
 STATEMENT_S = 60.0
-"""How long an answer is waited for. A way to the server that has silently gone is noticed then, at the latest."""
+"""How long to wait for an answer. A connection that was lost silently is noticed then, at the latest."""
 
 CONNECT_S = 10.0
 
 CLOSE_S = 5.0
-"""How long a store that is closed waits for the answers to what was asked for, and for its connections to end."""
+"""How long a store that is closed waits for pending work, and for its connections to end."""
 
 _LOOK = """
 SELECT pg_is_in_recovery() AS is_replica, current_setting('transaction_read_only') = 'on' AS is_read_only,
@@ -42,7 +42,7 @@ SELECT pg_is_in_recovery() AS is_replica, current_setting('transaction_read_only
 
 
 class Db(Protocol):
-    """Somewhere to send statements: the server, or a transaction."""
+    """Executes statements: a pool, or a transaction."""
 
     async def fetch(
         self, sql: str, *args: Any, is_repeatable: bool = True, if_lost: Callable[[], None] | None = None
@@ -52,7 +52,7 @@ class Db(Protocol):
 
 
 class Transaction:
-    """One connection while a transaction lasts."""
+    """One connection for the duration of a transaction."""
 
     def __init__(self, connection: Any, schema: str) -> None:
         self.connection = connection
@@ -69,12 +69,12 @@ class Transaction:
         await self.connection.execute(in_schema(sql, self._schema))
 
     def savepoint(self) -> Any:
-        """Return a context that is undone as a whole if it raises."""
+        """Return a context that is rolled back if it raises."""
         return self.connection.transaction()
 
 
 class Pool:
-    """The way to one server. With `statement_s` a statement that takes longer is given up, and not tried again."""
+    """The connections to one server. With `statement_s` a statement that takes longer is cancelled, and not retried."""
 
     def __init__(self, address: Address, busy_ms: int, statement_s: float | None = None) -> None:
         self.address = address
@@ -89,7 +89,7 @@ class Pool:
         self._is_gone = False
         self._closing = asyncio.Event()
 
-    # --- what is asked of it
+    # --- work
 
     async def fetch(
         self, sql: str, *args: Any, is_repeatable: bool = True, if_lost: Callable[[], None] | None = None
@@ -98,7 +98,7 @@ class Pool:
         text = in_schema(sql, self.address.schema)
 
         async def work(connection: Any) -> Rows:
-            if self.address.has_pooler:  # a statement is prepared and executed in two steps: they must not be parted
+            if self.address.has_pooler:  # a statement is prepared and executed in two steps, which need one session
                 async with connection.transaction():
                     if self._statement_s is not None:
                         await connection.execute(f"SET LOCAL statement_timeout = {self._statement_s * 1_000:.0f}")
@@ -108,7 +108,7 @@ class Pool:
         return await self._try(work, is_repeatable, if_lost)
 
     async def transact(self, work: Callable[[Transaction], Awaitable[T]]) -> T:
-        """Let a function execute statements in one transaction. It may be called again, so it must not keep count."""
+        """Let a function execute statements in one transaction. It may be called again: it has no other effects."""
 
         async def attempt(connection: Any) -> T:
             async with connection.transaction():
@@ -117,7 +117,7 @@ class Pool:
         return await self._try(attempt, is_repeatable=True)
 
     async def finished(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for work that is finished even if its caller is cancelled, and before the server is closed."""
+        """Wait for work that is finished even if its caller is cancelled, and before the pool is closed."""
         try:
             self.check_open()
         except StoreError:
@@ -129,7 +129,7 @@ class Pool:
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        """Finish what was asked for, within a bound, and give back the connections; if cancelled, at once."""
+        """Finish pending work, within a bound, and close the connections; if cancelled, at once."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -157,18 +157,18 @@ class Pool:
         """Connect, and refuse at once a server that cannot be used, or cannot be reached."""
         try:
             self._free.append(await self._connect(is_first=True))
-        except ValueError as problem:  # said by the driver; it may quote the password
+        except ValueError as problem:  # from the driver; it may quote the password
             raise InvalidInput("the address of the store cannot be used", field="store") from problem
         except Exception as problem:
             fault = fault_of(problem, self.address.shown)
             raise (problem if fault is None else fault.error) from problem
 
-    # --- how it is done
+    # --- connections and retries
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # its caller may be gone
+            task.exception()  # its caller may have been cancelled
 
     async def _try(
         self, work: Callable[[Any], Awaitable[T]], is_repeatable: bool, if_lost: Callable[[], None] | None = None
@@ -194,7 +194,7 @@ class Pool:
                 fault = fault_of(problem, self.address.shown)
                 if fault is None:
                     if connection is not None and isinstance(problem, asyncio.CancelledError):
-                        _abandon(connection)  # the loop is being stopped, in the middle of somebody's work
+                        _abandon(connection)  # the loop is being stopped while the work is in progress
                     raise
                 if fault.is_lost and connection is not None:
                     _abandon(connection)

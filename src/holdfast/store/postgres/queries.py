@@ -104,13 +104,13 @@ async def read_events(db: Db, run_id: str, after: int, limit: int, most_bytes: i
     return sql.events_of(run_id, await db.fetch(EVENTS, askable(run_id), after, limit))
 
 
-# Runs that were created before one; if that has gone meanwhile, those that were created by its time.
+# Runs that were created before one; if it was deleted meanwhile, those that were created by its time.
 _BEFORE = (
     "run_no < coalesce((SELECT run_no FROM holdfast.runs WHERE run_id = ?), "
     "(SELECT run_no + 1 FROM holdfast.runs WHERE created_at <= ? ORDER BY run_no DESC LIMIT 1), 0)"
 )
 
-# A text with a NUL in it is no text for PostgreSQL: an error of that kind is not looked into.
+# PostgreSQL has no text with a NUL: an error that contains one is not searched.
 _ERROR = "snapshot::json #>> '{last_error,code}' || E'\\n' || (snapshot::json #>> '{last_error,message}')"
 _SAYS = (
     """(strpos(lower((run_id || E'\\n' || plan_id || E'\\n' || coalesce(reference_key, '')) COLLATE "C"), ?) > 0 """
@@ -171,7 +171,7 @@ async def find_waits(db: Db, query: port.WaitQuery, limit: int) -> port.Found[Wa
 
 _OF_RUN = "EXISTS (SELECT 1 FROM holdfast.runs WHERE runs.run_no = signals.run_no AND {})"
 
-# Signals behind one of a run; if that run has gone meanwhile, of those that were created after the one before it.
+# Signals after one of a run; if that run was deleted meanwhile, those of runs created after the run before it.
 _BEHIND = (
     "(run_no, inbox_seq) > "
     "(coalesce((SELECT run_no FROM holdfast.runs WHERE run_id <= ? ORDER BY run_id DESC LIMIT 1), 0), "
@@ -204,7 +204,7 @@ async def find_mailbox(db: Db, query: port.MailboxQuery, limit: int) -> port.Fou
     return sql.found_of(found, sql.mail_of, sql.mail_name, place_of)
 
 
-# The whole task is looked at first, because reading its JSON takes longer.
+# The whole text is searched first, because parsing the JSON takes longer.
 _MENTIONS = (
     """(strpos(lower(task COLLATE "C"), ?) > 0 AND (strpos(lower((task::json ->> 'name') COLLATE "C"), ?) > 0 """
     """OR strpos(lower((task::json -> 'payload')::text COLLATE "C"), ?) > 0))"""
@@ -246,7 +246,7 @@ async def find_tasks(db: Db, query: port.TaskQuery, limit: int) -> port.Found[Ta
 
 
 async def stats(db: Db, now: Instant | None) -> port.Stats:
-    """Count."""
+    """Return counts for operators."""
     [row] = await db.fetch(STATS, now)
     return port.Stats(
         runs=dict(zip(row[9] or (), row[10] or (), strict=True)),
@@ -266,7 +266,7 @@ async def stats(db: Db, now: Instant | None) -> port.Stats:
 
 
 async def most_rows(db: Db, size: str, where: Where, order: str, limit: int, most_bytes: int | None) -> int:
-    """Return how many rows there may be so that they are not too large together. Sizes are known without reading."""
+    """Return how many rows fit into so many bytes together. Sizes are known without reading the values."""
     if most_bytes is None:
         return limit
     fitting = _fitting(await read_page(db, f"SELECT {size}", where, order, limit), most_bytes)
@@ -280,6 +280,6 @@ def _fitting(sizes: list[Any], most_bytes: int) -> int | None:
 
 
 async def read_page(db: Db, select: str, where: Where, order: str, limit: int, skip: int = 0) -> list[Any]:
-    """Return so many rows in this order, behind so many that are passed over."""
+    """Return so many rows in this order, after skipping some."""
     sql = f"{select} {where.numbered} ORDER BY {order} LIMIT {where.limit_parameter} OFFSET {skip:d}"
     return await db.fetch(sql, *(askable(value) for value in where.values(limit)))

@@ -4,7 +4,7 @@ from typing import Any
 
 from holdfast.core.audit import AuditEntry
 from holdfast.core.instants import Instant
-from holdfast.store import validation
+from holdfast.store import decisions
 from holdfast.store.port import PurgePolicy, PurgeReport
 from holdfast.store.postgres import audit
 from holdfast.store.postgres.columns import askable
@@ -38,17 +38,17 @@ _COUNTED = ("events", "signals", "acceptance_records", "tasks", "dead_letters")
 
 
 async def purge(
-    session: Transaction, policy: PurgePolicy, given: Instant | None, entry: AuditEntry | None = None
+    transaction: Transaction, policy: PurgePolicy, given: Instant | None, entry: AuditEntry | None = None
 ) -> PurgeReport:
     """Delete, or with `dry_run` only count, what the policy allows."""
     limit = policy.limit
     named = (askable(policy.tenant), None if policy.run_ids is None else list(map(askable, policy.run_ids)))
-    [[now]] = await session.fetch("SELECT holdfast.time_1($1)", given)
+    [[now]] = await transaction.fetch("SELECT holdfast.time_1($1)", given)
 
     async def select(sql: str, window_ms: int | None, *doomed: list[int]) -> list[Any]:
         if window_ms is None:
             return []
-        return await session.fetch(sql, now - window_ms * 1_000, limit + 1, *named, *doomed)
+        return await transaction.fetch(sql, now - window_ms * 1_000, limit + 1, *named, *doomed)
 
     gone = await select(_GONE, policy.finished_run_ms)
     doomed = [run_no for (run_no,) in gone[:limit]]
@@ -56,9 +56,11 @@ async def purge(
     states = await select(_STATES, policy.runtime_state_ms, doomed)
     expired = await select(_EXPIRED, 0, doomed)
     entries = (
-        [] if policy.audit_ms is None else await audit.old(session, now - policy.audit_ms * 1_000, limit + 1, *named)
+        []
+        if policy.audit_ms is None
+        else await audit.old(transaction, now - policy.audit_ms * 1_000, limit + 1, *named)
     )
-    belonging = {table: await _count(session, table, doomed) for table in _COUNTED}
+    belonging = {table: await _count(transaction, table, doomed) for table in _COUNTED}
     report = PurgeReport(
         runs=len(doomed),
         events=belonging["events"],
@@ -68,29 +70,31 @@ async def purge(
         acceptance_records=belonging["acceptance_records"] + len(expired[:limit]),
         dead_letters=belonging["dead_letters"],
         audit_entries=len(entries[:limit]),
-        tokens=await _tokens(session, named[0]) if policy.tokens else 0,
-        stale_runs=await _stale(session, policy.stale_run_ms, now, named),
+        tokens=await _tokens(transaction, named[0]) if policy.tokens else 0,
+        stale_runs=await _stale(transaction, policy.stale_run_ms, now, named),
         has_more=max(map(len, (gone, tasks, states, expired, entries))) > limit,
     )
     if not policy.dry_run:
         for table in _BELONGING:
-            await session.fetch(f"DELETE FROM holdfast.{table} WHERE run_no = ANY ($1)", doomed)
-        await session.fetch("DELETE FROM holdfast.tasks WHERE task_id = ANY ($1)", [row[0] for row in tasks[:limit]])
-        await session.fetch(
+            await transaction.fetch(f"DELETE FROM holdfast.{table} WHERE run_no = ANY ($1)", doomed)
+        await transaction.fetch(
+            "DELETE FROM holdfast.tasks WHERE task_id = ANY ($1)", [row[0] for row in tasks[:limit]]
+        )
+        await transaction.fetch(
             "UPDATE holdfast.runs SET snapshot = NULL WHERE run_no = ANY ($1)", [row[0] for row in states[:limit]]
         )
-        await _forget(session, expired[:limit], now)
-        await audit.forget(session, entries[:limit])
+        await _forget(transaction, expired[:limit], now)
+        await audit.forget(transaction, entries[:limit])
         if policy.tokens:
-            await session.fetch("DELETE FROM holdfast.access_tokens WHERE tenant = $1", named[0])
+            await transaction.fetch("DELETE FROM holdfast.access_tokens WHERE tenant = $1", named[0])
         if entry is not None:
-            await audit.append(session, [validation.purge_entry(entry, report, now)])
+            await audit.append(transaction, [decisions.purge_entry(entry, report, now)])
     return report
 
 
-async def _forget(session: Transaction, expired: list[Any], now: Instant) -> None:
+async def _forget(transaction: Transaction, expired: list[Any], now: Instant) -> None:
     """Delete acceptance records, unless one has been renewed meanwhile."""
-    await session.fetch(
+    await transaction.fetch(
         "DELETE FROM holdfast.acceptance_records a USING unnest($1::bigint[], $2::text[], $3::text[]) "
         "AS x (run_no, name, signal_id) WHERE a.run_no = x.run_no AND a.name = x.name AND a.signal_id = x.signal_id "
         "AND a.expires_at <= $4",

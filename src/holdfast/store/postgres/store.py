@@ -1,8 +1,8 @@
-"""PostgreSQL: for many nodes on many machines, and for more than one of them may hold.
+"""The PostgreSQL store, for many nodes on many machines.
 
-Each verb is one round trip and one transaction for a whole batch, whatever is in it, but for a few rare cases. The
-time is the server's. Nothing depends on the session that a statement runs in, so a pooler in transaction mode may
-stand between. See `docs/adr/0016-postgresql.md`.
+Each verb is one round trip and one transaction for a whole batch, except in a few rare cases. The time is the server's.
+Nothing depends on the session that a statement runs in, so a pooler in transaction mode may stand between. See
+`docs/adr/0016-postgresql.md`.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ _FINDERS: dict[type, Callable[[Pool, Any, int], Coroutine[Any, Any, port.Found[A
 }
 
 FRESH_S = 1.0
-"""How long the server's time, once heard, is counted on from here before it is asked for again."""
+"""How long the server's time is extrapolated by the local clock before it is queried again."""
 
 FLUSH_S = 1.0
 """How long closing waits for a wake-up to be sent."""
@@ -57,13 +57,13 @@ FLUSH_S = 1.0
 class PostgresStore:
     """A store in one schema of a PostgreSQL database. Make it with `open`."""
 
-    def __init__(self, server: Pool, clock: Clock | None, limits: Limits, wakeups: Wakeups) -> None:
+    def __init__(self, pool: Pool, clock: Clock | None, limits: Limits, wakeups: Wakeups) -> None:
         self.capabilities = port.Capabilities(
             conditional_batch=True, atomic_batch=True, read_after_write=True, scan_consistency="snapshot"
         )
         self.wakeups = wakeups
-        self._server = server
-        self._lists = Pool(server.address, server.busy_ms, LIST_S)
+        self._pool = pool
+        self._lists = Pool(pool.address, pool.busy_ms, LIST_S)
         self._clock = clock
         self._limits = limits
         self._starts = leases.Starts()
@@ -84,24 +84,24 @@ class PostgresStore:
     ) -> "PostgresStore":
         """Open the store at `postgresql://user@host/database?schema=holdfast`.
 
-        `busy_ms` is how long what fails in passing is tried again. `clock` takes the place of the server's time.
+        `busy_ms` is how long transient errors are retried. `clock` replaces the server's time.
         """
         place = parse_address(address)
-        server = Pool(place, busy_ms)
-        await server.check()
-        store = cls(server, clock, limits or Limits(), wakeups or NotifyWakeups(place))
+        pool = Pool(place, busy_ms)
+        await pool.check()
+        store = cls(pool, clock, limits or Limits(), wakeups or NotifyWakeups(place))
         try:
-            store._is_migrated = await schema_version(server, place.schema, place.shown) >= latest_version()
+            store._is_migrated = await schema_version(pool, place.schema, place.shown) >= latest_version()
         except BaseException:
             await store.close()
             raise
         return store
 
     async def migrate(self) -> int:
-        self._server.check_open()
-        place = self._server.address
-        work = self._server.transact(lambda session: migrate(session, place.schema, place.shown))
-        version = await self._server.finished(work)
+        self._pool.check_open()
+        place = self._pool.address
+        work = self._pool.transact(lambda transaction: migrate(transaction, place.schema, place.shown))
+        version = await self._pool.finished(work)
         self._is_migrated = True
         return version
 
@@ -110,7 +110,7 @@ class PostgresStore:
             try:
                 await self._lists.close()
             finally:
-                await self._server.close()
+                await self._pool.close()
             self._notify()
             if isinstance(self.wakeups, NotifyWakeups):
                 await self.wakeups.flush(FLUSH_S)
@@ -118,16 +118,16 @@ class PostgresStore:
             self.wakeups.close()
 
     async def now(self) -> Instant:
-        """Return the server's time: as it was heard last, counted on from here, if that was a moment ago.
+        """Return the server's time, extrapolated from the last answer that contained it if that is recent.
 
-        It takes time to hear of it, so this is never ahead of the server, and never goes back.
+        An answer takes time to arrive, so this is never ahead of the server; and it never goes back.
         """
         self._check_migrated()
         if self._clock is not None:
             return self._clock.now()
         loop_time = asyncio.get_running_loop().time()
         if self._heard is None or loop_time - self._heard[1] > FRESH_S:
-            [[now]] = await self._server.finished(self._server.fetch("SELECT holdfast.time_1(NULL)"))
+            [[now]] = await self._pool.finished(self._pool.fetch("SELECT holdfast.time_1(NULL)"))
             self._hear(now)
         else:
             now = self._heard[0] + int((loop_time - self._heard[1]) * 1_000_000)
@@ -141,14 +141,14 @@ class PostgresStore:
     ) -> list[port.Created | port.Existing | port.Refused]:
         validation.check_batch(runs, self._limits)
         work = create_on(self._ready(), runs, claim_for, self._limits, self._asked())
-        return await self._server.finished(self._then_notify(work))
+        return await self._pool.finished(self._then_notify(work))
 
     async def deliver(
         self, items: Sequence[SignalRequest | Message]
     ) -> list[port.Accepted | port.Duplicate | port.Refused]:
         validation.check_batch(items, self._limits)
         work = deliver(self._ready(), items, self._limits, self._asked())
-        return await self._server.finished(self._then_notify(work))
+        return await self._pool.finished(self._then_notify(work))
 
     async def commit(self, turns: Sequence[port.Turn]) -> list[port.Committed | port.CommitConflict]:
         validation.check_batch(turns, self._limits)
@@ -157,7 +157,7 @@ class PostgresStore:
             return []
         work = Committing(self._ready(), turns, self._limits, self._asked())
         notifies = any(port.may_wake_others(turn) for turn in turns)
-        answers = await self._server.finished(self._then_notify(work.run()) if notifies else work.run())
+        answers = await self._pool.finished(self._then_notify(work.run()) if notifies else work.run())
         if work.heard is not None:
             self._hear(work.heard)
         return answers
@@ -165,8 +165,8 @@ class PostgresStore:
     async def purge(self, policy: port.PurgePolicy, audit: AuditEntry | None = None) -> port.PurgeReport:
         validation.check_purge(policy, audit, self._limits)
         now = self._asked()
-        return await self._server.finished(
-            self._ready().transact(lambda session: retention.purge(session, policy, now, audit))
+        return await self._pool.finished(
+            self._ready().transact(lambda transaction: retention.purge(transaction, policy, now, audit))
         )
 
     # --- owning
@@ -175,14 +175,14 @@ class PostgresStore:
         validation.check_values(node=node)
         validation.check_plans(plans)
         validation.check_page(limit)
-        return await self._server.finished(leases.claim(self._ready(), self._starts, node, limit, plans, self._asked()))
+        return await self._pool.finished(leases.claim(self._ready(), self._starts, node, limit, plans, self._asked()))
 
     async def admit(
         self, limits: Mapping[str, RunLimit], limit: int, claim_for: str | None = None
     ) -> tuple[list[port.Admitted], Instant | None]:
         validation.check_admit(limits, limit, claim_for, self._limits)
         work = admission.admit(self._ready(), limits, limit, claim_for, self._asked())
-        admitted, next_at = await self._server.finished(work)
+        admitted, next_at = await self._pool.finished(work)
         if admitted:
             self._notify_soon()
         return admitted, next_at
@@ -191,7 +191,7 @@ class PostgresStore:
         self, node: str, lease_ms: int, plans: Sequence[port.Plan] | None = None, is_start: bool = False
     ) -> Instant:
         validation.check_lease(node, lease_ms, plans)
-        now, lease_until = await self._server.finished(
+        now, lease_until = await self._pool.finished(
             leases.renew(self._ready(), node, lease_ms, plans, is_start, self._asked())
         )
         self._hear(now)
@@ -200,16 +200,16 @@ class PostgresStore:
         return lease_until
 
     def extend_lease(self, node: str, lease_ms: int) -> None:
-        """Extend a lease that is current, from any thread, while the loop is held up, on a connection of its own."""
+        """Extend a current lease, from any thread, while the loop is blocked, on a connection of its own."""
         now = None if self._clock is None else self._clock.now()
-        asyncio.run(leases.extend(self._server.address, node, lease_ms, now))
+        asyncio.run(leases.extend(self._pool.address, node, lease_ms, now))
 
     async def release(self, node: str, run_ids: Sequence[str] | None = None) -> int:
         validation.check_values(node=node)
         validation.check_ids(run_ids or ())
         named = None if run_ids is None else list(map(askable, run_ids))
         work = self._ready().fetch(leases.RELEASE, self._asked(), askable(node), named)
-        [[_, freed]] = await self._server.finished(self._then_notify(work))
+        [[_, freed]] = await self._pool.finished(self._then_notify(work))
         return int(freed)
 
     async def hand_over(self, node: str, run_ids: Sequence[str], to: str) -> list[str]:
@@ -217,11 +217,11 @@ class PostgresStore:
         validation.check_ids(run_ids, self._limits)
         names = list(map(askable, run_ids))
         work = self._ready().fetch(leases.HAND_OVER, self._asked(), askable(node), names, askable(to))
-        [[given]] = await self._server.finished(self._then_notify(work))
+        [[given]] = await self._pool.finished(self._then_notify(work))
         return sorted(given)
 
     async def find_nodes(self) -> list[port.NodePlans]:
-        said = await self._server.finished(self._ready().fetch(leases.ALIVE, self._asked()))
+        said = await self._pool.finished(self._ready().fetch(leases.ALIVE, self._asked()))
         return [port.NodePlans(node, frozenset(map(sql.plan_of, plans))) for node, plans in said]
 
     async def next_due(
@@ -230,35 +230,35 @@ class PostgresStore:
         validation.check_values(node=node)
         validation.check_plans(plans)
         validation.check_names("queues", queues, self._limits)
-        return await self._server.finished(
+        return await self._pool.finished(
             leases.next_due(self._ready(), self._starts, node, plans, queues, self._asked())
         )
 
     async def find_orphaned(self, late_ms: int) -> list[port.OrphanedDefinition]:
         validation.check_late(late_ms)
-        return await self._server.finished(leases.find_orphaned(self._ready(), late_ms, self._asked()))
+        return await self._pool.finished(leases.find_orphaned(self._ready(), late_ms, self._asked()))
 
     # --- carrying out activities
 
     async def acquire_jobs(
         self, node: str, queues: Sequence[str], activities: Sequence[str], limit: int, visible_ms: int
     ) -> list[port.Job]:
-        validation.check_take(node, queues, activities, limit, visible_ms, self._limits)
+        validation.check_acquire(node, queues, activities, limit, visible_ms, self._limits)
         if not queues or not activities:
             self._check_migrated()
             return []
-        return await self._server.finished(
+        return await self._pool.finished(
             job_queue.acquire(self._ready(), node, queues, activities, limit, visible_ms, self._asked())
         )
 
     async def release_jobs(self, node: str, jobs: Sequence[port.Job]) -> int:
         validation.check_release(node, jobs, self._limits)
         work = job_queue.release(self._ready(), node, jobs, self._asked())
-        return await self._server.finished(self._then_notify(work))
+        return await self._pool.finished(self._then_notify(work))
 
     async def heartbeat(self, node: str, beats: Sequence[port.Heartbeat], visible_ms: int) -> list[bool]:
-        validation.check_beats(node, beats, visible_ms, self._limits)
-        now, kept = await self._server.finished(
+        validation.check_heartbeats(node, beats, visible_ms, self._limits)
+        now, kept = await self._pool.finished(
             job_queue.heartbeat(self._ready(), node, beats, visible_ms, self._asked())
         )
         self._hear(now)
@@ -268,7 +268,7 @@ class PostgresStore:
 
     async def load(self, run_ids: Sequence[str]) -> list[port.LoadedRun | None]:
         validation.check_ids(run_ids, self._limits)
-        return await self._server.finished(queries.load(self._ready(), run_ids, self._asked()))
+        return await self._pool.finished(queries.load(self._ready(), run_ids, self._asked()))
 
     async def read_events(
         self, run_id: str, after: int = 0, limit: int | None = None, most_bytes: int | None = None
@@ -278,13 +278,13 @@ class PostgresStore:
         most = self._limits.page_items if limit is None else validation.check_page(limit)
         if most_bytes is not None:
             return await queries.read_events(self._listing(), run_id, after, most, most_bytes)
-        return await self._server.finished(queries.read_events(self._ready(), run_id, after, most))
+        return await self._pool.finished(queries.read_events(self._ready(), run_id, after, most))
 
     async def find(self, query: port.Query[Row]) -> port.Found[Row]:
         finder = validation.finder_of(_FINDERS, query)
         most = self._page(query.limit)
         if sql.is_lookup(query):
-            return await self._server.finished(finder(self._ready(), query, most))
+            return await self._pool.finished(finder(self._ready(), query, most))
         return await finder(self._listing(), query, most)
 
     async def settle_dead_letters(
@@ -293,46 +293,50 @@ class PostgresStore:
         validation.check_settlement(ids, action, actor, self._limits)
         validation.check_audit(() if audit is None else (audit,), self._limits)
         now = self._asked()
-        work = self._ready().transact(lambda session: dead_letters.settle(session, ids, action, actor, now, audit))
-        return await self._server.finished(self._then_notify(work))
+        work = self._ready().transact(
+            lambda transaction: dead_letters.settle(transaction, ids, action, actor, now, audit)
+        )
+        return await self._pool.finished(self._then_notify(work))
 
     async def publish_definitions(self, definitions: Sequence[WorkflowDeclaration]) -> None:
         validation.check_definitions(definitions, self._limits)
-        await self._server.finished(leases.publish_definitions(self._ready(), definitions))
+        await self._pool.finished(leases.publish_definitions(self._ready(), definitions))
 
     async def find_definitions(self, plans: Sequence[port.Plan]) -> list[WorkflowDeclaration | None]:
         validation.check_plans(plans)
-        return await self._server.finished(leases.find_definitions(self._ready(), plans))
+        return await self._pool.finished(leases.find_definitions(self._ready(), plans))
 
     async def put_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> list[AccessToken]:
         validation.check_tokens(tokens, self._limits)
         validation.check_audit(audit, self._limits)
         now = self._asked()
 
-        async def work(session: Transaction) -> list[AccessToken]:
-            await audit_log.append_now(session, audit, now)
-            return await access_tokens.put(session, tokens, now)
+        async def work(transaction: Transaction) -> list[AccessToken]:
+            await audit_log.append_now(transaction, audit, now)
+            return await access_tokens.put(transaction, tokens, now)
 
-        return await self._server.finished(self._ready().transact(work))
+        return await self._pool.finished(self._ready().transact(work))
 
     async def find_tokens(self, query: port.TokenQuery) -> port.Found[AccessToken]:
         validation.check_query(query)
-        return await self._server.finished(access_tokens.find(self._ready(), query, self._page(query.limit)))
+        return await self._pool.finished(access_tokens.find(self._ready(), query, self._page(query.limit)))
 
     async def put_key(self, name: str, key: str) -> str:
         validation.check_key(name, key)
-        return await self._server.finished(access_tokens.put_key(self._ready(), name, key))
+        return await self._pool.finished(access_tokens.put_key(self._ready(), name, key))
 
     async def append_audit(self, entries: Sequence[AuditEntry]) -> None:
         validation.check_audit(entries, self._limits)
         now = self._asked()
-        await self._server.finished(self._ready().transact(lambda session: audit_log.append_now(session, entries, now)))
+        await self._pool.finished(
+            self._ready().transact(lambda transaction: audit_log.append_now(transaction, entries, now))
+        )
 
     async def changes(self, cursor: str = "", limit: int = 1_000) -> port.Changes:
-        return await self._server.finished(changefeed.changes(self._ready(), cursor, self._page(limit)))
+        return await self._pool.finished(changefeed.changes(self._ready(), cursor, self._page(limit)))
 
     async def health(self, bounds: Bounds, *, thorough: bool = False) -> Facts:
-        return await self._server.finished(health.examine(self._ready(), bounds, self._asked()))
+        return await self._pool.finished(health.examine(self._ready(), bounds, self._asked()))
 
     async def stats(self) -> port.Stats:
         return await queries.stats(self._listing(), self._asked())
@@ -343,7 +347,7 @@ class PostgresStore:
         return min(validation.check_page(limit), self._limits.page_items)
 
     def _asked(self) -> Instant | None:
-        """Return the time of a clock that takes the place of the server's, or None."""
+        """Return the time of the clock that replaces the server's, or None."""
         return None if self._clock is None else self._clock.now()
 
     def _listing(self) -> Pool:
@@ -353,12 +357,12 @@ class PostgresStore:
 
     def _ready(self) -> Pool:
         self._check_migrated()
-        return self._server
+        return self._pool
 
     def _check_migrated(self) -> None:
-        self._server.check_open()
+        self._pool.check_open()
         if not self._is_migrated:
-            raise not_migrated(self._server.address.shown)
+            raise not_migrated(self._pool.address.shown)
 
     def _hear(self, now: Instant) -> None:
         self._heard = (now, asyncio.get_running_loop().time())
@@ -370,7 +374,7 @@ class PostgresStore:
         return answer
 
     def _notify_soon(self) -> None:
-        """Ring once for all the work of this round of the event loop."""
+        """Notify once for all the work of this iteration of the event loop."""
         if not self._will_notify:
             self._will_notify = True
             asyncio.get_running_loop().call_soon(self._notify)

@@ -37,11 +37,11 @@ WHERE a.token_id = t.token_id
 _KEEP_KEY = "INSERT INTO holdfast.store_keys (name, key) VALUES ($1, $2) ON CONFLICT DO NOTHING"
 
 
-async def put(session: Transaction, tokens: Sequence[AccessToken], now: Instant | None) -> list[AccessToken]:
+async def put(transaction: Transaction, tokens: Sequence[AccessToken], now: Instant | None) -> list[AccessToken]:
     """Store tokens, joined with what is stored of them."""
-    await session.fetch(_FORGET, now)
-    await session.fetch(_KEEP, *columns([_row_of(token) for token in tokens], 8))
-    found = await session.fetch(_KEPT, [token.token_id for token in tokens])
+    await transaction.fetch(_FORGET, now)
+    await transaction.fetch(_KEEP, *columns([_row_of(token) for token in tokens], 8))
+    found = await transaction.fetch(_KEPT, [token.token_id for token in tokens])
     kept = {token.token_id: token for token in map(_token_of, found)}
     before = dict(kept)
     for token in tokens:
@@ -52,7 +52,7 @@ async def put(session: Transaction, tokens: Sequence[AccessToken], now: Instant 
         if token != before[token_id]
     ]
     if changed:
-        await session.fetch(_JOIN, *columns(changed, 4))
+        await transaction.fetch(_JOIN, *columns(changed, 4))
     return [kept[token.token_id] for token in tokens]
 
 

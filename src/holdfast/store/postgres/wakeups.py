@@ -1,9 +1,9 @@
 """Wake-ups by LISTEN and NOTIFY, on a connection of their own.
 
-NOTIFY takes a lock of the whole server when its transaction commits, so it is never part of anybody's work: to ring is
-to leave word, and a task sends one NOTIFY for all that has been left since the last one. A bell that cannot be heard
-(the server restarts, a pooler stands between) costs latency only: while it is so, those who listen are woken once a
-second to look for themselves, and once more when it is heard again.
+NOTIFY takes a lock of the whole server when its transaction commits, so it is never part of other work: `notify` sets a
+flag, and a task sends one NOTIFY for all calls since the last one. If LISTEN does not work (the server restarts, a
+pooler stands between) that costs latency only: meanwhile listeners are woken once a second to poll, and once more
+when it works again.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ from holdfast.store.postgres.pool import connect
 from holdfast.store.wakeups import LocalListener, LocalWakeups
 
 DEAF_S = 1.0
-"""How often those who listen look for themselves while the bell cannot be heard, and how often it is tried again."""
+"""How often listeners poll while LISTEN does not work, and how often it is retried."""
 
 PAUSE_S = 0.002
-"""The least between two NOTIFYs: what rings in between is one."""
+"""The least time between two NOTIFYs: all calls in between are one."""
 
 
 class NotifyWakeups:
-    """The bell of one schema."""
+    """The notifications of one schema."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -58,7 +58,7 @@ class NotifyWakeups:
             self._connection = None
 
     async def flush(self, timeout_s: float) -> None:
-        """Wait until what was rung has been sent, but not for long: it is only a hint."""
+        """Wait until pending notifications have been sent, but not for long: they are only hints."""
         if self._task is not None and not self._address.has_pooler:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
@@ -66,7 +66,7 @@ class NotifyWakeups:
 
     def _begin(self) -> None:
         if self._task is None and not self._is_closed:
-            with suppress(RuntimeError):  # no loop is running any more: there is nobody left to be woken here
+            with suppress(RuntimeError):  # no loop is running any more: there are no listeners
                 self._task = asyncio.get_running_loop().create_task(self._work())
 
     async def _work(self) -> None:
@@ -74,7 +74,7 @@ class NotifyWakeups:
             try:
                 if not self._address.has_pooler:
                     await self._connect()
-                    self._local.notify()  # something may have rung before it could be heard
+                    self._local.notify()  # a notification may have been missed before
                     await self._send_and_hear()
             except Exception as problem:
                 if fault_of(problem, self._address.shown) is None:
@@ -89,7 +89,7 @@ class NotifyWakeups:
         await self._connection.add_listener(self._channel, self._heard)
 
     async def _send_and_hear(self) -> None:
-        """Send what is rung here, until the connection breaks; what is rung elsewhere is heard meanwhile."""
+        """Send the notifications of this process until the connection breaks; meanwhile others are received."""
         while True:
             await self._notified.wait()
             if self._connection.is_closed():

@@ -1,4 +1,4 @@
-"""Copies of a store: taken while nodes work, checked before they count, and never put over something that is there.
+"""Copies of a store: taken while nodes work, checked before they count, and never written over an existing file.
 
 A copy is one file, without a log beside it. It holds the store as it was at one instant: the source is read within
 one transaction, which in a write-ahead log neither waits for writers nor makes them wait.
@@ -20,10 +20,10 @@ from holdfast.store.sqlite.connection import APPLICATION_ID, create_private, tra
 from holdfast.store.sqlite.migrate import latest_version, schema_version
 
 STEP_PAGES = 2_000
-"""How much is copied before progress is told: about 8 MB."""
+"""How many pages are copied between two reports of progress: about 8 MB."""
 
 Progress = Callable[[int, int], None]
-"""Is told how many pages are done, of how many."""
+"""Gets how many pages are done, of how many."""
 
 
 class Copied(Struct, frozen=True, kw_only=True):
@@ -36,7 +36,7 @@ class Copied(Struct, frozen=True, kw_only=True):
 
 
 class FileInfo(Struct, frozen=True, kw_only=True):
-    """What can be said of a store's file, whatever its version is."""
+    """What is known of a store's file, whatever its version is."""
 
     path: str
     size_bytes: int
@@ -48,7 +48,7 @@ class FileInfo(Struct, frozen=True, kw_only=True):
 
 
 class Restored(Copied, frozen=True, kw_only=True):
-    """A store that was put back. `tokens_revoked` counts sessions too."""
+    """A store that was restored. `tokens_revoked` counts sessions too."""
 
     tokens_revoked: int
 
@@ -56,10 +56,10 @@ class Restored(Copied, frozen=True, kw_only=True):
 def restore_store(
     copy: Path, to: Path, entry: AuditEntry, *, keep_tokens: bool = False, progress: Progress = lambda done, of: None
 ) -> Restored:
-    """Put a copy where a store is to be, and revoke the tokens in it, unless they are to be kept.
+    """Restore a copy, and revoke the tokens in it, unless they are to be kept.
 
-    A copy is as old as it is: a token that was revoked since would be valid again. The entry of the audit log, which
-    has its time, is in the store from its first moment.
+    A token that was revoked after the copy was taken would be valid again. The entry of the audit log, which has its
+    time, is in the restored store from the start.
     """
     revoked: list[int] = []
 
@@ -87,7 +87,7 @@ def copy_store(
     progress: Progress = lambda done, of: None,
     work: Callable[[sqlite3.Connection], None] | None = None,
 ) -> Copied:
-    """Copy a store to a file that is not there yet. It appears there when it is complete, checked and durable.
+    """Copy a store to a new file. The file appears when it is complete, checked and durable.
 
     `work` is done to the copy before that.
     """
@@ -99,7 +99,7 @@ def copy_store(
         with closing(_open(source)) as db, closing(sqlite3.connect(part)) as copy:
             _check_ours(db, source)
             db.execute("BEGIN")
-            db.execute("SELECT count(*) FROM sqlite_master").fetchone()  # from here on it is as it is now
+            db.execute("SELECT count(*) FROM sqlite_master").fetchone()  # begins the snapshot
             db.backup(copy, pages=STEP_PAGES, progress=lambda _, left, of: progress(of - left, of))
             copy.execute("PRAGMA journal_mode = DELETE").fetchone()
             if work is not None:
@@ -119,7 +119,7 @@ def copy_store(
 
 
 def file_info(path: Path) -> FileInfo:
-    """Return what can be said of a store's file."""
+    """Return what is known of a store's file."""
     try:
         with closing(_open(path)) as db:
             _check_ours(db, path)
@@ -183,7 +183,7 @@ def _has_table(db: sqlite3.Connection, name: str) -> bool:
 
 
 def _keep(part: Path, to: Path) -> None:
-    """Make a file durable and give it its name, unless somebody else has taken that meanwhile."""
+    """Make a file durable and give it its name, unless another file has it by now."""
     with part.open("rb") as file:
         os.fsync(file.fileno())
     try:

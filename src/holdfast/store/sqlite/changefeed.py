@@ -25,7 +25,7 @@ FROM (SELECT rowid AS number FROM events NOT INDEXED WHERE rowid > ? ORDER BY ro
 
 
 def changes(db: sqlite3.Connection, cursor: str, limit: int) -> port.Changes:
-    """Return which histories have grown behind a cursor."""
+    """Return which histories have grown since a cursor."""
     found = _CURSOR.fullmatch(cursor)
     number = int(found[1]) if found else 0
     if found is None or (number and _cursor(db, number) != cursor):

@@ -1,15 +1,15 @@
 """`commit`: turns appended to histories, many at a time.
 
 The write lock is held, so what is read here stays true until the commit. All runs of the batch are read by one
-statement; the turns that lose are answered from that; the winners are written table by table with `executemany`.
-A run that has two turns in one batch is written in two waves, so that the second finds what the first did.
+statement; conflicts are answered from that; the other turns are written table by table with `executemany`.
+A run that has two turns in one batch is written in two waves, so that the second finds what the first wrote.
 
-**The short cut.** Most turns are of runs that were written here before, and win. Then nothing is read: each run is
-updated on condition that it is as its turn expects, and the updates are counted. If one is missing, all is undone and
-done again as above, which finds out why.
+**The short cut.** Most turns are of runs that this process wrote before, and have no conflict. Then nothing is read:
+each run is updated on condition that it is as its turn expects, and the updates are counted. If one is missing,
+everything is rolled back and done again as above, which finds out why.
 
-Whether an event or an open task is there already is left to the unique indexes: only if one objects is a wave undone
-and written again turn by turn, to find out whose fault it was.
+Whether an event or an open task exists already is left to the unique indexes: only if one is violated is a wave rolled
+back and written again turn by turn, to find the turn at fault.
 """
 
 import sqlite3
@@ -25,20 +25,20 @@ from holdfast.core.messages import OUTCOME_SIGNAL, Message, SignalRequest
 from holdfast.core.state import TERMINAL
 from holdfast.errors import StoreCorrupt
 from holdfast.limits import Limits
-from holdfast.store import outgoing, port, validation
+from holdfast.store import decisions, outgoing, port, validation
 from holdfast.store.sqlite import dead_letters, rows
 from holdfast.store.sqlite.admission import LEAVE, record_starts
 from holdfast.store.sqlite.create import create
 from holdfast.store.sqlite.inbox import deliver
 
 NEVER = 2**62
-"""Later than every due instant. Stands for "nothing in sight" while the earliest of several is looked for."""
+"""Later than every due instant. Stands for "nothing is due" in a minimum of several instants."""
 
 NUMBERS_KEPT = 20_000
 """How many numbers of runs are remembered at most: some megabytes."""
 
 BATCHES_AROUND = 20
-"""How many batches do not try the short cut after one that had to be undone."""
+"""How many batches do not try the short cut after one that had to be rolled back."""
 
 _AS_EXPECTED = "WHERE run_no = ? AND run_id = ? AND version = ? AND lease_epoch = ?"
 
@@ -59,7 +59,7 @@ _UPDATE_STATE = f"""
 UPDATE runs SET status = ?, version = ?, snapshot = ?, updated_at = ?, losses = 0
 {_AS_EXPECTED} AND finished_at IS NULL AND ready_at IS NULL AND inbox_seq <= ?
 """
-"""For a turn after which its run is as ready as before, and its node's: no index has to be touched."""
+"""For a turn after which its run has the same readiness and owner: no index has to be changed."""
 
 _UNSEEN_OUTCOME = """
 SELECT 1 FROM signals INDEXED BY signals_unconsumed
@@ -94,14 +94,14 @@ class _Head(Struct, gc=False):
 
 
 class ShortCut:
-    """Knows the numbers of runs that were written here before, and whether to count on their being as expected."""
+    """The numbers of runs that this process wrote before, and whether the next batch may rely on them."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         self._batches_around = 0
 
     def learn(self, numbers: Iterable[tuple[str, int]]) -> None:
-        """Remember the numbers of runs. A run that is not committed, or is deleted, is told apart by its id."""
+        """Remember the numbers of runs. The id shows whether a number belongs to another run by now."""
         if len(self._numbers) > NUMBERS_KEPT:
             self._numbers.clear()
         self._numbers.update(numbers)
@@ -113,7 +113,7 @@ class ShortCut:
                 self._numbers.pop(turn.run_id, None)
 
     def numbers_of(self, turns: Sequence[port.Turn]) -> list[int] | None:
-        """Return the numbers of the turns' runs, or None if the long way has to be taken."""
+        """Return the numbers of the turns' runs, or None if the short cut cannot be taken."""
         if self._batches_around:
             self._batches_around -= 1
             return None
@@ -123,7 +123,7 @@ class ShortCut:
         return numbers
 
     def avoid(self) -> None:
-        """Take the long way for a while."""
+        """Suspend the short cut for a while."""
         self._batches_around = BATCHES_AROUND
 
 
@@ -145,7 +145,7 @@ def commit(
     short_cut.forget(turns)
     answers: list[Answer | None] = [None] * len(turns)
     wave: dict[str, int] = {}
-    written: set[int] = set()  # not those that were committed before, with all that they have for others
+    written: set[int] = set()  # without those that were committed before, with what they send to others
     for index, turn in enumerate(turns):
         if turn.run_id in wave:
             _write_wave(db, turns, wave, heads, answers, now)
@@ -179,13 +179,13 @@ def _is_written(db: sqlite3.Connection, turns: list[tuple[int, port.Turn, bool]]
 
 
 def _tell_others(db: sqlite3.Connection, all_turns: list[tuple[int, port.Turn]], limits: Limits, now: Instant) -> None:
-    """Start and tell other runs what the turns have for them: here, in the same transaction. Keep what is refused."""
+    """Start runs and deliver what the turns send, in the same transaction. Store what remains of refusals."""
     numbered = [(run_no, turn) for run_no, turn in all_turns if turn.starts or turn.sends]
     if not numbered:
         return
     turns = [turn for _, turn in numbered]
     starts = [new for turn in turns for new in turn.starts]
-    created = create(db, validation.never_rejected(starts), None, limits, now) if starts else []
+    created = create(db, decisions.never_rejected(starts), None, limits, now) if starts else []
     sent = _send(db, [(turn, item) for turn in turns for item in turn.sends], limits, now)
     answers = zip(outgoing.by_turn(turns, "starts", created), outgoing.by_turn(turns, "sends", sent), strict=True)
     for (run_no, turn), (of_starts, of_sends) in zip(numbered, answers, strict=True):
@@ -202,18 +202,18 @@ def _send(
     limits: Limits,
     now: Instant,
 ) -> list[port.Delivered]:
-    """Deliver what turns send to other runs, as far as it reaches them."""
+    """Deliver what turns send to other runs, if it may reach them."""
     if not sends:
         return []
     runs = _whose(db, sends)
     answers = [outgoing.unreachable(turn, item, runs) if runs else None for turn, item in sends]
     near = [item for (_, item), answer in zip(sends, answers, strict=True) if answer is None]
-    delivered = iter(deliver(db, near, validation.without_rate(limits), now))
+    delivered = iter(deliver(db, near, decisions.without_rate(limits), now))
     return [next(delivered) if answer is None else answer for answer in answers]
 
 
 def _whose(db: sqlite3.Connection, sends: list[tuple[port.Turn, SignalRequest | Message]]) -> dict[str, outgoing.Whose]:
-    """Return whose the runs are that send signals and that are sent them; nothing if all are messages in families."""
+    """Return the owners of runs that send or receive signals; none if all items are messages of parent or child."""
     run_ids = {run_id for turn, item in sends for run_id in outgoing.concerned(turn, item)}
     if not run_ids:
         return {}
@@ -331,7 +331,7 @@ def _existing_event(db: sqlite3.Connection, run_no: int, turn: port.Turn) -> Eve
 
 
 def _write(db: sqlite3.Connection, winners: list[tuple[int, port.Turn, bool]], now: Instant) -> bool:
-    """Write turns of different runs, table by table; say whether all their runs were as expected."""
+    """Write turns of different runs, table by table; return whether all their runs were as expected."""
     events: list[tuple[Any, ...]] = []
     consumed: list[tuple[int, str]] = []
     messages: list[tuple[Any, ...]] = []
@@ -431,10 +431,10 @@ def _winner(head: _Head, turn: port.Turn) -> tuple[int, port.Turn, bool]:
 
 
 def _may_be_light(turn: port.Turn) -> bool:
-    """Say whether the turn leaves its run as ready as before, unless somebody has told it something."""
+    """Return whether the turn leaves its run as ready as before, unless something is delivered to it."""
     return not (turn.consumed or turn.messages or turn.release or turn.snapshot.status in TERMINAL)
 
 
 def _is_as_ready(head: _Head, turn: port.Turn) -> bool:
-    """Say whether the run has nothing in sight, before the turn and after it, and stays where it is."""
+    """Return whether nothing is due for the run, before the turn and after it, and its owner stays."""
     return _may_be_light(turn) and not head.is_ready and head.inbox_seq <= turn.seen_inbox_seq

@@ -1,12 +1,12 @@
-"""One SQLite file: opened safely, written in groups, its errors put into our words.
+"""One SQLite file: opened safely, written in groups, its errors translated into ours.
 
-**Group commit.** Writes that are asked for while others are under way share one transaction and one fsync: `write`
+**Group commit.** Writes that arrive while others are in progress share one transaction and one fsync: `write`
 queues a function, and a single flusher runs all that has queued up between BEGIN IMMEDIATE and COMMIT. Each function
-has a savepoint of its own, so one that fails does not take the others with it. No function gives way to the event
-loop, so a reader on this connection never sees a transaction half done.
+has a savepoint of its own, so a failure does not affect the others. No function yields to the event loop, so a reader
+on this connection never sees half a transaction.
 
 **Many processes.** A lock that another process holds is waited for here, without blocking the event loop and without
-showing "database is locked" to anybody, for at most `busy_ms`; then `StoreBusy`.
+raising "database is locked", for at most `busy_ms`; then `StoreBusy` is raised.
 
 Everything runs on the event loop's own thread: `sqlite3` gives up the interpreter's lock on every row, and a writer
 thread was measured at half the speed.
@@ -41,14 +41,14 @@ SMALLEST_FILE = 512
 
 PRIVATE_FILE = 0o600
 PRIVATE_FOLDER = 0o700
-"""What others may do with the files and folders of a store, from the moment that they are there: nothing."""
+"""Other users have no rights on the files and folders of a store, from the moment that they are created."""
 
 OLDEST_SQLITE = (3, 31, 0)
 SHORT_PAUSE_S = 0.001
 """Between tries while another process writes: about as long as a commit takes."""
 
 LONG_PAUSE_S = 0.025
-"""Between tries once the other process has been at it for a second: it is migrating, or it was stopped."""
+"""Between tries once the other process has held the lock for a second: it is migrating, or it was stopped."""
 
 _ERRORS: dict[int, tuple[type[StoreError], str]] = {
     sqlite3.SQLITE_BUSY: (StoreBusy, "another process is using the store"),
@@ -72,8 +72,8 @@ _FAULTS_OF_ONE = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.Inte
 def _register_plain_values() -> None:
     """Let `sqlite3` know that None and bytes are stored as they are.
 
-    Else it asks each of them whether it adapts itself, by way of attributes that are not there: for most rows that
-    takes longer than all the rest of the binding.
+    Otherwise it looks for an adapter on each value, through attributes that do not exist: for most rows that takes
+    longer than all the rest of the binding.
     """
     same: dict[type, Callable[[Any], Any]] = {type(None): {}.get, bytes: bytes.__bytes__}
     for kind, as_it_is in same.items():
@@ -146,7 +146,7 @@ class Database:
         return await future
 
     async def close(self) -> None:
-        """Finish what was asked for, and close the file."""
+        """Finish pending work, and close the file."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -186,7 +186,7 @@ class Database:
             self._roll_back()
             _fail(group, translate(problem, self.path))
             return
-        except BaseException:  # the process is being stopped, in the middle of somebody's work
+        except BaseException:  # the process is being stopped while a caller's work is in progress
             self._roll_back()
             _fail(group, StoreUnavailable("the work was interrupted", path=str(self.path)))
             raise
@@ -194,7 +194,7 @@ class Database:
             job.answer(answer)
 
     async def _when_free(self, attempt: Callable[[], T]) -> T:
-        """Try until no other process is in the way, or for as long as is allowed."""
+        """Try until no other process holds the lock, or until the time is over."""
         pause = _Pause(self._busy_ms)
         while True:
             try:
@@ -204,7 +204,7 @@ class Database:
                     raise translate(problem, self.path) from problem
 
     def _run(self, work: Callable[[sqlite3.Connection], Any]) -> Any:
-        """Run one function of the group. A fault of the file ends the whole group; any other only this function."""
+        """Run one function of the group. An error of the file ends the whole group; any other only this function."""
         self.connection.execute("SAVEPOINT work")
         try:
             answer = work(self.connection)
@@ -224,7 +224,7 @@ class Database:
 
 
 class _Job:
-    """A function that waits to be run in a transaction, and who is told of it."""
+    """A function that waits to be run in a transaction, and the future and callback for its answer."""
 
     def __init__(
         self,
@@ -239,7 +239,7 @@ class _Job:
     def answer(self, answer: Any) -> None:
         if not isinstance(answer, _Failed) and self._then is not None:
             self._then()
-        if self.future.done():  # its caller was cancelled; what it asked for is durable all the same
+        if self.future.done():  # its caller was cancelled; the work is durable all the same
             return
         if isinstance(answer, _Failed):
             self.future.set_exception(answer.error)
@@ -271,10 +271,10 @@ class _Pause:
 
 
 def finish_reading(problem: BaseException | None) -> None:
-    """Let go of what was being read when this was raised.
+    """Release the cursors that were being read when this was raised.
 
-    A cursor that was left half-way keeps this connection at the file as it was then, for as long as the exception is
-    kept: and once another process has written, this one could not write any more.
+    A cursor that was not read to its end keeps this connection on an old snapshot for as long as the exception lives:
+    once another process has written, this one could not write any more.
     """
     while problem is not None:
         clear_frames(problem.__traceback__)
@@ -282,13 +282,13 @@ def finish_reading(problem: BaseException | None) -> None:
 
 
 def check_unreadable(problem: Exception) -> None:
-    """Raise what is not about a row: text that is no text has no error class of its own."""
+    """Raise errors that are not about a row: SQLite has no error class of its own for invalid text."""
     if isinstance(problem, sqlite3.OperationalError) and "UTF-8" not in str(problem):
         raise problem
 
 
 def translate(problem: sqlite3.Error, path: Path) -> StoreError:
-    """Return the error in our words. SQLite's own may quote what is stored, so only its error code is passed on."""
+    """Return the error as one of ours. SQLite's text may quote stored data, so only its error code is passed on."""
     code = getattr(problem, "sqlite_errorcode", 0) & 0xFF
     kind, text = _ERRORS.get(code, (StoreUnavailable, "the store failed"))
     if str(problem).startswith(_SIGNS_OF_DAMAGE):
@@ -307,7 +307,7 @@ def _fail(group: list[_Job], problem: BaseException) -> None:
 
 
 def _checked(path: Path) -> Path:
-    """Return the path of the file itself, after a look at what is there.
+    """Return the path of the file itself, after checking what exists.
 
     SQLite keeps the log beside the name that it was given; two names of one file would have two logs.
     """
@@ -339,7 +339,7 @@ def _checked(path: Path) -> Path:
 
 
 def create_private(path: Path) -> None:
-    """Create a file that only its user can read, unless it is there. SQLite gives its log the mode of the file."""
+    """Create a file that only its user can read, unless it exists. SQLite gives its log the mode of the file."""
     with suppress(FileExistsError):
         made = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, PRIVATE_FILE)
         try:
@@ -356,7 +356,7 @@ def _refuse_foreign(db: sqlite3.Connection, path: Path) -> None:
 
 
 def _make_durable(db: sqlite3.Connection, path: Path) -> None:
-    """Ask for a write-ahead log and full synchronisation, and read back whether they took."""
+    """Set a write-ahead log and full synchronisation, and verify both."""
     (journal_mode,) = db.execute("PRAGMA journal_mode = WAL").fetchone()
     for pragma in ("synchronous = FULL", "fullfsync = ON", "checkpoint_fullfsync = ON", "temp_store = MEMORY"):
         db.execute(f"PRAGMA {pragma}")

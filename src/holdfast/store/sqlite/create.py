@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from holdfast.core.admission import NEVER, AdmissionRequest
 from holdfast.core.instants import Instant
 from holdfast.limits import Limits
-from holdfast.store import port, validation
+from holdfast.store import decisions, port, validation
 from holdfast.store.sqlite import admission, audit, rows
 from holdfast.store.sqlite.inbox import deliver
 
@@ -31,7 +31,7 @@ def create(
     now: Instant,
     learn: Callable[[Iterable[tuple[str, int]]], None] | None = None,
 ) -> list[Answer]:
-    """Create runs, for `owner` if there is one. `learn` is told their numbers."""
+    """Create runs, for `owner` if there is one. `learn` gets their numbers."""
     problems = [validation.check_new_run(new) for new in new_runs]
     requests, run_ids = _known(db, [new for new, problem in zip(new_runs, problems, strict=True) if problem is None])
     (run_no,) = db.execute("SELECT coalesce(max(run_no), 0) FROM runs").fetchone()
@@ -56,7 +56,7 @@ def create(
     if learn is not None:
         learn((new.run_id, run_no) for run_no, new in created)
     entries = [
-        validation.audited(new.audit, new.run_id, (new.tenant, new.project, new.environment), now)
+        decisions.audited(new.audit, new.run_id, (new.tenant, new.project, new.environment), now)
         for new, answer in zip(new_runs, answers, strict=True)
         if isinstance(answer, port.Created) and new.audit is not None
     ]
@@ -85,7 +85,7 @@ def _with_signals(db: sqlite3.Connection, new: port.NewRun, answer: Answer, limi
     """Put the signals that came with a request into the mailbox of its run, in the same transaction."""
     if isinstance(answer, port.Refused) or not new.signals:
         return answer
-    delivered = deliver(db, validation.first_signals(new, answer.run_id), limits, now)
+    delivered = deliver(db, decisions.first_signals(new, answer.run_id), limits, now)
     return replace(answer, signals=tuple(delivered))
 
 
@@ -106,9 +106,9 @@ def _existing_or_conflict(
     if known is not None:
         run_id, input_sha256 = known
         is_same = input_sha256 == new.input_sha256
-        return port.Existing(run_id) if is_same else port.Refused(validation.request_conflict(run_id))
+        return port.Existing(run_id) if is_same else port.Refused(decisions.request_conflict(run_id))
     if new.run_id in run_ids:
-        return port.Refused(validation.run_id_taken(new.run_id))
+        return port.Refused(decisions.run_id_taken(new.run_id))
     return None
 
 

@@ -1,4 +1,4 @@
-"""Dead letters: buried with a turn, or when a row is come across that cannot be read; found, and settled."""
+"""Dead letters: written with a turn, or for a row that cannot be read; found, and settled."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from holdfast.core.keys import inbox_uuid
 from holdfast.core.messages import Message
 from holdfast.core.state import RunStatus
 from holdfast.errors import CallerError, StoreCorrupt
-from holdfast.store import port, validation
+from holdfast.store import decisions, port
 from holdfast.store.sql import LETTER, Where, found_of, letter_of, text_bytes
 from holdfast.store.sqlite import audit, rows
 from holdfast.store.sqlite.connection import check_unreadable
@@ -41,7 +41,7 @@ def letter_row(run_no: int, letter: DeadLetter) -> tuple[Any, ...]:
 
 
 def find(db: sqlite3.Connection, query: DeadLetterQuery, limit: int) -> port.Found[DeadLetter]:
-    """Return the letters that the query names."""
+    """Return the dead letters that match the query."""
     where = Where()
     where.add("(died_at, letter_id) > (?, ?)", *query.after)
     where.add_given("tenant = ?", query.tenant)
@@ -66,7 +66,7 @@ def settle(
     now: Instant,
     entry: AuditEntry | None = None,
 ) -> list[Settled | port.Refused]:
-    """Settle each letter, or say why not."""
+    """Settle each letter, or return why not."""
     return [_settle(db, id_, action, actor, now, entry) for id_ in ids]
 
 
@@ -77,15 +77,15 @@ def _settle(
     try:
         found = db.execute(select, (id_,)).fetchone()
         if found is None:
-            return port.Refused(validation.no_such_letter(id_))
+            return port.Refused(decisions.no_such_letter(id_))
         *row, run_no, status = found
         letter = letter_of(row)
     except (StoreCorrupt, sqlite3.OperationalError) as problem:
         check_unreadable(problem)
-        return port.Refused(validation.unreadable_letter(id_))
+        return port.Refused(decisions.unreadable_letter(id_))
     if letter.settled == action:
         return Settled(id_, action)
-    message = validation.settled_message(letter, action, RunStatus(status))
+    message = decisions.settled_message(letter, action, RunStatus(status))
     if isinstance(message, CallerError):
         return port.Refused(message)
     if message is not None:
@@ -96,18 +96,18 @@ def _settle(
     )
     if entry is not None:
         place = audit.places_of(db, [letter.run_id])[letter.run_id]
-        audit.append(db, [validation.audited(validation.letter_entry(entry, id_), letter.run_id, place, now)])
+        audit.append(db, [decisions.audited(decisions.letter_entry(entry, id_), letter.run_id, place, now)])
     return Settled(id_, action)
 
 
 def _requeue(db: sqlite3.Connection, run_no: int, message: Message, now: Instant) -> None:
-    """Put a message back, due now, unless there is another of its id by now."""
+    """Put a message back, due now, unless there is another with its id by now."""
     db.execute("INSERT OR IGNORE INTO messages VALUES (?, ?, ?, ?)", rows.message_row(run_no, message, now))
     db.execute("UPDATE runs SET ready_at = min(?, coalesce(ready_at, ?)) WHERE run_no = ?", (now, now, run_no))
 
 
-def bury_unreadable(db: sqlite3.Connection, run_no: int, node: str, now: Instant) -> None:
-    """Make dead letters of what waits for a run and cannot be read, and keep the bytes that are there."""
+def unreadable_to_dead_letters(db: sqlite3.Connection, run_no: int, node: str, now: Instant) -> None:
+    """Turn messages and signals of a run that cannot be read into dead letters, with the bytes that are stored."""
     (run_id,) = db.execute("SELECT run_id FROM runs WHERE run_no = ?", (run_no,)).fetchone()
     messages = db.execute("SELECT signal_id, CAST(message AS BLOB) FROM messages WHERE run_no = ?", (run_no,))
     for signal_id, found in messages.fetchall():

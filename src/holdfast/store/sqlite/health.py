@@ -27,7 +27,7 @@ from holdfast.store.sqlite.migrate import latest_version, schema_version
 
 
 async def examine(database: Database, bounds: Bounds, now: Instant, *, thorough: bool) -> Facts:
-    """Look at the file and at all runs."""
+    """Examine the file and all runs."""
     findings = await _writable(database)
     try:
         findings += [_durable(database.connection), _log(database, bounds), _room(database.connection, bounds)]
@@ -66,7 +66,7 @@ def _facts(db: sqlite3.Connection, path: Path, bounds: Bounds, now: Instant, fin
 
 
 async def _writable(database: Database) -> list[Finding]:
-    """Take the lock that a writer needs, and give it back."""
+    """Acquire the lock that a writer needs, and release it."""
     try:
         await database.write(lambda db: None)
     except StoreError as problem:
@@ -85,7 +85,7 @@ def _durable(db: sqlite3.Connection) -> Finding:
 
 
 def _log(database: Database, bounds: Bounds) -> Finding:
-    """Merge what can be merged, as every node does again and again, and see what is left."""
+    """Run a checkpoint, as every node does from time to time, and check what remains in the log."""
     _, pages, merged = database.connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
     (page_size,) = database.connection.execute("PRAGMA page_size").fetchone()
     left = max(0, pages - merged) * page_size

@@ -13,7 +13,7 @@ from holdfast.core.names import RESERVED_PREFIX
 from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.errors import CallerError
 from holdfast.limits import Limits
-from holdfast.store import port, validation
+from holdfast.store import decisions, port, validation
 from holdfast.store.sql import by_of
 from holdfast.store.sqlite import audit, rows
 
@@ -23,7 +23,7 @@ _INSERT_SIGNAL = (
     "INSERT INTO signals (run_no, inbox_seq, name, signal_id, step_id, accepted_at, received_at, payload, "
     "by_caller) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-# When the so many-th last signal came that counts toward the rate of its run.
+# When the signal was accepted that is so many back among those that count toward the rate of its run.
 _COUNTED = """
 SELECT received_at FROM signals WHERE run_no = ? AND name NOT GLOB ? || '*' ORDER BY inbox_seq DESC LIMIT 1 OFFSET ?
 """
@@ -69,7 +69,7 @@ def deliver(
         if problem is not None:
             answers.append(port.Refused(problem))
         elif inbox is None:
-            answers.append(port.Refused(validation.no_such_run(item.run_id)))
+            answers.append(port.Refused(decisions.no_such_run(item.run_id)))
         elif isinstance(item, Message):
             answers.append(_deliver_message(db, inbox, item, now))
         else:
@@ -94,7 +94,7 @@ def _audit(
     ]
     if entries:
         places = audit.places_of(db, {run_id for run_id, _ in entries})
-        audit.append(db, [validation.audited(entry, run_id, places[run_id], now) for run_id, entry in entries])
+        audit.append(db, [decisions.audited(entry, run_id, places[run_id], now) for run_id, entry in entries])
 
 
 def _inboxes(db: sqlite3.Connection, run_ids: set[str]) -> dict[str, _Inbox]:
@@ -113,7 +113,7 @@ def _deliver_message(db: sqlite3.Connection, inbox: _Inbox, message: Message, no
     if known:
         return port.Duplicate()
     if inbox.status in TERMINAL:
-        return port.Refused(validation.run_terminal(message.run_id, inbox.status))
+        return port.Refused(decisions.run_terminal(message.run_id, inbox.status))
     row = rows.message_row(inbox.run_no, message, now)
     db.execute(rows.INSERT_MESSAGE, row)
     inbox.wake(row[2])
@@ -137,7 +137,7 @@ class _Pending:
         self._records.append(record)
 
     def write(self) -> None:
-        """Write what is pending; whoever has to look at it asks for that first."""
+        """Write what is pending. Call this before reading signals."""
         if self._signals:
             self.db.executemany(_INSERT_SIGNAL, self._signals)
             self.db.executemany("INSERT OR REPLACE INTO acceptance_records VALUES (?, ?, ?, ?, ?)", self._records)
@@ -174,27 +174,27 @@ def _known_signal(
             return None
         if record.payload_sha256 == codec.value_digest(request.payload):
             return port.Duplicate(record.response)
-        return port.Refused(validation.payload_conflict(request))
-    return port.Refused(validation.indeterminate(request, now))
+        return port.Refused(decisions.payload_conflict(request))
+    return port.Refused(decisions.indeterminate(request, now))
 
 
 def _signal_problem(
     db: sqlite3.Connection, inbox: _Inbox, request: SignalRequest, limits: Limits, now: Instant
 ) -> CallerError | None:
     if inbox.status in TERMINAL:
-        return validation.run_terminal(request.run_id, inbox.status)
+        return decisions.run_terminal(request.run_id, inbox.status)
     if request.expected_version is not None or request.accept_before is not None:
         conflict = _unmet_condition(db, inbox, request, now)
         if conflict is not None:
             return conflict
     if request.require_waiting and not _is_awaited(db, inbox.run_no, request):
-        return validation.not_waiting(request)
+        return decisions.not_waiting(request)
     most = limits.signals_per_run_per_minute
     if inbox.inbox_seq < most or request.name.startswith(RESERVED_PREFIX):
         return None
     found = db.execute(_COUNTED, (inbox.run_no, RESERVED_PREFIX, most - 1)).fetchone()
-    if found and now - validation.MINUTE < found[0] <= now:
-        return validation.rate_limited(request, limits, found[0] + validation.MINUTE, now)
+    if found and now - decisions.MINUTE < found[0] <= now:
+        return decisions.rate_limited(request, limits, found[0] + decisions.MINUTE, now)
     return None
 
 
@@ -202,11 +202,11 @@ def _unmet_condition(db: sqlite3.Connection, inbox: _Inbox, request: SignalReque
     [version, is_taken] = db.execute(
         _CONDITIONS, (inbox.run_no, request.name, request.step_id, inbox.run_no)
     ).fetchone()
-    return validation.check_conditions(request, version, now, bool(is_taken))
+    return decisions.check_conditions(request, version, now, bool(is_taken))
 
 
 def _is_awaited(db: sqlite3.Connection, run_no: int, request: SignalRequest) -> bool:
-    """Say whether a wait is left for the signal by those ahead of it."""
+    """Return whether the earlier signals leave a wait for this one."""
     waits = db.execute("SELECT step_id, token, since FROM waits WHERE run_no = ? AND name = ?", (run_no, request.name))
     ahead = db.execute(
         "SELECT step_id FROM signals INDEXED BY signals_unconsumed "
@@ -217,7 +217,7 @@ def _is_awaited(db: sqlite3.Connection, run_no: int, request: SignalRequest) -> 
         Wait(run_id=request.run_id, step_id=step_id, name=request.name, token=token, since=since)
         for step_id, token, since in waits
     ]
-    return validation.finds_wait(open_waits, [step_id for (step_id,) in ahead], request.step_id)
+    return decisions.finds_wait(open_waits, [step_id for (step_id,) in ahead], request.step_id)
 
 
 def _accept(

@@ -1,6 +1,6 @@
-"""`take`, `release_jobs` and `beat`: jobs in queues, and the progress of activities.
+"""`acquire_jobs`, `release_jobs` and `heartbeat`: jobs in queues, and the progress of activities.
 
-Jobs come and go with the commits of their runs (`committing.py`), and at the latest with the runs.
+The commits of their runs create and delete jobs (`commit.py`); deleting a run deletes the rest.
 """
 
 import sqlite3
@@ -52,7 +52,7 @@ def acquire(
     visible_ms: int,
     now: Instant,
 ) -> list[port.Job]:
-    """Take up to `limit` jobs: longest visible first, then in order of their runs' creation and of step ids."""
+    """Acquire up to `limit` jobs: longest visible first, then in order of their runs' creation and of step ids."""
     asked = {"now": now, "limit": limit, "activities": rows.listing(activities)}
     found: list[tuple[Instant, int, str]] = []
     for queue in set(queues):
@@ -67,14 +67,14 @@ def acquire(
 def _acquire_one(
     db: sqlite3.Connection, node: str, run_no: int, step_id: str, visible_until: Instant, now: Instant
 ) -> port.Job | None:
-    """Take a job; None if its row makes no sense, or if its run was finished by a node that does not know of jobs."""
+    """Acquire a job; None if its row is damaged, or if a node of an older version finished its run."""
     is_finished, *row = db.execute(READ, (run_no, step_id)).fetchone()
     if is_finished:
         db.execute("DELETE FROM jobs WHERE run_no = ? AND step_id = ?", (run_no, step_id))
         return None
     try:
         job = rows.job_of(row)
-    except StoreCorrupt:  # put aside: poison in one run never stops another
+    except StoreCorrupt:  # deferred: a damaged job never stops other runs
         db.execute("UPDATE jobs SET visible_at = ? WHERE run_no = ? AND step_id = ?", (now + ASIDE, run_no, step_id))
         return None
     db.execute(ACQUIRE, (visible_until, node, run_no, step_id))
@@ -82,7 +82,7 @@ def _acquire_one(
 
 
 def release(db: sqlite3.Connection, node: str, jobs: Sequence[port.Job], now: Instant) -> int:
-    """Undo the take of jobs that were not begun."""
+    """Give back jobs that were acquired and not begun."""
     asked = [(now, job.engine_attempt_id, job.run_id, job.step_id, node, job.engine_attempt_id) for job in jobs]
     return db.executemany(RELEASE, asked).rowcount if asked else 0
 
@@ -90,7 +90,7 @@ def release(db: sqlite3.Connection, node: str, jobs: Sequence[port.Job], now: In
 def heartbeat(
     db: sqlite3.Connection, node: str, beats: Sequence[port.Heartbeat], visible_ms: int, now: Instant
 ) -> list[bool]:
-    """Keep with the node what is still its to carry out."""
+    """Keep the jobs and steps that the node still has; store the details of their progress."""
     visible_until = now + visible_ms * 1_000
     return [_beat_taken(db, node, beat, visible_until) if beat.queue else _beat_owned(db, node, beat) for beat in beats]
 

@@ -1,4 +1,4 @@
-"""`claim`, `renew`, `release`, `next_due`: who may run what, and when there is something to run."""
+"""`claim`, `renew`, `release`, `next_due`: which node owns which runs, and when there is work; and definitions."""
 
 import json
 import sqlite3
@@ -8,11 +8,11 @@ from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.instants import Instant
 from holdfast.errors import StoreCorrupt
 from holdfast.limits import SUSPECT_LOSSES
-from holdfast.store import port, validation
+from holdfast.store import decisions, port
 from holdfast.store.sql import definition_of, encode, plan_keys, plan_of
 from holdfast.store.sqlite import rows
 from holdfast.store.sqlite.connection import check_unreadable
-from holdfast.store.sqlite.dead_letters import bury_unreadable
+from holdfast.store.sqlite.dead_letters import unreadable_to_dead_letters
 from holdfast.store.sqlite.queries import load_numbers
 
 PLAN_KEY = "plan_id || char(10) || plan_version"
@@ -35,7 +35,7 @@ ORPHANED = "SELECT run_no FROM runs WHERE lease_owner = :owner {known} ORDER BY 
 KNOWN = f"AND {PLAN_KEY} IN (SELECT value FROM json_each(:plans))"
 
 ASIDE = 60_000_000
-"""How long a run whose rows make no sense is left alone, so that it does not stand in the way of the others."""
+"""How long a run whose rows cannot be read is deferred, so that it does not hold up others."""
 
 NEXT_DUE = """
 SELECT min(due_at) FROM (
@@ -48,9 +48,9 @@ SELECT min(due_at) FROM (
 )
 """
 LOOKED_AT = 1_000
-"""How many runs are looked at to find those that nobody can run: what nobody takes has waited for longest."""
+"""How many runs are examined to find those that no node can run: they are among those that have waited longest."""
 
-# Nodes of versions that do not say what they have are believed to have everything.
+# Nodes of versions that publish no definitions count as having all of them.
 MISSING = f"""
 SELECT plan_id, plan_version, since FROM (
     SELECT plan_id, plan_version, min(since) AS since FROM (
@@ -84,13 +84,13 @@ def check_node(db: sqlite3.Connection, node: str, now: Instant) -> None:
     """Refuse a node without a current lease."""
     current = f"SELECT 1 FROM nodes WHERE node = :node AND {rows.IS_CURRENT}"
     if not db.execute(current, {"node": node, "now": now}).fetchone():
-        raise validation.lease_expired(node)
+        raise decisions.lease_expired(node)
 
 
 def claim(
     db: sqlite3.Connection, node: str, limit: int, plans: Sequence[port.Plan] | None, now: Instant
 ) -> list[port.LoadedRun]:
-    """Take up to `limit` eligible runs and load them."""
+    """Claim and load up to `limit` eligible runs."""
     check_node(db, node, now)
     chosen = _eligible(db, node, limit, plans, now)
     loaded = take_over(db, chosen, node, now)
@@ -98,7 +98,7 @@ def claim(
 
 
 def take_over(db: sqlite3.Connection, chosen: list[int], node: str, now: Instant) -> dict[int, port.LoadedRun]:
-    """Let these runs belong to the node, and load them. What makes no sense is left for a while."""
+    """Make the node the owner of these runs, and load them. Runs that cannot be read are deferred."""
     db.executemany(
         "UPDATE runs SET lease_epoch = lease_epoch + (lease_owner IS NOT ?1), lease_owner = ?1, "
         f"losses = losses + (losses < {SUSPECT_LOSSES} AND lease_owner <> ?1 AND lease_owner IS NOT NULL), "
@@ -115,7 +115,7 @@ def take_over(db: sqlite3.Connection, chosen: list[int], node: str, now: Instant
 def _eligible(
     db: sqlite3.Connection, node: str, limit: int, plans: Sequence[port.Plan] | None, now: Instant
 ) -> list[int]:
-    """Return the runs to take: longest eligible first, then in order of creation."""
+    """Return the runs to claim: longest eligible first, then in order of creation."""
     known = "" if plans is None else KNOWN
     asked = {"now": now, "node": node, "limit": limit, "plans": rows.listing(plan_keys(plans or ()))}
     found = (
@@ -124,7 +124,7 @@ def _eligible(
     orphans: list[tuple[Instant, int]] = []
     for lease_until, owner in db.execute(EXPIRED, {"now": now, "node": node}).fetchall():
         if len(orphans) >= limit and orphans[-1][0] < lease_until:
-            break  # whoever comes later has not waited for as long
+            break  # later ones have not waited as long
         left = db.execute(ORPHANED.format(known=known), {**asked, "owner": owner})
         orphans += [(lease_until, run_no) for (run_no,) in left]
     found += orphans
@@ -132,9 +132,9 @@ def _eligible(
 
 
 def _load_each(db: sqlite3.Connection, chosen: list[int], node: str, now: Instant) -> dict[int, port.LoadedRun]:
-    """Load run by run, without what cannot be read. Poison in one run never stops another.
+    """Load run by run, without what cannot be read. A damaged run never stops others.
 
-    A message or signal that makes no sense becomes a dead letter; a run of which anything else does is put aside.
+    A message or signal that cannot be read becomes a dead letter; a run with any other damage is deferred.
     """
     loaded: dict[int, port.LoadedRun] = {}
     for run_no in chosen:
@@ -151,7 +151,7 @@ def _load_one(db: sqlite3.Connection, run_no: int, node: str, now: Instant) -> d
         return load_numbers(db, [run_no], now)
     except (StoreCorrupt, sqlite3.OperationalError) as problem:
         check_unreadable(problem)
-        bury_unreadable(db, run_no, node, now)
+        unreadable_to_dead_letters(db, run_no, node, now)
         return load_numbers(db, [run_no], now)
 
 
@@ -163,15 +163,15 @@ def renew(
     is_start: bool,
     now: Instant,
 ) -> Instant:
-    """Give the node a lease until then, and forget nodes that are gone and hold nothing."""
+    """Give the node a lease, and delete expired nodes that own nothing."""
     lease_until = now + lease_ms * 1_000
-    first, last = validation.lives_of(node) or ("", "")
+    first, last = decisions.lives_of(node) or ("", "")
     lives = {"node": node, "first": first, "last": last, "now": now}
     if first and is_start:
         for end_others in END_LIVES:
             db.execute(end_others, lives)
     elif first and db.execute(IS_SUPERSEDED, lives).fetchone():
-        raise validation.superseded(node)
+        raise decisions.superseded(node)
     db.execute("INSERT OR REPLACE INTO nodes VALUES (?, ?)", (node, lease_until))
     if plans is not None:
         db.execute(
@@ -187,7 +187,7 @@ def renew(
 
 
 def release(db: sqlite3.Connection, node: str, run_ids: Sequence[str] | None, now: Instant) -> int:
-    """Free these runs of the node, or all of them and its lease."""
+    """Release these runs of the node, or all of them and its lease."""
     named = "" if run_ids is None else "AND run_id IN (SELECT value FROM json_each(:run_ids))"
     freed = db.execute(
         f"UPDATE runs SET lease_owner = NULL, lease_epoch = lease_epoch + 1, "
@@ -212,7 +212,7 @@ def hand_over(db: sqlite3.Connection, node: str, run_ids: Sequence[str], to: str
 
 
 def find_nodes(db: sqlite3.Connection, now: Instant) -> list[port.NodePlans]:
-    """Return what the nodes with a lease have said with it."""
+    """Return what the nodes with a current lease have published."""
     said = db.execute(
         f"SELECT node, plans FROM nodes JOIN node_plans USING (node) WHERE {rows.IS_CURRENT} ORDER BY node",
         {"now": now},
@@ -223,7 +223,7 @@ def find_nodes(db: sqlite3.Connection, now: Instant) -> list[port.NodePlans]:
 def next_due(
     db: sqlite3.Connection, node: str, plans: Sequence[port.Plan] | None, queues: Sequence[str], now: Instant
 ) -> Instant | None:
-    """Return the next instant at which a claim by this node, or a take from these queues, may find something."""
+    """Return the next instant at which a claim by this node, or `acquire_jobs` here, may find something."""
     known = "" if plans is None else KNOWN
     asked = {"node": node, "plans": rows.listing(plan_keys(plans or ())), "now": now}
     found = [db.execute(NEXT_DUE.format(known=known, is_current=rows.IS_CURRENT), asked).fetchone()[0]]
@@ -232,7 +232,7 @@ def next_due(
 
 
 def find_orphaned(db: sqlite3.Connection, late_ms: int, now: Instant) -> list[port.OrphanedDefinition]:
-    """Return the definitions that no node alive has, of runs that have been eligible for so long."""
+    """Return the definitions that no live node has, of runs that have been eligible for so long."""
     found = db.execute(MISSING, {"now": now, "late": now - late_ms * 1_000})
     return [port.OrphanedDefinition((plan_id, plan_version), since) for plan_id, plan_version, since in found]
 
@@ -248,7 +248,7 @@ _FIND_DEFINITIONS = (
 
 
 def publish_definitions(db: sqlite3.Connection, definitions: Sequence[WorkflowDeclaration]) -> None:
-    """Keep definitions in the place of those of the same versions."""
+    """Store definitions, replacing those of the same versions."""
     db.executemany(_PUBLISH_DEFINITION, [(one.plan_id, one.plan_version, encode(one)) for one in definitions])
 
 

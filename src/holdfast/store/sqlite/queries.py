@@ -136,14 +136,14 @@ def read_events(
 WINDOW = 20_000
 """How many runs are examined in one read of the newest runs: about ten milliseconds, if none of them matches."""
 
-# The number of a run; if that has gone meanwhile, the one behind those that were created by its time.
+# The number of a run; if it was deleted meanwhile, the one after those that were created by its time.
 _NUMBER_BEFORE = (
     "SELECT coalesce((SELECT run_no FROM runs WHERE run_id = ?), "
     "(SELECT run_no + 1 FROM runs WHERE created_at <= ? ORDER BY run_no DESC LIMIT 1), 0)"
 )
 
-# LIKE takes A to Z for a to z, and no other letters. What may be in an array or in an error is looked for in its JSON
-# first, because reading that takes longer.
+# LIKE ignores case for A to Z only. What may be in an array or in an error is first looked for in the whole JSON text,
+# because parsing takes longer.
 _SAYS = (
     "(run_id LIKE ? ESCAPE '|' OR plan_id LIKE ? ESCAPE '|' OR reference_key LIKE ? ESCAPE '|' "
     "OR (tags LIKE ? ESCAPE '|' AND EXISTS (SELECT 1 FROM json_each(tags) WHERE value LIKE ? ESCAPE '|')) "
@@ -255,7 +255,7 @@ def find_waits(db: sqlite3.Connection, query: port.WaitQuery, limit: int) -> por
 
 _OF_RUN = "EXISTS (SELECT 1 FROM runs WHERE runs.run_no = signals.run_no AND {})"
 
-# Signals behind one of a run; if that run has gone meanwhile, of those that were created after the one before it.
+# Signals after one of a run; if that run was deleted meanwhile, those of runs created after the run before it.
 _BEHIND = (
     "(run_no, inbox_seq) > (coalesce((SELECT run_no FROM runs WHERE run_id <= ? ORDER BY run_id DESC LIMIT 1), 0), "
     "iif(EXISTS (SELECT 1 FROM runs WHERE run_id = ?), ?, 1 << 62))"
@@ -295,7 +295,7 @@ _CONCERNS = (
 )
 
 
-# The whole task is looked at first, because reading its JSON takes longer.
+# The whole text is searched first, because parsing the JSON takes longer.
 _MENTIONS = (
     "(task LIKE ? ESCAPE '|' AND (json_extract(task, '$.name') LIKE ? ESCAPE '|' "
     "OR json_quote(json_extract(task, '$.payload')) LIKE ? ESCAPE '|'))"
@@ -337,7 +337,7 @@ def find_tasks(db: sqlite3.Connection, query: port.TaskQuery, limit: int) -> por
 
 
 def stats(db: sqlite3.Connection, now: Instant) -> port.Stats:
-    """Count."""
+    """Return counts for operators."""
 
     def one(sql: str) -> Any:
         return db.execute(sql, {"now": now} if ":now" in sql else ()).fetchone()[0]

@@ -1,7 +1,7 @@
 """Connections to the file that only read, in threads of their own: for lists and searches.
 
-The event loop's own thread writes and reads what is found by an index; what may take long is read here, so that API,
-node and leases go on meanwhile. A reading that takes too long is given up, and so is one whose caller has gone.
+The event loop's own thread writes, and reads what an index leads to. What may take long is read here, so that API, node
+and leases are not delayed. A read that takes too long is interrupted, and so is one whose caller was cancelled.
 """
 
 import asyncio
@@ -14,15 +14,15 @@ from typing import TypeVar
 
 from holdfast.errors import RequestTimedOut, StoreUnavailable
 from holdfast.limits import LIST_S
+from holdfast.store.decisions import TOO_SLOW
 from holdfast.store.sql import text_or_damage
 from holdfast.store.sqlite.connection import check_unreadable, finish_reading, translate
-from holdfast.store.validation import TOO_SLOW
 
 T = TypeVar("T")
 
 THREADS = 4
 STEPS = 5_000
-"""After how many steps of SQLite's machine it is seen that a reading is given up: well below a millisecond."""
+"""After how many steps of SQLite's virtual machine an interruption is noticed: well below a millisecond."""
 
 BUSY_S = 5.0
 
@@ -58,7 +58,7 @@ class Readers:
             self._readings.discard(reading)
 
     async def close(self) -> None:
-        """Give up what is being read, and close the connections."""
+        """Interrupt what is being read, and close the connections."""
         self._is_closed = True
         for reading in self._readings:
             reading.give_up()
@@ -88,7 +88,7 @@ class Readers:
                 self._let_go(connection)
 
     def _work(self, work: Callable[[sqlite3.Connection], T], connection: sqlite3.Connection) -> T:
-        """Do the work; if it comes upon a text that is none, again, with its rows told apart from the others."""
+        """Do the work; if a text is invalid, do it again so that damaged rows are recognised."""
         try:
             return work(connection)
         except sqlite3.OperationalError as problem:
@@ -118,7 +118,7 @@ class Readers:
 
 
 class _Reading:
-    """One reading, which may be given up from the event loop."""
+    """One read, which the event loop may interrupt."""
 
     def __init__(self) -> None:
         self._is_given_up = False

@@ -5,7 +5,7 @@ from typing import Any
 
 from holdfast.core.audit import AuditEntry
 from holdfast.core.instants import Instant
-from holdfast.store import validation
+from holdfast.store import decisions
 from holdfast.store.port import PurgePolicy, PurgeReport
 from holdfast.store.sqlite import audit, rows
 
@@ -80,7 +80,7 @@ def purge(db: sqlite3.Connection, policy: PurgePolicy, now: Instant, entry: Audi
         if policy.tokens:
             db.execute("DELETE FROM access_tokens WHERE tenant = ?", (policy.tenant,))
         if entry is not None:
-            audit.append(db, [validation.purge_entry(entry, report, now)])
+            audit.append(db, [decisions.purge_entry(entry, report, now)])
     return report
 
 

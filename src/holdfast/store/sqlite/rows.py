@@ -10,7 +10,7 @@ from holdfast.core.events import NULL, Event
 from holdfast.core.index_rows import ActivityRecord, Task, Wait
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message
-from holdfast.store import validation
+from holdfast.store import decisions
 from holdfast.store.port import Job
 from holdfast.store.sql import EVENT as EVENT
 from holdfast.store.sql import HEAD as HEAD
@@ -34,8 +34,8 @@ from holdfast.store.sql import task_of as task_of
 from holdfast.store.sql import text_of as text_of
 
 INSERT_EVENT = f"INSERT INTO events (run_no, {EVENT}) VALUES ({', '.join('?' * 16)})"
-IS_CURRENT = f"lease_until > :now AND lease_until <= :now + {validation.LEASE_BELIEVED}"
-"""What ends later was given by a clock that was ahead, and is not believed (`validation.lease_end`)."""
+IS_CURRENT = f"lease_until > :now AND lease_until <= :now + {decisions.LEASE_HORIZON}"
+"""A lease that ends later was given by a clock that was ahead, and counts as expired (`decisions.lease_end`)."""
 
 INSERT_MESSAGE = "INSERT OR REPLACE INTO messages VALUES (?, ?, ?, ?)"
 INSERT_WAIT = "INSERT OR REPLACE INTO waits VALUES (?, ?, ?, ?, ?, ?)"
@@ -104,7 +104,7 @@ def record_row(run_no: int, record: ActivityRecord) -> tuple[Any, ...]:
 
 
 def job_row(run_no: int, job: Job, now: Instant) -> tuple[Any, ...]:
-    """Return the row of a job in a queue; one without a due instant is visible now. Details stand beside the job."""
+    """Return the row of a job; one without a due instant is visible now. Details have a column of their own."""
     visible_at = now if job.due_at is None else job.due_at
     details = None if job.details == NULL else text_of(job.details)
     plain = replace(job, details=NULL)

@@ -87,9 +87,9 @@ class SqliteStore:
         busy_ms: int = 30_000,
         wakeups: Wakeups | None = None,
     ) -> "SqliteStore":
-        """Open the file, or begin a new one. `busy_ms` is how long to wait for other processes before `StoreBusy`.
+        """Open the file, or create it. `busy_ms` is how long to wait for other processes before `StoreBusy`.
 
-        `wakeups` ring instead of the file's own.
+        `wakeups` replace the file's own.
         """
         database = await Database.open(Path(path), busy_ms)
         store = cls(database, clock or SystemClock(), limits or Limits(), wakeups)
@@ -181,7 +181,7 @@ class SqliteStore:
         )
 
     def extend_lease(self, node: str, lease_ms: int) -> None:
-        """Extend a lease that is current, from any thread, while the loop is held up. Opens the file for itself."""
+        """Extend a current lease, from any thread, while the loop is blocked. Opens the file for itself."""
         try:
             with closing(sqlite3.connect(self._database.path, timeout=lease_ms / 1_000, isolation_level=None)) as db:
                 now = self._clock.now()
@@ -219,7 +219,7 @@ class SqliteStore:
     async def acquire_jobs(
         self, node: str, queues: Sequence[str], activities: Sequence[str], limit: int, visible_ms: int
     ) -> list[port.Job]:
-        validation.check_take(node, queues, activities, limit, visible_ms, self._limits)
+        validation.check_acquire(node, queues, activities, limit, visible_ms, self._limits)
         if not queues or not activities:
             self._check_migrated()
             return []
@@ -232,7 +232,7 @@ class SqliteStore:
         return await self._write(lambda db, now: job_queue.release(db, node, jobs, now), notifies=True)
 
     async def heartbeat(self, node: str, beats: Sequence[port.Heartbeat], visible_ms: int) -> list[bool]:
-        validation.check_beats(node, beats, visible_ms, self._limits)
+        validation.check_heartbeats(node, beats, visible_ms, self._limits)
         return await self._write(lambda db, now: job_queue.heartbeat(db, node, beats, visible_ms, now))
 
     # --- reading
@@ -332,13 +332,13 @@ class SqliteStore:
         return await self._database.read(lambda db: work(db, self._clock.now()))
 
     async def _list(self, work: Callable[[sqlite3.Connection, Instant], T]) -> T:
-        """Read what may take long in a thread beside the event loop, so that everything else goes on."""
+        """Read what may take long in a thread, so that the event loop is not delayed."""
         self._check_migrated()
         now = self._clock.now()
         return await self._readers.read(lambda db: work(db, now))
 
     async def _write(self, work: Callable[[sqlite3.Connection, Instant], T], *, notifies: bool = False) -> T:
-        """Do the work in a transaction; the time is read when the lock is held, so that it grows with the commits."""
+        """Do the work in a transaction. The time is read while the lock is held, so that it grows with the commits."""
         self._check_migrated()
         return await self._database.write(
             lambda db: work(db, self._clock.now()), then=self._notify_soon if notifies else None
@@ -350,7 +350,7 @@ class SqliteStore:
             raise not_migrated(self._database.path)
 
     def _notify_soon(self) -> None:
-        """Ring once for all the work of this round of the event loop."""
+        """Notify once for all the work of this iteration of the event loop."""
         if not self._will_notify:
             self._will_notify = True
             asyncio.get_running_loop().call_soon(self._notify)

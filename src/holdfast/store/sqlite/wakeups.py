@@ -1,8 +1,8 @@
 """Wake-ups between processes that share a file: a datagram to each of them, no scanning loop.
 
-Each process that listens binds a Unix datagram socket in the folder `NAME-wake` beside the file. To ring is to send
-an empty datagram to every socket there. A socket whose owner was killed refuses it, and is removed by the one who
-notices. Nothing that goes wrong here matters to correctness, so faults of the operating system are passed over.
+Each process that listens binds a Unix datagram socket in the folder `NAME-wake` beside the file. A notification is an
+empty datagram to every socket there. A socket whose owner was killed refuses it, and the sender removes the socket.
+Correctness does not depend on any of this, so errors of the operating system are ignored.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ LONGEST_ADDRESS = 100
 
 
 class SocketWakeups:
-    """The bell of one file."""
+    """The notifications of one file."""
 
     def __init__(self, path: Path) -> None:
         self._folder = path.with_name(path.name + "-wake")
@@ -38,7 +38,7 @@ class SocketWakeups:
             with os.scandir(self._folder) as entries:
                 names = [entry.name for entry in entries if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)]
         except OSError:
-            return  # nobody listens
+            return  # there are no listeners
         for name in names:
             if name != self._name:
                 self._send(name)
@@ -98,7 +98,7 @@ class SocketWakeups:
                 with suppress(OSError):
                     (self._folder / name).unlink()  # its owner was killed
             except OSError:
-                pass  # its buffer is full, so it has been rung; or it is gone
+                pass  # its buffer is full, so it has been notified; or it is gone
 
     def _address(self, name: str) -> str:
         address = str(self._folder / name)

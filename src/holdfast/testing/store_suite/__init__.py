@@ -17,26 +17,26 @@ not look.
 
 from holdfast.testing.store_suite.admission import AdmissionSuite
 from holdfast.testing.store_suite.audit import AuditSuite
-from holdfast.testing.store_suite.changefeed import ChangeSuite
+from holdfast.testing.store_suite.changefeed import ChangefeedSuite
 from holdfast.testing.store_suite.commit import CommitSuite
 from holdfast.testing.store_suite.create import CreateSuite
-from holdfast.testing.store_suite.dead_letters import LetterSuite
+from holdfast.testing.store_suite.dead_letters import DeadLetterSuite
 from holdfast.testing.store_suite.definitions import DefinitionSuite
 from holdfast.testing.store_suite.deletion import DeletionSuite
 from holdfast.testing.store_suite.families import FamilySuite
 from holdfast.testing.store_suite.first_signals import FirstSignalSuite
-from holdfast.testing.store_suite.heartbeats import BeatSuite
-from holdfast.testing.store_suite.inbox import DeliverySuite
-from holdfast.testing.store_suite.jobs import QueueSuite
-from holdfast.testing.store_suite.leases import ClaimSuite
+from holdfast.testing.store_suite.heartbeats import HeartbeatSuite
+from holdfast.testing.store_suite.inbox import InboxSuite
+from holdfast.testing.store_suite.jobs import JobSuite
+from holdfast.testing.store_suite.leases import LeaseSuite
 from holdfast.testing.store_suite.lifecycle import LifecycleSuite
-from holdfast.testing.store_suite.node_lives import LivesSuite, LossSuite
+from holdfast.testing.store_suite.node_lives import LostNodeSuite, NodeLifeSuite
 from holdfast.testing.store_suite.outcomes import OutcomeSuite
 from holdfast.testing.store_suite.plans import PlanSuite
-from holdfast.testing.store_suite.queries import FindSuite
-from holdfast.testing.store_suite.retention import PurgeSuite
+from holdfast.testing.store_suite.queries import QuerySuite
+from holdfast.testing.store_suite.retention import RetentionSuite
 from holdfast.testing.store_suite.signals import SignalSuite
-from holdfast.testing.store_suite.tokens import AccessSuite
+from holdfast.testing.store_suite.tokens import TokenSuite
 from holdfast.testing.store_suite.turns import TurnSuite
 
 
@@ -44,25 +44,25 @@ class StoreSuite(
     CreateSuite,
     SignalSuite,
     FirstSignalSuite,
-    DeliverySuite,
+    InboxSuite,
     OutcomeSuite,
     CommitSuite,
     TurnSuite,
-    ClaimSuite,
-    LivesSuite,
-    LossSuite,
+    LeaseSuite,
+    NodeLifeSuite,
+    LostNodeSuite,
     PlanSuite,
-    QueueSuite,
+    JobSuite,
     AdmissionSuite,
-    BeatSuite,
-    LetterSuite,
+    HeartbeatSuite,
+    DeadLetterSuite,
     FamilySuite,
-    FindSuite,
-    AccessSuite,
+    QuerySuite,
+    TokenSuite,
     DefinitionSuite,
     AuditSuite,
-    ChangeSuite,
-    PurgeSuite,
+    ChangefeedSuite,
+    RetentionSuite,
     DeletionSuite,
     LifecycleSuite,
 ):

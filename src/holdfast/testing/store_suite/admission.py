@@ -12,7 +12,7 @@ from holdfast.core.events import RunStarted
 from holdfast.core.state import CANCELLED
 from holdfast.errors import Conflict, InvalidInput, LeaseExpired, Overloaded
 from holdfast.store.port import Admitted, CommitConflict, Created, Existing, Refused, Store
-from holdfast.testing.clock import START, VirtualClock
+from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import SampleNode, complete, new_run, signal, wait
 from holdfast.testing.store_suite.base import STRANGE_NAMES, SuiteBase, check_refused, unchanged
 

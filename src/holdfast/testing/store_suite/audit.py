@@ -11,7 +11,7 @@ from holdfast.core.events import CallerRef
 from holdfast.errors import InvalidInput
 from holdfast.store.port import Accepted, Created, Duplicate, Existing, PurgePolicy, Refused, Store
 from holdfast.store.types import AuditQuery
-from holdfast.testing.clock import START, VirtualClock
+from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import SampleNode, access_token, complete, new_run, signal, wait
 from holdfast.testing.store_suite.base import SuiteBase
 from holdfast.testing.store_suite.dead_letters import let_die

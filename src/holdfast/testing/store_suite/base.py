@@ -11,7 +11,7 @@ from holdfast.core.messages import AcceptedSignalResult, Message, SignalRequest
 from holdfast.errors import CallerError
 from holdfast.limits import Limits
 from holdfast.store.port import Accepted, Duplicate, Existing, Refused, Store
-from holdfast.testing.clock import VirtualClock
+from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, read_picture
 
 E = TypeVar("E", bound=CallerError)
@@ -70,7 +70,7 @@ class SuiteBase(ABC):
         """Delete the acceptance record of a signal behind the store's back, and leave its payload."""
 
     async def make_peer(self, store: Store, clock: VirtualClock, limits: Limits) -> Store:
-        """Return what another process would have: a second way to the same data, by default `store` itself."""
+        """Return what another process would open: a second connection to the same data, by default `store` itself."""
         return store
 
     @asynccontextmanager
@@ -96,7 +96,7 @@ class SuiteBase(ABC):
 
     @pytest.fixture
     async def peer(self, store: Store, clock: VirtualClock) -> AsyncIterator[Store]:
-        """Another process's way to the same store."""
+        """Another process's connection to the same store."""
         peer = await self.make_peer(store, clock, self.limits)
         yield peer
         if peer is not store:
@@ -123,7 +123,7 @@ async def deliver_one(store: Store, item: SignalRequest | Message) -> Accepted |
 
 
 async def accept(store: Store, request: SignalRequest) -> AcceptedSignalResult:
-    """Deliver a signal that must be accepted, and return what its sender is told."""
+    """Deliver a signal that must be accepted, and return what its sender receives."""
     answer = await deliver_one(store, request)
     assert isinstance(answer, Accepted), answer
     assert answer.result is not None

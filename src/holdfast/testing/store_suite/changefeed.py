@@ -18,7 +18,7 @@ def is_nothing(changes: Changes) -> bool:
     return not (changes.runs or changes.has_more or changes.is_lost)
 
 
-class ChangeSuite(SuiteBase):
+class ChangefeedSuite(SuiteBase):
     """What has changed."""
 
     async def test_nothing_has_changed_behind_the_present_place(self, store: Store, node: SampleNode) -> None:

@@ -10,7 +10,7 @@ from holdfast.core.events import EngineRunRef, Event, MarkerRecorded, UnknownBod
 from holdfast.core.index_rows import Task
 from holdfast.errors import InvalidInput
 from holdfast.store.port import CommitConflict, Committed, Refused, Store, TaskQuery, Turn
-from holdfast.testing.clock import START, VirtualClock
+from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import (
     SampleNode,
     activity,

@@ -9,7 +9,7 @@ from holdfast.core.index_rows import Task, Wait
 from holdfast.core.state import COMPLETED, PENDING
 from holdfast.errors import Conflict, InvalidInput, LeaseExpired
 from holdfast.store.port import Created, Existing, Refused, RunQuery, Store, TaskQuery, WaitQuery
-from holdfast.testing.clock import START, VirtualClock
+from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import SampleNode, complete, message, new_run, read_history, wait
 from holdfast.testing.store_suite.base import (
     BAD_NAMES,

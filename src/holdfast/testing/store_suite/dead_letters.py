@@ -7,7 +7,7 @@ from holdfast.core.dead_letters import Settled
 from holdfast.errors import CallerError, Conflict, InvalidInput, NotFound, RunTerminal
 from holdfast.store.port import CommitConflict, Committed, PurgePolicy, Refused, Store
 from holdfast.store.types import DeadLetterQuery
-from holdfast.testing.clock import START, VirtualClock
+from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import SampleNode, complete, dead_letter, message, wait
 from holdfast.testing.store_suite.base import SuiteBase, unchanged
 
@@ -27,7 +27,7 @@ def error_of(answer: object) -> CallerError:
     return answer.error
 
 
-class LetterSuite(SuiteBase):
+class DeadLetterSuite(SuiteBase):
     """What nobody could handle is kept until somebody has looked."""
 
     @pytest.mark.contract("MSG-3")

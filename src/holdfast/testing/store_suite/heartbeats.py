@@ -1,4 +1,4 @@
-"""The store suite, beats: activities that say that they are still at it, and how far they have come."""
+"""The store suite, heartbeats: activities that are still running, and the details of their progress."""
 
 import pytest
 from msgspec import UNSET, Raw, UnsetType
@@ -7,7 +7,7 @@ from holdfast.core import codec
 from holdfast.errors import InvalidInput
 from holdfast.limits import JSON_DEPTH
 from holdfast.store.port import Heartbeat, Store
-from holdfast.testing.clock import VirtualClock
+from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, activity, complete, job, wait
 from holdfast.testing.store_suite.base import BAD_NAMES, SuiteBase, unchanged
 from holdfast.testing.store_suite.jobs import VISIBLE_MS, acquire, attempts, close, put
@@ -16,25 +16,25 @@ from holdfast.testing.store_suite.jobs import VISIBLE_MS, acquire, attempts, clo
 def beat(
     step_id: str = "charge", queue: str = "mail", *, run_id: str = "run-1", attempt: int = 1, details: object = UNSET
 ) -> Heartbeat:
-    """Return a beat; with details if they are given."""
+    """Return a heartbeat; with details if they are given."""
     said: Raw | UnsetType = UNSET if details is UNSET else codec.encode(details)
     return Heartbeat(run_id=run_id, step_id=step_id, queue=queue, engine_attempt_id=attempt, details=said)
 
 
 async def send(store: Store, one: Heartbeat, node: str = "node-b") -> bool:
-    """Send one beat and return its answer."""
+    """Send one heartbeat and return its answer."""
     [is_kept] = await store.heartbeat(node, [one], VISIBLE_MS)
     return is_kept
 
 
-class BeatSuite(SuiteBase):
-    """Who may go on with an activity, and what is known of its progress."""
+class HeartbeatSuite(SuiteBase):
+    """Which node still has an activity, and the details of its progress."""
 
     # --- jobs
 
     @pytest.mark.contract("ACT-1")
     async def test_beat_keeps_a_job_for_longer(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
-        """From now on, as often as it comes; then it is anybody's again."""
+        """From now on, at each heartbeat; after that any node may acquire it."""
         await put(node, job())
         await acquire(store)
         for _ in range(3):
@@ -49,7 +49,7 @@ class BeatSuite(SuiteBase):
     async def test_late_beat_counts_while_nobody_else_has_taken_the_job(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """As with leases: what fences is the next take, not the clock."""
+        """As with leases: the next acquisition fences, not the clock."""
         await put(node, job())
         await acquire(store)
         clock.advance(ms=5 * VISIBLE_MS)
@@ -60,7 +60,7 @@ class BeatSuite(SuiteBase):
     async def test_beat_of_anyone_but_the_last_taker_is_told_so(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """Another node, an earlier attempt of the same one, a job that nobody took, a run that is not there."""
+        """Another node, an earlier attempt of the same one, a job that was not acquired, an unknown run."""
         await put(node, job(), job(step_id="other", queue="post"))
         await acquire(store)
         clock.advance(ms=VISIBLE_MS)
@@ -87,7 +87,7 @@ class BeatSuite(SuiteBase):
 
     @pytest.mark.contract("ACT-1", "OWN-3")
     async def test_next_taker_is_given_the_details(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
-        """The last that were sent: a beat without any keeps them. Null is something that can be said."""
+        """The last that were sent: a heartbeat without details keeps them. Null is a value like any other."""
         await put(node, job())
         for attempt, details in enumerate(({"line": 7}, None, [1]), 1):
             [taken] = await acquire(store)
@@ -101,7 +101,7 @@ class BeatSuite(SuiteBase):
 
     @pytest.mark.contract("ACT-1")
     async def test_job_that_is_put_again_keeps_the_details(self, store: Store, node: SampleNode) -> None:
-        """Its next attempt goes on from there. The former taker has nothing more to say."""
+        """Its next attempt gets them. Heartbeats of the former node are refused."""
         await put(node, job(details="from the turn"))
         [taken] = await acquire(store)
         assert taken == job(details="from the turn")
@@ -114,7 +114,7 @@ class BeatSuite(SuiteBase):
     async def test_closing_a_step_ends_its_beats_and_forgets_its_details(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """A late beat leaves nothing behind, and a job that is put after it begins afresh."""
+        """A late heartbeat leaves no trace, and a job that is queued after it has no details."""
         await put(node, job())
         await acquire(store)
         await send(store, beat(details="half"))
@@ -129,7 +129,7 @@ class BeatSuite(SuiteBase):
     async def test_details_survive_the_loss_of_taker_and_owner(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """Whoever takes over the run knows them too."""
+        """The next owner of the run gets them too."""
         await put(node, job())
         await acquire(store)
         await send(store, beat(details="half"))
@@ -144,7 +144,7 @@ class BeatSuite(SuiteBase):
     async def test_owner_keeps_details_that_its_heir_finds(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """They are no job: nobody takes them, counts them or waits for them."""
+        """They are no job: they are not acquired, not counted, and never due."""
         await node.start("run-1", activity("charge"))
         assert await send(store, beat(queue=""), "node-a")
         assert (await node.load("run-1")).details == {}
@@ -165,7 +165,7 @@ class BeatSuite(SuiteBase):
     async def test_only_the_owner_of_an_unfinished_run_beats_without_a_queue(
         self, store: Store, node: SampleNode
     ) -> None:
-        """With details or without, and not for a step that lies in a queue."""
+        """With details or without, and not for a step that is queued."""
         await put(node, job())
         await node.start("done", complete())
         async with unchanged(store):
@@ -180,7 +180,7 @@ class BeatSuite(SuiteBase):
 
     @pytest.mark.contract("ACT-1", "INV")
     async def test_owners_details_go_with_the_step_and_with_the_run(self, store: Store, node: SampleNode) -> None:
-        """And go along when the step is put into a queue."""
+        """And stay when the step is queued."""
         await node.start("run-1", wait("go"))
         for step_id in ("a", "b", "c"):
             await send(store, beat(step_id, "", details=step_id), "node-a")

@@ -8,7 +8,7 @@ from holdfast.core.messages import CONTROL_SIGNAL, UPDATE_SIGNAL, Message
 from holdfast.errors import InvalidInput, NotFound, NotWaiting, PayloadTooLarge, RateLimited, RunTerminal
 from holdfast.limits import Limits
 from holdfast.store.port import Accepted, Duplicate, Store
-from holdfast.testing.clock import START, VirtualClock
+from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import SampleNode, complete, fail, message, new_run, read_mailbox, signal, wait
 from holdfast.testing.store_suite.base import (
     BAD_NAMES,
@@ -23,7 +23,7 @@ from holdfast.testing.store_suite.base import (
 )
 
 
-class DeliverySuite(SuiteBase):
+class InboxSuite(SuiteBase):
     """Who may send what, when."""
 
     # --- to whom

@@ -1,4 +1,4 @@
-"""The store suite, queues: jobs that turns put there and close, and who is given them when."""
+"""The store suite, queues: jobs that turns put there and close, and which node acquires them when."""
 
 import asyncio
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from holdfast.errors import InvalidInput
 from holdfast.store.port import CommitConflict, Committed, Heartbeat, Job, PurgePolicy, Store, Turn
-from holdfast.testing.clock import START, VirtualClock
+from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import SampleNode, complete, job, marker, wait
 from holdfast.testing.store_suite.base import BAD_NAMES, STRANGE_NAMES, SuiteBase, unchanged
 
@@ -46,19 +46,19 @@ async def acquire(
     queues: Sequence[str] = ("mail",),
     activities: Sequence[str] = ("charge",),
 ) -> list[Job]:
-    """Take for `VISIBLE_MS`."""
+    """Acquire for `VISIBLE_MS`."""
     return await store.acquire_jobs(node, queues, activities, limit, VISIBLE_MS)
 
 
 def attempts(jobs: Sequence[Job]) -> list[tuple[str, int]]:
-    """Return the steps that were taken, with their attempts."""
+    """Return the steps of acquired jobs, with their attempts."""
     return [(one.step_id, one.engine_attempt_id) for one in jobs]
 
 
-class QueueSuite(SuiteBase):
-    """What is in a queue, and who takes it."""
+class JobSuite(SuiteBase):
+    """What is in a queue, and which node acquires it."""
 
-    # --- putting and taking
+    # --- queueing and acquiring
 
     @pytest.mark.contract("ACT-1")
     async def test_job_is_there_with_its_turn_and_is_taken_once(self, store: Store, node: SampleNode) -> None:
@@ -83,7 +83,7 @@ class QueueSuite(SuiteBase):
     async def test_job_of_a_silent_taker_is_handed_out_again(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """When its time is over and not before, to whoever asks; each take is another attempt."""
+        """When its time is over and not before, by any node; each acquisition is another attempt."""
         await put(node, job(attempt=5))
         for attempt, taker in enumerate(("node-b", "node-c", "node-c"), 5):
             assert attempts(await acquire(store, taker)) == [("charge", attempt)]
@@ -95,7 +95,7 @@ class QueueSuite(SuiteBase):
     async def test_jobs_do_not_depend_on_the_lease_of_the_runs_owner(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """Queues go on while runs have no owner, or change hands."""
+        """Queues do not depend on the owners of runs."""
         await put(node, job(step_id="a"), job(step_id="b"))
         clock.advance(ms=node.lease_ms)
         assert attempts(await acquire(store, limit=1)) == [("a", 1)]
@@ -162,7 +162,7 @@ class QueueSuite(SuiteBase):
     async def test_job_goes_with_the_turn_that_closes_its_step(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """Taken or not, and no other with it; closing what is not there is harmless."""
+        """Acquired or not, and no other with it; closing an unknown step is harmless."""
         await put(node, job(step_id="a"), job(step_id="b"), job(step_id="c"), job("run-2", "a"))
         await acquire(store, limit=1)
         await close(node, "a", "b", "unknown")
@@ -173,7 +173,7 @@ class QueueSuite(SuiteBase):
     async def test_job_that_is_put_again_takes_the_place_of_the_first(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """At once, whoever had taken it: a step has one job, and its attempt is what the turn says."""
+        """At once, even if it was acquired: a step has one job, and its attempt is the turn's."""
         await put(node, job())
         await acquire(store)
         again = job(queue="post", activity_name="refund", attempt=4)
@@ -225,7 +225,7 @@ class QueueSuite(SuiteBase):
 
     @pytest.mark.contract("ACT-1", "INV")
     async def test_run_that_finishes_loses_its_jobs(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
-        """Those that were there, taken or not, and those of its last turn; other runs keep theirs."""
+        """Earlier ones, acquired or not, and those of its last turn; other runs keep theirs."""
         await put(node, job(step_id="a"), job(step_id="b"), job("run-2", "a"))
         await acquire(store, limit=1)
         last = await node.turn(await node.load("run-1"), complete())
@@ -246,7 +246,7 @@ class QueueSuite(SuiteBase):
         assert run.details == {}
         assert [one.run_id for one in await acquire(store)] == ["run-2"]
 
-    # --- when there is something to take
+    # --- when there is something to acquire
 
     @pytest.mark.contract("MSG-4", "TMR-1")
     async def test_next_due_knows_when_a_job_is_visible(
@@ -267,12 +267,12 @@ class QueueSuite(SuiteBase):
 
     @pytest.mark.contract("MSG-4")
     async def test_commit_with_a_job_rings(self, store: Store, node: SampleNode) -> None:
-        """So that nobody has to look again and again."""
+        """So that no node has to poll."""
         await node.start("run-1", wait("go"))
         turn = await queue_turn(node, [job()])
         listener = store.wakeups.listen()
         while await listener.wait(0):
-            pass  # what rang before belongs to the preparation
+            pass  # earlier notifications belong to the preparation
         await node.commit(turn)
         assert await listener.wait(SOON_S)
         listener.close()
@@ -281,7 +281,7 @@ class QueueSuite(SuiteBase):
 
     @pytest.mark.contract("API-2")
     async def test_malformed_take_is_refused(self, store: Store, node: SampleNode) -> None:
-        """And takes nothing."""
+        """And acquires nothing."""
         await put(node, job())
         many = ["mail"] * (self.limits.batch_items + 1)
         async with unchanged(store):
@@ -302,7 +302,7 @@ class QueueSuite(SuiteBase):
 
     @pytest.mark.contract("ACT-1", "ATT-1")
     async def test_a_job_that_was_not_begun_is_given_back_as_it_was(self, store: Store, node: SampleNode) -> None:
-        """Visible at once, with the same attempt; its former taker has nothing more to say."""
+        """Visible at once, with the same attempt; heartbeats of the former node are refused."""
         await put(node, job("run-1"))
         [taken] = await store.acquire_jobs("node-a", ["mail"], ["charge"], 5, VISIBLE_MS)
         assert await store.release_jobs("node-b", [taken]) == 0

@@ -1,4 +1,4 @@
-"""The store suite, owning runs: claims, leases, fencing, and the next instant at which there is something to do."""
+"""The store suite, leases: claims, fencing, and the next instant at which there is something to do."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from holdfast.errors import InvalidInput, LeaseExpired
 from holdfast.limits import LEASE_MS
 from holdfast.store.port import CommitConflict, Committed, Store
-from holdfast.testing.clock import START, VirtualClock
+from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import (
     SampleNode,
     activity,
@@ -27,8 +27,8 @@ DAY_MS = 24 * 3_600_000
 THEIRS = [("theirs", "1")]
 
 
-class ClaimSuite(SuiteBase):
-    """Who owns a run, and since when."""
+class LeaseSuite(SuiteBase):
+    """Which node owns a run."""
 
     @pytest.fixture
     def other(self, store: Store) -> SampleNode:
@@ -48,7 +48,7 @@ class ClaimSuite(SuiteBase):
         assert run == await node.load("run-1")
 
     async def test_claim_brings_activity_records(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
-        """Whoever takes over must know what is known about effects in the world."""
+        """The next owner needs what is known about effects in the world."""
         await node.start("run-1", wait("go"))
         await node.step("run-1", records=[record("run-1")])
         clock.advance(ms=node.lease_ms)
@@ -75,7 +75,7 @@ class ClaimSuite(SuiteBase):
     async def test_runs_of_a_node_whose_lease_ran_out_are_claimed_ready_or_not(
         self, store: Store, clock: VirtualClock, node: SampleNode, other: SampleNode
     ) -> None:
-        """Nobody knows what became of their activities; the epoch fences the former owner."""
+        """What became of their activities is unknown; the epoch fences the former owner."""
         await node.start("run-1", wait("go"))
         await node.create("run-2")
         clock.advance(ms=node.lease_ms)
@@ -119,7 +119,7 @@ class ClaimSuite(SuiteBase):
     async def test_a_claim_whose_answer_was_lost_hands_the_runs_out_again(
         self, store: Store, clock: VirtualClock, node: SampleNode, other: SampleNode
     ) -> None:
-        """Taken over and not committed, a run is ready: otherwise nobody would ever look at its activities."""
+        """Taken over and not committed, a run is ready: otherwise no node would ever see its activities."""
         await node.start("run-1", activity("charge"))
         clock.advance(ms=node.lease_ms)
         [lost] = await other.claim()
@@ -182,7 +182,7 @@ class ClaimSuite(SuiteBase):
     async def test_orphans_of_nodes_that_died_together_come_in_order_of_creation(
         self, store: Store, clock: VirtualClock, node: SampleNode, other: SampleNode
     ) -> None:
-        """Whoever owned them, and however few are asked for."""
+        """From any owner, and with any limit."""
         for number, owner in enumerate((other, node, other, node)):
             await owner.start(f"run-{number}", wait("go"))
         clock.advance(ms=node.lease_ms)
@@ -240,7 +240,7 @@ class ClaimSuite(SuiteBase):
     async def test_former_owner_cannot_commit_after_a_takeover(
         self, store: Store, clock: VirtualClock, node: SampleNode, other: SampleNode
     ) -> None:
-        """However late it finds out, and even after renewing its lease; the new owner goes on."""
+        """However late it notices, and even after renewing its lease; the new owner continues."""
         turn = await node.turn(await node.start("run-1", wait("go")), marker("mark"))
         clock.advance(ms=node.lease_ms)
         [run] = await other.claim()
@@ -262,7 +262,7 @@ class ClaimSuite(SuiteBase):
     async def test_epoch_grows_with_every_claim_by_a_new_owner(
         self, store: Store, node: SampleNode, other: SampleNode
     ) -> None:
-        """And when one lets go: its turns from before are void, also if it takes the run back."""
+        """And when an owner releases: its earlier turns are void, also if it claims the run again."""
         await store.create([new_run("run-1")])
         epochs = []
         for owner in (node, other, node, node):
@@ -285,7 +285,7 @@ class ClaimSuite(SuiteBase):
     async def test_renewed_lease_may_be_shorter_than_before(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """What counts is the last word: the lease ends then, and the runs are anybody's."""
+        """The last renewal counts: the lease ends then, and any node may claim the runs."""
         await node.start("run-1", wait("go"))
         assert await store.renew("node-a", 1) == START + 1_000
         clock.advance(ms=1)
@@ -304,7 +304,7 @@ class ClaimSuite(SuiteBase):
     async def test_lease_of_a_clock_that_was_ahead_is_not_believed_once_it_is_set_right(
         self, store: Store, clock: VirtualClock, node: SampleNode, other: SampleNode
     ) -> None:
-        """Nobody waits for a day because a clock was wrong for a moment; the owner has to renew, too."""
+        """No run waits for a day because a clock was wrong for a moment; the owner has to renew, too."""
         await store.create([new_run("run-1")])
         clock.advance(ms=DAY_MS)
         await node.start("run-2", wait("go"))
@@ -338,7 +338,7 @@ class ClaimSuite(SuiteBase):
     async def test_released_runs_are_free_and_ready_at_once(
         self, store: Store, clock: VirtualClock, node: SampleNode, other: SampleNode
     ) -> None:
-        """Whoever lets go may have left activities undone. The others stay, and the lease too."""
+        """The former owner may have left activities undone. The other runs stay, and the lease too."""
         await node.start("run-1", wait("go"))
         await node.start("run-2", timer(START + 60_000_000))
         await node.start("run-3", wait("go"))
@@ -353,7 +353,7 @@ class ClaimSuite(SuiteBase):
     async def test_released_run_that_was_ready_before_stays_ready_since_then(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """It does not lose its place in the line."""
+        """It keeps its rank."""
         await node.create("run-1")
         clock.advance(ms=1)
         await store.release("node-a", ["run-1"])
@@ -371,7 +371,7 @@ class ClaimSuite(SuiteBase):
         assert [run.head.lease_epoch for run in await other.claim()] == [3, 3, 3]
 
     async def test_nobody_releases_what_another_owns(self, store: Store, node: SampleNode, other: SampleNode) -> None:
-        """Nor what nobody owns, or what does not exist."""
+        """Nor runs without an owner, or unknown ones."""
         await node.start("run-1", wait("go"))
         await store.create([new_run("run-2")])
         await other.renew()
@@ -386,7 +386,7 @@ class ClaimSuite(SuiteBase):
     async def test_nothing_is_due_in_an_empty_store_or_for_finished_and_waiting_runs(
         self, store: Store, node: SampleNode
     ) -> None:
-        """A node may then sleep until somebody rings."""
+        """A node may then sleep until it is notified."""
         assert await store.next_due("node-a") is None
         await node.start("run-1", complete())
         await node.start("run-2", wait("go"))

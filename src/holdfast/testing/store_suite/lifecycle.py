@@ -15,7 +15,7 @@ from holdfast.store.port import (
     TaskQuery,
     WaitQuery,
 )
-from holdfast.testing.clock import START, VirtualClock
+from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import SampleNode, message, new_run, read_picture, signal, wait
 from holdfast.testing.store_suite.base import SuiteBase, unchanged
 
@@ -45,7 +45,7 @@ class LifecycleSuite(SuiteBase):
         assert store.capabilities == declared
 
     async def test_migrating_again_changes_nothing(self, store: Store, peer: Store, node: SampleNode) -> None:
-        """Once, whoever comes first; the answer is the schema's version."""
+        """Once, by the first process; the answer is the schema's version."""
         await node.start("run-1", wait("go"))
         version = await store.migrate()
         assert version >= 1
@@ -54,7 +54,7 @@ class LifecycleSuite(SuiteBase):
 
     @pytest.mark.contract("STO-2")
     async def test_what_one_has_written_another_reads(self, store: Store, peer: Store, node: SampleNode) -> None:
-        """When a verb has returned, everybody sees what it did."""
+        """When a verb has returned, every process sees what it did."""
         await node.start("run-1", wait("go"))
         await peer.deliver([signal("run-1", "go", signal_id="click-1")])
         run = await node.step("run-1", wait("again"))
@@ -64,7 +64,7 @@ class LifecycleSuite(SuiteBase):
     # --- wake-ups
 
     async def test_ring_wakes_everybody_who_listens(self, store: Store) -> None:
-        """Both those who wait already, and those who will."""
+        """Both those that wait already, and those that will."""
         first, second = store.wakeups.listen(), store.wakeups.listen()
         waiting = asyncio.create_task(first.wait(SOON_S))
         await asyncio.sleep(0)
@@ -75,7 +75,7 @@ class LifecycleSuite(SuiteBase):
         second.close()
 
     async def test_ring_since_the_last_wait_is_not_lost(self, store: Store) -> None:
-        """Whoever was busy finds out at the next wait, and many rings are one."""
+        """A listener that was busy returns from its next wait at once, and many notifications are one."""
         listener = store.wakeups.listen()
         for _ in range(2):
             store.wakeups.notify()
@@ -84,19 +84,19 @@ class LifecycleSuite(SuiteBase):
         listener.close()
 
     async def test_wait_ends_when_its_time_runs_out(self, store: Store) -> None:
-        """Nobody rang."""
+        """There was no notification."""
         listener = store.wakeups.listen()
         assert not await listener.wait(0)
         listener.close()
 
     @pytest.mark.parametrize("verb", ["create", "deliver", "commit", "release"])
     async def test_verbs_that_may_make_a_run_ready_notify(self, store: Store, node: SampleNode, verb: str) -> None:
-        """So that nobody has to look again and again."""
+        """So that no node has to poll."""
         run = await node.start("run-1", wait("go"))
         turn = await node.turn(run, release=True)
         listener = store.wakeups.listen()
         while await listener.wait(0):
-            pass  # what rang before belongs to the preparation
+            pass  # earlier notifications belong to the preparation
         match verb:
             case "create":
                 await store.create([new_run("run-2")])
@@ -121,7 +121,7 @@ class LifecycleSuite(SuiteBase):
     # --- closing
 
     async def test_closing_twice_is_harmless(self, store: Store) -> None:
-        """Whoever cleans up need not know who did before."""
+        """A caller that cleans up need not know whether it was closed before."""
         await store.close()
         await store.close()
 

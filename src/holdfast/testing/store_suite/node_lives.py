@@ -1,17 +1,17 @@
-"""The store suite, lives of nodes: who comes back under a name takes over, and who was taken over from finds out."""
+"""The store suite, lives of nodes: a process that starts under a name takes over, and the former one is refused."""
 
 import pytest
 from msgspec.structs import replace
 
 from holdfast.errors import LeaseExpired, NodeSuperseded
 from holdfast.store.port import CommitConflict, Committed, Heartbeat, Store
-from holdfast.testing.clock import VirtualClock
+from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, job, marker, wait
 from holdfast.testing.store_suite.base import SuiteBase, unchanged
 from holdfast.testing.store_suite.jobs import VISIBLE_MS, acquire, attempts, put
 
 
-class LivesSuite(SuiteBase):
+class NodeLifeSuite(SuiteBase):
     """Nodes that have several lives under one name."""
 
     @pytest.fixture
@@ -28,7 +28,7 @@ class LivesSuite(SuiteBase):
     async def test_what_a_former_life_held_is_claimed_at_once(
         self, store: Store, former: SampleNode, later: SampleNode
     ) -> None:
-        """Nobody waits for the lease of a process that is gone, and a new epoch fences it off."""
+        """No run waits for the lease of a process that is gone, and a new epoch fences it off."""
         await former.start("run-1", wait("go"))
         late = await former.turn(await former.load("run-1"), marker("late"))
         await later.renew(is_start=True)
@@ -39,7 +39,7 @@ class LivesSuite(SuiteBase):
 
     @pytest.mark.contract("OWN-3")
     async def test_others_may_claim_it_as_well(self, store: Store, former: SampleNode, later: SampleNode) -> None:
-        """They are told when to look."""
+        """They are notified."""
         await former.start("run-1", wait("go"))
         other = SampleNode(store, "node-b")
         await other.renew()
@@ -52,7 +52,7 @@ class LivesSuite(SuiteBase):
     async def test_a_life_that_is_over_gets_no_lease(
         self, store: Store, former: SampleNode, later: SampleNode, clock: VirtualClock
     ) -> None:
-        """It may not claim, create or admit, and is told that another process has its name; nothing changes."""
+        """It may not claim, create or admit, and gets `NodeSuperseded`; nothing changes."""
         await former.start("run-1", wait("go"))
         await later.renew(is_start=True)
         for _ in range(2):
@@ -106,7 +106,7 @@ class LivesSuite(SuiteBase):
 
     @pytest.mark.contract("OWN-1", "ACT-1")
     async def test_jobs_of_a_former_life_are_taken_at_once(self, store: Store, node: SampleNode) -> None:
-        """By whoever asks, as another attempt. Those of other nodes stay theirs."""
+        """By any node, as another attempt. Other nodes keep theirs."""
         await put(node, job(step_id="a"), job(step_id="b"))
         assert attempts(await acquire(store, "web#1", limit=1)) == [("a", 1)]
         assert attempts(await acquire(store, "webs#1", limit=1)) == [("b", 1)]
@@ -116,11 +116,11 @@ class LivesSuite(SuiteBase):
         assert await store.heartbeat("web#1", [stale], VISIBLE_MS) == [False]
 
 
-class LossSuite(SuiteBase):
-    """How often nodes went away with a run."""
+class LostNodeSuite(SuiteBase):
+    """How often nodes were lost that owned a run."""
 
     async def _lose(self, store: Store, clock: VirtualClock, name: str) -> int:
-        """Let the run's owner go away, claim the run with another node, and return how often it was lost."""
+        """Let the run's owner expire, claim the run with another node, and return how often it was lost."""
         clock.advance(ms=30_000)
         [run] = await SampleNode(store, name).claim()
         return run.head.losses
@@ -129,14 +129,14 @@ class LossSuite(SuiteBase):
     async def test_claims_from_nodes_that_are_gone_are_counted_up_to_a_bound(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """Beyond it who tries the run says how often it was lost; so a claim never blames it."""
+        """Beyond it the node that tries the run counts; so a claim never blames it."""
         await node.start("run-1", wait("go"))
         assert (await node.load("run-1")).head.losses == 0
         assert [await self._lose(store, clock, f"node-{n}") for n in "bcdef"] == [1, 2, 2, 2, 2]
 
     @pytest.mark.contract("OWN-3")
     async def test_a_turn_sets_the_count(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
-        """To 0, unless it says otherwise, with or without events; claims count on from there."""
+        """To 0, unless the turn has another count, with or without events; claims count on from there."""
         await node.start("run-1", wait("go"))
         for name, before, after in (("b", 1, 0), ("c", 1, 5), ("d", 5, 5), ("e", 5, 0), ("f", 1, 1)):
             assert await self._lose(store, clock, f"node-{name}") == before

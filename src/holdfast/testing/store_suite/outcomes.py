@@ -12,7 +12,7 @@ from holdfast.core.messages import OUTCOME_SIGNAL, ActivityOutcome, SignalReques
 from holdfast.errors import Conflict, InvalidInput, NotFound, RunTerminal
 from holdfast.limits import MAILBOX_SIGNALS
 from holdfast.store.port import Accepted, CommitConflict, Committed, Duplicate, Refused, Store
-from holdfast.testing.clock import START, VirtualClock
+from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import SampleNode, complete, marker, new_run, read_mailbox, signal, wait
 from holdfast.testing.store_suite.base import MINUTE_MS, SuiteBase, accept, check_deliver_refused, deliver_one, kinds
 

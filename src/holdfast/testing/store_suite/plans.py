@@ -1,4 +1,4 @@
-"""The store suite, definitions: runs are claimed by version, and what no node alive can run is found."""
+"""The store suite, definitions: runs are claimed by version, and orphaned definitions are found."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.errors import InvalidInput
 from holdfast.store.port import NodePlans, OrphanedDefinition, Plan, Store
-from holdfast.testing.clock import START, VirtualClock
+from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import SampleNode, complete, message, new_run, wait
 from holdfast.testing.store_suite.base import SuiteBase, unchanged
 
@@ -16,12 +16,12 @@ LEASE_MS = 3_600_000
 
 
 async def say(store: Store, node: str, *plans: Plan, lease_ms: int = LEASE_MS) -> None:
-    """Let a node say what it can run."""
+    """Let a node publish its definitions."""
     await store.renew(node, lease_ms, plans)
 
 
 class PlanSuite(SuiteBase):
-    """Who can run what."""
+    """Which node can run which definitions."""
 
     @pytest.mark.contract("WF-3")
     async def test_a_node_claims_only_the_versions_that_it_has(self, store: Store, clock: VirtualClock) -> None:
@@ -46,7 +46,7 @@ class PlanSuite(SuiteBase):
 
     @pytest.mark.contract("WF-3", "MSG-3")
     async def test_what_no_node_alive_has_is_found_once_it_is_late(self, store: Store, clock: VirtualClock) -> None:
-        """With since when it waits; what somebody has is not missing, however late it is."""
+        """With since when it waits; a definition that a live node has is not orphaned, however late it is."""
         await say(store, "node-a", NEW)
         await store.create([new_run("run-1"), new_run("run-2", plan_version="2"), new_run("x", plan_id="other")])
         clock.advance(ms=LATE_MS - 1, us=999)
@@ -82,7 +82,7 @@ class PlanSuite(SuiteBase):
     async def test_runs_of_a_node_that_is_gone_count_from_the_end_of_its_lease(
         self, store: Store, clock: VirtualClock
     ) -> None:
-        """While it is alive, it has them, whatever it says of itself."""
+        """While it is alive, it has them, whatever it publishes."""
         node = SampleNode(store, "node-a", 1_000)
         await node.start("run-1", wait("go"))
         await say(store, "node-a", lease_ms=1_000)
@@ -97,7 +97,7 @@ class PlanSuite(SuiteBase):
 
     @pytest.mark.contract("WF-3", "FMT-1")
     async def test_a_node_that_says_nothing_may_have_everything(self, store: Store, clock: VirtualClock) -> None:
-        """As one of an older version; what was said stays said until it is said otherwise."""
+        """As one of an older version; what was published stays until other definitions are published."""
         await store.create([new_run("run-1")])
         await say(store, "node-a")
         await store.renew("node-b", 1_000)
@@ -147,7 +147,7 @@ class PlanSuite(SuiteBase):
     async def test_nodes_with_a_lease_are_found_with_what_they_have_said(
         self, store: Store, clock: VirtualClock
     ) -> None:
-        """In order of their names, and as they said it last."""
+        """In order of their names, and as they published it last."""
         assert await store.find_nodes() == []
         await say(store, "node-b", OLD, ("", "activity\nship"), lease_ms=1_000)
         await say(store, "node-a", OLD)

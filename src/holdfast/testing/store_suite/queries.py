@@ -12,7 +12,7 @@ from holdfast.errors import InvalidInput
 from holdfast.limits import SEARCH_CHARS, SEARCH_WORDS
 from holdfast.store.port import MailboxQuery, RunQuery, Stats, Store, TaskQuery, WaitQuery
 from holdfast.store.types import DeadLetterQuery
-from holdfast.testing.clock import START, VirtualClock
+from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import (
     SampleNode,
     complete,
@@ -40,7 +40,7 @@ def wrong_bounds(bound: Any) -> list[dict[str, Any]]:
     return [{"look": bound}, {"most_bytes": bound}]
 
 
-class FindSuite(SuiteBase):
+class QuerySuite(SuiteBase):
     """What can be read."""
 
     # --- loading

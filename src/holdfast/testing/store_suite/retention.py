@@ -7,7 +7,7 @@ from holdfast.core.snapshot import runtime_snapshot
 from holdfast.core.state import state_of
 from holdfast.errors import InvalidInput
 from holdfast.store.port import Created, Duplicate, MailboxQuery, PurgePolicy, PurgeReport, RunQuery, Store, TaskQuery
-from holdfast.testing.clock import VirtualClock
+from holdfast.testing import VirtualClock
 from holdfast.testing.samples import (
     SampleNode,
     complete,
@@ -34,7 +34,7 @@ async def run_ids(store: Store) -> list[str]:
     return [head.run_id for head in await store.find(RunQuery())]
 
 
-class PurgeSuite(SuiteBase):
+class RetentionSuite(SuiteBase):
     """Deleting only what is over."""
 
     # --- whole runs

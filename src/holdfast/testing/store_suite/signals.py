@@ -12,7 +12,7 @@ from holdfast.core.messages import UPDATE_SIGNAL, AcceptedSignalResult, SignalRe
 from holdfast.errors import Conflict, InvalidInput, PayloadTooLarge, SignalAcceptanceIndeterminate
 from holdfast.limits import MAILBOX_SIGNALS, Limits
 from holdfast.store.port import Accepted, Duplicate, MailboxQuery, PurgePolicy, Refused, Store
-from holdfast.testing.clock import START, VirtualClock
+from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import SampleNode, complete, new_run, read_mailbox, signal, wait
 from holdfast.testing.store_suite.base import (
     BAD_NAMES,

@@ -10,7 +10,7 @@ from holdfast.core.access import AccessToken, merge_tokens
 from holdfast.errors import InvalidInput
 from holdfast.store.port import Store
 from holdfast.store.types import TokenQuery
-from holdfast.testing.clock import START, VirtualClock
+from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import access_token
 from holdfast.testing.store_suite.base import SuiteBase, unchanged
 
@@ -26,7 +26,7 @@ RICH = access_token(
 )
 
 
-class AccessSuite(SuiteBase):
+class TokenSuite(SuiteBase):
     """What is known of tokens only grows."""
 
     @pytest.mark.contract("API-4")

@@ -10,7 +10,7 @@ from holdfast.core.messages import ActivitySucceeded
 from holdfast.core.snapshot import runtime_snapshot
 from holdfast.core.state import COMPLETED, PENDING, RUNNING, state_of
 from holdfast.store.port import MailboxQuery, Store, TaskQuery, WaitQuery
-from holdfast.testing.clock import START, VirtualClock
+from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import (
     SampleNode,
     activity,

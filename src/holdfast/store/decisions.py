@@ -1,0 +1,280 @@
+"""What every store decides alike: whose lease is current, whether a signal is accepted, and how a refusal reads.
+
+Nothing here reads a store. Checks of arguments are in `validation.py`.
+"""
+
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+
+from msgspec.structs import asdict, replace
+
+from holdfast.core import codec
+from holdfast.core.audit import AuditEntry
+from holdfast.core.dead_letters import DeadLetter, Settlement
+from holdfast.core.index_rows import Wait
+from holdfast.core.instants import Instant
+from holdfast.core.messages import INTEGER_LIMIT, Message, SignalRequest
+from holdfast.core.state import TERMINAL, RunStatus
+from holdfast.errors import (
+    CallerError,
+    Conflict,
+    InvalidInput,
+    LeaseExpired,
+    NodeSuperseded,
+    NotFound,
+    NotWaiting,
+    RateLimited,
+    RunTerminal,
+    SignalAcceptanceIndeterminate,
+)
+from holdfast.limits import LEASE_MS, NAME_BYTES, Limits
+from holdfast.store.types import NewRun, PurgeReport
+
+# --- nodes and their leases --------------------------------------------------------------------------------------
+
+
+LEASE_HORIZON = 2 * LEASE_MS * 1_000
+"""How far ahead, in microseconds, a lease may end: the longest lease, given by a clock that is a little ahead."""
+LIFE = "#"
+"""In a node's identity, what separates its name from the suffix of this life; no name contains it."""
+
+
+def lease_end(lease_until: Instant, now: Instant) -> Instant:
+    """Return when a lease ends: now, if it ends beyond the horizon, because a clock that was ahead gave it."""
+    return lease_until if lease_until <= now + LEASE_HORIZON else now
+
+
+def lease_expired(node: str) -> LeaseExpired:
+    """Return the error of a node that claims without a current lease."""
+    return LeaseExpired(f"node {node} has no current lease; renew it before claiming", node=node)
+
+
+def name_of(node: str) -> str:
+    """Return the name that operators know a node by, without the suffix of its life."""
+    return node.partition(LIFE)[0]
+
+
+def lives_of(node: str) -> tuple[str, str] | None:
+    """Return the open range of text that contains all lives of the node's name; None if the node has one life."""
+    name, mark, _ = node.partition(LIFE)
+    return (name + mark, name + chr(ord(LIFE) + 1)) if mark else None
+
+
+def is_another_life(node: str, other: str) -> bool:
+    """Return whether this is another life of the same node."""
+    lives = lives_of(node)
+    return lives is not None and other != node and lives[0] < other < lives[1]
+
+
+def superseded(node: str) -> NodeSuperseded:
+    """Return the error of a node whose name has another life."""
+    name = name_of(node)
+    return NodeSuperseded(
+        f"node {name}: another process has started under this name and took over; give each process its own name",
+        node=name,
+    )
+
+
+# --- runs --------------------------------------------------------------------------------------------------------
+
+
+MINUTE = 60_000_000
+
+
+def no_such_run(run_id: str) -> NotFound:
+    """Return the refusal of something sent to a run that does not exist."""
+    return NotFound(f"there is no run {run_id!r}", run_id=run_id)
+
+
+def run_terminal(run_id: str, status: RunStatus) -> RunTerminal:
+    """Return the refusal of something sent to a run that has finished."""
+    return RunTerminal(f"run {run_id!r} is {status}", run_id=run_id, status=str(status))
+
+
+def request_conflict(run_id: str) -> Conflict:
+    """Return the refusal of a request id that was used with another input."""
+    return Conflict("this request was made before with another input", run_id=run_id)
+
+
+def run_id_taken(run_id: str) -> Conflict:
+    """Return the refusal of a run id that another request has used."""
+    return Conflict(f"there is another run with the id {run_id!r}", run_id=run_id)
+
+
+def without_rate(limits: Limits) -> Limits:
+    """Return the limits for what runs send: without the limit of signals per minute."""
+    return replace(limits, signals_per_run_per_minute=INTEGER_LIMIT)
+
+
+def never_rejected(starts: Iterable[NewRun]) -> list[NewRun]:
+    """Return the runs that a turn starts, changed so that they are queued where others would be refused."""
+    return [
+        replace(new, admission=replace(new.admission, limit=replace(new.admission.limit, overload="queue")))
+        if new.admission is not None and new.admission.limit.overload == "reject"
+        else new
+        for new in starts
+    ]
+
+
+def first_signals(new: NewRun, run_id: str) -> list[SignalRequest]:
+    """Return the signals that come with a request, addressed to the run of the request."""
+    return [replace(request, run_id=run_id) for request in new.signals]
+
+
+# --- signals -----------------------------------------------------------------------------------------------------
+
+
+def finds_wait(waits: Sequence[Wait], ahead: Sequence[str | None], step_id: str | None) -> bool:
+    """Return whether an open wait is left for a signal, after the earlier signals of the same name have taken theirs.
+
+    `ahead` and `step_id` name the wait that a signal is addressed to; a signal without an address takes the oldest.
+    """
+    free = [wait.step_id for wait in sorted(waits, key=_opened)]
+    for address in (*ahead, step_id):
+        taken = address if address is not None else next(iter(free), None)
+        is_taken = taken in free
+        if taken is not None and is_taken:
+            free.remove(taken)
+    return is_taken
+
+
+def _opened(wait: Wait) -> tuple[Instant, int, str]:
+    """Return when a wait was opened: its token ends with the number of the event that did."""
+    number = wait.token.rpartition("@")[2]
+    return wait.since, int(number) if number.isdecimal() else 0, wait.step_id
+
+
+def check_conditions(request: SignalRequest, version: int, now: Instant, is_step_taken: bool) -> Conflict | None:
+    """Return why a signal with conditions is not accepted, or None."""
+    if request.accept_before is not None and now >= request.accept_before:
+        return not_accepted_any_more(request)
+    if request.expected_version is not None and is_step_taken:
+        return step_is_taken(request)
+    if request.expected_version is not None and request.expected_version != version:
+        return version_moved(request, version)
+    return None
+
+
+def payload_conflict(request: SignalRequest) -> Conflict:
+    """Return the refusal of a signal id that was used with another payload."""
+    return Conflict(
+        f"signal {request.name!r} with this signal_id was accepted before with another payload",
+        workflow_id=request.run_id,
+        signal_name=request.name,
+        signal_id=request.signal_id,
+    )
+
+
+def version_moved(request: SignalRequest, version: int) -> Conflict:
+    """Return the refusal of a signal for a version of its run that is not the present one."""
+    return Conflict(
+        f"signal {request.name!r} was meant for version {request.expected_version} of run {request.run_id!r}, "
+        f"which is at {version}",
+        workflow_id=request.run_id,
+        expected_version=request.expected_version,
+        version=version,
+    )
+
+
+def not_accepted_any_more(request: SignalRequest) -> Conflict:
+    """Return the refusal of a signal that comes at or after the instant before which it was to be accepted."""
+    return Conflict(f"the time for signal {request.name!r} is over", workflow_id=request.run_id)
+
+
+def step_is_taken(request: SignalRequest) -> Conflict:
+    """Return the refusal of a conditional signal whose step another one, not yet recorded, is for."""
+    problem = f"another signal {request.name!r} was accepted for step {request.step_id!r} before"
+    return Conflict(problem, workflow_id=request.run_id, step_id=request.step_id)
+
+
+def indeterminate(request: SignalRequest, now: Instant) -> SignalAcceptanceIndeterminate:
+    """Return the refusal of a signal whose payload is stored and whose acceptance record is missing."""
+    seed = f"{request.run_id}|{request.name}|{request.signal_id}|{now}"
+    return SignalAcceptanceIndeterminate(
+        f"signal {request.name!r} with this signal_id may have been delivered; its acceptance record is missing",
+        workflow_id=request.run_id,
+        signal_name=request.name,
+        signal_id=request.signal_id,
+        correlation_id=sha256(seed.encode()).hexdigest()[:16],
+    )
+
+
+def not_waiting(request: SignalRequest) -> NotWaiting:
+    """Return the refusal of a signal that must find a wait and finds none."""
+    return NotWaiting(
+        f"no open wait of run {request.run_id!r} would take signal {request.name!r}",
+        workflow_id=request.run_id,
+        signal_name=request.name,
+    )
+
+
+def rate_limited(request: SignalRequest, limits: Limits, free_at: Instant, now: Instant) -> RateLimited:
+    """Return the refusal of a signal that comes too soon after too many others."""
+    return RateLimited(
+        f"run {request.run_id!r} takes {limits.signals_per_run_per_minute} signals a minute",
+        workflow_id=request.run_id,
+        retry_after_ms=-(-(free_at - now) // 1_000),
+    )
+
+
+# --- dead letters ------------------------------------------------------------------------------------------------
+
+
+def settled_message(letter: DeadLetter, action: Settlement, status: RunStatus) -> Message | CallerError | None:
+    """Return the message to put back, None if it is to be dropped, or why it cannot be settled so."""
+    if letter.settled is not None:
+        return Conflict(f"letter {letter.letter_id!r} was settled before: {letter.settled}", letter_id=letter.letter_id)
+    if action == "drop":
+        return None
+    if letter.reason == "refused":
+        problem = "was refused by the run that it was for: send it again yourself, or drop the letter"
+        return InvalidInput(f"what letter {letter.letter_id!r} holds {problem}")
+    if status in TERMINAL:
+        return run_terminal(letter.run_id, status)
+    try:
+        return replace(codec.decode(letter.envelope, Message), due_at=None, attempts=0)
+    except InvalidInput:
+        return InvalidInput(f"letter {letter.letter_id!r} cannot be read, so it cannot be handled again")
+
+
+def no_such_letter(letter_id: str) -> NotFound:
+    """Return the refusal to settle a dead letter that does not exist."""
+    return NotFound(f"there is no dead letter {letter_id!r}", letter_id=letter_id)
+
+
+def unreadable_letter(letter_id: str) -> Conflict:
+    """Return the refusal to settle a dead letter whose row is damaged."""
+    return Conflict(f"the row of dead letter {letter_id!r} is damaged: repair or delete it", letter_id=letter_id)
+
+
+# --- entries of the audit log ------------------------------------------------------------------------------------
+
+
+def audited(entry: AuditEntry, run_id: str, place: tuple[str, str, str], now: Instant) -> AuditEntry:
+    """Return an entry about a run, with the run's tenant, project and environment."""
+    tenant, project, environment = place
+    return replace(entry, run_id=run_id, tenant=tenant, project=project, environment=environment, at=now)
+
+
+def letter_entry(entry: AuditEntry, letter_id: str) -> AuditEntry:
+    """Return the entry about one of the dead letters that are settled together."""
+    return replace(entry, entry_id=f"{entry.entry_id}:{letter_id}"[:NAME_BYTES], subject=letter_id)
+
+
+def migration_entry(present: int, latest: int, now: Instant) -> AuditEntry:
+    """Return the entry about a migration of the schema."""
+    detail = f"schema {present} to {latest}"
+    return AuditEntry(entry_id=f"migrate-{latest}", operation="store.migrate", actor="holdfast", detail=detail, at=now)
+
+
+def purge_entry(entry: AuditEntry, report: PurgeReport, now: Instant) -> AuditEntry:
+    """Return the entry about a purge, with what was deleted."""
+    counts = asdict(report)
+    said = ", ".join(f"{name} {count}" for name, count in counts.items() if count and name != "has_more")
+    return replace(entry, detail=said or "nothing", at=now)
+
+
+# --- lists -------------------------------------------------------------------------------------------------------
+
+
+TOO_SLOW = "the list took too long to read; ask for less, such as by workflow, status or time"
