@@ -61,7 +61,7 @@ R = TypeVar("R")
 ENDING = (signal.SIGTERM, signal.SIGINT)
 
 LIFE_DIGITS = 12
-"""How much of a new id tells one life of a node from the others."""
+"""How many characters of a new id distinguish one life of a node from others of the same name."""
 
 ClosePolicy = Literal["await", "abandon", "cancel"]
 
@@ -144,7 +144,7 @@ class App:
         """`allow_cross_tenant_signals` lets workflows signal runs of other tenants, projects and environments."""
         self.name = name
         self.logger = logger_of(name)
-        """The app's log. Inside a workflow it says nothing while a history is replayed, and knows run and step."""
+        """The app's log. Its records carry the run and the step; it is silent while a history is replayed."""
         self._given_limits = limits
         self._ids = ids or SystemIds()
         self._rng = rng or SystemRng()
@@ -181,8 +181,8 @@ class App:
     ) -> Any:
         """Register an async function as a workflow. Use as `@app.workflow` or `@app.workflow(version="2")`.
 
-        `signals` declares the types of signals by their names: what does not fit is refused before it is stored, and so
-        are other names, unless `allow_other_signals`; then whoever sends one is warned.
+        `signals` declares the types of signals by name: a signal that does not fit is refused before it is stored, and
+        so is one of another name, unless `allow_other_signals`; then its sender gets a warning.
         `limits` (at_once, per_key, key, rate, overload) bound its runs, of all versions: the last one's hold.
         """
         for signal_name in signals or ():
@@ -285,9 +285,9 @@ class App:
         return await self.runtime().dead_letters(query)
 
     async def dequeue_and_start(self) -> list[Dequeued]:
-        """Admit queued runs, and start them here if the node takes runs; return what became of each.
+        """Admit queued runs, start them here if the node takes runs, and return what happened to each.
 
-        Nodes do it by themselves, when a run has finished and now and then. Anybody may, at any time (QUE-3).
+        Nodes call it when a run has finished, and periodically. Calling it at any other time is safe (QUE-3).
         """
         return await self.runtime().dequeue_and_start()
 
@@ -304,7 +304,7 @@ class App:
 
     @property
     def tasks(self) -> Tasks:
-        """What humans are asked by runs, and what they may do with it."""
+        """The tasks that runs give to people, and what people can do with them."""
         return self.runtime().tasks()
 
     # --- running
@@ -337,7 +337,7 @@ class App:
             raise node.failure
 
     def _life_of(self, name: str | None) -> str:
-        """Return what a node is known by: its name, and what tells this life of it from others."""
+        """Return the name of a node with what distinguishes this life of it from others."""
         if name is not None and (problem := check_node_name(name)) is not None:
             raise problem
         name = name or f"{self.name}-{self._ids.new_id()}".replace(LIFE, "-")
@@ -376,7 +376,7 @@ class App:
             async with self.node(store, name=name, options=options) as node:
                 logger.info("node %s works on %s; store: %s", node.name, work, place)
                 await node.run_until(asked)
-                logger.info("node %s stops because of %s; once more ends it at once", node.name, asked.result())
+                logger.info("node %s stops because of %s; a second signal ends it at once", node.name, asked.result())
             logger.info("node %s has stopped", node.name)
 
     async def start(
@@ -399,8 +399,8 @@ class App:
 
         So it does after a deployment: the run of the version that was started first. Only with `workflow_version`, for
         a version that is registered here, the version is a part of the request.
-        `tenant`, `project` and `environment` say whose it is; a request is the same only within them. If the workflow
-        has limits, the run may wait its turn, fair between tenants, by `priority` (higher first), or be `Overloaded`.
+        `tenant`, `project` and `environment` are its owner; a request is the same only within them. If the workflow has
+        limits, the run may be queued, fairly between tenants and by `priority` (higher first), or be `Overloaded`.
         `with_signal`, a dict of name, payload and signal_id, is in the run's mailbox from its beginning; if the run is
         there already, it is sent to it, in the same transaction, and raises why if it is refused.
         """

@@ -240,7 +240,7 @@ async def test_a_second_signal_ends_at_once(
         await shop.start(workflow)
         await desk.call()
         node.send(number)
-        await node.until("once more ends it at once")
+        await node.until("a second signal ends it at once")
         node.send(number)
         assert await node.ended() == code
     assert await shop.owner() is not None, "nothing was given back"

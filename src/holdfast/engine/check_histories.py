@@ -25,7 +25,7 @@ PAGE_RUNS = 100
 
 
 class Problem(Struct, frozen=True, kw_only=True):
-    """What would pause a run. `run_seq` is the first event that differs; 0 if it never comes to that."""
+    """A reason why a run would be paused. `run_seq` is the first event that differs, or 0 if none does."""
 
     run_id: str
     plan_id: str = ""
@@ -44,7 +44,7 @@ class Problem(Struct, frozen=True, kw_only=True):
 
 
 class Checked(Struct, frozen=True):
-    """A run that was looked at, and what would pause it, if anything."""
+    """A run that was checked, and its problem, if it has one."""
 
     run_id: str
     plan_id: str
@@ -53,7 +53,7 @@ class Checked(Struct, frozen=True):
 
 
 async def check_runs(registry: Registry, store: Store, *, finished: bool = False) -> AsyncIterator[Checked]:
-    """Look at one run after the other; at finished ones only if asked. A damaged run is a problem of its own."""
+    """Check one run after the other; finished ones only with `finished`. A damaged run is a problem of its own."""
     async for head in _heads(store):
         if isinstance(head, StoreCorrupt):
             run_id = head.details["run_id"]
@@ -63,13 +63,13 @@ async def check_runs(registry: Registry, store: Store, *, finished: bool = False
 
 
 async def check_store(registry: Registry, store: Store, *, finished: bool = False) -> list[Problem]:
-    """Return the problems that the runs of a store would have with this registry; finished runs only if asked."""
+    """Return the problems that the runs of a store would have with this code, finished ones only if asked."""
     checked = check_runs(registry, store, finished=finished)
     return [run.problem async for run in checked if run.problem is not None]
 
 
 async def count_runs(store: Store, *, finished: bool = False) -> int:
-    """Return how many runs there are to look at, about."""
+    """Return about how many runs there are to check."""
     runs = (await store.stats()).runs
     return sum(count for status, count in runs.items() if finished or status not in TERMINAL)
 

@@ -10,7 +10,7 @@ from holdfast.store.types import DeadLetterQuery
 
 
 class DeadLetterHandle:
-    """One dead letter, and what can be done with it: handle the message once more, or drop it."""
+    """One dead letter, and what can be done with it: requeue the message, or drop it."""
 
     __slots__ = ("_store", "record")
 

@@ -40,12 +40,12 @@ class Declared(Protocol):
     """What a version of a workflow declares."""
 
     def check(self, name: str, payload: Raw) -> str | None:
-        """Refuse a signal that does not keep to it; return a warning for the sender, or None."""
+        """Raise if a signal does not fit; return a warning for the sender, or None."""
         ...
 
 
 class DeclaredByCode:
-    """What a workflow declares whose code is here."""
+    """The declaration of a workflow whose code this process has."""
 
     __slots__ = ("_definition",)
 
@@ -53,7 +53,7 @@ class DeclaredByCode:
         self._definition = definition
 
     def check(self, name: str, payload: Raw) -> str | None:
-        """Refuse what does not fit the type, as the type itself does."""
+        """Raise `InvalidInput` if the payload does not fit the type."""
         definition = self._definition
         decoder = definition.signal_decoders.get(name)
         if decoder is None:
@@ -68,7 +68,7 @@ class DeclaredByCode:
 
 
 class DeclaredInStore:
-    """What a workflow declares whose code is elsewhere."""
+    """The declaration of a workflow whose code only other processes have."""
 
     __slots__ = ("_checks", "_published")
 
@@ -77,7 +77,7 @@ class DeclaredInStore:
         self._checks: dict[str, SchemaCheck] = {}
 
     def check(self, name: str, payload: Raw) -> str | None:
-        """Refuse what does not fit the schema."""
+        """Raise `InvalidInput` if the payload does not fit the schema."""
         published = self._published
         schema = published.signals.get(name)
         if schema is None:
@@ -97,7 +97,7 @@ def _unfit(name: str, where: str, reason: str) -> InvalidInput:
 
 
 def _check_name(workflow: str, version: str, signals: Iterable[str], allows_others: bool, name: str) -> str | None:
-    """Refuse a name that is not declared where names are; return a warning if the workflow allows others."""
+    """Raise `NotFound` if the workflow declares other names only; return a warning if it allows others."""
     declared = sorted(signals)
     if not declared or name in declared:
         return None
@@ -147,7 +147,7 @@ class Declarations:
         return {run_id: self._of_plan(plans.get(run_id)) for run_id in run_ids}
 
     def of(self, definition: WorkflowDefinition) -> Declared | None:
-        """Return what a workflow declares whose code is here."""
+        """Return the declaration of a workflow whose code this process has; None if it declares nothing."""
         return DeclaredByCode(definition) if definition.signals else None
 
     def _of_plan(self, plan: port.Plan | None) -> Declared | None:

@@ -1,4 +1,4 @@
-"""What has become of signals, and who waits for them."""
+"""Receipts of signals, mailboxes, and open waits."""
 
 from collections.abc import AsyncIterator
 from typing import Any, Literal
@@ -22,9 +22,9 @@ from holdfast.store.types import DeadLetterQuery, pages
 
 
 class Receipt(Struct, frozen=True, kw_only=True):
-    """What has become of a signal that was accepted. `consumed_at_event` is the run_seq of the event that took it.
+    """What happened to a signal that was accepted. `consumed_at_event` is the run_seq of the event that consumed it.
 
-    Of a signal that nobody could read, and that was dead-lettered for it, `accepted_at` is not known any more.
+    A signal that could not be read was dead-lettered for it; its `accepted_at` is not known any more.
     """
 
     status: Literal["accepted", "consumed", "expired", "dead-lettered"]
@@ -47,7 +47,7 @@ class Unconsumed(Struct, frozen=True, kw_only=True):
 async def receipt_of(
     store: port.Store, run_id: str, name: str, signal_id: str, storage_key: str | None = None
 ) -> Receipt:
-    """Return what has become of a signal: of the one with this storage key, else of the last with this name and id."""
+    """Return the receipt of a signal: the one with this storage key, else the last with this name and id."""
     head = await head_of(store, run_id)  # before the mailbox: of a run that has ended, what is left there stays there
     wanted = None if storage_key is None else signal_uuid(storage_key)
     found = None
@@ -87,7 +87,7 @@ def _is_receipt(event: e.Event, signal: Signal) -> bool:
 
 
 async def _dead(store: port.Store, run_id: str, name: str, signal_id: str, id_: str | None) -> Receipt:
-    """Return the receipt of a signal that is not in the mailbox: nobody could read it, or it was never there."""
+    """Return the receipt of a signal that is not in the mailbox: it could not be read, or was never accepted."""
     query = DeadLetterQuery(run_id=run_id, reason="undecodable", settled=True)
     if id_ is not None:
         query = DeadLetterQuery(letter_id=letter_id(run_id, id_), settled=True)
@@ -121,7 +121,7 @@ async def mailbox_of(store: port.Store, run_id: str) -> list[Unconsumed]:
 
 
 async def open_waits(store: port.Store, run_id: str | None, name: str | None) -> AsyncIterator[Wait]:
-    """Go through the open waits of a run, or for a name, or all there are, ordered by run and step."""
+    """Iterate over the open waits of a run, for a name, or all, ordered by run and step."""
     query = port.WaitQuery(run_id=run_id, name=name, limit=PAGE)
     async for page in pages(store.find, query, lambda wait: (wait.run_id, wait.step_id)):
         page.log("waits")

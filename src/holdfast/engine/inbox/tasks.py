@@ -1,4 +1,4 @@
-"""`app.tasks`: what humans are asked by runs, and what they may do with it.
+"""`app.tasks`: the tasks that runs give to people, and what people can do with them.
 
 An operation is a message to the run, durable before anything else happens. The run's next turn decides it, by the
 rules in `holdfast.core.tasks`, and records the decision together with all that follows from it: one commit. The
@@ -112,20 +112,20 @@ class Tasks:
         return found
 
     async def find(self, query: TaskQuery) -> Found[TaskView]:
-        """Return the tasks that a query names, as far as it is to be looked for them in one go."""
+        """Return a page of the tasks that a query names."""
         found = await self._store.find(query)
         now = await self._store.now()
         return Found((_view(task, now) for task in found), found.cursor, found.unreadable)
 
     async def get(self, task_id: str, *, actor: Actor | None = None) -> TaskView:
-        """Return one task; to an actor whom it does not concern it is not there."""
+        """Return one task; for an actor whom it does not concern it does not exist: `NotFound`."""
         task = await self._task(task_id)
         if actor is not None and not actor.is_admin and not is_effective(task.assignee, task.roles, actor):
             raise _no_such_task(task_id)
         return _view(task, await self._store.now())
 
     async def history(self, task_id: str, *, actor: Actor | None = None) -> Events:
-        """Return everything that happened to the task, and what was refused: the events of its step, in order."""
+        """Return the events of a task's step, in order, with what was refused."""
         found: list[Event] = []
         following: int | None = 0
         while following is not None:
@@ -142,7 +142,7 @@ class Tasks:
         limit: int = PAGE_EVENTS,
         most_bytes: int = PAGE_BYTES,
     ) -> tuple[Events, int | None]:
-        """Return some of it from behind an event of the run, and from behind which one to go on, if there is more."""
+        """Return a page of the history after an event of the run, and the cursor of the next page, if there is more."""
         task = await self.get(task_id, actor=actor)
         found: list[Event] = []
         size, looked = 0, 0
@@ -162,15 +162,15 @@ class Tasks:
     # --- doing
 
     async def assign(self, task_id: str, to: str, *, actor: Actor, operation_id: str | None = None) -> TaskView:
-        """Give a task that is nobody's to somebody."""
+        """Assign a task that has no assignee."""
         return await self._do(task_id, "assign", actor, operation_id, assignee=_person(to))
 
     async def claim(self, task_id: str, *, actor: Actor, operation_id: str | None = None) -> TaskView:
-        """Take a task that is nobody's."""
+        """Claim a task that has no assignee."""
         return await self._do(task_id, "claim", actor, operation_id)
 
     async def release(self, task_id: str, *, actor: Actor, operation_id: str | None = None) -> TaskView:
-        """Give one's task back."""
+        """Release a task that the actor has claimed or was assigned."""
         return await self._do(task_id, "release", actor, operation_id)
 
     async def reassign(
@@ -182,7 +182,7 @@ class Tasks:
         actor: Actor,
         operation_id: str | None = None,
     ) -> TaskView:
-        """Give a task to somebody else, or to nobody, whoever has it; and to other roles, if some are given."""
+        """Change the assignee of a task, to another one or to none; with `roles`, change its roles too."""
         changed = None if roles is None else _roles(roles)
         assignee = None if to is None else _person(to)
         return await self._do(task_id, "reassign", actor, operation_id, assignee=assignee, roles=changed)
@@ -194,7 +194,7 @@ class Tasks:
         return await self._do(task_id, "complete", actor, operation_id, answer=codec.encode(answer))
 
     async def comment(self, task_id: str, text: str, *, actor: Actor, operation_id: str | None = None) -> TaskView:
-        """Say something about a task. It is kept in the task's history."""
+        """Comment on a task. The comment is kept in the task's history."""
         given: Any = text
         if not isinstance(given, str) or not 0 < len(text) <= COMMENT_CHARS:
             raise InvalidInput(f"a comment is a text of 1 to {COMMENT_CHARS} characters", field="text")

@@ -118,7 +118,7 @@ class Runtime:
         await self._node.start()
 
     async def _publish(self) -> None:
-        """Publish what the workflows declare of their signals. Workflows are only added, so their number tells."""
+        """Publish what the workflows declare of their signals. A larger number of workflows means that one is new."""
         workflows = len(self.registry.workflows)
         await self._signals.declarations.publish()
         self._published = workflows
@@ -207,12 +207,14 @@ class Runtime:
             new = replace(new, audit=audit_entry(caller, self.ids, subject=definition.name))
         if options.with_signal is not None:
             new = await self._with_signal(new, queued, definition, options, caller)
-        new = node.run_queue.with_admission(new, options.priority)
+        if self.registry.workflow_limits:
+            new = node.run_queue.with_admission(new, options.priority)
         is_unheard_of = options.run_id is None and not options.request_id
         answer = await node.starter.create(new, now, is_unheard_of=is_unheard_of)
         if isinstance(answer, port.Refused):
             raise answer.error
-        node.run_queue.notice_start(new)
+        if new.admission is not None:
+            node.run_queue.notice_start(new)
         version = definition.version
         if isinstance(answer, port.Existing) and not options.names_version:  # an earlier release may have started it
             [existing] = await self.store.load([answer.run_id])
