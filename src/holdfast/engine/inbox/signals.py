@@ -11,7 +11,7 @@ from holdfast.core.messages import AcceptedSignalResult, SignalRequest
 from holdfast.core.names import check_name, check_signal_name
 from holdfast.engine.batcher import Batcher
 from holdfast.engine.inbox.authorization import Authorizer, Caller, audit_entry
-from holdfast.engine.inbox.declarations import Declarations, DeclaredByCode
+from holdfast.engine.inbox.declarations import Declarations, Declared, DeclaredByCode
 from holdfast.errors import CallerError, EngineError, HoldfastError, InvalidInput
 from holdfast.program.definitions import WorkflowDefinition
 from holdfast.registry import Registry
@@ -61,7 +61,7 @@ class SignalSender:
     ) -> AcceptedSignalResult:
         """Send a signal, together with others that are being sent. Raise the error if it is refused."""
         if definition is not None:
-            declared = self.declarations.of(definition)
+            declared: Declared | None = DeclaredByCode(definition) if definition.signals else None
         else:
             declared = (await self.declarations.of_runs([request.run_id]))[request.run_id]
         warning = None if declared is None else declared.check(request.name, request.payload)

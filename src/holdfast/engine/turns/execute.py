@@ -218,18 +218,19 @@ def _has_paused(draft: TurnDraft) -> bool:
 class _Turn:
     """Hands inputs to the core and outcomes to the program, until nothing moves any more."""
 
-    __slots__ = ("_draft", "_live", "_mailbox", "_updates")
+    __slots__ = ("_draft", "_engine_signals", "_live", "_mailbox", "_updates")
 
     def __init__(self, cached: CachedRun, draft: TurnDraft) -> None:
         self._live = cached
         self._draft = draft
         signals = draft.signals
         self._mailbox = [signal for signal in signals if signal.name not in ENGINE_SIGNALS] if signals else []
-        self._updates = list(_updates(signals)) if signals else []
+        self._engine_signals = signals if len(self._mailbox) != len(signals) else ()
+        self._updates = list(_updates(signals)) if self._engine_signals else []
 
     def run(self, inputs: Sequence[Input]) -> None:
         """Take the inputs. Operators' commands come first, once the run has started: a pause holds what follows."""
-        signals = self._draft.signals
+        signals = self._engine_signals
         commands = self._report(signals) if signals else []
         if self._live.state.awaits_definition:
             self._absorb(self._draft.handle(DefinitionFound()))
