@@ -24,9 +24,9 @@ from tests.engine.place import until_event
 PACKAGE = str(Path(hf.__file__).parent) + "/"
 ROUNDS = 5
 
-START_FILES = 44
+START_FILES = 45
 SIGNAL_FILES = 57
-REST_START_FILES = 56
+REST_START_FILES = 57
 
 Order = Workflow[[], str]
 
