@@ -24,9 +24,9 @@ from tests.engine.place import until_event
 PACKAGE = str(Path(hf.__file__).parent) + "/"
 ROUNDS = 5
 
-START_FILES = 45
-SIGNAL_FILES = 57
-REST_START_FILES = 57
+START_FILES = 44
+SIGNAL_FILES = 52
+REST_START_FILES = 55
 
 Order = Workflow[[], str]
 

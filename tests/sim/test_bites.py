@@ -319,7 +319,7 @@ def test_it_finds_jobs_that_are_given_up_too_soon(monkeypatch: pytest.MonkeyPatc
 
     def give_up(self: QueueWorker, job: port.Job, now: int) -> None:
         if job.engine_attempt_id > job.first_engine_attempt_id:
-            self._jobs[job.run_id, job.step_id] = job
+            self.jobs[job.run_id, job.step_id] = job
             self._report(job, ErrorInfo("WorkerLost", "nobody has patience", retryable=False))
         else:
             start(self, job, now)

@@ -57,7 +57,8 @@ class DefinitionFilter:
         self._codes: Mapping[Plan, str] | None = None
         self._handed: OrderedDict[str, tuple[int, tuple[str, ...]]] = OrderedDict()
         self._lack_of: dict[str, Wanted] = {}
-        self._lacking: dict[Wanted, dict[str, None]] = {}
+        self.lacking: dict[Wanted, dict[str, None]] = {}
+        """The runs that wait here for activities which this node does not have, by what they lack."""
         self._is_stopping = False
 
     def plans(self) -> Sequence[Plan]:
@@ -73,7 +74,7 @@ class DefinitionFilter:
 
         A node that is to be given no runs publishes neither code nor activities.
         """
-        lacks = frozenset((name, plan) for plan, names in self._lacking for name in names)
+        lacks = frozenset((name, plan) for plan, names in self.lacking for name in names)
         workflows = frozenset(self.plans())
         if self._is_stopping or not self._takes_runs:
             return Abilities(workflows=workflows, lacks=lacks).encode()
@@ -113,25 +114,20 @@ class DefinitionFilter:
 
     # --- activities that this node does not have
 
-    @property
-    def lacks_any(self) -> bool:
-        """Whether a run waits here for an activity that this node does not have."""
-        return bool(self._lacking)
-
     def note_lack(self, run_id: str, plan: Plan, activities: frozenset[str]) -> bool:
         """Note for which activities a run waits that this node does not have; return whether to publish it."""
         lack, before = (plan, activities), self._lack_of.get(run_id)
         if before == lack or (before is None and not activities):
             return False
         if before is not None:
-            del self._lack_of[run_id], self._lacking[before][run_id]
-        is_news = before is not None and not self._lacking[before]
+            del self._lack_of[run_id], self.lacking[before][run_id]
+        is_news = before is not None and not self.lacking[before]
         if before is not None and is_news:
-            del self._lacking[before]
+            del self.lacking[before]
         if activities:
-            is_news |= lack not in self._lacking
+            is_news |= lack not in self.lacking
             self._lack_of[run_id] = lack
-            self._lacking.setdefault(lack, {})[run_id] = None
+            self.lacking.setdefault(lack, {})[run_id] = None
         return is_news
 
     def forget_lack(self, run_id: str) -> bool:
@@ -142,7 +138,7 @@ class DefinitionFilter:
         """Return the runs that wait for activities which other nodes have, each with one that has most of them."""
         others = await self._others()
         found: list[tuple[str, str]] = []
-        for (plan, activities), run_ids in self._lacking.items():
+        for (plan, activities), run_ids in self.lacking.items():
             able = [
                 (len(activities & each.abilities.activities), each.node)
                 for each in others

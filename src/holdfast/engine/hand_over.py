@@ -60,7 +60,7 @@ class HandOver:
         run_id = owned.loaded.head.run_id
         if (
             owned.inputs
-            or self._owned_runs.executor.steps_of(run_id)
+            or self._owned_runs.executor.attempts.get(run_id)
             or not await self._definition_filter.hand_over(owned.loaded.head)
         ):
             return False
@@ -72,4 +72,4 @@ class HandOver:
         """Return whether nothing of the run is under way here that is not in the store."""
         run_id = owned.loaded.head.run_id
         has_reports = any(run_id == reported for reported, _ in self._owned_runs.reports)
-        return not (owned.inputs or owned.drafted or has_reports or self._owned_runs.executor.steps_of(run_id))
+        return not (owned.inputs or owned.drafted or has_reports or self._owned_runs.executor.attempts.get(run_id))

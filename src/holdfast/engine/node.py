@@ -361,9 +361,10 @@ class Node:
         while True:
             await self._listener.wait(self._options.safety_poll_s)
             self.owned_runs.should_claim = True
-            self.owned_runs.should_offer |= self.definition_filter.lacks_any
+            self.owned_runs.should_offer |= bool(self.definition_filter.lacking)
             self.owned_runs.changed.set()
-            self._queue_worker.notify()
+            if self._options.queues:
+                self._queue_worker.notify()
 
     async def _watch(self) -> None:
         while True:

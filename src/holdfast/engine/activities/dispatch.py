@@ -29,7 +29,8 @@ class Dispatcher:
         self._activities = registry.activities
         self._executor = executor
         self._report = report
-        self._unknown: set[str] = set()
+        self.unknown: set[str] = set()
+        """The activities that steps here have asked for and this node does not have."""
 
     def dispatch(self, run_id: str, step: OpenStep, details: Raw, now: Instant) -> None:
         """Let the step's activity be carried out; with what an earlier attempt has said of its progress."""
@@ -48,15 +49,10 @@ class Dispatcher:
         """Return whether an activity is known here; if not, its steps wait for a node that has it: logged once."""
         if step.name in self._activities:
             return True
-        if step.name not in self._unknown:
-            self._unknown.add(step.name)
+        if step.name not in self.unknown:
+            self.unknown.add(step.name)
             logger.error("run %s: no activity %r is known here; its steps wait", run_id, step.name)
         return False
-
-    @property
-    def has_unknown(self) -> bool:
-        """Whether an activity was asked for that is not known here."""
-        return bool(self._unknown)
 
     def leave_unknown(self, draft: TurnDraft) -> None:
         """Record with the turn that it begins no attempt of activities which are not known here."""
@@ -73,11 +69,11 @@ class Dispatcher:
 
     def waits_for_unknown(self, state: RunState) -> bool:
         """Return whether the run has a step, due or not, whose activity is not known here."""
-        return bool(self._unknown) and any(self._is_unknown(step) for step in state.open_steps.values())
+        return any(self._is_unknown(step) for step in state.open_steps.values())
 
     def lacking(self, state: RunState, now: Instant) -> frozenset[str]:
         """Return the activities that steps of the run wait for now, and that are not known here."""
-        if not self._unknown:
+        if not self.unknown:
             return NONE
         return frozenset(
             step.name
@@ -86,4 +82,4 @@ class Dispatcher:
         )
 
     def _is_unknown(self, step: OpenStep) -> bool:
-        return step.name in self._unknown and is_local(step)
+        return step.name in self.unknown and is_local(step)

@@ -6,7 +6,7 @@ nothing here writes to a store.
 """
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -47,7 +47,8 @@ class ActivityExecutor:
         self._report = report
         self._on_heartbeat = on_heartbeat
         self._rng = rng
-        self._attempts: dict[str, dict[str, _Attempt]] = {}
+        self.attempts: dict[str, dict[str, _Attempt]] = {}
+        """The attempts that are under way here, by run and step."""
         self._pool = TaskPool(self.carry_out)
         self._most_bytes = limits.value_bytes
         self.key = ""
@@ -56,28 +57,24 @@ class ActivityExecutor:
     @property
     def busy(self) -> int:
         """How many activities are under way or waiting for a slot."""
-        return sum(len(steps) for steps in self._attempts.values())
-
-    def steps_of(self, run_id: str) -> Collection[str]:
-        """Return the steps of a run that are carried out here."""
-        return self._attempts.get(run_id, ())
+        return sum(len(steps) for steps in self.attempts.values())
 
     def is_working_on(self, run_id: str, step_id: str) -> bool:
         """Return whether the step is carried out here."""
-        return step_id in self._attempts.get(run_id, ())
+        return step_id in self.attempts.get(run_id, ())
 
     def start(self, work: Work, now: Instant) -> None:
         """Carry out a step as soon as there is a slot, instead of an attempt of it that is still under way."""
         run_id, step_id = work.run_id, work.step.step_id
-        if run_id in self._attempts:
+        if run_id in self.attempts:
             self.cancel(run_id, step_id)
         attempt = _Attempt(self._pool, work, now)
-        self._attempts.setdefault(run_id, {})[step_id] = attempt
+        self.attempts.setdefault(run_id, {})[step_id] = attempt
         self._slots.ask(attempt)
 
     def cancel(self, run_id: str, step_id: str | None = None) -> None:
         """Cancel the activity of a step, or all of a run."""
-        steps = self._attempts.get(run_id)
+        steps = self.attempts.get(run_id)
         if steps:
             for of_step in [step_id] if step_id is not None else list(steps):
                 attempt = self._forget(run_id, of_step)
@@ -86,7 +83,7 @@ class ActivityExecutor:
 
     def withdraw(self) -> list[Work]:
         """Give up and return what has not begun: it waits for a slot, or was just given one."""
-        attempts = [attempt for steps in self._attempts.values() for attempt in steps.values() if not attempt.has_begun]
+        attempts = [attempt for steps in self.attempts.values() for attempt in steps.values() if not attempt.has_begun]
         for attempt in attempts:
             attempt.is_given_up = True  # first, so that no slot that becomes free goes to one of them
         for attempt in attempts:
@@ -95,14 +92,14 @@ class ActivityExecutor:
 
     def cancel_all(self) -> None:
         """Cancel everything that is under way."""
-        for run_id in list(self._attempts):
+        for run_id in list(self.attempts):
             self.cancel(run_id)
 
     def _forget(self, run_id: str, step_id: str) -> "_Attempt | None":
-        steps = self._attempts.get(run_id)
+        steps = self.attempts.get(run_id)
         attempt = steps.pop(step_id, None) if steps else None
         if not steps:
-            self._attempts.pop(run_id, None)
+            self.attempts.pop(run_id, None)
         return attempt
 
     async def carry_out(self, attempt: "_Attempt") -> None:
@@ -137,7 +134,7 @@ class ActivityExecutor:
             CONTEXT.reset(before)
         except ValueError:  # the coroutine was closed half-way, in another context
             return
-        steps = self._attempts.get(work.run_id)
+        steps = self.attempts.get(work.run_id)
         if steps is not None and steps.get(work.step.step_id) is attempt:
             self._forget(work.run_id, work.step.step_id)
         if not attempt.is_given_up:  # else no turn waits for it, and its run may be in the middle of a commit

@@ -34,8 +34,10 @@ class Heartbeats:
         self._store = store
         self._visible_ms = visible_ms
         self._on_lost = on_lost
-        self._kept: dict[Key, Heartbeat] = {}
-        self._news: dict[Key, Heartbeat] = {}
+        self.kept: dict[Key, Heartbeat] = {}
+        """The jobs that are kept from others."""
+        self.unsent: dict[Key, Heartbeat] = {}
+        """The progress that the store does not have yet."""
         self._round_at = 0.0
         self._something = asyncio.Event()
 
@@ -43,47 +45,37 @@ class Heartbeats:
     def _period_s(self) -> float:
         return self._visible_ms / 3_000
 
-    @property
-    def has_news(self) -> bool:
-        """Return whether there are details that are not in the store."""
-        return bool(self._news)
-
-    @property
-    def is_in_use(self) -> bool:
-        """Return whether any job is kept, or any heartbeat still to be sent."""
-        return bool(self._kept or self._news)
-
     def keep(self, beat: Heartbeat) -> None:
         """Keep a job that was taken, from now on."""
-        if not self._kept:
+        if not self.kept:
             self._round_at = asyncio.get_running_loop().time() + self._period_s
             self._something.set()
-        self._kept[beat.run_id, beat.step_id] = beat
+        self.kept[beat.run_id, beat.step_id] = beat
 
     def let_go(self, run_id: str, step_id: str) -> None:
         """Say nothing more about a step."""
-        self._kept.pop((run_id, step_id), None)
-        self._news.pop((run_id, step_id), None)
+        self.kept.pop((run_id, step_id), None)
+        self.unsent.pop((run_id, step_id), None)
 
     def send(self, beat: Heartbeat) -> None:
         """Send a heartbeat soon. Details that were not sent yet stand unless there are new ones."""
         key = (beat.run_id, beat.step_id)
-        before = self._news.get(key)
+        before = self.unsent.get(key)
         details: Details = before.details if before is not None and beat.details is UNSET else beat.details
-        self._news[key] = replace(beat, details=details)
+        self.unsent[key] = replace(beat, details=details)
         self._something.set()
 
     async def flush(self, keys: Iterable[Key] | None = None) -> None:
         """Send the details that there are now, of these steps or of all."""
-        if self._news:
-            chosen = [self._news.get(key) for key in (keys if keys is not None else self._news)]
+        if self.unsent:
+            chosen = [self.unsent.get(key) for key in (keys if keys is not None else self.unsent)]
             await self._send_now([beat for beat in chosen if beat is not None and beat.details is not UNSET])
 
     async def catch_up(self) -> None:
         """Send heartbeats of what is kept at once, if they are overdue: before another node takes the jobs."""
         loop = asyncio.get_running_loop()
-        if self._kept and loop.time() > self._round_at + self._period_s:
-            await self._send_now(list(self._kept.values()))
+        if self.kept and loop.time() > self._round_at + self._period_s:
+            await self._send_now(list(self.kept.values()))
             self._round_at = loop.time() + self._period_s
 
     async def run(self) -> None:
@@ -92,7 +84,7 @@ class Heartbeats:
         while True:
             await self._wait()
             is_round = loop.time() >= self._round_at
-            batch = self._kept | self._news if is_round else dict(self._news)
+            batch = self.kept | self.unsent if is_round else dict(self.unsent)
             try:
                 await self._send_now(list(batch.values()))
             except StoreError:
@@ -103,13 +95,13 @@ class Heartbeats:
 
     async def _wait(self) -> None:
         """Wait until there is a heartbeat to send, or until it is time for those of what is kept."""
-        while not self._news:
+        while not self.unsent:
             self._something.clear()
             left_s = self._round_at - asyncio.get_running_loop().time()
-            if self._kept and left_s <= 0:
+            if self.kept and left_s <= 0:
                 return
             try:
-                async with asyncio.timeout(left_s if self._kept else None):
+                async with asyncio.timeout(left_s if self.kept else None):
                     await self._something.wait()
             except TimeoutError:
                 return
@@ -120,9 +112,9 @@ class Heartbeats:
             answers = await self._store.heartbeat(self._node, batch, self._visible_ms)
             for beat, is_ours in zip(batch, answers, strict=True):
                 key = (beat.run_id, beat.step_id)
-                if self._news.get(key) == beat:
-                    del self._news[key]
-                kept = self._kept.get(key)
+                if self.unsent.get(key) == beat:
+                    del self.unsent[key]
+                kept = self.kept.get(key)
                 if not is_ours and kept is not None and kept.engine_attempt_id == beat.engine_attempt_id:
                     self.let_go(*key)
                     self._on_lost(*key)

@@ -66,7 +66,8 @@ class QueueWorker:
         self._executor = ActivityExecutor(slots, self._on_outcome, self._on_heartbeat, rng, limits)
         self.heartbeats = Heartbeats(node, store, visible_ms, self.cancel)
         self._outcomes: list[tuple[Job, ActivityOutcome]] = []
-        self._jobs: dict[tuple[str, str], Job] = {}
+        self.jobs: dict[tuple[str, str], Job] = {}
+        """The jobs that are carried out here, by run and step."""
         self._notified = asyncio.Event()
         self._to_report = asyncio.Event()
         self._reporting: list[asyncio.Task[None]] = []
@@ -100,13 +101,8 @@ class QueueWorker:
 
     def cancel(self, run_id: str, step_id: str) -> None:
         """Stop to carry out a job that is no longer this node's."""
-        if self._jobs.pop((run_id, step_id), None) is not None:
+        if self.jobs.pop((run_id, step_id), None) is not None:
             self._executor.cancel(run_id, step_id)
-
-    @property
-    def is_in_use(self) -> bool:
-        """Return whether there is any job, or any progress of an activity, that could be let go of."""
-        return bool(self._jobs) or self.heartbeats.is_in_use
 
     def let_go(self, run_id: str, step_id: str) -> None:
         """Let go of a step that is known here to be closed, without waiting for the store to say so."""
@@ -122,7 +118,7 @@ class QueueWorker:
         """Take nothing more, and return what ends once all that is under way has ended and was reported."""
         self._is_stopping = True
         for work in self._executor.withdraw():
-            job = self._jobs.pop((work.run_id, work.step.step_id))
+            job = self.jobs.pop((work.run_id, work.step.step_id))
             self.heartbeats.let_go(job.run_id, job.step_id)
             self._unbegun.append(job)
         self.notify()
@@ -213,7 +209,7 @@ class QueueWorker:
     # --- carrying out
 
     def _start(self, job: Job, now: Instant) -> None:
-        self._jobs[job.run_id, job.step_id] = job
+        self.jobs[job.run_id, job.step_id] = job
         self.heartbeats.keep(_heartbeat(job))
         definition = self._registry.activities.get(job.activity)
         assert definition is not None  # only known ones are taken
@@ -231,14 +227,14 @@ class QueueWorker:
         self._executor.start(Work(job.run_id, step, definition, options, job.details), now)
 
     def _on_heartbeat(self, work: Work, details: Details) -> None:
-        job = self._jobs.get((work.run_id, work.step.step_id))
+        job = self.jobs.get((work.run_id, work.step.step_id))
         if job is not None and job.engine_attempt_id == work.step.engine_attempt_id:
             self.heartbeats.send(_heartbeat(job, details))
 
     # --- reporting
 
     def _on_outcome(self, work: Work, outcome: Outcome) -> None:
-        job = self._jobs.get((work.run_id, work.step.step_id))
+        job = self.jobs.get((work.run_id, work.step.step_id))
         if job is not None and job.engine_attempt_id == work.step.engine_attempt_id:
             self._report(job, outcome)
         self.notify()
@@ -267,8 +263,8 @@ class QueueWorker:
         answers = await self._store.deliver([_message(job, outcome, now) for job, outcome in batch])
         for (job, _), answer in zip(batch, answers, strict=True):
             key = (job.run_id, job.step_id)
-            if self._jobs.get(key) is job:
-                del self._jobs[key]
+            if self.jobs.get(key) is job:
+                del self.jobs[key]
             if isinstance(answer, Refused):  # the run has ended, or is gone: no turn waits for it
                 logger.info("run %s takes no outcome of %s: %s", job.run_id, job.step_id, answer.error)
                 self.heartbeats.let_go(*key)

@@ -77,14 +77,12 @@ class RunQueue:
         if new.admission is not None and new.admission.limit.starts is not None:
             self._something.set()
 
-    @property
-    def has_rates(self) -> bool:
-        """Return whether a workflow has a limit on its starts in a period."""
-        return any(limited.limit.starts is not None for limited in self._limited.values()) if self._limited else False
-
     def notice_starts_of(self, plan_id: str, events: Sequence[Event]) -> None:
-        """Take note that a run has started here, if it has: it is known now when another one may."""
-        if plan_id in self._limited and any(type(event.data) is RunStarted for event in events):
+        """Take note that a run of a workflow with a rate has started here, if it has: the next start is known now."""
+        limited = self._limited.get(plan_id)
+        if limited is None or limited.limit.starts is None:
+            return
+        if any(type(event.data) is RunStarted for event in events):
             self._something.set()
 
     def notice_end(self, plan_id: str) -> None:

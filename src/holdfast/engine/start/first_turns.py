@@ -47,7 +47,8 @@ class FirstTurns:
         loaded = created_run(new, self._node, now)
         cached = self._run_cache.beginning(new)
         draft, problem = take_turn(cached, loaded, (), now, self._node, self._limits)
-        self._dispatcher.leave_unknown(draft)
+        if draft.dispatch:
+            self._dispatcher.leave_unknown(draft)
         begun = _begun(new, draft) if problem is None and draft.dispatch else None
         return First(begun or new, loaded, Drafted(cached, draft, problem), begun is not None)
 

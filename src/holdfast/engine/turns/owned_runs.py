@@ -63,6 +63,7 @@ class OwnedRuns:
         self.ready = ReadyQueue()
         self.refusals = Refusals()
         self.executor = ActivityExecutor(slots, self._on_outcome, self._on_heartbeat, rng, limits)
+        self._workflow_limits = registry.workflow_limits
         self.dispatcher = Dispatcher(registry, self.executor, self._on_outcome)
         self._queue_worker = queue_worker
         self._run_cache = run_cache
@@ -173,13 +174,13 @@ class OwnedRuns:
         open_steps = draft.state.open_steps
         if self.reports and any(run_id == draft.state.run_id for run_id, _ in self.reports):
             return True
-        for step_id in chain(draft.dispatch, self.executor.steps_of(draft.state.run_id)):
+        for step_id in chain(draft.dispatch, self.executor.attempts.get(draft.state.run_id, ())):
             if step_id in open_steps:  # else the turn itself has closed it
                 return True
         state = draft.state
-        return self.dispatcher.waits_for_unknown(state) and self._definition_filter.has(
-            state.plan_id, state.plan_version
-        )
+        if not self.dispatcher.unknown or not self.dispatcher.waits_for_unknown(state):
+            return False
+        return self._definition_filter.has(state.plan_id, state.plan_version)
 
     def lost(self, owned: OwnedRun, state: RunState, now: Instant) -> list[NodeLost]:
         """Return the activities that no node carries out, as far as they are known here."""
@@ -193,11 +194,12 @@ class OwnedRuns:
         """Perform the effects of a turn that is durable."""
         run_id = draft.state.run_id
         cached.settle(draft.state)
-        if self.executor.steps_of(run_id) or self._queue_worker.is_in_use:
+        heartbeats = self._queue_worker.heartbeats
+        if self.executor.attempts.get(run_id) or self._queue_worker.jobs or heartbeats.kept or heartbeats.unsent:
             for step_id in draft.closed():
                 self.executor.cancel(run_id, step_id)
                 self._queue_worker.let_go(run_id, step_id)
-        if self._run_queue.has_rates:
+        if self._workflow_limits:
             self._run_queue.notice_starts_of(draft.state.plan_id, draft.events)
         if not draft.is_plain:
             log_events(draft.events)
@@ -211,7 +213,8 @@ class OwnedRuns:
         if is_finished:
             self._run_cache.forget(run_id)
             self._completion_waiters.notify(run_id, draft.state.version, draft.events[-1] if draft.events else None)
-            self._run_queue.notice_end(draft.state.plan_id)
+            if self._workflow_limits:
+                self._run_queue.notice_end(draft.state.plan_id)
         if is_finished or (turn is not None and turn.release):
             if self.by_id.get(run_id) is owned:  # what came in meanwhile is about steps that this turn has closed
                 del self.by_id[run_id]
@@ -219,7 +222,7 @@ class OwnedRuns:
         else:
             owned.advance(draft, 0 if turn is None else turn.losses)
             lacking = draft.state
-        if self.dispatcher.has_unknown or self._definition_filter.lacks_any:
+        if self.dispatcher.unknown or self._definition_filter.lacking:
             self._note_lack(run_id, lacking, now)
 
     def lose(self, run_id: str, conflict: CommitConflict, owned: OwnedRun) -> None:
@@ -256,5 +259,5 @@ class OwnedRuns:
         if names and state is not None:
             self.has_news |= self._definition_filter.note_lack(run_id, (state.plan_id, state.plan_version), names)
             self.should_offer = True
-        elif self._definition_filter.lacks_any and self._definition_filter.forget_lack(run_id):
+        elif self._definition_filter.lacking and self._definition_filter.forget_lack(run_id):
             self.has_news = self.should_offer = True

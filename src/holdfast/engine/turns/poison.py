@@ -101,7 +101,8 @@ class Refusals:
     """The runs whose last turn was refused: each is to be paused by its next turn, if this node takes that one too."""
 
     def __init__(self) -> None:
-        self._problems: dict[str, tuple[TurnRefused, int]] = {}
+        self.problems: dict[str, tuple[TurnRefused, int]] = {}
+        """The runs to pause, each with the last epoch for which that holds."""
 
     def note(self, owned: OwnedRun, conflict: CommitConflict) -> bool:
         """Note a conflict, and return whether the run is to be paused by its next turn."""
@@ -112,16 +113,14 @@ class Refusals:
                 TurnRefused(f"the run's turn was refused by the store: {conflict.reason}"),
                 owned.loaded.head,
             )
-            self._problems[head.run_id] = problem, head.lease_epoch + 2  # its release, and its claim by this node
+            self.problems[head.run_id] = problem, head.lease_epoch + 2  # its release, and its claim by this node
             return True
         return False
 
     def take(self, loaded: LoadedRun) -> TurnRefused | None:
         """Return why the run's turn is to be a pause. What was noted before other nodes had the run does not count."""
-        if not self._problems and not loaded.messages:
-            return None
         head = loaded.head
-        problem, last_epoch = self._problems.pop(head.run_id, (None, 0))
+        problem, last_epoch = self.problems.pop(head.run_id, (None, 0))
         if problem is not None and head.lease_epoch <= last_epoch:
             return problem
         if any(message.signal_id == PAUSE_LATER for message in loaded.messages):

@@ -100,7 +100,7 @@ class TurnTaker:
 
     async def _take_together(self, batch: Sequence[OwnedRun]) -> None:
         try:
-            if self._heartbeats.has_news:  # for a next attempt to find, wherever it is made
+            if self._heartbeats.unsent:  # for a next attempt to find, wherever it is made
                 await self._heartbeats.flush(unsuccessful(batch))
             now = await self._store.now()
             prepared = [(owned, *(self._at_hand(owned) or await self._prepare(owned, now))) for owned in batch]
@@ -123,16 +123,18 @@ class TurnTaker:
         if not drafts:
             return []
         turns = [draft.finish(release=not self.owned_runs.is_busy(draft)) for _, _, draft in drafts]
-        turns = self._run_queue.with_admissions(turns)
+        if self._registry.workflow_limits:
+            turns = self._run_queue.with_admissions(turns)
         if self._registry.allow_cross_tenant_signals:
             turns = [replace(turn, crosses_tenants=True) if turn.sends else turn for turn in turns]
         for place, (owned, _, _) in enumerate(drafts):
             if owned.losses_after:
                 turns[place] = replace(turns[place], losses=owned.losses_after)
-        if has_signals(turns):
+        if any(turn.sends for turn in turns) and has_signals(turns):
             turns = await self._refuse_sends(turns, [owned for owned, _, _ in drafts], now)
         answers = await self._commit(turns)
-        self._run_queue.notice_starts(turns)
+        if self._registry.workflow_limits:
+            self._run_queue.notice_starts(turns)
         refused: list[tuple[OwnedRun, RunError]] = []
         for (owned, cached, draft), turn, answer in zip(drafts, turns, answers, strict=True):
             if isinstance(answer, CommitConflict):
@@ -166,7 +168,8 @@ class TurnTaker:
         head = owned.loaded.head
         has_losses = head.losses or problem is not None
         owned.losses_after = losses_after(head, problem, self._limits, has_lost=bool(lost)) if has_losses else 0
-        owned.refused = self.owned_runs.refusals.take(owned.loaded)
+        refusals = self.owned_runs.refusals
+        owned.refused = refusals.take(owned.loaded) if refusals.problems or owned.loaded.messages else None
         if owned.refused is not None:  # what came in leads to what cannot be
             problem = owned.refused
             draft = pause_turn(cached.state, owned.loaded, [], problem, now, self._node, self._limits, is_poisoned=True)
