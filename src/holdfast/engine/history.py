@@ -6,7 +6,7 @@ from holdfast.core.events import ContinuedAsNew, Event
 from holdfast.core.state import TERMINAL
 from holdfast.errors import HistoryGap, RunTerminal
 from holdfast.store.decisions import no_such_run
-from holdfast.store.port import RunHead, Store
+from holdfast.store.port import RunHead, RunStore
 
 PAGE_EVENTS = 50_000
 """How many events of a history that is replayed are read by one call."""
@@ -15,7 +15,7 @@ POLL_S = 1.0
 """How often a caller that waits looks although the store did not notify it."""
 
 
-async def head_of(store: Store, run_id: str) -> RunHead:
+async def head_of(store: RunStore, run_id: str) -> RunHead:
     """Return a run without its history; raise `NotFound` if there is none."""
     [run] = await store.load([run_id])
     if run is None:
@@ -23,7 +23,7 @@ async def head_of(store: Store, run_id: str) -> RunHead:
     return run.head
 
 
-async def read_history(store: Store, run_id: str) -> list[Event]:
+async def read_history(store: RunStore, run_id: str) -> list[Event]:
     """Return the whole history; it is empty if there is no such run."""
     events: list[Event] = []
     while page := await store.read_events(run_id, len(events)):
@@ -31,7 +31,9 @@ async def read_history(store: Store, run_id: str) -> list[Event]:
     return events
 
 
-async def find_event(store: Store, run_id: str, after: int, is_it: Callable[[Event], bool]) -> tuple[Event | None, int]:
+async def find_event(
+    store: RunStore, run_id: str, after: int, is_it: Callable[[Event], bool]
+) -> tuple[Event | None, int]:
     """Return the first such event after this one, or None; and the number of the last event that was read."""
     while page := await store.read_events(run_id, after):
         after = page[-1].run_seq
@@ -41,7 +43,7 @@ async def find_event(store: Store, run_id: str, after: int, is_it: Callable[[Eve
     return None, after
 
 
-async def read_since_rotation(store: Store, head: RunHead) -> list[Event]:
+async def read_since_rotation(store: RunStore, head: RunHead) -> list[Event]:
     """Return what is replayed: the events since the last rotation, up to the run's version, or more if it has gone on.
 
     Raise `HistoryGap` if the history ends before that version.
@@ -67,7 +69,7 @@ def since_rotation(history: Sequence[Event]) -> Sequence[Event]:
     return history
 
 
-async def wait_for_event(store: Store, run_id: str, after: int, is_it: Callable[[Event], bool]) -> Event:
+async def wait_for_event(store: RunStore, run_id: str, after: int, is_it: Callable[[Event], bool]) -> Event:
     """Wait for the first such event after this one, on whichever node the run goes on.
 
     Raise `RunTerminal` if the run ends without it, and `NotFound` if the run is gone.

@@ -12,7 +12,7 @@ from holdfast.core.events import Event
 from holdfast.core.index_rows import Task, Wait
 from holdfast.core.invariants import RunView, SystemView
 from holdfast.core.messages import AcceptedSignalResult, Signal
-from holdfast.store.port import LoadedRun, MailboxQuery, RunQuery, Store, TaskQuery, WaitQuery
+from holdfast.store.port import Index, LoadedRun, MailboxQuery, RunQuery, RunStore, Store, TaskQuery, WaitQuery
 from holdfast.store.types import DeadLetterQuery
 
 PAGE = 100
@@ -74,13 +74,13 @@ async def _read(store: Store, run: LoadedRun, acknowledged: tuple[AcceptedSignal
     )
 
 
-async def _read_history(store: Store, run_id: str) -> list[Event]:
+async def _read_history(store: RunStore, run_id: str) -> list[Event]:
     return await _read_all(
         lambda after: store.read_events(run_id, after=after, limit=PAGE), 0, lambda event: event.run_seq
     )
 
 
-async def _read_mailbox(store: Store, run_id: str) -> list[Signal]:
+async def _read_mailbox(store: Index, run_id: str) -> list[Signal]:
     return await _read_all(
         lambda after: store.find(MailboxQuery(run_id=run_id, consumed=True, after=after, limit=PAGE)),
         0,
@@ -88,7 +88,7 @@ async def _read_mailbox(store: Store, run_id: str) -> list[Signal]:
     )
 
 
-async def _read_waits(store: Store, run_id: str) -> list[Wait]:
+async def _read_waits(store: Index, run_id: str) -> list[Wait]:
     return await _read_all(
         lambda after: store.find(WaitQuery(run_id=run_id, after=after, limit=PAGE)),
         ("", ""),
@@ -96,7 +96,7 @@ async def _read_waits(store: Store, run_id: str) -> list[Wait]:
     )
 
 
-async def _read_tasks(store: Store, run_id: str) -> list[Task]:
+async def _read_tasks(store: Index, run_id: str) -> list[Task]:
     return await _read_all(
         lambda after: store.find(TaskQuery(run_id=run_id, after=after, limit=PAGE)),
         "",
@@ -104,7 +104,7 @@ async def _read_tasks(store: Store, run_id: str) -> list[Task]:
     )
 
 
-async def _read_letters(store: Store, run_id: str) -> list[DeadLetter]:
+async def _read_letters(store: Index, run_id: str) -> list[DeadLetter]:
     return await _read_all(
         lambda after: store.find(DeadLetterQuery(run_id=run_id, settled=True, after=after, limit=PAGE)),
         (0, ""),

@@ -22,11 +22,13 @@ from holdfast.store.port import (
     CommitConflict,
     Committed,
     Created,
+    Index,
     Job,
     LoadedRun,
     MailboxQuery,
     NewRun,
     RunQuery,
+    RunStore,
     Store,
     TaskQuery,
     Turn,
@@ -303,7 +305,7 @@ def draft_turn(
 # --- what comes out -----------------------------------------------------------------------------------------------
 
 
-async def read_history(store: Store, run_id: str, version: int | None = None) -> list[Event]:
+async def read_history(store: RunStore, run_id: str, version: int | None = None) -> list[Event]:
     """Return all events of a run, page by page, without gaps. A known `version` saves the last read."""
     events: list[Event] = []
     while (version is None or len(events) < version) and (
@@ -314,7 +316,7 @@ async def read_history(store: Store, run_id: str, version: int | None = None) ->
     return events
 
 
-async def read_mailbox(store: Store, run_id: str, inbox_seq: int | None = None) -> list[Signal]:
+async def read_mailbox(store: Index, run_id: str, inbox_seq: int | None = None) -> list[Signal]:
     """Return all signals of a run, consumed ones too. `inbox_seq` of the last one, if known, saves the last read."""
     return await _read_all(
         lambda after: store.find(MailboxQuery(run_id=run_id, consumed=True, after=after, limit=PAGE)),

@@ -29,10 +29,10 @@ from holdfast.limits import ERROR_TEXT_CHARS, Limits
 from holdfast.program.outcomes import error_info
 from holdfast.registry import Registry
 from holdfast.store.decisions import run_terminal
-from holdfast.store.port import Refused, Store
+from holdfast.store.port import Refused, Store, TokenStore
 
 
-async def completion_key(store: Store) -> str:
+async def completion_key(store: TokenStore) -> str:
     """Return the store's key for tokens of activities; the first caller makes it."""
     return await store.put_key(COMPLETION_KEY, SystemSecrets().new_secret())
 

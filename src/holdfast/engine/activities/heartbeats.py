@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from holdfast.engine.activities.context import Details
 from holdfast.errors import StoreError
-from holdfast.store.port import Heartbeat, Store
+from holdfast.store.port import Heartbeat, JobQueue
 
 Key = tuple[str, str]
 """A run and a step of it."""
@@ -29,7 +29,7 @@ logger = logging.getLogger("holdfast.heartbeats")
 class Heartbeats:
     """What one node has to say about the activities that it carries out."""
 
-    def __init__(self, node: str, store: Store, visible_ms: int, on_lost: Callable[[str, str], None]) -> None:
+    def __init__(self, node: str, store: JobQueue, visible_ms: int, on_lost: Callable[[str, str], None]) -> None:
         self._node = node
         self._store = store
         self._visible_ms = visible_ms

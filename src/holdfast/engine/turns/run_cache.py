@@ -17,7 +17,7 @@ from holdfast.engine.turns.poison import is_suspect, refuse_suspect
 from holdfast.errors import Conflict, NotDurable, RunawayWorkflow, RunError, RunTerminal, StoreCorrupt
 from holdfast.program.replay import Replay
 from holdfast.registry import Registry
-from holdfast.store.port import LoadedRun, NewRun, RunHead, Store
+from holdfast.store.port import LoadedRun, NewRun, RunHead, RunStore
 
 START_S = 10.0
 """How long a query waits for its run to start."""
@@ -29,7 +29,7 @@ REST = 2
 class RunCache:
     """Live runs of one node."""
 
-    def __init__(self, store: Store, registry: Registry, most: int) -> None:
+    def __init__(self, store: RunStore, registry: Registry, most: int) -> None:
         self._store = store
         self._registry = registry
         self._most = most

@@ -24,6 +24,7 @@ from holdfast.store.port import (
     Capabilities,
     Duplicate,
     Found,
+    Index,
     LoadedRun,
     MailboxQuery,
     Plan,
@@ -260,7 +261,7 @@ class TenantView:
         return set(await heads_of(self, run_ids))
 
 
-async def heads_of(store: Store, run_ids: Iterable[str]) -> dict[str, RunHead]:
+async def heads_of(store: Index, run_ids: Iterable[str]) -> dict[str, RunHead]:
     """Return the heads of the runs to which the rows of a page belong, by id. A run that was deleted has none."""
     asked = tuple(dict.fromkeys(run_ids))
     found: dict[str, RunHead] = {}

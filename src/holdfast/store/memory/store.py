@@ -75,13 +75,7 @@ class MemoryStore:
             port.AuditQuery: self._audit.find,
         }
 
-    async def migrate(self) -> int:
-        self._now()
-        return 1
-
-    async def close(self) -> None:
-        self._is_closed = True
-        self.wakeups.close()
+    # --- RunStore
 
     async def now(self) -> Instant:
         return self._now()
@@ -90,8 +84,6 @@ class MemoryStore:
         if self._is_closed:
             raise StoreUnavailable("the store is closed")
         return self._clock.now()
-
-    # --- writing
 
     async def create(
         self, runs: Sequence[port.NewRun], claim_for: str | None = None
@@ -160,6 +152,22 @@ class MemoryStore:
     def _deliver_first(self, new: port.NewRun, run_id: str, now: Instant) -> tuple[port.Delivered, ...]:
         return tuple(self._deliver(request, self._limits, now) for request in decisions.first_signals(new, run_id))
 
+    async def load(self, run_ids: Sequence[str]) -> list[port.LoadedRun | None]:
+        now = self._now()
+        validation.check_ids(run_ids, self._limits)
+        return [self._runs[run_id].loaded(now) if run_id in self._runs else None for run_id in run_ids]
+
+    async def read_events(
+        self, run_id: str, after: int = 0, limit: int | None = None, most_bytes: int | None = None
+    ) -> list[Event]:
+        validation.check_values(run_id=run_id, after=after)
+        validation.check_bound("most_bytes", most_bytes)
+        self._now()
+        run = self._runs.get(run_id)
+        most = self._limits.page_items if limit is None else validation.check_page(limit)
+        events = run.events[max(after, 0) :][:most] if run else []
+        return list(within(events, most_bytes, lambda event: len(codec.encode_body(event.data))))
+
     async def deliver(
         self, items: Sequence[SignalRequest | Message]
     ) -> list[port.Accepted | port.Duplicate | port.Refused]:
@@ -183,12 +191,6 @@ class MemoryStore:
         if isinstance(answer, port.Accepted):
             self._note(item.audit, run, now)
         return answer
-
-    def _note(self, entry: AuditEntry | None, run: Run, now: Instant) -> None:
-        """Append an entry about a run to the audit log, if there is one."""
-        if entry is not None:
-            place = (run.head.tenant, run.head.project, run.head.environment)
-            self._audit.append(decisions.audited(entry, run.head.run_id, place, now))
 
     async def commit(self, turns: Sequence[port.Turn]) -> list[port.Committed | port.CommitConflict]:
         now = self._now()
@@ -228,33 +230,6 @@ class MemoryStore:
         runs = {run_id: outgoing.whose(self._runs[run_id].head) for run_id in concerned}
         return outgoing.unreachable(turn, item, runs) or self._deliver(item, decisions.without_rate(self._limits), now)
 
-    async def changes(self, cursor: str = "", limit: int = 1_000) -> port.Changes:
-        self._now()
-        return self._changefeed.since(cursor, min(validation.check_page(limit), self._limits.page_items), self._runs)
-
-    async def purge(self, policy: port.PurgePolicy, audit: AuditEntry | None = None) -> port.PurgeReport:
-        validation.check_purge(policy, audit, self._limits)
-        now = self._now()
-        report, gone = purge(self._runs, policy, now)
-        entries = [] if policy.audit_ms is None else self._audit.old(now - policy.audit_ms * 1_000, policy)
-        has_more = report.has_more or len(entries) > policy.limit
-        tokens = self._tokens.of_tenant(policy.tenant) if policy.tokens else []
-        report = replace(report, audit_entries=len(entries[: policy.limit]), tokens=len(tokens), has_more=has_more)
-        if not policy.dry_run:
-            self._audit.forget(entries[: policy.limit])
-            self._tokens.forget(tokens)
-            if audit is not None:
-                self._audit.append(decisions.purge_entry(audit, report, now))
-        for run_id in gone:
-            del self._requests[self._runs.pop(run_id).request_key]
-        return report
-
-    # --- owning
-
-    def _check_node(self, node: str, now: Instant) -> None:
-        if decisions.lease_end(self._nodes.get(node, 0), now) <= now:
-            raise decisions.lease_expired(node)
-
     async def claim(self, node: str, limit: int, plans: Sequence[port.Plan] | None = None) -> list[port.LoadedRun]:
         validation.check_values(node=node)
         validation.check_plans(plans)
@@ -284,35 +259,6 @@ class MemoryStore:
         owner = run.head.lease_owner
         since = run.head.ready_at if owner is None or owner == node else self._lease_end(owner, now)
         return since if since is not None and since <= now else None
-
-    def _lease_end(self, node: str, now: Instant) -> Instant:
-        return decisions.lease_end(self._nodes[node], now)
-
-    async def admit(
-        self, limits: Mapping[str, RunLimit], limit: int, claim_for: str | None = None
-    ) -> tuple[list[port.Admitted], Instant | None]:
-        validation.check_admit(limits, limit, claim_for, self._limits)
-        now = self._now()
-        if claim_for is not None:
-            self._check_node(claim_for, now)
-        admitted: list[port.Admitted] = []
-        instants: list[Instant] = []
-        for plan_id, run_limit in sorted(limits.items()):
-            run_ids, next_at = self._admit(plan_id, run_limit, limit - len(admitted), now)
-            admitted += [self._admitted(run_id, claim_for, now) for run_id in run_ids]
-            instants += [] if next_at is None else [next_at]
-        if admitted:
-            self.wakeups.notify()
-        return admitted, min(instants, default=None)
-
-    def _admitted(self, run_id: str, node: str | None, now: Instant) -> port.Admitted:
-        run = self._runs[run_id]
-        if run.head.lease_owner is not None:
-            return port.Admitted(run_id, "SKIPPED")
-        if node is None:
-            return port.Admitted(run_id, "STARTED")
-        run.head = replace(run.head, lease_owner=node, lease_epoch=run.head.lease_epoch + 1)
-        return port.Admitted(run_id, "STARTED", run.loaded(now))
 
     async def renew(
         self, node: str, lease_ms: int, plans: Sequence[port.Plan] | None = None, is_start: bool = False
@@ -375,11 +321,6 @@ class MemoryStore:
         self.wakeups.notify()
         return sorted(run.head.run_id for run in given)
 
-    async def find_nodes(self) -> list[port.NodePlans]:
-        now = self._now()
-        alive = sorted(name for name in self._known if self._lease_end(name, now) > now)
-        return [port.NodePlans(name, self._known[name]) for name in alive]
-
     async def next_due(
         self, node: str, plans: Sequence[port.Plan] | None = None, queues: Sequence[str] = ()
     ) -> Instant | None:
@@ -398,16 +339,7 @@ class MemoryStore:
                 instants.append(ready_at)
         return min(instants, default=None)
 
-    # --- carrying out activities
-
-    def _jobs(self) -> list[tuple[Run, port.Job]]:
-        """Return the jobs in all queues: runs in order of creation, the steps of each in order of their ids."""
-        return [
-            (run, work.job)
-            for run in self._runs.values()
-            for _, work in sorted(run.work.items())
-            if work.job is not None
-        ]
+    # --- JobQueue
 
     async def acquire_jobs(
         self, node: str, queues: Sequence[str], activities: Sequence[str], limit: int, visible_ms: int
@@ -444,7 +376,33 @@ class MemoryStore:
         visible_until = self._now() + visible_ms * 1_000
         return [beat.run_id in self._runs and self._runs[beat.run_id].beat(node, beat, visible_until) for beat in beats]
 
-    # --- finding
+    async def admit(
+        self, limits: Mapping[str, RunLimit], limit: int, claim_for: str | None = None
+    ) -> tuple[list[port.Admitted], Instant | None]:
+        validation.check_admit(limits, limit, claim_for, self._limits)
+        now = self._now()
+        if claim_for is not None:
+            self._check_node(claim_for, now)
+        admitted: list[port.Admitted] = []
+        instants: list[Instant] = []
+        for plan_id, run_limit in sorted(limits.items()):
+            run_ids, next_at = self._admit(plan_id, run_limit, limit - len(admitted), now)
+            admitted += [self._admitted(run_id, claim_for, now) for run_id in run_ids]
+            instants += [] if next_at is None else [next_at]
+        if admitted:
+            self.wakeups.notify()
+        return admitted, min(instants, default=None)
+
+    def _admitted(self, run_id: str, node: str | None, now: Instant) -> port.Admitted:
+        run = self._runs[run_id]
+        if run.head.lease_owner is not None:
+            return port.Admitted(run_id, "SKIPPED")
+        if node is None:
+            return port.Admitted(run_id, "STARTED")
+        run.head = replace(run.head, lease_owner=node, lease_epoch=run.head.lease_epoch + 1)
+        return port.Admitted(run_id, "STARTED", run.loaded(now))
+
+    # --- Index
 
     async def find(self, query: port.Query[Row]) -> port.Found[Row]:
         finder = validation.finder_of(self._finders, query)
@@ -453,92 +411,22 @@ class MemoryStore:
         page = queries.page_of(found, query, min(validation.check_page(query.limit), self._limits.page_items))
         return port.Found(page, found.cursor if len(page) == len(found) < query.limit else None)
 
+    async def find_nodes(self) -> list[port.NodePlans]:
+        now = self._now()
+        alive = sorted(name for name in self._known if self._lease_end(name, now) > now)
+        return [port.NodePlans(name, self._known[name]) for name in alive]
+
     async def find_orphaned(self, late_ms: int) -> list[port.OrphanedDefinition]:
         validation.check_late(late_ms)
         return queries.find_orphaned(self._runs.values(), self._nodes, self._known, late_ms, self._now())
-
-    async def health(self, bounds: health.Bounds, *, thorough: bool = False) -> health.Facts:
-        return examine(self._runs, self._nodes, bounds, self._now())
-
-    # --- reading
-
-    async def load(self, run_ids: Sequence[str]) -> list[port.LoadedRun | None]:
-        now = self._now()
-        validation.check_ids(run_ids, self._limits)
-        return [self._runs[run_id].loaded(now) if run_id in self._runs else None for run_id in run_ids]
-
-    async def read_events(
-        self, run_id: str, after: int = 0, limit: int | None = None, most_bytes: int | None = None
-    ) -> list[Event]:
-        validation.check_values(run_id=run_id, after=after)
-        validation.check_bound("most_bytes", most_bytes)
-        self._now()
-        run = self._runs.get(run_id)
-        most = self._limits.page_items if limit is None else validation.check_page(limit)
-        events = run.events[max(after, 0) :][:most] if run else []
-        return list(within(events, most_bytes, lambda event: len(codec.encode_body(event.data))))
-
-    def _page(self, found: list[T], limit: int) -> list[T]:
-        return found[: min(validation.check_page(limit), self._limits.page_items)]
-
-    def _letters(self) -> list[DeadLetter]:
-        return [letter for run in self._runs.values() for letter in run.letters.values()]
-
-    async def settle_dead_letters(
-        self, ids: Sequence[str], action: Settlement, actor: str = "", audit: AuditEntry | None = None
-    ) -> list[Settled | port.Refused]:
-        validation.check_settlement(ids, action, actor, self._limits)
-        validation.check_audit(() if audit is None else (audit,), self._limits)
-        now = self._now()
-        answers = [self._settle(letter_id, action, actor, now, audit) for letter_id in ids]
-        self.wakeups.notify()
-        return answers
-
-    def _settle(
-        self, letter_id: str, action: Settlement, actor: str, now: Instant, audit: AuditEntry | None
-    ) -> Settled | port.Refused:
-        for run in self._runs.values():
-            if letter_id in run.letters:
-                before = run.letters[letter_id]
-                answer = run.settle(before, action, actor, now)
-                if audit is not None and isinstance(answer, Settled) and before.settled is None:
-                    self._note(decisions.letter_entry(audit, letter_id), run, now)
-                return answer
-        return port.Refused(decisions.no_such_letter(letter_id))
-
-    # --- access
-
-    async def publish_definitions(self, definitions: Sequence[WorkflowDeclaration]) -> None:
-        validation.check_definitions(definitions, self._limits)
-        self._definitions |= {(one.plan_id, one.plan_version): one for one in definitions}
 
     async def find_definitions(self, plans: Sequence[port.Plan]) -> list[WorkflowDeclaration | None]:
         validation.check_plans(plans)
         return [self._definitions.get(plan) for plan in plans]
 
-    async def put_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> list[AccessToken]:
-        validation.check_tokens(tokens, self._limits)
-        validation.check_audit(audit, self._limits)
-        now = self._now()
-        for entry in audit:
-            self._audit.append(replace(entry, at=now))
-        return self._tokens.put(tokens, now)
-
-    async def find_tokens(self, query: port.TokenQuery) -> port.Found[AccessToken]:
-        validation.check_query(query)
+    async def changes(self, cursor: str = "", limit: int = 1_000) -> port.Changes:
         self._now()
-        return port.Found(self._page(self._tokens.find(query), query.limit))
-
-    async def put_key(self, name: str, key: str) -> str:
-        validation.check_key(name, key)
-        self._now()
-        return self._keys.setdefault(name, key)
-
-    async def append_audit(self, entries: Sequence[AuditEntry]) -> None:
-        validation.check_audit(entries, self._limits)
-        now = self._now()
-        for entry in entries:
-            self._audit.append(replace(entry, at=now))
+        return self._changefeed.since(cursor, min(validation.check_page(limit), self._limits.page_items), self._runs)
 
     async def stats(self) -> port.Stats:
         now = self._now()
@@ -562,6 +450,118 @@ class MemoryStore:
             queues=dict(Counter(job.queue for _, job in self._jobs())),
             leases={node: end for node, end in self._nodes.items() if self._lease_end(node, now) > now},
         )
+
+    async def health(self, bounds: health.Bounds, *, thorough: bool = False) -> health.Facts:
+        return examine(self._runs, self._nodes, bounds, self._now())
+
+    # --- Admin
+
+    async def migrate(self) -> int:
+        self._now()
+        return 1
+
+    async def close(self) -> None:
+        self._is_closed = True
+        self.wakeups.close()
+
+    async def publish_definitions(self, definitions: Sequence[WorkflowDeclaration]) -> None:
+        validation.check_definitions(definitions, self._limits)
+        self._definitions |= {(one.plan_id, one.plan_version): one for one in definitions}
+
+    async def settle_dead_letters(
+        self, ids: Sequence[str], action: Settlement, actor: str = "", audit: AuditEntry | None = None
+    ) -> list[Settled | port.Refused]:
+        validation.check_settlement(ids, action, actor, self._limits)
+        validation.check_audit(() if audit is None else (audit,), self._limits)
+        now = self._now()
+        answers = [self._settle(letter_id, action, actor, now, audit) for letter_id in ids]
+        self.wakeups.notify()
+        return answers
+
+    def _settle(
+        self, letter_id: str, action: Settlement, actor: str, now: Instant, audit: AuditEntry | None
+    ) -> Settled | port.Refused:
+        for run in self._runs.values():
+            if letter_id in run.letters:
+                before = run.letters[letter_id]
+                answer = run.settle(before, action, actor, now)
+                if audit is not None and isinstance(answer, Settled) and before.settled is None:
+                    self._note(decisions.letter_entry(audit, letter_id), run, now)
+                return answer
+        return port.Refused(decisions.no_such_letter(letter_id))
+
+    async def append_audit(self, entries: Sequence[AuditEntry]) -> None:
+        validation.check_audit(entries, self._limits)
+        now = self._now()
+        for entry in entries:
+            self._audit.append(replace(entry, at=now))
+
+    async def purge(self, policy: port.PurgePolicy, audit: AuditEntry | None = None) -> port.PurgeReport:
+        validation.check_purge(policy, audit, self._limits)
+        now = self._now()
+        report, gone = purge(self._runs, policy, now)
+        entries = [] if policy.audit_ms is None else self._audit.old(now - policy.audit_ms * 1_000, policy)
+        has_more = report.has_more or len(entries) > policy.limit
+        tokens = self._tokens.of_tenant(policy.tenant) if policy.tokens else []
+        report = replace(report, audit_entries=len(entries[: policy.limit]), tokens=len(tokens), has_more=has_more)
+        if not policy.dry_run:
+            self._audit.forget(entries[: policy.limit])
+            self._tokens.forget(tokens)
+            if audit is not None:
+                self._audit.append(decisions.purge_entry(audit, report, now))
+        for run_id in gone:
+            del self._requests[self._runs.pop(run_id).request_key]
+        return report
+
+    # --- TokenStore
+
+    async def put_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> list[AccessToken]:
+        validation.check_tokens(tokens, self._limits)
+        validation.check_audit(audit, self._limits)
+        now = self._now()
+        for entry in audit:
+            self._audit.append(replace(entry, at=now))
+        return self._tokens.put(tokens, now)
+
+    async def find_tokens(self, query: port.TokenQuery) -> port.Found[AccessToken]:
+        validation.check_query(query)
+        self._now()
+        return port.Found(self._page(self._tokens.find(query), query.limit))
+
+    async def put_key(self, name: str, key: str) -> str:
+        validation.check_key(name, key)
+        self._now()
+        return self._keys.setdefault(name, key)
+
+    # --- what several verbs need
+
+    def _note(self, entry: AuditEntry | None, run: Run, now: Instant) -> None:
+        """Append an entry about a run to the audit log, if there is one."""
+        if entry is not None:
+            place = (run.head.tenant, run.head.project, run.head.environment)
+            self._audit.append(decisions.audited(entry, run.head.run_id, place, now))
+
+    def _page(self, found: list[T], limit: int) -> list[T]:
+        return found[: min(validation.check_page(limit), self._limits.page_items)]
+
+    def _letters(self) -> list[DeadLetter]:
+        return [letter for run in self._runs.values() for letter in run.letters.values()]
+
+    def _check_node(self, node: str, now: Instant) -> None:
+        if decisions.lease_end(self._nodes.get(node, 0), now) <= now:
+            raise decisions.lease_expired(node)
+
+    def _lease_end(self, node: str, now: Instant) -> Instant:
+        return decisions.lease_end(self._nodes[node], now)
+
+    def _jobs(self) -> list[tuple[Run, port.Job]]:
+        """Return the jobs in all queues: runs in order of creation, the steps of each in order of their ids."""
+        return [
+            (run, work.job)
+            for run in self._runs.values()
+            for _, work in sorted(run.work.items())
+            if work.job is not None
+        ]
 
 
 class _Changefeed:

@@ -97,25 +97,7 @@ class PostgresStore:
             raise
         return store
 
-    async def migrate(self) -> int:
-        self._pool.check_open()
-        place = self._pool.address
-        work = self._pool.transact(lambda transaction: migrate(transaction, place.schema, place.shown))
-        version = await self._pool.finished(work)
-        self._is_migrated = True
-        return version
-
-    async def close(self) -> None:
-        try:
-            try:
-                await self._lists.close()
-            finally:
-                await self._pool.close()
-            self._notify()
-            if isinstance(self.wakeups, NotifyWakeups):
-                await self.wakeups.flush(FLUSH_S)
-        finally:
-            self.wakeups.close()
+    # --- RunStore
 
     async def now(self) -> Instant:
         """Return the server's time, extrapolated from the last answer that contained it if that is recent.
@@ -134,14 +116,26 @@ class PostgresStore:
         self._latest = max(self._latest, now)
         return self._latest
 
-    # --- writing
-
     async def create(
         self, runs: Sequence[port.NewRun], claim_for: str | None = None
     ) -> list[port.Created | port.Existing | port.Refused]:
         validation.check_batch(runs, self._limits)
         work = create_on(self._ready(), runs, claim_for, self._limits, self._asked())
         return await self._pool.finished(self._then_notify(work))
+
+    async def load(self, run_ids: Sequence[str]) -> list[port.LoadedRun | None]:
+        validation.check_ids(run_ids, self._limits)
+        return await self._pool.finished(queries.load(self._ready(), run_ids, self._asked()))
+
+    async def read_events(
+        self, run_id: str, after: int = 0, limit: int | None = None, most_bytes: int | None = None
+    ) -> list[Event]:
+        validation.check_values(run_id=run_id, after=after)
+        validation.check_bound("most_bytes", most_bytes)
+        most = self._limits.page_items if limit is None else validation.check_page(limit)
+        if most_bytes is not None:
+            return await queries.read_events(self._listing(), run_id, after, most, most_bytes)
+        return await self._pool.finished(queries.read_events(self._ready(), run_id, after, most))
 
     async def deliver(
         self, items: Sequence[SignalRequest | Message]
@@ -162,30 +156,11 @@ class PostgresStore:
             self._hear(work.heard)
         return answers
 
-    async def purge(self, policy: port.PurgePolicy, audit: AuditEntry | None = None) -> port.PurgeReport:
-        validation.check_purge(policy, audit, self._limits)
-        now = self._asked()
-        return await self._pool.finished(
-            self._ready().transact(lambda transaction: retention.purge(transaction, policy, now, audit))
-        )
-
-    # --- owning
-
     async def claim(self, node: str, limit: int, plans: Sequence[port.Plan] | None = None) -> list[port.LoadedRun]:
         validation.check_values(node=node)
         validation.check_plans(plans)
         validation.check_page(limit)
         return await self._pool.finished(leases.claim(self._ready(), self._starts, node, limit, plans, self._asked()))
-
-    async def admit(
-        self, limits: Mapping[str, RunLimit], limit: int, claim_for: str | None = None
-    ) -> tuple[list[port.Admitted], Instant | None]:
-        validation.check_admit(limits, limit, claim_for, self._limits)
-        work = admission.admit(self._ready(), limits, limit, claim_for, self._asked())
-        admitted, next_at = await self._pool.finished(work)
-        if admitted:
-            self._notify_soon()
-        return admitted, next_at
 
     async def renew(
         self, node: str, lease_ms: int, plans: Sequence[port.Plan] | None = None, is_start: bool = False
@@ -220,10 +195,6 @@ class PostgresStore:
         [[given]] = await self._pool.finished(self._then_notify(work))
         return sorted(given)
 
-    async def find_nodes(self) -> list[port.NodePlans]:
-        said = await self._pool.finished(self._ready().fetch(leases.ALIVE, self._asked()))
-        return [port.NodePlans(node, frozenset(map(sql.plan_of, plans))) for node, plans in said]
-
     async def next_due(
         self, node: str, plans: Sequence[port.Plan] | None = None, queues: Sequence[str] = ()
     ) -> Instant | None:
@@ -234,11 +205,7 @@ class PostgresStore:
             leases.next_due(self._ready(), self._starts, node, plans, queues, self._asked())
         )
 
-    async def find_orphaned(self, late_ms: int) -> list[port.OrphanedDefinition]:
-        validation.check_late(late_ms)
-        return await self._pool.finished(leases.find_orphaned(self._ready(), late_ms, self._asked()))
-
-    # --- carrying out activities
+    # --- JobQueue
 
     async def acquire_jobs(
         self, node: str, queues: Sequence[str], activities: Sequence[str], limit: int, visible_ms: int
@@ -264,21 +231,17 @@ class PostgresStore:
         self._hear(now)
         return kept
 
-    # --- reading
+    async def admit(
+        self, limits: Mapping[str, RunLimit], limit: int, claim_for: str | None = None
+    ) -> tuple[list[port.Admitted], Instant | None]:
+        validation.check_admit(limits, limit, claim_for, self._limits)
+        work = admission.admit(self._ready(), limits, limit, claim_for, self._asked())
+        admitted, next_at = await self._pool.finished(work)
+        if admitted:
+            self._notify_soon()
+        return admitted, next_at
 
-    async def load(self, run_ids: Sequence[str]) -> list[port.LoadedRun | None]:
-        validation.check_ids(run_ids, self._limits)
-        return await self._pool.finished(queries.load(self._ready(), run_ids, self._asked()))
-
-    async def read_events(
-        self, run_id: str, after: int = 0, limit: int | None = None, most_bytes: int | None = None
-    ) -> list[Event]:
-        validation.check_values(run_id=run_id, after=after)
-        validation.check_bound("most_bytes", most_bytes)
-        most = self._limits.page_items if limit is None else validation.check_page(limit)
-        if most_bytes is not None:
-            return await queries.read_events(self._listing(), run_id, after, most, most_bytes)
-        return await self._pool.finished(queries.read_events(self._ready(), run_id, after, most))
+    # --- Index
 
     async def find(self, query: port.Query[Row]) -> port.Found[Row]:
         finder = validation.finder_of(_FINDERS, query)
@@ -286,6 +249,53 @@ class PostgresStore:
         if sql.is_lookup(query):
             return await self._pool.finished(finder(self._ready(), query, most))
         return await finder(self._listing(), query, most)
+
+    async def find_nodes(self) -> list[port.NodePlans]:
+        said = await self._pool.finished(self._ready().fetch(leases.ALIVE, self._asked()))
+        return [port.NodePlans(node, frozenset(map(sql.plan_of, plans))) for node, plans in said]
+
+    async def find_orphaned(self, late_ms: int) -> list[port.OrphanedDefinition]:
+        validation.check_late(late_ms)
+        return await self._pool.finished(leases.find_orphaned(self._ready(), late_ms, self._asked()))
+
+    async def find_definitions(self, plans: Sequence[port.Plan]) -> list[WorkflowDeclaration | None]:
+        validation.check_plans(plans)
+        return await self._pool.finished(leases.find_definitions(self._ready(), plans))
+
+    async def changes(self, cursor: str = "", limit: int = 1_000) -> port.Changes:
+        return await self._pool.finished(changefeed.changes(self._ready(), cursor, self._page(limit)))
+
+    async def stats(self) -> port.Stats:
+        return await queries.stats(self._listing(), self._asked())
+
+    async def health(self, bounds: Bounds, *, thorough: bool = False) -> Facts:
+        return await self._pool.finished(health.examine(self._ready(), bounds, self._asked()))
+
+    # --- Admin
+
+    async def migrate(self) -> int:
+        self._pool.check_open()
+        place = self._pool.address
+        work = self._pool.transact(lambda transaction: migrate(transaction, place.schema, place.shown))
+        version = await self._pool.finished(work)
+        self._is_migrated = True
+        return version
+
+    async def close(self) -> None:
+        try:
+            try:
+                await self._lists.close()
+            finally:
+                await self._pool.close()
+            self._notify()
+            if isinstance(self.wakeups, NotifyWakeups):
+                await self.wakeups.flush(FLUSH_S)
+        finally:
+            self.wakeups.close()
+
+    async def publish_definitions(self, definitions: Sequence[WorkflowDeclaration]) -> None:
+        validation.check_definitions(definitions, self._limits)
+        await self._pool.finished(leases.publish_definitions(self._ready(), definitions))
 
     async def settle_dead_letters(
         self, ids: Sequence[str], action: Settlement, actor: str = "", audit: AuditEntry | None = None
@@ -298,13 +308,21 @@ class PostgresStore:
         )
         return await self._pool.finished(self._then_notify(work))
 
-    async def publish_definitions(self, definitions: Sequence[WorkflowDeclaration]) -> None:
-        validation.check_definitions(definitions, self._limits)
-        await self._pool.finished(leases.publish_definitions(self._ready(), definitions))
+    async def append_audit(self, entries: Sequence[AuditEntry]) -> None:
+        validation.check_audit(entries, self._limits)
+        now = self._asked()
+        await self._pool.finished(
+            self._ready().transact(lambda transaction: audit_log.append_now(transaction, entries, now))
+        )
 
-    async def find_definitions(self, plans: Sequence[port.Plan]) -> list[WorkflowDeclaration | None]:
-        validation.check_plans(plans)
-        return await self._pool.finished(leases.find_definitions(self._ready(), plans))
+    async def purge(self, policy: port.PurgePolicy, audit: AuditEntry | None = None) -> port.PurgeReport:
+        validation.check_purge(policy, audit, self._limits)
+        now = self._asked()
+        return await self._pool.finished(
+            self._ready().transact(lambda transaction: retention.purge(transaction, policy, now, audit))
+        )
+
+    # --- TokenStore
 
     async def put_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> list[AccessToken]:
         validation.check_tokens(tokens, self._limits)
@@ -325,23 +343,7 @@ class PostgresStore:
         validation.check_key(name, key)
         return await self._pool.finished(access_tokens.put_key(self._ready(), name, key))
 
-    async def append_audit(self, entries: Sequence[AuditEntry]) -> None:
-        validation.check_audit(entries, self._limits)
-        now = self._asked()
-        await self._pool.finished(
-            self._ready().transact(lambda transaction: audit_log.append_now(transaction, entries, now))
-        )
-
-    async def changes(self, cursor: str = "", limit: int = 1_000) -> port.Changes:
-        return await self._pool.finished(changefeed.changes(self._ready(), cursor, self._page(limit)))
-
-    async def health(self, bounds: Bounds, *, thorough: bool = False) -> Facts:
-        return await self._pool.finished(health.examine(self._ready(), bounds, self._asked()))
-
-    async def stats(self) -> port.Stats:
-        return await queries.stats(self._listing(), self._asked())
-
-    # --- what all of them need
+    # --- what several verbs need
 
     def _page(self, limit: int) -> int:
         return min(validation.check_page(limit), self._limits.page_items)

@@ -101,27 +101,11 @@ class SqliteStore:
             raise
         return store
 
-    async def migrate(self) -> int:
-        path = self._database.path
-        version = await self._database.write(lambda db: migrate(db, path, self._clock.now()))
-        self._is_migrated = True
-        return version
-
-    async def close(self) -> None:
-        try:
-            try:
-                await self._readers.close()
-            finally:
-                await self._database.close()
-            self._notify()
-        finally:
-            self.wakeups.close()
+    # --- RunStore
 
     async def now(self) -> Instant:
         self._check_migrated()
         return self._clock.now()
-
-    # --- writing
 
     async def create(
         self, runs: Sequence[port.NewRun], claim_for: str | None = None
@@ -134,6 +118,19 @@ class SqliteStore:
             return create.create(db, runs, claim_for, self._limits, now, self._short_cut.learn)
 
         return await self._write(work, notifies=True)
+
+    async def load(self, run_ids: Sequence[str]) -> list[port.LoadedRun | None]:
+        validation.check_ids(run_ids, self._limits)
+        return await self._read(lambda db, now: queries.load(db, run_ids, now))
+
+    async def read_events(
+        self, run_id: str, after: int = 0, limit: int | None = None, most_bytes: int | None = None
+    ) -> list[Event]:
+        validation.check_values(run_id=run_id, after=after)
+        validation.check_bound("most_bytes", most_bytes)
+        most = self._limits.page_items if limit is None else validation.check_page(limit)
+        read = self._read if most_bytes is None else self._list
+        return await read(lambda db, _: queries.read_events(db, run_id, after, most, most_bytes))
 
     async def deliver(
         self, items: Sequence[SignalRequest | Message]
@@ -148,29 +145,11 @@ class SqliteStore:
             lambda db, now: commit.commit(db, turns, self._limits, now, self._short_cut), notifies=notifies
         )
 
-    async def purge(self, policy: port.PurgePolicy, audit: AuditEntry | None = None) -> port.PurgeReport:
-        validation.check_purge(policy, audit, self._limits)
-        return await self._write(lambda db, now: retention.purge(db, policy, now, audit))
-
-    # --- owning
-
     async def claim(self, node: str, limit: int, plans: Sequence[port.Plan] | None = None) -> list[port.LoadedRun]:
         validation.check_values(node=node)
         validation.check_plans(plans)
         validation.check_page(limit)
         return await self._write(lambda db, now: leases.claim(db, node, limit, plans, now))
-
-    async def admit(
-        self, limits: Mapping[str, RunLimit], limit: int, claim_for: str | None = None
-    ) -> tuple[list[port.Admitted], Instant | None]:
-        validation.check_admit(limits, limit, claim_for, self._limits)
-
-        if not await self._read(lambda db, now: admission.has_queued_runs(db, claim_for, now)):
-            return [], None
-        admitted, next_at = await self._write(lambda db, now: admission.admit(db, limits, limit, claim_for, now))
-        if admitted:
-            self._notify_soon()
-        return admitted, next_at
 
     async def renew(
         self, node: str, lease_ms: int, plans: Sequence[port.Plan] | None = None, is_start: bool = False
@@ -199,9 +178,6 @@ class SqliteStore:
         validation.check_ids(run_ids, self._limits)
         return await self._write(lambda db, now: leases.hand_over(db, node, run_ids, to, now), notifies=True)
 
-    async def find_nodes(self) -> list[port.NodePlans]:
-        return await self._read(leases.find_nodes)
-
     async def next_due(
         self, node: str, plans: Sequence[port.Plan] | None = None, queues: Sequence[str] = ()
     ) -> Instant | None:
@@ -210,11 +186,7 @@ class SqliteStore:
         validation.check_names("queues", queues, self._limits)
         return await self._read(lambda db, now: leases.next_due(db, node, plans, queues, now))
 
-    async def find_orphaned(self, late_ms: int) -> list[port.OrphanedDefinition]:
-        validation.check_late(late_ms)
-        return await self._read(lambda db, now: leases.find_orphaned(db, late_ms, now))
-
-    # --- carrying out activities
+    # --- JobQueue
 
     async def acquire_jobs(
         self, node: str, queues: Sequence[str], activities: Sequence[str], limit: int, visible_ms: int
@@ -235,20 +207,19 @@ class SqliteStore:
         validation.check_heartbeats(node, beats, visible_ms, self._limits)
         return await self._write(lambda db, now: job_queue.heartbeat(db, node, beats, visible_ms, now))
 
-    # --- reading
+    async def admit(
+        self, limits: Mapping[str, RunLimit], limit: int, claim_for: str | None = None
+    ) -> tuple[list[port.Admitted], Instant | None]:
+        validation.check_admit(limits, limit, claim_for, self._limits)
 
-    async def load(self, run_ids: Sequence[str]) -> list[port.LoadedRun | None]:
-        validation.check_ids(run_ids, self._limits)
-        return await self._read(lambda db, now: queries.load(db, run_ids, now))
+        if not await self._read(lambda db, now: admission.has_queued_runs(db, claim_for, now)):
+            return [], None
+        admitted, next_at = await self._write(lambda db, now: admission.admit(db, limits, limit, claim_for, now))
+        if admitted:
+            self._notify_soon()
+        return admitted, next_at
 
-    async def read_events(
-        self, run_id: str, after: int = 0, limit: int | None = None, most_bytes: int | None = None
-    ) -> list[Event]:
-        validation.check_values(run_id=run_id, after=after)
-        validation.check_bound("most_bytes", most_bytes)
-        most = self._limits.page_items if limit is None else validation.check_page(limit)
-        read = self._read if most_bytes is None else self._list
-        return await read(lambda db, _: queries.read_events(db, run_id, after, most, most_bytes))
+    # --- Index
 
     async def find(self, query: port.Query[Row]) -> port.Found[Row]:
         finder = validation.finder_of(_FINDERS, query)
@@ -273,6 +244,50 @@ class SqliteStore:
             await asyncio.sleep(0)
         return found
 
+    async def find_nodes(self) -> list[port.NodePlans]:
+        return await self._read(leases.find_nodes)
+
+    async def find_orphaned(self, late_ms: int) -> list[port.OrphanedDefinition]:
+        validation.check_late(late_ms)
+        return await self._read(lambda db, now: leases.find_orphaned(db, late_ms, now))
+
+    async def find_definitions(self, plans: Sequence[port.Plan]) -> list[WorkflowDeclaration | None]:
+        validation.check_plans(plans)
+        return await self._read(lambda db, _: leases.find_definitions(db, plans))
+
+    async def changes(self, cursor: str = "", limit: int = 1_000) -> port.Changes:
+        most = self._page(limit)
+        return await self._read(lambda db, _: changefeed.changes(db, cursor, most))
+
+    async def stats(self) -> port.Stats:
+        return await self._list(queries.stats)
+
+    async def health(self, bounds: Bounds, *, thorough: bool = False) -> Facts:
+        self._check_migrated()
+        return await health.examine(self._database, bounds, self._clock.now(), thorough=thorough)
+
+    # --- Admin
+
+    async def migrate(self) -> int:
+        path = self._database.path
+        version = await self._database.write(lambda db: migrate(db, path, self._clock.now()))
+        self._is_migrated = True
+        return version
+
+    async def close(self) -> None:
+        try:
+            try:
+                await self._readers.close()
+            finally:
+                await self._database.close()
+            self._notify()
+        finally:
+            self.wakeups.close()
+
+    async def publish_definitions(self, definitions: Sequence[WorkflowDeclaration]) -> None:
+        validation.check_definitions(definitions, self._limits)
+        await self._write(lambda db, _: leases.publish_definitions(db, definitions))
+
     async def settle_dead_letters(
         self, ids: Sequence[str], action: Settlement, actor: str = "", audit: AuditEntry | None = None
     ) -> list[Settled | port.Refused]:
@@ -280,13 +295,15 @@ class SqliteStore:
         validation.check_audit(() if audit is None else (audit,), self._limits)
         return await self._write(lambda db, now: dead_letters.settle(db, ids, action, actor, now, audit), notifies=True)
 
-    async def publish_definitions(self, definitions: Sequence[WorkflowDeclaration]) -> None:
-        validation.check_definitions(definitions, self._limits)
-        await self._write(lambda db, _: leases.publish_definitions(db, definitions))
+    async def append_audit(self, entries: Sequence[AuditEntry]) -> None:
+        validation.check_audit(entries, self._limits)
+        await self._write(lambda db, now: audit_log.append(db, [replace(entry, at=now) for entry in entries]))
 
-    async def find_definitions(self, plans: Sequence[port.Plan]) -> list[WorkflowDeclaration | None]:
-        validation.check_plans(plans)
-        return await self._read(lambda db, _: leases.find_definitions(db, plans))
+    async def purge(self, policy: port.PurgePolicy, audit: AuditEntry | None = None) -> port.PurgeReport:
+        validation.check_purge(policy, audit, self._limits)
+        return await self._write(lambda db, now: retention.purge(db, policy, now, audit))
+
+    # --- TokenStore
 
     async def put_tokens(self, tokens: Sequence[AccessToken], audit: Sequence[AuditEntry] = ()) -> list[AccessToken]:
         validation.check_tokens(tokens, self._limits)
@@ -306,21 +323,6 @@ class SqliteStore:
     async def put_key(self, name: str, key: str) -> str:
         validation.check_key(name, key)
         return await self._write(lambda db, _: access_tokens.put_key(db, name, key))
-
-    async def append_audit(self, entries: Sequence[AuditEntry]) -> None:
-        validation.check_audit(entries, self._limits)
-        await self._write(lambda db, now: audit_log.append(db, [replace(entry, at=now) for entry in entries]))
-
-    async def changes(self, cursor: str = "", limit: int = 1_000) -> port.Changes:
-        most = self._page(limit)
-        return await self._read(lambda db, _: changefeed.changes(db, cursor, most))
-
-    async def health(self, bounds: Bounds, *, thorough: bool = False) -> Facts:
-        self._check_migrated()
-        return await health.examine(self._database, bounds, self._clock.now(), thorough=thorough)
-
-    async def stats(self) -> port.Stats:
-        return await self._list(queries.stats)
 
     # --- how work reaches the file
 
