@@ -26,45 +26,17 @@ from msgspec.json import decode
 from msgspec.structs import force_setattr, replace
 
 from holdfast.core import events as e
-from holdfast.core.events import (
-    APPROVED as APPROVED,
-)
-from holdfast.core.events import (
-    CANCELLED as CANCELLED,
-)
-from holdfast.core.events import (
-    COMPLETED as COMPLETED,
-)
-from holdfast.core.events import (
-    FAILED as FAILED,
-)
-from holdfast.core.events import (
-    PAUSED as PAUSED,
-)
-from holdfast.core.events import (
-    PENDING as PENDING,
-)
-from holdfast.core.events import (
-    RUNNING as RUNNING,
-)
-from holdfast.core.events import (
-    TERMINAL as TERMINAL,
-)
-from holdfast.core.events import (
-    TRANSITIONS as TRANSITIONS,
-)
-from holdfast.core.events import (
-    ErrorInfo,
-    Event,
-)
-from holdfast.core.events import (
-    RunStatus as RunStatus,
-)
+from holdfast.core.events import ErrorInfo, Event
 from holdfast.core.instants import Instant
 from holdfast.core.steps import NO_PROGRESS, apply_to_task
 from holdfast.core.steps import FailedStep as FailedStep
 from holdfast.core.steps import OpenStep as OpenStep
 from holdfast.errors import CorruptHistory, HistoryGap
+
+RunStatus = e.RunStatus
+PENDING, APPROVED, RUNNING, PAUSED, COMPLETED, FAILED, CANCELLED = RunStatus
+TERMINAL = e.TERMINAL
+TRANSITIONS = e.TRANSITIONS
 
 MENDED_BY_CODE = frozenset({"VersionMismatch", "NondeterminismError"})
 """The error codes of paused runs that resume by themselves when a node has code that fits."""
@@ -257,7 +229,7 @@ def _apply(draft: RunState, event: Event) -> None:
             _change_status(draft, event)
         elif draft.status is not RUNNING:
             _check_allowed(draft, event)
-        if kind.KEYED_BY == "run":
+        if kind in _KEYED_BY_RUN:
             draft.occurrences[event.event_type] = draft.occurrences.get(event.event_type, 0) + 1
         handler = _HANDLERS.get(kind)
         if handler is not None:
@@ -513,6 +485,7 @@ def retry_token(step_id: str, engine_attempt_id: int) -> str:
 
 
 _STATUS_EVENTS = frozenset(body for row in TRANSITIONS.values() for body in row)
+_KEYED_BY_RUN = frozenset(body for body in e.BODIES.values() if body.KEYED_BY == "run")
 _BEFORE_START = frozenset(body for body in e.BODIES.values() if body.BEFORE_START)
 _HANDLERS: dict[type[e.Body], Callable[[RunState, Event], object]] = {
     **{body: _opener(kind, body.DUE_FIELD) for body, kind in e.OPENING.items()},
