@@ -31,13 +31,13 @@ def _types(kind: type[Struct]) -> dict[str, Any]:
 
 
 class DeadLetterPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a message that cannot be handled is tried again, and what follows when it dies."""
+    """How a message that cannot be handled is retried, and what follows when it becomes a dead letter."""
 
     first_ms: int = 1_000
-    """How long it is put aside the first time. Each time after that it is twice as long."""
+    """How long it is deferred the first time. Each time after that it is twice as long."""
 
     most_ms: int = 60_000
-    """How long it is put aside at most."""
+    """How long it is deferred at most."""
 
     pauses_run: bool = False
     """Whether a run is paused when one of its messages dies, so that it does not go on without it."""
@@ -81,7 +81,7 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How large a history is, as estimated, before `continue_as_new_if_long` rotates it (CAN-1)."""
 
     poison_retries: int = 10
-    """How often a message that cannot be handled is put aside before it is a dead letter: some five minutes in all."""
+    """How often a message that cannot be handled is deferred before it is a dead letter: some five minutes in all."""
 
     lost_turns: int = 5
     """How many nodes may go away with a run before it is set aside for an operator: its turns end their processes."""
