@@ -532,7 +532,7 @@ async def _comment(stage: Stage, call: Caller) -> None:
 def clock_of(stage: Stage) -> VirtualClock:
     """Return the clock of the stage's store."""
     store: Any = stage.app.runtime().store
-    clock: VirtualClock = store._clock
+    clock: VirtualClock = store.inner._clock
     return clock
 
 

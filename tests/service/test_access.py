@@ -217,7 +217,7 @@ async def things_of_globex(stage: Stage) -> dict[str, str]:
     token = await token_for(stage, tenant="globex", name="gus", roles=["clerk"])
     stage.http.headers.update(bearing(token))
     store: Any = store_of(stage)
-    things = {"letter": await dead_letter(stage, store._clock), "token": token[9:25]}
+    things = {"letter": await dead_letter(stage, store.inner._clock), "token": token[9:25]}
     await stage.start("asking", who="secret-of-globex")
     page = await stage.until("tasks.list", {}, lambda page: page["items"])
     things["task"] = page["items"][0]["task_id"]

@@ -95,7 +95,7 @@ async def test_others_are_served_while_somebody_searches(tmp_path: Path, name: s
     async with on_stage(f"sqlite:///{tmp_path}/s.db", app=app) as stage:
         run_id = await stage.start("asking", who="x" * 20_000)
         await stage.until("tasks.list", {"run_id": run_id}, lambda page: page["items"])
-        db = store_of(stage)._database.connection  # type: ignore[attr-defined]
+        db = store_of(stage).inner._database.connection  # type: ignore[attr-defined]
         db.execute(
             "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 3000) "
             "INSERT INTO tasks SELECT printf('zz-%06d', i), run_no, 'copy', 'COMPLETED', NULL, '[]', task FROM tasks, n"

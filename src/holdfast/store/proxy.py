@@ -31,6 +31,11 @@ class StoreProxy:
         self.capabilities: port.Capabilities = store.capabilities
         self.wakeups: Wakeups = store.wakeups
 
+    @property
+    def inner(self) -> port.Store:
+        """The store to which the verbs are passed on."""
+        return self._store
+
     # --- RunStore
 
     @property
