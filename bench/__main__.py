@@ -24,6 +24,7 @@ from bench import (
     engine,
     growth,
     history,
+    paths,
     postgres,
     recovery,
     signals,
@@ -51,6 +52,7 @@ ON_DISK: dict[str, tuple[str, Callable[[Effort, Path], Awaitable[Rows]]]] = {
     "analysts": ("Claims on PostgreSQL while long transactions are open (--analysts-s for how long)", analysts.measure),
     "streams": ("Short runs while event streams are open, beside the same without", streams.measure),
     "recovery": ("Runs in flight when their process is killed, finished by one that is started then", recovery.measure),
+    "paths": ("Runs of three steps with each special path switched off, beside all on", paths.measure),
     "long": ("A turn of a run with a long history, in memory and after a restart", engine.measure_long),
 }
 CORE_TITLE = "The core alone"

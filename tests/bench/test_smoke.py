@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from bench import paths
+
 ROOT = Path(__file__).parents[2]
 
 FIGURES = {
@@ -28,6 +30,7 @@ FIGURES = {
         {"resident KB", "KB/run", "idle CPU %"},
     ),
     "recovery": ({"20 runs in flight"}, {"lease s", "all finished after s", "completed"}),
+    "paths": ({"all paths on", *paths.OFF}, {"runs/s", "of all", "CPU of all"}),
     "long": ({"1,000 steps"}, {"steps/s", "live turn ms", "turn with replay ms"}),
     "core": ({"decide, apply commands and fold, one step at a time", "fold of 2,001 events"}, {"events/s"}),
 }

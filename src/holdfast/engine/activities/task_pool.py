@@ -1,8 +1,9 @@
 """A pool of tasks in which activities run one after the other, for as long as none of them has to wait.
 
-A task for each activity would cost more than all the rest of a short activity. So a task takes the next activity when
-it is done with the one before. An activity that waits for something keeps its task, and those behind it get others: a
-few at first, then twice as many each time that all of them are taken.
+A task takes the next activity when it is done with the one before. An activity that waits for something keeps its task,
+and those behind it get others: a few at first, then twice as many each time that all of them are taken.
+
+A task for each would cost a run of three steps 4 to 9 % more instructions; `python -m bench --only paths` measures it.
 
 No activity notices another: a task that is not as it was (an activity has set a context variable, or has cancelled the
 task and ignored it) ends, and the next activity begins in a new task.

@@ -1,9 +1,12 @@
-"""First turns, taken before there is a run.
+"""A special path: first turns that are taken before their runs are created. `FirstTurns.take` is its only entry.
 
-What the turn writes goes into the same commit as the run itself: a run that begins with an activity is created at
-work. Nothing is lost if it is not created, for a program has no effect until its turn is durable. A turn of which a
-creation cannot carry everything (it ends the run, lets go of it, or is about other runs and nodes) is kept, and
-committed right after the run was created as it was asked for.
+It saves one commit of each run that begins with an activity. Without it a run of three steps takes 15 % more
+instructions on SQLite (2.87 million instead of 2.49 million); `python -m bench --only paths` measures it again.
+
+The turn is written by the same commit as the run itself: a run that begins with an activity is created with the attempt
+under way. Nothing is lost if it is not created, because a program has no effect until its turn is durable. A turn that
+a creation cannot carry whole (it ends the run, releases it, or is about other runs and nodes) is kept, and committed
+right after the run was created without it.
 """
 
 from msgspec import Struct

