@@ -230,7 +230,7 @@ async def test_a_heartbeat_lets_a_cancelled_activity_hear_of_it_at_once(place: P
 
     pause = threading.Event()
     loop = asyncio.get_running_loop()
-    # Beats of their own come far apart here: only the heartbeats can bring the word in time.
+    # The own heartbeats of jobs come far apart here: only those of the activity bring the cancellation in time.
     async with shop(place, steady) as s, s.producer(), s.worker(visible_ms=30_000):
         run = await s.app.start(s.film, "one")
         await began.wait()
@@ -386,7 +386,7 @@ async def test_a_worker_that_fell_behind_with_its_beats_does_not_take_its_own_jo
     async with shop(place, long) as s, s.producer(), s.worker(visible_ms=60) as worker:
         run = await s.app.start(s.film, "one")
         await began.wait()
-        next(task for task in worker._tasks if task.get_name() == "beats").cancel()
+        next(task for task in worker._tasks if task.get_name() == "heartbeats").cancel()
         visible_at = await s.store.next_due("nobody", (), ["gpu"])
         assert visible_at is not None
         while await s.store.next_due("nobody", (), ["gpu"]) == visible_at:  # noqa: ASYNC110
