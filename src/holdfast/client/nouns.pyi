@@ -5,7 +5,8 @@ from datetime import datetime
 from typing import Any, Literal
 
 from holdfast.client.calls import Calls
-from holdfast.core.state import RunStatus
+from holdfast.service.registry import Operation
+from holdfast.core.events import RunStatus
 from holdfast.service.operations.activities import OutcomeAccepted
 from holdfast.service.operations.audit import AuditPage
 from holdfast.service.operations.controls import Commanded
@@ -18,7 +19,6 @@ from holdfast.service.operations.system import AlertList, Health, NodeList, Queu
 from holdfast.service.operations.tasks import TaskHistory, TaskPage
 from holdfast.service.operations.tokens import MadeToken, RevokedToken, TokenPage
 from holdfast.service.operations.workflows import WorkflowList, WorkflowView
-from holdfast.service.registry import Operation
 from holdfast.service.views import AcceptedSignal, EventView, RunStarted, RunView, SnapshotView, TaskItem
 
 NOUNS: tuple[str, ...]

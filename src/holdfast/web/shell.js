@@ -115,7 +115,7 @@ function whoMenu(session, health) {
     h(
       "div",
       { class: "menu-body" },
-      session.is_open && h("p", { class: "hint" }, "Whoever reaches this service may do everything."),
+      session.is_open && h("p", { class: "hint" }, "Every caller who reaches this service may do everything."),
       h(
         "dl",
         {},

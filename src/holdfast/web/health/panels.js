@@ -45,7 +45,7 @@ export function runCounts({ latest }) {
 export function work({ latest }) {
   const rows = [
     ["Runs whose turn is due", latest.ready], ["Runs that a node has", latest.leased], ["Activities under way here", latest.running],
-    ["Messages in inboxes", latest.messages], ["Signals that nobody has taken", latest.signals, "/inbox/signals"],
+    ["Messages in inboxes", latest.messages], ["Signals that no wait has taken", latest.signals, "/inbox/signals"],
     ["Open tasks", latest.tasks, "/inbox"], ["Dead letters", latest.letters, "/inbox/letters"], ["Open streams here", latest.streams],
   ];
   return panel("Work", "activity", h("dl", { class: "counts" }, rows.map(([term, count, address]) => [h("dt", {}, address ? h("a", { href: address }, term) : term), h("dd", {}, number.format(count))])));

@@ -14,7 +14,7 @@ function kept() {
   }
 }
 
-// Where access is open nobody was asked for a name, so the page asks: two people who approve need two names.
+// Where access is open there is no sign-in, so the page asks for a name: two people who approve need two names.
 export function actingAs(changed) {
   const id = newId("actor");
   const input = h("input", { id, value: given, placeholder: who().name, autocomplete: "username", maxlength: 200, size: 12 });

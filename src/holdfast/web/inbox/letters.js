@@ -1,4 +1,4 @@
-// Messages that nobody could handle: why, what is in them, and what is to become of them.
+// Messages that could not be handled: why, what is in them, and what is to become of them.
 
 import { call } from "../lib/api.js";
 import { openDialog } from "../lib/dialog.js";
@@ -85,7 +85,7 @@ class LetterList {
   drawNow() {
     if (!this.filter.reason && !this.filter.settled) counted(this.rows, this.letters.size, this.cursor === null);
     if (this.letters.size === 0) {
-      put(this.rows, empty(this.filter.reason ? "None for this reason" : "No dead letters", "Messages that nobody can handle are kept here until somebody has looked."));
+      put(this.rows, empty(this.filter.reason ? "None for this reason" : "No dead letters", "Messages that cannot be handled are kept here until an operator settles them."));
       return;
     }
     const items = [...this.letters.values()].map((letter) => this.element(letter));
@@ -140,7 +140,7 @@ class LetterList {
     const isDrop = how === "drop";
     openDialog({
       title: isDrop ? "Drop this message?" : "Put this message back?",
-      body: h("p", {}, isDrop ? "Nobody will ever handle it. This cannot be taken back." : "Its run gets it again at once. If it still cannot be handled it comes back here.", " ", h("code", {}, letter.run_id)),
+      body: h("p", {}, isDrop ? "It will never be handled. This cannot be undone." : "Its run gets it again at once. If it still cannot be handled it comes back here.", " ", h("code", {}, letter.run_id)),
       action: isDrop ? "Drop" : "Requeue",
       danger: isDrop,
       act: async () => {

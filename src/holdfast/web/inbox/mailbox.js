@@ -108,7 +108,7 @@ function entry(mail) {
   const whose = mail.run_id && [
     h("a", { href: runAddress(mail.run_id), title: mail.run_id, class: mail.reference_key ? "" : "mono" }, mail.reference_key ?? shortId(mail.run_id)),
     h("span", { class: "quiet" }, mail.workflow),
-    FINISHED.has(mail.run_status) && [statusBadge(mail.run_status), h("span", { class: "quiet" }, "nobody will take it")],
+    FINISHED.has(mail.run_status) && [statusBadge(mail.run_status), h("span", { class: "quiet" }, "no wait will take it")],
   ];
   return h(
     "li",

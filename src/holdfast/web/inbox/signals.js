@@ -1,4 +1,4 @@
-// Who waits for which signal, with a form to send it; and the signals that nobody has taken.
+// Who waits for which signal, with a form to send it; and the signals that no wait has taken.
 
 import { call } from "../lib/api.js";
 import { h, newId, put } from "../lib/dom.js";
@@ -94,7 +94,7 @@ class WaitList {
   draw() {
     if (!this.name) counted(this.rows, this.waits.length, this.cursor === null);
     if (this.waits.length === 0) {
-      put(this.rows, empty(this.name ? `Nobody waits for “${this.name}”` : "No run waits for a signal", "Runs that do appear here by themselves."));
+      put(this.rows, empty(this.name ? `No run waits for “${this.name}”` : "No run waits for a signal", "Runs that do appear here by themselves."));
       return;
     }
     const focused = this.rows.contains(document.activeElement) ? document.activeElement.id : "";

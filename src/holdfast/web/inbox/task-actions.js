@@ -38,13 +38,13 @@ export function actions(task, may, done) {
 
 function assign(task, done) {
   const id = newId("assignee");
-  const input = h("input", { id, value: "", autocomplete: "off", placeholder: "A name; empty for nobody", maxlength: 200 });
+  const input = h("input", { id, value: "", autocomplete: "off", placeholder: "A name; empty for no assignee", maxlength: 200 });
   const roles = h("input", { id: `${id}-roles`, value: task.roles.join(", "), autocomplete: "off" });
   openDialog({
     title: "Give the task to somebody",
     body: [
       h("div", { class: "field" }, h("label", { for: id }, "To whom"), input),
-      h("div", { class: "field" }, h("label", { for: roles.id }, "For which roles"), roles, h("p", { class: "hint" }, "With commas between. Whoever has one of them can see the task.")),
+      h("div", { class: "field" }, h("label", { for: roles.id }, "For which roles"), roles, h("p", { class: "hint" }, "With commas between. Everyone who has one of them can see the task.")),
     ],
     action: "Assign",
     act: async () => {
@@ -52,7 +52,7 @@ function assign(task, done) {
       const isSame = wanted.join() === task.roles.join();
       const to = input.value.trim();
       done(await operate("reassign", task, { ...(to && { to }), ...(!isSame && { roles: wanted }) }));
-      toast(to ? `Given to ${to}.` : "It is nobody’s now.");
+      toast(to ? `Given to ${to}.` : "It has no assignee now.");
     },
   });
 }

@@ -23,7 +23,7 @@ function assigned({ action, actor, assignee, roles }) {
   const to = assignee ? who(assignee) : roles ? `the roles ${roles.join(", ")}` : "everybody it is for";
   if (action === "claim") return [who(actor), " took it"];
   if (action === "release") return [who(actor), " gave it back"];
-  if (action === "escalate") return ["Nobody had answered, so it was escalated to ", to];
+  if (action === "escalate") return ["It was not answered in time, so it was escalated to ", to];
   return [who(actor), " gave it to ", to];
 }
 

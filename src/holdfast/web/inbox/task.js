@@ -130,7 +130,7 @@ function facts(task) {
     ["Asked by", h("a", { href: runAddress(task.run_id) }, task.workflow)],
     ["Since", ageOf(task.created_at)],
     task.due_at && ["Due", h("time", { datetime: task.due_at }, exact(task.due_at))],
-    ["Assignee", task.assignee ?? h("span", { class: "quiet" }, "Nobody yet")],
+    ["Assignee", task.assignee ?? h("span", { class: "quiet" }, "None yet")],
     task.roles.length > 0 && ["For", task.roles.map((role) => h("span", { class: "tag" }, role))],
     task.answered_by.length > 0 && ["Answered", task.answered_by.join(", ")],
     task.task_type && ["Type", task.task_type],

@@ -49,7 +49,7 @@ const OPERATIONS = {
 
 export const OWN_HEADER = { "X-Holdfast-Request": "page" };
 
-// A refusal. `code` is the service's, or "Unreachable" where nobody answered.
+// A refusal. `code` is the service's, or "Unreachable" where no server answered.
 export class Problem extends Error {
   constructor({ code, detail, status = 0, details = {}, correlation_id = "", retryMs = null }) {
     super(detail || code);

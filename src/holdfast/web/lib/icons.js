@@ -1,4 +1,4 @@
-// Small drawings. Each status has a shape of its own: nobody needs to tell colours apart.
+// Small drawings. Each status has a shape of its own: colours need not be told apart.
 
 import { h, s } from "./dom.js";
 

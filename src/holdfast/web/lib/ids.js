@@ -1,4 +1,4 @@
-// Ids of requests: the same one again is harmless, so whoever presses twice starts one run and sends one signal.
+// Ids of requests: the same one again is harmless, so a user who presses twice starts one run and sends one signal.
 
 export function requestId() {
   const bytes = crypto.getRandomValues(new Uint8Array(16)); // randomUUID is not there without https

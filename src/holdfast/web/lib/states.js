@@ -48,7 +48,7 @@ export function denied(problem) {
     h(
       "p",
       {},
-      scope ? ["It needs the scope ", h("code", {}, scope), ". Ask whoever gave you the token."] : problem.message,
+      scope ? ["It needs the scope ", h("code", {}, scope), ". Ask the operator who gave you the token."] : problem.message,
     ),
   );
 }

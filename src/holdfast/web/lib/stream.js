@@ -1,6 +1,6 @@
 // Server-sent events over fetch: unlike EventSource it says why it was refused, and notices a silence.
 //
-// One stream is open at a time for a view, and none while nobody looks: browsers allow few connections to one place.
+// One stream is open at a time for a view, and none while the page is hidden: browsers allow few connections to one place.
 
 import { OWN_HEADER, problemOf, tellSignedOut } from "./api.js";
 import { parse } from "./exact.js";

@@ -85,7 +85,7 @@ export class RunHead {
     );
   }
 
-  // Buttons stay the same elements while the same things can be done: whoever is about to press one must not miss it.
+  // Buttons stay the same elements while the same things can be done: a user who is about to press one must not miss it.
   showActions(model) {
     const all = [...othersFor(model), ...commandsFor(model)];
     const shown = all.map(({ name, step = "" }) => `${name} ${step}`).join();

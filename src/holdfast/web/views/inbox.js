@@ -1,4 +1,4 @@
-// Inbox: what waits for a person. Tasks to answer, signals to send, and messages that nobody could handle.
+// Inbox: what waits for a person. Tasks to answer, signals to send, and messages that could not be handled.
 
 import { call } from "../lib/api.js";
 import { h, put } from "../lib/dom.js";

@@ -142,7 +142,7 @@ class RunPage {
     this.showDetail(state);
   }
 
-  // The cards stay the same elements while they say the same: whoever is about to press a button must not miss it.
+  // The cards stay the same elements while they say the same: a user who is about to press a button must not miss it.
   showNeeds(state) {
     const toSettle = new Set(failuresToSettle(state));
     const open = [...state.steps.values()].filter((step) => step.status === "RUNNING" || toSettle.has(step));

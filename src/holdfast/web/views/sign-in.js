@@ -27,7 +27,7 @@ function signInForm(done, text) {
     h("div", { class: "field" }, h("label", { for: "token" }, "Token"), input, problem),
     button,
     other,
-    h("p", { class: "hint" }, "Whoever runs this service makes one with ", h("code", {}, "holdfast token create"), "."),
+    h("p", { class: "hint" }, "An operator of this service makes one with ", h("code", {}, "holdfast token create"), "."),
   );
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
