@@ -50,7 +50,7 @@ async def _measure(folder: Path, streams: int, lists: int, rounds: int) -> Row:
                 reader = multiprocessing.get_context("spawn").Process(target=_read, args=(port, paths, theirs))
                 reader.start()
                 await asyncio.to_thread(ours.recv)
-                assert service.change_feeds.watching == streams
+                assert service.change_feeds.subscribers == streams
                 await _round(rates, cpu)
                 ours.send("enough")
                 await asyncio.to_thread(reader.join)

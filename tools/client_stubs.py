@@ -19,7 +19,7 @@ from holdfast.service.registry import Operation
 
 STUBS = Path(__file__).parent.parent / "src" / "holdfast" / "client" / "nouns.pyi"
 
-HEAD = '''"""Written by `python -m tools.client_stubs` from the catalogue; a test compares them. Do not edit."""
+HEAD = '''"""Written by `python -m tools.client_stubs` from the operations; a test compares them. Do not edit."""
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from datetime import datetime

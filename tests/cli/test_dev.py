@@ -114,7 +114,7 @@ def test_what_dev_and_server_refuse(tmp_path: Path) -> None:
     done = run(tmp_path, "server", "shop.py", "--port", "0")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert (
-        "nobody has a token yet: `holdfast token create NAME --role admin --store sqlite:///holdfast.db`" in done.stderr
+        "there is no token yet: `holdfast token create NAME --role admin --store sqlite:///holdfast.db`" in done.stderr
     )
     done = run(tmp_path, "dev", "shop.py", "--port", "0", "--store", "sqlite:///nowhere/x.db")
     assert done.returncode == 6

@@ -140,7 +140,7 @@ async def over(how: str, tmp_path: Path) -> AsyncIterator[tuple[Client, Callable
         made = Client(shop.app) if how == "in process" else Client(f"http://127.0.0.1:{shop.port}", retry=QUICKLY)
         async with made as client:
             service = getattr(client._calls._transport, "_service", shop.service)
-            yield client, lambda: service.change_feeds.watching
+            yield client, lambda: service.change_feeds.subscribers
 
 
 @pytest.mark.contract("API-1", "API-3")
@@ -228,7 +228,7 @@ async def test_a_script_that_breaks_off_a_stream_holds_no_connection() -> None:
         running = asyncio.create_task(asyncio.to_thread(script, f"http://127.0.0.1:{shop.port}"))
         try:
             await asyncio.to_thread(is_over.wait, 10)
-            await settled(lambda: shop.service.change_feeds.watching == 0)
+            await settled(lambda: shop.service.change_feeds.subscribers == 0)
         finally:
             may_end.set()
         assert await running == "RunQueued"

@@ -60,7 +60,7 @@ async def test_dead_letters_are_told_once() -> None:
             assert heard.result()[1]["run_id"] == run_id
             await shop.http.post(f"/v1/runs/{run_id}/terminate", json={})
             again = asyncio.create_task(lists.next())
-            await settled(lambda: shop.service.change_feeds._watcher.looks > 5)  # type: ignore[union-attr]
+            await settled(lambda: shop.service.change_feeds._feed.polls > 5)  # type: ignore[union-attr]
             assert not again.done()
             async with shop.reading("/v1/stream?kinds=letters&settled=true") as all_letters:
                 assert await all_letters.next() == ("reset", {})
@@ -100,12 +100,12 @@ async def test_nobody_looks_when_nobody_watches() -> None:
         run_id = await shop.start("patient")
         async with shop.reading(f"/v1/runs/{run_id}/stream") as reading:
             await reading.next()
-            watcher: Any = shop.service.change_feeds._watcher
+            watcher: Any = shop.service.change_feeds._feed
         await settled(lambda: watcher.is_over)
-        looks = watcher.looks
+        looks = watcher.polls
         await shop.send(run_id, "go")
         await shop.send(run_id, "go")
-        assert watcher.looks == looks
+        assert watcher.polls == looks
         assert shop.app.runtime().store.told == ()  # type: ignore[attr-defined]
 
 

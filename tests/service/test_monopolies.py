@@ -137,7 +137,7 @@ async def test_streams_are_bounded_by_token_and_tenant(parser: str) -> None:
             reader, writer = await stack.enter_async_context(connected(port))
             writer.write(stream(other))
             assert b" 200 " in await reader.readuntil(b"\r\n")
-        while stage.service.change_feeds.watching:  # noqa: ASYNC110
+        while stage.service.change_feeds.subscribers:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
         async with connected(port) as (reader, writer):
             writer.write(stream(first))

@@ -58,7 +58,7 @@ async def test_a_reader_gets_every_event_once_in_order_and_as_it_happens(tmp_pat
         history = await shop.history(run_id)
         assert [data for event, data in read if not event] == history
         assert read[-1] == ("end", {"last_event_seq": len(history)})
-        await settled(lambda: shop.service.change_feeds.watching == 0)
+        await settled(lambda: shop.service.change_feeds.subscribers == 0)
 
 
 @pytest.mark.contract("API-3")
@@ -192,7 +192,7 @@ async def test_a_reader_that_does_not_read_is_dropped_holds_nobody_up_and_catche
             lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
             lazy.connect(("127.0.0.1", shop.port))
             lazy.sendall(f"GET /v1/runs/{run_id}/stream HTTP/1.1\r\nhost: shop\r\n\r\n".encode())
-            await settled(lambda: shop.service.change_feeds.watching == 1)
+            await settled(lambda: shop.service.change_feeds.subscribers == 1)
             async with shop.reading(f"/v1/runs/{run_id}/stream") as reading:
                 keen = asyncio.create_task(reading.rest())
                 for _ in range(40):
@@ -200,7 +200,7 @@ async def test_a_reader_that_does_not_read_is_dropped_holds_nobody_up_and_catche
                         "/v1/signals",
                         json={"signals": [{"run_id": run_id, "name": "talk", "payload": "x" * 50_000}] * 4},
                     )
-                await settled(lambda: shop.service.change_feeds.watching == 1)
+                await settled(lambda: shop.service.change_feeds.subscribers == 1)
                 got = await asyncio.to_thread(_read_to_end, lazy)
                 await shop.send(run_id, "talk", "stop")
                 assert seqs(await keen) == [event["run_seq"] for event in await shop.history(run_id)]
@@ -274,7 +274,7 @@ async def test_what_many_follow_is_read_once(monkeypatch: pytest.MonkeyPatch) ->
         await settled(lambda: len(store._runs[run_id].events) == 3)
         readings = [shop.reading(f"/v1/runs/{run_id}/stream?after=3") for _ in range(20)]
         opened = [await reading.__aenter__() for reading in readings]
-        await settled(lambda: shop.service.change_feeds.watching == 20)
+        await settled(lambda: shop.service.change_feeds.subscribers == 20)
         reads: list[int] = []
         read_events = store.read_events
 

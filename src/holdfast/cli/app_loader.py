@@ -17,7 +17,7 @@ from holdfast.errors import InvalidInput
 from holdfast.settings import Settings, load_settings
 
 OURS = (str(Path(__file__).parents[1]) + os.sep, "<frozen importlib", str(importlib.__file__))
-"""How the names of files begin that are of no interest to whoever wrote the app."""
+"""How the names of files begin that an app's author does not want to see in a traceback."""
 
 
 def settings_at(store: str | None) -> Settings:

@@ -1,4 +1,4 @@
-"""What the operations of the catalogue are called on the command line, and how they look there.
+"""What the operations are called on the command line, and how they look there.
 
 An operation that is not listed has a command all the same: its noun and its verb, with what it must be given as
 arguments and everything else as options.
@@ -37,14 +37,14 @@ NOUNS = {
     "tenants": "tenant",
     "system": "system",
 }
-"""What is said for the nouns of the catalogue; one that is not listed is said as it is."""
+"""The command group of each noun of the operations; one that is not listed has its own name."""
 
 HELP = {
     "run": "Start runs, look at them, and tell them what to do.",
     "signal": "Find who waits for signals, and what has become of those that were sent.",
     "activity": "Report outcomes of activities by their completion tokens.",
     "task": "What humans are asked by runs.",
-    "dead-letter": "Messages that nobody could handle.",
+    "dead-letter": "Messages that could not be handled.",
     "workflow": "What can be started.",
     "queue": "Queues of activities.",
     "system": "The installation: its health, its nodes, and what operators should know.",

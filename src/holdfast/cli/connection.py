@@ -1,4 +1,4 @@
-"""Whom a command asks: a server over HTTP, or a store directly. The operations are the same either way."""
+"""The connection of a command: to a server over HTTP, or to a store directly. Both have the same operations."""
 
 import getpass
 import os
@@ -27,7 +27,7 @@ ANSWER_S = 45.0
 """How long an answer may take, beside what is asked to be waited for. A server gives up before that."""
 
 ONCE = Retry(max_attempts=1)
-"""Whoever types a command is told what went wrong, and decides."""
+"""A command is not retried: its user sees the error, and decides."""
 
 PATIENTLY = Retry(max_attempts=8, initial_ms=100, most_ms=5_000)
 """How often to come back to a stream that breaks: long enough for a server to be started again."""
@@ -36,7 +36,7 @@ SHARED = Group("Whom to ask, and how to answer", sort_key=100)
 
 
 class Connection:
-    """Asks for operations, of whoever the target names."""
+    """Calls operations of the server or the store that the target names."""
 
     def __init__(self, transport: Transport) -> None:
         ids, rng = SystemIds(), SystemRng()

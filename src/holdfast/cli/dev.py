@@ -64,7 +64,7 @@ def dev(
         note(f"{target} is at {address_here}, and starts again when its code changes")
         note(f"open {address_here}/ in a browser to watch its runs")
         note(f"the store is {describe_store(address)}")
-        note("ACCESS IS OPEN: whoever is on this machine may do everything. Elsewhere use `holdfast server`.")
+        note("ACCESS IS OPEN: every user of this machine may do everything. Elsewhere use `holdfast server`.")
         return asyncio.run(_supervise(target, address, host, listener))
 
 

@@ -24,7 +24,7 @@ from holdfast.store.open import is_new, open_existing
 
 COULD_NOT_LOOK = 2
 OF_THE_STORE = (StoreCorrupt, StoreFull, StoreNotMigrated, StoreReadOnly, StoreUnsafe)
-"""Errors that say what is wrong with a store. After others nobody knows."""
+"""Errors that say what is wrong with a store. After others the state is unknown."""
 
 ADVICE: dict[type[StoreError], str] = {
     StoreNotMigrated: "bring it up to date with `holdfast store migrate`",

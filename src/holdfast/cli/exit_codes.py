@@ -8,11 +8,11 @@ code  meaning
 2     bad usage or input: the same again fails again
 3     there is no such run, task, workflow …
 4     conflict: the present state does not allow it
-5     refused: not permitted, too large, or too often
+5     refused: not permitted, too large, or rate limited
 6     the store or the server is unavailable or unusable
-7     it has not finished in the time that was given
-70    a mistake of ours; all of it is told
-130   interrupted (143: told twice to end)
+7     it has not finished within the given time
+70    an internal error, shown in full
+130   interrupted (143: terminated by a second signal)
 ====  =====================================================
 """
 
@@ -91,7 +91,7 @@ def run_command(command: Callable[[], int | None], *, as_json: bool = False) -> 
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return INTERRUPTED
     except Exception as problem:
-        for line in traceback.format_exc().splitlines():  # nobody expected this one, so all of it is told
+        for line in traceback.format_exc().splitlines():  # an unexpected error is shown in full
             print(clean(line), file=sys.stderr)
         raise SystemExit(INTERNAL_ERROR) from problem
 

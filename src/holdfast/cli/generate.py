@@ -1,4 +1,4 @@
-"""Commands, derived from the catalogue: arguments and options from what an operation is asked, help from its words."""
+"""Commands, generated from the operations: arguments and options from the request, help from the docstring."""
 
 import asyncio
 import inspect

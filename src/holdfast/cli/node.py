@@ -72,7 +72,7 @@ def node(
 
 
 def _refuse_idle(queues: tuple[str, ...], takes_runs: bool) -> None:
-    """Refuse what would leave the node with nothing to do, or waiting at a queue that nobody means."""
+    """Refuse what would leave the node with nothing to do, or waiting at a queue with a misspelt name."""
     if not takes_runs and not queues:
         raise InvalidInput("--no-runs leaves nothing to do: name a queue with --queue")
     for name in queues:

@@ -1,6 +1,6 @@
 """Answers as people read them: tables and lists, in colour on a terminal and plain elsewhere. And as programs do.
 
-What comes from histories is somebody else's text: it is never taken for markup, and its control characters are shown
+What comes from histories is untrusted text: it is never taken for markup, and its control characters are shown
 instead of sent to the terminal.
 """
 
@@ -84,7 +84,7 @@ def show_line(text: str, style: str = "") -> None:
 
 
 def note(text: str) -> None:
-    """Tell whoever is watching something that is no result."""
+    """Write a note that is no result to stderr."""
     print(f"holdfast: {clean(text)}", file=sys.stderr)
 
 

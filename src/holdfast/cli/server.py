@@ -111,7 +111,7 @@ def server(
     queue: str
         A queue whose activities are carried out here; for several queues, give it several times.
     open_access: bool
-        Let in whoever comes, without a token.
+        Admit every caller, without a token.
     as_json: bool
         Write the log as lines of JSON, with run and step.
     """

@@ -1,4 +1,4 @@
-"""The client: every operation of the catalogue as a method, in process or over HTTP, with the same answers and errors.
+"""The client: every operation as a method, in process or over HTTP, with the same answers and errors.
 
 ::
 

@@ -1,4 +1,4 @@
-"""The methods of a client, derived from the catalogue. `nouns.pyi` shows them to people and to type checkers.
+"""The methods of a client, derived from the operations. `nouns.pyi` shows them to people and to type checkers.
 
 What an operation needs may be given by place, in the order of the fields; everything else by name.
 """
@@ -94,7 +94,7 @@ def _methods(noun: str, make: Callable[[Operation], Callable[..., Any]]) -> dict
 
 
 NOUNS = tuple(dict.fromkeys(operation.noun for operation in (*OPERATIONS.values(), *STREAMED.values())))
-"""What operations are about, in the order of the catalogue."""
+"""What operations are about, in the order of declaration."""
 
 for _noun in NOUNS:
     globals()[_noun.title()] = type(_noun.title(), (_Noun,), _methods(_noun, method_of))

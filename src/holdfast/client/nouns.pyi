@@ -1,11 +1,10 @@
-"""Written by `python -m tools.client_stubs` from the catalogue; a test compares them. Do not edit."""
+"""Written by `python -m tools.client_stubs` from the operations; a test compares them. Do not edit."""
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
 from holdfast.client.calls import Calls
-from holdfast.service.registry import Operation
 from holdfast.core.events import RunStatus
 from holdfast.service.operations.activities import OutcomeAccepted
 from holdfast.service.operations.audit import AuditPage
@@ -19,6 +18,7 @@ from holdfast.service.operations.system import AlertList, Health, NodeList, Queu
 from holdfast.service.operations.tasks import TaskHistory, TaskPage
 from holdfast.service.operations.tokens import MadeToken, RevokedToken, TokenPage
 from holdfast.service.operations.workflows import WorkflowList, WorkflowView
+from holdfast.service.registry import Operation
 from holdfast.service.views import AcceptedSignal, EventView, RunStarted, RunView, SnapshotView, TaskItem
 
 NOUNS: tuple[str, ...]

@@ -1,7 +1,7 @@
-"""A call: who asks, of which app, and what they can see of its store.
+"""The context of a request: its caller, the app, and the store as the caller's tenant sees it.
 
-An operation gets everything through its call, and sees the store as the caller's tenant does. So there is one place
-where tenants are kept apart, and no operation can forget to.
+An operation gets everything through its context, so there is one place where tenants are separated, and no operation
+can forget to.
 """
 
 import asyncio
@@ -42,17 +42,17 @@ SHARE = 8
 
 
 class Principal(Caller, frozen=True, kw_only=True):
-    """Who asks, and within what: a tenant, or only a project or an environment of it.
+    """The caller, and its boundary: a tenant, or only a project or an environment of it.
 
-    With `is_open` nobody has been asked who they are: a request may say it itself. With `is_session` a browser has
-    said it, by a cookie, and whoever acts on that looks at where the request comes from.
+    With `is_open` the caller is not authenticated: a request may name the actor itself. With `is_session` a cookie of a
+    browser has authenticated it, and the origin of the request is checked.
     """
 
     is_open: bool = False
     is_session: bool = False
 
     def require(self, scope: str | None) -> None:
-        """Raise `NotPermitted` unless this scope is granted. None is what everybody may do."""
+        """Raise `NotPermitted` unless this scope is granted. None needs no scope."""
         if scope is None:
             return
         if self.scopes is not None and scope not in self.scopes:
@@ -62,23 +62,23 @@ class Principal(Caller, frozen=True, kw_only=True):
 
 
 UNAUTHENTICATED = Principal(name="", scopes=frozenset())
-"""Whoever asks for what everybody may."""
+"""The caller of an operation that needs no scope."""
 
 OPEN = Principal(name=ANONYMOUS, is_admin=True, is_open=True)
-"""Whoever comes, where access is open."""
+"""Every caller, where access is open."""
 
 Headers = Mapping[bytes, bytes]
 Authenticate = Callable[[Headers], Awaitable[Principal]]
-"""Says who asks, from the headers of a request; raises if it is nobody who may."""
+"""Returns the caller, from the headers of a request; raises `NotAuthenticated` if there is none."""
 
 
 async def open_access(headers: Headers) -> Principal:
-    """Let in whoever comes."""
+    """Admit every caller."""
     return OPEN
 
 
 class SendBudget:
-    """How large the answers are together that callers have not taken yet."""
+    """The bytes of all responses that callers have not received yet."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -86,9 +86,9 @@ class SendBudget:
 
     @contextmanager
     def hold(self, size: int) -> Iterator[None]:
-        """Count an answer until it is sent; raise `EngineError` if there are too many large ones to begin another."""
+        """Count a response until it is sent; raise `EngineError` if that would be too many bytes."""
         if self.bytes and self.bytes + size > self._most:
-            raise EngineError("too many large answers are being sent; ask again later", retry_after_ms=1_000)
+            raise EngineError("too many large responses are being sent; retry later", retry_after_ms=1_000)
         self.bytes += size
         try:
             yield
@@ -97,7 +97,7 @@ class SendBudget:
 
 
 class ReceiveBudget:
-    """How large the large bodies are together that are being received, of all callers and of each."""
+    """The bytes of all large bodies that are being received, in total and for each caller."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -110,10 +110,10 @@ class ReceiveBudget:
 
     @contextmanager
     def hold(self, caller: str, size: int) -> Iterator[None]:
-        """Count a body until it is there. Callers who are not known yet are one caller together, ''."""
+        """Count a body until it is received. Unauthenticated callers count as one, ''."""
         own, total = self._by_caller[caller], self.bytes
         if (own and own + size > self._most // SHARE) or (total and total + size > self._most):
-            raise EngineError("too many large requests are being received; come back later", retry_after_ms=1_000)
+            raise EngineError("too many large requests are being received; retry later", retry_after_ms=1_000)
         self._by_caller[caller] += size
         try:
             yield
@@ -124,7 +124,7 @@ class ReceiveBudget:
 
 
 class Service(Struct, frozen=True, kw_only=True):
-    """What calls share: the app, who may call, and how the service behaves."""
+    """What requests share: the app, authentication, options, and counters."""
 
     app: App
     options: ServiceOptions = ServiceOptions()
@@ -143,7 +143,7 @@ class Service(Struct, frozen=True, kw_only=True):
     receiving: ReceiveBudget
 
     def context(self, principal: Principal, correlation_id: str) -> "RequestContext":
-        """Return a call of this principal. A service that is being stopped begins nothing any more."""
+        """Return the context of a request of this caller. A service that is being stopped accepts none."""
         if self.stopping.is_set():
             raise stopping(is_begun=False)
         try:
@@ -184,7 +184,7 @@ def _bound(field: str, bound: str | None, asked: str) -> str:
 
 
 class ResponseBudget:
-    """How many bytes an answer may still have."""
+    """How many bytes a response may still have."""
 
     def __init__(self, most: int) -> None:
         self.bytes = most
@@ -201,7 +201,7 @@ class ResponseBudget:
 
 
 class RequestContext:
-    """One operation being asked for."""
+    """One request for an operation."""
 
     __slots__ = ("budget", "correlation_id", "disconnected", "list_turn", "principal", "runtime", "service")
 
@@ -211,7 +211,7 @@ class RequestContext:
         self.principal = principal
         self.correlation_id = correlation_id
         self.disconnected: Callable[[], Awaitable[None]] | None = None
-        """Ends when nobody waits for the answer any more, if the transport can tell."""
+        """Completes when the caller disconnects, if the transport notices."""
         self.budget = ResponseBudget(service.options.answer_bytes)
         """How large the answer may be; of a batch, those that are not given yet."""
         self.list_turn: AbstractAsyncContextManager[Any] = nullcontext()
@@ -291,7 +291,7 @@ class RequestContext:
 
     def _require_trust(self) -> None:
         if not self.principal.is_open and not self.principal.is_admin:
-            raise NotPermitted(f"{self.principal.name!r} cannot act for somebody else", field="actor")
+            raise NotPermitted(f"{self.principal.name!r} cannot act for another", field="actor")
 
     def log_refusal(self, what: str, refusal: HoldfastError, *, is_counted: bool) -> None:
         """Log that the caller may not do something, and count it if a run may have heard of it."""

@@ -80,7 +80,7 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
     """Where browsers find the service, such as https://holdfast.example.com, if a proxy stands before it."""
 
     trusted_proxies: tuple[str, ...] = ()
-    """Addresses and networks of proxies whose `Forwarded` and `X-Forwarded-*` headers are believed."""
+    """Addresses and networks of proxies whose `Forwarded` and `X-Forwarded-*` headers are trusted."""
 
     tls_certificate: str = ""
     """The file with the certificate and its chain, to be served by https."""
@@ -95,7 +95,7 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
     """The OpenID provider that says who callers are, beside tokens of our own."""
 
     is_open: bool = False
-    """Let in whoever comes. Without this a service that has no way to tell callers apart does not start (API-4)."""
+    """Admit every caller. Without this a service that has no authentication does not start (API-4)."""
 
     tokens_s: float = 2.0
     """For how long a token that another process has revoked may still be taken. In this process it ends at once."""
@@ -107,12 +107,12 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
     """How long a token that is made over the API may be good for."""
 
     session_s: float = 12 * 3_600.0
-    """How long somebody who has signed in with a browser stays so: a working day."""
+    """How long a session of a browser lasts: a working day."""
 
     refusals_per_minute: int = 30
-    """How often somebody may be refused before they are told to come back later with whatever they send to runs.
+    """How often a caller may be refused before everything that they send to runs is rate limited.
 
-    The engine records each of its refusals in the run's history, and a history must not be filled by nobody's right.
+    The engine records its refusals in the run's history, which a caller without permission must not fill.
     """
 
     body_bytes: int = 2 * 1024 * 1024
@@ -186,7 +186,7 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
     """How long a reader of an event stream may take nothing before it is dropped."""
 
     watch_poll_s: float = 0.5
-    """How often changes are looked for without anybody having rung, while somebody watches."""
+    """How often changes are polled without a notification, while there are subscribers."""
 
     watch_rest_s: float = 0.02
     """How long to wait at least between two looks for changes: what comes in between is looked at together."""

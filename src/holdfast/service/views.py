@@ -121,7 +121,7 @@ class RunView(Struct, frozen=True, kw_only=True):
     last_error: Failure | None = None
     node: str | None = None
     failed_step_ids: tuple[str, ...] = ()
-    """Failed steps that wait for somebody to retry or skip them."""
+    """Failed steps that wait for an operator to retry or skip them."""
 
 
 def run_view(head: RunHead) -> RunView:
@@ -329,7 +329,7 @@ def listed_task(task: TaskView) -> TaskItem:
 
 
 class LetterView(Struct, frozen=True, kw_only=True):
-    """A message that nobody could handle, and why. Its envelope is shown only where one letter is asked for."""
+    """A message that could not be handled, and why. Its envelope is shown only by `letters.get`."""
 
     letter_id: str
     run_id: str

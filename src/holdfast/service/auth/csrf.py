@@ -71,9 +71,9 @@ def shown(headers: Mapping[bytes, bytes]) -> str:
     """Return who these headers say that asks, as it may be shown: never more of a token than names it."""
     given = given_token(headers)
     if given is None:
-        return "nobody"
+        return "a caller without a token"
     found = read_token(given[0])
-    return "somebody with what is no token" if found is None else f"{PREFIX}{found[0]}"
+    return "a caller with something that is no token" if found is None else f"{PREFIX}{found[0]}"
 
 
 def check_origin(headers: Mapping[bytes, bytes]) -> None:
@@ -97,10 +97,10 @@ def check_site(headers: Mapping[bytes, bytes]) -> None:
 
 
 def check_open(headers: Mapping[bytes, bytes], is_local: bool) -> None:
-    """Refuse what a page of another site asks of a service that lets everybody in.
+    """Refuse requests from pages of other sites to a service with open access.
 
     A browser says where a page comes from. Where the service is for this machine only, it is called by a name of this
-    machine: another name means that somebody has let theirs point here, so that their page seems to be of this service.
+    machine: another name is one that points here so that a foreign page seems to be of this service.
     """
     host = headers.get(b"host", b"")
     check_site(headers)
@@ -113,13 +113,13 @@ def check_open(headers: Mapping[bytes, bytes], is_local: bool) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether only this machine reaches what listens there."""
+    """Return whether only this machine reaches what listens there."""
     address = _address(host)
     return host == "localhost" if address is None else address.is_loopback
 
 
 def _is_own_name(host: str) -> bool:
-    """Say whether a host, with or without a port, is an address or `localhost`, which nobody else can give out."""
+    """Return whether a host, with or without a port, is an address or `localhost`, which no DNS server can redirect."""
     name = host.lower()
     name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
     return name == "localhost" or name.endswith(".localhost") or _address(name) is not None

@@ -303,14 +303,14 @@ class OidcAccess(TokenAccess):
         if not compare_digest(given.get("state", "").encode(), login.state.encode()):
             raise NotAuthenticated("this sign-in was not begun here; begin again")
         if "code" not in given:
-            raise NotAuthenticated("the OpenID provider has not signed anybody in")
+            raise NotAuthenticated("the OpenID provider has not signed the user in")
         token = await self.provider.exchange(given["code"], login.verifier, redirect_uri)
         if len(token) > LONGEST_TOKEN:
             raise MalformedRequest("the provider's token is too long")
         return self.principal_of(await self.claims_of(token, self.options.client_id, login.nonce))
 
     async def make_session(self, principal: Principal, seconds: float, entry: AuditEntry) -> str:
-        """Return a session of somebody whom the provider has signed in."""
+        """Return a session of a user whom the provider has signed in."""
         text, _ = await make_token(
             self.store,
             principal.name,
@@ -350,7 +350,7 @@ def _seconds(now: int) -> float:
 
 
 class SignInWays(Struct, frozen=True):
-    """How somebody can sign in: with a token, and with an OpenID provider."""
+    """The ways to sign in: with a token, and with an OpenID provider."""
 
     oidc: bool
 
@@ -370,7 +370,7 @@ class _Browser:
         return self._access is not None and bool(self._access.options.client_id)
 
     async def ways(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer how somebody can sign in. It is for everybody, and says nothing else."""
+        """Answer with the ways to sign in. No authentication is needed."""
         await Exchange(self._service, scope, receive, send).answer(200, SignInWays(self.can_sign_in))
 
     async def begin(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -400,7 +400,7 @@ class _Browser:
         try:
             principal = await access.finish(exchange.query, login, self._redirect_uri)
         except NotAuthenticated as refusal:
-            who = "somebody by OpenID"
+            who = "a caller by OpenID"
             self._service.refusals.log(who, "sign in", refusal.message, exchange.correlation_id, client)
             await note_failure(access, who, exchange, scope)
             raise

@@ -1,4 +1,4 @@
-"""What tokens are good for: scopes, each named by operations of the catalogue, and roles, which are sets of them."""
+"""What tokens permit: scopes, each required by some operations, and roles, which are sets of scopes."""
 
 from typing import Literal, get_args
 

@@ -23,7 +23,7 @@ from holdfast.service.http.proxies import Proxies, cookie_name
 from holdfast.store.types import TokenQuery
 
 SIGN_IN_BYTES = 1_024
-"""How large a request to sign in may be. It comes from callers whom nobody knows yet, and holds one token."""
+"""How large a request to sign in may be. It comes from callers who are not authenticated yet, and holds one token."""
 
 SIGN_INS_PER_MINUTE = 30
 """How often a token may be signed in with. Each time is a record in the store."""
@@ -44,7 +44,7 @@ class SignIn(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SessionView(Struct, frozen=True, kw_only=True):
-    """Who is signed in, and what they may do. `is_open` says that everybody may do everything."""
+    """Who is signed in, and what they may do. With `is_open` every caller may do everything."""
 
     name: str
     scopes: list[str] | None
@@ -91,7 +91,7 @@ class Sessions:
             principal = await access.bearer(given.token)
         except NotAuthenticated as problem:
             found = read_token(given.token)
-            who = "somebody with what is no token" if found is None else f"{PREFIX}{found[0]}"
+            who = "a caller with something that is no token" if found is None else f"{PREFIX}{found[0]}"
             self._service.refusals.log(who, "sign in", problem.message, exchange.correlation_id, client_of(scope))
             await note_failure(access, who, exchange, scope)
             raise

@@ -74,7 +74,7 @@ def check_chosen_id(tenant: str | None, run_id: str | None) -> None:
 
 
 def belongs_to(owner: _OfTenant, thing: _OfTenant) -> bool:
-    """Say whether a tenant, or who has only a part of it, sees a thing; who has no tenant sees everything."""
+    """Return whether a caller sees a thing: of their tenant, or of their part of it. One without a tenant sees all."""
     return (
         owner.tenant in (None, thing.tenant)
         and owner.project in (None, thing.project)

@@ -221,7 +221,7 @@ class TokenAccess:
         return await self._bearer(*found, is_session=False)
 
     async def has_any(self) -> bool:
-        """Say whether there is any token."""
+        """Return whether there is any token."""
         return bool(await self.store.find_tokens(TokenQuery(limit=1)))
 
     def forget(self, token_id: str) -> None:

@@ -65,7 +65,7 @@ SECURITY_HEADERS = (
 
 
 class ClientGone(Exception):
-    """Nobody is there any more to be answered."""
+    """The caller has disconnected."""
 
 
 def correlation_of(headers: Headers, ids: Ids) -> str:
@@ -105,7 +105,7 @@ class Exchange:
         self._send = send
 
     async def principal(self) -> Principal:
-        """Say who asks. Whoever answers requests comes through here, or sees to it what a session may do."""
+        """Authenticate the caller. Every endpoint calls this, or checks itself what a session may do."""
         try:
             check_head(self._scope["headers"], self.query)
             principal = await self.service.authenticate(self.headers)

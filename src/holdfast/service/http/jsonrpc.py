@@ -1,4 +1,4 @@
-"""JSON-RPC 2.0, derived from the catalogue: the method is the operation's name, and parameters go by name.
+"""JSON-RPC 2.0, derived from the operations: the method is the operation's name, and parameters go by name.
 
 An answer carries the id of its own request. Calls of a batch are carried out at the same time, so that they share
 commits; what must come after something else is asked for afterwards.

@@ -1,4 +1,4 @@
-"""The catalogue as OpenAPI 3.1: every operation, what it takes and gives, and every answer that it may give."""
+"""The operations as OpenAPI 3.1: the request of each, its response, and every error that it may answer with."""
 
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
@@ -53,7 +53,7 @@ def describe(operations: Mapping[str, Operation], title: str = "Holdfast") -> Js
 
 
 def _is_used(name: str, asks: set[str], paths: Json) -> bool:
-    """Say whether a schema is referred to: what is asked is spread over parameters and bodies instead."""
+    """Return whether a schema is referenced: requests are spread over parameters and bodies instead."""
     return name not in asks or msgspec.json.encode(REF.format(name=name)) in msgspec.json.encode(paths)
 
 

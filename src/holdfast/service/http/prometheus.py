@@ -72,7 +72,7 @@ class Metrics:
     def _of_process(self, context: RequestContext) -> Iterator[Metric]:
         counts, service = observer_of(context.runtime.store).counts, self._service
         yield _gauge("activities_running", "Activities running here.", _one(context.runtime.activities_running))
-        yield _gauge("event_streams", "Event streams that are open here.", _one(service.change_feeds.watching))
+        yield _gauge("event_streams", "Event streams that are open here.", _one(service.change_feeds.subscribers))
         yield _counter("runs_created_total", "Runs created here.", _one(counts.runs_created))
         yield _counter("runs_finished_total", "Runs finished here.", _by("status", counts.finished))
         yield _counter("events_total", "Events recorded here, by type.", _by("type", counts.events))

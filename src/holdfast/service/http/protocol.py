@@ -144,9 +144,9 @@ class _Counted:
 
     def on_response_complete(self: Any) -> None:
         super().on_response_complete()  # type: ignore[misc]
-        if self.pipeline:  # which is answered before more is read: each answer would let in hundreds of requests
+        if self.pipeline:  # read no more before it is answered: each answer would admit hundreds of requests
             self.flow.pause_reading()
 
     def connection_lost(self: Any, exc: Exception | None) -> None:
         super().connection_lost(exc)  # type: ignore[misc]
-        self.pipeline.clear()  # what was asked behind the request under way: nobody is there to be answered
+        self.pipeline.clear()  # requests behind the present one: their caller is gone

@@ -1,7 +1,7 @@
 """Proxies that stand before the service: whom they name as the client, and how the client came to them.
 
 What `Forwarded` and `X-Forwarded-*` say counts only if it comes from a proxy that the options name. Of several
-addresses the last one that is no such proxy counts: what stands before it, anybody may have written.
+addresses the last one that is no such proxy counts: what stands before it may be forged.
 """
 
 from collections.abc import Iterable, Sequence

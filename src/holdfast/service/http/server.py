@@ -43,14 +43,14 @@ class _Server(uvicorn.Server):
 
 
 def check_access(options: ServiceOptions, authenticate: Authenticate | None) -> Authenticate:
-    """Return who is let in. Everybody is only where that was chosen, and it is said (API-4)."""
+    """Return the authentication of a service. Access is open only if that was chosen, and then it is logged (API-4)."""
     if authenticate is not None and options.is_open:
-        raise InvalidInput("access is either open, or somebody says who may call this service", field="is_open")
+        raise InvalidInput("access is either open or authenticated, not both", field="is_open")
     if authenticate is not None:
         return authenticate
     if not options.is_open:
-        raise InvalidInput("nobody says who may call this service; choose open access to let everybody in")
-    logger.warning("access is open: whoever reaches %s:%d may do everything", options.host, options.port)
+        raise InvalidInput("this service has no authentication; name one, or choose open access")
+    logger.warning("access is open: every caller who reaches %s:%d may do everything", options.host, options.port)
     is_local = is_loopback(options.host)
 
     async def let_in_here(headers: Headers) -> Principal:
@@ -173,7 +173,7 @@ async def serve(
         async with app.node(store, options=node) as opened:
             service = make_service(app, options, let)
             if type(let) is TokenAccess and not await let.has_any():
-                raise InvalidInput(f"nobody has a token yet: {_how_to_begin(store)}; or choose open access (--open)")
+                raise InvalidInput(f"there is no token yet: {_how_to_begin(store)}; or choose open access (--open)")
             async with listening(service, routes, listener) as port:
                 scheme = "https" if options.tls_certificate else "http"
                 logger.info("app %s is served at %s://%s:%d", app.name, scheme, options.host, port)

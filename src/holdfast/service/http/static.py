@@ -1,8 +1,8 @@
 """The page for people: files of the package, served as they are, without a build and without anything from elsewhere.
 
 The files stand below an address that names their content, so browsers keep them for good; only the document that names
-this address is asked for again each time. The files hold no data and are for everybody: what they show comes from the
-same operations that all other callers use.
+this address is requested again each time. The files hold no data and need no authentication: what they show comes from
+the same operations that all other callers use.
 """
 
 import gzip

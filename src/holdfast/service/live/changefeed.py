@@ -1,12 +1,12 @@
-"""Who watches runs and lists, and the one look at the store for all of them.
+"""The change feed: one poll of the store for all subscribers of runs and lists.
 
-While anybody watches, one task in the process asks the store which histories have grown (`Store.changes`): when
-something is committed here, when the store rings, and now and then. What has grown is read once, whoever watches it.
-Looking takes a small part of the time, however much happens: what comes in between is looked at together.
+While there are subscribers, one task in the process asks the store which histories have grown (`Store.changes`): after
+a commit here, when the store notifies, and now and then. What has grown is read once for all subscribers. Polling takes
+a small part of the time, however much happens: changes that come in between are read together.
 
-Nobody has a buffer of their own that could grow. Who follows a run asks for what is behind the number that they have,
-and gets it from what was read last, or from the store; who watches lists is told to read them again when too much has
-changed at once.
+No subscriber has a buffer that could grow. One that follows a run asks for the events after the last that it has, and
+gets them from what was read last, or from the store; one that watches lists reads them again when too much has changed
+at once.
 """
 
 import asyncio
@@ -31,25 +31,25 @@ from holdfast.store.types import DeadLetterQuery, load_each
 from holdfast.store.wakeups import Listener
 
 PAGE_EVENTS = 100
-"""How many events are read at a time, and how many of a run are kept for those who follow it."""
+"""How many events are read at a time, and how many of a run are kept for its followers."""
 
 PAGE_BYTES = 1024 * 1024
 """How large the events are together, about, that are read at a time."""
 
 TASKS_BYTES = 4 * 1024 * 1024
-"""How large the tasks of a run may be together for those who watch them to be told of each."""
+"""How large the tasks of a run may be together to be sent one by one to subscribers."""
 
 KEPT_BYTES = 256 * 1024
-"""How much of a run is kept at most, for those who follow it."""
+"""How much of a run is kept at most, for its followers."""
 
 MOST_RUNS = 500
-"""How many runs may have changed at once before those who watch lists are told to read them again."""
+"""How many runs may have changed at once before subscribers of lists read them again."""
 
 LONGEST_WAIT_US = 5_000_000
 """How much later than others a letter may be stored and still be found."""
 
 REST = 20
-"""How many times as long as a look took to wait before the next."""
+"""The pause before the next poll, as a multiple of the time that the last one took."""
 
 LAST = (RunCompleted, RunFailed, RunCancelled)
 """What ends a history."""
@@ -60,7 +60,7 @@ logger = logging.getLogger("holdfast.service")
 
 
 class FollowedRun:
-    """A run that somebody follows, and the last part of its history as it goes over the wire."""
+    """A run that is followed, and the last part of its history as it goes over the wire."""
 
     def __init__(self, store: Store, alerts: Alerts, head: RunHead) -> None:
         self.run_id = head.run_id
@@ -75,14 +75,14 @@ class FollowedRun:
         self._reading = asyncio.Lock()
 
     def grow(self, version: int) -> None:
-        """Note how far the history goes, and wake those who follow it."""
+        """Note the length of the history, and wake its followers."""
         if version > self.version or self.is_stale:
             self.version = max(version, self.version)
             for wake in self.followers:
                 wake.set()
 
     async def after(self, seq: int) -> Sequence[Frame]:
-        """Return what comes behind a number: nothing at the end, and at a gap, which makes the run stale (EVT-6)."""
+        """Return the events after a `run_seq`: none at the end or at a gap, which makes the run stale (EVT-6)."""
         if seq >= self.version:
             return ()
         async with self._reading:
@@ -95,7 +95,7 @@ class FollowedRun:
                 return ()
             self.is_stale = False
             frames = [event_frame(event, isinstance(event.data, LAST)) for event in usable]
-            if seq == self._read_to:  # else somebody catches up, who is not late
+            if seq == self._read_to:  # otherwise a follower catches up, which is no lag
                 await self._note_lag(usable)
             if frames[-1].seq > self._read_to:
                 self._read_to = frames[-1].seq
@@ -103,7 +103,7 @@ class FollowedRun:
             return frames
 
     def _keep(self, seq: int, frames: list[Frame]) -> None:
-        """Keep what was read for others who follow the run, as far as it is not too much."""
+        """Keep what was read for other followers of the run, up to a limit."""
         before = self._kept if self._kept and self._kept[-1].seq == seq else []
         kept = [*before, *frames][-PAGE_EVENTS:] if len(self.followers) > 1 else []
         size = sum(len(frame.text) for frame in kept)
@@ -127,13 +127,13 @@ class FollowedRun:
 
 
 class ChangeFeed:
-    """Looks at one store for everybody who watches, as long as somebody does."""
+    """Polls one store for all subscribers, as long as there are any."""
 
     def __init__(
         self, runtime: Runtime, alerts: Alerts, options: ServiceOptions, stopping: asyncio.Event, is_open: IsOpen
     ) -> None:
         self.is_over = False
-        self.looks = 0
+        self.polls = 0
         self._store = runtime.store
         self._tasks = runtime.tasks()
         self._alerts = alerts
@@ -141,25 +141,25 @@ class ChangeFeed:
         self._is_open = is_open
         self._stopping = stopping
         self._followed: dict[str, FollowedRun] = {}
-        self._listings: set[ListSubscription] = set()
-        self._bell = asyncio.Event()
+        self._subscriptions: set[ListSubscription] = set()
+        self._notified = asyncio.Event()
         self._place = ""
         self._letters_from: Instant = 0
         self._letters: set[str] = set()
         self._begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._watch(), name="watcher")
+        self._task = asyncio.create_task(self._run(), name="change feed")
 
     @property
-    def watching(self) -> int:
-        """How many watch something."""
-        return len(self._listings) + sum(len(followed.followers) for followed in self._followed.values())
+    def subscribers(self) -> int:
+        """How many subscribers there are."""
+        return len(self._subscriptions) + sum(len(followed.followers) for followed in self._followed.values())
 
     async def begun(self) -> None:
-        """Wait until nothing is missed any more."""
+        """Wait until the feed has a cursor, so that no change is missed."""
         await asyncio.shield(self._begun)
 
     def follow(self, head: RunHead, wake: asyncio.Event) -> FollowedRun:
-        """Wake somebody from now on whenever a run's history has grown."""
+        """Set an event from now on whenever a run's history has grown."""
         followed = self._followed.get(head.run_id)
         if followed is None:
             followed = self._followed[head.run_id] = FollowedRun(self._store, self._alerts, head)
@@ -168,84 +168,84 @@ class ChangeFeed:
         return followed
 
     def unfollow(self, followed: FollowedRun, wake: asyncio.Event) -> None:
-        """Forget somebody who follows a run."""
+        """Remove a follower of a run."""
         followed.followers.discard(wake)
         if not followed.followers:
             self._followed.pop(followed.run_id, None)
-        self._end_if_alone()
+        self._close_if_unused()
 
-    def subscribe(self, listing: ListSubscription) -> None:
-        """Tell somebody from now on what changes in lists."""
-        self._listings.add(listing)
+    def subscribe(self, subscription: ListSubscription) -> None:
+        """Publish changes of lists to a subscription from now on."""
+        self._subscriptions.add(subscription)
 
-    def unsubscribe(self, listing: ListSubscription) -> None:
-        """Forget somebody who watches lists."""
-        self._listings.discard(listing)
-        self._end_if_alone()
+    def unsubscribe(self, subscription: ListSubscription) -> None:
+        """Remove a subscription."""
+        self._subscriptions.discard(subscription)
+        self._close_if_unused()
 
     async def publish_dead_letter(self, letter: DeadLetter) -> None:
-        """Tell who watches the letters how one of them is now."""
+        """Publish the present state of a dead letter."""
         heads = await self._heads([letter.run_id])
-        self._hand_out(ListChange("letters", head, letter) for head in heads.values())
+        self._publish(ListChange("letters", head, letter) for head in heads.values())
 
     def close(self) -> None:
-        """End it for everybody."""
+        """End the feed for all subscribers."""
         self.is_over = True
         self._task.cancel()
         if not self._begun.done():
             self._begun.set_exception(EngineError("the service stops"))
-            self._begun.exception()  # somebody may wait for it, or nobody
+            self._begun.exception()  # mark it as retrieved: nothing may be waiting for it
         self._wake_all()
 
     def _wake_all(self) -> None:
         for followed in self._followed.values():
             for wake in followed.followers:
                 wake.set()
-        for listing in self._listings:
-            listing.wake.set()
+        for subscription in self._subscriptions:
+            subscription.wake.set()
 
-    def _end_if_alone(self) -> None:
-        if not self._followed and not self._listings:
+    def _close_if_unused(self) -> None:
+        if not self._followed and not self._subscriptions:
             self.close()
 
-    # --- looking
+    # --- polling
 
-    async def _watch(self) -> None:
+    async def _run(self) -> None:
         listener = self._store.wakeups.listen()
-        end_telling = observer_of(self._store).tell(lambda turns: self._bell.set())
-        helpers = [asyncio.create_task(self._hear(listener)), asyncio.create_task(self._end_with_service())]
+        end_observing = observer_of(self._store).tell(lambda turns: self._notified.set())
+        helpers = [asyncio.create_task(self._listen(listener)), asyncio.create_task(self._end_with_service())]
         loop = asyncio.get_running_loop()
         try:
             while self._is_open():
                 began = loop.time()
                 try:
-                    await self._look()
+                    await self._poll()
                 except StoreError:
-                    logger.warning("changes could not be looked for; trying again", exc_info=True)
-                    self._bell.clear()
+                    logger.warning("changes could not be read; retrying", exc_info=True)
+                    self._notified.clear()
                 rest_s = max(self._options.watch_rest_s, REST * (loop.time() - began))
                 await asyncio.sleep(min(rest_s, max(self._options.watch_poll_s, self._options.watch_rest_s)))
-                await self._bell.wait()
-                self._bell.clear()
+                await self._notified.wait()
+                self._notified.clear()
         finally:
             for helper in helpers:
                 helper.cancel()
-            end_telling()
+            end_observing()
             listener.close()
             self.close()
 
-    async def _hear(self, listener: Listener) -> None:
+    async def _listen(self, listener: Listener) -> None:
         while True:
             await listener.wait(self._options.watch_poll_s)
-            self._bell.set()
+            self._notified.set()
 
     async def _end_with_service(self) -> None:
         await self._stopping.wait()
         self.close()
 
-    async def _look(self) -> None:
-        """Find out what has grown since the last look, and tell who watches it."""
-        self.looks += 1
+    async def _poll(self) -> None:
+        """Read what has grown since the last poll, and publish it."""
+        self.polls += 1
         if not self._place:
             self._place = (await self._store.changes()).cursor
             self._letters_from = await self._store.now()
@@ -257,7 +257,7 @@ class ChangeFeed:
             found = await self._store.changes(self._place, MOST_RUNS)
             self._place, has_more = found.cursor, found.has_more
             if found.is_lost:
-                await self._look_at_all()
+                await self._resync()
                 return
             for change in found.runs:
                 followed = self._followed.get(change.run_id)
@@ -267,13 +267,13 @@ class ChangeFeed:
         for followed in self._followed.values():
             if followed.is_stale:
                 followed.grow(followed.version)
-        if self._listings:
-            await self._tell_listings(grown)
+        if self._subscriptions:
+            await self._publish_changes(grown)
 
-    async def _look_at_all(self) -> None:
-        """Look at every run that somebody follows: what has grown cannot be said."""
-        for listing in self._listings:
-            listing.reset()
+    async def _resync(self) -> None:
+        """Check every run that is followed: the store cannot name what has grown."""
+        for subscription in self._subscriptions:
+            subscription.reset()
         for head in (await self._heads(list(self._followed))).values():
             followed = self._followed.get(head.run_id)
             if followed is not None:
@@ -287,41 +287,45 @@ class ChangeFeed:
                     heads[run.head.run_id] = run.head
         return heads
 
-    async def _tell_listings(self, grown: dict[str, Change]) -> None:
-        letters = await self._new_letters() if any(listing.wants("letters") for listing in self._listings) else []
+    async def _publish_changes(self, grown: dict[str, Change]) -> None:
+        letters = (
+            await self._new_letters()
+            if any(subscription.wants("letters") for subscription in self._subscriptions)
+            else []
+        )
         run_ids = list(dict.fromkeys([*grown, *(letter.run_id for letter in letters)]))
         if len(run_ids) > MOST_RUNS:
-            for listing in self._listings:
-                listing.reset()
+            for subscription in self._subscriptions:
+                subscription.reset()
             return
         if not run_ids:
             return
         heads = await self._heads(run_ids)
-        told = [ListChange("runs", heads[run_id], heads[run_id]) for run_id in grown if run_id in heads]
-        if any(listing.wants("tasks") for listing in self._listings):
+        changes = [ListChange("runs", heads[run_id], heads[run_id]) for run_id in grown if run_id in heads]
+        if any(subscription.wants("tasks") for subscription in self._subscriptions):
             for change in grown.values():
                 if change.has_tasks and change.run_id in heads:
                     tasks = await self._tasks.find(
                         TaskQuery(run_id=change.run_id, limit=MOST_RUNS, most_bytes=TASKS_BYTES)
                     )
                     if sum(len(task.payload) + len(task.form) for task in tasks) >= TASKS_BYTES:
-                        self._reset_watching("tasks")  # there may be more than was read
-                    told += [ListChange("tasks", heads[change.run_id], task) for task in tasks]
-        told += [ListChange("letters", heads[letter.run_id], letter) for letter in letters if letter.run_id in heads]
-        self._hand_out(told)
+                        self._reset("tasks")  # there may be more than was read
+                    changes += [ListChange("tasks", heads[change.run_id], task) for task in tasks]
+        changes += [ListChange("letters", heads[letter.run_id], letter) for letter in letters if letter.run_id in heads]
+        self._publish(changes)
 
-    def _reset_watching(self, kind: Kind) -> None:
-        for listing in self._listings:
-            if listing.wants(kind):
-                listing.reset()
+    def _reset(self, kind: Kind) -> None:
+        for subscription in self._subscriptions:
+            if subscription.wants(kind):
+                subscription.reset()
 
-    def _hand_out(self, told: Iterable[ListChange]) -> None:
-        for each in told:
-            for listing in self._listings:
-                listing.offer(each)
+    def _publish(self, changes: Iterable[ListChange]) -> None:
+        for each in changes:
+            for subscription in self._subscriptions:
+                subscription.offer(each)
 
     async def _new_letters(self) -> list[DeadLetter]:
-        """Return the dead letters that nobody was told of. Those of the last seconds are looked at again."""
+        """Return the dead letters that were not published. Those of the last seconds are read again."""
         query = DeadLetterQuery(after=(self._letters_from, ""), limit=MOST_RUNS)
         found = await self._store.find(query)
         new = [letter for letter in found if letter.letter_id not in self._letters]
@@ -332,33 +336,33 @@ class ChangeFeed:
 
 
 class ChangeFeeds:
-    """The watcher of what an app has open, while somebody watches."""
+    """The change feed of the app's runtime, while there are subscribers."""
 
     def __init__(self, app: App, alerts: Alerts, options: ServiceOptions, stopping: asyncio.Event) -> None:
         self._app = app
         self._alerts = alerts
         self._options = options
         self._stopping = stopping
-        self._watcher: ChangeFeed | None = None
+        self._feed: ChangeFeed | None = None
 
     @property
-    def watching(self) -> int:
-        """How many watch something."""
-        return 0 if self._watcher is None else self._watcher.watching
+    def subscribers(self) -> int:
+        """How many subscribers there are."""
+        return 0 if self._feed is None else self._feed.subscribers
 
     async def publish_dead_letter(self, letter: DeadLetter) -> None:
-        """Tell who watches the letters, if anybody does, how one of them is now."""
-        if self._watcher is not None and not self._watcher.is_over:
-            await self._watcher.publish_dead_letter(letter)
+        """Publish the present state of a dead letter, if there are subscribers."""
+        if self._feed is not None and not self._feed.is_over:
+            await self._feed.publish_dead_letter(letter)
 
     def of(self, runtime: Runtime) -> ChangeFeed:
-        """Return the watcher of what is open, a new one if there is none. So many may watch, and no more."""
-        if self.watching >= self._options.streams:
+        """Return the feed of a runtime, a new one if there is none; raise `RateLimited` at the limit of subscribers."""
+        if self.subscribers >= self._options.streams:
             raise RateLimited(
                 f"{self._options.streams} event streams are open, and no more are served", retry_after_ms=5_000
             )
-        if self._watcher is None or self._watcher.is_over:
-            self._watcher = ChangeFeed(
+        if self._feed is None or self._feed.is_over:
+            self._feed = ChangeFeed(
                 runtime, self._alerts, self._options, self._stopping, lambda: self._app.is_open_with(runtime)
             )
-        return self._watcher
+        return self._feed

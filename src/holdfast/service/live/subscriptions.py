@@ -1,4 +1,4 @@
-"""Somebody who watches lists: what they want to hear of, and what they have not been told yet."""
+"""Subscriptions to lists: what each wants to see, and what is pending for it."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,7 +13,7 @@ Kind = Literal["runs", "tasks", "letters"]
 
 MOST_PENDING = 500
 PENDING_BYTES = 1024 * 1024
-"""How much one who watches may be behind; with more they are told to read their lists again."""
+"""How much may be pending for one subscription; beyond it the subscriber reads its lists again."""
 
 RESET = frame({}, event="reset")
 
@@ -25,7 +25,7 @@ _VIEWS: dict[Kind, tuple[str, str, Callable[[Any], Any]]] = {
 
 
 class ListChange:
-    """Something that has changed, and the run that it belongs to. It is put into words once, for all who hear of it."""
+    """An item that has changed, and its run. It is encoded once, for all subscribers."""
 
     def __init__(self, kind: Kind, head: RunHead, record: Any) -> None:
         self.kind = kind
@@ -37,17 +37,17 @@ class ListChange:
 
     @cached_property
     def is_there(self) -> bytes:
-        """How it is now."""
+        """The item as it is now."""
         return frame(self._view(self.record), event=self._name)
 
     @cached_property
     def has_left(self) -> bytes:
-        """It does not belong to the list, or no longer."""
+        """It is not in the list, or no longer."""
         return frame(self._id, event=f"{self._name}_left")
 
 
 class ListSubscription:
-    """One who watches lists. `is_seen` says of what they hear, `is_listed` what of it their lists hold."""
+    """A subscription to lists. `is_seen` decides which runs it may see, `is_listed` which items its lists hold."""
 
     def __init__(
         self, kinds: frozenset[str], is_seen: Callable[[RunHead], bool], is_listed: Callable[[ListChange], bool]
@@ -61,11 +61,11 @@ class ListSubscription:
         self._is_reset = True
 
     def wants(self, kind: Kind) -> bool:
-        """Say whether they hear of this."""
+        """Return whether this kind is subscribed to."""
         return kind in self._kinds
 
     def offer(self, told: ListChange) -> None:
-        """Tell them, if it concerns them. What changes again before it is sent is sent once."""
+        """Queue a change, if it is subscribed to. An item that changes again before it is sent is sent once."""
         if self._is_reset or told.kind not in self._kinds or not self._is_seen(told.head):
             return
         is_listed = self._is_listed(told)
@@ -79,14 +79,14 @@ class ListSubscription:
         self.wake.set()
 
     def reset(self) -> None:
-        """Let them read their lists again, instead of telling them what has changed."""
+        """Make the subscriber read its lists again, instead of sending what has changed."""
         self._pending.clear()
         self._size = 0
         self._is_reset = True
         self.wake.set()
 
     def take(self) -> bytes:
-        """Return what they have not been told yet."""
+        """Return what is pending."""
         if self._is_reset:
             self._is_reset = False
             return RESET

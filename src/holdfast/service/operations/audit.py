@@ -44,7 +44,7 @@ class ListAudit(Request, frozen=True, kw_only=True):
     tenant: str | None = None
     run_id: str | None = None
     actor: str | None = None
-    token_id: Annotated[str, Meta(description="The caller's, whoever acted.")] | None = None
+    token_id: Annotated[str, Meta(description="The caller's, also if they acted for another.")] | None = None
     operation: Annotated[str, Meta(description="Such as runs.cancel.")] | None = None
     since: Moment | None = None
     until: Moment | None = None

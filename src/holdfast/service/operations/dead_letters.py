@@ -1,4 +1,4 @@
-"""Dead letters: messages that nobody could handle, for operators to settle."""
+"""Dead letters: messages that could not be handled, for operators to settle."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from holdfast.store.types import DeadLetterQuery
 
 
 class ListLetters(Request, frozen=True, kw_only=True):
-    """Which dead letters to list; with `settled` also those that somebody has settled."""
+    """Which dead letters to list; with `settled` also those that an operator has settled."""
 
     run_id: str | None = None
     reason: Reason | None = None
@@ -33,7 +33,7 @@ class LetterPage(Struct, frozen=True):
 
 @operation("letters.list", "GET /v1/dead-letters", scope="letters:read")
 async def list_(context: RequestContext, request: ListLetters) -> LetterPage:
-    """Find messages that nobody could handle, the oldest first."""
+    """Find messages that could not be handled, the oldest first."""
     rows, following = await read_page(
         context,
         "letters",
@@ -87,7 +87,7 @@ async def _settle(context: RequestContext, request: "SettleLetter", action: Sett
     await context.runtime.settle_dead_letter(
         request.letter_id, action, actor=context.name(request.actor), caller=context.principal
     )
-    if context.service.change_feeds.watching:
+    if context.service.change_feeds.subscribers:
         await context.service.change_feeds.publish_dead_letter(await _letter(context, request.letter_id))
     return SettledLetter(request.letter_id, action)
 
@@ -125,5 +125,5 @@ async def requeue(context: RequestContext, request: SettleLetter) -> SettledLett
     audit="its commit",
 )
 async def drop(context: RequestContext, request: SettleLetter) -> SettledLetter:
-    """Say that nobody will ever handle a message."""
+    """Settle a dead letter without handling its message."""
     return await _settle(context, request, "drop")

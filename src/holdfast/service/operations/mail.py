@@ -1,4 +1,4 @@
-"""The mailboxes of all runs together: what nobody has taken, wherever it is."""
+"""The mailboxes of all runs together: signals that no wait has taken."""
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,7 +15,7 @@ from holdfast.store.port import MailboxQuery
 
 
 class ListUnconsumed(Request, frozen=True, kw_only=True):
-    """Which signals to list; with `finished` also those of runs that have finished, which nobody will ever take."""
+    """Which signals to list; with `finished` also those of runs that have finished, which no wait will ever take."""
 
     name: str | None = None
     finished: bool = False

@@ -131,7 +131,7 @@ class WatchLists(Request, frozen=True, kw_only=True):
     settled: bool = False
 
     def names(self, head: RunHead) -> bool:
-        """Say whether a run is among those that are watched, whatever its status."""
+        """Return whether a run is among those that are watched, whatever its status."""
         return (
             self.workflow in (None, head.plan_id)
             and self.reference_key in (None, head.reference_key)
@@ -141,7 +141,7 @@ class WatchLists(Request, frozen=True, kw_only=True):
         )
 
     def lists(self, told: ListChange, actor: Actor | None) -> bool:
-        """Say whether something is in the lists that are watched, as it is now."""
+        """Return whether an item is in the lists that are watched, as it is now."""
         record: Any = told.record
         if told.kind == "runs":
             return self.status in (None, record.status)
@@ -188,8 +188,8 @@ async def watch_lists(context: RequestContext, request: WatchLists) -> RunView:
     """Watch what changes in lists of runs, tasks and dead letters: `run`, `task` and `letter`, as the lists show them.
 
     At `reset`, which comes first, read the lists: what changes from then on is told. It comes again if too much has
-    changed at once. `run_left`, `task_left` and `letter_left` say that something is not in the list any more. Whoever
-    has something newer, by its `last_event_seq`, keeps that. Each kind needs the scope of its list.
+    changed at once. `run_left`, `task_left` and `letter_left` say that an item is not in the list any more. A reader
+    that has a newer state, by its `last_event_seq`, keeps that. Each kind needs the scope of its list.
     """
     kinds = frozenset(kind.strip() for kind in request.kinds.split(","))
     if not kinds <= KINDS.keys():

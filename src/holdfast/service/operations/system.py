@@ -47,7 +47,7 @@ async def health(context: RequestContext, request: Nothing) -> Health:
 
 
 class StatsView(Struct, frozen=True, kw_only=True):
-    """Counts: runs by status, what is ready, leased or waiting, and what nobody could handle."""
+    """Counts: runs by status, what is ready, leased or waiting, and dead letters."""
 
     runs: dict[str, int]
     ready: int

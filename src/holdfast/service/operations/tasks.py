@@ -87,7 +87,7 @@ class OfTask(Request, frozen=True, kw_only=True):
 
 @operation("tasks.get", "GET /v1/tasks/{task_id}", scope="tasks:read", errors=(NotFound,))
 async def get(context: RequestContext, request: OfTask) -> TaskItem:
-    """Return one task; to somebody whom it does not concern it is not there."""
+    """Return one task; a caller whom it does not concern gets `NotFound`."""
     return task_item(await context.tasks.get(request.task_id, actor=context.actor()))
 
 
@@ -132,7 +132,7 @@ class AssignTask(DoTask, frozen=True, kw_only=True):
 
 @operation("tasks.assign", "POST /v1/tasks/{task_id}/assign", scope="tasks:write", errors=OF_A_TASK, audit="its commit")
 async def assign(context: RequestContext, request: AssignTask) -> TaskItem:
-    """Give a task that is nobody's to somebody."""
+    """Assign a task that has no assignee."""
     return task_item(
         await context.tasks.assign(
             request.task_id,
@@ -145,7 +145,7 @@ async def assign(context: RequestContext, request: AssignTask) -> TaskItem:
 
 @operation("tasks.claim", "POST /v1/tasks/{task_id}/claim", scope="tasks:write", errors=OF_A_TASK, audit="its commit")
 async def claim(context: RequestContext, request: DoTask) -> TaskItem:
-    """Take a task that is nobody's."""
+    """Take a task that has no assignee."""
     return task_item(
         await context.tasks.claim(
             request.task_id,
@@ -170,7 +170,7 @@ async def release(context: RequestContext, request: DoTask) -> TaskItem:
 
 
 class ReassignTask(DoTask, frozen=True, kw_only=True):
-    """To whom a task is given, or to nobody; and to which roles, if they change."""
+    """The new assignee of a task, or none; and its roles, if they change."""
 
     to: Name | None = None
     roles: Annotated[tuple[Name, ...], Meta(max_length=100)] | None = None
@@ -180,7 +180,7 @@ class ReassignTask(DoTask, frozen=True, kw_only=True):
     "tasks.reassign", "POST /v1/tasks/{task_id}/reassign", scope="tasks:write", errors=OF_A_TASK, audit="its commit"
 )
 async def reassign(context: RequestContext, request: ReassignTask) -> TaskItem:
-    """Give a task to somebody else, or to nobody, whoever has it; and to other roles, if some are given."""
+    """Give a task to another assignee, or to none, and to other roles, if some are given."""
     return task_item(
         await context.tasks.reassign(
             request.task_id,
