@@ -228,7 +228,7 @@ async def test_who_waits_for_a_signal_is_found_and_sent_one_by_form(screen: Page
     assert received[0]["payload"]["by"] == "ann"
     await screen.get_by_label("Signal", exact=True).fill("nothing")
     await screen.get_by_label("Signal", exact=True).press("Enter")
-    await expect(screen.get_by_text("Nobody waits for “nothing”")).to_be_visible()
+    await expect(screen.get_by_text("No run waits for “nothing”")).to_be_visible()
 
 
 @pytest.mark.contract("SIG-9")
@@ -269,7 +269,7 @@ async def test_signals_that_nobody_has_taken_are_found_over_all_runs(screen: Pag
     await desk.send(order, "approval", {"approved": True, "by": "ann"})
     await expect(mail.locator(".letters > li")).to_have_count(2)
     await mail.get_by_label("Of finished runs too").check()
-    await expect(mail.locator(".letters > li").first).to_contain_text("Completednobody will take it")
+    await expect(mail.locator(".letters > li").first).to_contain_text("Completedno wait will take it")
     assert screen.url.endswith("finished=1")
     await mail.get_by_role("link", name="ORD-7").click()
     await expect(screen.get_by_role("heading", name="ORD-7")).to_be_visible()
