@@ -7,6 +7,8 @@ at most a tenth of the time, however many runs are waited for, but it is never p
 
 import asyncio
 from collections.abc import Callable
+from contextlib import aclosing
+from operator import attrgetter
 
 from msgspec import Struct
 
@@ -14,8 +16,8 @@ from holdfast.core.events import Event
 from holdfast.core.state import TERMINAL
 from holdfast.engine.batcher import Batcher
 from holdfast.errors import EngineError, StoreCorrupt
-from holdfast.store.port import RunHead, Store
-from holdfast.store.types import load_each
+from holdfast.store.port import RunHead, RunQuery, Store
+from holdfast.store.types import load_each, pages
 
 PAGE_RUNS = 500
 REST = 10
@@ -118,6 +120,16 @@ class CompletionWaiters:
     async def _look(self, is_whole: bool) -> None:
         elsewhere = [run_id for run_id in self._waiting if is_whole or not self._owns(run_id)]
         for start in range(0, len(elsewhere), PAGE_RUNS):
-            for run in await load_each(self._store.load, elsewhere[start : start + PAGE_RUNS]):
-                if run is not None and not isinstance(run, StoreCorrupt) and run.head.status in TERMINAL:
-                    self.notify(run.head.run_id, run.head.version)
+            await self._look_at(elsewhere[start : start + PAGE_RUNS])
+
+    async def _look_at(self, run_ids: list[str]) -> None:
+        """Look which of these runs have finished. What waits in their mailboxes is not read for that."""
+        query, left = RunQuery(run_ids=tuple(run_ids), limit=len(run_ids)), len(run_ids)
+        async with aclosing(pages(self._store.find, query, attrgetter("run_id"))) as found:
+            async for page in found:
+                for head in page:
+                    if head.status in TERMINAL:
+                        self.notify(head.run_id, head.version)
+                left -= len(page)
+                if not left:
+                    return

@@ -4,7 +4,7 @@ The verbs are in `port.py`, which re-exports these types: they are used as `port
 """
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, Literal, TypeVar
 
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -555,7 +555,7 @@ class Found(list[Row]):
 
 async def pages(
     find: Callable[[Q], Awaitable[Found[Row]]], query: Q, cursor_of: Callable[[Row], Any]
-) -> AsyncIterator[Found[Row]]:
+) -> AsyncGenerator[Found[Row], None]:
     """Yield one page after the other. A page of which no row can be read does not end them."""
     while True:
         page = await find(query)
