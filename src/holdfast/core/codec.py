@@ -53,9 +53,10 @@ def encode(value: object) -> Raw:
     """Return the value as JSON, in its own order."""
     try:
         raw = _canonical.encode(value)  # which also refuses keys that are no text
-        if b"," in raw and b"{" in raw:  # else nothing has several keys, or several elements: there is no order
+        # `in` would ask first whether what is looked for is a number, by way of an error: `find` does not.
+        if raw.find(b",") >= 0 and raw.find(b"{") >= 0:  # else there are no several keys, nor elements: no order
             raw = _in_given_order(_encoder.encode(value), raw)
-        if b"null" in raw:  # a number that is not finite would be encoded as null, and decoded as None
+        if raw.find(b"null") >= 0:  # a number that is not finite would be encoded as null, and decoded as None
             _refuse_not_finite(msgspec.to_builtins(value, enc_hook=lambda _: None))
     except (TypeError, ValueError, OverflowError, RecursionError) as problem:
         raise InvalidInput(_unstorable(value, problem)) from problem

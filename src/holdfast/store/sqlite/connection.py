@@ -70,18 +70,15 @@ _FAULTS_OF_ONE = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.Inte
 
 
 def _register_plain_values() -> None:
-    """Let `sqlite3` know that None and bytes are stored as they are.
+    """Let `sqlite3` know how None, bytes and truth values are stored.
 
     Otherwise it looks for an adapter on each value, through attributes that do not exist: for most rows that takes
-    longer than all the rest of the binding.
+    longer than all the rest of the binding. Adapters hold for the whole process; these change no value.
     """
-    same: dict[type, Callable[[Any], Any]] = {type(None): {}.get, bytes: bytes.__bytes__}
-    for kind, as_it_is in same.items():
+    adapters: dict[type, Callable[[Any], Any]] = {type(None): {}.get, bytes: bytes.__bytes__, bool: int}
+    for kind, adapt in adapters.items():
         if (kind, sqlite3.PrepareProtocol) not in sqlite3.adapters:
-            sqlite3.register_adapter(kind, as_it_is)
-
-
-_register_plain_values()
+            sqlite3.register_adapter(kind, adapt)
 
 
 class Database:
@@ -103,6 +100,7 @@ class Database:
             create_private(path)
         except (OSError, ValueError) as problem:
             raise StoreUnavailable(f"{path}: the path cannot be used: {problem}", path=str(path)) from problem
+        _register_plain_values()
         try:
             connection = sqlite3.connect(path, timeout=0.0, isolation_level=None, cached_statements=256)
         except sqlite3.Error as problem:
