@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 from holdfast.engine.completion_waiters import CompletionWaiters
 from holdfast.store.memory import MemoryStore
-from holdfast.store.port import LoadedRun
+from holdfast.store.port import Found, Query
 from holdfast.testing.sim_loop import SimLoop
 
 AWAY_S = 30.0
@@ -19,12 +18,12 @@ class AwayStore(MemoryStore):
 
     looks = 0
 
-    async def load(self, run_ids: Sequence[str]) -> list[LoadedRun | None]:
+    async def find(self, query: Query[Row]) -> Found[Row]:
         """Count a look."""
         self.looks += 1
         if self.looks == 1:
             await asyncio.sleep(AWAY_S)
-        return [None for _ in run_ids]
+        return Found()
 
 
 def test_a_look_that_took_long_does_not_put_off_the_next() -> None:

@@ -9,7 +9,7 @@ A message that is stale (its step is closed, its token old) is decided with an e
 and nothing follows. Duplicates are harmless for the same reason.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable
 from typing import Any, get_args
 
 from msgspec import UNSET
@@ -160,37 +160,30 @@ def _on_signal(state: RunState, signal: m.Signal, writer: EventWriter) -> Decisi
     return writer.decision()
 
 
-def wait_for(state: RunState, signal: m.Signal) -> OpenStep | None:
+def wait_for(state: RunState, signal: m.Signal, but: Container[str] = ()) -> OpenStep | None:
     """Return the open wait that would take the signal: the one that it is addressed to, or the oldest of its name.
 
     A wait takes nothing that was accepted after its deadline: it is about to time out. Only the store's time of
-    acceptance decides, not the time of the turn or the clock of the node.
+    acceptance decides, not the time of the turn or the clock of the node. `but` are waits that take other signals.
     """
-    return next((step for step in _waits_for(state, signal) if not _ends_before(step, signal.accepted_at)), None)
+    if signal.step_id is None and signal.suffix <= state.cursors.get(signal.name, ""):
+        return None
+    for step_id in state.waits.get(signal.name, ()):
+        if (signal.step_id is None or signal.step_id == step_id) and step_id not in but:
+            step = state.open_steps[step_id]
+            if step.due_at is None or step.due_at >= signal.accepted_at:
+                return step
+    return None
 
 
 def is_taken(state: RunState, step: OpenStep, signals: Iterable[m.Signal]) -> bool:
     """Return whether one of these unconsumed signals was accepted in time for this wait."""
     taken: set[str] = set()
     for signal in signals:
-        waits = (step for step in _waits_for(state, signal) if step.step_id not in taken)
-        taker = next((wait for wait in waits if not _ends_before(wait, signal.accepted_at)), None)
+        taker = wait_for(state, signal, but=taken)
         if taker is not None:
             taken.add(taker.step_id)
     return step.step_id in taken
-
-
-def _waits_for(state: RunState, signal: m.Signal) -> Iterator[OpenStep]:
-    """Return the open waits that the signal fits, oldest first."""
-    if signal.step_id is None and signal.suffix <= state.cursors.get(signal.name, ""):
-        return
-    for step_id in state.waits.get(signal.name, ()):
-        if signal.step_id in (None, step_id):
-            yield state.open_steps[step_id]
-
-
-def _ends_before(step: OpenStep, came_at: Instant) -> bool:
-    return step.due_at is not None and step.due_at < came_at
 
 
 def _on_update(state: RunState, update: m.Update, writer: EventWriter) -> Decision | Refusal:

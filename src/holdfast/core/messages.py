@@ -187,7 +187,10 @@ def with_arrival_times(signals: Sequence[Signal]) -> Sequence[Signal]:
     That is the time of acceptance. After the clock was set back, times of acceptance run ahead of it, and every wait
     would find them too late. Then the clock counts, and no signal arrived later than the one accepted after it.
     """
-    if not any(_is_ahead(signal) for signal in signals):
+    for signal in signals:
+        if _is_ahead(signal):
+            break
+    else:
         return signals
     came: list[Signal] = []
     for signal in reversed(signals):
@@ -442,12 +445,14 @@ def check_signal(request: SignalRequest, limits: Limits) -> CallerError | None:
         problem = InvalidInput(f"require_waiting is True or False, not {is_flag!r}", field="require_waiting")
     if problem is not None:
         return problem
-    for field in ("expected_version", "accept_before"):
-        problem = problem or check_integer(field, getattr(request, field), optional=True)
+    if request.expected_version is not None:
+        problem = check_integer("expected_version", request.expected_version)
+    if problem is None and request.accept_before is not None:
+        problem = check_integer("accept_before", request.accept_before)
     problem = problem or codec.check(request.payload, "payload")
     if problem is not None:
         return problem
-    size, most = len(bytes(request.payload)), limits.signal_payload_bytes
+    size, most = len(request.payload), limits.signal_payload_bytes
     if request.name == OUTCOME_SIGNAL:  # its result has the bound of any value
         most = limits.value_bytes + OUTCOME_BYTES
     if size > most:
@@ -456,7 +461,8 @@ def check_signal(request: SignalRequest, limits: Limits) -> CallerError | None:
             size_bytes=size,
             limit_bytes=most,
         )
-    return _check_payload(_SIGNAL_PAYLOADS.get(request.name), request.payload)
+    kind = _SIGNAL_PAYLOADS.get(request.name)
+    return None if kind is None else _check_payload(kind, request.payload)
 
 
 def _check_payload(kind: type | None, payload: Raw) -> InvalidInput | None:

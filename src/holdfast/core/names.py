@@ -5,6 +5,7 @@ Names are compared byte by byte and never normalised. `check_name` holds for eve
 """
 
 import re
+from functools import lru_cache
 from typing import Any
 
 from holdfast.core.codec import digest
@@ -63,6 +64,15 @@ def require_step_name(field: str, name: Any) -> None:
 
 def check_signal_name(name: Any) -> None:
     """Raise `InvalidInput` if this cannot be the name of a signal that people send and wait for."""
+    if type(name) is str:
+        _check_known_signal_name(name)
+    else:
+        _check_known_signal_name.__wrapped__(name)
+
+
+@lru_cache(maxsize=1_024)
+def _check_known_signal_name(name: Any) -> None:
+    """Check the name of a signal, once while it is in use: there are few different ones, and many signals."""
     require_step_name("signal name", name)
     if name.startswith(RESERVED_PREFIX):
         raise InvalidInput(

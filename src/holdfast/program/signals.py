@@ -22,6 +22,8 @@ T = TypeVar("T")
 OnMisfit = Literal["dead-letter", "raise"]
 """What happens to a signal whose payload is not of the expected type."""
 
+_ON_MISFIT = get_args(OnMisfit)
+
 
 @overload
 async def wait_signal(
@@ -208,8 +210,8 @@ def _read(raw: Raw | None, kind: Any) -> Any:
 
 
 def _check_on_misfit(on_misfit: Any) -> None:
-    if on_misfit not in get_args(OnMisfit):
-        raise InvalidInput(f"on_misfit is one of {', '.join(get_args(OnMisfit))}, not {on_misfit!r}", field="on_misfit")
+    if on_misfit not in _ON_MISFIT:
+        raise InvalidInput(f"on_misfit is one of {', '.join(_ON_MISFIT)}, not {on_misfit!r}", field="on_misfit")
 
 
 def _until(program: CoroutineProgram, timeout: timedelta | float | None) -> Instant | None:

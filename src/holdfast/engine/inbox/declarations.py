@@ -140,8 +140,8 @@ class Declarations:
 
         `new` are runs that are about to be created.
         """
-        plans = dict(new or {})
-        names = [run_id for run_id in dict.fromkeys(run_ids) if run_id not in plans]
+        plans, run_ids = dict(new or {}), dict.fromkeys(run_ids)
+        names = [run_id for run_id in run_ids if run_id not in plans]
         plans |= await self._plans_of([run_id for run_id in names if not check_name("run_id", run_id)])
         await self._find(set(plans.values()))
         return {run_id: self._of_plan(plans.get(run_id)) for run_id in run_ids}

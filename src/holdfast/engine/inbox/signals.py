@@ -97,7 +97,9 @@ class SignalSender:
         """Replace each request that does not fit its declaration by the error; return warnings for others."""
         requests = [(index, each) for index, each in enumerate(answers) if isinstance(each, SignalRequest)]
         declared = await self.declarations.of_runs([request.run_id for _, request in requests])
-        warnings = {}
+        warnings: dict[int, str] = {}
+        if not any(declared.values()):
+            return warnings
         for index, request in requests:
             declaration = declared[request.run_id]
             try:

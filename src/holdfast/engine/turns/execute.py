@@ -39,7 +39,7 @@ from holdfast.core.messages import (
     UpdatePayload,
     is_deadline,
 )
-from holdfast.core.state import PAUSED, RUNNING, RunState, state_of
+from holdfast.core.state import PAUSED, RUNNING, OpenStep, RunState, state_of
 from holdfast.core.tasks import task_operations
 from holdfast.core.timing import step_options
 from holdfast.engine.turns.draft import LIMITS, TurnDraft
@@ -272,7 +272,8 @@ class _Turn:
         answers = [self._draft.handle(outcome) for outcome in reported]
         events = [event for answer in answers if isinstance(answer, Decision) for event in answer.events]
         asked = [command for event in events for command in self._hand(event)]
-        self._follow(self._apply(asked))
+        if asked:
+            self._absorb(self._apply(asked))
         return commands
 
     def _may_pause(self, reported: ReportedOutcome) -> bool:
@@ -303,9 +304,10 @@ class _Turn:
         """Offer a signal that was a dead letter to the wait that it is for, or else the oldest of its name."""
         state = self._draft.state
         dead = _requeued(message)
-        waits = state.waits.get(dead.name, ()) if dead is not None and self._takes_signals() else ()
-        step_id = message.step_id or next(iter(waits), None)
         program = self._live.replay.program
+        takes_signals = state.status is RUNNING and (program is None or program.takes_signals)
+        waits = state.waits.get(dead.name, ()) if dead is not None and takes_signals else ()
+        step_id = message.step_id or next(iter(waits), None)
         if dead is None or step_id not in waits or (program is not None and step_id in program.lost_waits):
             problem = Conflict("there is no open wait for this signal")
             self._draft.defer(message, problem if dead is not None else InvalidInput("it is no signal"))
@@ -329,24 +331,14 @@ class _Turn:
     def _heard(self, signal: Signal) -> Signal:
         """Return a signal with what the wait for it makes of it: that it does not fit, or what a handler returned."""
         program = self._live.replay.program
-        if program is None or not (program.kinds or program.handlers):
-            return signal
-        step = wait_for(self._draft.state, signal)
-        if step is None:
-            return signal
-        misfit = program.misfit_of(step.step_id, signal.payload)
-        if misfit is not None:
-            return replace(signal, misfit=misfit)
-        received = program.receive(step.step_id, signal.payload)
-        return signal if received is None else replace(signal, state_after=received.state_after, error=received.error)
+        step = wait_for(self._draft.state, signal) if program is not None else None
+        return signal if program is None or step is None else _heard_by(program, step, signal)
 
     def _absorb(self, answer: Decision | Refusal) -> None:
         """Hand events to the program, apply the commands that it issues, and repeat."""
-        if isinstance(answer, Decision):
-            self._follow(answer.events)
-
-    def _follow(self, first: Iterable[Event]) -> None:
-        events, rotations, advance = list(first), 0, self._live.replay.advance
+        if isinstance(answer, Refusal):
+            return
+        events, rotations, advance = list(answer.events), 0, self._live.replay.advance
         for event in events:  # which grow on the way
             kind = type(event.data)
             if kind not in CONCERN_PROGRAM:
@@ -357,49 +349,45 @@ class _Turn:
                     raise RunawayWorkflow(f"the workflow began again {rotations} times without waiting for anything")
             commands = advance(event)
             if commands:
-                events += self._apply(commands)
+                events += self._apply(commands).events
 
     def _hand(self, event: Event) -> Sequence[Command]:
         return self._live.replay.advance(event) if type(event.data) in CONCERN_PROGRAM else ()
 
-    def _apply(self, commands: Sequence[Command]) -> Sequence[Event]:
-        if not commands:
-            return ()
+    def _apply(self, commands: Sequence[Command]) -> Decision:
         applied = self._draft.apply_commands(commands)
         if isinstance(applied, Refusal):
             raise RunError(f"the program asks for what cannot be: {applied.error.message}")
-        return applied.events
-
-    def _takes_signals(self) -> bool:
-        program = self._live.replay.program
-        return self._draft.state.status is RUNNING and (program is None or program.takes_signals)
-
-    def _is_awaited(self, signal: Signal) -> bool:
-        """Return whether a wait may take the signal, and its effect be kept."""
-        state, program = self._draft.state, self._live.replay.program
-        if signal.name not in state.waits:
-            return False
-        if program is None or not program.lost_waits:
-            return True
-        step = wait_for(state, signal)
-        return step is None or step.step_id not in program.lost_waits
+        return applied
 
     def _offer_signals(self, until: Instant | None = None) -> None:
         """Give each waiting signal, in order, to the wait that it has by now; only those that came `until` then."""
-        position = 0
-        while position < len(self._mailbox) and self._takes_signals():
-            if not self._is_awaited(self._mailbox[position]):
-                position += 1
-                continue
-            if until is not None and self._mailbox[position].accepted_at > until:
+        position, mailbox, draft, replay = 0, self._mailbox, self._draft, self._live.replay
+        while position < len(mailbox):
+            state, program, signal = draft.state, replay.program, mailbox[position]
+            if state.status is not RUNNING or (program is not None and not program.takes_signals):
                 return
-            answer = self._draft.handle(self._heard(self._mailbox[position]))
+            position += 1
+            step = wait_for(state, signal) if signal.name in state.waits else None
+            if step is None or (program is not None and step.step_id in program.lost_waits):
+                continue
+            if until is not None and signal.accepted_at > until:
+                return
+            answer = draft.handle(signal if program is None else _heard_by(program, step, signal))
             if isinstance(answer, Decision) and answer.events:
-                del self._mailbox[position]
+                del mailbox[position - 1]
                 self._absorb(answer)
                 position = 0
-            else:
-                position += 1
+
+
+def _heard_by(program: Program, step: OpenStep, signal: Signal) -> Signal:
+    if not (program.kinds or program.handlers):
+        return signal
+    misfit = program.misfit_of(step.step_id, signal.payload)
+    if misfit is not None:
+        return replace(signal, misfit=misfit)
+    received = program.receive(step.step_id, signal.payload) if program.handlers else None
+    return signal if received is None else replace(signal, state_after=received.state_after, error=received.error)
 
 
 def _requeued(message: Message) -> DeadSignal | None:
