@@ -6,7 +6,7 @@ import asyncio
 
 from holdfast.engine.completion_waiters import CompletionWaiters
 from holdfast.store.memory import MemoryStore
-from holdfast.store.port import Found, Query
+from holdfast.store.types import Found, Query, Row
 from holdfast.testing.sim_loop import SimLoop
 
 AWAY_S = 30.0

@@ -341,14 +341,17 @@ def _rotated(draft: RunState, event: Event) -> None:
     _set(draft, "steps_since_rotation", 0)
 
 
-def _opener(kind: str, due: str) -> Callable[[RunState, Event], None]:
-    """Return the handler of an event that opens a step; `due` names the field of the body with the deadline."""
+def _opener(opening: type[e.Body], kind: str) -> Callable[[RunState, Event], None]:
+    """Return the handler of events with this type of body, which open a step of this kind."""
+    has_token, due = "token" in opening.__struct_fields__, opening.DUE_FIELD
+    has_due = due in opening.__struct_fields__
 
     def opened(draft: RunState, event: Event) -> None:
         step_id, body = event.step_id, event.data
         if step_id is None or step_id in draft.open_steps:
             raise _step_misfit(draft, event)
-        draft.failed_steps.pop(step_id, None)
+        if draft.failed_steps:
+            draft.failed_steps.pop(step_id, None)
         engine_attempt_id = event.engine_attempt_id or 1
         draft.open_steps[step_id] = OpenStep(
             step_id,
@@ -358,8 +361,8 @@ def _opener(kind: str, due: str) -> Callable[[RunState, Event], None]:
             event.emitted_at,
             event.logical_attempt_id or 1,
             engine_attempt_id,
-            getattr(body, "token", None),
-            getattr(body, due, None),
+            getattr(body, "token") if has_token else None,  # noqa: B009 - not every body has one
+            getattr(body, due) if has_due else None,
             engine_attempt_id,
         )
         _set(draft, "steps_since_rotation", draft.steps_since_rotation + 1)
@@ -377,21 +380,16 @@ def _close(draft: RunState, event: Event) -> OpenStep:
     if step is None or step.kind not in event.data.CLOSES:
         raise _step_misfit(draft, event)
     del draft.open_steps[step.step_id]
-    if step.kind == "activity":
-        if not step.queue:
+    body = step.body
+    if type(body) is e.StepStarted:
+        if not body.queue:
             _set(draft, "local_activities", draft.local_activities - 1)
-    elif step.kind == "signal":
-        _close_wait(draft, step)
+    elif type(body) is e.SignalWaiting:
+        waits = draft.waits.pop(body.name)
+        if len(waits) > 1:
+            place = waits.index(step.step_id)
+            draft.waits[body.name] = waits[:place] + waits[place + 1 :]
     return step
-
-
-def _close_wait(draft: RunState, step: OpenStep) -> None:
-    waits = draft.waits[step.name]
-    if len(waits) == 1:
-        del draft.waits[step.name]
-    else:
-        place = waits.index(step.step_id)
-        draft.waits[step.name] = waits[:place] + waits[place + 1 :]
 
 
 def _step_failed(draft: RunState, event: Event) -> None:
@@ -488,7 +486,7 @@ _STATUS_EVENTS = frozenset(body for row in TRANSITIONS.values() for body in row)
 _KEYED_BY_RUN = frozenset(body for body in e.BODIES.values() if body.KEYED_BY == "run")
 _BEFORE_START = frozenset(body for body in e.BODIES.values() if body.BEFORE_START)
 _HANDLERS: dict[type[e.Body], Callable[[RunState, Event], object]] = {
-    **{body: _opener(kind, body.DUE_FIELD) for body, kind in e.OPENING.items()},
+    **{body: _opener(body, kind) for body, kind in e.OPENING.items()},
     **dict.fromkeys(e.CLOSING, _close),
     **{body: _task_changed for body in e.BODIES.values() if body.CHANGES == "task"},
     # What does more than open, close or change a step:

@@ -59,7 +59,7 @@ class Dispatcher:
         activities, open_steps = self._activities, draft.state.open_steps
         for step_id in draft.dispatch:
             step = open_steps.get(step_id)
-            if step is None or step.name in activities:
+            if step is None or (isinstance(step.body, e.StepStarted) and step.body.name in activities):
                 continue
             if not self.is_known(draft.state.run_id, step):
                 draft.handle(

@@ -57,6 +57,7 @@ class TurnDraft:
         "_by",
         "_consumed",
         "_dead",
+        "_kinds",
         "_limits",
         "_loaded",
         "_messages",
@@ -90,29 +91,35 @@ class TurnDraft:
         self.received: list[tuple[int, int]] = []
         self._records: list[ActivityRecord] = []
         self._sent: list[SignalRequest] = []
-        self._touched: list[OpenStep] = []
+        self._touched: dict[str, OpenStep] = {}
+        self._kinds: set[type[e.Body]] = set()  # of its events, by their bodies
 
     def handle(self, message: Input) -> Decision | Refusal:
         """Decide what a message or an outcome does to the run, and note that it has been handled."""
-        answer = (
-            NOTHING
-            if self.state.status is PAUSED and self._is_held(message)
-            else decide(self.state, message, self._now, self._by)
-            if self._loaded.is_whole or not self._may_be_in_time(message)
-            else Decision(messages=(message,))  # type: ignore[arg-type]
-        )
         if isinstance(message, Message):
+            answer = self._decide_message(message)
             if isinstance(answer, Refusal):
                 self.defer(message, answer.error)
             else:
                 self._consumed.append(message.signal_id)
-        elif isinstance(answer, Decision) and answer.events:
+            return self._take(answer)
+        answer = decide(self.state, message, self._now, self._by)
+        if isinstance(answer, Decision) and answer.events:
             inbox_seq = getattr(message, "inbox_seq", None)  # of what came through the mailbox
             if inbox_seq:
                 self.received.append((inbox_seq, len(self.events)))
             if type(message) is Signal and message.misfit is not None:
                 self._dead.append(signal_to_dead_letter(message, self._by.node, self._now))
         return self._take(answer)
+
+    def _decide_message(self, message: Message) -> Decision | Refusal:
+        step = self._timed_wait(message)
+        if step is not None:
+            if self.state.status is PAUSED and self._is_held(step):
+                return NOTHING
+            if not self._loaded.is_whole and self._may_be_in_time(step):
+                return Decision(messages=(message,))
+        return decide(self.state, message, self._now, self._by)
 
     def handle_requeued(self, message: Message, signal: Signal) -> Decision | Refusal:
         """Let a wait take a signal that was a dead letter; if it does not fit this time either, it is one again."""
@@ -122,34 +129,29 @@ class TurnDraft:
         self._dead.append(signal_to_dead_letter(signal, self._by.node, self._now))
         return NOTHING
 
-    def _is_held(self, message: Input) -> bool:
+    def _is_held(self, step: OpenStep) -> bool:
         """Return whether a wait does not time out because of a signal that came in time, and that a pause holds up.
 
         When the run is resumed the wait takes the signal; if it does not, it times out then.
         """
-        step = self._timed_wait(message) if self.signals else None
-        return step is not None and is_taken(self.state, step, self.signals)
+        return bool(self.signals) and is_taken(self.state, step, self.signals)
 
-    def _may_be_in_time(self, message: Input) -> bool:
+    def _may_be_in_time(self, step: OpenStep) -> bool:
         """Return whether a signal that was not loaded may have come in time for the wait whose time is over.
 
         Only if the turn has taken some of that name: what it was loaded with are the oldest.
         """
-        step = self._timed_wait(message)
-        return step is not None and any(
-            isinstance(event.data, e.SignalReceived) and event.data.name == step.name for event in self.events
-        )
+        return any(isinstance(event.data, e.SignalReceived) and event.data.name == step.name for event in self.events)
 
-    def _timed_wait(self, message: Input) -> OpenStep | None:
-        if not isinstance(message, Message) or message.type != "TimerDue":
+    def _timed_wait(self, message: Message) -> OpenStep | None:
+        if message.type != "TimerDue":
             return None
         step = self.state.open_steps.get(message.step_id or "")
         return step if step is not None and step.kind == "signal" else None
 
     def _read_on(self) -> None:
         """Leave word to go on with the mailbox, of which the turn has seen a part, if a wait may find more in it."""
-        has_opened = any(type(event.data) is e.SignalWaiting for event in self.events)
-        if (has_opened and self.state.waits) or (self.received and not self.state.is_finished):
+        if (e.SignalWaiting in self._kinds and self.state.waits) or (self.received and not self.state.is_finished):
             word = Message(signal_id=MAILBOX, run_id=self.state.run_id, type="InternalContinue", occurred_at=self._now)
             self._messages.append(word)
 
@@ -191,6 +193,7 @@ class TurnDraft:
         """Return the turn to commit. `release` lets go of the run with the same commit."""
         if self.dispatch:
             self.dispatch = [step_id for step_id in self.dispatch if step_id in self.state.open_steps]
+        self._kinds = {type(event.data) for event in self.events}
         if not self._loaded.is_whole:
             self._read_on()
         self.snapshot = runtime_snapshot(self.state)
@@ -226,23 +229,22 @@ class TurnDraft:
             dead=tuple(self._dead),
         )
 
-    def _find_touched(self) -> list[OpenStep]:
+    def _find_touched(self) -> dict[str, OpenStep]:
         """Return the steps that this turn has to do with, as they were before it: all that are open only if it ends."""
         before = self._before.open_steps
         if not before:
-            return []
-        touched: dict[str, OpenStep] = {}
+            return {}
+        if not e.CLOSING_ALL.isdisjoint(self._kinds):
+            return before
+        touched = {}
         for event in self.events:
-            if type(event.data) in e.CLOSING_ALL:
-                return list(before.values())
-            step = before.get(event.step_id) if event.step_id is not None else None
-            if step is not None:
-                touched[step.step_id] = step
-        return list(touched.values())
+            if event.step_id in before:
+                touched[event.step_id] = before[event.step_id]
+        return touched
 
     def closed(self) -> Iterator[str]:
         """Return the steps that were open before this turn, and are not after it."""
-        return (step.step_id for step in self._touched if step.step_id not in self.state.open_steps)
+        return (step_id for step_id in self._touched if step_id not in self.state.open_steps)
 
     def _is_plain(self) -> bool:
         """Return whether the turn is about nothing but activities of this node, as most are: no more is looked for.
@@ -251,13 +253,12 @@ class TurnDraft:
         """
         if self._queued or self.received or self._records or self._sent or self._dead or self._loaded.details:
             return False
-        for event in self.events:
-            if type(event.data) not in _OF_PLAIN_TURNS:
-                return False
-        for step in self._touched:
+        if self.state.parent_run_id is not None or not self._kinds <= _OF_PLAIN_TURNS:
+            return False
+        for step in self._touched.values():  # noqa: SIM110 - a generator would take longer than the loop
             if type(step.body) is not e.StepStarted or step.body.queue:
                 return False
-        return self.state.parent_run_id is None
+        return True
 
     def _jobs(self) -> Iterator[Job]:
         """Return what this turn puts into queues: activities that some node is to carry out, now or when due."""
@@ -281,9 +282,9 @@ class TurnDraft:
     def _jobs_closed(self) -> tuple[str, ...]:
         """Return the steps of which queues, and keepers of progress, need to know nothing more."""
         after = self.state.open_steps
-        closed = [step.step_id for step in self._touched if step.queue and step.step_id not in after]
+        closed = [step_id for step_id, step in self._touched.items() if step.queue and step_id not in after]
         closed += [step_id for step_id in self._loaded.details if step_id not in after]
-        for event in self.events:
+        for event in self.events if e.StepDetached in self._kinds else ():
             if type(event.data) is e.StepDetached:  # no node is to carry it out any more
                 left = after.get(event.step_id or "")
                 closed += [left.step_id] if left is not None and left.queue and left.is_detached else []
@@ -319,23 +320,22 @@ class TurnDraft:
         if state.is_finished and not self._before.is_finished and state.parent_run_id is not None:
             yield _to_parent(state, self.events[-1], self._now)
         given_up = {e_.step_id for e_ in self.events if isinstance(e_.data, e.StepCancelled | e.StepSkipped)}
-        has_ended = state.is_finished or any(type(event.data) is e.ContinuedAsNew for event in self.events)
+        has_ended = state.is_finished or e.ContinuedAsNew in self._kinds
         for step_id, child in self._known_children():
             if step_id not in state.open_steps and _is_given_up(child, state, step_id in given_up, has_ended):
                 yield cancel_request(child.child_run_id, f"parent:{state.run_id}", "the parent gave it up")
 
     def _has_children(self) -> bool:
-        for event in self.events:
-            if type(event.data) is e.ChildStarted:
-                return True
-        for step in self._touched:  # noqa: SIM110 - a generator would take longer than the loop
+        if e.ChildStarted in self._kinds:
+            return True
+        for step in self._touched.values():  # noqa: SIM110 - a generator would take longer than the loop
             if type(step.body) is e.ChildStarted:
                 return True
         return False
 
     def _known_children(self) -> Iterator[tuple[str, e.ChildStarted]]:
         """Return the children that were open before this turn and are touched by it, and those that it starts."""
-        for step in self._touched:
+        for step in self._touched.values():
             if isinstance(step.body, e.ChildStarted):
                 yield step.step_id, step.body
         for event in self.events:
@@ -352,7 +352,7 @@ class TurnDraft:
             self._sent += answer.sends
             for step_id in answer.dispatch:
                 step = self.state.open_steps.get(step_id)
-                if step is not None and step.queue:
+                if step is not None and isinstance(step.body, e.StepStarted) and step.body.queue:
                     self._queued.append(step_id)
                 else:
                     self.dispatch.append(step_id)
