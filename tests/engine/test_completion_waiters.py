@@ -10,15 +10,19 @@ import pytest
 from holdfast.core.state import COMPLETED, RUNNING
 from holdfast.engine.completion_waiters import PAGE_RUNS, Completion, CompletionWaiters
 from holdfast.errors import EngineError, StoreCorrupt, StoreUnavailable
+from holdfast.store.types import Found, RunQuery
 from holdfast.store.wakeups import LocalWakeups
+
+PAGE = 2
 
 
 class Library:
-    """A store that only loads heads of runs."""
+    """A store that only finds and loads heads of runs."""
 
     def __init__(self) -> None:
         self.wakeups = LocalWakeups()
         self.asked: list[list[str]] = []
+        self.loads = 0
         self.finished: dict[str, int] = {}
         self.damaged: set[str] = set()
         self.missing: set[str] = set()
@@ -26,6 +30,7 @@ class Library:
 
     async def load(self, run_ids: Sequence[str]) -> list[Any]:
         """Load, if nothing is wrong with any of them."""
+        self.loads += 1
         self.asked.append(list(run_ids))
         await asyncio.sleep(0)
         if self.problem is not None:
@@ -33,6 +38,15 @@ class Library:
         if self.damaged & set(run_ids):
             raise StoreCorrupt("a row makes no sense")
         return [None if run_id in self.missing else self._head(run_id) for run_id in run_ids]
+
+    async def find(self, query: RunQuery) -> Found[Any]:
+        """Find heads, a few at a time, but for those of damaged runs."""
+        run_ids = query.run_ids or ()
+        self.asked.append(list(run_ids))
+        await asyncio.sleep(0)
+        there = sorted(set(run_ids) - self.missing - self.damaged)
+        page = [run_id for run_id in there if run_id > query.after][:PAGE]
+        return Found([self._head(run_id).head for run_id in page])
 
     def _head(self, run_id: str) -> Any:
         status = COMPLETED if run_id in self.finished else RUNNING
@@ -84,8 +98,18 @@ async def test_a_run_that_finishes_elsewhere_is_looked_up_when_the_store_rings()
         assert await soon(waiting[0]) == await soon(waiting[1]) == Completion(7)
         assert [future.done() for future in waiting[2:]] == [False, False, False]
         assert all("held" not in asked for asked in scene.store.asked), "of those the node knows by itself"
+        assert scene.store.loads == 0, "whether runs have finished is seen without their mailboxes"
         scene.completion_waiters.notify("held", 9)
         assert await soon(waiting[3]) == Completion(9)
+
+
+async def test_every_page_of_what_is_looked_up_is_read() -> None:
+    async with Scene() as scene:
+        waiting = [scene.completion_waiters.wait(f"run-{number}") for number in range(3 * PAGE)]
+        scene.store.finished = {f"run-{number}": number for number in range(3 * PAGE)}
+        await asyncio.sleep(0)
+        scene.store.wakeups.notify()
+        assert [await soon(each) for each in waiting] == [Completion(number) for number in range(3 * PAGE)]
 
 
 async def test_nothing_is_looked_up_while_nobody_waits() -> None:
