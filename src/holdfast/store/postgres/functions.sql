@@ -332,7 +332,7 @@ END
 $$;
 
 -- Return whether a signal would be taken, after those ahead of it have taken their waits; the same as finds_wait in
--- store/validation.py.
+-- store/decisions.py.
 CREATE OR REPLACE FUNCTION holdfast.finds_wait_1(p_run bigint, p_name text, p_step text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_free text[];
@@ -569,7 +569,7 @@ BEGIN
 END
 $$;
 
--- Free these runs of a node, or all of them and its lease.
+-- Release these runs of a node, or all of them and its lease.
 CREATE OR REPLACE FUNCTION holdfast.release_1(
     p_now bigint, p_node text, p_run_ids text[], OUT o_now bigint, OUT o_freed bigint
 ) LANGUAGE plpgsql
@@ -629,7 +629,7 @@ BEGIN
 END
 $$;
 
--- Take jobs: longest visible first, then in order of their runs' creation and of step ids.
+-- Acquire jobs: longest visible first, then in order of their runs' creation and of step ids.
 CREATE OR REPLACE FUNCTION holdfast.take_1(
     p_now bigint, p_node text, p_queues text[], p_activities text[], p_limit bigint, p_visible bigint
 ) RETURNS TABLE (o_now bigint, o_attempt bigint, o_details text, o_job text) LANGUAGE plpgsql
@@ -658,7 +658,7 @@ BEGIN
 END
 $$;
 
--- Keep with a node what is still its to carry out.
+-- Heartbeats: keep the jobs and steps that the node still has.
 CREATE OR REPLACE FUNCTION holdfast.beat_1(
     p_now bigint, p_node text, p_visible bigint,
     b_run text[], b_step text[], b_queue text[], b_attempt bigint[], b_details text[],
@@ -1326,7 +1326,7 @@ BEGIN
 END
 $$;
 
--- When such a claim may find something, or a take from these queues.
+-- When such a claim may find something, or acquire_jobs from these queues.
 CREATE OR REPLACE FUNCTION holdfast.next_due_2(
     p_now bigint, p_node text, p_plans text[], p_queues text[], p_from bigint[], OUT o_now bigint, OUT o_due bigint
 ) LANGUAGE plpgsql

@@ -48,7 +48,7 @@ class AuditSuite(SuiteBase):
         )
 
     @pytest.mark.contract("API-4")
-    async def test_a_start_at_a_gate_is_in_the_audit_log_too(self, store: Store) -> None:
+    async def test_a_start_with_an_admission_request_is_in_the_audit_log_too(self, store: Store) -> None:
         """And one that is turned away is not."""
         request = AdmissionRequest(limit=RunLimit(at_once=1, overload="reject"))
         for number in (1, 2):

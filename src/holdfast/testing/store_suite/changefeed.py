@@ -14,14 +14,14 @@ def versions(changes: Changes) -> dict[str, int]:
 
 
 def is_nothing(changes: Changes) -> bool:
-    """Say whether nothing has grown. Places may differ all the same."""
+    """Return whether nothing has grown. Cursors may differ all the same."""
     return not (changes.runs or changes.has_more or changes.is_lost)
 
 
 class ChangefeedSuite(SuiteBase):
     """What has changed."""
 
-    async def test_nothing_has_changed_behind_the_present_place(self, store: Store, node: SampleNode) -> None:
+    async def test_nothing_has_changed_since_the_present_cursor(self, store: Store, node: SampleNode) -> None:
         """Whatever was there before; also of an empty store."""
         for number in range(2):
             cursor = (await store.changes()).cursor
@@ -56,20 +56,20 @@ class ChangefeedSuite(SuiteBase):
         await store.create([new_run("run-1")])
         assert is_nothing(await store.changes(cursor))
 
-    async def test_a_place_is_good_for_other_processes(self, store: Store, peer: Store, node: SampleNode) -> None:
-        """Whoever wrote, and whoever looked before."""
+    async def test_a_cursor_is_valid_in_other_processes(self, store: Store, peer: Store, node: SampleNode) -> None:
+        """Whichever process wrote, and whichever read before."""
         cursor = (await peer.changes()).cursor
         await node.start("run-1", wait("go"))
         assert versions(await peer.changes(cursor)) == versions(await store.changes(cursor)) == {"run-1": 3}
 
     async def test_runs_say_whether_tasks_may_be_concerned(self, store: Store, node: SampleNode) -> None:
-        """So that nobody looks for tasks where there are none; who does not know says yes."""
+        """So that no reader looks for tasks where there are none; a store that does not know answers True."""
         cursor = (await store.changes()).cursor
         await node.start("run-1", task("approve"))
         assert [change.has_tasks for change in (await store.changes(cursor)).runs] == [True]
         assert Change("run-1", 1).has_tasks
 
-    async def test_from_place_to_place_nothing_is_missed(self, store: Store, node: SampleNode) -> None:
+    async def test_from_cursor_to_cursor_nothing_is_missed(self, store: Store, node: SampleNode) -> None:
         """However little is looked at at a time."""
         changes = await store.changes()
         for number in range(10):
@@ -86,7 +86,7 @@ class ChangefeedSuite(SuiteBase):
                 await store.changes(changes.cursor, limit)
 
     @pytest.mark.parametrize("cursor", ["nonsense", "99999999:x", "-1", "\ud800", "1" * 400])
-    async def test_a_place_that_is_not_known_is_lost(self, store: Store, node: SampleNode, cursor: str) -> None:
+    async def test_an_unknown_cursor_is_lost(self, store: Store, node: SampleNode, cursor: str) -> None:
         """One goes on from where everything is now."""
         await node.start("run-1", wait("go"))
         lost = await store.changes(cursor)
@@ -95,7 +95,7 @@ class ChangefeedSuite(SuiteBase):
         await node.start("run-2", wait("go"))
         assert versions(await store.changes(lost.cursor)) == {"run-2": 3}
 
-    async def test_after_a_purge_a_place_is_lost_or_misses_nothing(self, store: Store, node: SampleNode) -> None:
+    async def test_after_a_purge_a_cursor_is_lost_or_misses_nothing(self, store: Store, node: SampleNode) -> None:
         """Also if what was purged came last."""
         await node.start("run-0", wait("go"))
         await node.start("run-1", complete())

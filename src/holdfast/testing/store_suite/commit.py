@@ -1,4 +1,4 @@
-"""The store suite, committing: which turns win, which lose and why, and what a retry is told."""
+"""The store suite, commit: which turns have a conflict and why, and the answer to a retry."""
 
 import asyncio
 
@@ -189,7 +189,7 @@ class CommitSuite(SuiteBase):
         assert (run.head.finished_at, run.head.version, run.records) == (START, 3, (record("run-1"),))
 
     @pytest.mark.contract("EVT-4")
-    async def test_turn_that_would_append_an_event_again_loses_and_is_told_which(
+    async def test_turn_that_would_append_an_event_again_is_a_conflict_that_names_it(
         self, store: Store, node: SampleNode
     ) -> None:
         """The key of an event is unique in its run; the one that is there comes with the answer."""
@@ -270,7 +270,7 @@ class CommitSuite(SuiteBase):
     async def test_retry_of_a_committed_turn_gets_the_same_answer_after_the_epoch_moved_on(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """It is part of the history, whoever owns the run now."""
+        """It is part of the history, whichever node owns the run now."""
         turn = await node.turn(await node.start("run-1"), marker("mark"))
         first = await node.commit(turn)
         clock.advance(ms=node.lease_ms)

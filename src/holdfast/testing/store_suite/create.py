@@ -29,7 +29,7 @@ class CreateSuite(SuiteBase):
 
     @pytest.mark.contract("EVT-1", "EVT-2", "QUE-1")
     async def test_created_run_is_free_ready_and_holds_its_first_events(self, store: Store) -> None:
-        """A new run has its events, its snapshot and the message that will start it; nobody owns it."""
+        """A new run has its events, its snapshot and the message that will start it; it has no owner."""
         new = new_run("run-1", request_id="req-1", reference_key="order 7", tags=("eu", "vip"))
         assert await store.create([new]) == [Created("run-1", 0)]
         [run] = await store.load(["run-1"])
@@ -89,7 +89,7 @@ class CreateSuite(SuiteBase):
 
     @pytest.mark.contract("QUE-1")
     async def test_same_request_answers_with_the_run_it_made(self, store: Store) -> None:
-        """A retry of a start makes nothing, even under another run id, and is told which run there is."""
+        """A retry of a start creates nothing, even under another run id; the answer is the existing run."""
         await store.create([new_run("run-1", request_id="req-1", value=1)])
         async with unchanged(store):
             again = new_run("run-1", request_id="req-1", value=1)
@@ -228,7 +228,7 @@ class CreateSuite(SuiteBase):
 
     @pytest.mark.contract("OWN-1")
     async def test_run_created_for_a_node_belongs_to_it_at_epoch_one(self, store: Store, node: SampleNode) -> None:
-        """The creator goes on at once, and nobody else can claim the run."""
+        """The creator continues at once, and no other node can claim the run."""
         await node.renew()
         assert await store.create([new_run("run-1")], claim_for="node-a") == [Created("run-1", 1)]
         assert await SampleNode(store, "node-b").claim() == []
@@ -237,7 +237,7 @@ class CreateSuite(SuiteBase):
 
     @pytest.mark.contract("OWN-1")
     async def test_existing_run_is_not_taken_over_by_its_request(self, store: Store, node: SampleNode) -> None:
-        """A retry of a start takes the run from nobody."""
+        """A retry of a start does not change the run's owner."""
         await node.start("run-1", wait(), request_id="req-1")
         await store.renew("node-b", 30_000)
         async with unchanged(store):

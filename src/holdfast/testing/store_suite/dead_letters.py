@@ -28,7 +28,7 @@ def error_of(answer: object) -> CallerError:
 
 
 class DeadLetterSuite(SuiteBase):
-    """What nobody could handle is kept until somebody has looked."""
+    """A message that could not be handled is kept until an operator settles it."""
 
     @pytest.mark.contract("MSG-3")
     async def test_a_turn_gives_up_a_message_and_keeps_its_letter(self, store: Store, node: SampleNode) -> None:
@@ -43,7 +43,7 @@ class DeadLetterSuite(SuiteBase):
         assert (await store.stats()).dead_letters == 1
 
     @pytest.mark.contract("MSG-3", "OWN-1")
-    async def test_a_turn_that_loses_buries_nothing(self, store: Store, node: SampleNode) -> None:
+    async def test_a_turn_with_a_conflict_writes_no_dead_letter(self, store: Store, node: SampleNode) -> None:
         """Nor does one whose letters cannot be kept."""
         await node.start("run-1", wait("go"))
         turn = replace(await node.turn(await node.load("run-1")), dead=(dead_letter(),))

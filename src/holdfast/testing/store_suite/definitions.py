@@ -33,7 +33,7 @@ class DefinitionSuite(SuiteBase):
         await store.publish_definitions([])
 
     @pytest.mark.contract("SIG-10")
-    async def test_definitions_of_strange_names_are_told_apart(self, store: Store) -> None:
+    async def test_definitions_of_strange_names_are_kept_apart(self, store: Store) -> None:
         """Names are compared byte for byte."""
         strange = [WorkflowDeclaration(plan_id=name, plan_version=name, signals={name: {}}) for name in STRANGE_NAMES]
         await store.publish_definitions(strange)

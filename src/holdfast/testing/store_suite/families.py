@@ -1,4 +1,4 @@
-"""The store suite, families: what turns have for other runs arrives, or the run that wanted it is told."""
+"""The store suite, families: what turns send to other runs arrives, or the sending run learns why not."""
 
 import asyncio
 from typing import Any
@@ -50,7 +50,7 @@ async def head_of(store: Store, run_id: str) -> RunHead | None:
 
 
 async def refusal_told(node: SampleNode) -> ChildOutcome:
-    """Return what the run is told of its child, and let it handle that."""
+    """Return the message about its child that the run gets, and let the run handle it."""
     loaded = await node.load("run-1")
     [told] = loaded.messages
     assert (told.type, told.step_id) == ("SubWorkflowCompleted", "child")
@@ -96,7 +96,7 @@ class FamilySuite(SuiteBase):
 
     @pytest.mark.contract("WF-4", "INV")
     @pytest.mark.parametrize("tenant", ["default", "other"])
-    async def test_parent_of_a_child_whose_id_is_taken_is_told(
+    async def test_parent_gets_a_failure_for_a_child_whose_id_is_taken(
         self, store: Store, node: SampleNode, tenant: str
     ) -> None:
         """With the same commit, and once, however often that is repeated; the other run is left alone."""
@@ -137,7 +137,7 @@ class FamilySuite(SuiteBase):
     async def test_parent_whose_id_was_used_before_does_not_get_the_child_of_that_time(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
-        """Its former child stayed for longer than it did; nobody would ever hear of that one again."""
+        """Its former child stayed longer than its parent; its outcome would never be reported."""
         await node.start("run-1", child(close_policy="abandon"), complete())
         clock.advance(ms=10_000)
         await node.claim()
@@ -152,7 +152,7 @@ class FamilySuite(SuiteBase):
 
     @pytest.mark.contract("WF-4", "MSG-3")
     @pytest.mark.parametrize("end", ["finished", "rotated", "given up"])
-    async def test_refused_child_that_nobody_waits_for_leaves_a_letter(
+    async def test_refused_child_without_a_waiting_parent_leaves_a_dead_letter(
         self, store: Store, node: SampleNode, end: str
     ) -> None:
         """In the same turn the parent has ended, begun again, or lost interest. Who has the id is not cancelled."""
@@ -183,8 +183,8 @@ class FamilySuite(SuiteBase):
         assert await letters_of(store) == []
 
     @pytest.mark.contract("WF-4", "OWN-1")
-    async def test_parent_and_somebody_else_who_want_the_same_run_at_once(self, store: Store, peer: Store) -> None:
-        """One of them gets it, and the other is told."""
+    async def test_parent_and_another_caller_start_the_same_run_at_once(self, store: Store, peer: Store) -> None:
+        """One of them gets it, and the other is refused."""
         node = SampleNode(store)
         parents = [f"run-{number}" for number in range(8)]
         turns = []

@@ -61,7 +61,7 @@ class FirstSignalSuite(SuiteBase):
     async def test_of_simultaneous_requests_with_one_signal_one_run_has_it_once(
         self, store: Store, peer: Store
     ) -> None:
-        """Whoever is first creates the run and its signal; the others find both."""
+        """The first creates the run and its signal; the others find both."""
         request = with_signals(new_run("run-1", request_id="r"), signal("x", "go", signal_id="click-1"))
         calls = [way.create([replace(request, run_id=f"run-{n}")]) for n, way in enumerate([store, peer] * 5)]
         answers = [answer for [answer] in await asyncio.gather(*calls)]
@@ -93,7 +93,7 @@ class FirstSignalSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-9", "SIG-3")
     async def test_a_run_that_is_there_answers_for_each_signal(self, store: Store, node: SampleNode) -> None:
-        """Another payload under the same id, and a run that has finished, are told."""
+        """Another payload under the same id, and a run that has finished, are refused."""
         request = with_signals(new_run("run-1", request_id="r"), signal("x", "go", 1, signal_id="click-1"))
         await store.create([request])
         other = replace(request, signals=(signal("x", "go", 2, signal_id="click-1"), signal("x", "stop")))

@@ -33,7 +33,7 @@ class HeartbeatSuite(SuiteBase):
     # --- jobs
 
     @pytest.mark.contract("ACT-1")
-    async def test_beat_keeps_a_job_for_longer(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
+    async def test_heartbeat_keeps_a_job_for_longer(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
         """From now on, at each heartbeat; after that any node may acquire it."""
         await put(node, job())
         await acquire(store)
@@ -46,7 +46,7 @@ class HeartbeatSuite(SuiteBase):
         assert attempts(await acquire(store, "node-c")) == [("charge", 2)]
 
     @pytest.mark.contract("ACT-1")
-    async def test_late_beat_counts_while_nobody_else_has_taken_the_job(
+    async def test_late_heartbeat_counts_while_no_other_node_has_acquired_the_job(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
         """As with leases: the next acquisition fences, not the clock."""
@@ -57,7 +57,7 @@ class HeartbeatSuite(SuiteBase):
         assert await acquire(store) == []
 
     @pytest.mark.contract("ACT-1", "ATT-1")
-    async def test_beat_of_anyone_but_the_last_taker_is_told_so(
+    async def test_heartbeat_of_a_node_without_the_job_is_refused(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
         """Another node, an earlier attempt of the same one, a job that was not acquired, an unknown run."""
@@ -76,7 +76,7 @@ class HeartbeatSuite(SuiteBase):
         assert await send(store, beat(attempt=2))
 
     @pytest.mark.contract("ACT-1")
-    async def test_each_beat_of_a_batch_is_answered_by_itself(self, store: Store, node: SampleNode) -> None:
+    async def test_each_heartbeat_of_a_batch_has_its_own_answer(self, store: Store, node: SampleNode) -> None:
         """In their order."""
         await put(node, job(step_id="a"), job(step_id="b"))
         await acquire(store, limit=1)
@@ -86,7 +86,7 @@ class HeartbeatSuite(SuiteBase):
         assert (await node.load("run-1")).details == {"a": codec.encode(2)}
 
     @pytest.mark.contract("ACT-1", "OWN-3")
-    async def test_next_taker_is_given_the_details(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
+    async def test_next_attempt_gets_the_details(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
         """The last that were sent: a heartbeat without details keeps them. Null is a value like any other."""
         await put(node, job())
         for attempt, details in enumerate(({"line": 7}, None, [1]), 1):
@@ -111,7 +111,7 @@ class HeartbeatSuite(SuiteBase):
         assert await acquire(store) == [job(attempt=2, details="half")]
 
     @pytest.mark.contract("ACT-1")
-    async def test_closing_a_step_ends_its_beats_and_forgets_its_details(
+    async def test_closing_a_step_ends_its_heartbeats_and_deletes_its_details(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
         """A late heartbeat leaves no trace, and a job that is queued after it has no details."""
@@ -126,7 +126,7 @@ class HeartbeatSuite(SuiteBase):
         assert await acquire(store) == [job()]
 
     @pytest.mark.contract("ACT-1", "OWN-3")
-    async def test_details_survive_the_loss_of_taker_and_owner(
+    async def test_details_survive_the_loss_of_worker_and_owner(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
         """The next owner of the run gets them too."""
@@ -162,7 +162,7 @@ class HeartbeatSuite(SuiteBase):
         assert await send(store, beat(queue="", details="more"), "node-b")
 
     @pytest.mark.contract("ACT-1", "OWN-1")
-    async def test_only_the_owner_of_an_unfinished_run_beats_without_a_queue(
+    async def test_only_the_owner_of_an_unfinished_run_heartbeats_without_a_queue(
         self, store: Store, node: SampleNode
     ) -> None:
         """With details or without, and not for a step that is queued."""
@@ -193,7 +193,7 @@ class HeartbeatSuite(SuiteBase):
     # --- refusals
 
     @pytest.mark.contract("API-2")
-    async def test_malformed_beat_is_refused_with_its_batch(self, store: Store, node: SampleNode) -> None:
+    async def test_malformed_heartbeat_is_refused_with_its_batch(self, store: Store, node: SampleNode) -> None:
         """Nothing of the batch is kept."""
         await put(node, job())
         await acquire(store)

@@ -79,7 +79,7 @@ class InboxSuite(SuiteBase):
     async def test_signal_is_refused_for_the_first_reason_in_the_documented_order(
         self, store: Store, node: SampleNode
     ) -> None:
-        """A finished run that is over its rate and where nobody waits: each reason hides those after it."""
+        """A finished run that is over its rate and has no wait: each reason hides those after it."""
         await node.start("run-1", wait("other"))
         for _ in range(self.limits.signals_per_run_per_minute):
             await accept(store, signal("run-1", "go"))
@@ -94,7 +94,7 @@ class InboxSuite(SuiteBase):
         await check_deliver_refused(store, replace(big, signal_id=""), InvalidInput)
 
     @pytest.mark.contract("SIG-5", "SIG-11")
-    async def test_duplicate_is_answered_although_the_rate_is_exceeded_and_nobody_waits(self, store: Store) -> None:
+    async def test_duplicate_is_answered_although_the_rate_is_exceeded_and_there_is_no_wait(self, store: Store) -> None:
         """A retry of what was accepted is not a new request, so no reason against new ones applies."""
         await store.create([new_run("run-1")])
         first = await accept(store, signal("run-1", "go", signal_id="click-1"))
@@ -117,7 +117,7 @@ class InboxSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-3")
     async def test_required_wait_must_not_be_taken_by_a_signal_ahead(self, store: Store, node: SampleNode) -> None:
-        """Two waits take two signals; a third would find nobody, until the program waits again."""
+        """Two waits take two signals; a third finds no wait, until the program waits again."""
         await node.start("run-1", wait("go", "first"), wait("go", "second"))
         pushy = signal("run-1", "go", require_waiting=True)
         await accept(store, pushy)
@@ -172,7 +172,7 @@ class InboxSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-11")
     async def test_rate_is_limited_in_a_sliding_minute(self, store: Store, clock: VirtualClock) -> None:
-        """Over the limit the sender is told how long to wait; then there is room for exactly what has left."""
+        """Over the limit the sender learns how long to wait; then there is room for exactly what has left."""
         await store.create([new_run("run-1")])
         for _ in range(self.limits.signals_per_run_per_minute):
             await accept(store, signal("run-1", "go"))
@@ -202,7 +202,7 @@ class InboxSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-11", "WF-6", "SIG-13")
     async def test_rate_counts_nothing_of_the_engines_own(self, store: Store) -> None:
-        """Updates and operators' commands are no signals of a sender: they are not refused, and take nobody's place."""
+        """Updates and operators' commands are no signals of a sender: they are not refused, and do not count."""
         await store.create([new_run("run-1")])
         most = self.limits.signals_per_run_per_minute
         update, command = {"name": "poke", "input": None}, {"name": "PAUSE", "actor": "ann"}
@@ -217,7 +217,7 @@ class InboxSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-11")
     async def test_rate_holds_when_the_clock_is_set_back(self, store: Store, clock: VirtualClock) -> None:
-        """Nobody is refused for longer than a minute, whatever the clock did; and the limit still holds."""
+        """No sender is refused for longer than a minute, whatever the clock did; and the limit still holds."""
         await store.create([new_run("run-1")])
         full = [signal("run-1", "go") for _ in range(self.limits.signals_per_run_per_minute)]
         await store.deliver(full)
@@ -264,7 +264,7 @@ class InboxSuite(SuiteBase):
         assert (run.messages, run.head.ready_at) == ((envelope,), START - 3)
 
     @pytest.mark.contract("MSG-2")
-    async def test_message_is_taken_once_by_its_id(self, store: Store, node: SampleNode) -> None:
+    async def test_message_is_accepted_once_by_its_id(self, store: Store, node: SampleNode) -> None:
         """A second one with the id of one that waits changes nothing, whatever it holds."""
         await node.start("run-1")
         await store.deliver([message("run-1", "m-1")])

@@ -61,7 +61,7 @@ class JobSuite(SuiteBase):
     # --- queueing and acquiring
 
     @pytest.mark.contract("ACT-1")
-    async def test_job_is_there_with_its_turn_and_is_taken_once(self, store: Store, node: SampleNode) -> None:
+    async def test_job_is_queued_with_its_turn_and_is_acquired_once(self, store: Store, node: SampleNode) -> None:
         """By any node, with or without a lease; it is handed out as it was put."""
         await node.start("run-1", wait("go"))
         turn = await queue_turn(node, [job()])
@@ -71,7 +71,9 @@ class JobSuite(SuiteBase):
         assert await acquire(store) == await acquire(store, "node-c") == []
 
     @pytest.mark.contract("ACT-1", "TMR-1")
-    async def test_job_is_not_taken_before_it_is_due(self, store: Store, clock: VirtualClock, node: SampleNode) -> None:
+    async def test_job_is_not_acquired_before_it_is_due(
+        self, store: Store, clock: VirtualClock, node: SampleNode
+    ) -> None:
         """By the store's clock; that is how a retry waits."""
         await put(node, job(due_at=START + 2_000))
         clock.advance(us=1_999)
@@ -80,7 +82,7 @@ class JobSuite(SuiteBase):
         assert attempts(await acquire(store)) == [("charge", 1)]
 
     @pytest.mark.contract("ACT-1", "ATT-1", "OWN-3")
-    async def test_job_of_a_silent_taker_is_handed_out_again(
+    async def test_job_without_heartbeats_is_handed_out_again(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
         """When its time is over and not before, by any node; each acquisition is another attempt."""
@@ -147,7 +149,9 @@ class JobSuite(SuiteBase):
             assert await acquire(store, queues=[one.queue], activities=STRANGE_NAMES) == [one]
 
     @pytest.mark.contract("ACT-1", "OWN-1")
-    async def test_simultaneous_takes_share_out_the_jobs(self, store: Store, peer: Store, node: SampleNode) -> None:
+    async def test_simultaneous_acquisitions_share_out_the_jobs(
+        self, store: Store, peer: Store, node: SampleNode
+    ) -> None:
         """Each job goes to exactly one node."""
         await node.start("run-1", wait("go"))
         await node.commit(await queue_turn(node, [job(step_id=f"step-{number:02}") for number in range(20)]))
@@ -170,7 +174,7 @@ class JobSuite(SuiteBase):
         assert [(one.run_id, one.step_id) for one in await acquire(store)] == [("run-1", "c"), ("run-2", "a")]
 
     @pytest.mark.contract("ACT-1", "ATT-1")
-    async def test_job_that_is_put_again_takes_the_place_of_the_first(
+    async def test_job_that_is_put_again_replaces_the_first(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
         """At once, even if it was acquired: a step has one job, and its attempt is the turn's."""
@@ -208,7 +212,7 @@ class JobSuite(SuiteBase):
         assert attempts(await acquire(store)) == [("a", 1)]
 
     @pytest.mark.contract("ACT-1", "API-2")
-    async def test_turn_with_a_job_that_nobody_could_take_cannot_be_stored(
+    async def test_turn_with_a_job_that_cannot_be_read_again_cannot_be_stored(
         self, store: Store, node: SampleNode
     ) -> None:
         """One of another run, or without a name; it harms no other turn."""
@@ -266,7 +270,7 @@ class JobSuite(SuiteBase):
         assert await store.next_due("node-a", None, ["mail"]) == clock.now()
 
     @pytest.mark.contract("MSG-4")
-    async def test_commit_with_a_job_rings(self, store: Store, node: SampleNode) -> None:
+    async def test_commit_with_a_job_notifies(self, store: Store, node: SampleNode) -> None:
         """So that no node has to poll."""
         await node.start("run-1", wait("go"))
         turn = await queue_turn(node, [job()])
@@ -280,7 +284,7 @@ class JobSuite(SuiteBase):
     # --- refusals
 
     @pytest.mark.contract("API-2")
-    async def test_malformed_take_is_refused(self, store: Store, node: SampleNode) -> None:
+    async def test_malformed_acquisition_is_refused(self, store: Store, node: SampleNode) -> None:
         """And acquires nothing."""
         await put(node, job())
         many = ["mail"] * (self.limits.batch_items + 1)

@@ -87,7 +87,7 @@ class LeaseSuite(SuiteBase):
         assert (claimed["run-1"].ready_at, claimed["run-2"].ready_at) == (clock.now(), START)
 
     @pytest.mark.contract("OWN-3")
-    async def test_orphans_of_nodes_that_died_together_are_taken_in_order_of_creation(
+    async def test_orphans_of_nodes_that_died_together_are_claimed_in_order_of_creation(
         self, store: Store, clock: VirtualClock, node: SampleNode, other: SampleNode
     ) -> None:
         """Whichever of the nodes held them."""
@@ -250,7 +250,7 @@ class LeaseSuite(SuiteBase):
         assert isinstance(await other.commit(await other.turn(run, marker("mark"))), Committed)
 
     @pytest.mark.contract("OWN-1")
-    async def test_owner_whose_lease_ran_out_still_commits_while_nobody_has_claimed_the_run(
+    async def test_owner_whose_lease_ran_out_still_commits_while_no_other_node_has_claimed_the_run(
         self, store: Store, clock: VirtualClock, node: SampleNode
     ) -> None:
         """The epoch is what fences, not the clock."""
@@ -370,7 +370,7 @@ class LeaseSuite(SuiteBase):
         assert (await store.stats()).nodes == 0
         assert [run.head.lease_epoch for run in await other.claim()] == [3, 3, 3]
 
-    async def test_nobody_releases_what_another_owns(self, store: Store, node: SampleNode, other: SampleNode) -> None:
+    async def test_a_node_releases_only_its_own_runs(self, store: Store, node: SampleNode, other: SampleNode) -> None:
         """Nor runs without an owner, or unknown ones."""
         await node.start("run-1", wait("go"))
         await store.create([new_run("run-2")])

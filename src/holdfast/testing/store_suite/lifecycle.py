@@ -63,7 +63,7 @@ class LifecycleSuite(SuiteBase):
 
     # --- wake-ups
 
-    async def test_ring_wakes_everybody_who_listens(self, store: Store) -> None:
+    async def test_notification_wakes_every_listener(self, store: Store) -> None:
         """Both those that wait already, and those that will."""
         first, second = store.wakeups.listen(), store.wakeups.listen()
         waiting = asyncio.create_task(first.wait(SOON_S))
@@ -74,7 +74,7 @@ class LifecycleSuite(SuiteBase):
         first.close()
         second.close()
 
-    async def test_ring_since_the_last_wait_is_not_lost(self, store: Store) -> None:
+    async def test_notification_since_the_last_wait_is_not_lost(self, store: Store) -> None:
         """A listener that was busy returns from its next wait at once, and many notifications are one."""
         listener = store.wakeups.listen()
         for _ in range(2):

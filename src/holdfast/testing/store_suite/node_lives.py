@@ -105,7 +105,7 @@ class NodeLifeSuite(SuiteBase):
         assert isinstance(await former.commit(await former.turn(run, marker("mark"))), Committed)
 
     @pytest.mark.contract("OWN-1", "ACT-1")
-    async def test_jobs_of_a_former_life_are_taken_at_once(self, store: Store, node: SampleNode) -> None:
+    async def test_jobs_of_a_former_life_are_acquired_at_once(self, store: Store, node: SampleNode) -> None:
         """By any node, as another attempt. Other nodes keep theirs."""
         await put(node, job(step_id="a"), job(step_id="b"))
         assert attempts(await acquire(store, "web#1", limit=1)) == [("a", 1)]

@@ -203,7 +203,7 @@ class QuerySuite(SuiteBase):
         assert await store.find(MailboxQuery(run_id="missing")) == []
 
     @pytest.mark.contract("SIG-9")
-    async def test_what_nobody_has_taken_is_found_over_all_runs(self, store: Store, node: SampleNode) -> None:
+    async def test_unconsumed_signals_are_found_over_all_runs(self, store: Store, node: SampleNode) -> None:
         """In the order in which the runs were created, and then of acceptance; also behind a run that has gone."""
         await node.create("b", tenant="acme")
         await node.start("a", wait("go"))
@@ -265,7 +265,7 @@ class QuerySuite(SuiteBase):
 
     @pytest.mark.contract("TSK-1")
     async def test_tasks_are_found_by_plan_due_date_and_whom_they_concern(self, store: Store, node: SampleNode) -> None:
-        """A task concerns its assignee, whoever has one of its roles, and everybody if it has none and is nobody's."""
+        """A task concerns its assignee, actors with one of its roles, and everybody if it has neither."""
         await node.start(
             "run-1", replace(task("a", roles=("boss", "clerk")), due_at=START + 5), task("b", roles=("0",))
         )

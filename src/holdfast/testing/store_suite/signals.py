@@ -1,4 +1,4 @@
-"""The store suite, signals: what the sender is told, retries, the order of acceptance, and lost records."""
+"""The store suite, signals: answers to the sender, retries, the order of acceptance, and lost records."""
 
 import asyncio
 import re
@@ -215,7 +215,7 @@ class SignalSuite(SuiteBase):
         assert len(await read_mailbox(store, "run-1")) == 3
 
     @pytest.mark.contract("SIG-5", "SIG-6")
-    async def test_duplicate_is_told_what_the_first_sender_was_told(self, store: Store, clock: VirtualClock) -> None:
+    async def test_duplicate_gets_the_answer_of_the_first_sender(self, store: Store, clock: VirtualClock) -> None:
         """The canonical result is the first one's, time and key included, and nothing more is enqueued."""
         await store.create([new_run("run-1")])
         first = await accept(store, signal("run-1", "go", 1, signal_id="click-1"))
@@ -374,7 +374,7 @@ class SignalSuite(SuiteBase):
 
     @pytest.mark.contract("SIG-6")
     async def test_payload_without_its_record_is_indeterminate(self, store: Store) -> None:
-        """It may have been delivered: the sender is told so, with what to look for, and nothing is enqueued."""
+        """It may have been delivered: the error says so, with a correlation id, and nothing is enqueued."""
         await store.create([new_run("run-1")])
         await accept(store, signal("run-1", "go", "a-secret", signal_id="click-1"))
         await self.lose_acceptance_record(store, "run-1", "go", "click-1")

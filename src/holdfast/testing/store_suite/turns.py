@@ -72,7 +72,7 @@ class TurnSuite(SuiteBase):
     async def test_a_turns_message_takes_the_place_of_one_that_waits_under_its_id(
         self, store: Store, node: SampleNode
     ) -> None:
-        """Nobody can keep a timer from firing by sending something under its id."""
+        """A message with a timer's id cannot keep the timer from firing."""
         await node.start("run-1")
         await store.deliver([message("run-1", "same", due_at=START + 1_000)])
         turn = await node.turn(await node.load("run-1"), marker("mark"))
@@ -130,7 +130,7 @@ class TurnSuite(SuiteBase):
         assert [kept.name for kept in again.signals] == ["go"]
 
     @pytest.mark.contract("SIG-3")
-    async def test_signal_that_a_turn_has_seen_and_not_wanted_wakes_nobody_again(
+    async def test_signal_that_a_turn_has_seen_and_not_wanted_does_not_make_the_run_ready_again(
         self, store: Store, node: SampleNode
     ) -> None:
         """It stays in the mailbox, and comes along whenever the run is loaded."""
