@@ -34,7 +34,7 @@ SELECT inside, last_tenant, starting, (
 # The runs of which one is next: the first with room behind a tenant, and the first with room of all.
 FIRST = """
 SELECT run_no, tenant, place, inside FROM gate_lines INDEXED BY gate_lines_open
-WHERE plan_id = ?1 AND tenant > ?2 AND place IS NOT NULL AND inside < per_key
+WHERE plan_id = ? AND tenant > ? AND place IS NOT NULL AND inside < per_key
 ORDER BY tenant, place, run_no LIMIT 1
 """
 OF_KEY = "SELECT inside FROM gate_lines WHERE plan_id = ? AND tenant = ? AND key = ?"
