@@ -320,6 +320,21 @@ def test_unfinished_rule_allows_words_that_contain_a_mark() -> None:
     assert_clean(rules.unfinished_marks(PurePosixPath("holdfast/core/state.py"), "TODOS = 1  # hacking"))
 
 
+def test_code_and_docs_are_written_in_the_words_of_the_field() -> None:
+    pages = [(PurePosixPath(f"docs/{page.name}"), page.read_text()) for page in (ROOT / "docs").glob("*.md")]
+    texts = [*text_files("src"), *pages, (PurePosixPath("README.md"), (ROOT / "README.md").read_text())]
+    assert_clean(problem for path, text in texts for problem in rules.dialect(path, text))
+
+
+@pytest.mark.parametrize("text", ["# Say whether it is due", "it is put aside", "the store rings", "lets in callers"])
+def test_dialect_rule_finds(text: str) -> None:
+    assert list(rules.dialect(PurePosixPath("holdfast/core/state.py"), text))
+
+
+def test_dialect_rule_allows_words_that_contain_a_phrase() -> None:
+    assert_clean(rules.dialect(PurePosixPath("holdfast/core/state.py"), "strings, during, outlets into"))
+
+
 def test_nothing_pretends_to_exist() -> None:
     check_each(rules.not_implemented)
 

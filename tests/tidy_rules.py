@@ -57,6 +57,12 @@ CHANCE_MODULES = ("random", "secrets")
 
 FUNCTION_LINES_MAX = 70
 
+DIALECT = re.compile(
+    r"\b(?:say whether|put(?:s|ting)? aside|comes? again|(?:is|are) believed|lets? in|mourn\w*|rings?|rung)\b",
+    re.IGNORECASE,
+)
+"""Phrases for which the field has a word: return whether, defer, retry, trusted, admit, notify."""
+
 UNFINISHED = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b")
 REGISTRY = re.compile(
     r"pypi\.org|pythonhosted\.org|npmjs\.(?:org|com)|docker\.io|ghcr\.io|quay\.io|crates\.io"
@@ -290,6 +296,11 @@ def long_functions(source: Source) -> Iterator[str]:
 
 
 # --- Unfinished and careless ---
+
+
+def dialect(path: PurePosixPath, text: str) -> Iterator[str]:
+    """Phrases of our own where the field has a word."""
+    yield from _matching_lines(DIALECT, path, text)
 
 
 def unfinished_marks(path: PurePosixPath, text: str) -> Iterator[str]:

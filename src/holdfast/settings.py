@@ -38,9 +38,9 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long to wait for other processes on the same file, or for a server, before there is an error."""
 
     wakeups: str = ""
-    """Where nodes ring each other, such as `nats://localhost:4222/orders`; if empty, in the store's own way.
+    """Where nodes notify each other, such as `nats://localhost:4222/orders`; if empty, in the store's own way.
 
-    For databases that cannot ring. While it is away runs are found a little later, and nothing else happens.
+    For databases that cannot notify. While it is away runs are found a little later, and nothing else happens.
     """
 
     limits: Limits = Limits()

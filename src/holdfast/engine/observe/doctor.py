@@ -183,7 +183,7 @@ def _retried(picture: Picture) -> Iterator[Finding]:
     found = picture.facts.retried
     if found:
         most = max(attempts for _, attempts in found)
-        sentence = f"runs have messages that cannot be handled, and come again; they were tried up to {most} times"
+        sentence = f"runs have messages that cannot be handled, and are retried; they were tried up to {most} times"
         advice = "see the log of the nodes; they become dead letters if it goes on"
         yield note("poison", sentence, advice, dict.fromkeys(run_id for run_id, _ in found))
 
@@ -207,7 +207,7 @@ CHECKS: tuple[tuple[str, Callable[[Picture], Iterable[Finding]], str], ...] = (
     ("ready runs", _unclaimed, "no run has been ready for long"),
     ("queues", _untaken, "no job has waited for long"),
     ("activities", _lacking, "no run waits for an activity that no node has"),
-    ("poison", _retried, "no message comes again and again"),
+    ("poison", _retried, "no message is repeated and again"),
     ("dead letters", _letters, "there is none that nobody has settled"),
     ("mailboxes", _mailbox, "no signal has waited for long"),
 )

@@ -94,7 +94,7 @@ async def listening(
         log_level="error",  # what callers do wrong is not worth a line each
         server_header=False,
         ws="none",
-        proxy_headers=False,  # which proxies are believed, `Proxies` decides
+        proxy_headers=False,  # `Proxies` decides which proxies are trusted
         ssl_certfile=options.tls_certificate or None,
         ssl_keyfile=options.tls_key or None,
         timeout_keep_alive=int(options.idle_s),

@@ -187,7 +187,7 @@ class ListStream:
 async def watch_lists(context: RequestContext, request: WatchLists) -> RunView:
     """Watch what changes in lists of runs, tasks and dead letters: `run`, `task` and `letter`, as the lists show them.
 
-    At `reset`, which comes first, read the lists: what changes from then on is told. It comes again if too much has
+    At `reset`, which comes first, read the lists: what changes from then on is told. It is repeated if too much has
     changed at once. `run_left`, `task_left` and `letter_left` say that an item is not in the list any more. A reader
     that has a newer state, by its `last_event_seq`, keeps that. Each kind needs the scope of its list.
     """

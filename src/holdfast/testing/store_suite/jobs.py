@@ -189,7 +189,7 @@ class JobSuite(SuiteBase):
 
     @pytest.mark.contract("ACT-1", "EVT-1")
     async def test_retried_commit_neither_brings_a_job_back_nor_frees_it(self, store: Store, node: SampleNode) -> None:
-        """What is in the history already changes nothing, however late it comes again."""
+        """What is in the history already changes nothing, however late it is retried."""
         await node.start("run-1", wait("go"))
         turn = await queue_turn(node, [job()])
         answer = await node.commit(turn)
