@@ -207,7 +207,7 @@ CHECKS: tuple[tuple[str, Callable[[Picture], Iterable[Finding]], str], ...] = (
     ("ready runs", _unclaimed, "no run has been ready for long"),
     ("queues", _untaken, "no job has waited for long"),
     ("activities", _lacking, "no run waits for an activity that no node has"),
-    ("poison", _retried, "no message is repeated and again"),
+    ("poison", _retried, "no message is retried again and again"),
     ("dead letters", _letters, "there is none that nobody has settled"),
     ("mailboxes", _mailbox, "no signal has waited for long"),
 )
