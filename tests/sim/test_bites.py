@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from holdfast.app import App
 from holdfast.core import apply_commands, decide
-from holdfast.core.admission import QueueState, RunLimit, decide_admission, nth_last_start
+from holdfast.core.admission import QueueState, RunLimit, decide_admission
 from holdfast.core.event_writer import NOTHING, Decision, EventWriter
 from holdfast.core.events import NULL, ErrorInfo
 from holdfast.core.messages import ActivityErrored
@@ -240,12 +240,19 @@ def test_it_finds_an_admission_of_one_too_many(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.contract("QUE-2")
-def test_it_finds_a_rate_that_forgets_runs_that_have_yet_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_starting(state: QueueState, queued: Any, limit: RunLimit, now: int) -> Any:
-        return decide_admission(replace(state, starting=0), queued, limit, now)
+def test_it_finds_a_rate_that_counts_admissions_and_not_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    decide, admit, admitted_at = AdmissionQueue.decide, AdmissionQueue.admit, [0]
 
-    monkeypatch.setattr(admission, "decide_admission", without_starting)
-    monkeypatch.setattr(admission, "nth_last_start", lambda starts, limit, starting: nth_last_start(starts, limit))
+    def note_time(self: AdmissionQueue, limit: RunLimit, now: int) -> Any:
+        admitted_at[0] = now
+        return decide(self, limit, now)
+
+    def count_at_once(self: AdmissionQueue, run_id: str, limit: RunLimit) -> None:
+        admit(self, run_id, limit)
+        self.record_start(run_id, admitted_at[0])
+
+    monkeypatch.setattr(AdmissionQueue, "decide", note_time)
+    monkeypatch.setattr(AdmissionQueue, "admit", count_at_once)
     assert "runs have started within" in first_finding()
 
 
