@@ -308,7 +308,7 @@ async def test_completing_is_one_commit_with_all_that_follows() -> None:
 async def test_who_waits_for_a_decision_is_woken_and_does_not_poll(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.engine.inbox.tasks.POLL_S", 1_000.0)
+    monkeypatch.setattr("holdfast.engine.history.POLL_S", 1_000.0)
     app = hf.App("asking")
     gate = asyncio.Event()
 
