@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 from collections import Counter
 
@@ -9,11 +10,14 @@ import pytest
 
 from holdfast.core import codec
 from holdfast.core.admission import RunLimit
+from holdfast.core.codec import number_of
 from holdfast.core.events import MarkerRecorded
 from holdfast.core.invariants import check
 from holdfast.errors import Conflict
 from holdfast.store import port
+from holdfast.store.postgres import PostgresStore
 from holdfast.store.postgres.address import parse_address
+from holdfast.store.postgres.migrate import latest_version
 from holdfast.testing import system_view
 from holdfast.testing.samples import SampleNode, new_run, read_history, read_mailbox, timer
 from tests.races import players
@@ -167,6 +171,30 @@ async def test_a_fresh_schema_is_migrated_once_whoever_comes_first(address: str)
     async with opened_anywhere(address) as store:
         heads = await store.find(port.RunQuery())
     assert [head.run_id for head in heads] == [f"run-{number}" for number in range(8)]
+
+
+@pytest.mark.contract("STO-1")
+async def test_whoever_waited_for_another_ones_migration_finds_it_done(address: str) -> None:
+    """A session of the server remembers that there is no such schema, and may hear of a new one late."""
+    schema = parse_address(address).schema
+    store = await PostgresStore.open(address)
+    async with behind(address) as first, behind(address) as onlooker:
+        async with first.transaction():
+            await first.fetch("SELECT pg_advisory_xact_lock($1)", number_of(f"holdfast migration of {schema}"))
+            await first.execute(f"CREATE SCHEMA {schema}")
+            await first.execute(
+                f"CREATE TABLE {schema}.holdfast_schema (version bigint PRIMARY KEY, oldest_reader bigint)"
+            )
+            await first.execute(f"INSERT INTO {schema}.holdfast_schema VALUES ({latest_version()}, 1)")
+            second = asyncio.create_task(store.migrate())
+            waiting = (
+                "SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = database "
+                "WHERE datname = current_database() AND locktype = 'advisory' AND NOT granted"
+            )
+            while not await onlooker.fetchval(waiting):
+                await asyncio.sleep(0.01)
+        assert await second == latest_version()
+    await store.close()
 
 
 @pytest.mark.contract("OWN-1", "MSG-2")

@@ -18,6 +18,14 @@ from holdfast.store.schema import Schema, schema_of
 
 FUNCTIONS = "SELECT coalesce(obj_description(to_regclass($1), 'pg_class'), '')"
 
+_IS_THERE = """
+SELECT EXISTS (
+    SELECT FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+    WHERE nspname = $1 AND relname = 'holdfast_schema')
+"""
+"""This reads the catalogue. to_regclass asks the session's cache, which does not notice a schema that another node has
+made while this one waited for the lock."""
+
 
 def schema() -> Schema:
     """Return the schema that this build makes."""
@@ -72,7 +80,7 @@ async def _replace_functions(db: Transaction, name: str) -> None:
 
 async def schema_version(db: Db, name: str, shown: str) -> int:
     """Return the version of this schema, 0 if there is none; refuse one that this build cannot work with."""
-    [[found]] = await db.fetch("SELECT to_regclass($1) IS NOT NULL", f"{name}.holdfast_schema")
+    [[found]] = await db.fetch(_IS_THERE, name)
     if not found:
         return 0
     [[version, oldest_reader]] = await db.fetch(
