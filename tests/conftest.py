@@ -52,6 +52,13 @@ def databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
 
 @pytest.fixture
 def postgres_url(databases: Databases) -> Iterator[str]:
+    """Return the address of an empty store in a database of a PostgreSQL server; it is migrated."""
+    with databases.store() as url:
+        yield url
+
+
+@pytest.fixture
+def empty_database(databases: Databases) -> Iterator[str]:
     """Return the address of an empty database in a PostgreSQL server."""
     with databases.database() as url:
         yield url

@@ -2,8 +2,9 @@
 
 Where a server comes from: `TEST_POSTGRES` names one that runs already, for tests that only need a database.
 Otherwise the programs are those that are installed, or else those in the wheel of the development tools;
-`TEST_POSTGRES_BINARIES` asks for `installed`, `wheel` or a folder. They synchronise to disk as in production.
-As root they run as another user, because PostgreSQL insists on it; no user is made for it.
+`TEST_POSTGRES_BINARIES` asks for `installed`, `wheel` or a folder. They synchronise to disk as in production; only the
+server of `Databases`, which nobody kills, has its files in memory. As root they run as another user, because PostgreSQL
+insists on it; no user is made for it.
 """
 
 from __future__ import annotations
@@ -19,17 +20,20 @@ import secrets
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from signal import SIGCONT, SIGSTOP
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import asyncpg
 
+from holdfast.store.postgres import PostgresStore
 from tests.guarded import MOST_SECONDS, Folder, can_be_reached, kill_all, remove_shared_memory, signal_all
+
+T = TypeVar("T")
 
 RUNNING = "TEST_POSTGRES"
 BINARIES = "TEST_POSTGRES_BINARIES"
@@ -102,9 +106,9 @@ def _in_wheel() -> Iterator[Path]:
 class Installation:
     """A guarded folder with PostgreSQL's programs, and the user who runs them there."""
 
-    def __init__(self, binaries: Path | None = None) -> None:
+    def __init__(self, binaries: Path | None = None, *, in_memory: bool = False) -> None:
         self.user = _unprivileged() if os.geteuid() == 0 else None
-        self.folder = Folder.make(self.user.pw_uid if self.user else -1)
+        self.folder = Folder.make(self.user.pw_uid if self.user else -1, in_memory=in_memory)
         self.password = secrets.token_hex(8)
         self._count = 0
         self.binaries = self._within_reach(binaries or find_binaries())
@@ -314,11 +318,17 @@ class Pair:
 
 
 class Databases:
-    """The server that the tests of one session share. Each test has a database of its own."""
+    """The server that the tests of one session share. Each test has a database of its own.
+
+    A store is made once for each process and emptied after each test, which costs a third of making it. A test that has
+    changed more than rows costs its process a new one.
+    """
 
     def __init__(self, dsn: str, folder: Folder | None) -> None:
         self._dsn = dsn
         self._folder = folder
+        self._free: list[_Prepared] = []
+        self._all: list[str] = []
 
     @classmethod
     def shared(cls, meeting_place: Path) -> Databases:
@@ -332,7 +342,7 @@ class Databases:
             path, _, dsn = notes.read().partition(" ")
             folder = Folder.join(Path(path)) if path else None
             if folder is None:
-                installation = Installation()
+                installation = Installation(in_memory=True)
                 dsn, folder = installation.server().dsn, installation.folder
                 notes.truncate(0)
                 notes.write(f"{folder.path} {dsn}")
@@ -341,17 +351,109 @@ class Databases:
     def leave(self) -> None:
         """Use it no longer."""
         if self._folder is not None:
-            self._folder.leave()
+            self._folder.leave()  # and with the last one everything goes
+        else:
+            for name in self._all:
+                self._drop(name)
 
     @contextmanager
     def database(self) -> Iterator[str]:
         """Give the address of an empty database, which is dropped afterwards, whoever is connected."""
+        name = self._create()
+        try:
+            yield self._address(name)
+        finally:
+            self._drop(name)
+
+    @contextmanager
+    def store(self) -> Iterator[str]:
+        """Give the address of a database with an empty store, which is migrated."""
+        prepared = self._free.pop() if self._free else self._prepare()
+        try:
+            yield prepared.dsn
+        finally:
+            if prepared.empty():
+                self._free.append(prepared)
+
+    def _prepare(self) -> _Prepared:
+        name = self._create()
+        self._all.append(name)
+        return _Prepared(self._address(name))
+
+    def _create(self) -> str:
         name = f"test_{secrets.token_hex(6)}"
         sql(self._dsn, f"CREATE DATABASE {name}")
-        try:
-            yield urlsplit(self._dsn)._replace(path=f"/{name}").geturl()
-        finally:
-            sql(self._dsn, f"DROP DATABASE {name} WITH (FORCE)")
+        return name
+
+    def _drop(self, name: str) -> None:
+        sql(self._dsn, f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+    def _address(self, name: str) -> str:
+        return urlsplit(self._dsn)._replace(path=f"/{name}").geturl()
+
+
+class _Prepared:
+    """A database with a store in it that can be emptied."""
+
+    def __init__(self, dsn: str) -> None:
+        self.dsn = dsn
+
+        async def migrate() -> None:
+            store = await PostgresStore.open(dsn)
+            await store.migrate()
+            await store.close()
+
+        _wait_for(migrate())
+        tables = [name for (name,) in sql(dsn, "SELECT oid::regclass::text FROM pg_class" + _IN_STORE + "'r'")]
+        sequences = [name for (name,) in sql(dsn, "SELECT oid::regclass::text FROM pg_class" + _IN_STORE + "'S'")]
+        kept = [name for name in tables if sql(dsn, f"SELECT FROM {name}")]
+        sql(dsn, "CREATE SCHEMA kept")
+        for name in kept:
+            sql(dsn, f"CREATE TABLE kept.{name.partition('.')[2]} AS TABLE {name}")
+        statements = ["SET session_replication_role = replica", *(f"DELETE FROM {name}" for name in tables)]
+        statements += [f"INSERT INTO {name} TABLE kept.{name.partition('.')[2]}" for name in kept]
+        statements += [f"SELECT setval('{name}', 1, false)" for name in sequences]
+        self._empty = "; ".join(statements)
+        self._print = sql(dsn, _FINGERPRINT)
+
+    def empty(self) -> bool:
+        """Remove what a test has left. Return whether the store is then as new: not if its tables were changed."""
+
+        async def carry_out() -> bool:
+            connection = await asyncpg.connect(self.dsn, timeout=MOST_SECONDS)
+            try:
+                await connection.execute(_DISCONNECT, timeout=MOST_SECONDS)
+                if [tuple(row) for row in await connection.fetch(_FINGERPRINT)] != self._print:
+                    return False
+                await connection.execute(self._empty, timeout=MOST_SECONDS)
+                return True
+            finally:
+                await connection.close()
+
+        return _wait_for(carry_out())
+
+
+_IN_STORE = " WHERE relnamespace = 'holdfast'::regnamespace AND relkind = "
+
+_DISCONNECT = """
+SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity
+WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
+"""
+
+_CATALOGUES = {
+    **dict.fromkeys(("pg_namespace", "pg_class", "pg_proc", "pg_trigger", "pg_constraint", "pg_attrdef"), "oid"),
+    "pg_attribute": "attrelid",
+    "pg_index": "indrelid",
+}
+_FINGERPRINT = (
+    " UNION ALL ".join(
+        f"SELECT '{name}', count(*), sum(xmin::text::bigint) FROM {name} WHERE {key} >= 16384"
+        for name, key in _CATALOGUES.items()
+    )
+    + " UNION ALL SELECT 'settings', count(*), 0 FROM pg_db_role_setting JOIN pg_database ON oid = setdatabase "
+    "WHERE datname = current_database()"
+)
+"""What differs if anything but rows was changed: every change of a definition writes a row of a catalogue anew."""
 
 
 def sql(dsn: str, statement: str) -> list[tuple[Any, ...]]:
@@ -364,8 +466,12 @@ def sql(dsn: str, statement: str) -> list[tuple[Any, ...]]:
         finally:
             await connection.close()
 
+    return _wait_for(carry_out())
+
+
+def _wait_for(work: Coroutine[Any, Any, T]) -> T:
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, carry_out()).result()
+        return thread.submit(asyncio.run, work).result()
 
 
 def free_port() -> int:

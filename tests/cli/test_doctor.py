@@ -118,11 +118,11 @@ def test_a_sample_has_a_sensible_size(forks: Forks, tmp_path: Path, sample: str)
 
 
 @pytest.mark.contract("STO-1")
-def test_it_looks_at_a_server_too(forks: Forks, tmp_path: Path, postgres_url: str) -> None:
-    done = forks.run(tmp_path, environment(), "doctor", "--store", postgres_url, "--json")
+def test_it_looks_at_a_server_too(forks: Forks, tmp_path: Path, empty_database: str) -> None:
+    done = forks.run(tmp_path, environment(), "doctor", "--store", empty_database, "--json")
     assert (done.returncode, "store migrate" in json.loads(done.stdout)["findings"][0]["advice"]) == (1, True)
-    assert sql(postgres_url, "SELECT to_regnamespace('holdfast')") == [(None,)], "and changes nothing"
-    assert forks.run(tmp_path, environment(), "store", "migrate", "--store", postgres_url).returncode == 0
-    done = forks.run(tmp_path, environment(), "doctor", "--store", postgres_url)
+    assert sql(empty_database, "SELECT to_regnamespace('holdfast')") == [(None,)], "and changes nothing"
+    assert forks.run(tmp_path, environment(), "store", "migrate", "--store", empty_database).returncode == 0
+    done = forks.run(tmp_path, environment(), "doctor", "--store", empty_database)
     assert done.returncode == 0, done.stdout
     assert "PostgreSQL" in done.stdout

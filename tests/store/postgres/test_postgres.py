@@ -18,8 +18,8 @@ class TestPostgresStore(StoreSuite):
     address: str
 
     @pytest.fixture(autouse=True)
-    def _in_a_schema(self, address: str) -> None:
-        self.address = address
+    def _in_a_database(self, postgres_url: str) -> None:
+        self.address = postgres_url
 
     async def make_store(self, clock: VirtualClock, limits: Limits) -> Store:
         return await PostgresStore.open(self.address, clock=clock, limits=limits)

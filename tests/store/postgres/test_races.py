@@ -191,7 +191,7 @@ async def test_whoever_waited_for_another_ones_migration_finds_it_done(address: 
                 "SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = database "
                 "WHERE datname = current_database() AND locktype = 'advisory' AND NOT granted"
             )
-            while not await onlooker.fetchval(waiting):
+            while not await onlooker.fetchval(waiting):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert await second == latest_version()
     await store.close()
