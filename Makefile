@@ -4,6 +4,7 @@
 PYTHON ?= python3
 PYTEST_ARGS ?=
 CHAOS_ARGS ?=
+PARALLEL ?= -n auto --dist worksteal
 
 VENV := .venv
 DEMO := build/demo
@@ -16,7 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test browser pictures lint format bench soak chaos dev contract diagram tables clean
+.PHONY: help demo quick test coverage browser pictures lint format bench soak chaos dev contract diagram tables clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -28,9 +29,16 @@ demo: $(RUN_STAMP) ## Watch a hundred orders survive the SIGKILL of their worker
 	@echo "To see these orders in a browser:  $(BIN)/holdfast dev examples/orders.py --store sqlite:///$(DEMO)/orders.db"
 	@echo "and open http://127.0.0.1:8321/"
 
-test: lint browser ## Lint, then every test in parallel, with coverage
-	$(BIN)/pytest -n auto -m 'not untraced' --cov --cov-report=term-missing:skip-covered $(PYTEST_ARGS)
-	$(BIN)/pytest -n auto -m untraced
+quick: $(DEV_STAMP) ## The loop while you write: ruff, and the tests that need no server, browser or process (2 minutes)
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/pytest $(PARALLEL) -m quick $(PYTEST_ARGS)
+
+test: lint browser ## Lint, then every test in parallel; what CI runs (12 minutes)
+	$(BIN)/pytest $(PARALLEL) --durations=20 $(PYTEST_ARGS)
+
+coverage: $(DEV_STAMP) browser ## Every test with coverage measured, which takes twice as long
+	$(BIN)/pytest $(PARALLEL) -m 'not untraced' --cov --cov-report=term-missing:skip-covered $(PYTEST_ARGS)
 
 lint: $(DEV_STAMP) ## Check style, format and types
 	$(BIN)/ruff check $(CODE)
@@ -64,6 +72,7 @@ chaos: $(DEV_STAMP) ## Kill and freeze real nodes at random for five minutes (CH
 dev: $(DEV_STAMP) ## Set up for development and say what to do next
 	@echo "Ready. Next:"
 	@echo "  . $(BIN)/activate        use this environment in your shell"
+	@echo "  make quick                 the tests to run while you write"
 	@echo "  make test                  lint and all tests, as CI runs them"
 	@echo "  pytest tests -k signal     some tests"
 	@echo "  make contract              which rule is proved by which test"

@@ -9,6 +9,8 @@ from collections.abc import Generator, Iterator
 import hypothesis
 import pytest
 
+from tests import kinds
+from tests.guarded import memory
 from tests.postgres_server import Databases, Installation
 from tools import contract
 
@@ -23,6 +25,11 @@ hypothesis.settings.load_profile("holdfast")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Nothing here cuts the power, so files in memory do as well as on a disk, and synchronising them takes no time.
+if (room := memory()) is not None:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", room)
+
+WATCH = kinds.Watch()
 KNOWN_IDS = frozenset(contract.read_ids(contract.CONTRACT.read_text(encoding="utf-8")))
 
 
@@ -39,6 +46,25 @@ def pytest_make_collect_report(
         report.longrepr = "\n".join(problems)
         report.result = []
     return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test with what it needs, before tests are chosen by their markers."""
+    for item in items:
+        for kind in sorted(kinds.kinds_of(item) - {marker.name for marker in item.iter_markers()}):
+            item.add_marker(kind)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    """Fail a test that starts a process and is not marked with it."""
+    WATCH.begin(item)
+    try:
+        yield
+    finally:
+        started = WATCH.end()
+    assert not started, f"this test starts processes: mark it with `process`: {started}"
 
 
 @pytest.fixture(scope="session")

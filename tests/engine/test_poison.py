@@ -9,7 +9,7 @@ import pytest
 import holdfast as hf
 from holdfast.core.state import RunStatus
 from holdfast.errors import InvalidInput, NotDurable, RunFailed
-from tests.engine.place import Place, until_status
+from tests.engine.place import Place, until, until_status
 
 
 class Awkward(Exception):
@@ -302,13 +302,11 @@ async def test_an_activity_that_takes_its_node_along_again_and_again_fails_in_th
     store = hf.MemoryStore()
     async with app.connect(store):
         run = await app.start(order)
+        seen = len(await run.events())
     for _ in range(30):
         async with app.node(store, options=hf.NodeOptions(drain_s=0, safety_poll_s=0.05)):
             handle = app.run(run.run_id)
-            async with asyncio.timeout(5):
-                before = len(await handle.events())
-                while len(await handle.events()) == before:  # noqa: ASYNC110
-                    await asyncio.sleep(0.001)
+            seen = len(await until(handle, lambda events, seen=seen: len(events) > seen))  # type: ignore[misc]
             if await handle.status() is RunStatus.COMPLETED:
                 break
     async with app.connect(store):

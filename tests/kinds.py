@@ -1,0 +1,88 @@
+"""What each test needs, as a marker: set from the fixtures it asks for, its parameters and its folder.
+
+A test that starts a process and does not say so fails, so that the quick ones stay quick.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import PurePath
+from typing import Any
+
+import pytest
+
+BY_FIXTURE = {
+    "databases": "postgres",
+    "postgres": "postgres",
+    "browser": "browser",
+    "forks": "process",
+}
+"""A fixture counts for every test that asks for it, and for those that ask for a fixture which asks for it."""
+
+BY_PARAMETER = {"postgres": "postgres"}
+"""Fixtures with this parameter ask for the server only when they are made, so it is not among those of the test."""
+
+BY_FOLDER = {"chaos": "chaos", "sim": "sim", "races": "process"}
+"""Folders of `tests`."""
+
+LONG = frozenset({"postgres", "browser", "process", "chaos", "slow"})
+"""The kinds that take longer than one waits for while writing code."""
+
+QUICK_PLACES = frozenset({("memory", 5_000), ("sqlite", 0)})
+"""The combinations of store and live runs of `tests/engine` that are quick: each of the four is in one of them."""
+
+QUICK_SEEDS = 20
+
+STARTS = frozenset({"subprocess.Popen", "os.fork", "os.posix_spawn", "os.system"})
+"""The events of the interpreter that start a process."""
+
+
+def kinds_of(item: pytest.Item) -> set[str]:
+    """Return the markers of a test: those that it has, and what follows from its fixtures and its folder."""
+    kinds = {marker.name for marker in item.iter_markers()}
+    kinds |= {BY_FIXTURE[name] for name in getattr(item, "fixturenames", ()) if name in BY_FIXTURE}
+    kinds |= {
+        BY_PARAMETER[value] for value in parameters(item).values() if isinstance(value, str) and value in BY_PARAMETER
+    }
+    kinds |= {BY_FOLDER[part] for part in PurePath(item.nodeid.partition("::")[0]).parts if part in BY_FOLDER}
+    if not kinds & LONG and not is_repetition(item):
+        kinds.add("quick")
+    return kinds
+
+
+def is_repetition(item: pytest.Item) -> bool:
+    """Return whether the test is one of many alike, of which a few are enough while writing code."""
+    given = parameters(item)
+    if "place" in given:
+        return (given.get("address"), given["place"]) not in QUICK_PLACES
+    return (
+        bool(given.get("seed", 0) >= QUICK_SEEDS) if "sim" in PurePath(item.nodeid.partition("::")[0]).parts else False
+    )
+
+
+def parameters(item: pytest.Item) -> dict[str, Any]:
+    """Return the parameters of a test and of its fixtures."""
+    spec = getattr(item, "callspec", None)
+    return dict(spec.params) if spec is not None else {}
+
+
+class Watch:
+    """Notices processes that are started while a test runs which does not say that it does."""
+
+    def __init__(self) -> None:
+        self._starts: list[str] | None = None
+        sys.addaudithook(self._hear)
+
+    def begin(self, item: pytest.Item) -> None:
+        """Watch a test from now on."""
+        allowed = any(item.get_closest_marker(kind) for kind in LONG - {"slow"})
+        self._starts = None if allowed else []
+
+    def end(self) -> list[str]:
+        """Watch it no longer. Return what it has started."""
+        found, self._starts = self._starts, None
+        return found or []
+
+    def _hear(self, event: str, details: tuple[Any, ...]) -> None:
+        if self._starts is not None and event in STARTS:
+            self._starts.append(f"{event} {details[:2]}")
