@@ -56,14 +56,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(kind)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
-    """Fail a test that starts a process and is not marked with it."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
+    """Watch for processes, from the fixtures on."""
     WATCH.begin(item)
-    try:
-        yield
-    finally:
-        started = WATCH.end()
+    yield
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    """Fail a test that has started a process and is not marked with it."""
+    yield
+    started = WATCH.end()
     assert not started, f"this test starts processes: mark it with `process`: {started}"
 
 

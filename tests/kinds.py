@@ -22,7 +22,7 @@ BY_FIXTURE = {
 BY_PARAMETER = {"postgres": "postgres"}
 """Fixtures with this parameter ask for the server only when they are made, so it is not among those of the test."""
 
-BY_FOLDER = {"chaos": "chaos", "sim": "sim", "races": "process"}
+BY_FOLDER = {"chaos": "chaos", "sim": "sim", "races": "process", "crash": "process"}
 """Folders of `tests`."""
 
 LONG = frozenset({"postgres", "browser", "process", "chaos", "slow"})

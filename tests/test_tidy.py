@@ -417,6 +417,7 @@ def test_cancellation_rule_finds(text: str) -> None:
     assert list(rules.swallowed_cancellations(source("holdfast/engine/planted.py", text)))
 
 
+@pytest.mark.process
 def test_no_file_names_a_registry_or_a_folder_of_one_machine() -> None:
     assert_clean(problem for path, text in repository_texts() for problem in rules.places_of_this_machine(path, text))
 

@@ -28,6 +28,7 @@ def test_every_transition_is_an_arrow_and_a_row() -> None:
     assert len(list(transitions())) == sum(map(len, TRANSITIONS.values()))
 
 
+@pytest.mark.process
 def test_the_module_prints_the_page() -> None:
     printed = subprocess.run(
         [sys.executable, "-m", "holdfast.core.diagram"], check=True, capture_output=True, text=True, encoding="utf-8"

@@ -25,6 +25,7 @@ def test_every_value_of_the_core_is_frozen(module: str) -> None:
     assert [kind.__name__ for kind in structs(module) if not kind.__struct_config__.frozen] == []
 
 
+@pytest.mark.process
 def test_importing_the_core_prints_nothing() -> None:
     code = "".join(f"import {module}\n" for module in MODULES)
     printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

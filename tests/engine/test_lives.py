@@ -155,6 +155,7 @@ async def result(address: str) -> object:
         return await app.run(RUN_ID).result()
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.contract("OWN-1", "OWN-3")
 async def test_a_killed_process_that_is_started_again_under_its_name_goes_on_at_once(shared: str) -> None:
@@ -168,6 +169,7 @@ async def test_a_killed_process_that_is_started_again_under_its_name_goes_on_at_
             assert await result(shared) == "built by attempt 2"
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.contract("OWN-1", "OWN-3")
 async def test_a_frozen_process_that_wakes_up_finds_its_name_taken_and_ends(shared: str) -> None:

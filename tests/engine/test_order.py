@@ -91,6 +91,7 @@ def test_digests_do_not_depend_on_the_order() -> None:
     assert codec.value_digest(one) == codec.value_digest(other)
 
 
+@pytest.mark.process
 @pytest.mark.contract("EVT-5")
 def test_sets_are_written_alike_in_every_process() -> None:
     code = "from holdfast.core import codec; print(bytes(codec.encode({'z': {f'k{n}' for n in range(50)}, 'a': 1})))"

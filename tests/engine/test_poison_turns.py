@@ -25,7 +25,7 @@ PATIENCE_S = 60.0
 LOST_TURNS = hf.Limits().lost_turns
 CALM = 5
 
-pytestmark = [pytest.mark.slow, pytest.mark.contract("OWN-3", "MSG-2")]
+pytestmark = [pytest.mark.slow, pytest.mark.contract("OWN-3", "MSG-2"), pytest.mark.process]
 
 
 class Fleet:

@@ -15,7 +15,7 @@ from holdfast.store.port import Store
 from holdfast.testing import system_view
 from tests.engine.hands import LEASE_MS, RUN_ID, studio
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.process]
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 30.0

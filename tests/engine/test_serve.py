@@ -94,6 +94,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.process
 @pytest.mark.contract("MSG-4")
 def test_a_process_that_serves_ends_although_an_activity_does_not_return() -> None:
     ended = subprocess.run([sys.executable, "-c", STUCK], timeout=30, capture_output=True, text=True, check=False)

@@ -219,6 +219,7 @@ def test_a_watchdog_that_is_awake_is_not_woken() -> None:
     assert woken == [get_ident()]
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is nothing to fork")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_process_has_a_watchdog_of_its_own() -> None:

@@ -47,11 +47,12 @@ def _silence() -> Iterator[None]:
     logger.setLevel(level)
 
 
-def first_finding() -> str:
-    """Play seeds until one finds something; return what."""
-    for seed in range(SEEDS):
+def first_finding(*known: int) -> str:
+    """Play seeds until one finds something; return what. Known ones, which have found it before, come first."""
+    for seed in (*known, *range(SEEDS)):
         violations = simulate(seed, runs=8).violations
         if violations:
+            print(f"found by seed {seed}")
             return violations[0]
     return "nothing"
 

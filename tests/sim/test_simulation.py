@@ -18,7 +18,7 @@ import pytest
 
 from tests.sim.simulation import simulate
 
-SEEDS = 200
+SEEDS = 100
 FOUND = (1833,)
 """Seeds beyond those that have found a mistake: a node took a turn of a run that it had let go."""
 
@@ -57,19 +57,20 @@ def test_whatever_goes_wrong_nothing_acknowledged_is_lost_or_doubled(seed: int) 
 
 
 def test_a_seed_always_tells_the_same_story() -> None:
-    for seed in (3, 4):
-        assert simulate(seed).digest == simulate(seed).digest
-    assert simulate(3).digest != simulate(4).digest
+    first = simulate(3).digest
+    assert simulate(3).digest == first
+    assert simulate(4).digest != first
 
 
 def test_the_stories_hold_every_kind_of_harm() -> None:
-    counts: Counter[str] = Counter()
-    for seed in range(20):
-        counts.update(simulate(seed).counts)
     harm = {"kills", "stops", "lost leases", "outages", "leaves", "doubles", "conflicts", "signals"}
     harm |= {"poison turns", "set aside"}
     harm |= {"takes", "reports", "late reports", "lost workers"}
     harm |= {"TaskCompleted", "TaskReminded", "TaskAssigned", "TaskRefused", "escalations"}
     harm |= {"settled steps", "dead letters", "refused", "sent by runs", "deadlines", "let in", "let in later: STARTED"}
-    assert harm <= counts.keys(), counts
-    assert counts["commits"] > 1_000
+    counts: Counter[str] = Counter()
+    for seed in range(20):
+        counts.update(simulate(seed).counts)
+        if harm <= counts.keys() and counts["commits"] > 1_000:
+            return
+    pytest.fail(f"never seen: {harm - counts.keys()}; {counts}")

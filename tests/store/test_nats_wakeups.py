@@ -22,6 +22,8 @@ from holdfast.store.wakeups import LocalListener, Wakeups
 from tests.guarded import processes_of
 from tests.nats_server import NatsServer
 
+pytestmark = pytest.mark.process
+
 WITHIN_S = 20.0
 
 

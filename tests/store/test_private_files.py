@@ -147,6 +147,7 @@ def test_an_address_is_shown_as_far_as_it_may_be() -> None:
     assert without_password("orders.db") == "orders.db"
 
 
+@pytest.mark.process
 @pytest.mark.contract("API-4")
 def test_no_process_of_dev_has_the_password_on_its_command_line(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text("import holdfast as hf\n\napp = hf.App('shop')\n")

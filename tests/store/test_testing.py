@@ -12,6 +12,7 @@ from holdfast.testing import START, VirtualClock
 from holdfast.testing.store_suite import StoreSuite
 
 
+@pytest.mark.process
 def test_testing_can_be_imported_without_pytest() -> None:
     code = "import sys; sys.modules['pytest'] = None; import holdfast.testing, holdfast.testing.samples"
     subprocess.run([sys.executable, "-c", code], check=True)
