@@ -25,7 +25,7 @@ from holdfast.store.port import Accepted, Duplicate
 from tests.unheard_of import take_first_turns
 
 LEASE_MS = 60_000
-PATIENCE_S = 15
+PATIENCE_S = 60.0
 WRITES = ("create", "deliver", "claim", "commit")
 OTHERS = (
     *("now", "load", "renew", "next_due", "heartbeat", "release_jobs", "put_key", "read_events", "hand_over"),

@@ -20,7 +20,7 @@ from holdfast.store.sqlite import SqliteStore
 from holdfast.testing.samples import new_run
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 SILENT, CLOSED = b"", b"cx"
 
 

@@ -116,7 +116,7 @@ async def test_an_authoriser_that_fails_lets_nothing_through() -> None:
 
     app = hf.App("orders", authoriser=fail)
     wait = waiting(app)
-    async with asyncio.timeout(10), app.node("memory://"):
+    async with asyncio.timeout(60), app.node("memory://"):
         run = await app.start(wait)
         await until_event(run, "SignalWaiting")
         with pytest.raises(ConnectionError):
@@ -130,7 +130,7 @@ async def test_an_authoriser_that_fails_lets_nothing_through() -> None:
 async def test_a_refusal_that_a_finished_run_cannot_record_is_still_a_refusal() -> None:
     app = hf.App("orders", authoriser=lambda request: request.command in ("START", "SIGNAL"))
     wait = waiting(app)
-    async with asyncio.timeout(10), app.node("memory://"):
+    async with asyncio.timeout(60), app.node("memory://"):
         run = await app.start(wait)
         await run.signal("go", "x")
         await run.result()
@@ -153,7 +153,7 @@ async def test_a_malformed_command_is_refused_before_anybody_is_asked_or_anythin
 
     app = hf.App("orders", authoriser=note)
     wait = waiting(app)
-    async with asyncio.timeout(10), app.node("memory://") as node:
+    async with asyncio.timeout(60), app.node("memory://") as node:
         run = await app.start(wait)
         await until_event(run, "SignalWaiting")
         asked.clear()  # about the start
@@ -392,7 +392,7 @@ async def test_a_command_that_was_damaged_in_the_store_is_rejected_and_stops_nob
     app = hf.App("orders")
     wait = waiting(app)
     store = hf.MemoryStore()
-    async with asyncio.timeout(10), app.node(store):
+    async with asyncio.timeout(60), app.node(store):
         run = await app.start(wait)
         await until_event(run, "SignalWaiting")
         inbox = store._runs[run.run_id]

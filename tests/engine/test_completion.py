@@ -554,7 +554,7 @@ async def test_the_stores_clock_decides_whether_an_outcome_comes_in_time(place: 
             token = await office.tokens.get()
             await until_event(office.app.run(run_id), "StepDetached")
         clock.advance(ms=5_000)
-        async with asyncio.timeout(5), later.app.connect(store):
+        async with asyncio.timeout(60), later.app.connect(store):
             with pytest.raises(Conflict, match="time is over"):
                 await later.app.complete_activity(token, "ann")
         async with place.node(office.app, store):
@@ -642,7 +642,7 @@ async def test_outcomes_of_several_steps_that_come_together_are_all_recorded(
             run_id = (await app.start(contract)).run_id
             given = dict([await tokens.get(), await tokens.get()])
             await until_event(app.run(run_id), "StepDetached", 2)
-        async with asyncio.timeout(8), app.connect(store):
+        async with asyncio.timeout(60), app.connect(store):
             await app.complete_activity(given["ask"], "ann")
             if second == "success":
                 await app.complete_activity(given["ask#2"], "bob")

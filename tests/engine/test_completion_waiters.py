@@ -72,7 +72,7 @@ class Scene:
 
 
 async def soon(future: "asyncio.Future[Any]") -> Any:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         return await future
 
 

@@ -20,7 +20,7 @@ async def test_a_pause_that_waits_with_a_signal_holds_the_program_before_it_take
         answer: str = await hf.wait_signal("go", str)
         return answer
 
-    async with asyncio.timeout(10), app.node(store):
+    async with asyncio.timeout(60), app.node(store):
         run = await app.start(waits)
         bell = store.wakeups.listen()
         while (await run.snapshot()).steps == ():

@@ -39,7 +39,7 @@ def asking() -> tuple[hf.App, Any]:
 async def damaged(path: Path, table: str, column: str, key: str) -> tuple[str, list[str], list[str]]:
     """Make a file with five runs and tasks; spoil a row, and return its key, and the ids of runs and of tasks."""
     app, ask = asking()
-    async with asyncio.timeout(10), app.node(f"sqlite:///{path}"):
+    async with asyncio.timeout(60), app.node(f"sqlite:///{path}"):
         runs = [await app.start(ask, run_id=f"run-{number}") for number in range(5)]
         for run in runs:
             await until_event(run, "TaskCreated")
@@ -56,7 +56,7 @@ async def test_one_damaged_task_does_not_hide_the_others(tmp_path: Path, caplog:
     spoilt, _, tasks = await damaged(tmp_path / "store.db", "tasks", "task", "task_id")
     app, _ = asking()
     address = f"sqlite:///{tmp_path}/store.db"
-    async with asyncio.timeout(20), on_stage(address, app=app) as stage:
+    async with asyncio.timeout(60), on_stage(address, app=app) as stage:
         with caplog.at_level(logging.ERROR, "holdfast.store"):
             found = await app.tasks.list()
         assert [task.task_id for task in found] == [task_id for task_id in tasks if task_id != spoilt]
@@ -84,7 +84,7 @@ async def test_one_damaged_task_does_not_hide_the_others(tmp_path: Path, caplog:
 async def test_one_damaged_run_does_not_hide_the_others(column: str, tmp_path: Path) -> None:
     spoilt, runs, _ = await damaged(tmp_path / "store.db", "runs", column, "run_id")
     app, _ = asking()
-    async with asyncio.timeout(20), app.connect(f"sqlite:///{tmp_path}/store.db"):
+    async with asyncio.timeout(60), app.connect(f"sqlite:///{tmp_path}/store.db"):
         store = app.runtime().store
         for newest in (False, True):
             found = await store.find(RunQuery(newest=newest))
@@ -104,7 +104,7 @@ async def test_one_damaged_signal_does_not_hide_the_others(tmp_path: Path) -> No
     with sqlite3.connect(tmp_path / "store.db") as db:
         db.execute("UPDATE signals SET payload = 'nul' WHERE run_no = (SELECT run_no FROM runs WHERE run_id = 'run-2')")
     app, _ = asking()
-    async with asyncio.timeout(20), app.connect(f"sqlite:///{tmp_path}/store.db"):
+    async with asyncio.timeout(60), app.connect(f"sqlite:///{tmp_path}/store.db"):
         found = await app.runtime().store.find(MailboxQuery())
         assert [signal.run_id for signal in found] == ["run-0", "run-1", "run-3", "run-4"]
         assert found.unreadable == ("run-2/other/s-1",)
@@ -148,7 +148,7 @@ def waiting(authoriser: Any = None) -> tuple[hf.App, Any]:
 async def five_waiting(address: str) -> None:
     """Make five runs that wait; each has a dead letter, a signal that nobody takes, and an entry in the audit log."""
     app, wait = waiting()
-    async with asyncio.timeout(20), app.node(address) as node:
+    async with asyncio.timeout(60), app.node(address) as node:
         for number in range(5):
             run = await app.start(wait, run_id=f"run-{number}")
             await run.signal("number", "none", signal_id="s-0")
@@ -171,7 +171,7 @@ async def test_no_list_fails_for_damaged_rows_among_others(spoiled: tuple[str, S
     address, spoil = spoiled
     await five_waiting(address)
     app, _ = waiting()
-    async with asyncio.timeout(30), on_stage(address, app=app) as stage:
+    async with asyncio.timeout(60), on_stage(address, app=app) as stage:
         await spoil(LETTERS)
         await spoil(ENTRIES)
         store = app.runtime().store
@@ -213,7 +213,7 @@ async def test_one_damaged_wait_does_not_hide_the_others(tmp_path: Path, damage:
         db.execute(f"UPDATE waits SET {damage} WHERE {OF_RUN}".replace("holdfast.", ""))
     db.close()
     app, _ = waiting()
-    async with asyncio.timeout(20), on_stage(address, app=app) as stage:
+    async with asyncio.timeout(60), on_stage(address, app=app) as stage:
         found = await app.runtime().store.find(WaitQuery())
         assert [wait.run_id for wait in found] == LEFT
         assert found.unreadable == ("run-1/number", "run-4/number")
@@ -227,7 +227,7 @@ async def test_of_a_batch_only_the_signals_to_a_damaged_run_are_refused(spoiled:
     await five_waiting(address)
     await spoil("UPDATE holdfast.runs SET snapshot = '{\"status\":5}' WHERE run_id = 'run-2'")
     app, _ = waiting(lambda request: True)
-    async with asyncio.timeout(20), app.connect(address):
+    async with asyncio.timeout(60), app.connect(address):
         answers = await app.signal_many([{"run_id": f"run-{n}", "name": "number", "payload": n} for n in range(5)])
         kinds = [type(answer).__name__ for answer in answers]
         assert kinds == [*["AcceptedSignalResult"] * 2, "Conflict", *["AcceptedSignalResult"] * 2]

@@ -71,7 +71,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any]] | None] = {
 async def test_every_process_refuses_what_does_not_fit(store: Store, other: tuple[str, dict[str, Any]] | None) -> None:
     app, order = shop("1", **DECLARES)
     elsewhere = hf.App("elsewhere") if other is None else shop(other[0], **other[1])[0]
-    async with asyncio.timeout(20), app.node(store):
+    async with asyncio.timeout(60), app.node(store):
         run = await app.start(order)
         await until_event(run, "SignalWaiting")
         async with elsewhere.connect(store):
@@ -98,7 +98,7 @@ async def test_every_process_refuses_what_does_not_fit(store: Store, other: tupl
 async def test_who_sends_a_name_that_is_only_allowed_is_warned_everywhere(store: Store) -> None:
     app, order = shop("1", **DECLARES, allow_other_signals=True)
     elsewhere = hf.App("elsewhere")
-    async with asyncio.timeout(20), app.node(store):
+    async with asyncio.timeout(60), app.node(store):
         run = await app.start(order)
         async with elsewhere.connect(store):
             first = await elsewhere.run(run.run_id).signal("remark", 1, signal_id="a")
@@ -124,9 +124,9 @@ async def test_what_a_workflow_sends_is_refused_like_from_any_sender(store: Stor
         for name, payload in (("approval", 7), ("remark", 1), ("approval", {"approved": True, "by": "ann"})):
             await app.run(run_id).signal(name, payload)
 
-    async with asyncio.timeout(20), shopping.connect(store):
+    async with asyncio.timeout(60), shopping.connect(store):
         run = await shopping.start(order)
-    async with asyncio.timeout(20), app.node(store):
+    async with asyncio.timeout(60), app.node(store):
         sent = await app.start(sender, run.run_id)
         await sent.result()
         letters = await store.find(DeadLetterQuery(run_id=sent.run_id))
@@ -144,7 +144,7 @@ async def test_a_sender_is_told_nothing_of_what_runs_of_other_tenants_declare(st
     async def sender(run_id: str) -> None:
         await app.run(run_id).signal("approval", 7)
 
-    async with asyncio.timeout(20), app.node(store):
+    async with asyncio.timeout(60), app.node(store):
         run = await app.start(order, tenant="other")
         sent = await app.start(sender, run.run_id)
         await sent.result()
@@ -156,7 +156,7 @@ async def test_a_sender_is_told_nothing_of_what_runs_of_other_tenants_declare(st
 @pytest.mark.contract("SIG-10", "WF-3")
 async def test_what_counts_is_the_version_that_the_run_was_started_with(store: Store) -> None:
     old, order = shop("1", signals={"approval": int})
-    async with asyncio.timeout(20), old.connect(store):
+    async with asyncio.timeout(60), old.connect(store):
         run = await old.start(order)
     new, _ = shop("2", **DECLARES)
     async with new.connect(store):
@@ -168,7 +168,7 @@ async def test_what_counts_is_the_version_that_the_run_was_started_with(store: S
 @pytest.mark.contract("SIG-10")
 async def test_a_workflow_that_is_registered_while_a_node_is_open_is_published_when_it_is_started(store: Store) -> None:
     app, elsewhere = hf.App("shop"), hf.App("elsewhere")
-    async with asyncio.timeout(20), app.node(store), elsewhere.connect(store):
+    async with asyncio.timeout(60), app.node(store), elsewhere.connect(store):
 
         @app.workflow(signals={"go": int})
         async def late() -> int:
@@ -187,7 +187,7 @@ async def test_only_the_first_signal_to_a_run_costs_a_question(monkeypatch: pyte
     asked: list[str] = []
     app, order = shop("1", signals={"approval": Approval}, allow_other_signals=True)
     elsewhere = hf.App("elsewhere")
-    async with asyncio.timeout(20), app.node(store), elsewhere.connect(store):
+    async with asyncio.timeout(60), app.node(store), elsewhere.connect(store):
         runs = [await app.start(order) for _ in range(5)]
         for verb in ("find", "find_definitions", "load"):
             _note(store, verb, asked, monkeypatch)

@@ -23,7 +23,7 @@ from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import signal
 from tests.unheard_of import take_first_turns
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 class Writes:

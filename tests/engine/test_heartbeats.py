@@ -33,7 +33,7 @@ async def test_an_activity_that_falls_silent_is_tried_again_and_finds_its_detail
         attempts: int = await copy()
         return attempts
 
-    async with asyncio.timeout(10), app.node("memory://"):
+    async with asyncio.timeout(60), app.node("memory://"):
         run = await app.start(job)
         assert await run.result() == 3
         retried = [event for event in await run.events() if event.event_type == "StepRetried"]
@@ -59,7 +59,7 @@ async def test_work_that_says_it_goes_on_may_take_as_long_as_it_likes_also_in_a_
         attempts: int = await count()
         return attempts
 
-    async with asyncio.timeout(10), app.node("memory://"):
+    async with asyncio.timeout(60), app.node("memory://"):
         assert await (await app.start(job)).result() == 1
 
 

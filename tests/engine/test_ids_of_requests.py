@@ -37,7 +37,7 @@ async def test_a_command_or_an_update_without_an_id_is_decided_once_though_it_is
         hf.on_update("say", say)
         await hf.wait_signal("go")
 
-    async with asyncio.timeout(10), app.node(LosesAnswers()):
+    async with asyncio.timeout(60), app.node(LosesAnswers()):
         run = await app.start(order)
         await until_event(run, "SignalWaiting")
         assert await run.update("say", word="x") == 1

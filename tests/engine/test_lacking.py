@@ -25,7 +25,7 @@ from tests.engine.place import Around, types, until_event, until_status
 LONG: dict[str, Any] = {"lease_ms": 60_000, "safety_poll_s": 60.0, "drain_s": 2.0}
 """Nothing ends or is looked for by itself in the time of a test."""
 
-SECONDS = 10.0
+SECONDS = 60.0
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])

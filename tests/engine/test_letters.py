@@ -61,7 +61,7 @@ class Scene:
 
     async def until(self, condition: Callable[[], Awaitable[bool]]) -> None:
         """Let time pass until something is so."""
-        async with asyncio.timeout(8):
+        async with asyncio.timeout(60):
             while not await condition():
                 self.clock.advance(ms=LATER)
                 self.store.wakeups.notify()
@@ -87,7 +87,7 @@ async def scene(path: Path | None = None, **limits: Any) -> AsyncIterator[Scene]
     if path is not None:
         store = await hf.SqliteStore.open(path, clock=clock)
         await store.migrate()
-    async with asyncio.timeout(10), app.node(store, options=hf.NodeOptions(cached_runs=0)):
+    async with asyncio.timeout(60), app.node(store, options=hf.NodeOptions(cached_runs=0)):
         yield Scene(app, workflow, store, clock)
     await store.close()
 
@@ -329,7 +329,7 @@ async def test_damage_that_is_found_when_a_run_is_looked_at_again_stops_nobody()
     async def order() -> int:
         return await work()
 
-    async with asyncio.timeout(10), app.node(store, options=hf.NodeOptions(safety_poll_s=60)) as node:
+    async with asyncio.timeout(60), app.node(store, options=hf.NodeOptions(safety_poll_s=60)) as node:
         run = await app.start(order)
         await until_event(run, "StepRetried")
         finished = node.completion_waiters.wait(run.run_id)

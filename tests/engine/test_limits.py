@@ -120,7 +120,7 @@ async def test_tenants_take_turns_whoever_has_started_more(place: Place) -> None
 @pytest.mark.contract("QUE-1")
 async def test_a_request_is_the_same_only_within_tenant_project_and_environment() -> None:
     app, visit, _ = crowd()
-    async with asyncio.timeout(10), app.node("memory://") as node:
+    async with asyncio.timeout(60), app.node("memory://") as node:
         whose: list[dict[str, Any]] = [{}, {"tenant": "acme"}, {"project": "p"}, {"environment": "test"}]
         runs = [await app.start(visit, "a", request_id="r-1", **each) for each in whose]
         again = [await app.start(visit, "a", request_id="r-1", **each) for each in whose]

@@ -23,7 +23,7 @@ from tests.engine.place import MOST_SECONDS, Place
 
 ROOT = Path(__file__).parents[2]
 LEASE_MS = 600_000
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 def vanish(node: Node) -> None:

@@ -162,7 +162,7 @@ async def test_a_form_is_found_again_whatever_order_it_was_stored_in() -> None:
     async def order() -> bool:
         return (await hf.task("approve", Form)).size is Size.SMALL
 
-    async with asyncio.timeout(10), app.node("memory://"):
+    async with asyncio.timeout(60), app.node("memory://"):
         run = await app.start(order)
         await until_event(run, "TaskCreated")
         [definition] = app.registry.workflows.values()

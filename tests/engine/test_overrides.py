@@ -162,7 +162,7 @@ async def test_an_author_may_still_let_the_run_fail(place: Place) -> None:
 @pytest.mark.parametrize("answer", [{"is_approved": True}, [{"is_approved": True}], False, 0, ""])
 async def test_nobody_answers_a_task_or_a_wait_by_skipping_it(name: str, answer: Any) -> None:
     app = make_app()
-    async with asyncio.timeout(10), app.node("memory://"):
+    async with asyncio.timeout(60), app.node("memory://"):
         run = await opened(app, name)
         with pytest.raises(Conflict, match="without a result"):
             await run.skip_step("approve", result=answer, wait=True)
@@ -190,7 +190,7 @@ async def test_skipping_a_task_or_a_wait_needs_a_permission_of_its_own(name: str
 @pytest.mark.parametrize("name", ["two", "typed"])
 async def test_a_skip_without_the_permission_is_rejected_by_the_run_whoever_let_it_through(name: str) -> None:
     app = make_app()
-    async with asyncio.timeout(10), app.node("memory://") as node:
+    async with asyncio.timeout(60), app.node("memory://") as node:
         run = await opened(app, name)
         # As it is sent by a process that cannot know yet what kind of step it will be, or by an older release.
         await node.store.deliver([control_request(run.run_id, "SKIP_STEP", "olga", step_id="approve")])
@@ -224,7 +224,7 @@ async def test_the_authoriser_sees_what_kind_of_step_is_skipped_and_with_what_re
 async def test_a_result_that_does_not_fit_the_skipped_activity_is_refused_before_anything_is_stored() -> None:
     app = make_app()
     options = hf.NodeOptions(drain_s=0.01)
-    async with asyncio.timeout(10), app.node("memory://", options=options):
+    async with asyncio.timeout(60), app.node("memory://", options=options):
         run = await opened(app, "prices", "StepStarted")
         for wrong in ("seven", {"cents": 7}, [7], 7.5):
             with pytest.raises(InvalidInput, match="price"):
@@ -312,7 +312,7 @@ async def test_the_authoriser_is_asked_about_starts_and_queries() -> None:
         hf.on_query("progress", lambda of: {"order_id": order_id, "of": of})
         await hf.wait_signal("go")
 
-    async with asyncio.timeout(10), app.node("memory://") as node:
+    async with asyncio.timeout(60), app.node("memory://") as node:
         run = await app.start(order, "o-1", tenant="acme", run_id="r-1")
         start = asked[-1]
         assert (start.command, start.workflow, start.tenant, start.run_id) == ("START", "order", "acme", "r-1")

@@ -118,7 +118,7 @@ async def test_whatever_is_permitted_is_asked_about_and_arrives(place: Place) ->
 async def test_of_a_batch_each_is_decided_by_itself_and_refusals_are_recorded() -> None:
     guard = Guard()
     app, everything = make_app(guard)
-    async with asyncio.timeout(10), app.node("memory://"):
+    async with asyncio.timeout(60), app.node("memory://"):
         run = await opened(app, everything)
         answers = await app.signal_many(
             [
@@ -141,7 +141,7 @@ async def test_of_a_batch_each_is_decided_by_itself_and_refusals_are_recorded() 
 async def test_a_batch_may_be_larger_than_what_a_store_takes_at_once() -> None:
     guard = Guard()
     app, everything = make_app(guard)
-    async with asyncio.timeout(20), app.node("memory://"):
+    async with asyncio.timeout(60), app.node("memory://"):
         run = await opened(app, everything)
         nowhere = [f"nowhere-{number}" for number in range(hf.Limits().batch_items)]
         answers = await app.signal_many(
@@ -156,7 +156,7 @@ async def test_a_signal_that_may_not_come_with_a_start_lets_nothing_start(caplog
     guard = Guard()
     app, everything = make_app(guard)
     first: Any = {"name": "go", "payload": "x", "signal_id": "s-1", "actor": "eve"}
-    async with asyncio.timeout(10), app.node("memory://") as node:
+    async with asyncio.timeout(60), app.node("memory://") as node:
         for run_id in (None, "order-1"):
             with pytest.raises(NotPermitted):
                 await app.start(everything, run_id=run_id, request_id="r-1", with_signal=first)
@@ -175,7 +175,7 @@ async def test_a_signal_that_may_not_come_with_a_start_lets_nothing_start(caplog
 async def test_the_form_is_checked_and_the_run_looked_for_before_anybody_is_asked() -> None:
     guard = Guard()
     app, everything = make_app(guard)
-    async with asyncio.timeout(10), app.node("memory://"):
+    async with asyncio.timeout(60), app.node("memory://"):
         run = await opened(app, everything)
         for name, payload, signal_id in (("go", 7, "a"), ("go", "x", ""), ("go", "x", "\ud800"), ("", "x", "a")):
             with pytest.raises(InvalidInput):
@@ -190,7 +190,7 @@ async def test_the_form_is_checked_and_the_run_looked_for_before_anybody_is_aske
 @pytest.mark.contract("API-4", "SIG-13")
 async def test_two_who_are_refused_with_the_same_id_are_both_refused_and_recorded() -> None:
     app, everything = make_app(lambda request: False)
-    async with asyncio.timeout(10), app.node("memory://"):
+    async with asyncio.timeout(60), app.node("memory://"):
         run = await opened(app, everything)
         for actor in ("eve", "mallory"):
             with pytest.raises(NotPermitted):
@@ -208,7 +208,7 @@ async def test_an_authoriser_that_fails_lets_no_signal_through_and_a_finished_ru
         raise ConnectionError("the directory is down")
 
     app, everything = make_app(fail)
-    async with asyncio.timeout(10), app.node("memory://"):
+    async with asyncio.timeout(60), app.node("memory://"):
         run = await opened(app, everything)
         with pytest.raises(ConnectionError):
             await run.signal("go", "x")
@@ -222,7 +222,7 @@ async def test_an_authoriser_that_fails_lets_no_signal_through_and_a_finished_ru
     async def nothing() -> None:
         """End at once."""
 
-    async with asyncio.timeout(10), app.node("memory://"):
+    async with asyncio.timeout(60), app.node("memory://"):
         run = await app.start(nothing)
         await run.result()
         before = await run.events()
@@ -246,6 +246,6 @@ async def test_what_a_workflow_sends_is_not_asked_about() -> None:
         await child(app.run().run_id)
         return await hf.wait_signal("done", str)
 
-    async with asyncio.timeout(10), app.node("memory://"):
+    async with asyncio.timeout(60), app.node("memory://"):
         assert await (await app.start(parent)).result() == "yes"
     assert guard.asked == []

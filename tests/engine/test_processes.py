@@ -18,7 +18,7 @@ from tests.engine.hands import LEASE_MS, RUN_ID, studio
 pytestmark = [pytest.mark.slow, pytest.mark.process]
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @asynccontextmanager

@@ -54,7 +54,7 @@ class Shop:
 
     async def take(self, node: str = "ghost", visible_ms: int = 1) -> Job:
         """Take the job as a worker would that is never heard of again."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not (jobs := await self.store.acquire_jobs(node, ["gpu"], ["render"], 1, visible_ms)):  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
         return jobs[0]

@@ -348,7 +348,7 @@ async def test_a_node_with_nothing_to_do_claims_in_the_transaction_of_the_signal
     store = await hf.SqliteStore.open(tmp_path / "store.db")
     await store.migrate()
     statements: list[str] = []
-    async with asyncio.timeout(8), app.node(store) as node:
+    async with asyncio.timeout(60), app.node(store) as node:
         runs = [await app.start(order) for _ in range(10)]
         for run in runs:
             await until_event(run, "SignalWaiting")
@@ -378,7 +378,7 @@ class HangingStore(hf.MemoryStore):
 @pytest.mark.contract("API-2")
 async def test_who_sends_while_the_node_stops_is_told_that_nobody_knows() -> None:
     app, order = approving_app()
-    async with asyncio.timeout(8):
+    async with asyncio.timeout(60):
         async with app.node(HangingStore()):
             run = await app.start(order)
             await until_event(run, "SignalWaiting")
@@ -396,7 +396,7 @@ async def test_signals_without_an_id_do_not_fail_with_those_that_the_store_canno
     monkeypatch.setenv("HOLDFAST_CHECKPOINT_OWNERSHIP", "single-owner")
     app, order = approving_app()
     weak = Capabilities(conditional_batch=False, atomic_batch=True, read_after_write=True, scan_consistency="snapshot")
-    async with asyncio.timeout(8), app.node(hf.MemoryStore(capabilities=weak)):
+    async with asyncio.timeout(60), app.node(hf.MemoryStore(capabilities=weak)):
         run = await app.start(order)
         sends = [
             run.signal("remark", 1, signal_id="a"),
@@ -422,7 +422,7 @@ async def test_histories_with_signals_of_every_kind_are_checked_without_a_node()
         votes = [vote async for vote in hf.signals("vote", timeout=0.05)]
         return [skipped, doubled, votes]
 
-    async with asyncio.timeout(8), app.node(hf.MemoryStore()):
+    async with asyncio.timeout(60), app.node(hf.MemoryStore()):
         run = await app.start(everything)
         await run.signal("vote", 1)
         await run.signal("vote", 2)

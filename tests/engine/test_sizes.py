@@ -170,10 +170,10 @@ async def test_what_the_driver_refuses_pauses_one_run_and_others_go_on(
     async def order(size: int) -> int:
         return len(await make(size))
 
-    async with asyncio.timeout(20), app.node(f"sqlite:///{tmp_path}/store.db"):
+    async with asyncio.timeout(60), app.node(f"sqlite:///{tmp_path}/store.db"):
         runs = [await app.start(order, size) for size in (10, 400_000, 20)]
         await until_status(runs[1], RunStatus.PAUSED)
         assert [await run.result() for run in (runs[0], runs[2])] == [10, 20]
         assert await (await app.start(order, 30)).result() == 30
-    async with asyncio.timeout(20), app.node(f"sqlite:///{tmp_path}/store.db"):
+    async with asyncio.timeout(60), app.node(f"sqlite:///{tmp_path}/store.db"):
         assert await (await app.start(order, 40)).result() == 40

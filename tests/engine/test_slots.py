@@ -59,7 +59,7 @@ async def test_a_thread_keeps_its_place_until_it_has_ended() -> None:
         loop.call_soon_threadsafe(began.set)
         asyncio.run_coroutine_threadsafe(may_end.wait(), loop).result(5)
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         thread = slots.run(work)
         await began.wait()
         slots.leave(thread, "work")
@@ -84,7 +84,7 @@ async def test_a_thread_that_has_ended_its_work_is_used_again() -> None:
         meeting.wait(5)
         return name()
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         both = {await asyncio.wrap_future(met) for met in [slots.run(meet), slots.run(meet)]}
         names = {await asyncio.wrap_future(slots.run(name)) for _ in range(50)}
         assert len(both) == 2
@@ -107,7 +107,7 @@ async def test_closing_waits_for_no_thread_and_begins_nothing_more() -> None:
         loop.call_soon_threadsafe(began.set)
         may_end.wait(5)
 
-    async with asyncio.timeout(4):
+    async with asyncio.timeout(60):
         first, second = slots.run(work), slots.run(work)
         await began.wait()
         slots.close()

@@ -15,7 +15,7 @@ from holdfast.limits import SUSPECT_LOSSES
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import Turn
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 class Failing(MemoryStore):

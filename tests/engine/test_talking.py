@@ -448,7 +448,7 @@ async def test_a_condition_can_time_out_and_can_raise(place: Place) -> None:
 async def test_an_update_id_that_is_used_again_after_it_was_forgotten_is_a_new_request(cached_runs: int) -> None:
     app, basket = talking_app()
     store = hf.MemoryStore(limits=hf.Limits(acceptance_retention_ms=1))
-    async with asyncio.timeout(5), app.node(store, options=hf.NodeOptions(cached_runs=cached_runs, drain_s=1.0)):
+    async with asyncio.timeout(60), app.node(store, options=hf.NodeOptions(cached_runs=cached_runs, drain_s=1.0)):
         run = await app.start(basket)
         assert await run.update("add", name="pear", update_id="u-1") == 1
         await asyncio.sleep(0.005)

@@ -98,7 +98,7 @@ class Broken(InMemorySpanExporter):
 
 async def test_an_exporter_that_raises_costs_one_trace_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     exporter = Broken()
-    async with asyncio.timeout(10), app.node(hf.MemoryStore()), traced(app, exporter):
+    async with asyncio.timeout(60), app.node(hf.MemoryStore()), traced(app, exporter):
         runs = [await app.start(child, number) for number in range(3)]
         assert [await run.result() for run in runs] == [0, 1, 2]
     assert len([span for span in exporter.get_finished_spans() if span.name == "run child"]) == 2
@@ -122,7 +122,7 @@ async def test_an_exporter_that_is_far_behind_loses_traces_and_not_memory(
 ) -> None:
     monkeypatch.setattr(tracing, "MOST_BEHIND", 2)
     exporter = Held()
-    async with asyncio.timeout(10), app.node(hf.MemoryStore()), traced(app, exporter):
+    async with asyncio.timeout(60), app.node(hf.MemoryStore()), traced(app, exporter):
         runs = [await app.start(child, number) for number in range(8)]
         assert [await run.result() for run in runs] == list(range(8))
         exporter.may_go_on.set()

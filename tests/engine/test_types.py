@@ -84,7 +84,7 @@ async def test_what_a_workflow_asks_for_is_checked_before_it_is_stored(parameter
     async def asks() -> list[str]:
         return await taken(word, bad)
 
-    async with asyncio.timeout(5), app.node("memory://"):
+    async with asyncio.timeout(60), app.node("memory://"):
         run = await app.start(asks)
         assert await run.result() == []
         assert [event.event_type for event in await run.events()] == ["RunQueued", "RunStarted", "RunCompleted"]
@@ -245,7 +245,7 @@ async def test_what_is_sent_to_a_run_is_checked_before_it_is_stored(parameter: s
 
     bad, word = SENDING[parameter]
     address = f"sqlite:///{tmp_path}/types.db"
-    async with asyncio.timeout(10), app.node(address) as node:
+    async with asyncio.timeout(60), app.node(address) as node:
         run: RunHandle[Any] = await app.start(waits)
         await until_event(run, "TaskCreated")
         [task] = await app.tasks.list()
@@ -253,7 +253,7 @@ async def test_what_is_sent_to_a_run_is_checked_before_it_is_stored(parameter: s
         assert await taken(lambda value: word(app, run, task.task_id, value), bad) == []
         assert (await node.store.stats()) == before
         assert len(await node.store.find(RunQuery())) == 1
-    async with asyncio.timeout(10), app.node(address):
+    async with asyncio.timeout(60), app.node(address):
         assert [each.task_id for each in await app.tasks.list()] == [task.task_id]
 
 

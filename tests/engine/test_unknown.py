@@ -23,7 +23,7 @@ async def test_an_unknown_activity_of_a_run_is_reported_once_for_each_name(caplo
     other.workflow(order)
     store = hf.MemoryStore()
     with caplog.at_level(logging.ERROR, logger="holdfast.node"):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             async with app.node(store, options=hf.NodeOptions(drain_s=0.01)):
                 run_id = (await app.start(workflow)).run_id
                 await until_event(app.run(run_id), "StepStarted", times=3)

@@ -129,7 +129,7 @@ async def answer(verb: str, run: RunHandle[Any]) -> Any:
 @pytest.mark.parametrize("verb", VERBS)
 async def test_every_verb_has_one_answer_in_every_status(verb: str, status: RunStatus) -> None:
     expected = ANSWERS[verb][STATUSES.index(status)]
-    async with asyncio.timeout(10), run_in(status) as run:
+    async with asyncio.timeout(60), run_in(status) as run:
         found = await answer(verb, run)
         if isinstance(expected, type):
             assert isinstance(found, expected), found
@@ -143,7 +143,7 @@ async def test_every_verb_has_one_answer_in_every_status(verb: str, status: RunS
 @pytest.mark.parametrize("verb", VERBS)
 async def test_no_verb_is_lost_on_a_run_that_does_not_exist(verb: str) -> None:
     app, _ = talker()
-    async with asyncio.timeout(10), app.node("memory://"):
+    async with asyncio.timeout(60), app.node("memory://"):
         found = await answer(verb, app.run("nowhere"))
         assert isinstance(found, NotFound), found
 
@@ -151,7 +151,7 @@ async def test_no_verb_is_lost_on_a_run_that_does_not_exist(verb: str) -> None:
 @pytest.mark.contract("WF-7")
 @pytest.mark.parametrize("status", [COMPLETED, FAILED, CANCELLED], ids=str)
 async def test_a_finished_run_never_runs_again(status: RunStatus) -> None:
-    async with asyncio.timeout(10), run_in(status) as run:
+    async with asyncio.timeout(60), run_in(status) as run:
         before = await run.events()
         for verb in VERBS:
             await answer(verb, run)

@@ -248,7 +248,7 @@ async def test_an_activity_that_nobody_waits_for_any_more_is_cancelled(place: Pl
     async with place.node(app):
         with pytest.raises(RunFailed, match="TimeoutError"):
             await (await app.start(impatient)).result()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await stopped.wait()
 
 

@@ -20,7 +20,7 @@ class Server:
     def __init__(self, folder: Path, port: int) -> None:
         self._folder = folder
         self._port = port
-        self._http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20)
+        self._http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60)
 
     async def __aenter__(self) -> "Server":
         command = [sys.executable, "-W", "error", "shop.py", str(self._port)]

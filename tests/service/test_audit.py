@@ -47,7 +47,7 @@ async def entries(stage: Stage, **query: Any) -> list[tuple[str, str, str]]:
 
 async def open_task(stage: Stage, run_id: str) -> str:
     """Return the task that a run asks, once it does."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         listener = store_of(stage).wakeups.listen()
         while not (found := await stage.app.tasks.list(run_id=run_id, status="OPEN")):
             await listener.wait(0.1)

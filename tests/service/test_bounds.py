@@ -297,7 +297,7 @@ async def test_who_watches_tasks_reads_their_list_when_they_are_large(monkeypatc
         assert listing.take() == RESET
         [task] = (await stage.rest("tasks.list", {"run_id": run_id}))[1]["items"]
         await stage.rest("tasks.comment", {"task_id": task["task_id"], "text": "c", "actor": "ann"})
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await listing.wake.wait()
         assert listing.take() == RESET
         watcher.unsubscribe(listing)

@@ -172,7 +172,7 @@ def test_the_installed_parser_is_the_one_that_is_used() -> None:
 
 async def answered(port: int, request: bytes) -> tuple[int, bytes]:
     """Send one request; return the status, and all that is answered until the connection is closed."""
-    async with asyncio.timeout(10), connected(port) as (reader, writer):
+    async with asyncio.timeout(60), connected(port) as (reader, writer):
         writer.write(request)
         text = await reader.read()
         return int(text.split(b" ")[1]), text

@@ -14,7 +14,7 @@ from holdfast.service.operations import OPERATIONS
 from holdfast.service.options import ServiceOptions
 from tests.service.stage import make_app
 
-MOST_SECONDS = 30
+MOST_SECONDS = 60.0
 PATHS: dict[str, Callable[[httpx.AsyncClient], Awaitable[httpx.Response]]] = {
     "REST": lambda http: http.get("/v1/runs"),
     "JSON-RPC": lambda http: http.post("/rpc", json={"jsonrpc": "2.0", "id": 1, "method": "runs.list", "params": {}}),

@@ -314,7 +314,7 @@ async def test_a_reader_survives_the_servers_end_and_its_restart(tmp_path: Path)
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     read: list[tuple[str, Any]] = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         async with Server(tmp_path, port) as server:
             run_id = await server.start_run("patient", count=6)
             async with server.reading(f"/v1/runs/{run_id}/stream") as reading:

@@ -24,7 +24,7 @@ from tests.nats_server import NatsServer
 
 pytestmark = pytest.mark.process
 
-WITHIN_S = 20.0
+WITHIN_S = 60.0
 
 
 @pytest.fixture

@@ -136,7 +136,7 @@ async def test_a_single_owner_s_idempotent_signals_fail_fast_on_a_store_object(m
     monkeypatch.setenv("HOLDFAST_CHECKPOINT_OWNERSHIP", "single-owner")
     app, order = signalled_app()
     careless: Any = Careless(MemoryStore())
-    async with asyncio.timeout(5), app.node(careless):
+    async with asyncio.timeout(60), app.node(careless):
         run = await app.start(order)
         for refused in (
             run.signal("go", "yes", signal_id="click-1"),

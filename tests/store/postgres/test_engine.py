@@ -29,7 +29,7 @@ from tests.store.postgres import worker
 from tests.store.postgres.proxy import Proxy
 
 ROOT = Path(__file__).parents[3]
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from holdfast.store.postgres.pool import Pool
 from holdfast.store.postgres.store import PostgresStore
 from holdfast.testing.samples import new_run
 
-MOST_SECONDS = 20.0
+MOST_SECONDS = 60.0
 
 
 @pytest.mark.contract("STO-1", "API-2")

@@ -177,6 +177,7 @@ async def test_a_fresh_schema_is_migrated_once_whoever_comes_first(address: str)
 async def test_whoever_waited_for_another_ones_migration_finds_it_done(address: str) -> None:
     """A session of the server remembers that there is no such schema, and may hear of a new one late."""
     schema = parse_address(address).schema
+    newer = latest_version() + 1
     store = await PostgresStore.open(address)
     async with behind(address) as first, behind(address) as onlooker:
         async with first.transaction():
@@ -185,7 +186,7 @@ async def test_whoever_waited_for_another_ones_migration_finds_it_done(address: 
             await first.execute(
                 f"CREATE TABLE {schema}.holdfast_schema (version bigint PRIMARY KEY, oldest_reader bigint)"
             )
-            await first.execute(f"INSERT INTO {schema}.holdfast_schema VALUES ({latest_version()}, 1)")
+            await first.execute(f"INSERT INTO {schema}.holdfast_schema VALUES ({newer}, 1)")
             second = asyncio.create_task(store.migrate())
             waiting = (
                 "SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = database "
@@ -193,7 +194,7 @@ async def test_whoever_waited_for_another_ones_migration_finds_it_done(address: 
             )
             while not await onlooker.fetchval(waiting):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        assert await second == latest_version()
+        assert await second == newer
     await store.close()
 
 

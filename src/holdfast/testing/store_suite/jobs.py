@@ -13,7 +13,7 @@ from holdfast.testing.samples import SampleNode, complete, job, marker, wait
 from holdfast.testing.store_suite.base import BAD_NAMES, STRANGE_NAMES, SuiteBase, unchanged
 
 VISIBLE_MS = 1_000
-SOON_S = 10.0
+SOON_S = 60.0
 
 
 async def queue_turn(
