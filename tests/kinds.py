@@ -15,14 +15,20 @@ BY_FIXTURE = {
     "databases": "postgres",
     "postgres": "postgres",
     "browser": "browser",
-    "forks": "process",
 }
 """A fixture counts for every test that asks for it, and for those that ask for a fixture which asks for it."""
 
 BY_PARAMETER = {"postgres": "postgres"}
 """Fixtures with this parameter ask for the server only when they are made, so it is not among those of the test."""
 
-BY_FOLDER = {"chaos": "chaos", "sim": "sim", "races": "process", "crash": "process"}
+BY_FOLDER = {
+    "chaos": "chaos",
+    "sim": "sim",
+    "races": "process",
+    "crash": "process",
+    "bench": "process",
+    "examples": "process",
+}
 """Folders of `tests`."""
 
 LONG = frozenset({"postgres", "browser", "process", "chaos", "slow"})

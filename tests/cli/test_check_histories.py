@@ -22,6 +22,8 @@ from tests.engine.place import until_event
 SHOP = """
 import holdfast as hf
 
+pytestmark = pytest.mark.process
+
 app = hf.App("shop")
 
 

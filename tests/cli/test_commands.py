@@ -22,6 +22,8 @@ from tests.cli.console import MOST_SECONDS, command, environment
 from tests.cli.forks import Forks, forking
 from tests.cli.shop import SHOP
 
+pytestmark = pytest.mark.process
+
 Done = subprocess.CompletedProcess[str]
 
 

@@ -19,6 +19,8 @@ SHOP = """
 import holdfast as hf
 import prices
 
+pytestmark = pytest.mark.process
+
 app = hf.App("shop")
 
 

@@ -17,6 +17,8 @@ from tests.cli.console import environment
 from tests.cli.forks import Forks, forking
 from tests.postgres_server import sql
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def forks() -> Iterator[Forks]:

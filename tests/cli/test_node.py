@@ -148,6 +148,8 @@ TALKING = """
 import logging
 import holdfast as hf
 
+pytestmark = pytest.mark.process
+
 app = hf.App("talking")
 
 

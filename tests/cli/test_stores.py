@@ -20,6 +20,8 @@ from holdfast.store.sqlite.migrate import latest_version
 from tests.cli.console import environment, run
 from tests.cli.forks import Forks, forking
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def forks() -> Iterator[Forks]:

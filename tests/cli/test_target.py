@@ -28,6 +28,7 @@ def check(folder: Path, target: str) -> CompletedProcess[str]:
     return done
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "target", ["shop.py", "shop.py:app", "./shop.py", "shop", "shop:app", "pkg.deep:app", "pkg/deep.py"]
 )
@@ -41,6 +42,7 @@ def test_an_app_is_named_by_file_or_by_module(tmp_path: Path, target: str) -> No
     assert done.returncode == 6
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("target", "said"),
     [

@@ -106,6 +106,7 @@ assert host() == before, "afterwards"
 """
 
 
+@pytest.mark.process
 def test_importing_the_library_and_running_a_node_leaves_the_process_as_it_is(tmp_path: Path) -> None:
     command = [sys.executable, "-c", EMBEDDING, f"sqlite:///{tmp_path}/runs.db"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -97,7 +97,7 @@ asyncio.run(main())
 @pytest.mark.process
 @pytest.mark.contract("MSG-4")
 def test_a_process_that_serves_ends_although_an_activity_does_not_return() -> None:
-    ended = subprocess.run([sys.executable, "-c", STUCK], timeout=30, capture_output=True, text=True, check=False)
+    ended = subprocess.run([sys.executable, "-c", STUCK], timeout=60, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
     assert "activities given up because they took too long: 1" in ended.stderr
 

@@ -24,6 +24,7 @@ async def test_nonsense_is_answered_as_described(seed: int) -> None:
     assert len({name for name, _ in seen}) == len(OPERATIONS)
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.contract("API-1", "API-2")
 @pytest.mark.skipif(importlib.util.find_spec("schemathesis") is None, reason="Schemathesis is not installed")

@@ -144,6 +144,7 @@ async def test_nothing_is_kept_for_a_caller_who_went_away(is_rpc: bool) -> None:
         assert not runtime.runs_awaited
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.contract("MSG-4", "API-1")
 async def test_sigterm_ends_it_in_order(tmp_path: Path) -> None:
@@ -166,6 +167,7 @@ async def test_sigterm_ends_it_in_order(tmp_path: Path) -> None:
     await store.close()
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.contract("API-1")
 async def test_a_service_without_workflows_hands_work_to_a_node(tmp_path: Path) -> None:

@@ -306,6 +306,7 @@ async def test_what_another_process_does_is_streamed_here(tmp_path: Path) -> Non
             assert (await reading.rest())[-1][0] == "end"
 
 
+@pytest.mark.process
 @pytest.mark.contract("API-3", "MSG-4")
 @pytest.mark.slow
 async def test_a_reader_survives_the_servers_end_and_its_restart(tmp_path: Path) -> None:
