@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from playwright.async_api import Browser, Locator, Page, expect
 
 from holdfast.app import App
@@ -16,14 +17,14 @@ SAMPLE_MS = 5_000
 RUN_ID = "01890000-0000-7000-8000-000000000001"
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def desk() -> AsyncIterator[DeskSite]:
     """Return a desk that is open to everybody."""
     async with at_desk() as desk:
         yield desk
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def screen(browser: Browser, desk: DeskSite) -> AsyncIterator[Page]:
     """Return a page at that desk whose time passes only when a test says so."""
     async with looking(browser, desk.address) as page:

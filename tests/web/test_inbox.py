@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 from playwright.async_api import Browser, Locator, Page, Route, expect
 
 from tests.web.browser import looking
@@ -13,14 +14,14 @@ from tests.web.test_access import barriers
 NARROW = {"width": 375, "height": 740}
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def desk() -> AsyncIterator[DeskSite]:
     """Return a desk that is open to everybody."""
     async with at_desk() as desk:
         yield desk
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def screen(browser: Browser, desk: DeskSite) -> AsyncIterator[Page]:
     """Return a page at that desk."""
     async with looking(browser, desk.address) as page:
