@@ -417,12 +417,12 @@ def check_new_run(new: Any) -> CallerError | None:
         or _unfit_place(new.tenant, new.project, new.environment, new.plan_id, new.plan_version)
         or check_name("run_request_id", new.run_request_id)
     )
+    if problem is None and new.parent_run_id is not None:
+        problem = check_name("parent_run_id", new.parent_run_id)
+    if problem is None and new.reference_key is not None:
+        problem = check_name("reference_key", new.reference_key)
     if problem is not None:
         return problem
-    for field, value in (("parent_run_id", new.parent_run_id), ("reference_key", new.reference_key)):
-        problem = None if value is None else check_name(field, value)
-        if problem is not None:
-            return problem
     tags: Any = new.tags
     if not isinstance(tags, tuple):
         return InvalidInput("tags are a tuple of strings", field="tags")
@@ -444,16 +444,16 @@ def check_new_run(new: Any) -> CallerError | None:
         unfit = check_message(message)
         if unfit is not None:
             return unfit
-    if len({message.signal_id for message in new.messages}) != len(new.messages):
+    if new.messages and len({message.signal_id for message in new.messages}) != len(new.messages):
         return InvalidInput("two messages have the same id", field="messages")
-    open_steps = [task.step_id for task in new.tasks if task.status == "OPEN"]
+    open_steps = [task.step_id for task in new.tasks if task.status == "OPEN"] if new.tasks else []
     if len(set(open_steps)) != len(open_steps):
         return InvalidInput("a step has at most one open task", field="tasks")
     unfit = None if new.audit is None else unfit_entry(new.audit)
     if unfit is not None:
         return unfit
     signals: Any = new.signals
-    if not isinstance(signals, tuple) or not all(isinstance(request, SignalRequest) for request in signals):
+    if not isinstance(signals, tuple) or (signals and not all(isinstance(each, SignalRequest) for each in signals)):
         return InvalidInput("the signals that come with a run are a tuple of SignalRequests", field="signals")
     if new.snapshot.status in TERMINAL:
         return InvalidInput("a run cannot begin finished", field="snapshot")

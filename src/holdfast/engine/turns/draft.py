@@ -91,8 +91,6 @@ class TurnDraft:
         self.received: list[tuple[int, int]] = []
         self._records: list[ActivityRecord] = []
         self._sent: list[SignalRequest] = []
-        self._touched: dict[str, OpenStep] = {}
-        self._kinds: set[type[e.Body]] = set()  # of its events, by their bodies
 
     def handle(self, message: Input) -> Decision | Refusal:
         """Decide what a message or an outcome does to the run, and note that it has been handled."""
@@ -193,7 +191,7 @@ class TurnDraft:
         """Return the turn to commit. `release` lets go of the run with the same commit."""
         if self.dispatch:
             self.dispatch = [step_id for step_id in self.dispatch if step_id in self.state.open_steps]
-        self._kinds = {type(event.data) for event in self.events}
+        self._kinds = {type(event.data) for event in self.events}  # by their bodies
         if not self._loaded.is_whole:
             self._read_on()
         self.snapshot = runtime_snapshot(self.state)

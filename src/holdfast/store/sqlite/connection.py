@@ -70,12 +70,12 @@ _FAULTS_OF_ONE = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.Inte
 
 
 def _register_plain_values() -> None:
-    """Let `sqlite3` know how None, bytes and truth values are stored.
+    """Let `sqlite3` know how None and truth values are stored.
 
     Otherwise it looks for an adapter on each value, through attributes that do not exist: for most rows that takes
     longer than all the rest of the binding. Adapters hold for the whole process; these change no value.
     """
-    adapters: dict[type, Callable[[Any], Any]] = {type(None): {}.get, bytes: bytes.__bytes__, bool: int}
+    adapters: dict[type, Callable[[Any], Any]] = {type(None): {}.get, bool: int}
     for kind, adapt in adapters.items():
         if (kind, sqlite3.PrepareProtocol) not in sqlite3.adapters:
             sqlite3.register_adapter(kind, adapt)

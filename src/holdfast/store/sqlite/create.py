@@ -90,7 +90,7 @@ def _with_signals(db: sqlite3.Connection, new: port.NewRun, answer: Answer, limi
 
 
 def _known(db: sqlite3.Connection, new_runs: Sequence[port.NewRun]) -> tuple[dict[str, tuple[str, str]], set[str]]:
-    keys = [bytes.fromhex(new.request_key) for new in new_runs]
+    keys = [bytearray.fromhex(new.request_key) for new in new_runs]
     marks = ", ".join("?" * len(keys))
     known = db.execute(f"SELECT request_key, run_id, input_sha256 FROM runs WHERE request_key IN ({marks})", keys)
     requests = {key.hex(): (run_id, digest.hex()) for key, run_id, digest in known}
@@ -141,8 +141,8 @@ def _run_row(run_no: int, new: port.NewRun, owner: str | None, now: Instant) -> 
         new.plan_id,
         new.plan_version,
         new.run_request_id,
-        bytes.fromhex(new.request_key),
-        bytes.fromhex(new.input_sha256),
+        bytearray.fromhex(new.request_key),  # which `sqlite3` binds at once, unlike bytes
+        bytearray.fromhex(new.input_sha256),
         new.parent_run_id,
         new.reference_key,
         rows.encode(new.tags),

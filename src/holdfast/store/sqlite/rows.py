@@ -69,7 +69,7 @@ def event_rows(run_no: int, events: Iterable[Event], version: int, now: Instant)
                 event.engine_attempt_id,
                 event.logical_attempt_id,
                 encode_body(event.data),
-                bytes.fromhex(event.idempotency_key),
+                bytearray.fromhex(event.idempotency_key),  # which `sqlite3` binds at once, unlike bytes
                 event.emitted_at,
                 now,
                 event.adapter_version,
