@@ -5,6 +5,7 @@ import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -229,4 +230,20 @@ async def test_a_damaged_row_that_was_met_does_not_keep_the_store_from_writing(t
         db.execute("UPDATE runs SET updated_at = 1 WHERE run_id = 'a'")
     assert await store.renew("node-2", 1_000) > 0
     assert kept.value is not None
+    await store.close()
+
+
+async def test_other_connections_of_the_process_bind_values_as_before(tmp_path: Path) -> None:
+    await (await opened(tmp_path / "a.db")).close()
+    with closing(sqlite3.connect(":memory:")) as db:
+        bound = db.execute("SELECT ?1, ?2, typeof(?2), ?3", (None, True, b"\0")).fetchone()
+    assert bound == (None, 1, "integer", b"\0")
+
+
+async def test_an_adapter_that_the_process_has_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapters: dict[Any, Any] = sqlite3.adapters
+    monkeypatch.setitem(adapters, (bool, sqlite3.PrepareProtocol), str)
+    store = await opened(tmp_path / "a.db")
+    with closing(sqlite3.connect(":memory:")) as db:
+        assert db.execute("SELECT ?", (True,)).fetchone() == ("True",)
     await store.close()
