@@ -15,6 +15,7 @@ BY_FIXTURE = {
     "databases": "postgres",
     "postgres": "postgres",
     "browser": "browser",
+    "forks": "process",
 }
 """A fixture counts for every test that asks for it, and for those that ask for a fixture which asks for it."""
 

@@ -68,6 +68,7 @@ def _become(main: Any, ask: dict[str, Any], out: int, err: int) -> None:
     os.dup2(out, 1)
     os.dup2(err, 2)
     os.chdir(ask["folder"])
+    sys.path[0] = ask["folder"]  # as `python -m` has it
     os.environ.clear()
     os.environ.update(ask["environment"])
     code = 70

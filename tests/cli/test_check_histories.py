@@ -16,13 +16,14 @@ import pytest
 import holdfast as hf
 from holdfast.engine.check_histories import check_runs, check_store, count_runs
 from holdfast.store.port import Found
-from tests.cli.console import MOST_SECONDS, command, environment, run
+from tests.cli.console import MOST_SECONDS, command, environment
+from tests.cli.forks import Forks
 from tests.engine.place import until_event
+
+pytestmark = pytest.mark.process
 
 SHOP = """
 import holdfast as hf
-
-pytestmark = pytest.mark.process
 
 app = hf.App("shop")
 
@@ -78,10 +79,10 @@ async def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def check(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def check(forks: Forks, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command on the folder's store; it leaves everything as it was."""
     before = (folder / "shop.db").read_bytes()
-    done = run(folder, "check-histories", *arguments, HOLDFAST_STORE="sqlite:///shop.db")
+    done = forks.run(folder, environment(HOLDFAST_STORE="sqlite:///shop.db"), "check-histories", *arguments)
     assert (folder / "shop.db").read_bytes() == before
     assert not (folder / "carried out").exists()
     assert {file.name for file in folder.iterdir()} <= {
@@ -95,18 +96,18 @@ def check(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.contract("WF-3")
-def test_code_that_fits_is_fine(folder: Path) -> None:
-    done = check(folder, "same.py")
+def test_code_that_fits_is_fine(forks: Forks, folder: Path) -> None:
+    done = check(forks, folder, "same.py")
     assert (done.returncode, done.stderr) == (0, "runs checked: 3; would be paused: 0; store: sqlite:///shop.db\n")
     assert "order" in done.stdout
-    done = check(folder, "same.py:app", "--json", "--finished")
+    done = check(forks, folder, "same.py:app", "--json", "--finished")
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == "runs checked: 4; would be paused: 0; store: sqlite:///shop.db\n"
 
 
 @pytest.mark.contract("WF-3")
-def test_code_that_has_changed_is_a_problem_of_the_runs_that_have_passed_it(folder: Path) -> None:
-    done = check(folder, "changed.py")
+def test_code_that_has_changed_is_a_problem_of_the_runs_that_have_passed_it(forks: Forks, folder: Path) -> None:
+    done = check(forks, folder, "changed.py")
     assert (done.returncode, done.stderr) == (1, "runs checked: 3; would be paused: 2; store: sqlite:///shop.db\n")
     for run_id in ("run-0", "run-1"):
         assert f"{run_id}  order version 1: NondeterminismError at event 3\n" in done.stdout
@@ -117,8 +118,8 @@ def test_code_that_has_changed_is_a_problem_of_the_runs_that_have_passed_it(fold
 
 
 @pytest.mark.contract("WF-3")
-def test_json_is_one_object_for_each_problem(folder: Path) -> None:
-    done = check(folder, "changed.py", "--json", "--finished")
+def test_json_is_one_object_for_each_problem(forks: Forks, folder: Path) -> None:
+    done = check(forks, folder, "changed.py", "--json", "--finished")
     assert done.returncode == 1
     problems = [json.loads(line) for line in done.stdout.splitlines()]
     assert [problem["run_id"] for problem in problems] == ["run-0", "run-1", "run-9"]
@@ -138,14 +139,14 @@ def test_json_is_one_object_for_each_problem(folder: Path) -> None:
 
 
 @pytest.mark.contract("WF-3")
-def test_a_version_that_is_gone_is_a_problem(folder: Path) -> None:
-    done = check(folder, "outgrown.py")
+def test_a_version_that_is_gone_is_a_problem(forks: Forks, folder: Path) -> None:
+    done = check(forks, folder, "outgrown.py")
     assert done.returncode == 1
     assert "run-0  order version 1: VersionMismatch\n    run run-0 needs version '1' of 'order'" in done.stdout
 
 
 @pytest.mark.contract("WF-3")
-def test_a_damaged_run_is_a_problem_and_the_others_are_checked(folder: Path) -> None:
+def test_a_damaged_run_is_a_problem_and_the_others_are_checked(forks: Forks, folder: Path) -> None:
     with closing(sqlite3.connect(folder / "shop.db")) as db:
         number = "(SELECT run_no FROM runs WHERE run_id = ?)"
         db.execute("UPDATE runs SET snapshot = '{' WHERE run_id = 'run-0'")
@@ -153,7 +154,7 @@ def test_a_damaged_run_is_a_problem_and_the_others_are_checked(folder: Path) -> 
         db.execute(f"DELETE FROM events WHERE run_seq = 4 AND run_no = {number}", ("run-2",))
         db.execute(f"DELETE FROM events WHERE run_no = {number}", ("run-9",))
         db.commit()
-    done = check(folder, "same.py", "--json", "--finished")
+    done = check(forks, folder, "same.py", "--json", "--finished")
     assert done.returncode == 1
     problems = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(problem["run_id"], problem["code"], problem["run_seq"]) for problem in problems] == [
@@ -163,7 +164,7 @@ def test_a_damaged_run_is_a_problem_and_the_others_are_checked(folder: Path) -> 
         ("run-9", "HistoryGap", 1),
     ]
     assert [problem["plan_id"] for problem in problems] == ["", "order", "order", "order"]
-    done = check(folder, "same.py", "--finished")
+    done = check(forks, folder, "same.py", "--finished")
     assert done.stderr == "runs checked: 4; would be paused: 4; store: sqlite:///shop.db\n"
     assert "(unreadable)" in done.stdout
 
@@ -214,24 +215,24 @@ class _Late:
         return Found([] if query.after else [self._head])
 
 
-async def test_a_store_without_runs_is_no_green_light(tmp_path: Path) -> None:
+async def test_a_store_without_runs_is_no_green_light(forks: Forks, tmp_path: Path) -> None:
     (tmp_path / "same.py").write_text(SHOP)
     app, order = shop()
     address = f"sqlite:///{tmp_path}/other.db"
     async with app.node(address):
         pass
-    done = run(tmp_path, "check-histories", "same.py", "--store", address)
+    done = forks.run(tmp_path, environment(), "check-histories", "same.py", "--store", address)
     assert (done.returncode, done.stdout) == (0, "")
     assert f"holdfast: there is no run at all in {address}" in done.stderr
     async with app.node(address):
         started = await app.start(order, 1)
         await started.signal("go", "")
         await started.result()
-    done = run(tmp_path, "check-histories", "same.py", "--store", address)
+    done = forks.run(tmp_path, environment(), "check-histories", "same.py", "--store", address)
     assert (done.returncode, done.stderr) == (0, f"runs checked: 0; would be paused: 0; store: {address}\n")
 
 
-def test_a_store_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+def test_a_store_that_is_not_there_is_not_made(forks: Forks, tmp_path: Path) -> None:
     (tmp_path / "same.py").write_text(SHOP)
     (tmp_path / "empty.db").touch()
     for address, code, reason in [
@@ -241,7 +242,7 @@ def test_a_store_that_is_not_there_is_not_made(tmp_path: Path) -> None:
         ("memory://", 2, "begins empty"),
         ("missing.db", 2, "is not known"),
     ]:
-        done = run(tmp_path, "check-histories", "same.py", "--store", address)
+        done = forks.run(tmp_path, environment(), "check-histories", "same.py", "--store", address)
         assert (done.returncode, done.stdout) == (code, "")
         assert done.stderr.startswith("holdfast: ")
         assert reason in done.stderr
@@ -251,17 +252,17 @@ def test_a_store_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     assert {file.name for file in tmp_path.iterdir()} <= {"same.py", "empty.db", "__pycache__"}
 
 
-def test_a_store_of_another_program_or_of_another_version_is_left_as_it_is(folder: Path) -> None:
+def test_a_store_of_another_program_or_of_another_version_is_left_as_it_is(forks: Forks, folder: Path) -> None:
     with closing(sqlite3.connect(folder / "shop.db")) as db:
         db.execute("DELETE FROM holdfast_schema")
         db.commit()
-    done = check(folder, "same.py")
+    done = check(forks, folder, "same.py")
     assert (done.returncode, done.stdout) == (6, "")
     assert "the schema is missing or old" in done.stderr
     with closing(sqlite3.connect(folder / "shop.db")) as db:
         db.execute("PRAGMA application_id = 7")
         db.commit()
-    done = check(folder, "same.py")
+    done = check(forks, folder, "same.py")
     assert (done.returncode, done.stdout) == (6, "")
     assert "belongs to another program" in done.stderr
 

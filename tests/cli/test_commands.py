@@ -19,7 +19,7 @@ from holdfast.cli.commands import spec_of
 from holdfast.cli.main import commands
 from holdfast.service.operations import OPERATIONS
 from tests.cli.console import MOST_SECONDS, command, environment
-from tests.cli.forks import Forks, forking
+from tests.cli.forks import Forks
 from tests.cli.shop import SHOP
 
 pytestmark = pytest.mark.process
@@ -51,11 +51,11 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Iterator[Place]:
     """Return a place whose server is running: all tests of this module share it."""
     folder = tmp_path_factory.mktemp("place")
     (folder / "shop.py").write_text(SHOP)
-    with serving(folder, "--store", "sqlite:///shop.db", "--open") as (url, said), forking(environment()) as forks:
+    with serving(folder, "--store", "sqlite:///shop.db", "--open") as (url, said):
         assert "access is open" in said
         place = Place(folder, url, forks)
         place.hf("run", "start", "echo", "--run-id", "run-0", "--wait")

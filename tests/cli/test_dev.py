@@ -13,13 +13,14 @@ import pytest
 
 from holdfast.cli import dev_child
 from holdfast.cli.dev_child import DevOptions
-from tests.cli.console import MOST_SECONDS, Running, run, running
+from tests.cli.console import MOST_SECONDS, Running, environment, running
+from tests.cli.forks import Forks
+
+pytestmark = pytest.mark.process
 
 SHOP = """
 import holdfast as hf
 import prices
-
-pytestmark = pytest.mark.process
 
 app = hf.App("shop")
 
@@ -106,18 +107,18 @@ async def test_code_that_cannot_be_imported_is_waited_with(
         os.close(theirs)
 
 
-def test_what_dev_and_server_refuse(tmp_path: Path) -> None:
+def test_what_dev_and_server_refuse(forks: Forks, tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(SHOP.replace("import prices\n", ""))
-    done = run(tmp_path, "dev", "shop.py", "--host", "0.0.0.0")
+    done = forks.run(tmp_path, environment(), "dev", "shop.py", "--host", "0.0.0.0")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert "others can reach 0.0.0.0: use `holdfast server`" in done.stderr
-    done = run(tmp_path, "dev", "nowhere.py")
+    done = forks.run(tmp_path, environment(), "dev", "nowhere.py")
     assert (done.returncode, done.stderr) == (2, "holdfast: nowhere.py: there is no such file\n")
-    done = run(tmp_path, "server", "shop.py", "--port", "0")
+    done = forks.run(tmp_path, environment(), "server", "shop.py", "--port", "0")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert (
         "there is no token yet: `holdfast token create NAME --role admin --store sqlite:///holdfast.db`" in done.stderr
     )
-    done = run(tmp_path, "dev", "shop.py", "--port", "0", "--store", "sqlite:///nowhere/x.db")
+    done = forks.run(tmp_path, environment(), "dev", "shop.py", "--port", "0", "--store", "sqlite:///nowhere/x.db")
     assert done.returncode == 6
     assert "nowhere does not exist" in done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,10 @@ import pytest
 import holdfast as hf
 from holdfast.store.sqlite.connection import APPLICATION_ID
 from tests.cli.console import environment
-from tests.cli.forks import Forks, forking
+from tests.cli.forks import Forks
 from tests.postgres_server import sql
 
 pytestmark = pytest.mark.process
-
-
-@pytest.fixture(scope="module")
-def forks() -> Iterator[Forks]:
-    """Return what runs commands quickly."""
-    with forking(environment()) as made:
-        yield made
 
 
 async def fill(store: str, count: int) -> None:

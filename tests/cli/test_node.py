@@ -19,7 +19,10 @@ from holdfast.engine.turns.draft import start_run
 from holdfast.settings import without_password
 from holdfast.store.port import Created
 from holdfast.store.sqlite import SqliteStore
-from tests.cli.console import Desk, Running, run, running
+from tests.cli.console import Desk, Running, environment, running
+from tests.cli.forks import Forks
+
+pytestmark = pytest.mark.process
 
 SHOP = """
 import asyncio, os, socket
@@ -147,8 +150,6 @@ async def test_a_node_that_is_told_to_end_records_what_was_under_way_and_another
 TALKING = """
 import logging
 import holdfast as hf
-
-pytestmark = pytest.mark.process
 
 app = hf.App("talking")
 
@@ -307,9 +308,11 @@ async def test_a_node_says_which_queues_it_works_on_and_that_its_store_is_new(tm
         (["--queue", "q" * 201], f"--queue has at most 200 UTF-8 bytes: '{'q' * 201}'"),
     ],
 )
-def test_a_node_that_would_have_nothing_to_do_is_refused(tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_a_node_that_would_have_nothing_to_do_is_refused(
+    forks: Forks, tmp_path: Path, arguments: list[str], said: str
+) -> None:
     (tmp_path / "shop.py").write_text(SHOP)
-    done = run(tmp_path, "node", "shop.py", *arguments)
+    done = forks.run(tmp_path, environment(), "node", "shop.py", *arguments)
     assert (done.returncode, done.stderr) == (2, f"holdfast: {said}\n")
     assert not (tmp_path / "holdfast.db").exists()
 
@@ -328,11 +331,11 @@ def test_an_address_is_shown_without_passwords(address: str, shown: str) -> None
     assert without_password(address) == shown
 
 
-def test_a_node_without_a_store_says_so(tmp_path: Path) -> None:
+def test_a_node_without_a_store_says_so(forks: Forks, tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(SHOP)
-    done = run(tmp_path, "node", "shop.py", "--store", "sqlite:///nowhere/shop.db")
+    done = forks.run(tmp_path, environment(), "node", "shop.py", "--store", "sqlite:///nowhere/shop.db")
     assert done.returncode == 6
     assert "nowhere does not exist" in done.stderr
     assert len(done.stderr.splitlines()) == 1
-    done = run(tmp_path, "node", "shop.py", "--drain-s", "-1")
+    done = forks.run(tmp_path, environment(), "node", "shop.py", "--drain-s", "-1")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)

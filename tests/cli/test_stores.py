@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,9 @@ from holdfast.store.sqlite import backup
 from holdfast.store.sqlite.backup import copy_store, file_info
 from holdfast.store.sqlite.migrate import latest_version
 from tests.cli.console import environment, run
-from tests.cli.forks import Forks, forking
+from tests.cli.forks import Forks
 
 pytestmark = pytest.mark.process
-
-
-@pytest.fixture(scope="module")
-def forks() -> Iterator[Forks]:
-    """Return what runs commands quickly."""
-    with forking(environment()) as made:
-        yield made
 
 
 def make_app() -> tuple[hf.App, Any]:

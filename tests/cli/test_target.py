@@ -15,34 +15,33 @@ import pytest
 from holdfast.cli.exit_codes import run_command
 from holdfast.cli.main import commands, main
 from holdfast.errors import CorruptHistory, InvalidInput, NotFound, NotPermitted, RunTerminal, StoreError
-from tests.cli.console import run
+from tests.cli.console import environment, run
+from tests.cli.forks import Forks
 
 APP = "import holdfast as hf\napp = hf.App('shop')\n"
 TOP = Path(__file__).parents[2]
 
 
-def check(folder: Path, target: str) -> CompletedProcess[str]:
+def check(forks: Forks, folder: Path, target: str) -> CompletedProcess[str]:
     """Run a command on the target. If it is found, what is missing is the store."""
-    done = run(folder, "check-histories", target, "--store", "sqlite:///missing.db")
+    done = forks.run(folder, environment(), "check-histories", target, "--store", "sqlite:///missing.db")
     assert done.stdout == ""
     return done
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     "target", ["shop.py", "shop.py:app", "./shop.py", "shop", "shop:app", "pkg.deep:app", "pkg/deep.py"]
 )
-def test_an_app_is_named_by_file_or_by_module(tmp_path: Path, target: str) -> None:
+def test_an_app_is_named_by_file_or_by_module(forks: Forks, tmp_path: Path, target: str) -> None:
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "helper.py").touch()
     (tmp_path / "shop.py").write_text(APP + "same = app\n")
     (tmp_path / "pkg" / "deep.py").write_text(APP + ("import helper\n" if "/deep" in target else "import pkg.helper\n"))
-    done = check(tmp_path, target)
+    done = check(forks, tmp_path, target)
     assert done.stderr == "holdfast: missing.db: there is no such store\n"
     assert done.returncode == 6
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("target", "said"),
     [
@@ -60,14 +59,14 @@ def test_an_app_is_named_by_file_or_by_module(tmp_path: Path, target: str) -> No
         ("pkg/asyncio.py", "pkg/asyncio.py: there is another module 'asyncio' already; give the file another name"),
     ],
 )
-def test_a_target_that_is_wrong_is_told_in_one_line(tmp_path: Path, target: str, said: str) -> None:
+def test_a_target_that_is_wrong_is_told_in_one_line(forks: Forks, tmp_path: Path, target: str, said: str) -> None:
     (tmp_path / "two.py").write_text(APP + "other = hf.App('other')\nnumber = 1\n")
     (tmp_path / "none.py").touch()
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "asyncio.py").touch()
     (tmp_path / "pkg" / "__init__.py").touch()
     (tmp_path / "pkg" / "notes.txt").touch()
-    done = check(tmp_path, target)
+    done = check(forks, tmp_path, target)
     assert done.stderr.replace(f"{tmp_path}/", "") == f"holdfast: {said}\n"
     assert done.returncode == 2
 
@@ -95,10 +94,10 @@ def test_a_target_that_is_wrong_is_told_in_one_line(tmp_path: Path, target: str,
 )
 @pytest.mark.parametrize("target", ["shop.py", "shop:app"])
 def test_a_file_that_cannot_be_imported_is_shown_by_its_own_lines(
-    tmp_path: Path, target: str, text: str, shown: list[str]
+    forks: Forks, tmp_path: Path, target: str, text: str, shown: list[str]
 ) -> None:
     (tmp_path / "shop.py").write_text(text)
-    done = check(tmp_path, target)
+    done = check(forks, tmp_path, target)
     assert done.returncode == 2
     assert "cannot be imported:\n" in done.stderr
     position = 0
@@ -155,6 +154,7 @@ def _all_commands() -> Iterator[tuple[str, set[str]]]:
             yield " ".join(words), {option for option in options if option[:2] == "--"}
 
 
+@pytest.mark.process
 def test_the_installed_command_is_the_one_that_is_tested(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     project = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]
     [(name, value)] = project["scripts"].items()
