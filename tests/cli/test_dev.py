@@ -18,6 +18,8 @@ from tests.cli.forks import Forks
 
 pytestmark = pytest.mark.process
 
+pytestmark = pytest.mark.process
+
 SHOP = """
 import holdfast as hf
 import prices

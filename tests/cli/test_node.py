@@ -24,6 +24,8 @@ from tests.cli.forks import Forks
 
 pytestmark = pytest.mark.process
 
+pytestmark = pytest.mark.process
+
 SHOP = """
 import asyncio, os, socket
 import holdfast as hf
