@@ -25,7 +25,7 @@ from holdfast.engine.turns.draft import TurnDraft
 from holdfast.engine.turns.owned_runs import OwnedRuns
 from holdfast.engine.turns.turn_taker import TurnTaker
 from holdfast.program.coroutine import CoroutineProgram
-from holdfast.store import outgoing, port, validation
+from holdfast.store import decisions, outgoing, port
 from holdfast.store.memory import admission, run
 from holdfast.store.memory.admission import AdmissionQueue
 from holdfast.store.memory.jobs import put
@@ -100,7 +100,7 @@ def test_it_finds_a_life_that_keeps_the_lease_of_the_one_before(monkeypatch: pyt
 
 @pytest.mark.contract("OWN-1")
 def test_it_finds_a_store_that_gives_a_former_life_its_lease_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(validation, "is_another_life", lambda node, other: False)
+    monkeypatch.setattr(decisions, "is_another_life", lambda node, other: False)
     assert "is not superseded" in first_finding()
 
 
