@@ -262,3 +262,20 @@ async def test_tasks_are_found_without_walking_through_all(address: str) -> None
         assert recorder.walked() == []
         assert index in recorder.indexes(), query
     await store.close()
+
+
+@pytest.mark.slow
+@pytest.mark.contract("STO-1")
+@pytest.mark.parametrize("state", ["filled", "empty"])
+async def test_each_signal_that_a_turn_consumes_is_found_by_its_number(address: str, state: str) -> None:
+    """Not among all that are unconsumed: of those a mailbox may have thousands."""
+    store, recorder = await recorded(address)
+    if state == "filled":
+        await fill(address)
+    node = SampleNode(store, "node", HOUR_MS)
+    await node.start("run-1", wait("go"))
+    await store.deliver([signal("run-1", signal_id="s")])
+    await node.step("run-1")
+    await store.close()
+    consuming = [node for statement, node in recorder.nodes() if "SET consumed_seq" in statement]
+    assert {node["Index Name"] for node in consuming if "Index Name" in node} == {"signals_pkey"}

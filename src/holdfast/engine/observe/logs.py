@@ -190,6 +190,8 @@ _LOGGED: dict[type[e.Body], Callable[[Event], None]] = {
     e.StepFailed: _step_failed,
     e.RunFailed: _run_failed,
 }
+LOGGED = frozenset(_LOGGED)
+"""The events that leave a line in the log, by the types of their bodies."""
 
 
 def describe_work(workflows: list[str], options: NodeOptions) -> str:

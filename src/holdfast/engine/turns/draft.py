@@ -57,7 +57,6 @@ class TurnDraft:
         "_by",
         "_consumed",
         "_dead",
-        "_kinds",
         "_limits",
         "_loaded",
         "_messages",
@@ -68,6 +67,7 @@ class TurnDraft:
         "_touched",
         "dispatch",
         "events",
+        "kinds",
         "received",
         "signals",
         "snapshot",
@@ -149,7 +149,7 @@ class TurnDraft:
 
     def _read_on(self) -> None:
         """Leave word to go on with the mailbox, of which the turn has seen a part, if a wait may find more in it."""
-        if (e.SignalWaiting in self._kinds and self.state.waits) or (self.received and not self.state.is_finished):
+        if (e.SignalWaiting in self.kinds and self.state.waits) or (self.received and not self.state.is_finished):
             word = Message(signal_id=MAILBOX, run_id=self.state.run_id, type="InternalContinue", occurred_at=self._now)
             self._messages.append(word)
 
@@ -191,7 +191,7 @@ class TurnDraft:
         """Return the turn to commit. `release` lets go of the run with the same commit."""
         if self.dispatch:
             self.dispatch = [step_id for step_id in self.dispatch if step_id in self.state.open_steps]
-        self._kinds = {type(event.data) for event in self.events}  # by their bodies
+        self.kinds = {type(event.data) for event in self.events}  # by their bodies
         if not self._loaded.is_whole:
             self._read_on()
         self.snapshot = runtime_snapshot(self.state)
@@ -232,7 +232,7 @@ class TurnDraft:
         before = self._before.open_steps
         if not before:
             return {}
-        if not e.CLOSING_ALL.isdisjoint(self._kinds):
+        if not e.CLOSING_ALL.isdisjoint(self.kinds):
             return before
         touched = {}
         for event in self.events:
@@ -251,7 +251,7 @@ class TurnDraft:
         """
         if self._queued or self.received or self._records or self._sent or self._dead or self._loaded.details:
             return False
-        if self.state.parent_run_id is not None or not self._kinds <= _OF_PLAIN_TURNS:
+        if self.state.parent_run_id is not None or not self.kinds <= _OF_PLAIN_TURNS:
             return False
         for step in self._touched.values():  # noqa: SIM110 - a generator would take longer than the loop
             if type(step.body) is not e.StepStarted or step.body.queue:
@@ -282,7 +282,7 @@ class TurnDraft:
         after = self.state.open_steps
         closed = [step_id for step_id, step in self._touched.items() if step.queue and step_id not in after]
         closed += [step_id for step_id in self._loaded.details if step_id not in after]
-        for event in self.events if e.StepDetached in self._kinds else ():
+        for event in self.events if e.StepDetached in self.kinds else ():
             if type(event.data) is e.StepDetached:  # no node is to carry it out any more
                 left = after.get(event.step_id or "")
                 closed += [left.step_id] if left is not None and left.queue and left.is_detached else []
@@ -318,13 +318,13 @@ class TurnDraft:
         if state.is_finished and not self._before.is_finished and state.parent_run_id is not None:
             yield _to_parent(state, self.events[-1], self._now)
         given_up = {e_.step_id for e_ in self.events if isinstance(e_.data, e.StepCancelled | e.StepSkipped)}
-        has_ended = state.is_finished or e.ContinuedAsNew in self._kinds
+        has_ended = state.is_finished or e.ContinuedAsNew in self.kinds
         for step_id, child in self._known_children():
             if step_id not in state.open_steps and _is_given_up(child, state, step_id in given_up, has_ended):
                 yield cancel_request(child.child_run_id, f"parent:{state.run_id}", "the parent gave it up")
 
     def _has_children(self) -> bool:
-        if e.ChildStarted in self._kinds:
+        if e.ChildStarted in self.kinds:
             return True
         for step in self._touched.values():  # noqa: SIM110 - a generator would take longer than the loop
             if type(step.body) is e.ChildStarted:

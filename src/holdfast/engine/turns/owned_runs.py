@@ -23,7 +23,7 @@ from holdfast.engine.activities.queue_worker import QueueWorker
 from holdfast.engine.activities.slots import Slots
 from holdfast.engine.completion_waiters import CompletionWaiters
 from holdfast.engine.definition_filter import DefinitionFilter
-from holdfast.engine.observe.logs import log_events
+from holdfast.engine.observe.logs import LOGGED, log_events
 from holdfast.engine.options import NodeOptions
 from holdfast.engine.start.admission import RunQueue
 from holdfast.engine.start.first_turns import First
@@ -201,7 +201,8 @@ class OwnedRuns:
                 self._queue_worker.let_go(run_id, step_id)
         if self._workflow_limits:
             self._run_queue.notice_starts_of(draft.state.plan_id, draft.events)
-        log_events(draft.events)
+        if not draft.kinds.isdisjoint(LOGGED):
+            log_events(draft.events)
         for step_id in draft.dispatch:
             step = draft.state.open_steps.get(step_id)
             if step is not None and self.is_stopping:

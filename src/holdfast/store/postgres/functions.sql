@@ -50,14 +50,17 @@ RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF p_more ? 'received' THEN
         -- By the rows' places: joined by their keys, they could be found by walking through all that are unconsumed.
+        -- Each in the order of the primary key, so that no other index will do.
         UPDATE holdfast.signals s SET consumed_seq = x.run_seq
         FROM (
             SELECT y.run_seq, z.ctid AS place
             FROM jsonb_to_recordset(p_more -> 'received') AS y (turn int, inbox_seq bigint, run_seq bigint)
             CROSS JOIN LATERAL (
-                SELECT o.ctid FROM holdfast.signals o
-                WHERE o.run_no = p_numbers[y.turn] AND o.inbox_seq = y.inbox_seq AND o.consumed_seq IS NULL LIMIT 1
+                SELECT o.ctid, o.inbox_seq, o.consumed_seq FROM holdfast.signals o
+                WHERE o.run_no = p_numbers[y.turn] AND o.inbox_seq >= y.inbox_seq
+                ORDER BY o.run_no, o.inbox_seq LIMIT 1
             ) z
+            WHERE z.inbox_seq = y.inbox_seq AND z.consumed_seq IS NULL
         ) x
         WHERE s.ctid = x.place;
     END IF;
