@@ -346,8 +346,10 @@ class TurnDraft:
                 self.state = own_copy(self._before)
             fold_onto(self.state, answer.events)
             self.events += answer.events
-            self._messages += answer.messages
-            self._sent += answer.sends
+            if answer.messages:
+                self._messages += answer.messages
+            if answer.sends:
+                self._sent += answer.sends
             for step_id in answer.dispatch:
                 step = self.state.open_steps.get(step_id)
                 if step is not None and isinstance(step.body, e.StepStarted) and step.body.queue:
