@@ -29,6 +29,8 @@ from tests.postgres_server import (
     version_of,
 )
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[1]
 IPC_STAT = 2
 

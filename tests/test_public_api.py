@@ -68,6 +68,7 @@ def test_unknown_names_are_no_attributes() -> None:
             _ = importlib.import_module(module).nothing
 
 
+@pytest.mark.process
 def test_importing_the_package_loads_no_server_and_no_optional_package() -> None:
     heavy = ("uvicorn", "starlette", "httpx", "asyncpg", "cyclopts", "rich", "opentelemetry", "prometheus_client")
     code = f"import holdfast, sys; print([name for name in {heavy} if name in sys.modules])"

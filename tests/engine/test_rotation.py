@@ -214,7 +214,7 @@ async def test_what_is_no_workflow_is_refused() -> None:
         (lambda: hf.wait_signal("", str), "signal name must be a string that is not empty"),
         (lambda: hf.wait_signal(5, str), "signal name must be a string"),  # type: ignore[call-overload]
         (lambda: hf.wait_signal("x" * 256, str), "the most is 255"),
-        (lambda: hf.wait_until(asyncio.sleep), "a plain function, not async"),  # type: ignore[arg-type]
+        (lambda: hf.wait_until(asyncio.sleep), "a plain function, not an async one"),  # type: ignore[arg-type]
     ],
 )
 async def test_what_no_store_could_keep_fails_the_run_and_says_why(place: Place, ask: Any, message: str) -> None:
