@@ -183,7 +183,7 @@ async def test_children_wait_in_the_line_of_their_tenant(place: Place) -> None:
         inside = "a/child"
         for _ in range(3):
             await app.run(inside).signal("go")
-            while (waits := [wait.run_id async for wait in app.waits()]) in ([], [inside]):  # noqa: ASYNC110
+            while not (waits := [wait.run_id async for wait in app.waits()]) or inside in waits:  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
             [inside] = waits
             order.append(inside.split("/")[0])

@@ -82,7 +82,10 @@ async def test_a_turn_that_takes_longer_than_the_lease_keeps_its_run(address: st
         assert await run.result() == "ground"
         assert node._guard is not None
         assert bool(node._guard.extensions) == (blocked_s != 0.0)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("lease of") and thread.is_alive()]
+    for thread in threading.enumerate():
+        if thread.name.startswith("lease of"):
+            await asyncio.to_thread(thread.join, 30)
+            assert not thread.is_alive()
 
 
 @pytest.mark.contract("OWN-1")

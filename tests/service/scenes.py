@@ -489,7 +489,8 @@ async def _complete_activity(stage: Stage, call: Caller) -> None:
     assert await fine(call, "activities.complete", ask, 202) == {"accepted": True}
     told = await refused(call, "activities.complete", {**ask, "result": "bob"}, "Conflict", 409)
     assert run_id not in str(told)
-    forged = f"{ask['completion_token'][:-1]}_"
+    token = ask["completion_token"]
+    forged = f"{token[:-5]}{'B' if token[-5] == 'A' else 'A'}{token[-4:]}"
     await refused(call, "activities.complete", {**ask, "completion_token": forged}, "InvalidInput", 422)
 
 

@@ -11,6 +11,8 @@ DOCS = FOLDER.parent
 
 
 @pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.process
 async def test_every_picture_can_be_made_again(tmp_path: Path) -> None:
     """`make pictures` puts them into the documentation; somebody looks at them then."""
     await main(tmp_path)
