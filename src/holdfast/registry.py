@@ -7,12 +7,10 @@ registration (the bounds of an installation, the seconds of a turn) it gets with
 from msgspec import Raw
 
 from holdfast.core import events as e
-from holdfast.core.state import RunState
 from holdfast.errors import InvalidInput, NotFound, VersionMismatch
 from holdfast.limits import Limits
 from holdfast.program.coroutine import CoroutineProgram
 from holdfast.program.definitions import ActivityDefinition, WorkflowDefinition, WorkflowLimit
-from holdfast.program.port import Program
 
 TURN_S = 5.0
 """How long the code of a workflow may block its node, unless the node's options say otherwise."""
@@ -88,17 +86,15 @@ class Registry:
         """Return the fingerprint of each workflow's code: it differs where the code of the same version does."""
         return {key: definition.fingerprint for key, definition in self.workflows.items()}
 
-    def begin(self, state: RunState, input: Raw, rotation: int) -> Program:
+    def begin(
+        self, run_id: str, plan_id: str, plan_version: str, depth: int, input: Raw, rotation: int
+    ) -> CoroutineProgram:
         """Make the program of a run; raise `VersionMismatch` if the version that it was started with is missing."""
-        definition = self.workflows.get((state.plan_id, state.plan_version))
+        definition = self.workflows.get((plan_id, plan_version))
         if definition is None:
-            known = sorted(version for name, version in self.workflows if name == state.plan_id)
-            raise VersionMismatch(
-                f"run {state.run_id} needs version {state.plan_version!r} of {state.plan_id!r}; known are {known}"
-            )
-        return CoroutineProgram(
-            definition, state.run_id, input, rotation, state.depth, self._limits, MOST_CALLBACKS, self._turn_s
-        )
+            known = sorted(version for name, version in self.workflows if name == plan_id)
+            raise VersionMismatch(f"run {run_id} needs version {plan_version!r} of {plan_id!r}; known are {known}")
+        return CoroutineProgram(definition, run_id, input, rotation, depth, self._limits, MOST_CALLBACKS, self._turn_s)
 
     def check_result(self, step: e.Body, result: Raw) -> None:
         """Raise `InvalidInput` if a result does not fit what an activity or a child returns, if it is registered."""

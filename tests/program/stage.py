@@ -179,7 +179,8 @@ class Stage:
             queued = self.events[0].data
             assert isinstance(queued, e.RunQueued)
             given = queued.input
-        return self.app.registry.begin(self.state, given, self._rotation)
+        run = self.state.run_id, self.state.plan_id, self.state.plan_version, self.state.depth
+        return self.app.registry.begin(*run, given, self._rotation)
 
     def _absorb(self, answer: Decision) -> None:
         events = self._keep(answer)

@@ -66,6 +66,7 @@ DEFERRED = "deferred"
 """The name of the marker that records where the end of a function waits for updates."""
 
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
+_NO_STEPS: frozenset[str] = frozenset()
 
 _ANSWERING: ContextVar[str | None] = ContextVar("_ANSWERING", default=None)
 """The update whose handler runs, or whose handler made the task that runs."""
@@ -137,10 +138,10 @@ class CoroutineProgram:
         self.queries: Mapping[str, Query] = _NOTHING  # rarely used, so made on first use
         self.updates: Mapping[str, UpdateHandler] = _NOTHING
         self.conditions: list[tuple[Callable[[], bool], asyncio.Future[None]]] | None = None
-        self.known_markers: frozenset[str] = frozenset()
+        self.known_markers = _NO_STEPS
         self.is_replaying = False
         self.open_sagas = 0
-        self.lost_waits: frozenset[str] = frozenset()
+        self.lost_waits = _NO_STEPS
         self.skipped: tuple[str, ...] = ()
         """Tasks and waits that operators have skipped: the workflow got None in place of an answer."""
         self.limits = limits
@@ -158,7 +159,7 @@ class CoroutineProgram:
         self._waiting: dict[str, StepFuture] = {}
         self._timers: dict[str, Timer] = {}
         self._answering: Mapping[str, asyncio.Task[Any]] = _NOTHING
-        self._awaited_children: set[str] = set()
+        self._awaited_children: set[str] | None = None
         self._main: asyncio.Task[Any] | None = None
         self._is_done = False
         self._is_cancelling = False
@@ -167,7 +168,7 @@ class CoroutineProgram:
         self._owned: dict[str, tuple[str, bool]] | None = None
         self._deferred: Mapping[int, bool] = _NOTHING
         self._noted = 0
-        self._signatures: dict[str, Signature] = {}
+        self._signatures: dict[str, Signature] | None = None
 
     # --- for the engine
 
@@ -244,7 +245,7 @@ class CoroutineProgram:
 
         Both are decoded with the present parameters: omitted ones have their defaults, and sets have no order.
         """
-        signature = self._signatures.pop(command.step_id, None)
+        signature = self._signatures.pop(command.step_id, None) if self._signatures else None
         if bytes(command.input) == bytes(recorded):
             return True
         if signature is None:
@@ -284,7 +285,7 @@ class CoroutineProgram:
         self._bytes += len(input)
         step_id = self.name_step(activity.name)
         if self.is_replaying:
-            self._signatures[step_id] = activity.signature
+            self._note_signature(step_id, activity.signature)
         command = c.RunActivity(
             name=activity.name,
             input=input,
@@ -303,9 +304,10 @@ class CoroutineProgram:
             raise InvalidInput(f"runs are nested at most {NESTED_RUNS} deep")
         step_id = self.name_step(child.name)
         if self.is_replaying:
-            self._signatures[step_id] = child.signature
+            self._note_signature(step_id, child.signature)
         self._bytes += len(input)
         if close_policy == "await":
+            self._awaited_children = self._awaited_children or set()
             self._awaited_children.add(step_id)
         command = c.StartChild(
             step_id=step_id,
@@ -316,6 +318,10 @@ class CoroutineProgram:
             close_policy=close_policy,
         )
         return child.signature.result_of(await self.step(command))
+
+    def _note_signature(self, step_id: str, signature: Signature) -> None:
+        self._signatures = self._signatures or {}
+        self._signatures[step_id] = signature
 
     def bounded(self, raw: Raw, what: str) -> Raw:
         """Return an encoded value, or raise `PayloadTooLarge`."""
@@ -337,7 +343,8 @@ class CoroutineProgram:
     def give_up_waiting(self, step_id: str) -> None:
         """Close a step whose outcome is no longer awaited."""
         if self._waiting.pop(step_id, None) is not None:
-            self._awaited_children.discard(step_id)
+            if self._awaited_children:
+                self._awaited_children.discard(step_id)
             self._give_up(step_id)
 
     def name_step(self, name: str) -> str:
@@ -586,7 +593,7 @@ class CoroutineProgram:
         task = self._rotating
         if task is None or task is self._main or not task.done() or self._main is None or self._main.done():
             return
-        self._rotating, self.lost_waits = None, frozenset()
+        self._rotating, self.lost_waits = None, _NO_STEPS
         self._answering, self._late = {**self._answering, **self._late}, _NOTHING
 
     # --- outcomes
@@ -610,7 +617,9 @@ class CoroutineProgram:
     def _cancel(self, event: Event) -> None:
         self._is_cancelling = True
         if self._main is not None and not self._main.cancel(getattr(event.data, "reason", "") or None):
-            for child in self._awaited_children & self._waiting.keys():  # it has ended, and only waits for them
+            for child in (
+                self._awaited_children or _NO_STEPS
+            ) & self._waiting.keys():  # it has ended, and only waits for them
                 self._waiting[child].cancel()
         self.loop.run_deferred()
 
@@ -626,14 +635,16 @@ class CoroutineProgram:
         if value is not None:
             self._bytes += len(value)
         future = self._waiting.pop(event.step_id or "", None)
-        self._awaited_children.discard(event.step_id or "")
+        if self._awaited_children:
+            self._awaited_children.discard(event.step_id or "")
         if future is not None and not future.done():
             future.set_result(value)
 
     def _reject(self, event: Event, error: BaseException) -> None:
         self._bytes += error_bytes(getattr(error, "info", None))
         future = self._waiting.pop(event.step_id or "", None)
-        self._awaited_children.discard(event.step_id or "")
+        if self._awaited_children:
+            self._awaited_children.discard(event.step_id or "")
         if future is not None and not future.done():
             future.set_exception(error)
 

@@ -41,6 +41,8 @@ T = TypeVar("T")
 CLOSING_ATTEMPTS = 10
 """How often a coroutine that does not end when it is closed is closed again."""
 
+_NO_CALLBACKS: frozenset[int] = frozenset()
+
 FEW_TASKS = 8
 """How many tasks are kept before those that have ended are removed."""
 
@@ -159,7 +161,8 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         self.host = host
         self.watch = watch
         self._most_callbacks = most_callbacks
-        self._ready: deque[asyncio.Handle] = deque()
+        self._ready: deque[asyncio.Handle] | list[asyncio.Handle] = []
+        """A deque only while the program runs: one takes more memory than anything else that a parked run has."""
         self._number = seed  # not 0: asyncio keeps the tasks of all runs in one set
         self._is_closed = False
         self._closed_errors = 0
@@ -171,7 +174,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         self._deferred: asyncio.Handle | None = None
         self.deferred_callback: int | None = None
         """The number of the callback that waits for `run_deferred`."""
-        self.to_defer: frozenset[int] = frozenset()
+        self.to_defer = _NO_CALLBACKS
         """The callbacks, by their number, that do not run in their turn but after `run_deferred`."""
         self.after_each: Callable[[int], None] | None = None
         """Called after each callback, with its number."""
@@ -193,7 +196,8 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
                 self.watch.run(self._run_ready)
 
     def _run_ready(self) -> None:
-        ready, left = self._ready, self._most_callbacks
+        ready, left = deque(self._ready), self._most_callbacks
+        self._ready = ready
         last, after_each, to_defer = self._callbacks + left, self.after_each, self.to_defer
         while ready:
             handle = ready.popleft()
@@ -212,6 +216,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
                     pass
             if after_each is not None:
                 after_each(last - left)
+        self._ready = []
         self._callbacks = last - left
 
     def run_deferred(self) -> None:

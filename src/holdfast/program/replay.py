@@ -18,7 +18,8 @@ During replay `replay` raises `NondeterminismError` at the first difference. At 
 step, and from then on `advance` returns the commands instead of comparing them.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import get_args
 
 from msgspec import Raw
@@ -43,6 +44,7 @@ CONCERN_PROGRAM = frozenset(body for body in e.BODIES.values() if body.TO_PROGRA
 
 _REPORTED = frozenset(e.recording("outcome"))
 _NO_MARKERS: frozenset[str] = frozenset()
+_NOT_DEFERRED: Mapping[str, Mapping[int, bool]] = MappingProxyType({})
 _COMMANDED: dict[type[e.Body], type[c.Command]] = {
     command.RECORDED_AS: command for command in get_args(c.Command) if command is not c.PauseRun
 }
@@ -76,7 +78,7 @@ class Replay:
         self._markers = _NO_MARKERS
         self._is_replaying = False
         self.program: Program | None = None
-        self.deferred: dict[str, dict[int, bool]] = {}
+        self.deferred: Mapping[str, Mapping[int, bool]] = _NOT_DEFERRED
         """The callbacks that wait for updates, by the seed of their program."""
 
     def defer(self, deferred: EndDeferred) -> None:

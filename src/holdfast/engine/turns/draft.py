@@ -4,7 +4,7 @@
 current, so each decision sees what the ones before it did.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Raw
 from msgspec.structs import replace
@@ -191,7 +191,7 @@ class TurnDraft:
         """Return the turn to commit. `release` lets go of the run with the same commit."""
         if self.dispatch:
             self.dispatch = [step_id for step_id in self.dispatch if step_id in self.state.open_steps]
-        self.kinds = {type(event.data) for event in self.events}  # by their bodies
+        self.kinds = tuple({type(event.data) for event in self.events})  # by their bodies
         if not self._loaded.is_whole:
             self._read_on()
         self.snapshot = runtime_snapshot(self.state)
@@ -227,22 +227,22 @@ class TurnDraft:
             dead=tuple(self._dead),
         )
 
-    def _find_touched(self) -> dict[str, OpenStep]:
+    def _find_touched(self) -> Sequence[OpenStep]:
         """Return the steps that this turn has to do with, as they were before it: all that are open only if it ends."""
         before = self._before.open_steps
         if not before:
-            return {}
+            return ()
         if not e.CLOSING_ALL.isdisjoint(self.kinds):
-            return before
+            return tuple(before.values())
         touched = {}
         for event in self.events:
             if event.step_id in before:
                 touched[event.step_id] = before[event.step_id]
-        return touched
+        return tuple(touched.values())
 
     def closed(self) -> Iterator[str]:
         """Return the steps that were open before this turn, and are not after it."""
-        return (step_id for step_id in self._touched if step_id not in self.state.open_steps)
+        return (step.step_id for step in self._touched if step.step_id not in self.state.open_steps)
 
     def _is_plain(self) -> bool:
         """Return whether the turn is about nothing but activities of this node, as most are: no more is looked for.
@@ -251,9 +251,9 @@ class TurnDraft:
         """
         if self._queued or self.received or self._records or self._sent or self._dead or self._loaded.details:
             return False
-        if self.state.parent_run_id is not None or not self.kinds <= _OF_PLAIN_TURNS:
+        if self.state.parent_run_id is not None or not _OF_PLAIN_TURNS.issuperset(self.kinds):
             return False
-        for step in self._touched.values():  # noqa: SIM110 - a generator would take longer than the loop
+        for step in self._touched:  # noqa: SIM110 - a generator would take longer than the loop
             if type(step.body) is not e.StepStarted or step.body.queue:
                 return False
         return True
@@ -280,7 +280,7 @@ class TurnDraft:
     def _jobs_closed(self) -> tuple[str, ...]:
         """Return the steps of which queues, and keepers of progress, need to know nothing more."""
         after = self.state.open_steps
-        closed = [step_id for step_id, step in self._touched.items() if step.queue and step_id not in after]
+        closed = [step.step_id for step in self._touched if step.queue and step.step_id not in after]
         closed += [step_id for step_id in self._loaded.details if step_id not in after]
         for event in self.events if e.StepDetached in self.kinds else ():
             if type(event.data) is e.StepDetached:  # no node is to carry it out any more
@@ -326,14 +326,14 @@ class TurnDraft:
     def _has_children(self) -> bool:
         if e.ChildStarted in self.kinds:
             return True
-        for step in self._touched.values():  # noqa: SIM110 - a generator would take longer than the loop
+        for step in self._touched:  # noqa: SIM110 - a generator would take longer than the loop
             if type(step.body) is e.ChildStarted:
                 return True
         return False
 
     def _known_children(self) -> Iterator[tuple[str, e.ChildStarted]]:
         """Return the children that were open before this turn and are touched by it, and those that it starts."""
-        for step in self._touched.values():
+        for step in self._touched:
             if isinstance(step.body, e.ChildStarted):
                 yield step.step_id, step.body
         for event in self.events:

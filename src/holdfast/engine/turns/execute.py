@@ -79,13 +79,19 @@ class CachedRun:
 
 
 class _Beginning:
-    """Makes the programs of a run: one for each rotation that it goes through."""
+    """Makes the programs of a run: one for each rotation that it goes through.
 
-    __slots__ = ("_input", "_registry", "_rotation", "_state")
+    It does not hold the state: that grows old while the run goes on.
+    """
+
+    __slots__ = ("_depth", "_input", "_plan_id", "_plan_version", "_registry", "_rotation", "_run_id")
 
     def __init__(self, registry: Registry, state: RunState, input: Raw, rotation: int) -> None:
         self._registry = registry
-        self._state = state
+        self._run_id = state.run_id
+        self._plan_id = state.plan_id
+        self._plan_version = state.plan_version
+        self._depth = state.depth
         self._input = input
         self._rotation = rotation
 
@@ -93,7 +99,8 @@ class _Beginning:
         if isinstance(event.data, e.ContinuedAsNew):
             self._rotation += 1
             self._input = event.data.input
-        return self._registry.begin(self._state, self._input, self._rotation)
+        run = self._run_id, self._plan_id, self._plan_version, self._depth
+        return self._registry.begin(*run, self._input, self._rotation)
 
 
 def rebuild(

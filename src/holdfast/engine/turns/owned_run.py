@@ -43,7 +43,7 @@ class OwnedRun:
     def __init__(self, loaded: LoadedRun) -> None:
         self.loaded = loaded
         self.inputs: list[Input] = []
-        self.taken: list[Input] = []  # the inputs of the turn that is being committed
+        self.taken: Sequence[Input] = ()  # the inputs of the turn that is being committed
         self.is_fresh = True
         self.drafted: Drafted | None = None  # what it did before it was created
         self.deferred_with: object = None  # what the turn was given whose end waits for updates
@@ -104,7 +104,7 @@ class OwnedRun:
 
     def advance(self, draft: TurnDraft, losses: int = 0) -> None:
         """Take note of a turn that was committed."""
-        self.taken = []
+        self.taken = ()
         state, signals, details = draft.state, self.loaded.signals, self.loaded.details
         self.is_tried = False
         if draft.received:

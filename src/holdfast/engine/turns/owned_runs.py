@@ -201,7 +201,7 @@ class OwnedRuns:
                 self._queue_worker.let_go(run_id, step_id)
         if self._workflow_limits:
             self._run_queue.notice_starts_of(draft.state.plan_id, draft.events)
-        if not draft.kinds.isdisjoint(LOGGED):
+        if not LOGGED.isdisjoint(draft.kinds):
             log_events(draft.events)
         for step_id in draft.dispatch:
             step = draft.state.open_steps.get(step_id)
@@ -232,7 +232,7 @@ class OwnedRuns:
         """
         if conflict.reason == "unseen":
             self._run_cache.forget(run_id)
-            owned.inputs, owned.taken, owned.refused = [*owned.taken, *owned.inputs], [], None
+            owned.inputs, owned.taken, owned.refused = [*owned.taken, *owned.inputs], (), None
             self.to_load.append(run_id)
             self.changed.set()
             return
