@@ -7,7 +7,7 @@ The n-th write of a node (a run created, a signal delivered, runs claimed, turns
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -94,6 +94,16 @@ async def crash_everywhere(
     raise AssertionError
 
 
+async def crash_until(fewest: int, crash: Callable[[Path], Awaitable[Counter[str]]], folder: Path) -> Counter[str]:
+    """Crash everywhere, again if a busy machine has put several turns into one commit; return the deaths."""
+    for attempt in range(3):
+        (folder / str(attempt)).mkdir()
+        deaths = await crash(folder / str(attempt))
+        if deaths["commit"] >= fewest:
+            break
+    return deaths
+
+
 @pytest.mark.parametrize("edge", ["before", "after"])
 @pytest.mark.parametrize("name", STORIES)
 async def test_run_finishes_after_a_crash_at_any_write(name: str, edge: Edge, tmp_path: Path) -> None:
@@ -110,9 +120,10 @@ async def test_run_that_is_created_before_its_first_turn_finishes_after_a_crash_
     name: str, edge: Edge, tmp_path: Path
 ) -> None:
     example, story = STORIES[name]
-    deaths = await crash_everywhere(example, story, tmp_path, edge, replace(OPTIONS, cached_runs=0))
+    options = replace(OPTIONS, cached_runs=0)
+    deaths = await crash_until(2, lambda folder: crash_everywhere(example, story, folder, edge, options), tmp_path)
     assert deaths["create"] == 1
-    assert deaths["commit"] >= 1, "the crashes miss what they are aimed at"  # a slow machine takes turns together
+    assert deaths["commit"] >= 2, "the crashes miss what they are aimed at"
 
 
 @pytest.mark.parametrize("edge", ["before", "after"])
@@ -147,5 +158,6 @@ async def test_an_update_that_is_answered_at_a_rotation_is_kept_after_a_crash_at
 ) -> None:
     story = partial(counting.rotate_while_answering, run_id=RUN_ID)
     assert await Lives(counting.app, tmp_path / "first.db").live(story) == [10, 1]
-    deaths = await crash_everywhere(counting, story, tmp_path, edge, replace(OPTIONS, cached_runs=cached_runs))
-    assert deaths["commit"] >= 3  # a slow machine takes turns together
+    options = replace(OPTIONS, cached_runs=cached_runs)
+    deaths = await crash_until(4, lambda folder: crash_everywhere(counting, story, folder, edge, options), tmp_path)
+    assert deaths["commit"] >= 4
