@@ -19,7 +19,7 @@ from holdfast.cli.exit_codes import CODES, code_of
 from holdfast.cli.generate import fields_of
 from holdfast.cli.main import OWN, commands, main
 from holdfast.errors import HoldfastError
-from holdfast.service.http.examples import EXAMPLES
+from holdfast.service.http.openapi import EXAMPLES
 from holdfast.service.http.problems import status_of
 from holdfast.service.operations import OPERATIONS
 from holdfast.service.registry import Request, operation

@@ -26,7 +26,7 @@ ROUNDS = 5
 
 START_FILES = 44
 SIGNAL_FILES = 52
-REST_START_FILES = 56
+REST_START_FILES = 52
 
 Order = Workflow[[], str]
 

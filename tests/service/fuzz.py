@@ -13,8 +13,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.service.http.examples import EXAMPLES, LETTER, RUN, TASK
-from holdfast.service.http.openapi import describe
+from holdfast.service.http.openapi import EXAMPLES, LETTER, RUN, TASK, describe
 from holdfast.service.http.problems import Problem
 from holdfast.service.operations import OPERATIONS
 from holdfast.service.options import ServiceOptions

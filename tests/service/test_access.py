@@ -13,7 +13,7 @@ import holdfast as hf
 from holdfast.engine.inbox.authorization import OVERRIDE
 from holdfast.service.auth.roles import OF_ALL_TENANTS, ROLES, SCOPES
 from holdfast.service.auth.tokens import make_token
-from holdfast.service.http.examples import EXAMPLES, RUN
+from holdfast.service.http.openapi import EXAMPLES, RUN
 from holdfast.service.http.static import ASSETS, PLACES
 from holdfast.service.operations import OPERATIONS, STREAMS
 from holdfast.store.port import RunQuery

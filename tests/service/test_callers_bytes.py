@@ -15,17 +15,18 @@ from holdfast.clock import SystemIds
 from holdfast.core import codec, keys
 from holdfast.core.access import read_token
 from holdfast.errors import HoldfastError
-from holdfast.service.auth.csrf import check_head, check_open, check_origin, given_token, shown
+from holdfast.service.auth.csrf import check_open, check_origin
 from holdfast.service.auth.oidc import _JWT, LOGIN_COOKIE, _unpacked
+from holdfast.service.auth.tokens import given_token, shown_caller
 from holdfast.service.context import OPEN
-from holdfast.service.http.binding import RequestBinder, refusal
-from holdfast.service.http.exchange import BODY_DEPTH, Exchange, correlation_of
+from holdfast.service.http.exchange import BODY_DEPTH, Exchange, check_head, correlation_of
 from holdfast.service.http.prometheus import Metrics
 from holdfast.service.http.proxies import forwarded
 from holdfast.service.http.rest import OperationRouter
 from holdfast.service.live.sse import parse_last_id
 from holdfast.service.operations import OPERATIONS
 from holdfast.service.paging import decode_cursor
+from holdfast.service.registry import RequestBinder, refusal
 from holdfast.store.sql import words_of
 from tests.service.bearers import bearing, guarded, token_for
 from tests.service.stage import on_stage
@@ -116,7 +117,7 @@ def _of_text(text: bytes) -> list[Callable[[], object]]:
         lambda: check_head([(b"cookie", text)], text),
         lambda: given_token({b"authorization": text}),
         lambda: given_token({b"cookie": text}),
-        lambda: shown({b"cookie": text}),
+        lambda: shown_caller({b"cookie": text}),
         lambda: check_origin({b"origin": text, b"host": text + b"x"}),
         lambda: check_open({b"host": text}, is_local=True),
         lambda: correlation_of({b"x-correlation-id": text}, SystemIds()),
@@ -232,7 +233,7 @@ async def test_a_body_is_not_read_for_who_may_not_ask() -> None:
 async def test_the_log_names_the_operation_that_holds_up_the_loop(caplog: pytest.LogCaptureFixture) -> None:
     async with socketed(loop_s=0.05) as (service, _):
         with caplog.at_level(logging.WARNING, logger="holdfast.service.loop"):
-            with service.watchdog.doing("runs.list"):
+            with service.in_flight.doing("runs.list"):
                 while service.watchdog.stalls == 0:
                     pass  # the loop is held up
             while service.watchdog.stalled_s == 0.0:  # noqa: ASYNC110

@@ -10,10 +10,10 @@ from holdfast.cli.commands import spec_of
 from holdfast.cli.main import commands
 from holdfast.client import nouns
 from holdfast.errors import RateLimited
-from holdfast.service.http.binding import RequestBinder
-from holdfast.service.http.examples import EXAMPLES
+from holdfast.service.http.openapi import EXAMPLES
 from holdfast.service.http.rest import OperationRouter
 from holdfast.service.operations import OPERATIONS, STREAMS
+from holdfast.service.registry import RequestBinder
 from holdfast.testing import VirtualClock
 from tests.service.scenes import SCENES
 from tests.service.stage import on_stage

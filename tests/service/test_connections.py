@@ -10,8 +10,8 @@ import pytest
 from msgspec import Raw
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from holdfast.service.auth.csrf import HEAD_BYTES
 from holdfast.service.http import server
+from holdfast.service.http.exchange import HEAD_BYTES
 from holdfast.service.http.protocol import connection_class
 from tests.service.test_server import socketed
 

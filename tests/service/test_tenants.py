@@ -10,7 +10,7 @@ import holdfast as hf
 from holdfast.errors import NotPermitted
 from holdfast.service.auth.tenancy import TenantView
 from holdfast.service.context import Headers, Principal
-from holdfast.service.http.examples import EXAMPLES
+from holdfast.service.http.openapi import EXAMPLES
 from holdfast.service.operations import OPERATIONS
 from holdfast.store.port import Refused, RunQuery, Store, TaskQuery, WaitQuery
 from holdfast.store.types import DeadLetterQuery

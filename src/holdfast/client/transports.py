@@ -10,10 +10,9 @@ from holdfast import errors
 from holdfast.app import App
 from holdfast.errors import CallerError, EngineError, HoldfastError, InvalidInput
 from holdfast.service.context import Principal, make_service
-from holdfast.service.http.binding import RequestBinder
 from holdfast.service.http.problems import Problem, unexpected
 from holdfast.service.live.sse import Stream
-from holdfast.service.registry import Operation
+from holdfast.service.registry import Operation, RequestBinder
 from holdfast.settings import without_password
 
 _reader = msgspec.json.Decoder(Problem)

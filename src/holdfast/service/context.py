@@ -123,6 +123,36 @@ class ReceiveBudget:
                 del self._by_caller[caller]
 
 
+class InFlight:
+    """Which operation each task carries out, for the log of a loop that is held up."""
+
+    def __init__(self) -> None:
+        self._by_task: dict[asyncio.Task[Any], str] = {}
+
+    @contextmanager
+    def doing(self, operation: str) -> Iterator[None]:
+        """Note what the current task does, for the log."""
+        task = asyncio.current_task()
+        if task is None:
+            yield
+            return
+        before = self._by_task.get(task)
+        self._by_task[task] = operation
+        try:
+            yield
+        finally:
+            if before is None:
+                self._by_task.pop(task, None)
+            else:
+                self._by_task[task] = before
+
+    def name_of(self, task: "asyncio.Task[Any] | None") -> str:
+        """Return what a task does."""
+        if task is None:
+            return "no task"
+        return self._by_task.get(task) or f"task {task.get_name()}"
+
+
 class Service(Struct, frozen=True, kw_only=True):
     """What requests share: the app, authentication, options, and counters."""
 
@@ -136,6 +166,7 @@ class Service(Struct, frozen=True, kw_only=True):
     stopping: asyncio.Event
     change_feeds: ChangeFeeds
     requests: Counter[tuple[str, int]]
+    in_flight: InFlight
     watchdog: LoopWatchdog
     read_limiter: ReadLimiter
     streams: ConcurrencyLimit
@@ -157,7 +188,7 @@ def make_service(
     app: App, options: ServiceOptions | None = None, authenticate: Authenticate = open_access, ids: Ids | None = None
 ) -> Service:
     """Return a service for an app. It answers while the app has a node or a connection open."""
-    alerts, stops, options = Alerts(), asyncio.Event(), options or ServiceOptions()
+    alerts, stops, in_flight, options = Alerts(), asyncio.Event(), InFlight(), options or ServiceOptions()
     return Service(
         app=app,
         options=options,
@@ -169,7 +200,8 @@ def make_service(
         stopping=stops,
         change_feeds=ChangeFeeds(app, alerts, options, stops),
         requests=Counter(),
-        watchdog=LoopWatchdog(),
+        in_flight=in_flight,
+        watchdog=LoopWatchdog(in_flight.name_of),
         streams=ConcurrencyLimit("event streams"),
         sending=SendBudget(options.sending_bytes),
         receiving=ReceiveBudget(options.receiving_bytes),

@@ -13,13 +13,13 @@ from starlette.types import Receive, Scope, Send
 from holdfast.core.access import PREFIX, read_token
 from holdfast.core.audit import AuditEntry
 from holdfast.errors import NotAuthenticated, NotFound, RateLimited
-from holdfast.service.auth.csrf import check_head, check_origin, given_token
+from holdfast.service.auth.csrf import check_origin
 from holdfast.service.auth.throttle import Meter, client_of
-from holdfast.service.auth.tokens import TokenAccess, make_token, revoke_token
+from holdfast.service.auth.tokens import TokenAccess, given_token, make_token, revoke_token
 from holdfast.service.context import Principal, Service
-from holdfast.service.http.binding import refusal
-from holdfast.service.http.exchange import Exchange
+from holdfast.service.http.exchange import Exchange, check_head
 from holdfast.service.http.proxies import Proxies, cookie_name
+from holdfast.service.registry import refusal
 from holdfast.store.types import TokenQuery
 
 SIGN_IN_BYTES = 1_024

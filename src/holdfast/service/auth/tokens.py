@@ -21,7 +21,6 @@ from holdfast.core.audit import DETAIL_CHARS, AuditEntry
 from holdfast.core.instants import Instant
 from holdfast.errors import EngineError, HoldfastError, InvalidInput, NotAuthenticated, StoreError
 from holdfast.limits import DURATION_MS, check_types
-from holdfast.service.auth.csrf import given_token
 from holdfast.service.auth.roles import ADMIN, ROLES, SCOPES, scopes_of
 from holdfast.service.context import Headers, Principal
 from holdfast.service.options import LONGEST_TOKEN_S, TOKEN_S
@@ -40,6 +39,14 @@ PAUSE_S = 0.01
 LOOK_UP = 500
 KEPT = 10_000
 
+SESSION_COOKIE = b"holdfast_session"
+SECURE_SESSION_COOKIE = b"__Host-holdfast_session"
+"""What the cookie is called over https: browsers take this name only from this very host, and only by TLS."""
+
+MOST_BYTES = 200
+"""A longer text is no token, whatever it says."""
+
+_BEARER = re.compile(rb"bearer +([^\s,]+)", re.IGNORECASE)
 PLACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 OIDC = "oidc:"
 """What the ids of callers begin with whom an OpenID provider knows. There is no token behind such an id."""
@@ -180,6 +187,36 @@ class _Known(Struct, frozen=True):
     read_at: float
     now: Instant
     principal: Principal
+
+
+def given_token(headers: Mapping[bytes, bytes]) -> tuple[str, bool] | None:
+    """Return what is given as a token, and whether by the cookie of a session; None if nothing is.
+
+    The Authorization header counts before the cookie. What can be no token is an empty one.
+    """
+    said = headers.get(b"authorization")
+    if said is not None:
+        found = _BEARER.fullmatch(said.strip()) if len(said) <= MOST_BYTES else None
+        return _text(found[1] if found else b""), False
+    parts = [part.strip().partition(b"=") for part in headers.get(b"cookie", b"").split(b";")]
+    for wanted in (SECURE_SESSION_COOKIE, SESSION_COOKIE):
+        for name, separator, value in parts:
+            if name == wanted and separator:
+                return _text(value), True
+    return None
+
+
+def shown_caller(headers: Mapping[bytes, bytes]) -> str:
+    """Return who these headers say that asks, as it may be shown: never more of a token than names it."""
+    given = given_token(headers)
+    if given is None:
+        return "a caller without a token"
+    found = read_token(given[0])
+    return "a caller with something that is no token" if found is None else f"{PREFIX}{found[0]}"
+
+
+def _text(value: bytes) -> str:
+    return value.decode("ascii", errors="replace") if len(value) <= MOST_BYTES else ""
 
 
 class TokenAccess:

@@ -3,7 +3,7 @@
 import asyncio
 import gzip
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -24,8 +24,9 @@ from holdfast.errors import (
     UnsupportedMediaType,
 )
 from holdfast.limits import JSON_DEPTH
-from holdfast.service.auth.csrf import check_head, check_origin, check_site, shown
+from holdfast.service.auth.csrf import check_origin, check_site
 from holdfast.service.auth.throttle import client_of
+from holdfast.service.auth.tokens import shown_caller
 from holdfast.service.context import Headers, Principal, ResponseBudget, Service
 from holdfast.service.http.problems import CONTENT_TYPE, Problem, problem_of, retry_after, unexpected
 
@@ -42,9 +43,14 @@ LARGE = 256 * 1024
 PIECE_BYTES = 256 * 1024
 """How much of an answer is sent at a time: what is written and not taken is in memory twice."""
 
+HEAD_BYTES = 64 * 1024
+"""How large the head of a request may be. Addresses, tokens and cookies are much smaller."""
+
 HeaderList = Iterable[tuple[bytes, bytes]]
 
 _CORRELATION = re.compile(rb"[\x21-\x7e]{1,128}")
+_IN_QUERY = re.compile(rb"(?:hf|holdfast)_[0-9a-f]{16}_|(?:^|&)(?:access_)?token=", re.IGNORECASE)
+_ONCE = frozenset({b"authorization", b"cookie", b"origin", b"host"})
 _encoder = msgspec.json.Encoder()
 
 CORRELATION_HEADER = b"x-correlation-id"
@@ -72,6 +78,30 @@ def correlation_of(headers: Headers, ids: Ids) -> str:
     """Return the id under which a request is found in logs: the caller's, if it can be one, or a fresh one."""
     given = headers.get(CORRELATION_HEADER, b"")
     return given.decode() if _CORRELATION.fullmatch(given) else ids.new_id()
+
+
+def check_framing(headers: Sequence[tuple[bytes, bytes]], address_bytes: int) -> None:
+    """Refuse a head that is too large, and a body whose end different readers would see in different places.
+
+    A parser counts only what it has to wait for, so that a head which arrives at once may be as large as it likes.
+    """
+    names = [name for name, _ in headers]
+    if b"transfer-encoding" in names and b"content-length" in names:
+        raise MalformedRequest("a request has a Content-Length or a Transfer-Encoding, not both")
+    size = address_bytes + sum(len(name) + len(value) + 4 for name, value in headers)
+    if size > HEAD_BYTES:
+        raise MalformedRequest(f"the head of a request has at most {HEAD_BYTES} bytes")
+
+
+def check_head(headers: Sequence[tuple[bytes, bytes]], query: bytes) -> None:
+    """Refuse what different readers would read differently, and tokens where logs would keep them."""
+    said = [name for name, _ in headers if name in _ONCE]
+    if len(said) != len(set(said)):
+        raise MalformedRequest("a header that says who asks, or from where, is there more than once")
+    if query and _IN_QUERY.search(query):
+        raise MalformedRequest(
+            "a token goes into the Authorization header; logs keep addresses, so revoke the one in this address"
+        )
 
 
 class Exchange:
@@ -120,7 +150,7 @@ class Exchange:
         except (NotAuthenticated, NotPermitted) as refusal:
             client = client_of(self._scope)
             what = f"{self.method} {self.path[:200]!r}"
-            who = f"{shown(self.headers)} at {client}"
+            who = f"{shown_caller(self.headers)} at {client}"
             self.service.refusals.log(who, what, refusal.message, self.correlation_id, client)
             raise
 

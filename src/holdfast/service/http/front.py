@@ -14,7 +14,6 @@ from starlette.routing import BaseRoute, Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from holdfast.errors import EngineError, HoldfastError, MalformedRequest, MethodNotAllowed, NotFound
-from holdfast.service.auth.csrf import check_framing
 from holdfast.service.auth.oidc import oidc_routes
 from holdfast.service.auth.sessions import Sessions
 from holdfast.service.context import Service
@@ -24,6 +23,7 @@ from holdfast.service.http.exchange import (
     SECURITY_HEADERS,
     ClientGone,
     Exchange,
+    check_framing,
     correlation_of,
 )
 from holdfast.service.http.jsonrpc import JsonRpc
@@ -62,7 +62,8 @@ class Front:
             await self._others(scope, receive, send)
             return
         headers = scope["holdfast.headers"] = dict(scope["headers"])
-        self._proxies.settle(scope, headers)
+        if self._proxies.are_trusted or b"cookie" in headers:
+            self._proxies.settle(scope, headers)
         correlation_id = correlation_of(headers, self._service.ids)
         scope["holdfast.correlation_id"] = correlation_id
         common = [*SECURITY_HEADERS, (CORRELATION_HEADER, correlation_id.encode())]
@@ -88,7 +89,7 @@ class Front:
             await exchange.refuse(problem)
             return
         try:
-            with self._service.watchdog.doing(f"{scope['method']} {scope['raw_path'][:SHOWN_PATH]!r}"):
+            with self._service.in_flight.doing(f"{scope['method']} {scope['raw_path'][:SHOWN_PATH]!r}"):
                 await self._dispatch(exchange, scope, receive, send_with_headers)
         except ClientGone:
             return

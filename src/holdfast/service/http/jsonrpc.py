@@ -13,7 +13,6 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from holdfast.errors import HoldfastError, MethodNotAllowed
 from holdfast.service.context import Principal, ResponseBudget, Service
-from holdfast.service.http.binding import RequestBinder
 from holdfast.service.http.exchange import Exchange
 from holdfast.service.http.problems import (
     INVALID_PARAMS,
@@ -24,7 +23,7 @@ from holdfast.service.http.problems import (
     rpc_code_of,
     unexpected,
 )
-from holdfast.service.registry import Operation
+from holdfast.service.registry import Operation, RequestBinder
 
 NO_ID = Raw(b"null")
 ENVELOPE_BYTES = 1_024

@@ -8,7 +8,7 @@ to itself (one long call of C) is named: the thread gets its turn when that call
 import asyncio
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread, get_ident
 from traceback import extract_stack
@@ -24,29 +24,12 @@ logger = logging.getLogger("holdfast.service.loop")
 
 
 class LoopWatchdog:
-    """What operations are under way, and how often and for how long the loop was held up."""
+    """How often and for how long the loop was held up. `name_of` returns what a task does, for the log."""
 
-    def __init__(self) -> None:
+    def __init__(self, name_of: "Callable[[asyncio.Task[Any] | None], str]") -> None:
         self.stalls = 0
         self.stalled_s = 0.0
-        self._in_flight: dict[asyncio.Task[Any], str] = {}
-
-    @contextmanager
-    def doing(self, operation: str) -> Iterator[None]:
-        """Note what the current task does, for the log."""
-        task = asyncio.current_task()
-        if task is None:
-            yield
-            return
-        before = self._in_flight.get(task)
-        self._in_flight[task] = operation
-        try:
-            yield
-        finally:
-            if before is None:
-                self._in_flight.pop(task, None)
-            else:
-                self._in_flight[task] = before
+        self.name_of = name_of
 
     @contextmanager
     def watching(self, most_s: float) -> Iterator[None]:
@@ -59,12 +42,6 @@ class LoopWatchdog:
             yield
         finally:
             watch.close()
-
-    def name_of(self, task: "asyncio.Task[Any] | None") -> str:
-        """Return what a task does."""
-        if task is None:
-            return "no task"
-        return self._in_flight.get(task) or f"task {task.get_name()}"
 
 
 class _Watch:

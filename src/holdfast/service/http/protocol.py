@@ -10,7 +10,7 @@ from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from holdfast.service.auth.csrf import HEAD_BYTES
+from holdfast.service.http.exchange import HEAD_BYTES
 
 IS_SPARE = "holdfast.is_spare"
 """What the state of a connection says that is there for questions about health only."""

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from starlette.types import Scope
 
 from holdfast.errors import InvalidInput
-from holdfast.service.auth.csrf import SECURE_SESSION_COOKIE, SESSION_COOKIE
+from holdfast.service.auth.tokens import SECURE_SESSION_COOKIE, SESSION_COOKIE
 from holdfast.service.options import ServiceOptions
 
 Address = IPv4Address | IPv6Address
@@ -28,6 +28,8 @@ class Proxies:
     def __init__(self, options: ServiceOptions) -> None:
         self._networks = networks_of(options.trusted_proxies)
         self._public = urlsplit(options.public_url) if options.public_url else None
+        self.are_trusted = bool(self._networks)
+        """Whether any is. Otherwise only the cookies of a request are of concern."""
 
     def settle(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         """Put into a request who its client is, how they came and whom they meant; drop what may be forged.

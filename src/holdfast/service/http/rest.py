@@ -10,10 +10,9 @@ from urllib.parse import quote, unquote_to_bytes
 
 from holdfast.errors import MalformedRequest, MethodNotAllowed, NotFound
 from holdfast.service.context import UNAUTHENTICATED, Service
-from holdfast.service.http.binding import RequestBinder
 from holdfast.service.http.exchange import Exchange, HeaderList
 from holdfast.service.live.sse import MEDIA_TYPE, EventStreams
-from holdfast.service.registry import Operation
+from holdfast.service.registry import Operation, RequestBinder
 
 
 class Endpoint:

@@ -13,10 +13,11 @@ from starlette.routing import BaseRoute
 from holdfast.app import App, termination_signal
 from holdfast.engine.options import NodeOptions
 from holdfast.errors import InvalidInput
-from holdfast.service.auth.csrf import HEAD_BYTES, check_open, is_loopback
+from holdfast.service.auth.csrf import check_open, is_loopback
 from holdfast.service.auth.oidc import OidcAccess, check_provider_address
 from holdfast.service.auth.tokens import HOW_TO_BEGIN, TokenAccess
 from holdfast.service.context import Authenticate, Headers, Principal, Service, make_service, open_access
+from holdfast.service.http.exchange import HEAD_BYTES
 from holdfast.service.http.front import Front
 from holdfast.service.http.protocol import Places, connection_class
 from holdfast.service.options import ServiceOptions
