@@ -11,9 +11,15 @@ from holdfast.service.operations.audit import AuditPage
 from holdfast.service.operations.controls import Commanded
 from holdfast.service.operations.dead_letters import LetterPage, OpenedLetter, SettledLetter
 from holdfast.service.operations.deletions import DeletedView
-from holdfast.service.operations.mail import UnconsumedPage
 from holdfast.service.operations.runs import Answered, EventPage, RunOutcome, RunPage
-from holdfast.service.operations.signals import MailPage, ReceiptView, SentSignals, StartedWithSignal, WaitPage
+from holdfast.service.operations.signals import (
+    MailPage,
+    ReceiptView,
+    SentSignals,
+    StartedWithSignal,
+    UnconsumedPage,
+    WaitPage,
+)
 from holdfast.service.operations.system import AlertList, Health, NodeList, QueueList, StatsView
 from holdfast.service.operations.tasks import TaskHistory, TaskPage
 from holdfast.service.operations.tokens import MadeToken, RevokedToken, TokenPage
