@@ -479,3 +479,23 @@ def test_a_queue_or_an_activity_that_cannot_be_kept_is_refused_where_it_is_named
     with pytest.raises(InvalidInput):
         app.activity(name=name)(develop)
     assert app.registry.activity_names() == []
+
+
+@pytest.mark.parametrize("queue", ["", "gpu"], ids=["local", "queued"])
+@pytest.mark.contract("ACT-1")
+async def test_an_activity_knows_the_tenant_and_the_environment_of_its_run(place: Place, queue: str) -> None:
+    app = hf.App("places")
+
+    @app.activity(queue=queue)
+    async def ask() -> str:
+        context = hf.activity_context()
+        return f"{context.tenant} {context.environment}"
+
+    @app.workflow
+    async def work() -> str:
+        return await ask()
+
+    async with place.node(app, queues=("gpu",)):
+        run = await app.start(work, tenant="acme", environment="staging")
+        assert await run.result() == "acme staging"
+        assert await (await app.start(work)).result() == "default default"

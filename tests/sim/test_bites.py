@@ -66,7 +66,8 @@ def test_it_finds_work_that_is_begun_before_its_commit(monkeypatch: pytest.Monke
         for taker in takers[-1:]:
             taker.owned_runs.executor.cancel(turn.run_id)
             for step_id in self.dispatch:
-                taker.owned_runs.dispatcher.dispatch(turn.run_id, self.state.open_steps[step_id], NULL, self._now)
+                step = self.state.open_steps[step_id]
+                taker.owned_runs.dispatcher.dispatch(self._loaded.head, step, NULL, self._now)
         return turn
 
     turns = TurnTaker.take

@@ -118,6 +118,9 @@ class Job(Struct, frozen=True, kw_only=True, gc=False):
     scheduled_at: Instant = 0
     due_at: Instant | None = None
     details: Raw = NULL
+    tenant: str = ""
+    environment: str = ""
+    """Of the run; empty if a version of Holdfast has put the job that did not write them."""
 
 
 class Heartbeat(Struct, frozen=True, kw_only=True, gc=False):

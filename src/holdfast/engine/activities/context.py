@@ -48,6 +48,8 @@ class Work(Struct, frozen=True, gc=False):
     definition: ActivityDefinition
     options: ActivityOptions
     details: Raw = NULL
+    tenant: str = ""
+    environment: str = ""
 
 
 OnHeartbeat = Callable[[Work, Details], None]
@@ -99,6 +101,16 @@ class ActivityContext:
     def attempt(self) -> int:
         """How often the step has been tried, counted from 1."""
         return self._work.step.attempt
+
+    @property
+    def tenant(self) -> str:
+        """The tenant of the run."""
+        return self._work.tenant
+
+    @property
+    def environment(self) -> str:
+        """The environment of the run."""
+        return self._work.environment
 
     def heartbeat(self, details: Any = UNSET) -> None:
         """Report that the work goes on, from the loop or from a thread. Details are kept for a next attempt, anywhere.

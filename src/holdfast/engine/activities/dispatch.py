@@ -16,6 +16,7 @@ from holdfast.engine.turns.owned_run import is_local
 from holdfast.errors import InvalidInput
 from holdfast.program.definitions import ActivityOptions, decode_options
 from holdfast.registry import Registry
+from holdfast.store.port import RunHead
 
 NONE: frozenset[str] = frozenset()
 
@@ -32,7 +33,7 @@ class Dispatcher:
         self.unknown: set[str] = set()
         """The activities that steps here have asked for and this node does not have."""
 
-    def dispatch(self, run_id: str, step: OpenStep, details: Raw, now: Instant) -> None:
+    def dispatch(self, head: RunHead, step: OpenStep, details: Raw, now: Instant) -> None:
         """Let the step's activity be carried out; with what an earlier attempt has said of its progress."""
         body = step.body
         assert isinstance(body, e.StepStarted)
@@ -41,9 +42,10 @@ class Dispatcher:
         try:
             options = decode_options(bytes(body.options))
         except InvalidInput as problem:
-            self._report(Work(run_id, step, definition, ActivityOptions()), unfit_options(step, problem))
+            self._report(Work(head.run_id, step, definition, ActivityOptions()), unfit_options(step, problem))
             return
-        self._executor.start(Work(run_id, step, definition, options, details), now)
+        work = Work(head.run_id, step, definition, options, details, head.tenant, head.environment)
+        self._executor.start(work, now)
 
     def is_known(self, run_id: str, step: OpenStep) -> bool:
         """Return whether an activity is known here; if not, its steps wait for a node that has it: logged once."""

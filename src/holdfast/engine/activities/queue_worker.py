@@ -224,7 +224,8 @@ class QueueWorker:
             lost = f"activity {job.activity!r} was taken {step.attempt - 1} times, and no node reported an outcome"
             self._report(job, ErrorInfo("WorkerLost", lost))
             return
-        self._executor.start(Work(job.run_id, step, definition, options, job.details), now)
+        work = Work(job.run_id, step, definition, options, job.details, job.tenant, job.environment)
+        self._executor.start(work, now)
 
     def _on_heartbeat(self, work: Work, details: Details) -> None:
         job = self.jobs.get((work.run_id, work.step.step_id))

@@ -275,6 +275,8 @@ class TurnDraft:
                     first_engine_attempt_id=step.first_engine_attempt_id,
                     scheduled_at=step.opened_at,
                     due_at=step.due_at,
+                    tenant=self._loaded.head.tenant,
+                    environment=self._loaded.head.environment,
                 )
 
     def _jobs_closed(self) -> tuple[str, ...]:

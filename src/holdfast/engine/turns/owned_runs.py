@@ -208,7 +208,7 @@ class OwnedRuns:
             if step is not None and self.is_stopping:
                 self.return_attempt(run_id, step)
             elif step is not None:
-                self.dispatcher.dispatch(run_id, step, owned.loaded.details.get(step_id, e.NULL), now)
+                self.dispatcher.dispatch(owned.loaded.head, step, owned.loaded.details.get(step_id, e.NULL), now)
         is_finished = draft.state.is_finished
         if is_finished:
             self._run_cache.forget(run_id)
