@@ -304,6 +304,29 @@ def test_function_length_rule_finds(opening: str) -> None:
     assert list(rules.long_functions(source("holdfast/core/state.py", opening + body + "    x = 1\n")))
 
 
+def test_no_module_is_a_fragment_of_another() -> None:
+    assert_clean(rules.fragments(python_files("src")))
+    pages = {path: text for path, text in text_files("src/holdfast/web") if path.suffix in {".js", ".html"}}
+    assert_clean(rules.script_fragments(pages))
+
+
+def test_fragment_rule_finds() -> None:
+    importer = source("holdfast/core/state.py", "from holdfast.core.small import x\n")
+    small = source("holdfast/core/small.py", "x = 1\n" * (rules.MODULE_LINES_MIN - 1))
+    assert list(rules.fragments([importer, small]))
+    page = {PurePosixPath("run/log.js"): 'import { x } from "../lib/x.js";\n', PurePosixPath("lib/x.js"): "let x;\n"}
+    assert list(rules.script_fragments(page))
+
+
+def test_fragment_rule_allows_larger_modules_and_those_with_more_importers() -> None:
+    importer = source("holdfast/core/state.py", "from holdfast.core import small\n")
+    other = source("holdfast/core/decide.py", "from holdfast.core.small import x\n")
+    small = source("holdfast/core/small.py", "x = 1\n")
+    large = source("holdfast/core/small.py", "x = 1\n" * rules.MODULE_LINES_MIN)
+    assert_clean(rules.fragments([importer, other, small]))
+    assert_clean(rules.fragments([importer, large]))
+
+
 # --- Unfinished and careless ---
 
 

@@ -56,12 +56,15 @@ CLOCK_AND_CHANCE = frozenset(
 CHANCE_MODULES = ("random", "secrets")
 
 FUNCTION_LINES_MAX = 70
+MODULE_LINES_MIN = 40
 
 DIALECT = re.compile(
     r"\b(?:say whether|put(?:s|ting)? aside|comes? again|(?:is|are) believed|lets? in|mourn\w*|rings?|rung)\b",
     re.IGNORECASE,
 )
 """Phrases for which the field has a word: return whether, defer, retry, trusted, admit, notify."""
+
+IMPORTED_SCRIPT = re.compile(r"""(?:from|import|src=)\s*["'](\.{0,2}/[^"']+\.js)["']""")
 
 UNFINISHED = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b")
 REGISTRY = re.compile(
@@ -293,6 +296,51 @@ def long_functions(source: Source) -> Iterator[str]:
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             if lines > FUNCTION_LINES_MAX:
                 yield source.problem(node.lineno, f"{node.name} has {lines} lines, more than {FUNCTION_LINES_MAX}")
+
+
+def fragments(sources: Iterable[Source]) -> Iterator[str]:
+    """Small modules that only one other module imports: they belong into it."""
+    sources = [source for source in sources if source.path.stem not in FACADES]
+    names = {".".join(source.module): source for source in sources}
+    importers: dict[str, set[PurePosixPath]] = {name: set() for name in names}
+    for source in sources:
+        for _, name in imports(source):
+            module = name if name in names else name.rpartition(".")[0]
+            if module in names and names[module] is not source:
+                importers[module].add(source.path)
+    yield from _small_with_one_importer({source.path: source.text for source in sources}, importers, names)
+
+
+def script_fragments(texts: Mapping[PurePosixPath, str]) -> Iterator[str]:
+    """The same of scripts of the page, among scripts and pages."""
+    importers: dict[str, set[PurePosixPath]] = {str(path): set() for path in texts if path.suffix == ".js"}
+    for path, text in texts.items():
+        for found in IMPORTED_SCRIPT.findall(text):
+            importers.setdefault(str(_resolved(path.parent, found)), set()).add(path)
+    scripts = {path: text for path, text in texts.items() if path.suffix == ".js"}
+    yield from _small_with_one_importer(scripts, importers, {str(path): path for path in scripts})
+
+
+def _resolved(folder: PurePosixPath, address: str) -> PurePosixPath:
+    parts = [] if address.startswith("/") else list(folder.parts)
+    for part in PurePosixPath(address.lstrip("/")).parts:
+        if part == "..":
+            parts.pop()
+        else:
+            parts.append(part)
+    return PurePosixPath(*parts)
+
+
+def _small_with_one_importer(
+    texts: Mapping[PurePosixPath, str],
+    importers: Mapping[str, set[PurePosixPath]],
+    names: Mapping[str, Source | PurePosixPath],
+) -> Iterator[str]:
+    for name, found in names.items():
+        path = found.path if isinstance(found, Source) else found
+        lines = len(texts[path].splitlines())
+        if lines < MODULE_LINES_MIN and len(importers[name]) == 1:
+            yield f"{path}:1: has {lines} lines and one importer; it belongs into {min(importers[name])}"
 
 
 # --- Unfinished and careless ---

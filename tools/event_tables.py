@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from json import dumps
 from pathlib import Path
 
-from holdfast.core.events import CLOSING, OPENING, TERMINAL, TRANSITIONS, RunStatus
+from holdfast.core.events import BODIES, CLOSING, OPENING, TERMINAL, TRANSITIONS, RunStatus
 from holdfast.core.operator_commands import OVERRIDES
 
 SCRIPT = Path(__file__).parent.parent / "src" / "holdfast" / "web" / "run" / "event-tables.js"
@@ -36,6 +36,12 @@ def script() -> str:
             _set("TERMINAL", (status for status in RunStatus if status in TERMINAL)),
             "// Kinds of steps that wait for an answer from outside: skipping one needs a permission of its own.",
             _set("OVERRIDES", (kind for kind in OPENING.values() if kind in OVERRIDES)),
+            "// Kinds of steps in which a run carries something out. In the others it only waits.",
+            _set("WORK", (kind for body, kind in OPENING.items() if body.IS_WORK)),
+            "// What people call a step of a kind.",
+            _table("LABELS", {kind: body.LABEL for body, kind in OPENING.items()}),
+            "// How people see an event that is not plain.",
+            _table("TONES", {name: body.TONE for name, body in BODIES.items() if body.TONE != "plain"}),
         ]
     )
 

@@ -21,6 +21,11 @@ def test_every_kind_of_step_is_opened_by_one_event_and_closed_by_one_of_its_own(
     assert any(kinds == {kind} for kinds in e.CLOSING.values())
 
 
+def test_people_have_a_word_for_every_kind_of_step() -> None:
+    assert all(body.LABEL for body in e.OPENING)
+    assert not any(body.LABEL or body.IS_WORK for body in e.BODIES.values() if body not in e.OPENING)
+
+
 def test_no_event_both_opens_and_closes_or_changes_a_step() -> None:
     for body in e.BODIES.values():
         assert sum((body.OPENS is not None, bool(body.CLOSES), body.CHANGES is not None)) <= 1, body

@@ -9,12 +9,14 @@ from cyclopts import Parameter, validators
 from holdfast.cli.connection import Connection, Target, connect
 from holdfast.cli.exit_codes import FAILED, OK, TIMED_OUT
 from holdfast.cli.output import moment, note, show_fields, show_items, show_json, show_line
+from holdfast.core.events import BODIES, UnknownBody
 
 WAIT_S = 30.0
 """How long one question waits for a result; then it is asked again."""
 
 STEPS = ("step_id", "status", "kind", "engine_attempt_id", "started_at", "completed_at", "error")
-EVENT_STYLES = {"RunCompleted": "green", "RunFailed": "red", "RunCancelled": "yellow", "StepFailed": "red"}
+STYLES = {"plain": "", "good": "green", "warn": "yellow", "bad": "red"}
+"""How an event is shown, by its tone."""
 
 
 def run_show(run_id: str, /, *, target: Target | None = None) -> int:
@@ -144,4 +146,4 @@ def _tell_event(event: dict[str, Any], target: Target) -> None:
         return
     step = event["step_id"] or ""
     line = f"{event['run_seq']:5}  {moment(event['persisted_at'])[11:19]}  {event['event_type']:18} {step}".rstrip()
-    show_line(line, EVENT_STYLES.get(event["event_type"], ""))
+    show_line(line, STYLES[BODIES.get(event["event_type"], UnknownBody).TONE])

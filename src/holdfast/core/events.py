@@ -132,6 +132,22 @@ class Body(Struct, frozen=True, omit_defaults=True, gc=False, kw_only=True):
     RECORDS: ClassVar[Literal["control", "update", "task", "outcome"] | None] = None
     """The kind of engine signal whose decision it records, as the first event of that decision."""
 
+    IS_AWAITED: ClassVar[bool] = False
+    """Callers on other nodes may wait for it, as they do for the end of a run and for decisions about tasks."""
+
+    ADDS_NOTHING: ClassVar[bool] = False
+    """Nothing but the event itself is committed for it: no message, wait, task, child or signal. An activity with a
+    queue adds a job."""
+
+    IS_WORK: ClassVar[bool] = False
+    """The run carries something out while the step that it opens is open. In other steps it only waits."""
+
+    LABEL: ClassVar[str] = ""
+    """What people call a step of the kind that it opens."""
+
+    TONE: ClassVar[Literal["plain", "good", "warn", "bad"]] = "plain"
+    """How people see it: it went well, it needs attention, it went wrong."""
+
     by: CallerRef | None = None
 
 
@@ -185,6 +201,8 @@ class RunStarted(RunBody, frozen=True):
     LEADS_FROM = (PENDING, APPROVED)
     LEADS_TO = RUNNING
     TO_PROGRAM = "control"
+    IS_AWAITED = True
+    ADDS_NOTHING = True
 
 
 class RunPaused(RunBody, frozen=True):
@@ -194,6 +212,7 @@ class RunPaused(RunBody, frozen=True):
     LEADS_TO = PAUSED
     TO_PROGRAM = "control"
     RECORDS = "outcome"
+    TONE = "warn"
 
     reason: str = ""
     error: ErrorInfo | None = None
@@ -226,6 +245,8 @@ class RunCompleted(RunBody, frozen=True):
     LEADS_FROM = (RUNNING,)
     LEADS_TO = COMPLETED
     CLOSES_ALL = True
+    ADDS_NOTHING = True
+    TONE = "good"
 
     result: Raw = NULL
     artifacts: tuple[ArtifactRef, ...] = ()
@@ -237,6 +258,7 @@ class RunFailed(RunBody, frozen=True):
     LEADS_FROM = _UNFINISHED
     LEADS_TO = FAILED
     CLOSES_ALL = True
+    TONE = "bad"
 
     error: ErrorInfo
 
@@ -247,6 +269,7 @@ class RunCancelled(RunBody, frozen=True):
     LEADS_FROM = _UNFINISHED
     LEADS_TO = CANCELLED
     CLOSES_ALL = True
+    TONE = "warn"
 
     reason: str = ""
 
@@ -286,6 +309,7 @@ class SignalRejected(RunBody, frozen=True):
 
     BEFORE_START = True
     RECORDS = "control"
+    TONE = "bad"
 
     name: str
     signal_id: str
@@ -301,6 +325,9 @@ class StepStarted(Body, frozen=True):
     """An activity was scheduled."""
 
     OPENS = "activity"
+    ADDS_NOTHING = True
+    IS_WORK = True
+    LABEL = "Activity"
 
     name: str
     input: Raw = NULL
@@ -325,6 +352,7 @@ class StepRetried(RunBody, frozen=True):
 
     CHANGES = "activity"
     RECORDS = "outcome"
+    TONE = "warn"
 
     reason: str
     due_at: Instant | None = None
@@ -348,6 +376,7 @@ class StepCompleted(Body, frozen=True):
     CLOSES = frozenset({"activity"})
     TO_PROGRAM = "outcome"
     RECORDS = "outcome"
+    ADDS_NOTHING = True
 
     result: Raw = NULL
     artifacts: tuple[ArtifactRef, ...] = ()
@@ -360,6 +389,7 @@ class StepFailed(Body, frozen=True):
     CLOSED_AS = "FAILED"
     TO_PROGRAM = "outcome"
     RECORDS = "outcome"
+    TONE = "bad"
 
     error: ErrorInfo
 
@@ -388,6 +418,7 @@ class TimerStarted(Body, frozen=True):
     """The program sleeps until `due_at`."""
 
     OPENS = "timer"
+    LABEL = "Timer"
 
     token: str
     due_at: Instant
@@ -406,6 +437,7 @@ class SignalWaiting(Body, frozen=True):
     OPENS = "signal"
     DUE_FIELD = "until"
     ASKS_OTHERS = True
+    LABEL = "Wait"
 
     name: str
     token: str
@@ -436,6 +468,8 @@ class SignalDeadLettered(RunBody, frozen=True):
     `suffix` is the new cursor of its name. The payload is with the dead letter.
     """
 
+    TONE = "bad"
+
     name: str
     signal_id: str
     suffix: str
@@ -449,6 +483,7 @@ class SignalTimedOut(Body, frozen=True):
     CLOSES = frozenset({"signal"})
     CLOSED_AS = "FAILED"
     TO_PROGRAM = "outcome"
+    TONE = "bad"
 
     name: str
 
@@ -476,6 +511,7 @@ class TaskCreated(Body, frozen=True):
 
     OPENS = "task"
     ASKS_OTHERS = True
+    LABEL = "Task"
 
     task_id: str
     name: str
@@ -563,6 +599,7 @@ class ChildStarted(Body, frozen=True):
     """Another run was started, and this one waits for it."""
 
     OPENS = "child"
+    LABEL = "Child run"
 
     child_run_id: str
     plan_id: str
@@ -587,6 +624,7 @@ class ChildFailed(Body, frozen=True):
     CLOSES = frozenset({"child"})
     CLOSED_AS = "FAILED"
     TO_PROGRAM = "outcome"
+    TONE = "bad"
 
     error: ErrorInfo
 
@@ -608,6 +646,8 @@ class UpdateAccepted(Body, frozen=True):
     OPENS = "update"
     TO_PROGRAM = "outcome"
     RECORDS = "update"
+    IS_WORK = True
+    LABEL = "Update"
 
     name: str
     input: Raw = NULL
@@ -618,6 +658,7 @@ class UpdateCompleted(Body, frozen=True):
     """The update was answered."""
 
     CLOSES = frozenset({"update"})
+    IS_AWAITED = True
 
     result: Raw = NULL
     error: ErrorInfo | None = None

@@ -14,7 +14,7 @@ from holdfast.core.access import AccessToken
 from holdfast.core.admission import AdmissionRequest
 from holdfast.core.audit import AuditEntry
 from holdfast.core.dead_letters import DeadLetter, Reason
-from holdfast.core.events import NULL, Event, RunStarted, UpdateCompleted
+from holdfast.core.events import NULL, Event
 from holdfast.core.index_rows import ActivityRecord, Task, Wait
 from holdfast.core.instants import Instant
 from holdfast.core.messages import AcceptedSignalResult, Message, Signal, SignalRequest
@@ -85,16 +85,12 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     losses: int = 0
 
 
-_AWAITED = frozenset({RunStarted, UpdateCompleted})
-
-
 def may_wake_others(turn: Turn) -> bool:
     """Return whether another process than the run's owner can be waiting for what this turn does."""
     if turn.release or turn.messages or turn.starts or turn.sends or turn.jobs or turn.snapshot.status in TERMINAL:
         return True
-    for event in turn.events:
-        kind = type(event.data)
-        if kind in _AWAITED or (turn.received and kind in DECISIONS):
+    for event in turn.events:  # noqa: SIM110 - a generator would take longer than the loop
+        if event.data.IS_AWAITED or (turn.received and isinstance(event.data, DECISIONS)):
             return True
     return False
 

@@ -46,7 +46,7 @@ DEFINITION = "definition"
 MAILBOX = "mailbox"
 """The id of the message that a run leaves itself which has read a part of its mailbox."""
 
-_OF_PLAIN_TURNS = frozenset({e.RunStarted, e.StepStarted, e.StepCompleted, e.RunCompleted})
+_ADDING_NOTHING = frozenset(body for body in e.BODIES.values() if body.ADDS_NOTHING)
 
 
 class TurnDraft:
@@ -251,7 +251,7 @@ class TurnDraft:
         """
         if self._queued or self.received or self._records or self._sent or self._dead or self._loaded.details:
             return False
-        if self.state.parent_run_id is not None or not _OF_PLAIN_TURNS.issuperset(self.kinds):
+        if self.state.parent_run_id is not None or not _ADDING_NOTHING.issuperset(self.kinds):
             return False
         for step in self._touched:  # noqa: SIM110 - a generator would take longer than the loop
             if type(step.body) is not e.StepStarted or step.body.queue:

@@ -2,16 +2,18 @@
 
 import { call } from "../lib/api.js";
 import { h, put } from "../lib/dom.js";
+import { isPlain } from "../lib/exact.js";
 import { icon } from "../lib/icons.js";
+import { jsonView } from "../lib/json.js";
 import { readAgain } from "../lib/pages.js";
 import { runAddress } from "../lib/router.js";
+import { titleOf } from "../lib/schema.js";
 import { who } from "../lib/session.js";
 import { failed, loading } from "../lib/states.js";
 import { ageOf, exact } from "../lib/time.js";
 import { actions, commentBox } from "./task-actions.js";
 import { answerForm, outcome } from "./answer.js";
 import { historyList } from "./task-history.js";
-import { asked } from "./asked.js";
 import { abilities, actingAs, me, whyNot } from "./acting.js";
 import { marks } from "./task-row.js";
 
@@ -138,4 +140,20 @@ function facts(task) {
     task.reminders > 0 && ["Reminders", task.reminders],
   ];
   return h("dl", { class: "facts" }, lines.filter(Boolean).map(([term, text]) => [h("dt", {}, term), h("dd", {}, text)]));
+}
+
+// A value as people read it: an object as terms and texts, and only what is nested as JSON.
+function asked(value) {
+  if (value === null || value === undefined) return null;
+  if (Array.isArray(value)) return value.every(isPlain) ? h("ol", { class: "asked-list" }, value.map((each) => h("li", {}, plainText(each)))) : h("div", { class: "asked-many" }, value.map(asked));
+  if (isPlain(value)) return h("p", { class: "asked-text" }, plainText(value));
+  const entries = Object.entries(value);
+  if (entries.length === 0 || entries.length > 60) return jsonView(value);
+  return h("dl", { class: "asked" }, entries.map(([name, each]) => [h("dt", {}, titleOf(name, {})), h("dd", {}, isPlain(each) ? plainText(each) : jsonView(each, { label: name }))]));
+}
+
+function plainText(value) {
+  if (value === null || value === "") return h("span", { class: "quiet" }, "–");
+  if (typeof value === "boolean") return value ? "Yes" : "No";
+  return h("span", { class: "asked-value", tabindex: String(value).length > 600 ? "0" : null }, String(value));
 }

@@ -40,3 +40,30 @@ export const TERMINAL = new Set(["COMPLETED", "FAILED", "CANCELLED"]);
 
 // Kinds of steps that wait for an answer from outside: skipping one needs a permission of its own.
 export const OVERRIDES = new Set(["signal", "task"]);
+
+// Kinds of steps in which a run carries something out. In the others it only waits.
+export const WORK = new Set(["activity", "update"]);
+
+// What people call a step of a kind.
+export const LABELS = {
+  activity: "Activity",
+  timer: "Timer",
+  signal: "Wait",
+  task: "Task",
+  child: "Child run",
+  update: "Update",
+};
+
+// How people see an event that is not plain.
+export const TONES = {
+  StepFailed: "bad",
+  SignalTimedOut: "bad",
+  ChildFailed: "bad",
+  RunPaused: "warn",
+  RunCompleted: "good",
+  RunFailed: "bad",
+  RunCancelled: "warn",
+  SignalRejected: "bad",
+  StepRetried: "warn",
+  SignalDeadLettered: "bad",
+};

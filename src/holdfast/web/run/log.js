@@ -3,21 +3,10 @@
 import { h, put } from "../lib/dom.js";
 import { Scroller } from "../lib/scroller.js";
 import { precise } from "../lib/time.js";
+import { TONES } from "./event-tables.js";
 import { eventWord, gistOf } from "./words.js";
 
 const LINE = 34;
-const TONES = {
-  RunFailed: "bad",
-  StepFailed: "bad",
-  ChildFailed: "bad",
-  SignalTimedOut: "bad",
-  SignalDeadLettered: "bad",
-  SignalRejected: "bad",
-  StepRetried: "warn",
-  RunPaused: "warn",
-  RunCompleted: "good",
-  RunCancelled: "warn",
-};
 
 export class EventLog {
   constructor({ onSeek, onOpen, signal }) {

@@ -1,7 +1,8 @@
 // Leaving out the long times in which a run only waits. A warp takes instants to places on a line, and back; the plain
 // one changes nothing. What is left out is marked where it was.
 
-const DOES = new Set(["activity", "update"]);
+import { WORK } from "./event-tables.js";
+
 const LONGEST = 1;
 const SHOWN = 0.05;
 
@@ -12,7 +13,7 @@ function idle(state, until) {
   const marks = [];
   for (const step of state.steps.values()) {
     const end = step.until ?? until;
-    marks.push([step.from, DOES.has(step.kind) ? 1 : 0], [end, DOES.has(step.kind) ? -1 : 0]);
+    marks.push([step.from, WORK.has(step.kind) ? 1 : 0], [end, WORK.has(step.kind) ? -1 : 0]);
   }
   marks.push([state.from, 0], [until, 0]);
   for (const pause of state.pauses) marks.push([pause.from, 0], [pause.until ?? until, 0]);

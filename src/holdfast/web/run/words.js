@@ -1,18 +1,10 @@
 // What happened, in a few words.
 
 import { duration } from "../lib/time.js";
-
-const KINDS = {
-  activity: "Activity",
-  timer: "Timer",
-  signal: "Wait",
-  task: "Task",
-  child: "Child run",
-  update: "Update",
-};
+import { LABELS } from "./event-tables.js";
 
 export function kindWord(kind) {
-  return KINDS[kind] ?? kind;
+  return LABELS[kind] ?? kind;
 }
 
 // The type of an event as words: "StepStarted" is "Step started".
