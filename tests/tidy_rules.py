@@ -64,7 +64,7 @@ DIALECT = re.compile(
 )
 """Phrases for which the field has a word: return whether, defer, retry, trusted, admit, notify."""
 
-IMPORTED_SCRIPT = re.compile(r"""(?:from|import|src=)\s*["'](\.{0,2}/[^"']+\.js)["']""")
+IMPORTED_SCRIPT = re.compile(r"""(?:from|import|src=)\s*["'](?:\{base\})?(\.{0,2}/[^"']+\.js)["']""")
 
 UNFINISHED = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b")
 REGISTRY = re.compile(
