@@ -5,9 +5,8 @@ import time
 
 from bench.effort import Effort
 from bench.report import Rows, progress
-from holdfast.core.apply_commands import apply_commands
 from holdfast.core.commands import RunActivity
-from holdfast.core.decide import decide, queue_run
+from holdfast.core.decide import apply_commands, decide, queue_run
 from holdfast.core.event_writer import Decision
 from holdfast.core.events import EngineRunRef, Event, RunQueued
 from holdfast.core.messages import ActivitySucceeded

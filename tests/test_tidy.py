@@ -38,7 +38,7 @@ SWALLOWING_ALLOWED: dict[str, str] = {
     "holdfast/program/loop.py:settle": "raised in the workflow, where the condition is awaited",
     "holdfast/store/nats_wakeups.py:NatsWakeups._keep_connected": "logged; a wake-up that is lost costs latency only",
     "holdfast/service/http/jsonrpc.py:JsonRpc._call": "logged, and answered as InternalError",
-    "holdfast/program/handlers.py:Handler.apply": "recorded, and raised in the workflow, where the signal is awaited",
+    "holdfast/program/outcomes.py:Handler.apply": "recorded, and raised in the workflow, where the signal is awaited",
 }
 
 # "path" -> why the test must wait for real time.

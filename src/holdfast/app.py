@@ -20,8 +20,8 @@ from msgspec.structs import replace
 from holdfast.clock import Ids, Rng, SystemIds, SystemRng
 from holdfast.core.dead_letters import DeadLetter, Reason
 from holdfast.core.index_rows import Wait
+from holdfast.core.keys import check_name, check_signal_name, require_step_name
 from holdfast.core.messages import AcceptedSignalResult
-from holdfast.core.names import check_name, check_signal_name, require_step_name
 from holdfast.core.timing import Retry
 from holdfast.engine.inbox.authorization import Authoriser
 from holdfast.engine.inbox.dead_letters import DeadLetterHandle

@@ -10,15 +10,13 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from holdfast.core import codec, commands, events, messages
-from holdfast.core.apply_commands import apply_commands
-from holdfast.core.decide import Input, decide, queue_run
+from holdfast.core.decide import Input, apply_commands, decide, queue_run
 from holdfast.core.event_writer import Decision, Refusal
 from holdfast.core.events import ADAPTER_VERSION, Body, EngineRunRef, ErrorInfo, Event
-from holdfast.core.index_rows import Task, Wait, index_changes
+from holdfast.core.index_rows import Task, Wait, index_changes, runtime_snapshot
 from holdfast.core.invariants import RunView
 from holdfast.core.keys import event_id, event_key, inbox_uuid, signal_storage_key, signal_suffix
 from holdfast.core.messages import AcceptedSignalResult, Control, ControlName, Message, Signal
-from holdfast.core.snapshot import runtime_snapshot
 from holdfast.core.state import RunState, RunStatus, fold, retry_token
 from holdfast.core.timing import NO_RETRY, Retry
 

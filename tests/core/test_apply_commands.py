@@ -5,7 +5,7 @@ from msgspec import Raw
 
 from holdfast.core import commands as c
 from holdfast.core import events as e
-from holdfast.core.apply_commands import apply_commands
+from holdfast.core.decide import apply_commands
 from holdfast.core.event_writer import NOTHING, Decision, Refusal
 from holdfast.core.keys import event_id, event_key
 from holdfast.core.messages import SignalRequest

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from msgspec.structs import replace
 
+from holdfast.core.keys import check_name, check_signal_id
 from holdfast.core.messages import (
     AcceptanceRecord,
     AcceptedSignalResult,
@@ -16,7 +17,6 @@ from holdfast.core.messages import (
     check_message,
     check_signal,
 )
-from holdfast.core.names import check_name, check_signal_id
 from holdfast.errors import CallerError, InvalidInput, PayloadTooLarge
 from holdfast.limits import Limits
 

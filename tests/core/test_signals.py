@@ -10,8 +10,8 @@ from holdfast.core import commands
 from holdfast.core import events as e
 from holdfast.core.decide import decide, is_taken, wait_for
 from holdfast.core.event_writer import NOTHING, Decision
+from holdfast.core.index_rows import runtime_snapshot
 from holdfast.core.messages import Signal, with_arrival_times
-from holdfast.core.snapshot import runtime_snapshot
 from tests.core.driving import BY, SECOND, START, Driver, activity, wait
 
 

@@ -10,20 +10,19 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from msgspec.structs import replace
 
-from holdfast.core import commands, snapshot
+from holdfast.core import commands, index_rows
 from holdfast.core import events as e
 from holdfast.core.events import ArtifactRef, ErrorInfo, Event
+from holdfast.core.index_rows import RuntimeSnapshot, runtime_snapshot
 from holdfast.core.messages import NodeLost
 from holdfast.core.snapshot import (
     RunSnapshot,
-    RuntimeSnapshot,
     StepError,
     StepSnapshot,
     StepStatus,
     detect_gaps,
     incremental_project,
     project_run,
-    runtime_snapshot,
 )
 from holdfast.core.state import CANCELLED, COMPLETED, FAILED, PAUSED, RUNNING, RunStatus, state_of
 from holdfast.errors import HistoryGap
@@ -350,7 +349,7 @@ def test_a_run_that_waits_for_nothing_says_so() -> None:
     seen = runtime_snapshot(Driver().start().state)
     assert (seen.waiting_kind, seen.waiting_token, seen.waiting_until, seen.active_task_id) == (None,) * 4
     assert (seen.state_version, seen.status, seen.resume_pointer) == (2, RUNNING, 1)
-    assert seen.snapshot_schema_version == snapshot.SNAPSHOT_SCHEMA_VERSION == 1
+    assert seen.snapshot_schema_version == index_rows.SNAPSHOT_SCHEMA_VERSION == 1
     assert (seen.last_executed_by, seen.last_executed_on) == ("node-a", START)
 
 

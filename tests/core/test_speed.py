@@ -7,9 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from holdfast.core.apply_commands import apply_commands
 from holdfast.core.commands import RunActivity
-from holdfast.core.decide import decide
+from holdfast.core.decide import apply_commands, decide
 from holdfast.core.event_writer import Decision
 from holdfast.core.messages import ActivitySucceeded
 from holdfast.core.state import fold

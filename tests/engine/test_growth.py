@@ -10,10 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.core import commands
+from holdfast.core.index_rows import runtime_snapshot
 from holdfast.core.messages import Message
-from holdfast.core.snapshot import runtime_snapshot
 from holdfast.engine.turns.draft import TurnDraft
-from holdfast.engine.turns.owned_run import OwnedRun
+from holdfast.engine.turns.owned_runs import OwnedRun
 from holdfast.store.types import LoadedRun, RunHead
 from tests.core.driving import SECOND, START, Driver, activity, child, done, timer, wait
 

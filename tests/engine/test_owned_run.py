@@ -12,7 +12,7 @@ from holdfast.core.events import ErrorInfo
 from holdfast.core.messages import ActivityDetached, ActivityErrored, ActivityOutcome, ActivitySucceeded, NodeLost
 from holdfast.core.state import state_of
 from holdfast.core.timing import Retry
-from holdfast.engine.turns.owned_run import OwnedRun, is_local, unsuccessful
+from holdfast.engine.turns.owned_runs import OwnedRun, is_local, unsuccessful
 from holdfast.store.memory import MemoryStore
 from holdfast.testing import START, VirtualClock, samples
 from holdfast.testing.samples import SampleNode, activity, signal, wait

@@ -1,6 +1,6 @@
 """Batches of turns: how many runs take a turn together, and which of them."""
 
-from holdfast.engine.turns.ready_queue import BATCH, PATIENCE, ReadyQueue
+from holdfast.engine.turns.owned_runs import BATCH, PATIENCE, ReadyQueue
 
 
 def test_a_batch_takes_everything_there_is() -> None:

@@ -8,10 +8,9 @@ from holdfast.core import codec, commands
 from holdfast.core import events as e
 from holdfast.core.event_writer import NOTHING, Decision, Refusal
 from holdfast.core.events import EngineRunRef, RunQueued
-from holdfast.core.index_rows import Task, Wait
+from holdfast.core.index_rows import Task, Wait, runtime_snapshot
 from holdfast.core.keys import request_key
 from holdfast.core.messages import ActivitySucceeded, Control, NodeLost
-from holdfast.core.snapshot import runtime_snapshot
 from holdfast.core.state import RUNNING, RunState, fold, state_of
 from holdfast.engine.turns.draft import TurnDraft, start_run
 from holdfast.errors import Conflict, InvalidInput, RunTerminal

@@ -21,8 +21,9 @@ from msgspec.structs import replace
 from holdfast.core import codec, commands
 from holdfast.core import events as e
 from holdfast.core.events import Event, UnknownBody
+from holdfast.core.index_rows import runtime_snapshot
 from holdfast.core.messages import NodeLost, Update
-from holdfast.core.snapshot import project_run, runtime_snapshot
+from holdfast.core.snapshot import project_run
 from holdfast.core.state import state_of
 from holdfast.core.timing import Retry
 from tests.core.bodies import SAMPLES

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from holdfast.app import App, Workflow
 from holdfast.core import codec
 from holdfast.core import events as e
-from holdfast.core.apply_commands import apply_commands
-from holdfast.core.decide import Input, decide, queue_run
+from holdfast.core.decide import Input, apply_commands, decide, queue_run
 from holdfast.core.event_writer import Decision, Refusal
 from holdfast.core.events import EngineRunRef, ErrorInfo, Event
 from holdfast.core.keys import inbox_uuid, signal_suffix

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 import holdfast as hf
 from holdfast.core import commands as c
 from holdfast.core import events as e
-from holdfast.core.apply_commands import apply_commands
+from holdfast.core.decide import apply_commands
 from holdfast.core.event_writer import Decision
 from holdfast.errors import NondeterminismError
 from tests.program.stage import BY, SECOND, START, Stage, staged

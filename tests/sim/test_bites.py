@@ -11,19 +11,19 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.app import App
-from holdfast.core import apply_commands, decide
+from holdfast.core import decide
 from holdfast.core.admission import QueueState, RunLimit, decide_admission
 from holdfast.core.event_writer import NOTHING, Decision, EventWriter
 from holdfast.core.events import NULL, ErrorInfo
 from holdfast.core.messages import ActivityErrored
 from holdfast.core.state import OpenStep, carried
 from holdfast.engine.activities.queue_worker import QueueWorker
+from holdfast.engine.node import TurnTaker
 from holdfast.engine.start.admission import RunQueue
 from holdfast.engine.start.starter import Starter
 from holdfast.engine.turns import owned_run, turn_taker
 from holdfast.engine.turns.draft import TurnDraft
 from holdfast.engine.turns.owned_runs import OwnedRuns
-from holdfast.engine.turns.turn_taker import TurnTaker
 from holdfast.program.coroutine import CoroutineProgram
 from holdfast.store import decisions, outgoing, port
 from holdfast.store.memory import admission, run
@@ -227,7 +227,7 @@ def test_it_finds_updates_that_are_taken_after_the_function_has_ended(monkeypatc
 
 @pytest.mark.contract("WF-6", "CAN-1")
 def test_it_finds_a_rotation_that_forgets_updates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apply_commands, "carried", lambda state, update_ids: carried(state))
+    monkeypatch.setattr(decide, "carried", lambda state, update_ids: carried(state))
     monkeypatch.setattr(CoroutineProgram, "_can_finish", lambda self, in_progress, returns: False)
     assert "forgets the update" in first_finding()
 

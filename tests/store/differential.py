@@ -14,7 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast.core.admission import RunLimit
-from holdfast.core.snapshot import runtime_snapshot
+from holdfast.core.index_rows import runtime_snapshot
 from holdfast.core.state import TERMINAL, state_of
 from holdfast.errors import HoldfastError
 from holdfast.limits import LEASE_MS, Limits

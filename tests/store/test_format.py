@@ -21,8 +21,9 @@ from holdfast.core.audit import AuditEntry
 from holdfast.core.dead_letters import Settled
 from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import UnknownBody
+from holdfast.core.index_rows import runtime_snapshot
 from holdfast.core.messages import ActivitySucceeded
-from holdfast.core.snapshot import project_run, runtime_snapshot
+from holdfast.core.snapshot import project_run
 from holdfast.core.state import CANCELLED, COMPLETED, RUNNING, state_of
 from holdfast.errors import SignalAcceptanceIndeterminate, StoreTooNew
 from holdfast.store.port import (

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from holdfast.core.snapshot import RuntimeSnapshot
+from holdfast.core.index_rows import RuntimeSnapshot
 from holdfast.core.state import RUNNING
 from holdfast.engine.turns.draft import cancel_request
 from holdfast.errors import NotFound

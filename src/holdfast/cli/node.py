@@ -12,7 +12,7 @@ from cyclopts import Parameter, validators
 from holdfast.cli.app_loader import load_app
 from holdfast.cli.exit_codes import OK
 from holdfast.cli.server import set_up_logging
-from holdfast.core.names import check_name
+from holdfast.core.keys import check_name
 from holdfast.engine.activities.slots import THREADS
 from holdfast.engine.options import NodeOptions
 from holdfast.errors import InvalidInput

@@ -42,8 +42,8 @@ from typing import Any, Generic, Literal, TypeVar, get_args
 from msgspec import Struct
 
 from holdfast.core.instants import Instant
+from holdfast.core.keys import check_name
 from holdfast.core.messages import INTEGER_LIMIT, check_integer
-from holdfast.core.names import check_name
 from holdfast.errors import InvalidInput, Overloaded
 from holdfast.limits import DURATION_MS, OVERLOAD_RETRY_MS, PRIORITY, PRIORITY_AGE_MS
 

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from holdfast.core.codec import check as check_json
 from holdfast.core.codec import encode
-from holdfast.core.names import check_name
+from holdfast.core.keys import check_name
 from holdfast.errors import CallerError, InvalidInput
 from holdfast.limits import DEFINITION_BYTES
 

@@ -1,4 +1,6 @@
-"""Rows that a commit stores beside the history, so that waits and tasks are found without reading it.
+"""What a commit stores beside the history, so that a run, its waits and its tasks are found without reading it.
+
+The `RuntimeSnapshot` is the row of the run itself: it is a cache, and folding the events gives it back.
 
 Waits and tasks are derived from events (`index_changes`). Activity records are written by the engine: they hold what
 is known about an effect outside, and survive the crash that lost its result.
@@ -12,8 +14,57 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from holdfast.core import events as e
 from holdfast.core.events import NULL, ErrorInfo, Event
 from holdfast.core.instants import Instant
-from holdfast.core.state import OpenStep, RunState
-from holdfast.core.steps import NO_PROGRESS, TaskProgress, apply_to_task
+from holdfast.core.operator_commands import failures_to_settle
+from holdfast.core.state import NO_PROGRESS, OpenStep, RunState, RunStatus, TaskProgress, apply_to_task
+
+SNAPSHOT_SCHEMA_VERSION = 1
+
+
+class RuntimeSnapshot(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """What each commit stores beside the events: the status of the run and what it waits for.
+
+    The four waiting fields describe one step: the one that has been open for longest. `signals` holds the cursor of
+    each signal name, the suffix only. `resume_pointer` is the event at which replay begins.
+    """
+
+    status: RunStatus
+    state_version: int
+    snapshot_schema_version: int = SNAPSHOT_SCHEMA_VERSION
+    waiting_kind: str | None = None
+    waiting_token: str | None = None
+    waiting_until: Instant | None = None
+    active_task_id: str | None = None
+    resume_pointer: int = 1
+    signals: dict[str, str] = {}
+    last_signal_id: str | None = None
+    last_error_code: str | None = None
+    last_error: ErrorInfo | None = None
+    last_executed_by: str = ""
+    last_executed_on: Instant = 0
+    failed_step_ids: tuple[str, ...] = ()
+    """Failed steps that wait for an operator to retry or skip them."""
+
+
+def runtime_snapshot(state: RunState) -> RuntimeSnapshot:
+    """Return what the commit of this state stores beside its events."""
+    waiting = next(iter(state.open_steps.values()), None)
+    error = state.last_error
+    return RuntimeSnapshot(
+        status=state.status,
+        state_version=state.version,
+        waiting_kind=waiting.kind if waiting else None,
+        waiting_token=waiting.token if waiting else None,
+        waiting_until=waiting.due_at if waiting else None,
+        active_task_id=waiting.body.task_id if waiting and isinstance(waiting.body, e.TaskCreated) else None,
+        resume_pointer=state.replay_from,
+        signals=state.cursors,
+        last_signal_id=state.last_signal_id,
+        last_error_code=error.code if error else None,
+        last_error=error,
+        last_executed_by=state.last_executed_by,
+        last_executed_on=state.last_executed_on,
+        failed_step_ids=failures_to_settle(state) if state.failed_steps else (),
+    )
 
 
 class Wait(Struct, frozen=True, kw_only=True, gc=False):

@@ -19,11 +19,10 @@ from holdfast.core import events as e
 from holdfast.core.dead_letters import DeadLetter
 from holdfast.core.decide import RECORDED_AS, is_taken
 from holdfast.core.events import BODIES, Event
-from holdfast.core.index_rows import Task, Wait
+from holdfast.core.index_rows import RuntimeSnapshot, Task, Wait, runtime_snapshot
 from holdfast.core.instants import Instant
 from holdfast.core.keys import event_id, event_key, signal_storage_key
 from holdfast.core.messages import OUTCOME_SIGNAL, AcceptedSignalResult, Message, Signal, with_arrival_times
-from holdfast.core.snapshot import RuntimeSnapshot, runtime_snapshot
 from holdfast.core.state import PAUSED, TERMINAL, OpenStep, RunState, RunStatus, carried_updates, state_of
 from holdfast.core.tasks import next_instants
 from holdfast.errors import RunError

@@ -18,7 +18,7 @@ from holdfast.core import codec
 from holdfast.core.audit import AuditEntry
 from holdfast.core.events import NULL, CallerRef, ErrorInfo
 from holdfast.core.instants import Instant
-from holdfast.core.names import check_name, check_signal_id, fitting_id
+from holdfast.core.keys import check_name, check_signal_id, fitting_id
 from holdfast.core.timing import DEADLINE_MARK, Retry
 from holdfast.errors import CallerError, InvalidInput, PayloadTooLarge
 from holdfast.limits import ERROR_CAUSES, ERROR_TEXT_CHARS, NAME_BYTES, Limits

@@ -1,4 +1,4 @@
-"""Views of a run, derived from its events: for operators (`RunSnapshot`) and for the engine (`RuntimeSnapshot`).
+"""The view of a run for operators, derived from its events.
 
 The projector's rules (PRJ-2): events are applied in strictly increasing order of `run_seq`; a gap halts projection
 with `HistoryGap` and is never skipped; an event that was applied before changes nothing; the full and the
@@ -22,12 +22,9 @@ from msgspec.structs import replace
 from holdfast.core import events as e
 from holdfast.core.events import ArtifactRef, ErrorInfo, Event
 from holdfast.core.instants import Instant
-from holdfast.core.operator_commands import failures_to_settle
-from holdfast.core.state import RUNNING, TERMINAL, TRANSITIONS, RunState, RunStatus, carried_updates
+from holdfast.core.state import RUNNING, TERMINAL, TRANSITIONS, RunStatus, carried_updates
 from holdfast.errors import HistoryGap
 from holdfast.limits import PROJECTOR_LAG_MS
-
-SNAPSHOT_SCHEMA_VERSION = 1
 
 CANCELLING = "CANCELLING"
 """The substatus of a run that is being cancelled and cleans up."""
@@ -78,53 +75,6 @@ class RunSnapshot(Struct, frozen=True, kw_only=True):
     completed_at: Instant | None = None
     total_duration_ms: int | None = None
     is_cancelling: bool = False
-
-
-class RuntimeSnapshot(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """What each commit stores beside the events: the status of the run and what it waits for.
-
-    The four waiting fields describe one step: the one that has been open for longest. `signals` holds the cursor of
-    each signal name, the suffix only. `resume_pointer` is the event at which replay begins.
-    """
-
-    status: RunStatus
-    state_version: int
-    snapshot_schema_version: int = SNAPSHOT_SCHEMA_VERSION
-    waiting_kind: str | None = None
-    waiting_token: str | None = None
-    waiting_until: Instant | None = None
-    active_task_id: str | None = None
-    resume_pointer: int = 1
-    signals: dict[str, str] = {}
-    last_signal_id: str | None = None
-    last_error_code: str | None = None
-    last_error: ErrorInfo | None = None
-    last_executed_by: str = ""
-    last_executed_on: Instant = 0
-    failed_step_ids: tuple[str, ...] = ()
-    """Failed steps that wait for an operator to retry or skip them."""
-
-
-def runtime_snapshot(state: RunState) -> RuntimeSnapshot:
-    """Return what the commit of this state stores beside its events."""
-    waiting = next(iter(state.open_steps.values()), None)
-    error = state.last_error
-    return RuntimeSnapshot(
-        status=state.status,
-        state_version=state.version,
-        waiting_kind=waiting.kind if waiting else None,
-        waiting_token=waiting.token if waiting else None,
-        waiting_until=waiting.due_at if waiting else None,
-        active_task_id=waiting.body.task_id if waiting and isinstance(waiting.body, e.TaskCreated) else None,
-        resume_pointer=state.replay_from,
-        signals=state.cursors,
-        last_signal_id=state.last_signal_id,
-        last_error_code=error.code if error else None,
-        last_error=error,
-        last_executed_by=state.last_executed_by,
-        last_executed_on=state.last_executed_on,
-        failed_step_ids=failures_to_settle(state) if state.failed_steps else (),
-    )
 
 
 def project_run(run_id: str, events: Iterable[Event]) -> RunSnapshot:

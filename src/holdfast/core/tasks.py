@@ -19,8 +19,7 @@ from holdfast.core import events as e
 from holdfast.core import messages as m
 from holdfast.core.event_writer import NOTHING, Decision, EventWriter, Refusal
 from holdfast.core.instants import Instant
-from holdfast.core.state import APPROVED, PENDING, OpenStep, RunState
-from holdfast.core.steps import NO_PROGRESS, GivenAnswer, TaskProgress
+from holdfast.core.state import APPROVED, NO_PROGRESS, PENDING, GivenAnswer, OpenStep, RunState, TaskProgress
 from holdfast.errors import CallerError, Conflict, InvalidInput, NotPermitted
 
 ENGINE = "holdfast"

@@ -16,7 +16,7 @@ from msgspec.structs import force_setattr
 from holdfast.core import codec
 from holdfast.core.events import ErrorInfo
 from holdfast.core.instants import Instant
-from holdfast.core.steps import OpenStep
+from holdfast.core.state import OpenStep
 from holdfast.errors import InvalidInput
 from holdfast.limits import DURATION_MS, ERROR_TEXT_CHARS
 

@@ -4,8 +4,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from holdfast.engine.definition_filter import DefinitionFilter
-from holdfast.engine.turns.owned_run import OwnedRun
-from holdfast.engine.turns.owned_runs import OwnedRuns
+from holdfast.engine.turns.owned_runs import OwnedRun, OwnedRuns
 from holdfast.errors import NondeterminismError, StoreError
 from holdfast.store.port import Store
 

@@ -24,15 +24,14 @@ from holdfast.engine.definition_filter import DefinitionFilter
 from holdfast.engine.gc_tuning import tuned_gc
 from holdfast.engine.hand_over import HandOver
 from holdfast.engine.leases import LeaseGuard, keep_lease
+from holdfast.engine.node import TurnTaker
 from holdfast.engine.options import NodeOptions
 from holdfast.engine.start.admission import RunQueue
 from holdfast.engine.start.first_turns import FirstTurns
 from holdfast.engine.start.starter import Starter
 from holdfast.engine.turns.draft import LIMITS
-from holdfast.engine.turns.owned_run import OwnedRun
-from holdfast.engine.turns.owned_runs import OwnedRuns
-from holdfast.engine.turns.run_cache import RunCache
-from holdfast.engine.turns.turn_taker import TurnTaker
+from holdfast.engine.turns.execute import RunCache
+from holdfast.engine.turns.owned_runs import OwnedRun, OwnedRuns
 from holdfast.errors import EngineError, LeaseExpired, NodeSuperseded, StoreCorrupt, StoreError
 from holdfast.limits import Limits
 from holdfast.registry import Registry

@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from holdfast.core.names import check_name
+from holdfast.core.keys import check_name
 from holdfast.errors import InvalidInput
 from holdfast.limits import DURATION_MS, check_types
 from holdfast.registry import TURN_S

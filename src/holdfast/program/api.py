@@ -12,7 +12,7 @@ from warnings import warn
 
 from holdfast.clock import Random
 from holdfast.core import commands as c
-from holdfast.core.names import require_step_name
+from holdfast.core.keys import require_step_name
 from holdfast.errors import InvalidInput
 from holdfast.program.coroutine import CoroutineProgram, current_program, require_program
 from holdfast.program.definitions import milliseconds

@@ -52,9 +52,18 @@ from holdfast.program.definitions import (
     encode_options,
     note_handler,
 )
-from holdfast.program.handlers import Handler, Received, UpdateHandler, recorded
 from holdfast.program.loop import DeterministicLoop, StepFuture, Timer, running, settle
-from holdfast.program.outcomes import answer_of, error_bytes, error_info, fails_on_none, outcome_of
+from holdfast.program.outcomes import (
+    Handler,
+    Received,
+    UpdateHandler,
+    answer_of,
+    error_bytes,
+    error_info,
+    fails_on_none,
+    outcome_of,
+    recorded,
+)
 from holdfast.program.port import EndDeferred
 from holdfast.program.read_only import read_only
 from holdfast.program.source import awaiting_line, calling_line, first_line, waiting_line

@@ -8,7 +8,7 @@ from msgspec import Raw
 from holdfast.core.commands import Command, RunActivity, StartChild
 from holdfast.core.events import ErrorInfo, Event
 from holdfast.program.definitions import WorkflowDefinition
-from holdfast.program.handlers import Received
+from holdfast.program.outcomes import Received
 
 
 class EndDeferred(Exception):

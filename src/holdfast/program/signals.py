@@ -10,13 +10,12 @@ from msgspec import Raw
 from holdfast.core import codec
 from holdfast.core import commands as c
 from holdfast.core.instants import Instant
-from holdfast.core.keys import sent_signal_id
+from holdfast.core.keys import check_signal_name, sent_signal_id
 from holdfast.core.messages import AcceptedSignalResult, SignalRequest, check_signal
-from holdfast.core.names import check_signal_name
 from holdfast.errors import CallerError, InvalidInput
 from holdfast.program.coroutine import CoroutineProgram, require_program
 from holdfast.program.definitions import milliseconds
-from holdfast.program.handlers import Handler
+from holdfast.program.outcomes import Handler
 
 T = TypeVar("T")
 OnMisfit = Literal["dead-letter", "raise"]

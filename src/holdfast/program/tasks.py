@@ -17,7 +17,7 @@ from holdfast.core import codec
 from holdfast.core import commands as c
 from holdfast.core.events import EscalationRule
 from holdfast.core.instants import Instant
-from holdfast.core.names import check_name, require_step_name
+from holdfast.core.keys import check_name, require_step_name
 from holdfast.core.tasks import Check
 from holdfast.errors import InvalidInput
 from holdfast.program.coroutine import CoroutineProgram, require_program

@@ -14,8 +14,8 @@ from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.dead_letters import DETAIL_CHARS, DeadLetter, letter_id
 from holdfast.core.instants import Instant
+from holdfast.core.keys import RESERVED_PREFIX, check_name
 from holdfast.core.messages import ChildOutcome, Message, SignalRequest, child_outcome
-from holdfast.core.names import RESERVED_PREFIX, check_name
 from holdfast.errors import CallerError, HoldfastError, NotFound, RunTerminal
 from holdfast.store.decisions import no_such_run, run_id_taken
 from holdfast.store.port import NewRun, RunHead, Turn

@@ -14,10 +14,9 @@ from holdfast.core.codec import decode_body, decode_ref
 from holdfast.core.dead_letters import DeadLetter
 from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.events import NULL, CallerRef, EngineRunRef, Event
-from holdfast.core.index_rows import ActivityRecord, Task, Wait
+from holdfast.core.index_rows import ActivityRecord, RuntimeSnapshot, Task, Wait
 from holdfast.core.keys import inbox_uuid, signal_suffix
 from holdfast.core.messages import AcceptanceRecord, Message, Signal, SignalRequest
-from holdfast.core.snapshot import RuntimeSnapshot
 from holdfast.core.state import RunStatus
 from holdfast.errors import StoreCorrupt
 from holdfast.store.types import (

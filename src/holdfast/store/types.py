@@ -15,10 +15,9 @@ from holdfast.core.admission import AdmissionRequest
 from holdfast.core.audit import AuditEntry
 from holdfast.core.dead_letters import DeadLetter, Reason
 from holdfast.core.events import NULL, Event
-from holdfast.core.index_rows import ActivityRecord, Task, Wait
+from holdfast.core.index_rows import ActivityRecord, RuntimeSnapshot, Task, Wait
 from holdfast.core.instants import Instant
 from holdfast.core.messages import AcceptedSignalResult, Message, Signal, SignalRequest
-from holdfast.core.snapshot import RuntimeSnapshot
 from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.core.tasks import DECISIONS
 from holdfast.errors import CallerError, StoreCorrupt

@@ -15,8 +15,8 @@ from holdfast.core.audit import AuditEntry
 from holdfast.core.dead_letters import DeadLetter, Reason, Settlement
 from holdfast.core.declarations import check_declaration
 from holdfast.core.events import Event
+from holdfast.core.keys import check_name
 from holdfast.core.messages import Message, SignalRequest, check_integer, check_message, check_signal
-from holdfast.core.names import check_name
 from holdfast.core.state import TERMINAL
 from holdfast.errors import (
     CallerError,

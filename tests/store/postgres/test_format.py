@@ -16,8 +16,9 @@ import pytest
 from holdfast.core import codec
 from holdfast.core.dead_letters import Settled
 from holdfast.core.events import UnknownBody
+from holdfast.core.index_rows import runtime_snapshot
 from holdfast.core.messages import ActivitySucceeded
-from holdfast.core.snapshot import project_run, runtime_snapshot
+from holdfast.core.snapshot import project_run
 from holdfast.core.state import COMPLETED, RUNNING, state_of
 from holdfast.store.port import Accepted, Created, Duplicate, Existing, PurgePolicy, RunQuery, TaskQuery
 from holdfast.store.postgres import PostgresStore

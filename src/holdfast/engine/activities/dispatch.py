@@ -12,7 +12,7 @@ from holdfast.core.state import OpenStep, RunState
 from holdfast.engine.activities.context import Outcome, Work
 from holdfast.engine.activities.executor import ActivityExecutor, unfit_options
 from holdfast.engine.turns.draft import TurnDraft
-from holdfast.engine.turns.owned_run import is_local
+from holdfast.engine.turns.owned_runs import is_local
 from holdfast.errors import InvalidInput
 from holdfast.program.definitions import ActivityOptions, decode_options
 from holdfast.registry import Registry

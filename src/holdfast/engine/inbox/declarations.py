@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from holdfast.core.codec import explain_unfit
 from holdfast.core.declarations import WorkflowDeclaration
 from holdfast.core.instants import Instant
+from holdfast.core.keys import RESERVED_PREFIX, check_name
 from holdfast.core.messages import SignalRequest
-from holdfast.core.names import RESERVED_PREFIX, check_name
 from holdfast.engine.inbox.json_schema import SchemaCheck
 from holdfast.errors import CallerError, InvalidInput, NotFound
 from holdfast.program.definitions import WorkflowDefinition

@@ -16,9 +16,8 @@ from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.events import NULL, OPENING, Event
 from holdfast.core.instants import Instant
-from holdfast.core.keys import signal_uuid
+from holdfast.core.keys import check_name, check_signal_id, signal_uuid
 from holdfast.core.messages import ControlName, SignalRequest
-from holdfast.core.names import check_name, check_signal_id
 from holdfast.core.operator_commands import OVERRIDES, objection_to_resume
 from holdfast.core.state import TERMINAL
 from holdfast.engine.history import head_of, read_since_rotation, wait_for_event

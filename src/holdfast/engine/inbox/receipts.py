@@ -10,9 +10,8 @@ from holdfast.core import events as e
 from holdfast.core.dead_letters import letter_id, unreadable_payload
 from holdfast.core.index_rows import Wait
 from holdfast.core.instants import Instant
-from holdfast.core.keys import signal_uuid
+from holdfast.core.keys import RESERVED_PREFIX, signal_uuid
 from holdfast.core.messages import Signal
-from holdfast.core.names import RESERVED_PREFIX
 from holdfast.core.state import TERMINAL
 from holdfast.engine.history import find_event, head_of
 from holdfast.errors import NotFound

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from holdfast.clock import Ids
 from holdfast.core import codec
+from holdfast.core.keys import check_name, check_signal_name
 from holdfast.core.messages import AcceptedSignalResult, SignalRequest
-from holdfast.core.names import check_name, check_signal_name
 from holdfast.engine.batcher import Batcher
 from holdfast.engine.inbox.authorization import Authorizer, Caller, audit_entry
 from holdfast.engine.inbox.declarations import Declarations, Declared, DeclaredByCode

@@ -16,9 +16,8 @@ from holdfast.core import events as e
 from holdfast.core.events import Event
 from holdfast.core.index_rows import Task
 from holdfast.core.instants import Instant
-from holdfast.core.keys import signal_uuid
+from holdfast.core.keys import check_name, signal_uuid
 from holdfast.core.messages import TASK_SIGNAL, Actor, SignalRequest, TaskAction, TaskRequest
-from holdfast.core.names import check_name
 from holdfast.core.tasks import DECISIONS, is_effective
 from holdfast.engine.history import head_of, wait_for_event
 from holdfast.engine.inbox.authorization import Authorizer, Caller, audit_entry

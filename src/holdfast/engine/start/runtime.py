@@ -20,9 +20,15 @@ from holdfast.core.decide import update_step_id
 from holdfast.core.events import Event
 from holdfast.core.index_rows import Wait
 from holdfast.core.instants import Instant
-from holdfast.core.keys import ActivityToken, read_activity_token, signal_uuid
+from holdfast.core.keys import (
+    ActivityToken,
+    check_name,
+    check_signal_name,
+    read_activity_token,
+    require_step_name,
+    signal_uuid,
+)
 from holdfast.core.messages import UPDATE_SIGNAL, AcceptedSignalResult, SignalRequest
-from holdfast.core.names import check_name, check_signal_name, require_step_name
 from holdfast.core.state import TERMINAL
 from holdfast.engine.activities.async_completion import report_error, report_result
 from holdfast.engine.history import head_of, read_history, wait_for_event

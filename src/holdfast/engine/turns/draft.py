@@ -11,15 +11,14 @@ from msgspec.structs import replace
 
 from holdfast.core import codec
 from holdfast.core import events as e
-from holdfast.core.apply_commands import apply_commands
 from holdfast.core.commands import Command
 from holdfast.core.dead_letters import DeadLetter, Reason, defer, signal_to_dead_letter
-from holdfast.core.decide import Input, decide, is_taken, queue_run
+from holdfast.core.decide import Input, apply_commands, decide, is_taken, queue_run
 from holdfast.core.event_writer import NOTHING, Decision, Refusal
 from holdfast.core.events import EngineRunRef, Event, RunQueued
-from holdfast.core.index_rows import ActivityRecord, index_changes
+from holdfast.core.index_rows import ActivityRecord, RuntimeSnapshot, index_changes, runtime_snapshot
 from holdfast.core.instants import Instant
-from holdfast.core.keys import ANY_VERSION, request_key
+from holdfast.core.keys import ANY_VERSION, fitting_id, request_key
 from holdfast.core.messages import (
     CONTROL_SIGNAL,
     ChildOutcome,
@@ -31,8 +30,6 @@ from holdfast.core.messages import (
     child_outcome,
     with_arrival_times,
 )
-from holdfast.core.names import fitting_id
-from holdfast.core.snapshot import RuntimeSnapshot, runtime_snapshot
 from holdfast.core.state import CANCELLED, PAUSED, OpenStep, RunState, fold_onto, own_copy, state_of
 from holdfast.errors import HoldfastError, VersionMismatch
 from holdfast.limits import SIGNAL_ID_BYTES, Limits

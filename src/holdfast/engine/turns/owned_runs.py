@@ -28,11 +28,9 @@ from holdfast.engine.options import NodeOptions
 from holdfast.engine.start.admission import RunQueue
 from holdfast.engine.start.first_turns import First
 from holdfast.engine.turns.draft import TurnDraft
-from holdfast.engine.turns.execute import CachedRun
-from holdfast.engine.turns.owned_run import OwnedRun
+from holdfast.engine.turns.execute import CachedRun, RunCache
+from holdfast.engine.turns.owned_runs import OwnedRun, ReadyQueue
 from holdfast.engine.turns.poison import Refusals
-from holdfast.engine.turns.ready_queue import ReadyQueue
-from holdfast.engine.turns.run_cache import RunCache
 from holdfast.limits import Limits
 from holdfast.registry import Registry
 from holdfast.store.port import CommitConflict, Heartbeat, LoadedRun, NewRun, Turn

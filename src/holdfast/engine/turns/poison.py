@@ -16,13 +16,13 @@ and is then a dead letter, which an operator sees and can requeue.
 
 from msgspec.structs import replace
 
+from holdfast.core.index_rows import RuntimeSnapshot
 from holdfast.core.instants import Instant
 from holdfast.core.messages import Message
-from holdfast.core.snapshot import RuntimeSnapshot
 from holdfast.core.state import PAUSED
 from holdfast.engine.turns.draft import aside_turn
 from holdfast.engine.turns.execute import controls_of
-from holdfast.engine.turns.owned_run import OwnedRun
+from holdfast.engine.turns.owned_runs import OwnedRun
 from holdfast.errors import Conflict, HoldfastError, PoisonTurn, RunError, TurnRefused
 from holdfast.limits import SUSPECT_LOSSES, Limits
 from holdfast.store.port import CommitConflict, LoadedRun, RunHead, Turn

@@ -14,11 +14,9 @@ from holdfast.engine.inbox.declarations import Declarations, has_signals, withou
 from holdfast.engine.observe.logs import log_dead_letters
 from holdfast.engine.start.admission import RunQueue
 from holdfast.engine.turns.draft import TurnDraft
-from holdfast.engine.turns.execute import CachedRun, pause_turn, take_turn
-from holdfast.engine.turns.owned_run import OwnedRun, unsuccessful
-from holdfast.engine.turns.owned_runs import OwnedRuns
+from holdfast.engine.turns.execute import CachedRun, RunCache, pause_turn, take_turn
+from holdfast.engine.turns.owned_runs import OwnedRun, OwnedRuns, unsuccessful
 from holdfast.engine.turns.poison import deferring_turn, is_suspect, losses_after, poison_of, trial_turn, tried
-from holdfast.engine.turns.run_cache import RunCache
 from holdfast.errors import HoldfastError, NondeterminismError, RunError, StoreCorrupt, StoreError
 from holdfast.limits import Limits
 from holdfast.program.loop import outside_loop

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from holdfast.core import codec
 from holdfast.core.events import NULL
 from holdfast.core.instants import Instant
+from holdfast.core.keys import RESERVED_PREFIX
 from holdfast.core.messages import AcceptedSignalResult, Signal, SignalRequest
-from holdfast.core.names import RESERVED_PREFIX
 from holdfast.core.state import RunStatus
 from holdfast.engine.history import head_of
 from holdfast.engine.inbox.signals import FirstSignal, Outgoing, result_of

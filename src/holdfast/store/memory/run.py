@@ -14,7 +14,7 @@ from holdfast.core.dead_letters import DeadLetter, Settled, Settlement
 from holdfast.core.events import Event
 from holdfast.core.index_rows import ActivityRecord, Task, Wait
 from holdfast.core.instants import Instant
-from holdfast.core.keys import inbox_uuid, signal_storage_key, signal_suffix
+from holdfast.core.keys import RESERVED_PREFIX, inbox_uuid, signal_storage_key, signal_suffix
 from holdfast.core.messages import (
     ENGINE_SIGNALS,
     INTEGER_LIMIT,
@@ -25,7 +25,6 @@ from holdfast.core.messages import (
     Signal,
     SignalRequest,
 )
-from holdfast.core.names import RESERVED_PREFIX
 from holdfast.core.state import APPROVED, PENDING, TERMINAL
 from holdfast.errors import CallerError
 from holdfast.limits import MAILBOX_SIGNALS, Limits

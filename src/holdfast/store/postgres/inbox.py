@@ -8,9 +8,8 @@ from msgspec.structs import replace
 from holdfast.core import codec
 from holdfast.core.audit import AuditEntry
 from holdfast.core.instants import Instant
-from holdfast.core.keys import inbox_uuid, signal_storage_key, signal_suffix
+from holdfast.core.keys import RESERVED_PREFIX, inbox_uuid, signal_storage_key, signal_suffix
 from holdfast.core.messages import AcceptedSignalResult, Message, SignalRequest
-from holdfast.core.names import RESERVED_PREFIX
 from holdfast.core.state import RunStatus
 from holdfast.errors import CallerError, InvalidInput
 from holdfast.limits import Limits

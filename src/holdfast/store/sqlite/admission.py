@@ -22,7 +22,7 @@ from holdfast.core.admission import (
 from holdfast.core.instants import Instant
 from holdfast.errors import Overloaded
 from holdfast.store import port
-from holdfast.store.sqlite import rows
+from holdfast.store.sqlite import queries
 from holdfast.store.sqlite.leases import check_node, take_over
 
 STATE = """
@@ -174,7 +174,7 @@ def _admit(
 
 def record_starts(db: sqlite3.Connection, run_nos: list[int], now: Instant) -> None:
     """Count runs that have started, or ended without that, if they were admitted under a rate."""
-    for (plan_id,) in db.execute(STARTED, (rows.listing(run_nos),)).fetchall():
+    for (plan_id,) in db.execute(STARTED, (queries.listing(run_nos),)).fetchall():
         (number,) = db.execute(
             "UPDATE gates SET last_start = last_start + 1 WHERE plan_id = ? RETURNING last_start", (plan_id,)
         ).fetchone()

@@ -25,8 +25,8 @@ from holdfast.core.messages import OUTCOME_SIGNAL, Message, SignalRequest
 from holdfast.core.state import TERMINAL
 from holdfast.errors import StoreCorrupt
 from holdfast.limits import Limits
-from holdfast.store import decisions, outgoing, port, validation
-from holdfast.store.sqlite import dead_letters, rows
+from holdfast.store import decisions, outgoing, port, sql, validation
+from holdfast.store.sqlite import dead_letters, queries
 from holdfast.store.sqlite.admission import LEAVE, record_starts
 from holdfast.store.sqlite.create import create
 from holdfast.store.sqlite.inbox import deliver
@@ -220,7 +220,7 @@ def _whose(db: sqlite3.Connection, sends: list[tuple[port.Turn, SignalRequest | 
     found = db.execute(
         "SELECT run_id, tenant, project, environment, parent_run_id FROM runs "
         "WHERE run_id IN (SELECT value FROM json_each(?))",
-        (rows.listing(run_ids),),
+        (queries.listing(run_ids),),
     )
     return {run_id: outgoing.Whose(*row) for run_id, *row in found}
 
@@ -229,7 +229,7 @@ def _heads(db: sqlite3.Connection, turns: Sequence[port.Turn]) -> dict[str, _Hea
     found = db.execute(
         "SELECT run_id, run_no, version, lease_owner, lease_epoch, inbox_seq, finished_at IS NOT NULL, "
         "ready_at IS NOT NULL FROM runs WHERE run_id IN (SELECT value FROM json_each(?))",
-        (rows.listing({turn.run_id for turn in turns}),),
+        (queries.listing({turn.run_id for turn in turns}),),
     )
     return {row[0]: _Head(*row[1:]) for row in found}
 
@@ -259,10 +259,10 @@ def _already_there(db: sqlite3.Connection, turn: port.Turn, head: _Head) -> port
     """Recognise a turn that was committed before: the events after its version are its own."""
     end = turn.expected_version + len(turn.events)
     found = db.execute(
-        f"SELECT {rows.EVENT} FROM events WHERE run_no = ? AND run_seq > ? AND run_seq <= ? ORDER BY run_seq",
+        f"SELECT {sql.EVENT} FROM events WHERE run_no = ? AND run_seq > ? AND run_seq <= ? ORDER BY run_seq",
         (head.run_no, turn.expected_version, end),
     )
-    there = rows.events_of(turn.run_id, found)
+    there = sql.events_of(turn.run_id, found)
     mine = [(event.idempotency_key, event.engine_run_ref) for event in turn.events]
     theirs = [(event.idempotency_key, event.engine_run_ref) for event in there]
     return port.Committed(end, there[0].persisted_at) if mine and mine == theirs else None
@@ -319,10 +319,10 @@ def _existing_event(db: sqlite3.Connection, run_no: int, turn: port.Turn) -> Eve
     seen: dict[str, Event] = {}
     for event in turn.events:
         found = db.execute(
-            f"SELECT {rows.EVENT} FROM events WHERE run_no = ? AND idempotency_key = ?",
+            f"SELECT {sql.EVENT} FROM events WHERE run_no = ? AND idempotency_key = ?",
             (run_no, bytes.fromhex(event.idempotency_key)),
         )
-        for existing in rows.events_of(turn.run_id, found):
+        for existing in sql.events_of(turn.run_id, found):
             return existing
         if event.idempotency_key in seen:
             return seen[event.idempotency_key]
@@ -344,21 +344,21 @@ def _write(db: sqlite3.Connection, winners: list[tuple[int, port.Turn, bool]], n
     others = []
     for run_no, turn, is_light in winners:
         is_finished = turn.snapshot.status in TERMINAL
-        events += rows.event_rows(run_no, turn.events, turn.expected_version, now)
+        events += queries.event_rows(run_no, turn.events, turn.expected_version, now)
         if turn.consumed:
             consumed += [(run_no, signal_id) for signal_id in turn.consumed]
         if turn.messages:
-            messages += [rows.message_row(run_no, message, now) for message in turn.messages]
+            messages += [queries.message_row(run_no, message, now) for message in turn.messages]
         if is_finished:
             finished.append(run_no)
         if is_finished or has_started(turn.events):
             started.append(run_no)
         if turn.jobs or turn.jobs_closed:
             jobs_closed += [(run_no, step_id) for step_id in turn.jobs_closed]
-            jobs += [rows.job_row(run_no, job, now) for job in turn.jobs]
+            jobs += [queries.job_row(run_no, job, now) for job in turn.jobs]
         if turn.received or turn.waits_opened or turn.waits_closed or turn.tasks or turn.records or turn.dead:
             others.append((run_no, turn))
-        state = str(turn.snapshot.status), turn.expected_version + len(turn.events), rows.encode(turn.snapshot), now
+        state = str(turn.snapshot.status), turn.expected_version + len(turn.events), sql.encode(turn.snapshot), now
         expected, seen = (run_no, turn.run_id, turn.expected_version, turn.epoch), turn.seen_inbox_seq
         if is_light:
             states.append((*state, *expected, seen))
@@ -366,18 +366,18 @@ def _write(db: sqlite3.Connection, winners: list[tuple[int, port.Turn, bool]], n
             runs.append((*state, now, False, NEVER, now, run_no, *expected, not turn.events, seen, seen))
         else:
             runs.append((*state, None, not turn.release, seen, now, run_no, *expected, False, seen, seen))
-    db.executemany(rows.INSERT_EVENT, events)
+    db.executemany(queries.INSERT_EVENT, events)
     db.executemany("DELETE FROM messages WHERE run_no = ? AND signal_id = ?", consumed)
-    db.executemany(rows.INSERT_MESSAGE, messages)
+    db.executemany(queries.INSERT_MESSAGE, messages)
     _write_others(db, others)
     if jobs_closed:
         db.executemany("DELETE FROM jobs WHERE run_no = ? AND step_id = ?", jobs_closed)
     if jobs:
-        db.executemany(rows.INSERT_JOB, jobs)
+        db.executemany(queries.INSERT_JOB, jobs)
     if started:
         record_starts(db, started, now)
     if finished:
-        numbers = rows.listing(finished)
+        numbers = queries.listing(finished)
         for table in ("messages", "waits", "jobs"):
             db.execute(f"DELETE FROM {table} WHERE run_no IN (SELECT value FROM json_each(?))", (numbers,))
         db.execute(LEAVE, (numbers,))
@@ -405,7 +405,7 @@ def _write_others(db: sqlite3.Connection, turns: list[tuple[int, port.Turn]]) ->
         for inbox_seq, index in turn.received
     ]
     closed = [(run_no, step_id) for run_no, turn in turns for step_id in turn.waits_closed]
-    opened = [rows.wait_row(run_no, wait) for run_no, turn in turns for wait in turn.waits_opened]
+    opened = [queries.wait_row(run_no, wait) for run_no, turn in turns for wait in turn.waits_opened]
     if received:
         db.executemany(
             "UPDATE signals SET consumed_seq = ? WHERE run_no = ? AND inbox_seq = ? AND consumed_seq IS NULL", received
@@ -413,12 +413,12 @@ def _write_others(db: sqlite3.Connection, turns: list[tuple[int, port.Turn]]) ->
     if closed:
         db.executemany("DELETE FROM waits WHERE run_no = ? AND step_id = ?", closed)
     if opened:
-        db.executemany(rows.INSERT_WAIT, opened)
+        db.executemany(queries.INSERT_WAIT, opened)
     for run_no, turn in turns:
         if turn.tasks or turn.records or turn.dead:
             closed_first = sorted(turn.tasks, key=lambda task: task.status == "OPEN")
-            db.executemany(rows.INSERT_TASK, [rows.task_row(run_no, task) for task in closed_first])
-            db.executemany(rows.INSERT_RECORD, [rows.record_row(run_no, record) for record in turn.records])
+            db.executemany(queries.INSERT_TASK, [queries.task_row(run_no, task) for task in closed_first])
+            db.executemany(queries.INSERT_RECORD, [queries.record_row(run_no, record) for record in turn.records])
             db.executemany(dead_letters.INSERT, [dead_letters.letter_row(run_no, letter) for letter in turn.dead])
 
 

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from holdfast.core.admission import NEVER, AdmissionRequest
 from holdfast.core.instants import Instant
 from holdfast.limits import Limits
-from holdfast.store import decisions, port, validation
-from holdfast.store.sqlite import admission, audit, rows
+from holdfast.store import decisions, port, sql, validation
+from holdfast.store.sqlite import admission, audit, queries
 from holdfast.store.sqlite.inbox import deliver
 
 _INSERT_RUN = """
@@ -94,7 +94,7 @@ def _known(db: sqlite3.Connection, new_runs: Sequence[port.NewRun]) -> tuple[dic
     marks = ", ".join("?" * len(keys))
     known = db.execute(f"SELECT request_key, run_id, input_sha256 FROM runs WHERE request_key IN ({marks})", keys)
     requests = {key.hex(): (run_id, digest.hex()) for key, run_id, digest in known}
-    ids = rows.listing(new.run_id for new in new_runs)
+    ids = queries.listing(new.run_id for new in new_runs)
     taken = db.execute("SELECT run_id FROM runs WHERE run_id IN (SELECT value FROM json_each(?))", (ids,))
     return requests, {run_id for (run_id,) in taken}
 
@@ -115,17 +115,17 @@ def _existing_or_conflict(
 def _insert(db: sqlite3.Connection, created: list[tuple[int, port.NewRun]], owner: str | None, now: Instant) -> None:
     db.executemany(_INSERT_RUN, [_run_row(run_no, new, owner, now) for run_no, new in created])
     db.executemany(
-        rows.INSERT_EVENT, [row for run_no, new in created for row in rows.event_rows(run_no, new.events, 0, now)]
+        queries.INSERT_EVENT, [row for run_no, new in created for row in queries.event_rows(run_no, new.events, 0, now)]
     )
     db.executemany(
-        rows.INSERT_MESSAGE,
-        [rows.message_row(run_no, message, now) for run_no, new in created for message in new.messages],
+        queries.INSERT_MESSAGE,
+        [queries.message_row(run_no, message, now) for run_no, new in created for message in new.messages],
     )
-    waits = [rows.wait_row(run_no, wait) for run_no, new in created for wait in new.waits_opened]
-    tasks = [rows.task_row(run_no, task) for run_no, new in created for task in new.tasks]
+    waits = [queries.wait_row(run_no, wait) for run_no, new in created for wait in new.waits_opened]
+    tasks = [queries.task_row(run_no, task) for run_no, new in created for task in new.tasks]
     if waits or tasks:  # hardly ever: a run has done nothing yet
-        db.executemany(rows.INSERT_WAIT, waits)
-        db.executemany(rows.INSERT_TASK, tasks)
+        db.executemany(queries.INSERT_WAIT, waits)
+        db.executemany(queries.INSERT_TASK, tasks)
 
 
 def _run_row(run_no: int, new: port.NewRun, owner: str | None, now: Instant) -> tuple[Any, ...]:
@@ -145,10 +145,10 @@ def _run_row(run_no: int, new: port.NewRun, owner: str | None, now: Instant) -> 
         bytearray.fromhex(new.input_sha256),
         new.parent_run_id,
         new.reference_key,
-        rows.encode(new.tags),
+        sql.encode(new.tags),
         str(new.snapshot.status),
         len(new.events),
-        rows.encode(new.snapshot),
+        sql.encode(new.snapshot),
         now,
         now,
         min(due.values(), default=None),

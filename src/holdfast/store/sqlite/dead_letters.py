@@ -12,9 +12,9 @@ from holdfast.core.keys import inbox_uuid
 from holdfast.core.messages import Message
 from holdfast.core.state import RunStatus
 from holdfast.errors import CallerError, StoreCorrupt
-from holdfast.store import decisions, port
+from holdfast.store import decisions, port, sql
 from holdfast.store.sql import LETTER, Where, found_of, letter_of, text_bytes
-from holdfast.store.sqlite import audit, rows
+from holdfast.store.sqlite import audit, queries
 from holdfast.store.sqlite.connection import check_unreadable
 from holdfast.store.types import DeadLetterQuery, within
 
@@ -102,7 +102,7 @@ def _settle(
 
 def _requeue(db: sqlite3.Connection, run_no: int, message: Message, now: Instant) -> None:
     """Put a message back, due now, unless there is another with its id by now."""
-    db.execute("INSERT OR IGNORE INTO messages VALUES (?, ?, ?, ?)", rows.message_row(run_no, message, now))
+    db.execute("INSERT OR IGNORE INTO messages VALUES (?, ?, ?, ?)", queries.message_row(run_no, message, now))
     db.execute("UPDATE runs SET ready_at = min(?, coalesce(ready_at, ?)) WHERE run_no = ?", (now, now, run_no))
 
 
@@ -111,7 +111,7 @@ def unreadable_to_dead_letters(db: sqlite3.Connection, run_no: int, node: str, n
     (run_id,) = db.execute("SELECT run_id FROM runs WHERE run_no = ?", (run_no,)).fetchone()
     messages = db.execute("SELECT signal_id, CAST(message AS BLOB) FROM messages WHERE run_no = ?", (run_no,))
     for signal_id, found in messages.fetchall():
-        if not _can_be_read(rows.message_of, found):
+        if not _can_be_read(sql.message_of, found):
             id_ = letter_id(run_id, signal_id, now)
             dead = _unreadable(id_, run_id, found, f"message {signal_id!r} cannot be read", node, now)
             db.execute(INSERT, letter_row(run_no, dead))
@@ -122,7 +122,7 @@ def unreadable_to_dead_letters(db: sqlite3.Connection, run_no: int, node: str, n
         (run_no,),
     )
     for inbox_seq, name, signal_id, found in signals.fetchall():
-        if not _can_be_read(rows.payload_of, found):
+        if not _can_be_read(sql.payload_of, found):
             id_ = letter_id(run_id, inbox_uuid(run_id, inbox_seq))
             dead = _unreadable(id_, run_id, found, unreadable_payload(name, signal_id), node, now)
             db.execute(INSERT, letter_row(run_no, dead))

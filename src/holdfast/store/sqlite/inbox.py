@@ -7,15 +7,14 @@ from typing import Any
 from holdfast.core import codec
 from holdfast.core.index_rows import Wait
 from holdfast.core.instants import Instant
-from holdfast.core.keys import inbox_uuid, signal_storage_key, signal_suffix
+from holdfast.core.keys import RESERVED_PREFIX, inbox_uuid, signal_storage_key, signal_suffix
 from holdfast.core.messages import AcceptanceRecord, AcceptedSignalResult, Message, SignalRequest
-from holdfast.core.names import RESERVED_PREFIX
 from holdfast.core.state import TERMINAL, RunStatus
 from holdfast.errors import CallerError
 from holdfast.limits import Limits
-from holdfast.store import decisions, port, validation
+from holdfast.store import decisions, port, sql, validation
 from holdfast.store.sql import by_of
-from holdfast.store.sqlite import audit, rows
+from holdfast.store.sqlite import audit, queries
 
 Answer = port.Accepted | port.Duplicate | port.Refused
 
@@ -101,7 +100,7 @@ def _inboxes(db: sqlite3.Connection, run_ids: set[str]) -> dict[str, _Inbox]:
     found = db.execute(
         "SELECT run_id, run_no, status, inbox_seq, last_accepted_at, ready_at FROM runs "
         "WHERE run_id IN (SELECT value FROM json_each(?))",
-        (rows.listing(run_ids),),
+        (queries.listing(run_ids),),
     )
     return {row[0]: _Inbox(row[1:]) for row in found}
 
@@ -114,8 +113,8 @@ def _deliver_message(db: sqlite3.Connection, inbox: _Inbox, message: Message, no
         return port.Duplicate()
     if inbox.status in TERMINAL:
         return port.Refused(decisions.run_terminal(message.run_id, inbox.status))
-    row = rows.message_row(inbox.run_no, message, now)
-    db.execute(rows.INSERT_MESSAGE, row)
+    row = queries.message_row(inbox.run_no, message, now)
+    db.execute(queries.INSERT_MESSAGE, row)
     inbox.wake(row[2])
     return port.Accepted()
 
@@ -169,7 +168,7 @@ def _known_signal(
         return None
     texts = [text for (text,) in found if text is not None]
     if texts:
-        record = rows.acceptance_of(texts[0])
+        record = sql.acceptance_of(texts[0])
         if record.expires_at <= now:
             return None
         if record.payload_sha256 == codec.value_digest(request.payload):
@@ -258,6 +257,6 @@ def _accept(
             bytes(request.payload).decode(),
             by_of(request),
         ),
-        (inbox.run_no, request.name, signal_id, record.expires_at, rows.encode(record)),
+        (inbox.run_no, request.name, signal_id, record.expires_at, sql.encode(record)),
     )
     return result

@@ -10,8 +10,8 @@ from msgspec import UNSET
 
 from holdfast.core.instants import Instant
 from holdfast.errors import StoreCorrupt
-from holdfast.store import port
-from holdfast.store.sqlite import rows
+from holdfast.store import port, sql
+from holdfast.store.sqlite import queries
 from holdfast.store.sqlite.leases import ASIDE
 
 # Walks the index in order, and reads nothing else.
@@ -20,7 +20,7 @@ SELECT visible_at, run_no, step_id FROM jobs
 WHERE queue = :queue AND visible_at <= :now AND activity IN (SELECT value FROM json_each(:activities))
 ORDER BY visible_at, run_no, step_id LIMIT :limit
 """
-READ = f"SELECT finished_at IS NOT NULL, {rows.JOB} FROM jobs JOIN runs USING (run_no) WHERE run_no = ? AND step_id = ?"
+READ = f"SELECT finished_at IS NOT NULL, {sql.JOB} FROM jobs JOIN runs USING (run_no) WHERE run_no = ? AND step_id = ?"
 ACQUIRE = """
 UPDATE jobs SET visible_at = ?, taken_by = ?, next_attempt = next_attempt + 1 WHERE run_no = ? AND step_id = ?
 """
@@ -53,7 +53,7 @@ def acquire(
     now: Instant,
 ) -> list[port.Job]:
     """Acquire up to `limit` jobs: longest visible first, then in order of their runs' creation and of step ids."""
-    asked = {"now": now, "limit": limit, "activities": rows.listing(activities)}
+    asked = {"now": now, "limit": limit, "activities": queries.listing(activities)}
     found: list[tuple[Instant, int, str]] = []
     for queue in set(queues):
         found += db.execute(VISIBLE, {**asked, "queue": queue})
@@ -73,7 +73,7 @@ def _acquire_one(
         db.execute("DELETE FROM jobs WHERE run_no = ? AND step_id = ?", (run_no, step_id))
         return None
     try:
-        job = rows.job_of(row)
+        job = sql.job_of(row)
     except StoreCorrupt:  # deferred: a damaged job never stops other runs
         db.execute("UPDATE jobs SET visible_at = ? WHERE run_no = ? AND step_id = ?", (now + ASIDE, run_no, step_id))
         return None
@@ -100,7 +100,7 @@ def _beat_taken(db: sqlite3.Connection, node: str, beat: port.Heartbeat, visible
         HEARTBEAT,
         {
             "visible_until": visible_until,
-            "details": None if beat.details is UNSET else rows.text_of(beat.details),
+            "details": None if beat.details is UNSET else sql.text_of(beat.details),
             "run_id": beat.run_id,
             "step_id": beat.step_id,
             "node": node,
@@ -114,5 +114,5 @@ def _beat_owned(db: sqlite3.Connection, node: str, beat: port.Heartbeat) -> bool
     asked = {"run_id": beat.run_id, "node": node, "step_id": beat.step_id}
     owned = db.execute(OWNED, asked).fetchone()
     if owned is not None and beat.details is not UNSET:
-        db.execute(KEEP_DETAILS, (owned[0], beat.step_id, rows.text_of(beat.details)))
+        db.execute(KEEP_DETAILS, (owned[0], beat.step_id, sql.text_of(beat.details)))
     return owned is not None

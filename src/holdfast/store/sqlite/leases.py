@@ -10,7 +10,7 @@ from holdfast.errors import StoreCorrupt
 from holdfast.limits import SUSPECT_LOSSES
 from holdfast.store import decisions, port
 from holdfast.store.sql import definition_of, encode, plan_keys, plan_of
-from holdfast.store.sqlite import rows
+from holdfast.store.sqlite import queries
 from holdfast.store.sqlite.connection import check_unreadable
 from holdfast.store.sqlite.dead_letters import unreadable_to_dead_letters
 from holdfast.store.sqlite.queries import load_numbers
@@ -28,7 +28,7 @@ SELECT ready_at, run_no FROM runs WHERE lease_owner = :node AND ready_at <= :now
 ORDER BY ready_at, run_no LIMIT :limit
 """
 EXPIRED = f"""
-SELECT min(lease_until, :now) AS ended_at, node FROM nodes WHERE NOT ({rows.IS_CURRENT}) AND node <> :node
+SELECT min(lease_until, :now) AS ended_at, node FROM nodes WHERE NOT ({queries.IS_CURRENT}) AND node <> :node
 ORDER BY ended_at
 """
 ORPHANED = "SELECT run_no FROM runs WHERE lease_owner = :owner {known} ORDER BY run_no LIMIT :limit"
@@ -59,30 +59,30 @@ SELECT plan_id, plan_version, since FROM (
             WHERE lease_owner IS NULL AND ready_at <= :late ORDER BY ready_at LIMIT {LOOKED_AT}
         ) UNION ALL SELECT * FROM (
             SELECT plan_id, plan_version, min(lease_until, :now) FROM nodes CROSS JOIN runs ON lease_owner = node
-            WHERE NOT ({rows.IS_CURRENT}) AND min(lease_until, :now) <= :late LIMIT {LOOKED_AT}
+            WHERE NOT ({queries.IS_CURRENT}) AND min(lease_until, :now) <= :late LIMIT {LOOKED_AT}
         )
     ) GROUP BY 1, 2
 ) WHERE NOT EXISTS (
     SELECT 1 FROM nodes LEFT JOIN node_plans USING (node)
-    WHERE {rows.IS_CURRENT} AND (plans IS NULL OR {PLAN_KEY} IN (SELECT value FROM json_each(plans)))
+    WHERE {queries.IS_CURRENT} AND (plans IS NULL OR {PLAN_KEY} IN (SELECT value FROM json_each(plans)))
 ) ORDER BY since, plan_id, plan_version
 """
-EXTEND = f"UPDATE nodes SET lease_until = max(lease_until, :until) WHERE node = :node AND {rows.IS_CURRENT}"
+EXTEND = f"UPDATE nodes SET lease_until = max(lease_until, :until) WHERE node = :node AND {queries.IS_CURRENT}"
 END_LIVES = (
     "UPDATE nodes SET lease_until = min(lease_until, :now) WHERE node > :first AND node < :last AND node <> :node",
     """UPDATE jobs SET visible_at = :now
     WHERE taken_by > :first AND taken_by < :last AND taken_by <> :node AND visible_at > :now""",
 )
 IS_SUPERSEDED = f"""
-SELECT 1 FROM nodes WHERE node > :first AND node < :last AND node <> :node AND {rows.IS_CURRENT}
-    AND NOT EXISTS (SELECT 1 FROM (SELECT lease_until FROM nodes WHERE node = :node) WHERE {rows.IS_CURRENT})
+SELECT 1 FROM nodes WHERE node > :first AND node < :last AND node <> :node AND {queries.IS_CURRENT}
+    AND NOT EXISTS (SELECT 1 FROM (SELECT lease_until FROM nodes WHERE node = :node) WHERE {queries.IS_CURRENT})
 """
 NEXT_VISIBLE = "SELECT min(visible_at) FROM jobs WHERE queue = ? AND visible_at IS NOT NULL"
 
 
 def check_node(db: sqlite3.Connection, node: str, now: Instant) -> None:
     """Refuse a node without a current lease."""
-    current = f"SELECT 1 FROM nodes WHERE node = :node AND {rows.IS_CURRENT}"
+    current = f"SELECT 1 FROM nodes WHERE node = :node AND {queries.IS_CURRENT}"
     if not db.execute(current, {"node": node, "now": now}).fetchone():
         raise decisions.lease_expired(node)
 
@@ -117,7 +117,7 @@ def _eligible(
 ) -> list[int]:
     """Return the runs to claim: longest eligible first, then in order of creation."""
     known = "" if plans is None else KNOWN
-    asked = {"now": now, "node": node, "limit": limit, "plans": rows.listing(plan_keys(plans or ()))}
+    asked = {"now": now, "node": node, "limit": limit, "plans": queries.listing(plan_keys(plans or ()))}
     found = (
         db.execute(FREE.format(known=known), asked).fetchall() + db.execute(OWN.format(known=known), asked).fetchall()
     )
@@ -177,10 +177,11 @@ def renew(
         db.execute(
             "INSERT INTO node_plans VALUES (?, ?) "
             "ON CONFLICT DO UPDATE SET plans = excluded.plans WHERE plans <> excluded.plans",
-            (node, rows.listing(plan_keys(plans))),
+            (node, queries.listing(plan_keys(plans))),
         )
     db.execute(
-        f"DELETE FROM nodes WHERE NOT ({rows.IS_CURRENT}) AND NOT EXISTS (SELECT 1 FROM runs WHERE lease_owner = node)",
+        f"DELETE FROM nodes WHERE NOT ({queries.IS_CURRENT}) "
+        "AND NOT EXISTS (SELECT 1 FROM runs WHERE lease_owner = node)",
         {"now": now},
     )
     return lease_until
@@ -192,7 +193,7 @@ def release(db: sqlite3.Connection, node: str, run_ids: Sequence[str] | None, no
     freed = db.execute(
         f"UPDATE runs SET lease_owner = NULL, lease_epoch = lease_epoch + 1, "
         f"ready_at = min(:now, coalesce(ready_at, :now)) WHERE lease_owner = :node {named}",
-        {"now": now, "node": node, "run_ids": rows.listing(run_ids or ())},
+        {"now": now, "node": node, "run_ids": queries.listing(run_ids or ())},
     ).rowcount
     if run_ids is None:
         db.execute("DELETE FROM nodes WHERE node = ?", (node,))
@@ -205,8 +206,8 @@ def hand_over(db: sqlite3.Connection, node: str, run_ids: Sequence[str], to: str
         "UPDATE runs SET lease_owner = :to, lease_epoch = lease_epoch + 1, "
         "ready_at = min(:now, coalesce(ready_at, :now)) "
         "WHERE run_id IN (SELECT value FROM json_each(:run_ids)) AND lease_owner = :node AND :node <> :to "
-        f"AND EXISTS (SELECT 1 FROM nodes WHERE nodes.node = :to AND {rows.IS_CURRENT}) RETURNING run_id",
-        {"to": to, "now": now, "run_ids": rows.listing(run_ids), "node": node},
+        f"AND EXISTS (SELECT 1 FROM nodes WHERE nodes.node = :to AND {queries.IS_CURRENT}) RETURNING run_id",
+        {"to": to, "now": now, "run_ids": queries.listing(run_ids), "node": node},
     )
     return sorted(run_id for (run_id,) in given.fetchall())
 
@@ -214,7 +215,7 @@ def hand_over(db: sqlite3.Connection, node: str, run_ids: Sequence[str], to: str
 def find_nodes(db: sqlite3.Connection, now: Instant) -> list[port.NodePlans]:
     """Return what the nodes with a current lease have published."""
     said = db.execute(
-        f"SELECT node, plans FROM nodes JOIN node_plans USING (node) WHERE {rows.IS_CURRENT} ORDER BY node",
+        f"SELECT node, plans FROM nodes JOIN node_plans USING (node) WHERE {queries.IS_CURRENT} ORDER BY node",
         {"now": now},
     )
     return [port.NodePlans(node, frozenset(map(plan_of, json.loads(plans)))) for node, plans in said]
@@ -225,8 +226,8 @@ def next_due(
 ) -> Instant | None:
     """Return the next instant at which a claim by this node, or `acquire_jobs` here, may find something."""
     known = "" if plans is None else KNOWN
-    asked = {"node": node, "plans": rows.listing(plan_keys(plans or ())), "now": now}
-    found = [db.execute(NEXT_DUE.format(known=known, is_current=rows.IS_CURRENT), asked).fetchone()[0]]
+    asked = {"node": node, "plans": queries.listing(plan_keys(plans or ())), "now": now}
+    found = [db.execute(NEXT_DUE.format(known=known, is_current=queries.IS_CURRENT), asked).fetchone()[0]]
     found += [db.execute(NEXT_VISIBLE, (queue,)).fetchone()[0] for queue in queues]
     return min((due_at for due_at in found if due_at is not None), default=None)
 
@@ -256,6 +257,6 @@ def find_definitions(db: sqlite3.Connection, plans: Sequence[port.Plan]) -> list
     """Return the definitions in the order asked for; None where there is none."""
     found = {
         (row[0], row[1]): definition_of(row[2])
-        for row in db.execute(_FIND_DEFINITIONS, (rows.listing(plan_keys(plans)),))
+        for row in db.execute(_FIND_DEFINITIONS, (queries.listing(plan_keys(plans)),))
     }
     return [found.get(plan) for plan in plans]

@@ -1,25 +1,114 @@
-"""`load`, `read_events`, `find` and `stats`.
+"""Rows of the tables: how they are written, and how `load`, `read_events`, `find` and `stats` read them.
+
+What a row means is shared with the other SQL stores (`sql.py`).
 
 The newest runs that match a query may be far down. Where the query has no bound they are looked for in windows of so
 many runs, each of which is one read: none keeps a thread of `readers.py` from others for long.
 """
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import Any
 
 from msgspec import Raw
+from msgspec.structs import replace
 
-from holdfast.core.events import Event
+from holdfast.core.codec import encode_body, encode_ref
+from holdfast.core.events import NULL, Event
 from holdfast.core.index_rows import ActivityRecord, Task, Wait
 from holdfast.core.instants import Instant
 from holdfast.core.messages import ENGINE_SIGNALS, OUTCOME_SIGNAL, Message, Signal
 from holdfast.limits import MAILBOX_SIGNALS
-from holdfast.store import port
+from holdfast.store import decisions, port, sql
+from holdfast.store.port import Job
 from holdfast.store.sql import WAIT, Where, in_json, text_bytes, wait_name, wait_of, words_of
-from holdfast.store.sqlite import rows
 from holdfast.store.types import within
+
+INSERT_EVENT = f"INSERT INTO events (run_no, {sql.EVENT}) VALUES ({', '.join('?' * 16)})"
+IS_CURRENT = f"lease_until > :now AND lease_until <= :now + {decisions.LEASE_HORIZON}"
+"""A lease that ends later was given by a clock that was ahead, and counts as expired (`decisions.lease_end`)."""
+
+INSERT_MESSAGE = "INSERT OR REPLACE INTO messages VALUES (?, ?, ?, ?)"
+INSERT_WAIT = "INSERT OR REPLACE INTO waits VALUES (?, ?, ?, ?, ?, ?)"
+INSERT_TASK = (
+    "INSERT INTO tasks VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (task_id) DO UPDATE SET run_no = excluded.run_no, "
+    "step_id = excluded.step_id, status = excluded.status, assignee = excluded.assignee, roles = excluded.roles, "
+    "task = excluded.task WHERE run_no = excluded.run_no"
+)
+INSERT_RECORD = "INSERT OR REPLACE INTO activity_records VALUES (?, ?, ?, ?, ?, ?)"
+INSERT_JOB = (
+    "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, NULL, ?, ?, ?) ON CONFLICT (run_no, step_id) DO UPDATE SET "
+    "queue = excluded.queue, activity = excluded.activity, visible_at = excluded.visible_at, taken_by = NULL, "
+    "next_attempt = excluded.next_attempt, details = coalesce(details, excluded.details), job = excluded.job"
+)
+
+
+def event_rows(run_no: int, events: Iterable[Event], version: int, now: Instant) -> list[tuple[Any, ...]]:
+    """Return the rows of new events, numbered from after `version`."""
+    rows = []
+    ref, ref_text = None, ""
+    for run_seq, event in enumerate(events, version + 1):
+        if event.engine_run_ref is not ref:
+            ref, ref_text = event.engine_run_ref, encode_ref(event.engine_run_ref)
+        rows.append(
+            (
+                run_no,
+                run_seq,
+                event.event_id,
+                event.event_type,
+                event.step_id,
+                event.engine_attempt_id,
+                event.logical_attempt_id,
+                encode_body(event.data),
+                bytearray.fromhex(event.idempotency_key),  # which `sqlite3` binds at once, unlike bytes
+                event.emitted_at,
+                now,
+                event.adapter_version,
+                ref_text,
+                event.caused_by_signal_id,
+                event.parent_event_id,
+                event.schema_version,
+            )
+        )
+    return rows
+
+
+def message_row(run_no: int, message: Message, now: Instant) -> tuple[Any, ...]:
+    """Return the row of a message; one without a due instant is due now."""
+    return run_no, message.signal_id, now if message.due_at is None else message.due_at, sql.encode(message)
+
+
+def wait_row(run_no: int, wait: Wait) -> tuple[Any, ...]:
+    """Return the row of an open wait."""
+    return run_no, wait.step_id, wait.name, wait.token, wait.since, wait.until
+
+
+def task_row(run_no: int, task: Task) -> tuple[Any, ...]:
+    """Return the row of a task."""
+    return task.task_id, run_no, task.step_id, task.status, task.assignee, sql.encode(task.roles), sql.encode(task)
+
+
+def record_row(run_no: int, record: ActivityRecord) -> tuple[Any, ...]:
+    """Return the row of an activity record."""
+    is_completed = record.status == "completed"
+    return run_no, record.activity_name, record.step_id, record.idempotency_key, is_completed, sql.encode(record)
+
+
+def job_row(run_no: int, job: Job, now: Instant) -> tuple[Any, ...]:
+    """Return the row of a job; one without a due instant is visible now. Details have a column of their own."""
+    visible_at = now if job.due_at is None else job.due_at
+    details = None if job.details == NULL else sql.text_of(job.details)
+    plain = replace(job, details=NULL)
+    return run_no, job.step_id, job.queue, job.activity, visible_at, job.engine_attempt_id, details, sql.encode(plain)
+
+
+def listing(values: Iterable[int | str]) -> str:
+    """Return values as a JSON array, to be read by `json_each(?)`: one statement for any number of them."""
+    return sql.encode(list(values))
+
+
+# --- reading
 
 
 def load(db: sqlite3.Connection, run_ids: Sequence[str], now: Instant) -> list[port.LoadedRun | None]:
@@ -27,7 +116,7 @@ def load(db: sqlite3.Connection, run_ids: Sequence[str], now: Instant) -> list[p
     numbers = dict(
         db.execute(
             "SELECT run_id, run_no FROM runs WHERE run_id IN (SELECT value FROM json_each(?))",
-            (rows.listing(run_ids),),
+            (listing(run_ids),),
         )
     )
     loaded = load_numbers(db, list(numbers.values()), now)
@@ -38,15 +127,15 @@ def load_numbers(db: sqlite3.Connection, run_nos: Sequence[int], now: Instant) -
     """Return the runs with what waits for them: a few statements, however many runs."""
     if not run_nos:
         return {}
-    numbers = rows.listing(run_nos)
+    numbers = listing(run_nos)
     among = "run_no IN (SELECT value FROM json_each(?))"
-    heads = {row[0]: rows.head_of(row) for row in db.execute(f"SELECT {rows.HEAD} FROM runs WHERE {among}", (numbers,))}
+    heads = {row[0]: sql.head_of(row) for row in db.execute(f"SELECT {sql.HEAD} FROM runs WHERE {among}", (numbers,))}
     messages: dict[int, list[Message]] = {}
     for run_no, text in db.execute(
         f"SELECT run_no, message FROM messages WHERE {among} AND due_at <= ? ORDER BY run_no, due_at, signal_id",
         (numbers, now),
     ):
-        messages.setdefault(run_no, []).append(rows.message_of(text))
+        messages.setdefault(run_no, []).append(sql.message_of(text))
     full = _full_mailboxes(db, heads)
     signals = _signals(db, heads, full)
     records: dict[int, list[ActivityRecord]] = {}
@@ -56,12 +145,12 @@ def load_numbers(db: sqlite3.Connection, run_nos: Sequence[int], now: Instant) -
         "ORDER BY run_no, activity_name, step_id, idempotency_key",
         (numbers,),
     ):
-        records.setdefault(run_no, []).append(rows.record_of(text))
+        records.setdefault(run_no, []).append(sql.record_of(text))
     details: dict[int, dict[str, Raw]] = {}
     for run_no, step_id, text in db.execute(
         f"SELECT run_no, step_id, details FROM jobs WHERE {among} AND details IS NOT NULL", (numbers,)
     ):
-        details.setdefault(run_no, {})[step_id] = rows.raw_of(text)
+        details.setdefault(run_no, {})[step_id] = sql.raw_of(text)
     return {
         run_no: port.LoadedRun(
             head=head,
@@ -81,15 +170,15 @@ SELECT value FROM json_each(?) WHERE EXISTS (
 )
 """
 _ALL = f"""
-SELECT run_no, {rows.SIGNAL} FROM signals INDEXED BY signals_unconsumed
+SELECT run_no, {sql.SIGNAL} FROM signals INDEXED BY signals_unconsumed
 WHERE run_no IN (SELECT value FROM json_each(?)) AND consumed_seq IS NULL ORDER BY run_no, inbox_seq
 """
 _OUTCOMES = f"""
-SELECT run_no, {rows.SIGNAL} FROM signals INDEXED BY signals_unconsumed
+SELECT run_no, {sql.SIGNAL} FROM signals INDEXED BY signals_unconsumed
 WHERE run_no IN (SELECT value FROM json_each(?)) AND name = ? AND consumed_seq IS NULL
 """
 _WANTED = f"""
-SELECT s.run_no, {", ".join(f"s.{column}" for column in rows.SIGNAL.split(", "))} FROM (
+SELECT s.run_no, {", ".join(f"s.{column}" for column in sql.SIGNAL.split(", "))} FROM (
     SELECT run_no, name FROM waits WHERE run_no IN (SELECT value FROM json_each(?1))
     UNION SELECT r.value, n.value FROM json_each(?1) AS r, json_each(?2) AS n
 ) AS w CROSS JOIN signals AS s ON s.run_no = w.run_no AND s.inbox_seq IN (
@@ -104,20 +193,20 @@ SELECT s.run_no, {", ".join(f"s.{column}" for column in rows.SIGNAL.split(", "))
 def _full_mailboxes(db: sqlite3.Connection, heads: dict[int, port.RunHead]) -> set[int]:
     """Return the runs with more unconsumed signals than are loaded whatever their names; they are few."""
     much = [run_no for run_no, head in heads.items() if head.inbox_seq > MAILBOX_SIGNALS]
-    return {run_no for (run_no,) in db.execute(_FULL, (rows.listing(much), MAILBOX_SIGNALS))} if much else set()
+    return {run_no for (run_no,) in db.execute(_FULL, (listing(much), MAILBOX_SIGNALS))} if much else set()
 
 
 def _signals(db: sqlite3.Connection, heads: dict[int, port.RunHead], full: set[int]) -> dict[int, list[Signal]]:
     """Return the signals that runs are loaded with."""
-    found = db.execute(_ALL, (rows.listing(run_no for run_no in heads if run_no not in full),)).fetchall()
+    found = db.execute(_ALL, (listing(run_no for run_no in heads if run_no not in full),)).fetchall()
     if full:
-        wanted = (rows.listing(full), rows.listing(sorted(ENGINE_SIGNALS - {OUTCOME_SIGNAL})), MAILBOX_SIGNALS)
+        wanted = (listing(full), listing(sorted(ENGINE_SIGNALS - {OUTCOME_SIGNAL})), MAILBOX_SIGNALS)
         found += db.execute(_WANTED, wanted).fetchall()
-        found += db.execute(_OUTCOMES, (rows.listing(full), OUTCOME_SIGNAL)).fetchall()
+        found += db.execute(_OUTCOMES, (listing(full), OUTCOME_SIGNAL)).fetchall()
         found.sort(key=lambda row: (row[0], row[1]))
     signals: dict[int, list[Signal]] = {}
     for row in found:
-        signals.setdefault(row[0], []).append(rows.signal_of(heads[row[0]].run_id, row[1:]))
+        signals.setdefault(row[0], []).append(sql.signal_of(heads[row[0]].run_id, row[1:]))
     return signals
 
 
@@ -126,11 +215,11 @@ def read_events(
 ) -> list[Event]:
     """Return a page of the run's history."""
     found = db.execute(
-        f"SELECT {rows.EVENT} FROM events WHERE run_no = (SELECT run_no FROM runs WHERE run_id = ?) AND run_seq > ? "
+        f"SELECT {sql.EVENT} FROM events WHERE run_no = (SELECT run_no FROM runs WHERE run_id = ?) AND run_seq > ? "
         "ORDER BY run_seq LIMIT ?",
         (run_id, after, limit),
     )
-    return rows.events_of(run_id, within(found, most_bytes, text_bytes))
+    return sql.events_of(run_id, within(found, most_bytes, text_bytes))
 
 
 WINDOW = 20_000
@@ -202,11 +291,11 @@ def is_looked_up(query: port.RunQuery) -> bool:
 def _heads(
     db: sqlite3.Connection, where: Where, order: str, query: port.RunQuery, limit: int, place: Any = None
 ) -> port.Found[port.RunHead]:
-    found = db.execute(f"SELECT {rows.HEAD} FROM runs {where.text} ORDER BY {order} LIMIT ?", where.values(limit))
+    found = db.execute(f"SELECT {sql.HEAD} FROM runs {where.text} ORDER BY {order} LIMIT ?", where.values(limit))
     taken = list(within(found, query.most_bytes, text_bytes))
     is_whole = len(taken) < limit and next(found, None) is None
     place_of = itemgetter(14, 1) if query.newest else itemgetter(1)
-    return rows.found_of(taken, rows.head_of, itemgetter(1), place_of, place if is_whole else None)
+    return sql.found_of(taken, sql.head_of, itemgetter(1), place_of, place if is_whole else None)
 
 
 def _run_conditions(query: port.RunQuery) -> Where:
@@ -220,7 +309,7 @@ def _run_conditions(query: port.RunQuery) -> Where:
     where.add_given("created_at >= ?", query.created_from)
     where.add_given("created_at < ?", query.created_until)
     if query.run_ids is not None:
-        where.add("run_id IN (SELECT value FROM json_each(?))", rows.listing(query.run_ids))
+        where.add("run_id IN (SELECT value FROM json_each(?))", listing(query.run_ids))
     for word in words_of(query.text):
         _add_word(where, word)
     return where
@@ -250,7 +339,7 @@ def find_waits(db: sqlite3.Connection, query: port.WaitQuery, limit: int) -> por
         f"SELECT {WAIT} FROM waits JOIN runs USING (run_no) {where.text} ORDER BY run_id, step_id LIMIT ?",
         where.values(limit),
     )
-    return rows.found_of(found.fetchall(), wait_of, wait_name, itemgetter(0, 1))
+    return sql.found_of(found.fetchall(), wait_of, wait_name, itemgetter(0, 1))
 
 
 _OF_RUN = "EXISTS (SELECT 1 FROM runs WHERE runs.run_no = signals.run_no AND {})"
@@ -279,13 +368,13 @@ def find_mailbox(db: sqlite3.Connection, query: port.MailboxQuery, limit: int) -
         where.add("consumed_seq IS NULL")
     index = "" if query.consumed or query.run_id is not None else "INDEXED BY signals_unconsumed"
     found = db.execute(
-        f"SELECT (SELECT run_id FROM runs WHERE runs.run_no = signals.run_no), {rows.SIGNAL} "
+        f"SELECT (SELECT run_id FROM runs WHERE runs.run_no = signals.run_no), {sql.SIGNAL} "
         f"FROM signals {index} {where.text} ORDER BY run_no, inbox_seq LIMIT ?",
         where.values(limit),
     )
     taken = list(within(found, query.most_bytes, text_bytes))
-    place_of = itemgetter(1) if query.run_id is not None else rows.mail_place
-    return rows.found_of(taken, rows.mail_of, rows.mail_name, place_of)
+    place_of = itemgetter(1) if query.run_id is not None else sql.mail_place
+    return sql.found_of(taken, sql.mail_of, sql.mail_name, place_of)
 
 
 _CONCERNS = (
@@ -310,7 +399,7 @@ def find_tasks(db: sqlite3.Connection, query: port.TaskQuery, limit: int) -> por
     where.add_given("run_no = (SELECT run_no FROM runs WHERE run_id = ?)", query.run_id)
     where.add_given("task_id = ?", query.task_id)
     if query.step_ids is not None:
-        where.add("step_id IN (SELECT value FROM json_each(?))", rows.listing(query.step_ids))
+        where.add("step_id IN (SELECT value FROM json_each(?))", listing(query.step_ids))
     where.add_given("status = ?", query.status)
     where.add_given("assignee = ?", query.assignee)
     if query.role is not None:
@@ -319,7 +408,7 @@ def find_tasks(db: sqlite3.Connection, query: port.TaskQuery, limit: int) -> por
     where.add_given("(SELECT plan_id FROM runs WHERE runs.run_no = tasks.run_no) = ?", query.plan_id)
     where.add_given("json_extract(task, '$.due_at') < ?", query.due_before)
     if query.actor is not None:
-        roles = rows.listing([0, *query.actor_roles])
+        roles = listing([0, *query.actor_roles])
         where.add(_CONCERNS.format(of_status=of_status), roles, *status, query.actor, *status, query.actor)
     for word in words_of(query.text):
         plain, quoted = _patterns_of(word)
@@ -333,7 +422,7 @@ def find_tasks(db: sqlite3.Connection, query: port.TaskQuery, limit: int) -> por
     taken = list(within(found, query.most_bytes, text_bytes))
     is_whole = len(taken) < limit and next(found, None) is None
     place = place if is_whole else None
-    return rows.found_of(taken, lambda row: rows.task_of(row[0]), itemgetter(1), itemgetter(1), place)
+    return sql.found_of(taken, lambda row: sql.task_of(row[0]), itemgetter(1), itemgetter(1), place)
 
 
 def stats(db: sqlite3.Connection, now: Instant) -> port.Stats:
@@ -352,8 +441,8 @@ def stats(db: sqlite3.Connection, now: Instant) -> port.Stats:
         jobs=one("SELECT count(*) FROM jobs WHERE queue <> ''"),
         dead_letters=one("SELECT count(*) FROM dead_letters WHERE settled IS NULL"),
         queued=one("SELECT count(*) FROM gate_runs WHERE NOT is_inside"),
-        nodes=one(f"SELECT count(*) FROM nodes WHERE {rows.IS_CURRENT}"),
+        nodes=one(f"SELECT count(*) FROM nodes WHERE {IS_CURRENT}"),
         oldest_ready_at=one("SELECT min(ready_at) FROM runs WHERE ready_at <= :now"),
         queues=dict(db.execute("SELECT queue, count(*) FROM jobs WHERE queue <> '' GROUP BY queue")),
-        leases=dict(db.execute(f"SELECT node, lease_until FROM nodes WHERE {rows.IS_CURRENT}", {"now": now})),
+        leases=dict(db.execute(f"SELECT node, lease_until FROM nodes WHERE {IS_CURRENT}", {"now": now})),
     )

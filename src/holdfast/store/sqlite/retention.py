@@ -5,9 +5,9 @@ from typing import Any
 
 from holdfast.core.audit import AuditEntry
 from holdfast.core.instants import Instant
-from holdfast.store import decisions
+from holdfast.store import decisions, sql
 from holdfast.store.port import PurgePolicy, PurgeReport
-from holdfast.store.sqlite import audit, rows
+from holdfast.store.sqlite import audit, queries
 
 _NAMED = """
 (:tenant IS NULL OR tenant = :tenant) AND (:run_ids IS NULL OR run_id IN (SELECT value FROM json_each(:run_ids)))
@@ -40,7 +40,7 @@ _COUNTED = ("events", "signals", "acceptance_records", "tasks", "dead_letters")
 def purge(db: sqlite3.Connection, policy: PurgePolicy, now: Instant, entry: AuditEntry | None = None) -> PurgeReport:
     """Delete, or with `dry_run` only count, what the policy allows."""
     limit = policy.limit
-    run_ids = None if policy.run_ids is None else rows.encode(policy.run_ids)
+    run_ids = None if policy.run_ids is None else sql.encode(policy.run_ids)
     named = {"tenant": policy.tenant, "run_ids": run_ids}
 
     def select(sql: str, window_ms: int | None, gone: str = "[]") -> list[Any]:
@@ -49,7 +49,7 @@ def purge(db: sqlite3.Connection, policy: PurgePolicy, now: Instant, entry: Audi
         return db.execute(sql, {**named, "until": now - window_ms * 1_000, "limit": limit, "gone": gone}).fetchall()
 
     gone = select(_GONE, policy.finished_run_ms)
-    doomed = rows.listing(run_no for (run_no,) in gone[:limit])
+    doomed = queries.listing(run_no for (run_no,) in gone[:limit])
     tasks = select(_TASKS, policy.task_ms, doomed)
     states = select(_STATES, policy.runtime_state_ms, doomed)
     expired = select(_EXPIRED, 0, doomed)

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from holdfast.core.snapshot import runtime_snapshot
+from holdfast.core.index_rows import runtime_snapshot
 from holdfast.core.state import state_of
 from holdfast.errors import InvalidInput
 from holdfast.store.port import Created, Duplicate, MailboxQuery, PurgePolicy, PurgeReport, RunQuery, Store, TaskQuery

@@ -5,9 +5,8 @@ from msgspec import UNSET, Raw
 from msgspec.structs import replace
 
 from holdfast.core.events import ErrorInfo
-from holdfast.core.index_rows import ActivityRecord
+from holdfast.core.index_rows import ActivityRecord, runtime_snapshot
 from holdfast.core.messages import ActivitySucceeded
-from holdfast.core.snapshot import runtime_snapshot
 from holdfast.core.state import COMPLETED, PENDING, RUNNING, state_of
 from holdfast.store.port import MailboxQuery, Store, TaskQuery, WaitQuery
 from holdfast.testing import START, VirtualClock
