@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.engine.turns import execute, run_cache
+from holdfast.engine.turns import execute
 from holdfast.service.auth.tokens import TokenAccess, make_token, revoke_token
 from holdfast.service.context import make_service
 from holdfast.service.http.server import listening
@@ -41,7 +41,7 @@ async def test_queries_that_replay_their_runs_leave_the_loop_to_others(monkeypat
         run_id = await stage.start("order", order_id="o-1")
         await stage.rest("runs.cancel", {"run_id": run_id})
         await stage.rest("runs.result", {"run_id": run_id, "wait_s": 10})
-        monkeypatch.setattr(run_cache, "rebuild", slow)
+        monkeypatch.setattr(execute, "rebuild", slow)
         ask = {"run_id": run_id, "name": "progress"}
         batch = [{"jsonrpc": "2.0", "id": number, "method": "runs.query", "params": ask} for number in range(5)]
         answers = (await stage.http.post("/rpc", json=batch)).json()

@@ -17,11 +17,12 @@ from holdfast.core.event_writer import NOTHING, Decision, EventWriter
 from holdfast.core.events import NULL, ErrorInfo
 from holdfast.core.messages import ActivityErrored
 from holdfast.core.state import OpenStep, carried
+from holdfast.engine import node
 from holdfast.engine.activities.queue_worker import QueueWorker
 from holdfast.engine.node import TurnTaker
 from holdfast.engine.start.admission import RunQueue
 from holdfast.engine.start.starter import Starter
-from holdfast.engine.turns import owned_run, turn_taker
+from holdfast.engine.turns import owned_runs
 from holdfast.engine.turns.draft import TurnDraft
 from holdfast.engine.turns.owned_runs import OwnedRuns
 from holdfast.program.coroutine import CoroutineProgram
@@ -122,7 +123,7 @@ def test_it_finds_runs_that_are_blamed_for_what_others_did(monkeypatch: pytest.M
 @pytest.mark.contract("OWN-3", "MSG-2")
 def test_it_finds_runs_that_are_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(World, "die", _die_always)
-    monkeypatch.setattr(turn_taker, "poison_of", lambda loaded, limits: None)
+    monkeypatch.setattr(node, "poison_of", lambda loaded, limits: None)
     assert "ends one process after the other" in first_finding()
 
 
@@ -318,7 +319,7 @@ def test_it_finds_jobs_that_are_begun_without_being_taken(monkeypatch: pytest.Mo
 
 @pytest.mark.contract("ACT-1", "OWN-3")
 def test_it_finds_jobs_that_are_given_up_with_the_node_of_their_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owned_run, "is_local", lambda step: step.kind == "activity" and not step.is_detached)
+    monkeypatch.setattr(owned_runs, "is_local", lambda step: step.kind == "activity" and not step.is_detached)
     assert "is a job, and was given up" in first_finding()
 
 

@@ -8,8 +8,8 @@ A **signal** is sent from outside. It is kept in the run's mailbox, in the order
 consumes it, and it can be followed afterwards.
 """
 
-from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, TypeVar, get_args
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 from msgspec.structs import replace
@@ -22,6 +22,8 @@ from holdfast.core.keys import check_name, check_signal_id, fitting_id
 from holdfast.core.timing import DEADLINE_MARK, Retry
 from holdfast.errors import CallerError, InvalidInput, PayloadTooLarge
 from holdfast.limits import ERROR_CAUSES, ERROR_TEXT_CHARS, NAME_BYTES, Limits
+
+T = TypeVar("T")
 
 INTEGER_LIMIT = 2**62
 
@@ -496,3 +498,66 @@ def check_integer(field: str, value: Any, *, optional: bool = False) -> InvalidI
     if type(value) is not int or not -INTEGER_LIMIT < value < INTEGER_LIMIT:
         return InvalidInput(f"{field} must be a whole number of less than 2^62, not {value!r}", field=field)
     return None
+
+
+# --- what signals of the engine's own carry
+
+
+def controls_of(signals: Iterable[Signal]) -> Iterable[Control]:
+    """Return the operators' commands among signals."""
+    for signal in signals:
+        if signal.name == CONTROL_SIGNAL:
+            command = _payload_of(signal, ControlPayload, _UNREADABLE_COMMAND)
+            yield Control(
+                id=signal.id,
+                name=f"{command.name} {command.subject}".rstrip(),
+                signal_id=signal.signal_id,
+                actor=command.actor,
+                reason=command.reason,
+                step_id=command.step_id,
+                is_allowed=command.refusal is None,
+                inbox_seq=signal.inbox_seq,
+                refusal=command.refusal or "",
+                result=command.result,
+                by=signal.by,
+                raise_failure=command.raise_failure,
+                may_override=command.may_override,
+            )
+
+
+def outcomes_of(signals: Iterable[Signal]) -> Iterable[ReportedOutcome]:
+    """Return the outcomes of activities among signals, which were reported by token."""
+    for signal in signals:
+        if signal.name == OUTCOME_SIGNAL:
+            outcome = _payload_of(signal, ActivityOutcome, _UNREADABLE_OUTCOME)
+            yield ReportedOutcome(
+                id=signal.id, step_id=signal.step_id or "", outcome=outcome, inbox_seq=signal.inbox_seq
+            )
+
+
+def updates_of(signals: Iterable[Signal]) -> Iterable[Update]:
+    """Return the updates among signals."""
+    for signal in signals:
+        if signal.name == UPDATE_SIGNAL:
+            update = _payload_of(signal, UpdatePayload, _UNREADABLE_UPDATE)
+            yield Update(
+                id=signal.id,
+                update_id=signal.signal_id,
+                name=update.name,
+                input=update.input,
+                inbox_seq=signal.inbox_seq,
+                by=signal.by,
+            )
+
+
+_UNREADABLE_COMMAND = ControlPayload("", "", refusal="the command cannot be read")  # type: ignore[arg-type]
+_UNREADABLE_UPDATE = UpdatePayload("", NULL)
+_UNREADABLE_OUTCOME = ActivityOutcome(logical_attempt_id=0, engine_attempt_id=0)
+
+
+def _payload_of(signal: Signal, kind: type[T], otherwise: T) -> T:
+    """Return what a signal of the engine's own carries. One that was damaged is refused or answered like any other."""
+    try:
+        return codec.decode(signal.payload, kind)
+    except InvalidInput:
+        return otherwise

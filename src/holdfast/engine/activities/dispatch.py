@@ -12,7 +12,6 @@ from holdfast.core.state import OpenStep, RunState
 from holdfast.engine.activities.context import Outcome, Work
 from holdfast.engine.activities.executor import ActivityExecutor, unfit_options
 from holdfast.engine.turns.draft import TurnDraft
-from holdfast.engine.turns.owned_runs import is_local
 from holdfast.errors import InvalidInput
 from holdfast.program.definitions import ActivityOptions, decode_options
 from holdfast.registry import Registry
@@ -85,3 +84,8 @@ class Dispatcher:
 
     def _is_unknown(self, step: OpenStep) -> bool:
         return step.name in self.unknown and is_local(step)
+
+
+def is_local(step: OpenStep) -> bool:
+    """Return whether a step's activity is carried out by the node that owns the run."""
+    return isinstance(step.body, e.StepStarted) and step.body.queue == "" and not step.is_detached

@@ -16,8 +16,7 @@ from holdfast.core.instants import Instant
 from holdfast.core.state import RUNNING
 from holdfast.engine.activities.dispatch import Dispatcher
 from holdfast.engine.turns.draft import TurnDraft
-from holdfast.engine.turns.execute import RunCache, take_turn
-from holdfast.engine.turns.owned_runs import Drafted
+from holdfast.engine.turns.execute import Drafted, RunCache, take_turn
 from holdfast.limits import Limits
 from holdfast.store.port import LoadedRun, NewRun
 from holdfast.store.types import created_run

@@ -1,16 +1,19 @@
-"""A run in memory, and how it takes its turn.
+"""Runs in memory, how they take their turns, and which of them are kept.
 
-A cached run is a run's state and its program at the same version. It can be dropped at any time, and is
-made again by replaying the history since the last rotation.
+A cached run is a run's state and its program at the same version. It can be dropped at any time, and is made again by
+replaying the history since the last rotation. A node's `RunCache` keeps the last ones that took a turn, and never more
+than so many.
 
 A program that cannot go on (its code and its history differ, its version is not known, it does not come to rest) is
 never guessed at and never fails its run: the turn records what came in and pauses the run, to be looked at.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import TypeVar
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import suppress
 
-from msgspec import Raw
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from holdfast.core import codec
@@ -18,16 +21,11 @@ from holdfast.core import events as e
 from holdfast.core.commands import Command, PauseRun
 from holdfast.core.decide import Input, wait_for
 from holdfast.core.event_writer import Decision, Refusal
-from holdfast.core.events import Event
+from holdfast.core.events import Event, RunStarted
 from holdfast.core.instants import Instant
 from holdfast.core.messages import (
-    CONTROL_SIGNAL,
     ENGINE_SIGNALS,
-    OUTCOME_SIGNAL,
-    UPDATE_SIGNAL,
-    ActivityOutcome,
     Control,
-    ControlPayload,
     DeadSignal,
     DefinitionFound,
     Message,
@@ -35,24 +33,40 @@ from holdfast.core.messages import (
     NodeLost,
     ReportedOutcome,
     Signal,
-    Update,
-    UpdatePayload,
+    controls_of,
     is_deadline,
+    outcomes_of,
+    updates_of,
 )
-from holdfast.core.state import PAUSED, RUNNING, OpenStep, RunState, state_of
+from holdfast.core.state import APPROVED, PAUSED, PENDING, RUNNING, OpenStep, RunState, state_of
 from holdfast.core.tasks import task_operations
 from holdfast.core.timing import step_options
+from holdfast.engine.history import head_of, read_since_rotation, wait_for_event
 from holdfast.engine.turns.draft import LIMITS, TurnDraft
-from holdfast.errors import Conflict, InvalidInput, RunawayWorkflow, RunError, VersionMismatch
+from holdfast.engine.turns.poison import is_suspect, refuse_suspect
+from holdfast.errors import (
+    Conflict,
+    InvalidInput,
+    NotDurable,
+    RunawayWorkflow,
+    RunError,
+    RunTerminal,
+    StoreCorrupt,
+    VersionMismatch,
+)
 from holdfast.limits import ROTATIONS_IN_ONE_BREATH, Limits
 from holdfast.program.outcomes import error_info
 from holdfast.program.port import EndDeferred, Program
 from holdfast.program.replay import CONCERN_PROGRAM, Replay
 from holdfast.program.tasks import answer_check
 from holdfast.registry import Registry
-from holdfast.store.port import LoadedRun
+from holdfast.store.port import LoadedRun, NewRun, RunHead, RunStore
 
-T = TypeVar("T")
+START_S = 10.0
+"""How long a query waits for its run to start."""
+
+REST = 2
+"""How many times as long as a replay for a query took to wait before the next one: the event loop is for turns too."""
 
 
 class CachedRun:
@@ -76,6 +90,14 @@ class CachedRun:
         """Let go of the program."""
         self.is_closed = True
         self.replay.close()
+
+
+class Drafted(Struct, frozen=True):
+    """A turn that a run has taken and that is not committed yet; with the reason if its program cannot go on."""
+
+    cached: CachedRun
+    draft: TurnDraft
+    problem: RunError | None
 
 
 class _Beginning:
@@ -200,7 +222,7 @@ def pause_turn(
     starts = [message for message in loaded.messages if _is_start(message) and not (is_missing and has_begun)]
     others = [message for message in loaded.messages if message not in starts]
     # Before the commands, which may close their steps: their senders know that they count.
-    reported = [] if is_poisoned and not is_missing else list(_outcomes(loaded.signals))
+    reported = [] if is_poisoned and not is_missing else list(outcomes_of(loaded.signals))
     for given in (*starts, None, *reported, *controls_of(loaded.signals)):
         if given is not None:
             draft.handle(given)
@@ -233,7 +255,7 @@ class _Turn:
         signals = draft.signals
         self._mailbox = [signal for signal in signals if signal.name not in ENGINE_SIGNALS] if signals else []
         self._engine_signals = signals if len(self._mailbox) != len(signals) else ()
-        self._updates = list(_updates(signals)) if self._engine_signals else []
+        self._updates = list(updates_of(signals)) if self._engine_signals else []
 
     def run(self, inputs: Sequence[Input]) -> None:
         """Take the inputs. Operators' commands come first, once the run has started: a pause holds what follows."""
@@ -271,7 +293,7 @@ class _Turn:
         are recorded before the program hears of the first. Only a pause that was asked for before comes earlier.
         """
         commands = list(controls_of(signals))
-        reported = sorted(_outcomes(signals), key=lambda reported: not self._may_pause(reported))
+        reported = sorted(outcomes_of(signals), key=lambda reported: not self._may_pause(reported))
         if not reported:
             return commands
         while commands and commands[0].name == "PAUSE":
@@ -415,59 +437,134 @@ def _place(given: Input) -> int:
     return 0 if _is_start(given) else 2 if is_deadline(given) else 1
 
 
-def controls_of(signals: Iterable[Signal]) -> Iterable[Control]:
-    """Return the operators' commands among signals."""
-    for signal in signals:
-        if signal.name == CONTROL_SIGNAL:
-            command = _payload(signal, ControlPayload, _UNREADABLE_COMMAND)
-            yield Control(
-                id=signal.id,
-                name=f"{command.name} {command.subject}".rstrip(),
-                signal_id=signal.signal_id,
-                actor=command.actor,
-                reason=command.reason,
-                step_id=command.step_id,
-                is_allowed=command.refusal is None,
-                inbox_seq=signal.inbox_seq,
-                refusal=command.refusal or "",
-                result=command.result,
-                by=signal.by,
-                raise_failure=command.raise_failure,
-                may_override=command.may_override,
-            )
+# --- which of them are kept
 
 
-def _outcomes(signals: Iterable[Signal]) -> Iterable[ReportedOutcome]:
-    for signal in signals:
-        if signal.name == OUTCOME_SIGNAL:
-            outcome = _payload(signal, ActivityOutcome, _UNREADABLE_OUTCOME)
-            yield ReportedOutcome(
-                id=signal.id, step_id=signal.step_id or "", outcome=outcome, inbox_seq=signal.inbox_seq
-            )
+class RunCache:
+    """Live runs of one node."""
+
+    def __init__(self, store: RunStore, registry: Registry, most: int) -> None:
+        self._store = store
+        self._registry = registry
+        self._most = most
+        self._runs: OrderedDict[str, CachedRun] = OrderedDict()
+        self._deferred: dict[str, tuple[int, Replay]] = {}  # by run, with the epoch of its lease
+        self._asking = asyncio.Lock()
+        self._asked_again_at = 0.0
+
+    def get(self, head: RunHead) -> CachedRun | None:
+        """Return a run if it is in memory at this version."""
+        cached = self._runs.get(head.run_id)
+        if cached is None or cached.state.version != head.version:
+            return None
+        self._runs.move_to_end(head.run_id)
+        return cached
+
+    async def make(self, loaded: LoadedRun) -> tuple[CachedRun, RunError | None]:
+        """Return a run, from memory or from its history; with the reason if its program cannot go on."""
+        cached = self.get(loaded.head)
+        if cached is not None:
+            return cached, None
+        epoch, before = self._deferred.pop(loaded.head.run_id, (0, None))
+        self.forget(loaded.head.run_id)
+        history = await read_since_rotation(self._store, loaded.head)
+        before = before if epoch == loaded.head.lease_epoch else None  # else another node owned it in between
+        cached, problem = rebuild(loaded.head.run_id, history, self._registry, before)
+        if problem is None:
+            self.keep(cached)
+        return cached, problem
+
+    async def fits(self, head: RunHead) -> bool:
+        """Return whether a run waits for code that fits its history, and the code here does. Nothing is written."""
+        if is_suspect(head):  # it could end this process
+            return False
+        try:
+            history = await read_since_rotation(self._store, head)
+            if not history or not state_of(head.run_id, history).awaits_definition:
+                return False
+            cached, problem = rebuild(head.run_id, history, self._registry)
+        except (RunError, StoreCorrupt):
+            return False
+        cached.close()
+        return problem is None
+
+    def beginning(self, new: NewRun) -> CachedRun:
+        """Return a run that is about to be created, or just was; its history is known without asking."""
+        return rebuild(new.run_id, new.events, self._registry)[0]
+
+    def keep(self, cached: CachedRun) -> None:
+        """Keep a run in memory."""
+        self._runs[cached.state.run_id] = cached
+
+    def make_again(self, cached: CachedRun, loaded: LoadedRun) -> None:
+        """Let go of a run whose stretch has ended too early. It is made again, and the end waits for updates then."""
+        self.forget(cached.state.run_id)
+        self._deferred[cached.state.run_id] = loaded.head.lease_epoch, cached.replay
+
+    def trim(self) -> None:
+        """Let go of those that have not been used for longest."""
+        while len(self._runs) > self._most:
+            self._runs.popitem(last=False)[1].close()
+
+    def forget(self, run_id: str) -> None:
+        """Let go of a run."""
+        cached = self._runs.pop(run_id, None)
+        self._deferred.pop(run_id, None)
+        if cached is not None:
+            cached.close()
+
+    def close(self) -> None:
+        """Let go of all."""
+        for cached in self._runs.values():
+            cached.close()
+        self._runs.clear()
+
+    async def at_rest(self, loaded: LoadedRun) -> CachedRun:
+        """Return a run whose program is not begun."""
+        self.forget(loaded.head.run_id)
+        return at_rest(loaded.head.run_id, await read_since_rotation(self._store, loaded.head), self._registry)
+
+    async def query(self, run_id: str, name: str, arguments: Raw) -> Raw:
+        """Ask a run's program about its present state. A run that is about to start is asked once it has started."""
+        head = await head_of(self._store, run_id)
+        if head.status in (PENDING, APPROVED):
+            with suppress(TimeoutError, RunTerminal):
+                async with asyncio.timeout(START_S):
+                    await wait_for_event(self._store, run_id, 1, lambda event: isinstance(event.data, RunStarted))
+            head = await head_of(self._store, run_id)
+        refuse_suspect(head)
+        cached = self.get(head)
+        if cached is not None and not cached.is_ahead:  # what is not durable may never come to be
+            try:
+                return _answer(cached, name, arguments)
+            except (NotDurable, RunawayWorkflow):  # this program no longer agrees with its history
+                self.forget(run_id)
+                raise
+        return await self._answer_from_history(head, name, arguments)
+
+    async def _answer_from_history(self, head: RunHead, name: str, arguments: Raw) -> Raw:
+        """Answer a query by replaying its run. One run is replayed at a time, and not without a pause in between.
+
+        A replay holds up the event loop, which turns, leases and other callers share.
+        """
+        loop = asyncio.get_running_loop()
+        async with self._asking:
+            await asyncio.sleep(max(0.0, self._asked_again_at - loop.time()))
+            history = await read_since_rotation(self._store, head)
+            began_at = loop.time()
+            # Rebuilt for this query only: a turn may be rebuilding the run at the same time, and keeps its own.
+            cached, problem = rebuild(head.run_id, history, self._registry)
+            try:
+                if problem is not None:
+                    raise problem
+                return _answer(cached, name, arguments)
+            finally:
+                cached.close()
+                self._asked_again_at = loop.time() + REST * (loop.time() - began_at)
 
 
-def _updates(signals: Iterable[Signal]) -> Iterable[Update]:
-    for signal in signals:
-        if signal.name == UPDATE_SIGNAL:
-            update = _payload(signal, UpdatePayload, _UNREADABLE_UPDATE)
-            yield Update(
-                id=signal.id,
-                update_id=signal.signal_id,
-                name=update.name,
-                input=update.input,
-                inbox_seq=signal.inbox_seq,
-                by=signal.by,
-            )
-
-
-_UNREADABLE_COMMAND = ControlPayload("", "", refusal="the command cannot be read")  # type: ignore[arg-type]
-_UNREADABLE_UPDATE = UpdatePayload("", e.NULL)
-_UNREADABLE_OUTCOME = ActivityOutcome(logical_attempt_id=0, engine_attempt_id=0)
-
-
-def _payload(signal: Signal, kind: type[T], otherwise: T) -> T:
-    """Return what a signal of the engine's own carries. One that was damaged is refused or answered like any other."""
-    try:
-        return codec.decode(signal.payload, kind)
-    except InvalidInput:
-        return otherwise
+def _answer(cached: CachedRun, name: str, arguments: Raw) -> Raw:
+    if cached.replay.program is None:
+        run_id, status = cached.state.run_id, cached.state.status
+        raise Conflict(f"run {run_id} is {status} and has not started: it cannot answer a query", run_id=run_id)
+    return cached.replay.program.query(name, arguments)

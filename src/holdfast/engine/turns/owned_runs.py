@@ -2,22 +2,37 @@
 
 A run is owned from its claim, or its creation, until a turn releases it or another node has it. Nothing here waits: the
 node's loop asks the store for what is noted here (`should_claim`, `to_load`, `to_release`, `reports`, `should_offer`).
+
+**Batches.** The turns of a batch share one commit. A batch is bounded: what its turns touch stays in the processor's
+cache from the first access to the commit, and no run waits for the turns of thousands of others. Runs that are under
+way go before those that have not begun, so a node finishes what it has started, however much more is started meanwhile.
 """
 
 import asyncio
 import logging
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from msgspec import UNSET
 from msgspec.structs import replace
 
 from holdfast.clock import Rng
+from holdfast.core import codec
 from holdfast.core import events as e
+from holdfast.core.decide import Input
 from holdfast.core.instants import Instant
-from holdfast.core.messages import ActivityReturned, NodeLost
+from holdfast.core.messages import (
+    ActivityDetached,
+    ActivityErrored,
+    ActivityOutcome,
+    ActivityReturned,
+    Message,
+    NodeLost,
+)
 from holdfast.core.state import OpenStep, RunState
 from holdfast.engine.activities.context import Details, Outcome, Work
-from holdfast.engine.activities.dispatch import NONE, Dispatcher
+from holdfast.engine.activities.dispatch import NONE, Dispatcher, is_local
 from holdfast.engine.activities.executor import ActivityExecutor
 from holdfast.engine.activities.queue_worker import QueueWorker
 from holdfast.engine.activities.slots import Slots
@@ -28,15 +43,180 @@ from holdfast.engine.options import NodeOptions
 from holdfast.engine.start.admission import RunQueue
 from holdfast.engine.start.first_turns import First
 from holdfast.engine.turns.draft import TurnDraft
-from holdfast.engine.turns.execute import CachedRun, RunCache
-from holdfast.engine.turns.owned_runs import OwnedRun, ReadyQueue
-from holdfast.engine.turns.poison import Refusals
+from holdfast.engine.turns.execute import CachedRun, Drafted, RunCache
+from holdfast.engine.turns.poison import UNFIT, Refusals
+from holdfast.errors import InvalidInput, TurnRefused
 from holdfast.limits import Limits
 from holdfast.registry import Registry
 from holdfast.store.port import CommitConflict, Heartbeat, LoadedRun, NewRun, Turn
 from holdfast.store.types import created_run
 
+BATCH = 500
+"""How many turns share a commit at most. Fewer cost more commits, and more cost cache misses; both were measured."""
+
+PATIENCE = 20
+"""After so many full batches the node claims more runs, although it has enough to do."""
+
 logger = logging.getLogger("holdfast.node")
+
+
+class OwnedRun:
+    """A run that belongs to this node. It is fresh until it has taken a turn as it was loaded."""
+
+    __slots__ = (
+        "deferred_with",
+        "drafted",
+        "inputs",
+        "is_fresh",
+        "is_tried",
+        "loaded",
+        "losses_after",
+        "refused",
+        "taken",
+    )
+
+    def __init__(self, loaded: LoadedRun) -> None:
+        self.loaded = loaded
+        self.inputs: list[Input] = []
+        self.taken: Sequence[Input] = ()  # the inputs of the turn that is being committed
+        self.is_fresh = True
+        self.drafted: Drafted | None = None  # what it did before it was created
+        self.deferred_with: object = None  # what the turn was given whose end waits for updates
+        self.is_tried = False  # whether it is durable that it takes its turn alone
+        self.losses_after = 0  # how often it counts as lost after its present turn
+        self.refused: TurnRefused | None = None  # why its present turn is no more than a pause
+
+    def lost_steps(self, state: RunState, now: Instant) -> list[OpenStep]:
+        """Return local activities that no message is about: their node is gone, and took them along.
+
+        Only a run that was just loaded shows it: then a step whose next attempt is due has its message beside it,
+        unless a node took the message and was lost with it.
+        """
+        if not self.is_fresh or not state.local_activities:
+            return []
+        reported = {getattr(given, "step_id", None) for given in self.inputs}
+        reported |= {
+            message.step_id
+            for message in self.loaded.messages
+            if message.type == "ActivityCompleted" and _is_of_present_attempt(message, state)
+        }
+        tokens = {message.waiting_token for message in self.loaded.messages}
+        return [
+            step
+            for step in state.open_steps.values()
+            if is_local(step)
+            and (step.due_at is None or step.due_at <= now)
+            and step.step_id not in reported
+            and (step.token is None or step.token not in tokens)
+        ]
+
+    def load_again(self, loaded: LoadedRun, state: RunState) -> None:
+        """Take the run as it was loaded once more, without ownership being claimed again.
+
+        Such a load takes no lock: it may miss a signal that was accepted in time and is about to be durable. So it
+        brings no time-outs of waits; they are handed out again with the next claim.
+        """
+        known = {message.signal_id for message in self.loaded.messages}
+        waits = {step_id for waits in state.waits.values() for step_id in waits}
+        messages = [
+            m for m in loaded.messages if m.signal_id in known or m.type != "TimerDue" or m.step_id not in waits
+        ]
+        self.loaded = replace(loaded, messages=tuple(messages))
+
+    def take_drafted(self, cached: CachedRun) -> Drafted | None:
+        """Return the turn that was taken before, if it was by what is live now; whatever came in since waits."""
+        drafted, self.drafted = self.drafted, None
+        return drafted if drafted is not None and drafted.cached is cached else None
+
+    def is_as_before(self, loaded: LoadedRun) -> bool:
+        """Return whether a later load brings nothing that was not there before."""
+        was, now = self.loaded.head, loaded.head
+        if (was.lease_epoch, was.version) != (now.lease_epoch, now.version) or loaded.signals:
+            return False
+        return {message.signal_id for message in loaded.messages} <= {
+            message.signal_id for message in self.loaded.messages
+        }
+
+    def advance(self, draft: TurnDraft, losses: int = 0) -> None:
+        """Take note of a turn that was committed."""
+        self.taken = ()
+        state, signals, details = draft.state, self.loaded.signals, self.loaded.details
+        self.is_tried = False
+        if draft.received:
+            consumed = {inbox_seq for inbox_seq, _ in draft.received}
+            signals = tuple(signal for signal in signals if signal.inbox_seq not in consumed)
+        if details:
+            details = {step_id: said for step_id, said in details.items() if step_id in state.open_steps}
+        head = replace(self.loaded.head, version=state.version, losses=losses)
+        self.loaded = LoadedRun(head=head, signals=signals, details=details, is_whole=self.loaded.is_whole)
+
+
+def _is_of_present_attempt(message: Message, state: RunState) -> bool:
+    """Return whether the outcome in a message ends the attempt that its step is at: an earlier failure does not."""
+    step = state.open_steps.get(message.step_id or "")
+    try:
+        outcome = codec.decode(message.payload, ActivityOutcome)
+    except InvalidInput:  # it becomes a dead letter
+        return False
+    if step is None or outcome.logical_attempt_id != step.logical_attempt_id:
+        return False
+    is_success = outcome.error is None and not outcome.is_detached
+    return is_success or outcome.engine_attempt_id >= step.engine_attempt_id
+
+
+def unsuccessful(batch: Sequence[OwnedRun]) -> list[tuple[str, str]]:
+    """Return the steps whose attempts have ended without a result."""
+    ended = [(owned.loaded.head.run_id, given) for owned in batch for given in owned.inputs]
+    return [(run_id, o.step_id) for run_id, o in ended if isinstance(o, ActivityErrored | ActivityDetached)]
+
+
+class ReadyQueue:
+    """Which runs are to take a turn."""
+
+    __slots__ = ("_begun", "_full_batches", "_new")
+
+    def __init__(self) -> None:
+        self._begun: OrderedDict[str, None] = OrderedDict()
+        self._new: OrderedDict[str, None] = OrderedDict()
+        self._full_batches = 0
+
+    def __len__(self) -> int:
+        return len(self._begun) + len(self._new)
+
+    def add(self, run_id: str, *, is_new: bool = False) -> None:
+        """Let a run take a turn; if it has not begun, after those that have."""
+        (self._new if is_new else self._begun)[run_id] = None
+
+    def add_again(self, run_ids: Iterable[str]) -> None:
+        """Let runs take the turn that came to nothing."""
+        self._begun.update(dict.fromkeys(run_ids))
+
+    def add_first(self, run_id: str) -> None:
+        """Let a run take its turn with the next batch, however many there are."""
+        self._begun[run_id] = None
+        self._begun.move_to_end(run_id, last=False)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is a whole batch."""
+        return len(self) >= BATCH
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether to claim more runs: the batch has room, or the node has not claimed for long."""
+        return not self.is_full or self._full_batches >= PATIENCE
+
+    def take(self) -> list[str]:
+        """Return the runs of the next batch."""
+        self._full_batches = self._full_batches + 1 if self.is_full else 0
+        batch: dict[str, None] = {}
+        for runs in (self._begun, self._new):
+            if len(batch) + len(runs) <= BATCH:
+                batch |= runs
+                runs.clear()
+            while runs and len(batch) < BATCH:
+                batch[runs.popitem(last=False)[0]] = None
+        return list(batch)
 
 
 class OwnedRuns:
@@ -235,7 +415,10 @@ class OwnedRuns:
             self.changed.set()
             return
         logger.warning("run %s: a turn was not committed (%s)", run_id, conflict.reason)
-        if self.refusals.note(owned, conflict):
+        if conflict.reason not in UNFIT:
+            owned.refused = None  # it only came too late
+        elif owned.refused is None:
+            self.refusals.note(owned.loaded.head, conflict.reason)
             self.to_release.append(run_id)
         self.drop(run_id)
         self.should_claim = True

@@ -18,14 +18,12 @@ from msgspec.structs import replace
 
 from holdfast.core.index_rows import RuntimeSnapshot
 from holdfast.core.instants import Instant
-from holdfast.core.messages import Message
+from holdfast.core.messages import Message, controls_of
 from holdfast.core.state import PAUSED
 from holdfast.engine.turns.draft import aside_turn
-from holdfast.engine.turns.execute import controls_of
-from holdfast.engine.turns.owned_runs import OwnedRun
 from holdfast.errors import Conflict, HoldfastError, PoisonTurn, RunError, TurnRefused
 from holdfast.limits import SUSPECT_LOSSES, Limits
-from holdfast.store.port import CommitConflict, LoadedRun, RunHead, Turn
+from holdfast.store.port import LoadedRun, RunHead, Turn
 
 UNFIT = frozenset({"event exists", "task is open", "cannot be stored"})
 """Conflicts that are not about which node came first: the same turn would be refused again, for ever."""
@@ -104,18 +102,10 @@ class Refusals:
         self.problems: dict[str, tuple[TurnRefused, int]] = {}
         """The runs to pause, each with the last epoch for which that holds."""
 
-    def note(self, owned: OwnedRun, conflict: CommitConflict) -> bool:
-        """Note a conflict, and return whether the run is to be paused by its next turn."""
-        if conflict.reason not in UNFIT:
-            owned.refused = None  # it only came too late
-        elif owned.refused is None:
-            problem, head = (
-                TurnRefused(f"the run's turn was refused by the store: {conflict.reason}"),
-                owned.loaded.head,
-            )
-            self.problems[head.run_id] = problem, head.lease_epoch + 2  # its release, and its claim by this node
-            return True
-        return False
+    def note(self, head: RunHead, reason: str) -> None:
+        """Note that the turn of a run was refused for this reason."""
+        problem = TurnRefused(f"the run's turn was refused by the store: {reason}")
+        self.problems[head.run_id] = problem, head.lease_epoch + 2  # its release, and its claim by this node
 
     def take(self, loaded: LoadedRun) -> TurnRefused | None:
         """Return why the run's turn is to be a pause. What was noted before other nodes had the run does not count."""

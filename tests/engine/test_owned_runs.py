@@ -12,7 +12,8 @@ from holdfast.core.events import ErrorInfo
 from holdfast.core.messages import ActivityDetached, ActivityErrored, ActivityOutcome, ActivitySucceeded, NodeLost
 from holdfast.core.state import state_of
 from holdfast.core.timing import Retry
-from holdfast.engine.turns.owned_runs import OwnedRun, is_local, unsuccessful
+from holdfast.engine.activities.dispatch import is_local
+from holdfast.engine.turns.owned_runs import OwnedRun, unsuccessful
 from holdfast.store.memory import MemoryStore
 from holdfast.testing import START, VirtualClock, samples
 from holdfast.testing.samples import SampleNode, activity, signal, wait
