@@ -10,8 +10,8 @@ import hypothesis
 import pytest
 
 from tests import kinds
-from tests.guarded import memory
 from tests.postgres_server import Databases, Installation
+from tests.server_folder import memory_folder
 from tools import contract
 
 # The conformance suites live in the package, so pytest would not explain their failed assertions.
@@ -26,7 +26,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Nothing here cuts the power, so files in memory do as well as on a disk, and synchronising them takes no time.
-if (room := memory()) is not None:
+if (room := memory_folder()) is not None:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", room)
 
 WATCH = kinds.Watch()

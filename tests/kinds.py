@@ -35,7 +35,7 @@ BY_FOLDER = {
 LONG = frozenset({"postgres", "browser", "process", "chaos", "slow"})
 """The kinds that take longer than one waits for while writing code."""
 
-QUICK_PLACES = frozenset({("memory", 5_000), ("sqlite", 0)})
+QUICK_VARIANTS = frozenset({("memory", 5_000), ("sqlite", 0)})
 """The combinations of store and live runs of `tests/engine` that are quick: each of the four is in one of them."""
 
 QUICK_SEEDS = 20
@@ -60,8 +60,8 @@ def kinds_of(item: pytest.Item) -> set[str]:
 def is_repetition(item: pytest.Item) -> bool:
     """Return whether the test is one of many alike, of which a few are enough while writing code."""
     given = parameters(item)
-    if "place" in given:
-        return (given.get("address"), given["place"]) not in QUICK_PLACES
+    if "variant" in given:
+        return (given.get("address"), given["variant"]) not in QUICK_VARIANTS
     return (
         bool(given.get("seed", 0) >= QUICK_SEEDS) if "sim" in PurePath(item.nodeid.partition("::")[0]).parts else False
     )

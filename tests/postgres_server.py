@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 import asyncpg
 
 from holdfast.store.postgres import PostgresStore
-from tests.guarded import MOST_SECONDS, Folder, can_be_reached, kill_all, remove_shared_memory, signal_all
+from tests.server_folder import MOST_SECONDS, ServerFolder, can_be_reached, kill_all, remove_shared_memory, signal_all
 
 T = TypeVar("T")
 
@@ -108,7 +108,7 @@ class Installation:
 
     def __init__(self, binaries: Path | None = None, *, in_memory: bool = False) -> None:
         self.user = _unprivileged() if os.geteuid() == 0 else None
-        self.folder = Folder.make(self.user.pw_uid if self.user else -1, in_memory=in_memory)
+        self.folder = ServerFolder.make(self.user.pw_uid if self.user else -1, in_memory=in_memory)
         self.password = secrets.token_hex(8)
         self._count = 0
         self.binaries = self._within_reach(binaries or find_binaries())
@@ -324,7 +324,7 @@ class Databases:
     changed more than rows costs its process a new one.
     """
 
-    def __init__(self, dsn: str, folder: Folder | None) -> None:
+    def __init__(self, dsn: str, folder: ServerFolder | None) -> None:
         self._dsn = dsn
         self._folder = folder
         self._free: list[_Prepared] = []
@@ -340,7 +340,7 @@ class Databases:
             fcntl.flock(notes, fcntl.LOCK_EX)
             notes.seek(0)
             path, _, dsn = notes.read().partition(" ")
-            folder = Folder.join(Path(path)) if path else None
+            folder = ServerFolder.join(Path(path)) if path else None
             if folder is None:
                 installation = Installation(in_memory=True)
                 dsn, folder = installation.server().dsn, installation.folder

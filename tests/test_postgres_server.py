@@ -15,7 +15,6 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from tests.guarded import Folder, processes_of
 from tests.postgres_server import (
     RUNNING,
     WHEEL,
@@ -28,6 +27,7 @@ from tests.postgres_server import (
     sql,
     version_of,
 )
+from tests.server_folder import ServerFolder, processes_of
 
 pytestmark = pytest.mark.process
 
@@ -203,7 +203,7 @@ async def test_the_last_one_who_shares_a_server_ends_it(
     assert folder.exists()
     databases.leave()
     await until(lambda: not folder.exists())
-    assert Folder.join(folder) is None
+    assert ServerFolder.join(folder) is None
     again = Databases.shared(tmp_path)
     with again.database() as url:
         assert sql(url, "SELECT 1") == [(1,)]

@@ -16,7 +16,7 @@ from random import Random
 
 from holdfast.cli.exit_codes import UNAVAILABLE
 from tests.chaos import programs
-from tests.chaos.places import Place
+from tests.chaos.stores import HarmedStore
 
 ROOT = Path(__file__).parents[2]
 DELAY_US = 100_000
@@ -105,9 +105,9 @@ class Fleet:
     """So many nodes on one store."""
 
     def __init__(
-        self, place: Place, nodes: int, folder: Path, lease_s: float, rng: Random, chronicle: Chronicle
+        self, store: HarmedStore, nodes: int, folder: Path, lease_s: float, rng: Random, chronicle: Chronicle
     ) -> None:
-        self._place = place
+        self._place = store
         self._folder = folder
         self._lease_s = lease_s
         self._rng = rng

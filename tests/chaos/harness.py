@@ -15,8 +15,8 @@ from random import Random
 from tests.chaos.clients import Clients
 from tests.chaos.fleet import Chronicle, Fleet, now_us, passed
 from tests.chaos.judge import Judge
-from tests.chaos.places import Place, place_named
 from tests.chaos.programs import app
+from tests.chaos.stores import HarmedStore, store_named
 
 SLACK_S = 2.0
 """How long after the end of a lease others have gone on with its runs, at most."""
@@ -95,38 +95,38 @@ def _logged(path: Path) -> Iterator[None]:
 async def _play(order: Order) -> Report:
     rng = Random(order.seed)
     chronicle = Chronicle()
-    place = await asyncio.to_thread(place_named, order.store, order.folder)
-    fleet = Fleet(place, order.nodes, order.folder, order.lease_s, rng, chronicle)
+    store = await asyncio.to_thread(store_named, order.store, order.folder)
+    fleet = Fleet(store, order.nodes, order.folder, order.lease_s, rng, chronicle)
     fleet.plant = order.plant
     clients = Clients(order.runs, order.seconds * 0.9, rng)
     began = asyncio.get_running_loop().time()
     delays = asyncio.create_task(chronicle.note_delays())
     try:
-        async with app.connect(place.url):
+        async with app.connect(store.url):
             await fleet.open()
-            storm = asyncio.create_task(_storm(order, fleet, place, rng, chronicle))
+            storm = asyncio.create_task(_storm(order, fleet, store, rng, chronicle))
             await clients.serve_all(order.patience_s)
             await storm
         await fleet.close()
-        return await _judged(order, place, clients, fleet, chronicle, asyncio.get_running_loop().time() - began)
+        return await _judged(order, store, clients, fleet, chronicle, asyncio.get_running_loop().time() - began)
     finally:
         delays.cancel()
         await fleet.abandon()
-        await asyncio.to_thread(place.close)
+        await asyncio.to_thread(store.close)
 
 
-async def _storm(order: Order, fleet: Fleet, place: Place, rng: Random, chronicle: Chronicle) -> None:
+async def _storm(order: Order, fleet: Fleet, store: HarmedStore, rng: Random, chronicle: Chronicle) -> None:
     """Harm nodes and server for so long, and leave everything running."""
     over = asyncio.Event()
     asyncio.get_running_loop().call_later(order.seconds, over.set)
     pauses = (rng.uniform(order.peace_s, 2 * order.peace_s) for _ in itertools.count())
-    await asyncio.gather(fleet.kill_some(over), fleet.freeze_some(over), _harm_server(over, place, pauses, chronicle))
+    await asyncio.gather(fleet.kill_some(over), fleet.freeze_some(over), _harm_server(over, store, pauses, chronicle))
 
 
-async def _harm_server(over: asyncio.Event, place: Place, pauses: Iterator[float], chronicle: Chronicle) -> None:
+async def _harm_server(over: asyncio.Event, store: HarmedStore, pauses: Iterator[float], chronicle: Chronicle) -> None:
     """Harm the server in every way in turn, until it is over, but in each way once at least."""
-    for number, (what, harm) in enumerate(itertools.cycle(place.harms)):
-        if await passed(over, next(pauses)) and number >= len(place.harms):
+    for number, (what, harm) in enumerate(itertools.cycle(store.harms)):
+        if await passed(over, next(pauses)) and number >= len(store.harms):
             return
         begin = now_us()
         chronicle.outages.append((begin, begin + 3_600_000_000))
@@ -136,12 +136,11 @@ async def _harm_server(over: asyncio.Event, place: Place, pauses: Iterator[float
 
 
 async def _judged(
-    order: Order, place: Place, clients: Clients, fleet: Fleet, chronicle: Chronicle, seconds: float
+    order: Order, store: HarmedStore, clients: Clients, fleet: Fleet, chronicle: Chronicle, seconds: float
 ) -> Report:
     judge = Judge(chronicle, order.lease_s)
-    async with app.connect(place.url):
-        store = app.runtime().store
-        await judge.judge(store, clients.promises, order.folder / "ledger")
+    async with app.connect(store.url):
+        await judge.judge(app.runtime().store, clients.promises, order.folder / "ledger")
     limit_s = order.lease_s + SLACK_S
     late = [seconds for seconds in judge.recoveries_s if seconds > limit_s]
     if late:

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cli.console import environment
-from tests.cli.forks import Forks, forking
+from tests.cli.command_process import environment
+from tests.cli.forked_commands import ForkedCommands, fork_commands
 
 
 @pytest.fixture(scope="session")
-def forks() -> Iterator[Forks]:
+def forks() -> Iterator[ForkedCommands]:
     """Return what runs commands quickly."""
-    with forking(environment()) as made:
+    with fork_commands(environment()) as made:
         yield made

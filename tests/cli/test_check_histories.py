@@ -16,9 +16,9 @@ import pytest
 import holdfast as hf
 from holdfast.engine.check_histories import check_runs, check_store, count_runs
 from holdfast.store.port import Found
-from tests.cli.console import MOST_SECONDS, command, environment
-from tests.cli.forks import Forks
-from tests.engine.place import until_event
+from tests.cli.command_process import MOST_SECONDS, command, environment
+from tests.cli.forked_commands import ForkedCommands
+from tests.engine.harness import wait_for_event
 
 pytestmark = pytest.mark.process
 
@@ -70,7 +70,7 @@ async def folder(tmp_path: Path) -> Path:
     async with app.node(f"sqlite:///{tmp_path}/shop.db"):
         for number in (0, 1, 2, 9):
             started = await app.start(order, number % 9, run_id=f"run-{number}")
-            await until_event(started, "SignalWaiting")
+            await wait_for_event(started, "SignalWaiting")
         await started.signal("go", "")
         await started.result()
     (tmp_path / "same.py").write_text(SHOP)
@@ -79,7 +79,7 @@ async def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def check(forks: Forks, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def check(forks: ForkedCommands, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command on the folder's store; it leaves everything as it was."""
     before = (folder / "shop.db").read_bytes()
     done = forks.run(folder, environment(HOLDFAST_STORE="sqlite:///shop.db"), "check-histories", *arguments)
@@ -96,7 +96,7 @@ def check(forks: Forks, folder: Path, *arguments: str) -> subprocess.CompletedPr
 
 
 @pytest.mark.contract("WF-3")
-def test_code_that_fits_is_fine(forks: Forks, folder: Path) -> None:
+def test_code_that_fits_is_fine(forks: ForkedCommands, folder: Path) -> None:
     done = check(forks, folder, "same.py")
     assert (done.returncode, done.stderr) == (0, "runs checked: 3; would be paused: 0; store: sqlite:///shop.db\n")
     assert "order" in done.stdout
@@ -106,7 +106,9 @@ def test_code_that_fits_is_fine(forks: Forks, folder: Path) -> None:
 
 
 @pytest.mark.contract("WF-3")
-def test_code_that_has_changed_is_a_problem_of_the_runs_that_have_passed_it(forks: Forks, folder: Path) -> None:
+def test_code_that_has_changed_is_a_problem_of_the_runs_that_have_passed_it(
+    forks: ForkedCommands, folder: Path
+) -> None:
     done = check(forks, folder, "changed.py")
     assert (done.returncode, done.stderr) == (1, "runs checked: 3; would be paused: 2; store: sqlite:///shop.db\n")
     for run_id in ("run-0", "run-1"):
@@ -118,14 +120,14 @@ def test_code_that_has_changed_is_a_problem_of_the_runs_that_have_passed_it(fork
 
 
 @pytest.mark.contract("WF-3")
-def test_json_is_one_object_for_each_problem(forks: Forks, folder: Path) -> None:
+def test_json_is_one_object_for_each_problem(forks: ForkedCommands, folder: Path) -> None:
     done = check(forks, folder, "changed.py", "--json", "--finished")
     assert done.returncode == 1
     problems = [json.loads(line) for line in done.stdout.splitlines()]
     assert [problem["run_id"] for problem in problems] == ["run-0", "run-1", "run-9"]
     for problem in problems:
-        place, _, line = problem.pop("source").rpartition(":")
-        assert (place, CHANGED.splitlines()[int(line) - 1].strip()[:5]) == (f"{folder}/changed.py", "await")
+        variant, _, line = problem.pop("source").rpartition(":")
+        assert (variant, CHANGED.splitlines()[int(line) - 1].strip()[:5]) == (f"{folder}/changed.py", "await")
         assert problem.pop("message").startswith("event 3: the history has StepStarted")
         assert problem == {
             "run_id": problem["run_id"],
@@ -139,14 +141,14 @@ def test_json_is_one_object_for_each_problem(forks: Forks, folder: Path) -> None
 
 
 @pytest.mark.contract("WF-3")
-def test_a_version_that_is_gone_is_a_problem(forks: Forks, folder: Path) -> None:
+def test_a_version_that_is_gone_is_a_problem(forks: ForkedCommands, folder: Path) -> None:
     done = check(forks, folder, "outgrown.py")
     assert done.returncode == 1
     assert "run-0  order version 1: VersionMismatch\n    run run-0 needs version '1' of 'order'" in done.stdout
 
 
 @pytest.mark.contract("WF-3")
-def test_a_damaged_run_is_a_problem_and_the_others_are_checked(forks: Forks, folder: Path) -> None:
+def test_a_damaged_run_is_a_problem_and_the_others_are_checked(forks: ForkedCommands, folder: Path) -> None:
     with closing(sqlite3.connect(folder / "shop.db")) as db:
         number = "(SELECT run_no FROM runs WHERE run_id = ?)"
         db.execute("UPDATE runs SET snapshot = '{' WHERE run_id = 'run-0'")
@@ -196,7 +198,7 @@ async def test_a_history_is_taken_as_far_as_it_went_when_the_run_was_found() -> 
     async with app.node(store):
         run = await app.start(order, 1)
         found = await store.load([run.run_id])
-        await until_event(run, "SignalWaiting")
+        await wait_for_event(run, "SignalWaiting")
         assert found[0] is not None
         late = _Late(store, found[0].head)
         assert await check_store(app.registry, late) == []
@@ -215,7 +217,7 @@ class _Late:
         return Found([] if query.after else [self._head])
 
 
-async def test_a_store_without_runs_is_no_green_light(forks: Forks, tmp_path: Path) -> None:
+async def test_a_store_without_runs_is_no_green_light(forks: ForkedCommands, tmp_path: Path) -> None:
     (tmp_path / "same.py").write_text(SHOP)
     app, order = shop()
     address = f"sqlite:///{tmp_path}/other.db"
@@ -232,7 +234,7 @@ async def test_a_store_without_runs_is_no_green_light(forks: Forks, tmp_path: Pa
     assert (done.returncode, done.stderr) == (0, f"runs checked: 0; would be paused: 0; store: {address}\n")
 
 
-def test_a_store_that_is_not_there_is_not_made(forks: Forks, tmp_path: Path) -> None:
+def test_a_store_that_is_not_there_is_not_made(forks: ForkedCommands, tmp_path: Path) -> None:
     (tmp_path / "same.py").write_text(SHOP)
     (tmp_path / "empty.db").touch()
     for address, code, reason in [
@@ -252,7 +254,7 @@ def test_a_store_that_is_not_there_is_not_made(forks: Forks, tmp_path: Path) -> 
     assert {file.name for file in tmp_path.iterdir()} <= {"same.py", "empty.db", "__pycache__"}
 
 
-def test_a_store_of_another_program_or_of_another_version_is_left_as_it_is(forks: Forks, folder: Path) -> None:
+def test_a_store_of_another_program_or_of_another_version_is_left_as_it_is(forks: ForkedCommands, folder: Path) -> None:
     with closing(sqlite3.connect(folder / "shop.db")) as db:
         db.execute("DELETE FROM holdfast_schema")
         db.commit()

@@ -18,8 +18,8 @@ import pytest
 from holdfast.cli.commands import spec_of
 from holdfast.cli.main import commands
 from holdfast.service.operations import OPERATIONS
-from tests.cli.console import MOST_SECONDS, command, environment
-from tests.cli.forks import Forks
+from tests.cli.command_process import MOST_SECONDS, command, environment
+from tests.cli.forked_commands import ForkedCommands
 from tests.cli.shop import SHOP
 
 pytestmark = pytest.mark.process
@@ -27,10 +27,10 @@ pytestmark = pytest.mark.process
 Done = subprocess.CompletedProcess[str]
 
 
-class Place:
+class CommandSetup:
     """A folder with an app, a store, and a server that runs it."""
 
-    def __init__(self, folder: Path, url: str, forks: Forks) -> None:
+    def __init__(self, folder: Path, url: str, forks: ForkedCommands) -> None:
         self.folder = folder
         self.url = url
         self.forks = forks
@@ -51,15 +51,15 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Iterator[Place]:
-    """Return a place whose server is running: all tests of this module share it."""
+def setup(tmp_path_factory: pytest.TempPathFactory, forks: ForkedCommands) -> Iterator[CommandSetup]:
+    """Return a folder whose server is running: all tests of this module share it."""
     folder = tmp_path_factory.mktemp("place")
     (folder / "shop.py").write_text(SHOP)
     with serving(folder, "--store", "sqlite:///shop.db", "--open") as (url, said):
         assert "access is open" in said
-        place = Place(folder, url, forks)
-        place.hf("run", "start", "echo", "--run-id", "run-0", "--wait")
-        yield place
+        setup = CommandSetup(folder, url, forks)
+        setup.hf("run", "start", "echo", "--run-id", "run-0", "--wait")
+        yield setup
 
 
 @contextmanager
@@ -80,8 +80,8 @@ def serving(folder: Path, *words: str) -> Iterator[tuple[str, str]]:
     assert "the service has stopped" in rest
 
 
-def start(place: Place, *words: str, run_id: str) -> str:
-    assert place.json("run", "start", *words, "--run-id", run_id)["run_id"] == run_id
+def start(setup: CommandSetup, *words: str, run_id: str) -> str:
+    assert setup.json("run", "start", *words, "--run-id", run_id)["run_id"] == run_id
     return run_id
 
 
@@ -95,140 +95,140 @@ def until(ask: Callable[[], Any], is_it: Callable[[Any], bool]) -> Any:
 
 
 @pytest.mark.contract("API-1", "SIG-12")
-def test_a_run_from_its_start_to_its_end(place: Place) -> None:
-    run_id = start(place, "order", "order_id=o-1", "cents:=4200", "--tag", "web", "--tag", "new", run_id="run-1")
-    until(lambda: place.json("run", "waits", run_id), lambda page: page["items"])
-    shown = place.hf("run", "show", run_id).stdout
+def test_a_run_from_its_start_to_its_end(setup: CommandSetup) -> None:
+    run_id = start(setup, "order", "order_id=o-1", "cents:=4200", "--tag", "web", "--tag", "new", run_id="run-1")
+    until(lambda: setup.json("run", "waits", run_id), lambda page: page["items"])
+    shown = setup.hf("run", "show", run_id).stdout
     assert re.search(r"^status +RUNNING$", shown, re.MULTILINE)
     assert re.search(r"^tags +web, new$", shown, re.MULTILINE)
     assert re.search(r"^created at +\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \(\d+ s ago\)$", shown, re.MULTILINE)
     assert re.search(r"^approval +RUNNING +signal", shown, re.MULTILINE)
-    assert place.hf("run", "query", run_id, "progress").stdout == '{"order_id":"o-1"}\n'
-    assert place.hf("run", "update", run_id, "double", "number:=21", "--update-id", "u-1").stdout == "42\n"
-    assert run_id in place.hf("signal", "waiting", "--name", "approval").stdout
-    assert "run-1" in place.hf("run", "list", "--tag", "web", "--created-from", "1h").stdout
-    accepted = place.json("run", "signal", run_id, "approval", "approved:=true", "--signal-id", "click-1")
+    assert setup.hf("run", "query", run_id, "progress").stdout == '{"order_id":"o-1"}\n'
+    assert setup.hf("run", "update", run_id, "double", "number:=21", "--update-id", "u-1").stdout == "42\n"
+    assert run_id in setup.hf("signal", "waiting", "--name", "approval").stdout
+    assert "run-1" in setup.hf("run", "list", "--tag", "web", "--created-from", "1h").stdout
+    accepted = setup.json("run", "signal", run_id, "approval", "approved:=true", "--signal-id", "click-1")
     assert (accepted["accepted"], accepted["signal_id"]) == (True, "click-1")
-    assert place.hf("run", "result", run_id).stdout == '"o-1: true"\n'.replace("true", "True")
-    tail = place.hf("run", "tail", run_id).stdout.splitlines()
+    assert setup.hf("run", "result", run_id).stdout == '"o-1: true"\n'.replace("true", "True")
+    tail = setup.hf("run", "tail", run_id).stdout.splitlines()
     assert (tail[0].split()[2], tail[-1].split()[2]) == ("RunQueued", "RunCompleted")
-    lines = [json.loads(line) for line in place.hf("run", "tail", run_id, "--json", "--after", "2").stdout.splitlines()]
+    lines = [json.loads(line) for line in setup.hf("run", "tail", run_id, "--json", "--after", "2").stdout.splitlines()]
     assert [event["run_seq"] for event in lines] == list(range(3, len(tail) + 1))
-    assert place.json("signal", "receipt", run_id, "approval", "click-1")["status"] == "consumed"
-    assert place.json("signal", "mailbox", run_id) == {"items": [], "next": None}
-    assert place.json("signal", "unconsumed", "--finished")["items"] == []
-    assert [event["run_seq"] for event in place.json("run", "events", run_id, "--limit", "2")["items"]] == [1, 2]
-    assert place.json("run", "get", run_id)["status"] == place.json("run", "snapshot", run_id)["status"] == "COMPLETED"
-    again = place.json("run", "retry", run_id, "--signal-id", "again-1")
+    assert setup.json("signal", "receipt", run_id, "approval", "click-1")["status"] == "consumed"
+    assert setup.json("signal", "mailbox", run_id) == {"items": [], "next": None}
+    assert setup.json("signal", "unconsumed", "--finished")["items"] == []
+    assert [event["run_seq"] for event in setup.json("run", "events", run_id, "--limit", "2")["items"]] == [1, 2]
+    assert setup.json("run", "get", run_id)["status"] == setup.json("run", "snapshot", run_id)["status"] == "COMPLETED"
+    again = setup.json("run", "retry", run_id, "--signal-id", "again-1")
     assert again["run_id"] != run_id
-    assert place.hf("run", "start", "echo", "value=x", "--wait").stdout == '"x"\n'
-    assert place.hf("run", "start", "failing", "--wait", code=1).stderr.endswith(": ValueError: by design\n")
+    assert setup.hf("run", "start", "echo", "value=x", "--wait").stdout == '"x"\n'
+    assert setup.hf("run", "start", "failing", "--wait", code=1).stderr.endswith(": ValueError: by design\n")
 
 
 @pytest.mark.contract("API-1", "SIG-13")
-def test_commands_to_runs(place: Place) -> None:
-    run_id = start(place, "order", "order_id=o-2", run_id="run-2")
-    assert place.json("run", "pause", run_id, "--reason", "lunch", "--wait")["is_decided"]
-    assert place.json("run", "get", run_id)["status"] == "PAUSED"
-    assert place.json("run", "resume", run_id, "--wait")["command"] == "RESUME"
-    assert "has started already" in place.hf("run", "approve", run_id, "--wait", code=4).stderr
-    assert place.json("run", "cancel", run_id, "--wait")["is_decided"]
-    assert "run-2 has been cancelled" in place.hf("run", "result", run_id, code=1).stderr
-    ended = start(place, "order", "order_id=o-3", run_id="run-3")
-    assert place.json("run", "terminate", ended, "--wait")["command"] == "EMERGENCY_STOP"
-    paying = start(place, "paying", "order_id=o-4", run_id="run-4")
-    until(lambda: place.json("run", "get", paying), lambda run: run["status"] == "PAUSED")
-    done = place.hf("run", "retry-step", paying, "no-such-step")
+def test_commands_to_runs(setup: CommandSetup) -> None:
+    run_id = start(setup, "order", "order_id=o-2", run_id="run-2")
+    assert setup.json("run", "pause", run_id, "--reason", "lunch", "--wait")["is_decided"]
+    assert setup.json("run", "get", run_id)["status"] == "PAUSED"
+    assert setup.json("run", "resume", run_id, "--wait")["command"] == "RESUME"
+    assert "has started already" in setup.hf("run", "approve", run_id, "--wait", code=4).stderr
+    assert setup.json("run", "cancel", run_id, "--wait")["is_decided"]
+    assert "run-2 has been cancelled" in setup.hf("run", "result", run_id, code=1).stderr
+    ended = start(setup, "order", "order_id=o-3", run_id="run-3")
+    assert setup.json("run", "terminate", ended, "--wait")["command"] == "EMERGENCY_STOP"
+    paying = start(setup, "paying", "order_id=o-4", run_id="run-4")
+    until(lambda: setup.json("run", "get", paying), lambda run: run["status"] == "PAUSED")
+    done = setup.hf("run", "retry-step", paying, "no-such-step")
     assert "the run will decide, and may refuse; --wait waits until it has" in done.stderr
-    assert place.json("run", "retry-step", paying, "charge", "--wait")["is_decided"]
-    until(lambda: place.json("run", "get", paying), lambda run: run["status"] == "PAUSED")
-    assert place.json("run", "skip", paying, "charge", '"paid in cash"', "--wait")["is_decided"]
-    assert place.hf("run", "result", paying).stdout == '"paid in cash"\n'
+    assert setup.json("run", "retry-step", paying, "charge", "--wait")["is_decided"]
+    until(lambda: setup.json("run", "get", paying), lambda run: run["status"] == "PAUSED")
+    assert setup.json("run", "skip", paying, "charge", '"paid in cash"', "--wait")["is_decided"]
+    assert setup.hf("run", "result", paying).stdout == '"paid in cash"\n'
 
 
 @pytest.mark.contract("API-1", "TSK-1")
-def test_tasks(place: Place) -> None:
-    run_id = start(place, "asking", "who=cleo", run_id="run-5")
-    page = until(lambda: place.json("task", "list", "--run-id", run_id), lambda page: page["items"])
+def test_tasks(setup: CommandSetup) -> None:
+    run_id = start(setup, "asking", "who=cleo", run_id="run-5")
+    page = until(lambda: setup.json("task", "list", "--run-id", run_id), lambda page: page["items"])
     task_id = page["items"][0]["task_id"]
-    assert place.json("task", "claim", task_id, "--actor", "ann")["assignee"] == "ann"
-    assert place.json("task", "release", task_id, "--actor", "ann")["assignee"] is None
-    assert place.json("task", "assign", task_id, "bob")["assignee"] == "bob"
-    assert place.json("task", "reassign", task_id, "cleo", "--role", "boss")["roles"] == ["boss"]
-    place.hf("task", "comment", task_id, "I have asked.", "--actor", "cleo")
-    assert re.search(r"^assignee +cleo$", place.hf("task", "show", task_id).stdout, re.MULTILINE)
-    assert place.json("task", "complete", task_id, "true", "--actor", "cleo")["status"] == "COMPLETED"
-    assert "cleo" in place.hf("task", "complete", task_id, "true", "--actor", "ann", code=4).stderr
-    assert len(place.json("task", "history", task_id)["items"]) >= 6
-    assert place.hf("run", "result", run_id).stdout == "true\n"
+    assert setup.json("task", "claim", task_id, "--actor", "ann")["assignee"] == "ann"
+    assert setup.json("task", "release", task_id, "--actor", "ann")["assignee"] is None
+    assert setup.json("task", "assign", task_id, "bob")["assignee"] == "bob"
+    assert setup.json("task", "reassign", task_id, "cleo", "--role", "boss")["roles"] == ["boss"]
+    setup.hf("task", "comment", task_id, "I have asked.", "--actor", "cleo")
+    assert re.search(r"^assignee +cleo$", setup.hf("task", "show", task_id).stdout, re.MULTILINE)
+    assert setup.json("task", "complete", task_id, "true", "--actor", "cleo")["status"] == "COMPLETED"
+    assert "cleo" in setup.hf("task", "complete", task_id, "true", "--actor", "ann", code=4).stderr
+    assert len(setup.json("task", "history", task_id)["items"]) >= 6
+    assert setup.hf("run", "result", run_id).stdout == "true\n"
 
 
 @pytest.mark.contract("API-1", "MSG-3")
-def test_the_installation_and_what_else_there_is(place: Place) -> None:
-    assert place.json("system", "health")["status"] == "ok"
-    start(place, "far", run_id="run-6")
-    queues = until(lambda: place.json("queue", "list"), lambda page: page["items"])
+def test_the_installation_and_what_else_there_is(setup: CommandSetup) -> None:
+    assert setup.json("system", "health")["status"] == "ok"
+    start(setup, "far", run_id="run-6")
+    queues = until(lambda: setup.json("queue", "list"), lambda page: page["items"])
     assert queues["items"] == [{"name": "gpu", "jobs": 1}]
-    assert place.json("system", "stats")["jobs"] == 1
-    assert [node["is_here"] for node in place.json("system", "nodes")["items"]] == [True]
-    assert place.json("system", "alerts") == {"items": []}
-    assert "echo" in place.hf("workflow", "list").stdout
-    assert place.json("workflow", "show", "order", "--version", "1")["name"] == "order"
+    assert setup.json("system", "stats")["jobs"] == 1
+    assert [node["is_here"] for node in setup.json("system", "nodes")["items"]] == [True]
+    assert setup.json("system", "alerts") == {"items": []}
+    assert "echo" in setup.hf("workflow", "list").stdout
+    assert setup.json("workflow", "show", "order", "--version", "1")["name"] == "order"
     many = json.dumps([{"run_id": "run-6", "name": "a"}, {"run_id": "nowhere", "name": "a"}])
-    sent = place.json("signal", "send-many", many)["items"]
+    sent = setup.json("signal", "send-many", many)["items"]
     assert (sent[0]["result"]["accepted"], sent[1]["problem"]["code"]) == (True, "NotFound")
     payload = ("--signal-payload", '{"approved": true}')
-    started = place.json("signal", "start-with", "order", "approval", "order_id=o-7", *payload)
+    started = setup.json("signal", "start-with", "order", "approval", "order_id=o-7", *payload)
     assert started["signal"]["accepted"]
-    assert place.json("dead-letter", "list") == {"items": [], "next": None}
+    assert setup.json("dead-letter", "list") == {"items": [], "next": None}
     for words in (("dead-letter", "show"), ("dead-letter", "requeue"), ("dead-letter", "drop")):
-        assert "there is no dead letter 'none'" in place.hf(*words, "none", code=3).stderr
-    assert place.json("call", "runs.get", "run_id=run-6")["workflow"] == "far"
-    assert re.search(r"^runs.start +run start ", place.hf("call").stdout, re.MULTILINE)
+        assert "there is no dead letter 'none'" in setup.hf(*words, "none", code=3).stderr
+    assert setup.json("call", "runs.get", "run_id=run-6")["workflow"] == "far"
+    assert re.search(r"^runs.start +run start ", setup.hf("call").stdout, re.MULTILINE)
 
 
 @pytest.mark.contract("API-1", "API-4")
-def test_tokens(place: Place) -> None:
-    done = place.hf("token", "create", "ann", "--role", "operator", "--scope", "runs:write", "--tenant", "acme")
+def test_tokens(setup: CommandSetup) -> None:
+    done = setup.hf("token", "create", "ann", "--role", "operator", "--scope", "runs:write", "--tenant", "acme")
     assert re.fullmatch(r"holdfast_[0-9a-f]{16}_[0-9a-f]{72}\n", done.stdout), "a shell can take it as it is"
     assert done.stderr == "holdfast: this is shown once, and only its hash is kept\n"
     prefix = done.stdout[:25]
     assert re.search(
-        rf"^{prefix} +ann +operator +acme +.*in 90 days.* +yes$", place.hf("token", "list").stdout, re.MULTILINE
+        rf"^{prefix} +ann +operator +acme +.*in 90 days.* +yes$", setup.hf("token", "list").stdout, re.MULTILINE
     )
-    revoked = place.json("token", "revoke", prefix)
+    revoked = setup.json("token", "revoke", prefix)
     assert (revoked["is_valid"], revoked["name"], revoked["scopes"]) == (False, "ann", ["runs:write"])
-    assert "a token needs a role" in place.hf("token", "create", "bob", code=2).stderr
+    assert "a token needs a role" in setup.hf("token", "create", "bob", code=2).stderr
 
 
 @pytest.mark.contract("API-4", "FMT-2")
-def test_what_is_leaked_or_to_be_forgotten_goes(place: Place) -> None:
-    token = place.hf("token", "create", "lost", "--role", "viewer").stdout.strip()
-    assert place.json("token", "revoke-leaked", token)["is_valid"] is False
-    assert "there is no run 'none'" in place.hf("run", "delete", "none", code=3).stderr
-    assert place.json("tenant", "delete", "nobody", "--yes")["runs"] == 0
-    assert "say that this is meant" in place.hf("tenant", "delete", "nobody", code=2).stderr
+def test_what_is_leaked_or_to_be_forgotten_goes(setup: CommandSetup) -> None:
+    token = setup.hf("token", "create", "lost", "--role", "viewer").stdout.strip()
+    assert setup.json("token", "revoke-leaked", token)["is_valid"] is False
+    assert "there is no run 'none'" in setup.hf("run", "delete", "none", code=3).stderr
+    assert setup.json("tenant", "delete", "nobody", "--yes")["runs"] == 0
+    assert "say that this is meant" in setup.hf("tenant", "delete", "nobody", code=2).stderr
 
 
 @pytest.mark.contract("API-4")
-def test_the_audit_log_is_listed_and_exported(place: Place) -> None:
-    place.hf("token", "create", "auditor", "--role", "viewer")
-    newest = place.json("audit", "list", "--limit", "1")["items"][0]
+def test_the_audit_log_is_listed_and_exported(setup: CommandSetup) -> None:
+    setup.hf("token", "create", "auditor", "--role", "viewer")
+    newest = setup.json("audit", "list", "--limit", "1")["items"][0]
     assert (newest["operation"], newest["actor"], newest["by"]) == ("tokens.create", "anonymous", None), "it is open"
-    assert "tokens.create" in place.hf("audit", "list").stdout
-    lines = [json.loads(line) for line in place.hf("audit", "export").stdout.splitlines()]
+    assert "tokens.create" in setup.hf("audit", "list").stdout
+    lines = [json.loads(line) for line in setup.hf("audit", "export").stdout.splitlines()]
     assert lines[-1] == newest
     assert [line["at"] for line in lines] == sorted(line["at"] for line in lines)
-    assert place.hf("audit", "export", "--operation", "nothing").stdout == ""
+    assert setup.hf("audit", "export", "--operation", "nothing").stdout == ""
 
 
 @pytest.mark.contract("API-4")
-def test_the_first_token_is_made_on_the_store_and_opens_the_server(tmp_path: Path, place: Place) -> None:
+def test_the_first_token_is_made_on_the_store_and_opens_the_server(tmp_path: Path, setup: CommandSetup) -> None:
     (tmp_path / "shop.py").write_text(SHOP)
     direct = {"HOLDFAST_STORE": "sqlite:///own.db"}
 
     def run(*words: str, **more: str) -> Done:
-        return place.forks.run(tmp_path, environment(**more), *words)
+        return setup.forks.run(tmp_path, environment(**more), *words)
 
     assert run("store", "migrate", **direct).returncode == 0
     token = run("token", "create", "ann", "--role", "viewer", **direct).stdout.strip()
@@ -246,7 +246,7 @@ def test_the_first_token_is_made_on_the_store_and_opens_the_server(tmp_path: Pat
         assert (done.returncode, done.stderr) == (5, "holdfast: this needs the scope 'runs:write'\n")
 
 
-def test_what_is_wrong_is_told_in_one_line_with_its_exit_code(place: Place) -> None:
+def test_what_is_wrong_is_told_in_one_line_with_its_exit_code(setup: CommandSetup) -> None:
     for words, code, said in [
         (["run", "show", "nowhere"], 3, "there is no run 'nowhere'"),
         (["run", "start", "nothing"], 3, "no workflow 'nothing' here (`holdfast workflow list` lists them"),
@@ -262,7 +262,7 @@ def test_what_is_wrong_is_told_in_one_line_with_its_exit_code(place: Place) -> N
         (["run", "list", "--server", "http://127.0.0.1:1"], 6, "no server answers at http://127.0.0.1:1"),
         (["run", "list", "--server", "http://x", "--store", "sqlite:///shop.db"], 2, "give one or the other"),
     ]:
-        done = place.hf(*words, code=code)
+        done = setup.hf(*words, code=code)
         assert done.stdout == ""
         assert done.stderr.startswith("holdfast: ")
         assert said in done.stderr
@@ -270,32 +270,32 @@ def test_what_is_wrong_is_told_in_one_line_with_its_exit_code(place: Place) -> N
 
 
 @pytest.mark.contract("API-1")
-def test_outcomes_by_token(place: Place) -> None:
+def test_outcomes_by_token(setup: CommandSetup) -> None:
     def token_of(file: str) -> str:
-        start(place, "measuring", f"file={file}", run_id=file)
-        until(lambda: (place.hf("run", "get", file), (place.folder / file).exists()), lambda seen: seen[1])
-        return (place.folder / file).read_text()
+        start(setup, "measuring", f"file={file}", run_id=file)
+        until(lambda: (setup.hf("run", "get", file), (setup.folder / file).exists()), lambda seen: seen[1])
+        return (setup.folder / file).read_text()
 
     token = token_of("measured")
-    assert place.json("activity", "complete", token, "42") == {"accepted": True}
-    assert place.hf("run", "result", "measured").stdout == "42\n"
-    assert "takes no outcome any more" in place.hf("activity", "complete", token, "43", code=4).stderr
+    assert setup.json("activity", "complete", token, "42") == {"accepted": True}
+    assert setup.hf("run", "result", "measured").stdout == "42\n"
+    assert "takes no outcome any more" in setup.hf("activity", "complete", token, "43", code=4).stderr
     token = token_of("unmeasured")
-    assert place.json("activity", "fail", token, "--message", "out of order", "--no-retryable") == {"accepted": True}
-    assert "out of order" in place.hf("run", "result", "unmeasured", code=1).stderr
+    assert setup.json("activity", "fail", token, "--message", "out of order", "--no-retryable") == {"accepted": True}
+    assert "out of order" in setup.hf("run", "result", "unmeasured", code=1).stderr
 
 
 @pytest.mark.contract("API-2")
-def test_errors_are_objects_for_programs(place: Place) -> None:
-    done = place.hf("run", "get", "nowhere", "--json", code=3)
+def test_errors_are_objects_for_programs(setup: CommandSetup) -> None:
+    done = setup.hf("run", "get", "nowhere", "--json", code=3)
     assert json.loads(done.stderr)["code"] == "NotFound"
     assert done.stdout == ""
 
 
 @pytest.mark.contract("API-1")
-def test_a_store_answers_as_its_server_does(place: Place) -> None:
-    start(place, "echo", "value=same", run_id="run-8")
-    place.hf("run", "result", "run-8")
+def test_a_store_answers_as_its_server_does(setup: CommandSetup) -> None:
+    start(setup, "echo", "value=same", run_id="run-8")
+    setup.hf("run", "result", "run-8")
     direct = {"HOLDFAST_STORE": "sqlite:///shop.db"}
     for words in (
         ["run", "get", "run-8"],
@@ -303,31 +303,31 @@ def test_a_store_answers_as_its_server_does(place: Place) -> None:
         ["run", "show", "run-8"],
         ["run", "result", "run-8"],
     ):
-        done = place.run(*words, "--json", **direct)
+        done = setup.run(*words, "--json", **direct)
         assert (done.returncode, done.stderr) == (0, "")
-        assert json.loads(done.stdout) == place.json(*words)
-    done = place.run("run", "start", "echo", "value=x", **direct)
+        assert json.loads(done.stdout) == setup.json(*words)
+    done = setup.run("run", "start", "echo", "value=x", **direct)
     assert done.returncode == 3
     assert done.stderr.startswith("holdfast: there is no workflow 'echo' here (")
     assert done.stderr.endswith("name the app with --app)\n")
-    place.run("token", "create", "viewer", "--role", "viewer", **direct)
-    by = place.json("audit", "list", "--limit", "1")["items"][0]["by"]
-    assert f"  {by['name']} ({by['token_id']})  " in place.hf("audit", "list", "--limit", "1").stdout
-    done = place.run("run", "start", "echo", "value=x", "--app", "shop.py", "--wait", **direct)
+    setup.run("token", "create", "viewer", "--role", "viewer", **direct)
+    by = setup.json("audit", "list", "--limit", "1")["items"][0]["by"]
+    assert f"  {by['name']} ({by['token_id']})  " in setup.hf("audit", "list", "--limit", "1").stdout
+    done = setup.run("run", "start", "echo", "value=x", "--app", "shop.py", "--wait", **direct)
     assert (done.returncode, done.stdout) == (0, '"x"\n'), "the server's node has done it"
-    done = place.run("run", "tail", "run-8", **direct)
+    done = setup.run("run", "tail", "run-8", **direct)
     assert done.stdout.splitlines()[-1].split()[2] == "RunCompleted"
-    done = place.run("run", "get", "nowhere", **direct)
+    done = setup.run("run", "get", "nowhere", **direct)
     assert (done.returncode, done.stderr) == (3, "holdfast: there is no run 'nowhere'\n")
 
 
-def test_who_has_seen_enough_is_no_error(place: Place) -> None:
+def test_who_has_seen_enough_is_no_error(setup: CommandSetup) -> None:
     words = " ".join(command("run", "events", "run-0"))
     done = subprocess.run(
         f"{words} | head -1",
         shell=True,
-        cwd=place.folder,
-        env=environment(HOLDFAST_SERVER=place.url),
+        cwd=setup.folder,
+        env=environment(HOLDFAST_SERVER=setup.url),
         capture_output=True,
         text=True,
         timeout=MOST_SECONDS,
@@ -338,10 +338,10 @@ def test_who_has_seen_enough_is_no_error(place: Place) -> None:
 
 
 @pytest.mark.parametrize(("more", "is_coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
-def test_a_terminal_is_kept_within_its_width(place: Place, more: dict[str, str], is_coloured: bool) -> None:
+def test_a_terminal_is_kept_within_its_width(setup: CommandSetup, more: dict[str, str], is_coloured: bool) -> None:
     screen, terminal = pty.openpty()
-    env = environment(HOLDFAST_SERVER=place.url, COLUMNS="60", TERM="xterm-256color", **more)
-    process = subprocess.Popen(command("run", "list"), cwd=place.folder, env=env, stdout=terminal)
+    env = environment(HOLDFAST_SERVER=setup.url, COLUMNS="60", TERM="xterm-256color", **more)
+    process = subprocess.Popen(command("run", "list"), cwd=setup.folder, env=env, stdout=terminal)
     os.close(terminal)
     shown = _read_all(screen)
     assert process.wait(MOST_SECONDS) == 0
@@ -364,12 +364,12 @@ def _read_all(screen: int) -> str:
         shown += part
 
 
-def test_interrupting_is_clean(place: Place) -> None:
-    start(place, "order", "order_id=o-9", run_id="run-9")
-    env = environment(HOLDFAST_SERVER=place.url)
+def test_interrupting_is_clean(setup: CommandSetup) -> None:
+    start(setup, "order", "order_id=o-9", run_id="run-9")
+    env = environment(HOLDFAST_SERVER=setup.url)
     words = command("run", "tail", "run-9")
     process = subprocess.Popen(
-        words, cwd=place.folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        words, cwd=setup.folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     assert process.stdout.readline().split()[2] == "RunQueued"

@@ -23,7 +23,7 @@ from holdfast.service.http.openapi import EXAMPLES
 from holdfast.service.http.problems import status_of
 from holdfast.service.operations import OPERATIONS
 from holdfast.service.registry import Request, operation
-from tests.service.ways import words_of
+from tests.service.callers import words_of
 from tools.commands import PAGE, page_with, table
 
 Asked = list[tuple[str, dict[str, Any]]]

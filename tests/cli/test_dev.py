@@ -13,8 +13,8 @@ import pytest
 
 from holdfast.cli import dev_child
 from holdfast.cli.dev_child import DevOptions
-from tests.cli.console import MOST_SECONDS, Running, environment, running
-from tests.cli.forks import Forks
+from tests.cli.command_process import MOST_SECONDS, Running, environment, running
+from tests.cli.forked_commands import ForkedCommands
 
 pytestmark = pytest.mark.process
 
@@ -109,7 +109,7 @@ async def test_code_that_cannot_be_imported_is_waited_with(
         os.close(theirs)
 
 
-def test_what_dev_and_server_refuse(forks: Forks, tmp_path: Path) -> None:
+def test_what_dev_and_server_refuse(forks: ForkedCommands, tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(SHOP.replace("import prices\n", ""))
     done = forks.run(tmp_path, environment(), "dev", "shop.py", "--host", "0.0.0.0")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)

@@ -12,8 +12,8 @@ import pytest
 
 import holdfast as hf
 from holdfast.store.sqlite.connection import APPLICATION_ID
-from tests.cli.console import environment
-from tests.cli.forks import Forks
+from tests.cli.command_process import environment
+from tests.cli.forked_commands import ForkedCommands
 from tests.postgres_server import sql
 
 pytestmark = pytest.mark.process
@@ -39,7 +39,7 @@ def findings(report: dict[str, Any], subject: str) -> list[dict[str, Any]]:
     return [one for one in report["findings"] if one["subject"] == subject]
 
 
-async def test_a_healthy_store_is_fine(forks: Forks, tmp_path: Path) -> None:
+async def test_a_healthy_store_is_fine(forks: ForkedCommands, tmp_path: Path) -> None:
     await fill(f"sqlite:///{tmp_path}/shop.db", 3)
     done = forks.run(tmp_path, environment(), "doctor", "--store", "sqlite:///shop.db", "--thorough")
     assert (done.returncode, done.stderr) == (0, "")
@@ -55,7 +55,7 @@ async def test_a_healthy_store_is_fine(forks: Forks, tmp_path: Path) -> None:
 
 
 @pytest.mark.contract("INV")
-async def test_a_stuck_run_ends_with_1_and_says_what_to_do(forks: Forks, tmp_path: Path) -> None:
+async def test_a_stuck_run_ends_with_1_and_says_what_to_do(forks: ForkedCommands, tmp_path: Path) -> None:
     await fill(f"sqlite:///{tmp_path}/shop.db", 2)
     with closing(sqlite3.connect(tmp_path / "shop.db", isolation_level=None)) as db:
         db.execute("DELETE FROM waits WHERE run_no = (SELECT run_no FROM runs WHERE run_id = 'open-1')")
@@ -75,7 +75,7 @@ async def test_a_stuck_run_ends_with_1_and_says_what_to_do(forks: Forks, tmp_pat
     assert done.stdout.splitlines()[-1].endswith("things are wrong")
 
 
-def test_a_store_that_cannot_be_looked_at_ends_with_2(forks: Forks, tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_looked_at_ends_with_2(forks: ForkedCommands, tmp_path: Path) -> None:
     for address, said, advice in (
         ("sqlite:///none.db", "there is no such store", "name another with --store"),
         ("postgresql://ann:secret@127.0.0.1:1/shop", "cannot be reached", "see that it can be reached"),
@@ -93,7 +93,7 @@ def test_a_store_that_cannot_be_looked_at_ends_with_2(forks: Forks, tmp_path: Pa
     assert (done.returncode, "begins empty" in done.stderr) == (2, True)
 
 
-def test_a_store_that_is_old_or_damaged_ends_with_1(forks: Forks, tmp_path: Path) -> None:
+def test_a_store_that_is_old_or_damaged_ends_with_1(forks: ForkedCommands, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "old.db")) as db:
         db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         db.execute("CREATE TABLE holdfast_schema (version INTEGER, oldest_reader INTEGER, applied_at INTEGER)")
@@ -106,13 +106,13 @@ def test_a_store_that_is_old_or_damaged_ends_with_1(forks: Forks, tmp_path: Path
 
 
 @pytest.mark.parametrize("sample", ["-1", "100001", "many"])
-def test_a_sample_has_a_sensible_size(forks: Forks, tmp_path: Path, sample: str) -> None:
+def test_a_sample_has_a_sensible_size(forks: ForkedCommands, tmp_path: Path, sample: str) -> None:
     done = forks.run(tmp_path, environment(), "doctor", "--sample", sample)
     assert (done.returncode, "--sample" in done.stderr) == (2, True)
 
 
 @pytest.mark.contract("STO-1")
-def test_it_looks_at_a_server_too(forks: Forks, tmp_path: Path, empty_database: str) -> None:
+def test_it_looks_at_a_server_too(forks: ForkedCommands, tmp_path: Path, empty_database: str) -> None:
     done = forks.run(tmp_path, environment(), "doctor", "--store", empty_database, "--json")
     assert (done.returncode, "store migrate" in json.loads(done.stdout)["findings"][0]["advice"]) == (1, True)
     assert sql(empty_database, "SELECT to_regnamespace('holdfast')") == [(None,)], "and changes nothing"

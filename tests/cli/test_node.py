@@ -19,8 +19,8 @@ from holdfast.engine.turns.draft import start_run
 from holdfast.settings import without_password
 from holdfast.store.port import Created
 from holdfast.store.sqlite import SqliteStore
-from tests.cli.console import Desk, Running, environment, running
-from tests.cli.forks import Forks
+from tests.cli.command_process import ActivityServer, Running, environment, running
+from tests.cli.forked_commands import ForkedCommands
 
 pytestmark = pytest.mark.process
 
@@ -76,9 +76,9 @@ LEASE_S = NodeOptions().lease_ms / 1_000
 class Shop:
     """A store, and nodes of their own processes that work on it."""
 
-    def __init__(self, folder: Path, store: SqliteStore, desk: Desk) -> None:
+    def __init__(self, folder: Path, store: SqliteStore, activities: ActivityServer) -> None:
         self._folder = folder
-        self._desk = desk
+        self._desk = activities
         self.store = store
 
     def node(self, *arguments: str) -> AbstractAsyncContextManager[Running]:
@@ -105,31 +105,31 @@ class Shop:
 
 
 @pytest.fixture
-async def desk() -> AsyncIterator[Desk]:
+async def activities() -> AsyncIterator[ActivityServer]:
     """Return where activities call."""
-    async with Desk.opened() as desk:
-        yield desk
+    async with ActivityServer.opened() as activities:
+        yield activities
 
 
 @pytest.fixture
-async def shop(tmp_path: Path, desk: Desk) -> AsyncIterator[Shop]:
+async def shop(tmp_path: Path, activities: ActivityServer) -> AsyncIterator[Shop]:
     """Return a shop without a node."""
     (tmp_path / "shop.py").write_text(SHOP)
     store = await SqliteStore.open(tmp_path / "shop.db")
     await store.migrate()
-    yield Shop(tmp_path, store, desk)
+    yield Shop(tmp_path, store, activities)
     await store.close()
 
 
 @pytest.mark.contract("MSG-4", "OWN-3")
 async def test_a_node_that_is_told_to_end_records_what_was_under_way_and_another_goes_on_at_once(
-    shop: Shop, desk: Desk
+    shop: Shop, activities: ActivityServer
 ) -> None:
     async with shop.node("--drain-s", "1000", "--name", "first") as first, shop.node("--name", "second") as second:
         await first.until("works on")
         await second.until("works on")
         await shop.start()
-        under_way = await desk.call()
+        under_way = await activities.call()
         told, other = (first, second) if (await shop.owner() or "").startswith("first") else (second, first)
         told.send(signal.SIGTERM)
         await told.until("activities under way: 1")
@@ -137,7 +137,7 @@ async def test_a_node_that_is_told_to_end_records_what_was_under_way_and_another
         under_way.answer("box")
         loop = asyncio.get_running_loop()
         answered_at = loop.time()
-        following = await desk.call()
+        following = await activities.call()
         assert loop.time() - answered_at < LEASE_S / 2, "nobody waits for the lease to end"
         assert await told.ended() == 0
         following.answer("bag")
@@ -183,10 +183,10 @@ async def test_programs_read_the_log_as_lines_of_json(shop: Shop, tmp_path: Path
 
 
 @pytest.mark.contract("MSG-4")
-async def test_a_node_that_is_told_to_end_claims_nothing_more(shop: Shop, desk: Desk) -> None:
+async def test_a_node_that_is_told_to_end_claims_nothing_more(shop: Shop, activities: ActivityServer) -> None:
     async with shop.node() as node:
         await shop.start("letter")
-        under_way = await desk.call()
+        under_way = await activities.call()
         node.send(signal.SIGTERM)
         await node.until("activities under way: 1")
         await shop.start("letter", "late")
@@ -197,22 +197,24 @@ async def test_a_node_that_is_told_to_end_claims_nothing_more(shop: Shop, desk: 
 
 
 @pytest.mark.contract("MSG-4", "OWN-3", "ACT-1")
-async def test_what_takes_too_long_is_given_back_to_a_node_that_is_waiting(shop: Shop, desk: Desk) -> None:
+async def test_what_takes_too_long_is_given_back_to_a_node_that_is_waiting(
+    shop: Shop, activities: ActivityServer
+) -> None:
     async with shop.node("--drain-s", "0.2", "--name", "first") as first:
         await shop.start()
-        await desk.call()
+        await activities.call()
         assert (await shop.owner() or "").startswith("first#")
         async with shop.node("--name", "second") as second:
             await second.until("works on")
             loop = asyncio.get_running_loop()
             told_at = loop.time()
             first.send(signal.SIGTERM)
-            again = await desk.call()
+            again = await activities.call()
             assert loop.time() - told_at < LEASE_S / 2, "nobody waits for the lease to end"
             assert (await shop.owner() or "").startswith("second#")
             assert await first.ended() == 0
             again.answer("box")
-            (await desk.call()).answer("bag")
+            (await activities.call()).answer("bag")
             second.send(signal.SIGTERM)
             assert await second.ended() == 0
     assert "activities given up because they took too long: 1" in first.said
@@ -222,10 +224,10 @@ async def test_what_takes_too_long_is_given_back_to_a_node_that_is_waiting(shop:
 
 
 @pytest.mark.contract("MSG-4")
-async def test_an_activity_in_a_thread_does_not_keep_the_process(shop: Shop, desk: Desk) -> None:
+async def test_an_activity_in_a_thread_does_not_keep_the_process(shop: Shop, activities: ActivityServer) -> None:
     async with shop.node("--drain-s", "0") as node:
         await shop.start("letter")
-        await desk.call()
+        await activities.call()
         node.send(signal.SIGTERM)
         assert await node.ended() == 0
     assert "left behind" in node.said
@@ -239,11 +241,11 @@ async def test_an_activity_in_a_thread_does_not_keep_the_process(shop: Shop, des
     [("order", signal.SIGTERM, 143), ("order", signal.SIGINT, 130), ("letter", signal.SIGTERM, 143)],
 )
 async def test_a_second_signal_ends_at_once(
-    shop: Shop, desk: Desk, workflow: str, number: signal.Signals, code: int
+    shop: Shop, activities: ActivityServer, workflow: str, number: signal.Signals, code: int
 ) -> None:
     async with shop.node("--drain-s", "1000") as node:
         await shop.start(workflow)
-        await desk.call()
+        await activities.call()
         node.send(number)
         await node.until("a second signal ends it at once")
         node.send(number)
@@ -259,10 +261,10 @@ async def _insist(node: Any) -> None:
 
 
 @pytest.mark.untraced  # coverage saves its file inside os._exit: not in a handler that may have interrupted it
-async def test_two_signals_end_a_node_whose_loop_is_stuck(shop: Shop, desk: Desk) -> None:
+async def test_two_signals_end_a_node_whose_loop_is_stuck(shop: Shop, activities: ActivityServer) -> None:
     async with shop.node() as node:
         await shop.start("stuck")
-        await desk.call()
+        await activities.call()
         node.send(signal.SIGTERM)
         insisting = asyncio.create_task(_insist(node))  # one alone may be told to a thread that is not stuck
         assert await node.ended() in (130, 143)
@@ -311,7 +313,7 @@ async def test_a_node_says_which_queues_it_works_on_and_that_its_store_is_new(tm
     ],
 )
 def test_a_node_that_would_have_nothing_to_do_is_refused(
-    forks: Forks, tmp_path: Path, arguments: list[str], said: str
+    forks: ForkedCommands, tmp_path: Path, arguments: list[str], said: str
 ) -> None:
     (tmp_path / "shop.py").write_text(SHOP)
     done = forks.run(tmp_path, environment(), "node", "shop.py", *arguments)
@@ -333,7 +335,7 @@ def test_an_address_is_shown_without_passwords(address: str, shown: str) -> None
     assert without_password(address) == shown
 
 
-def test_a_node_without_a_store_says_so(forks: Forks, tmp_path: Path) -> None:
+def test_a_node_without_a_store_says_so(forks: ForkedCommands, tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(SHOP)
     done = forks.run(tmp_path, environment(), "node", "shop.py", "--store", "sqlite:///nowhere/shop.db")
     assert done.returncode == 6

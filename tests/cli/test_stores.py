@@ -16,8 +16,8 @@ from holdfast.errors import Conflict, StoreCorrupt, StoreUnavailable
 from holdfast.store.sqlite import backup
 from holdfast.store.sqlite.backup import copy_store, file_info
 from holdfast.store.sqlite.migrate import latest_version
-from tests.cli.console import environment, run
-from tests.cli.forks import Forks
+from tests.cli.command_process import environment, run
+from tests.cli.forked_commands import ForkedCommands
 
 pytestmark = pytest.mark.process
 
@@ -41,7 +41,7 @@ async def fill(path: Path, count: int) -> None:
             await (await app.start(echo, "x" * 1_000, run_id=f"run-{number}")).result()
 
 
-async def test_a_store_is_made_looked_at_copied_and_put_back(forks: Forks, tmp_path: Path) -> None:
+async def test_a_store_is_made_looked_at_copied_and_put_back(forks: ForkedCommands, tmp_path: Path) -> None:
     env = environment(HOLDFAST_STORE="sqlite:///shop.db")
     done = forks.run(tmp_path, env, "store", "migrate", "--json")
     made = {"store": "sqlite:///shop.db", "schema_version": latest_version()}
@@ -121,7 +121,7 @@ async def test_nothing_is_put_over_what_is_there(tmp_path: Path) -> None:
         file_info(tmp_path / "notes.txt")
 
 
-def test_what_is_wrong_with_a_store_is_told_with_what_to_do(forks: Forks, tmp_path: Path) -> None:
+def test_what_is_wrong_with_a_store_is_told_with_what_to_do(forks: ForkedCommands, tmp_path: Path) -> None:
     env = environment()
     with closing(sqlite3.connect(tmp_path / "other.db")) as db:
         db.execute("CREATE TABLE t (a)")
@@ -185,14 +185,14 @@ async def test_what_cannot_be_shown_is_no_reason_to_fail(tmp_path: Path) -> None
     assert done.stdout.splitlines()[1].startswith(r"r\xe4um-1")
 
 
-def test_variables_for_clients_are_no_settings(forks: Forks, tmp_path: Path) -> None:
+def test_variables_for_clients_are_no_settings(forks: ForkedCommands, tmp_path: Path) -> None:
     env = environment(HOLDFAST_SERVER="http://127.0.0.1:1", HOLDFAST_TOKEN="t")
     assert forks.run(tmp_path, env, "store", "migrate").returncode == 0
     assert forks.run(tmp_path, env, "run", "list", "--store", "sqlite:///holdfast.db").returncode == 0
     assert forks.run(tmp_path, env, "run", "list").returncode == 6
 
 
-def test_a_machine_is_measured_without_a_trace(forks: Forks, tmp_path: Path) -> None:
+def test_a_machine_is_measured_without_a_trace(forks: ForkedCommands, tmp_path: Path) -> None:
     done = forks.run(tmp_path, environment(), "bench", "--seconds", "0.2", "--json")
     measured = json.loads(done.stdout)
     assert measured["runs"] > 0
@@ -202,7 +202,7 @@ def test_a_machine_is_measured_without_a_trace(forks: Forks, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_is_written_for_shells(forks: Forks, tmp_path: Path, shell: str) -> None:
+def test_completion_is_written_for_shells(forks: ForkedCommands, tmp_path: Path, shell: str) -> None:
     done = forks.run(tmp_path, environment(), "completion", shell)
     assert done.returncode == 0
     assert "check-histories" in done.stdout

@@ -17,9 +17,9 @@ from holdfast.client.transports import Unreachable, error_of
 from holdfast.errors import Conflict, EngineError, HoldfastError, InvalidInput, NotFound, RateLimited
 from holdfast.service.http.problems import problem_of
 from holdfast.service.operations import OPERATIONS, STREAMS
-from tests.service.reading import served, settled
-from tests.service.stage import make_app, on_stage
-from tests.service.ways import client_of
+from tests.service.callers import client_of
+from tests.service.in_process import make_app, serve_in_process
+from tests.service.stream_readers import served, settled
 from tools.client_stubs import STUBS, flat, stubs
 
 QUICKLY = hf.Retry(max_attempts=4, initial_ms=1)
@@ -45,8 +45,8 @@ def test_the_stubs_are_those_of_the_catalogue() -> None:
 
 @pytest.mark.parametrize("how", ["client in process", "client over HTTP"])
 async def test_answers_are_equal_and_typed_whatever_the_way(how: str) -> None:
-    async with on_stage() as stage:
-        client, other = client_of(stage, how), client_of(stage, "client in process")
+    async with serve_in_process() as server:
+        client, other = client_of(server, how), client_of(server, "client in process")
         run = await client.runs.start("order", input={"order_id": "o-1"}, request_id="r")
         assert run == await other.runs.start("order", input={"order_id": "o-1"}, request_id="r")
         receipt = await client.signals.send(run.run_id, "approval", payload={"approved": True}, signal_id="s")
@@ -90,8 +90,8 @@ class BadWay(httpx.AsyncBaseTransport):
 
 @pytest.mark.contract("QUE-1", "SIG-5")
 async def test_what_failed_on_its_way_is_asked_again_under_the_same_id_and_done_once() -> None:
-    async with on_stage() as stage:
-        way = BadWay(stage.http._transport, "refused", "lost", "proxy")
+    async with serve_in_process() as server:
+        way = BadWay(server.http._transport, "refused", "lost", "proxy")
         client = Client("http://shop", transport=way, retry=QUICKLY)
         run = await client.runs.start("patient")
         assert len(way.bodies) == 4
@@ -109,8 +109,8 @@ async def test_what_failed_on_its_way_is_asked_again_under_the_same_id_and_done_
 
 
 async def test_what_was_refused_is_not_asked_again() -> None:
-    async with on_stage() as stage:
-        way = BadWay(stage.http._transport)
+    async with serve_in_process() as server:
+        way = BadWay(server.http._transport)
         client = Client("http://shop", transport=way, retry=QUICKLY)
         with pytest.raises(NotFound) as caught:
             await client.runs.get("nowhere")

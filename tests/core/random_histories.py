@@ -27,7 +27,7 @@ from holdfast.core.messages import (
 )
 from holdfast.core.state import RUNNING, OpenStep
 from holdfast.core.timing import Retry
-from tests.core.driving import (
+from tests.core.driver import (
     SECOND,
     Driver,
     activity,

@@ -11,8 +11,8 @@ from holdfast.core.keys import event_id, event_key
 from holdfast.core.messages import SignalRequest
 from holdfast.core.state import RUNNING, RunStatus
 from holdfast.errors import Conflict, InvalidInput
-from tests.core.bodies import ERROR, run_in
-from tests.core.driving import BY, START, Driver, activity, child, done, task, timer, wait
+from tests.core.driver import BY, START, Driver, activity, child, done, task, timer, wait
+from tests.core.event_bodies import ERROR, run_in
 
 COMMANDS: list[tuple[c.Command, str]] = [
     (activity("s"), "StepStarted"),

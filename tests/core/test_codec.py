@@ -18,8 +18,8 @@ from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.events import Body, CallerRef, EngineRunRef, UnknownBody
 from holdfast.errors import CorruptHistory, InvalidInput
-from tests.core.bodies import SAMPLES
-from tests.core.driving import Driver, activity
+from tests.core.driver import Driver, activity
+from tests.core.event_bodies import SAMPLES
 
 ANN = CallerRef("0123456789abcdef", "ann")
 BY_NAME = [pytest.param(msgspec.structs.replace(body, by=ANN), id=type(body).__name__) for body, _ in SAMPLES]

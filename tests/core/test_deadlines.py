@@ -15,7 +15,7 @@ from holdfast.core.snapshot import project_run
 from holdfast.core.state import RunStatus, state_of
 from holdfast.core.timing import Retry
 from holdfast.limits import ERROR_TEXT_CHARS
-from tests.core.driving import BROKEN, FATAL, SECOND, START, Driver, done, outcome
+from tests.core.driver import BROKEN, FATAL, SECOND, START, Driver, done, outcome
 
 LATE = "activity 'charge' was not done within 1000 ms of being scheduled"
 

@@ -22,8 +22,7 @@ from holdfast.core.messages import (
 from holdfast.core.state import APPROVED, PAUSED, PENDING, RUNNING, TERMINAL, RunStatus, state_of
 from holdfast.core.timing import Retry
 from holdfast.errors import Conflict, InvalidInput, RunTerminal
-from tests.core.bodies import run_in
-from tests.core.driving import (
+from tests.core.driver import (
     BROKEN,
     BY,
     FATAL,
@@ -38,6 +37,7 @@ from tests.core.driving import (
     timer,
     wait,
 )
+from tests.core.event_bodies import run_in
 
 THREE = Retry(max_attempts=3, initial_ms=1_000, factor=2.0, jitter=0.0)
 

@@ -10,8 +10,8 @@ from holdfast.core import events as e
 from holdfast.core.event_writer import Decision
 from holdfast.core.index_rows import ActivityRecord, IndexChanges, Task, Wait, index_changes
 from holdfast.core.state import RUNNING, RunState, fold
-from tests.core.bodies import ERROR, run_in
-from tests.core.driving import SECOND, START, Driver, activity, answered, done, made, task, timer, wait
+from tests.core.driver import SECOND, START, Driver, activity, answered, done, made, task, timer, wait
+from tests.core.event_bodies import ERROR, run_in
 from tests.core.random_histories import Plan, carry_out, plans
 
 ENDS: list[e.Body] = [e.RunCompleted(), e.RunFailed(ERROR), e.RunCancelled(), e.ContinuedAsNew()]

@@ -12,9 +12,9 @@ from holdfast.core.events import UnknownBody
 from holdfast.core.invariants import INVARIANTS, SystemView, Violation, check, check_drained
 from holdfast.core.messages import ActivityDetached
 from holdfast.core.state import RunStatus
-from tests.core.bodies import run_in
-from tests.core.driving import START, Driver, activity, child, failed, made, task, timer, wait
-from tests.core.planted import PLANTED, View, busy, parent_and_child, unowned
+from tests.core.broken_views import BROKEN_VIEWS, View, busy, parent_and_child, unowned
+from tests.core.driver import START, Driver, activity, child, failed, made, task, timer, wait
+from tests.core.event_bodies import run_in
 from tests.core.random_histories import Plan, carry_out, plans
 from tools import contract
 
@@ -50,14 +50,14 @@ def test_a_healthy_parent_and_its_child_have_no_violation() -> None:
 
 @pytest.mark.contract("INV", "EVT-1", "EVT-4", "EVT-5", "PRJ-4", "SIG-1", "SIG-4", "TSK-2", "TMR-1")
 @pytest.mark.parametrize(
-    ("invariant", "make"), [(name, make) for name, _, make in PLANTED], ids=[title for _, title, _ in PLANTED]
+    ("invariant", "make"), [(name, make) for name, _, make in BROKEN_VIEWS], ids=[title for _, title, _ in BROKEN_VIEWS]
 )
 def test_a_planted_violation_is_found(invariant: str, make: Callable[[], View]) -> None:
     assert invariant in names(make())
 
 
 def test_every_invariant_has_a_planted_violation() -> None:
-    assert {invariant for invariant, _, _ in PLANTED} == set(INVARIANTS)
+    assert {invariant for invariant, _, _ in BROKEN_VIEWS} == set(INVARIANTS)
 
 
 @pytest.mark.contract("INV")

@@ -20,7 +20,7 @@ from holdfast.core.keys import (
     storage_key,
 )
 from holdfast.errors import InvalidInput
-from tests.core.driving import Driver
+from tests.core.driver import Driver
 
 COMPOSED, DECOMPOSED = "caf\u00e9", "cafe\u0301"
 

@@ -12,8 +12,8 @@ from holdfast.core.event_writer import Decision, Refusal
 from holdfast.core.messages import ControlName
 from holdfast.core.state import APPROVED, CANCELLED, PAUSED, PENDING, RUNNING, TERMINAL, RunStatus
 from holdfast.errors import RunTerminal
-from tests.core.bodies import run_in
-from tests.core.driving import BROKEN, FATAL, Driver, activity, done, failed, timer
+from tests.core.driver import BROKEN, FATAL, Driver, activity, done, failed, timer
+from tests.core.event_bodies import run_in
 
 NAMES: tuple[ControlName, ...] = get_args(ControlName)
 

@@ -17,7 +17,7 @@ from holdfast.core.messages import ActivityDetached, ActivityReturned, NodeLost,
 from holdfast.core.snapshot import project_run
 from holdfast.core.state import state_of
 from holdfast.errors import InvalidInput
-from tests.core.driving import SECOND, START, Driver, outcome
+from tests.core.driver import SECOND, START, Driver, outcome
 
 TWICE = Raw(b'{"retry":{"max_attempts":2,"initial_ms":5000,"jitter":0.5}}')
 BROKEN = {"code": "Broken", "message": "it broke", "retryable": True}

@@ -11,7 +11,7 @@ from holdfast.core.commands import CompleteRun, RunActivity
 from holdfast.core.events import Event
 from holdfast.core.messages import ActivitySucceeded
 from holdfast.core.snapshot import Alert, Projection, RunSnapshot, catch_up, project_run
-from tests.core.driving import Driver
+from tests.core.driver import Driver
 
 SECOND = 1_000_000
 NOTHING = Projection(RunSnapshot(run_id="run-1"))

@@ -10,8 +10,8 @@ from holdfast.core import events as e
 from holdfast.core.messages import Update
 from holdfast.core.state import CARRIED, RunState, state_of
 from holdfast.errors import CorruptHistory
-from tests.core.bodies import ERROR
-from tests.core.driving import Driver, activity, done, failed, timer, wait
+from tests.core.driver import Driver, activity, done, failed, timer, wait
+from tests.core.event_bodies import ERROR
 from tests.core.random_histories import Plan, carry_out, plans
 
 # What a rotation forgets on purpose, and what the rotation's own event gives back.

@@ -12,7 +12,7 @@ from holdfast.core.decide import decide, is_taken, wait_for
 from holdfast.core.event_writer import NOTHING, Decision
 from holdfast.core.index_rows import runtime_snapshot
 from holdfast.core.messages import Signal, with_arrival_times
-from tests.core.driving import BY, SECOND, START, Driver, activity, wait
+from tests.core.driver import BY, SECOND, START, Driver, activity, wait
 
 
 def receivers(run: Driver) -> list[tuple[str, str]]:

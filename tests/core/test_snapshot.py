@@ -26,8 +26,8 @@ from holdfast.core.snapshot import (
 )
 from holdfast.core.state import CANCELLED, COMPLETED, FAILED, PAUSED, RUNNING, RunStatus, state_of
 from holdfast.errors import HistoryGap
-from tests.core.bodies import ARTIFACT, ERROR, run_in
-from tests.core.driving import FATAL, SECOND, START, Driver, activity, done, failed, task, timer, wait
+from tests.core.driver import FATAL, SECOND, START, Driver, activity, done, failed, task, timer, wait
+from tests.core.event_bodies import ARTIFACT, ERROR, run_in
 from tests.core.random_histories import Plan, carry_out, plans
 
 encode = msgspec.json.encode

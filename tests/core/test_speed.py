@@ -12,7 +12,7 @@ from holdfast.core.decide import apply_commands, decide
 from holdfast.core.event_writer import Decision
 from holdfast.core.messages import ActivitySucceeded
 from holdfast.core.state import fold
-from tests.core.driving import BY, START, Driver
+from tests.core.driver import BY, START, Driver
 
 STEPS = 5_000
 ROUNDS = 5

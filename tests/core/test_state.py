@@ -30,8 +30,8 @@ from holdfast.core.state import (
     state_of,
 )
 from holdfast.errors import CorruptHistory, HistoryGap
-from tests.core.bodies import ERROR, SAMPLES, run_in
-from tests.core.driving import START, Driver, activity, done, failed, made, task, timer, wait
+from tests.core.driver import START, Driver, activity, done, failed, made, task, timer, wait
+from tests.core.event_bodies import ERROR, SAMPLES, run_in
 from tests.core.random_histories import Plan, carry_out, plans
 
 STATUS_EVENTS = {body for row in TRANSITIONS.values() for body in row}

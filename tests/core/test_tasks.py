@@ -17,8 +17,8 @@ from holdfast.core.messages import TASK_SIGNAL, Actor, TaskAction, TaskOperation
 from holdfast.core.state import COMPLETED, PAUSED, RUNNING, TERMINAL, RunStatus, state_of
 from holdfast.core.tasks import is_effective, task_operations
 from holdfast.errors import InvalidInput, RunTerminal
-from tests.core.bodies import run_in
-from tests.core.driving import SECOND, START, Driver, answered, task
+from tests.core.driver import SECOND, START, Driver, answered, task
+from tests.core.event_bodies import run_in
 
 ANN = Actor("ann", ("clerk",))
 BOB = Actor("bob", ("clerk",))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from holdfast.core.events import ErrorInfo
 from holdfast.core.timing import NO_RETRY, Retry, full_delay_ms, retry_delay_ms
 from holdfast.errors import InvalidInput
-from tests.core.driving import BROKEN, FATAL
+from tests.core.driver import BROKEN, FATAL
 
 policies = st.builds(
     Retry,

@@ -14,8 +14,8 @@ from holdfast.core import events as e
 from holdfast.core.event_writer import Decision
 from holdfast.core.messages import ControlName
 from holdfast.core.state import APPROVED, PAUSED, PENDING, TERMINAL, TRANSITIONS, RunState, RunStatus, evolve
-from tests.core.bodies import ERROR, run_in
-from tests.core.driving import Driver, made
+from tests.core.driver import Driver, made
+from tests.core.event_bodies import ERROR, run_in
 
 Seen = set[tuple[RunStatus, type[e.Body]]]
 

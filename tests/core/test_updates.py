@@ -9,8 +9,8 @@ from holdfast.core.event_writer import NOTHING, Decision, Refusal
 from holdfast.core.messages import Update
 from holdfast.core.state import PAUSED, RUNNING, TERMINAL, RunStatus
 from holdfast.errors import RunTerminal
-from tests.core.bodies import ERROR, run_in
-from tests.core.driving import Driver, activity, done
+from tests.core.driver import Driver, activity, done
+from tests.core.event_bodies import ERROR, run_in
 
 RENAME = Update(id="0001", update_id="u-1", name="rename", input=Raw(b'{"to":"x"}'), inbox_seq=1)
 

@@ -14,7 +14,7 @@ import pytest
 from holdfast.errors import CorruptHistory, HoldfastError, StoreCorrupt, StoreNotMigrated
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing.samples import new_run
-from tests.crash.samples import make_file, read_file
+from tests.crash.sample_file import make_file, read_file
 
 pytestmark = pytest.mark.slow
 

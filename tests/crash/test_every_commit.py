@@ -24,9 +24,9 @@ from holdfast.engine.options import NodeOptions
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing import system_view
 from holdfast.testing.samples import read_history
-from tests.crash import counting
-from tests.crash.lives import OPTIONS, Edge, Lives, MortalStore, Story, counted_effects
-from tests.crash.stories import RUN_ID, STORIES, buy
+from tests.crash import rotating_updates
+from tests.crash.interrupted_nodes import OPTIONS, Edge, InterruptedNodes, InterruptedStore, Scenario, counted_effects
+from tests.crash.scenarios import RUN_ID, SCENARIOS, buy
 
 pytestmark = [pytest.mark.slow, pytest.mark.contract("WF-2", "ACT-1", "OWN-3", "MSG-2", "SIG-4", "INV")]
 
@@ -56,18 +56,24 @@ async def check_file(path: Path, acknowledged: Iterable[AcceptedSignalResult]) -
 
 
 async def crash_at(
-    example: ModuleType, story: Story, path: Path, dies_at: int, edge: Edge, expected: object, options: NodeOptions
+    example: ModuleType,
+    scenario: Scenario,
+    path: Path,
+    dies_at: int,
+    edge: Edge,
+    expected: object,
+    options: NodeOptions,
 ) -> str:
     """Live until a write, and then to the end. Return the verb that it died in, or nothing if it did not."""
-    lives = Lives(example.app, path, options)
+    nodes = InterruptedNodes(example.app, path, options)
     with counted_effects(example) as effects:
-        first = await lives.live(story, dies_at, edge)
-        if not isinstance(first, MortalStore):
+        first = await nodes.live(scenario, dies_at, edge)
+        if not isinstance(first, InterruptedStore):
             assert first == expected
             return ""
         recorded_then = await recorded_steps(path)
         effects_then = {step_id: effects[RUN_ID, step_id] for step_id in recorded_then}
-        result = await lives.live(story)
+        result = await nodes.live(scenario)
     where = f"{edge} write {dies_at}, a {first.died_in}"
     assert result == expected, where
     recorded = await recorded_steps(path)
@@ -76,18 +82,18 @@ async def crash_at(
     assert effects_then == {step_id: effects[RUN_ID, step_id] for step_id in recorded_then}, (
         f"{where}: an effect was repeated though its result was recorded"
     )
-    await check_file(path, lives.acknowledged)
+    await check_file(path, nodes.acknowledged)
     return first.died_in
 
 
 async def crash_everywhere(
-    example: ModuleType, story: Story, folder: Path, edge: Edge, options: NodeOptions = OPTIONS
+    example: ModuleType, scenario: Scenario, folder: Path, edge: Edge, options: NodeOptions = OPTIONS
 ) -> Counter[str]:
     """Crash at each write in turn; return how often each verb was died in."""
-    expected = await Lives(example.app, folder / "whole.db").live(story)
+    expected = await InterruptedNodes(example.app, folder / "whole.db").live(scenario)
     deaths: Counter[str] = Counter()
     for dies_at in count(1):
-        died_in = await crash_at(example, story, folder / f"{dies_at}.db", dies_at, edge, expected, options)
+        died_in = await crash_at(example, scenario, folder / f"{dies_at}.db", dies_at, edge, expected, options)
         if not died_in:
             return deaths
         deaths[died_in] += 1
@@ -105,23 +111,23 @@ async def crash_until(fewest: int, crash: Callable[[Path], Awaitable[Counter[str
 
 
 @pytest.mark.parametrize("edge", ["before", "after"])
-@pytest.mark.parametrize("name", STORIES)
+@pytest.mark.parametrize("name", SCENARIOS)
 async def test_run_finishes_after_a_crash_at_any_write(name: str, edge: Edge, tmp_path: Path) -> None:
-    example, story = STORIES[name]
-    deaths = await crash_everywhere(example, story, tmp_path, edge)
+    example, scenario = SCENARIOS[name]
+    deaths = await crash_everywhere(example, scenario, tmp_path, edge)
     print(dict(deaths))
     assert deaths["create"] == 1  # with the first turn, if the story begins with an activity
     assert deaths["commit"] >= (1 if name == "race" else 2), "the crashes miss what they are aimed at"
 
 
 @pytest.mark.parametrize("edge", ["before", "after"])
-@pytest.mark.parametrize("name", STORIES)
+@pytest.mark.parametrize("name", SCENARIOS)
 async def test_run_that_is_created_before_its_first_turn_finishes_after_a_crash_at_any_write(
     name: str, edge: Edge, tmp_path: Path
 ) -> None:
-    example, story = STORIES[name]
+    example, scenario = SCENARIOS[name]
     options = replace(OPTIONS, cached_runs=0)
-    deaths = await crash_until(2, lambda folder: crash_everywhere(example, story, folder, edge, options), tmp_path)
+    deaths = await crash_until(2, lambda folder: crash_everywhere(example, scenario, folder, edge, options), tmp_path)
     assert deaths["create"] == 1
     assert deaths["commit"] >= 2, "the crashes miss what they are aimed at"
 
@@ -134,20 +140,20 @@ async def test_order_finishes_after_a_crash_at_any_write(edge: Edge, tmp_path: P
 
 
 @pytest.mark.parametrize("cached_runs", [OPTIONS.cached_runs, 0])
-@pytest.mark.parametrize("name", STORIES)
+@pytest.mark.parametrize("name", SCENARIOS)
 async def test_run_finishes_though_life_after_life_is_cut_short(name: str, cached_runs: int, tmp_path: Path) -> None:
-    example, story = STORIES[name]
-    expected = await Lives(example.app, tmp_path / "whole.db").live(story)
+    example, scenario = SCENARIOS[name]
+    expected = await InterruptedNodes(example.app, tmp_path / "whole.db").live(scenario)
     path = tmp_path / "store.db"
-    lives = Lives(example.app, path, replace(OPTIONS, cached_runs=cached_runs))
+    nodes = InterruptedNodes(example.app, path, replace(OPTIONS, cached_runs=cached_runs))
     outcomes: list[object] = []
-    while len(outcomes) < MOST_LIVES and (not outcomes or isinstance(outcomes[-1], MortalStore)):
-        outcomes.append(await lives.live(story, 2, "after", counted=["commit"]))
+    while len(outcomes) < MOST_LIVES and (not outcomes or isinstance(outcomes[-1], InterruptedStore)):
+        outcomes.append(await nodes.live(scenario, 2, "after", counted=["commit"]))
     assert outcomes[-1] == expected
     if cached_runs == 0 or name != "race":  # which is created at work, and commits but once more
         assert len(outcomes) > 1, "no life was cut short"
     assert set((await recorded_steps(path)).values()) <= {1}
-    await check_file(path, lives.acknowledged)
+    await check_file(path, nodes.acknowledged)
 
 
 @pytest.mark.contract("WF-6", "CAN-1")
@@ -156,8 +162,10 @@ async def test_run_finishes_though_life_after_life_is_cut_short(name: str, cache
 async def test_an_update_that_is_answered_at_a_rotation_is_kept_after_a_crash_at_any_write(
     cached_runs: int, edge: Edge, tmp_path: Path
 ) -> None:
-    story = partial(counting.rotate_while_answering, run_id=RUN_ID)
-    assert await Lives(counting.app, tmp_path / "first.db").live(story) == [10, 1]
+    scenario = partial(rotating_updates.rotate_while_answering, run_id=RUN_ID)
+    assert await InterruptedNodes(rotating_updates.app, tmp_path / "first.db").live(scenario) == [10, 1]
     options = replace(OPTIONS, cached_runs=cached_runs)
-    deaths = await crash_until(4, lambda folder: crash_everywhere(counting, story, folder, edge, options), tmp_path)
+    deaths = await crash_until(
+        4, lambda folder: crash_everywhere(rotating_updates, scenario, folder, edge, options), tmp_path
+    )
     assert deaths["commit"] >= 4

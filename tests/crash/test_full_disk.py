@@ -10,10 +10,10 @@ from holdfast.errors import StoreFull
 from holdfast.store.port import Accepted, Committed, Created, Duplicate
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing.samples import SampleNode, marker, new_run, signal, timer
-from tests.crash import players
-from tests.crash.whole import check_file
-from tests.races.files import HOUR_MS, opened, prepare
-from tests.races.stage import play
+from tests.crash import restricted_processes
+from tests.crash.file_check import check_file
+from tests.races.parallel import run_in_parallel
+from tests.races.stores import HOUR_MS, opened, prepare
 
 pytestmark = pytest.mark.slow
 
@@ -83,8 +83,8 @@ async def test_a_limit_on_file_sizes_loses_nothing(tmp_path: Path, most_bytes: i
     path = tmp_path / "store.db"
     await prepare(path)
 
-    ((acknowledged, code, is_readable),) = play(
-        players.create_until_refused, processes=1, path=path, most_bytes=most_bytes
+    ((acknowledged, code, is_readable),) = run_in_parallel(
+        restricted_processes.create_until_refused, processes=1, path=path, most_bytes=most_bytes
     )
 
     assert code in ("StoreFull", "StoreUnavailable")

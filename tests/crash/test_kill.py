@@ -12,10 +12,10 @@ import pytest
 
 from holdfast.store.port import Accepted, Existing
 from holdfast.testing.samples import new_run, signal
-from tests.crash.nursery import Order, run
+from tests.crash.file_check import check_file
+from tests.crash.kill_loop import KillPlan, run_kill_loop
 from tests.crash.openers import CLOSED, SILENT, kill_openers
-from tests.crash.whole import check_file
-from tests.races.files import opened, prepare
+from tests.races.stores import opened, prepare
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +30,7 @@ async def test_killing_writers_loses_nothing_and_leaves_nothing_half_done(tmp_pa
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
 
-    report = run(Order(path, seed, DEATHS, lanes), timeout_s=60 + DEATHS * SECONDS_PER_DEATH)
+    report = run_kill_loop(KillPlan(path, seed, DEATHS, lanes), timeout_s=60 + DEATHS * SECONDS_PER_DEATH)
 
     print(report.deaths, report.ledger.repeated)
     async with opened(path) as store:

@@ -15,7 +15,7 @@ import pytest
 from holdfast.errors import HoldfastError, StoreBusy
 from holdfast.store.port import Created, PurgePolicy
 from holdfast.testing.samples import new_run
-from tests.races.files import opened, prepare
+from tests.races.stores import opened, prepare
 
 pytestmark = pytest.mark.slow
 

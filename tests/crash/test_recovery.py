@@ -20,8 +20,8 @@ from holdfast.core.invariants import check_drained
 from holdfast.store.port import LoadedRun, WaitQuery
 from holdfast.testing import system_view
 from tests.crash import in_flight
-from tests.crash.whole import check_file
-from tests.races.files import opened
+from tests.crash.file_check import check_file
+from tests.races.stores import opened
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60

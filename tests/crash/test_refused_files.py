@@ -13,10 +13,10 @@ import pytest
 from holdfast.errors import StoreNotMigrated, StoreTooNew, StoreUnavailable, StoreUnsafe
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing.samples import new_run
-from tests.crash import players
-from tests.crash.samples import make_file, read_file
-from tests.races.files import opened
-from tests.races.stage import play
+from tests.crash import restricted_processes
+from tests.crash.sample_file import make_file, read_file
+from tests.races.parallel import run_in_parallel
+from tests.races.stores import opened
 
 
 def set_version(path: Path, version: int) -> int:
@@ -130,7 +130,7 @@ async def test_a_file_that_may_not_be_written_is_refused(
         path.chmod(file_mode)
     folder.chmod(folder_mode)
     try:
-        (found,) = play(players.write_without_rights, processes=1, path=path)
+        (found,) = run_in_parallel(restricted_processes.write_without_rights, processes=1, path=path)
     finally:
         folder.chmod(0o755)
     assert found == code
@@ -144,7 +144,7 @@ async def test_rights_that_come_back_are_enough(public_folder: Path) -> None:
     path = folder / "store.db"
     picture = await make_file(path)
     path.chmod(0o444)
-    (found,) = play(players.write_without_rights, processes=1, path=path)
+    (found,) = run_in_parallel(restricted_processes.write_without_rights, processes=1, path=path)
     path.chmod(0o644)
     assert found == "StoreReadOnly"
     assert await read_file(path) == picture

@@ -10,8 +10,8 @@ import pytest
 
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing.samples import SampleNode, marker, read_history, signal, timer, wait
-from tests.crash.whole import check_file
-from tests.races.files import HOUR_MS, opened
+from tests.crash.file_check import check_file
+from tests.races.stores import HOUR_MS, opened
 
 pytestmark = pytest.mark.slow
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.place import Place
+from tests.engine.harness import EngineVariant
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -14,6 +14,6 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture(params=[5_000, 0], ids=["live", "replayed"])
-def place(request: pytest.FixtureRequest, address: str) -> Place:
+def variant(request: pytest.FixtureRequest, address: str) -> EngineVariant:
     """Return where the test runs."""
-    return Place(address, request.param)
+    return EngineVariant(address, request.param)

@@ -11,7 +11,7 @@ import holdfast as hf
 from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.errors import ActivityFailed, InvalidInput, NotDurable, RunFailed
-from tests.engine.place import Place, types, until_event
+from tests.engine.harness import EngineVariant, event_types, wait_for_event
 
 QUICK = hf.Retry(max_attempts=3, initial_ms=1, jitter=0.0)
 
@@ -23,7 +23,7 @@ class Order:
 
 
 @pytest.mark.contract("ACT-1", "WF-1")
-async def test_async_and_sync_activities_return_typed_results(place: Place) -> None:
+async def test_async_and_sync_activities_return_typed_results(variant: EngineVariant) -> None:
     app = hf.App("shop")
     threads: list[str] = []
 
@@ -43,14 +43,14 @@ async def test_async_and_sync_activities_return_typed_results(place: Place) -> N
         assert isinstance(priced, Order)
         return priced.cents + await tax(priced)
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(total, Order("o-1", 100))
         assert await run.result() == 220
     assert threads[0] == threading.main_thread().name != threads[1]
 
 
 @pytest.mark.contract("ACT-1")
-async def test_a_failure_is_retried_with_backoff_and_counted(place: Place) -> None:
+async def test_a_failure_is_retried_with_backoff_and_counted(variant: EngineVariant) -> None:
     app = hf.App("shop")
     attempts: list[int] = []
 
@@ -65,7 +65,7 @@ async def test_a_failure_is_retried_with_backoff_and_counted(place: Place) -> No
     async def patient() -> str:
         return await flaky()
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(patient)
         assert await run.result() == "there"
         retried = [event for event in await run.events() if isinstance(event.data, e.StepRetried)]
@@ -83,7 +83,7 @@ class CardDeclined(hf.NonRetryable):
 @pytest.mark.parametrize(
     ("problem", "calls"), [(CardDeclined("no"), 1), (ValueError("bad"), 1), (ConnectionError("down"), 3)]
 )
-async def test_what_cannot_be_mended_is_not_retried(place: Place, problem: Exception, calls: int) -> None:
+async def test_what_cannot_be_mended_is_not_retried(variant: EngineVariant, problem: Exception, calls: int) -> None:
     app = hf.App("shop")
     called: list[int] = []
 
@@ -100,13 +100,13 @@ async def test_what_cannot_be_mended_is_not_retried(place: Place, problem: Excep
             return f"{failure.info.code}: {failure.info.message}"
         return "charged"
 
-    async with place.node(app):
+    async with variant.node(app):
         assert await (await app.start(order)).result() == f"{type(problem).__name__}: {problem}"
     assert len(called) == calls
 
 
 @pytest.mark.contract("ACT-1")
-async def test_options_can_be_changed_for_one_call(place: Place) -> None:
+async def test_options_can_be_changed_for_one_call(variant: EngineVariant) -> None:
     app = hf.App("shop")
     called: list[int] = []
 
@@ -123,7 +123,7 @@ async def test_options_can_be_changed_for_one_call(place: Place) -> None:
             return "given up"
         return "fine"
 
-    async with place.node(app):
+    async with variant.node(app):
         assert await (await app.start(once)).result() == "given up"
     assert len(called) == 1
     with pytest.raises(InvalidInput, match="unknown activity option 'retires'"):
@@ -132,7 +132,7 @@ async def test_options_can_be_changed_for_one_call(place: Place) -> None:
 
 @pytest.mark.contract("ACT-1")
 @pytest.mark.parametrize("option", ["timeout", "schedule_to_close"])
-async def test_an_activity_that_takes_too_long_is_stopped(place: Place, option: str) -> None:
+async def test_an_activity_that_takes_too_long_is_stopped(variant: EngineVariant, option: str) -> None:
     app = hf.App("shop")
     stopped: list[str] = []
 
@@ -152,13 +152,13 @@ async def test_an_activity_that_takes_too_long_is_stopped(place: Place, option: 
             return str(failure.info.code)
         return "done"
 
-    async with place.node(app):
+    async with variant.node(app):
         assert await (await app.start(impatient)).result() == "TimeoutError"
     assert stopped == ["stopped"]
 
 
 @pytest.mark.contract("ACT-1")
-async def test_schedule_to_close_covers_all_attempts_together(place: Place) -> None:
+async def test_schedule_to_close_covers_all_attempts_together(variant: EngineVariant) -> None:
     app = hf.App("shop")
     called: list[int] = []
 
@@ -175,7 +175,7 @@ async def test_schedule_to_close_covers_all_attempts_together(place: Place) -> N
             return "given up"
         return "fine"
 
-    async with place.node(app):
+    async with variant.node(app):
         assert await (await app.start(bounded)).result() == "given up"
     assert 1 < len(called) < 20
 
@@ -184,7 +184,7 @@ async def test_schedule_to_close_covers_all_attempts_together(place: Place) -> N
 @pytest.mark.parametrize(
     "value", [object(), float("nan"), {1, object()}, "\ud800"], ids=["object", "nan", "set", "half"]
 )
-async def test_a_result_that_cannot_be_kept_fails_the_step_and_says_so(place: Place, value: object) -> None:
+async def test_a_result_that_cannot_be_kept_fails_the_step_and_says_so(variant: EngineVariant, value: object) -> None:
     app = hf.App("shop")
     called: list[int] = []
 
@@ -201,14 +201,14 @@ async def test_a_result_that_cannot_be_kept_fails_the_step_and_says_so(place: Pl
             return str(failure.info.message)
         return "kept"
 
-    async with place.node(app):
+    async with variant.node(app):
         message = await (await app.start(order)).result()
     assert "the result of activity 'odd'" in message
     assert len(called) == 1
 
 
 @pytest.mark.contract("API-2")
-async def test_arguments_that_do_not_fit_are_refused_where_they_are_given(place: Place) -> None:
+async def test_arguments_that_do_not_fit_are_refused_where_they_are_given(variant: EngineVariant) -> None:
     app = hf.App("shop")
 
     @app.activity
@@ -223,10 +223,10 @@ async def test_arguments_that_do_not_fit_are_refused_where_they_are_given(place:
             return problem.message
         return "charged"
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(order, 1)
         assert "does not fit" in await run.result()
-        assert "StepStarted" not in await types(run)
+        assert "StepStarted" not in await event_types(run)
         with pytest.raises(InvalidInput, match="does not fit"):
             await app.start(order, "one")
         with pytest.raises(InvalidInput, match="missing a required argument"):
@@ -242,7 +242,7 @@ class Strange(Exception):
 
 @pytest.mark.contract("ACT-1", "API-2")
 @pytest.mark.parametrize("problem", [Strange(), ValueError("half \ud800"), ValueError("x" * 100_000)])
-async def test_whatever_an_activity_raises_can_be_recorded_and_read(place: Place, problem: Exception) -> None:
+async def test_whatever_an_activity_raises_can_be_recorded_and_read(variant: EngineVariant, problem: Exception) -> None:
     app = hf.App("shop")
 
     @app.activity(retry=hf.Retry(max_attempts=1))
@@ -253,11 +253,11 @@ async def test_whatever_an_activity_raises_can_be_recorded_and_read(place: Place
     async def order() -> None:
         await bad()
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(order)
         with pytest.raises(RunFailed) as caught:
             await run.result()
-        failed = await until_event(run, "StepFailed")
+        failed = await wait_for_event(run, "StepFailed")
     assert isinstance(failed.data, e.StepFailed)
     assert failed.data.error.code == type(problem).__name__
     assert codec.decode_body("StepFailed", 1, codec.encode_body(failed.data)) == failed.data
@@ -284,7 +284,7 @@ async def test_an_activity_is_a_plain_function_outside_a_workflow() -> None:
 @pytest.mark.contract("ACT-1")
 @pytest.mark.parametrize("problem", [asyncio.CancelledError(), SystemExit(1)])
 async def test_an_activity_that_raises_what_only_the_engine_should_is_a_failure_like_any_other(
-    place: Place, problem: BaseException
+    variant: EngineVariant, problem: BaseException
 ) -> None:
     app = hf.App("shop")
 
@@ -300,5 +300,5 @@ async def test_an_activity_that_raises_what_only_the_engine_should_is_a_failure_
             return str(failure.info.code)
         return "fine"
 
-    async with place.node(app):
+    async with variant.node(app):
         assert await (await app.start(order)).result() == type(problem).__name__

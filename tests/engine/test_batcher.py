@@ -78,7 +78,7 @@ async def test_a_caller_that_is_cancelled_changes_nothing_for_the_others() -> No
     await asyncio.sleep(0)
     scene.may_answer.set()
     answers = await asyncio.gather(*tasks, *waiting, return_exceptions=True)
-    assert [answers[place] for place in (0, 2, 4)] == [2, 6, 10]
+    assert [answers[variant] for variant in (0, 2, 4)] == [2, 6, 10]
     assert tasks[1].cancelled()
     assert waiting[0].cancelled()
 

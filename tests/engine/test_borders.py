@@ -11,17 +11,19 @@ from holdfast.errors import StoreError
 from holdfast.run import RunHandle
 from holdfast.store.port import Job, Store
 from holdfast.store.types import DeadLetterQuery
-from tests.engine.place import Around, Place, types, until, until_event
+from tests.engine.harness import Around, EngineVariant, event_types, wait_for_event, wait_for_history
 
 
 async def has_arrived(store: Store, run: RunHandle[Any]) -> bool:
     """Return whether an update waits for its run, or was taken by it."""
     [loaded] = await store.load([run.run_id])
-    return bool(loaded is not None and loaded.signals) or "UpdateAccepted" in await types(run)
+    return bool(loaded is not None and loaded.signals) or "UpdateAccepted" in await event_types(run)
 
 
 @pytest.mark.contract("WF-6", "CAN-1")
-async def test_an_update_that_comes_while_a_cut_cleans_up_is_answered_by_the_next_stretch(place: Place) -> None:
+async def test_an_update_that_comes_while_a_cut_cleans_up_is_answered_by_the_next_stretch(
+    variant: EngineVariant,
+) -> None:
     opened, began = asyncio.Event(), asyncio.Event()
     app = hf.App("counting", limits=hf.Limits(rotation_steps=1))
 
@@ -46,7 +48,7 @@ async def test_an_update_that_comes_while_a_cut_cleans_up_is_answered_by_the_nex
                 await clean()
         return [total, stretch]
 
-    async with place.opened() as store, place.node(app, store):
+    async with variant.opened() as store, variant.node(app, store):
         run = await app.start(count)
         await run.signal("go")
         await began.wait()
@@ -55,13 +57,13 @@ async def test_an_update_that_comes_while_a_cut_cleans_up_is_answered_by_the_nex
             await asyncio.sleep(0.002)
         opened.set()
         assert await asking == 5
-        await until_event(run, "ContinuedAsNew")
+        await wait_for_event(run, "ContinuedAsNew")
         await run.signal("go")
-        assert await run.result() == [5, 1], await types(run)
+        assert await run.result() == [5, 1], await event_types(run)
 
 
 @pytest.mark.contract("WF-6", "MSG-3")
-async def test_a_requeued_signal_is_not_applied_by_a_function_that_has_ended(place: Place) -> None:
+async def test_a_requeued_signal_is_not_applied_by_a_function_that_has_ended(variant: EngineVariant) -> None:
     app = hf.App("requeue")
 
     @app.workflow
@@ -81,18 +83,18 @@ async def test_a_requeued_signal_is_not_applied_by_a_function_that_has_ended(pla
             hf.continue_as_new(1)
         return await hf.wait_signal("vote", str)
 
-    async with place.opened() as store, place.node(app, store):
+    async with variant.opened() as store, variant.node(app, store):
         run = await app.start(parent)
         await run.signal("vote", "x")
-        await until_event(run, "SignalDeadLettered")
+        await wait_for_event(run, "SignalDeadLettered")
         await run.signal("vote", 1)
-        await until_event(run, "SignalReceived")
+        await wait_for_event(run, "SignalReceived")
         await run.signal("rotate")
-        await until_event(run, "SignalReceived", 2)
+        await wait_for_event(run, "SignalReceived", 2)
         [letter] = await find_dead_letters(store, DeadLetterQuery(run_id=run.run_id))
         await letter.requeue()
         await app.run(f"{run.run_id}/child").signal("end", "now")
-        await until_event(run, "ContinuedAsNew")
+        await wait_for_event(run, "ContinuedAsNew")
         assert await run.result() == "x"
 
 
@@ -120,17 +122,17 @@ def signing(app: hf.App, tokens: "asyncio.Queue[str]", *, extra: bool) -> Any:
 @pytest.mark.contract("ACT-1", "SIG-13")
 @pytest.mark.parametrize("command", ["terminate", "skip"])
 async def test_an_outcome_that_was_acknowledged_is_recorded_by_a_node_whose_code_diverges(
-    place: Place, command: str
+    variant: EngineVariant, command: str
 ) -> None:
     tokens: asyncio.Queue[str] = asyncio.Queue()
     old, new = hf.App("old"), hf.App("new")
     contract = signing(old, tokens, extra=False)
     signing(new, tokens, extra=True)
-    async with place.opened() as store:
-        async with place.node(old, store):
+    async with variant.opened() as store:
+        async with variant.node(old, store):
             run = await old.start(contract)
             token = await tokens.get()
-            await until_event(run, "StepDetached")
+            await wait_for_event(run, "StepDetached")
         async with old.connect(store):
             await old.complete_activity(token, "ann")
             handle = old.run(run.run_id)
@@ -138,9 +140,11 @@ async def test_an_outcome_that_was_acknowledged_is_recorded_by_a_node_whose_code
                 await handle.terminate(wait=False)
             else:
                 await handle.skip_step("sign", result="nobody", wait=False)
-            async with place.node(new, store):
-                await until_event(new.run(run.run_id), "SignalAccepted" if command == "terminate" else "SignalRejected")
-                assert "StepCompleted" in await types(new.run(run.run_id))
+            async with variant.node(new, store):
+                await wait_for_event(
+                    new.run(run.run_id), "SignalAccepted" if command == "terminate" else "SignalRejected"
+                )
+                assert "StepCompleted" in await event_types(new.run(run.run_id))
 
 
 class Slow(Around):
@@ -160,7 +164,7 @@ class Slow(Around):
 @pytest.mark.contract("WF-6", "CAN-1")
 @pytest.mark.parametrize("end", ["return", "rotate"])
 async def test_an_outcome_that_comes_while_an_end_is_being_deferred_is_not_deferred_with_it(
-    place: Place, end: str, monkeypatch: pytest.MonkeyPatch
+    variant: EngineVariant, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gates = {"a": asyncio.Event(), "b": asyncio.Event()}
     began = {"a": asyncio.Event(), "b": asyncio.Event()}
@@ -188,14 +192,14 @@ async def test_an_outcome_that_comes_while_an_end_is_being_deferred_is_not_defer
             hf.continue_as_new(total, stretch + 1)
         return [total, stretch]
 
-    async with place.opened() as inner:
+    async with variant.opened() as inner:
         store: Any = Slow(inner)
-        async with place.node(app, store) as node:
+        async with variant.node(app, store) as node:
             run = await app.start(count)
             asking = asyncio.create_task(run.update("add", by=5))
             await began["a"].wait()
             await began["b"].wait()
-            await until_event(run, "StepStarted", 2)
+            await wait_for_event(run, "StepStarted", 2)
             defer = node.run_cache.make_again
 
             async def meanwhile() -> None:
@@ -213,7 +217,7 @@ async def test_an_outcome_that_comes_while_an_end_is_being_deferred_is_not_defer
             assert await asking == 5
             gates["b"].set()
             if end == "rotate":
-                await until_event(run, "ContinuedAsNew")
+                await wait_for_event(run, "ContinuedAsNew")
                 await run.signal("end", "return")
                 assert await run.result() == [5, 1]
             else:
@@ -222,7 +226,7 @@ async def test_an_outcome_that_comes_while_an_end_is_being_deferred_is_not_defer
 
 
 @pytest.mark.contract("WF-6", "SIG-4", "CAN-1")
-async def test_a_signal_that_comes_while_a_rotation_cleans_up_is_for_the_next_stretch(place: Place) -> None:
+async def test_a_signal_that_comes_while_a_rotation_cleans_up_is_for_the_next_stretch(variant: EngineVariant) -> None:
     app = hf.App("reading")
 
     @app.workflow
@@ -240,10 +244,12 @@ async def test_a_signal_that_comes_while_a_rotation_cleans_up_is_for_the_next_st
                 await hf.wait_signal("cleaned")  # what it waits for itself while it cleans up is taken
         return [await hf.wait_signal("note", int), *seen]
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(read, [])
         await run.signal("go")
-        await until(run, lambda events: any(getattr(event.data, "name", "") == "cleaned" for event in events))
+        await wait_for_history(
+            run, lambda events: any(getattr(event.data, "name", "") == "cleaned" for event in events)
+        )
         await run.signal("note", 7)
         await run.signal("cleaned")
         assert await run.result() == [7]
@@ -269,16 +275,16 @@ class Broken(Around):
 
 
 @pytest.mark.contract("ACT-1", "MSG-4")
-async def test_a_worker_whose_last_take_failed_gives_back_what_it_has_not_begun(place: Place) -> None:
+async def test_a_worker_whose_last_take_failed_gives_back_what_it_has_not_begun(variant: EngineVariant) -> None:
     app = hf.App("queues")
 
     @app.activity(queue="q")
     async def work() -> None: ...
 
     job = Job(run_id="run-1", step_id="work", queue="q", activity="work")
-    async with place.opened() as inner:
+    async with variant.opened() as inner:
         store: Any = Broken(inner)
-        async with place.node(app, store, queues=("q",)) as node:
+        async with variant.node(app, store, queues=("q",)) as node:
             await store.asked.wait()
             node._queue_worker._unbegun = [job]
     assert store.returned == ["work"]

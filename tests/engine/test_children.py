@@ -10,11 +10,11 @@ from holdfast.app import ClosePolicy
 from holdfast.core.state import CANCELLED, COMPLETED, RUNNING
 from holdfast.errors import ChildFailed, RunCancelled, RunFailed
 from holdfast.limits import NESTED_RUNS
-from tests.engine.place import Place, types, until_event, until_status
+from tests.engine.harness import EngineVariant, event_types, wait_for_event, wait_for_status
 
 
 @pytest.mark.contract("WF-4")
-async def test_a_child_returns_its_result_to_its_parent(place: Place) -> None:
+async def test_a_child_returns_its_result_to_its_parent(variant: EngineVariant) -> None:
     app = hf.App("family")
 
     @app.workflow
@@ -25,14 +25,14 @@ async def test_a_child_returns_its_result_to_its_parent(place: Place) -> None:
     async def parent() -> list[int]:
         return list(await asyncio.gather(*(child(n) for n in range(5))))
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(parent, run_id="p")
         assert await run.result() == [0, 2, 4, 6, 8]
         assert await app.run("p/child#3").result() == 4
 
 
 @pytest.mark.contract("WF-4")
-async def test_a_childs_failure_is_raised_in_its_parent_with_its_cause(place: Place) -> None:
+async def test_a_childs_failure_is_raised_in_its_parent_with_its_cause(variant: EngineVariant) -> None:
     app = hf.App("family")
 
     @app.workflow
@@ -47,7 +47,7 @@ async def test_a_childs_failure_is_raised_in_its_parent_with_its_cause(place: Pl
             return f"{problem.info.code}: {problem.info.message}"
         return "fine"
 
-    async with place.node(app):
+    async with variant.node(app):
         assert await (await app.start(parent)).result() == "ValueError: the child broke"
 
 
@@ -76,14 +76,16 @@ def family(policy: ClosePolicy) -> tuple[hf.App, Any]:
 
 @pytest.mark.contract("WF-4")
 @pytest.mark.parametrize("policy", ["await", "cancel", "abandon"])
-async def test_a_cancellation_goes_down_the_tree_but_not_to_the_abandoned(place: Place, policy: ClosePolicy) -> None:
+async def test_a_cancellation_goes_down_the_tree_but_not_to_the_abandoned(
+    variant: EngineVariant, policy: ClosePolicy
+) -> None:
     app, parent = family(policy)
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(parent, False, run_id="p")
         child, grandchild = app.run("p/child"), app.run("p/child/grandchild")
-        await until_event(run, "ChildStarted")
-        await until_event(child, "ChildStarted")
-        await until_event(grandchild, "SignalWaiting")
+        await wait_for_event(run, "ChildStarted")
+        await wait_for_event(child, "ChildStarted")
+        await wait_for_event(grandchild, "SignalWaiting")
         await run.cancel()
         with pytest.raises(RunCancelled):
             await run.result()
@@ -91,19 +93,19 @@ async def test_a_cancellation_goes_down_the_tree_but_not_to_the_abandoned(place:
             await grandchild.signal("go", "")
             assert await child.result() == "child done"
         else:
-            await until_status(child, CANCELLED)
-            await until_status(grandchild, CANCELLED)
+            await wait_for_status(child, CANCELLED)
+            await wait_for_status(grandchild, CANCELLED)
 
 
 @pytest.mark.contract("WF-4", "INV")
 @pytest.mark.parametrize("policy", ["await", "cancel", "abandon"])
-async def test_what_becomes_of_a_child_when_its_parent_ends(place: Place, policy: ClosePolicy) -> None:
+async def test_what_becomes_of_a_child_when_its_parent_ends(variant: EngineVariant, policy: ClosePolicy) -> None:
     app, parent = family(policy)
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(parent, True, run_id="p")
         child, grandchild = app.run("p/child"), app.run("p/child/grandchild")
-        await until_event(run, "TimerFired")
-        await until_event(grandchild, "SignalWaiting")
+        await wait_for_event(run, "TimerFired")
+        await wait_for_event(grandchild, "SignalWaiting")
         if policy == "await":
             assert (await run.snapshot()).status == RUNNING
             await grandchild.signal("go", "")
@@ -111,8 +113,8 @@ async def test_what_becomes_of_a_child_when_its_parent_ends(place: Place, policy
             assert (await child.snapshot()).status == COMPLETED
         elif policy == "cancel":
             assert await run.result() == "parent done"
-            await until_status(child, CANCELLED)
-            await until_status(grandchild, CANCELLED)
+            await wait_for_status(child, CANCELLED)
+            await wait_for_status(grandchild, CANCELLED)
         else:
             assert await run.result() == "parent done"
             await grandchild.signal("go", "")
@@ -120,33 +122,33 @@ async def test_what_becomes_of_a_child_when_its_parent_ends(place: Place, policy
 
 
 @pytest.mark.contract("WF-4")
-async def test_a_parent_that_only_waits_for_its_children_can_be_cancelled(place: Place) -> None:
+async def test_a_parent_that_only_waits_for_its_children_can_be_cancelled(variant: EngineVariant) -> None:
     app, parent = family("await")
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(parent, True, run_id="p")
         child = app.run("p/child")
-        await until_event(run, "TimerFired")
-        await until_event(child, "ChildStarted")
+        await wait_for_event(run, "TimerFired")
+        await wait_for_event(child, "ChildStarted")
         await run.cancel()
-        await until_status(child, CANCELLED)
+        await wait_for_status(child, CANCELLED)
         assert await run.result() == "parent done"
 
 
 @pytest.mark.contract("WF-4")
-async def test_a_child_that_is_cancelled_by_hand_fails_in_its_parent(place: Place) -> None:
+async def test_a_child_that_is_cancelled_by_hand_fails_in_its_parent(variant: EngineVariant) -> None:
     app, parent = family("await")
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(parent, False, run_id="p")
         child = app.run("p/child")
-        await until_event(run, "ChildStarted")
-        await until_event(child, "ChildStarted")
+        await wait_for_event(run, "ChildStarted")
+        await wait_for_event(child, "ChildStarted")
         await child.cancel()
         with pytest.raises(RunFailed, match="RunCancelled"):
             await run.result()
 
 
 @pytest.mark.contract("WF-4")
-async def test_runs_are_nested_as_deep_as_the_limit_and_no_deeper(place: Place) -> None:
+async def test_runs_are_nested_as_deep_as_the_limit_and_no_deeper(variant: EngineVariant) -> None:
     app = hf.App("family")
 
     @app.workflow
@@ -155,7 +157,7 @@ async def test_runs_are_nested_as_deep_as_the_limit_and_no_deeper(place: Place) 
             return 0
         return 1 + await a_workflow_with_quite_a_long_name(depth - 1)
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(a_workflow_with_quite_a_long_name, NESTED_RUNS)
         assert await run.result() == NESTED_RUNS
         too_deep = await app.start(a_workflow_with_quite_a_long_name, NESTED_RUNS + 1)
@@ -164,7 +166,7 @@ async def test_runs_are_nested_as_deep_as_the_limit_and_no_deeper(place: Place) 
 
 
 @pytest.mark.contract("WF-4", "CAN-1")
-async def test_a_rotation_waits_for_the_children_that_are_to_be_awaited(place: Place) -> None:
+async def test_a_rotation_waits_for_the_children_that_are_to_be_awaited(variant: EngineVariant) -> None:
     app = hf.App("family")
 
     @app.workflow
@@ -180,15 +182,17 @@ async def test_a_rotation_waits_for_the_children_that_are_to_be_awaited(place: P
             hf.continue_as_new(number + 1)
         return number
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(rounds, 0)
         assert await run.result() == 2
-        names = await types(run)
+        names = await event_types(run)
         assert (names.count("ChildCompleted"), names.count("ContinuedAsNew")) == (2, 2)
 
 
 @pytest.mark.contract("WF-4", "INV")
-async def test_a_child_that_is_to_be_cancelled_does_not_outlive_the_stretch_that_began_it(place: Place) -> None:
+async def test_a_child_that_is_to_be_cancelled_does_not_outlive_the_stretch_that_began_it(
+    variant: EngineVariant,
+) -> None:
     app = hf.App("family")
 
     @app.workflow
@@ -204,7 +208,7 @@ async def test_a_child_that_is_to_be_cancelled_does_not_outlive_the_stretch_that
             hf.continue_as_new(False)
         return "done"
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(parent, True, run_id="p")
         assert await run.result() == "done"
         with pytest.raises(RunCancelled):

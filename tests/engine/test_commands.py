@@ -15,7 +15,7 @@ from holdfast.errors import Conflict, InvalidInput, NotFound, NotPermitted, RunT
 from holdfast.run import RunHandle
 from holdfast.store.port import RunQuery
 from holdfast.testing.samples import signal
-from tests.engine.place import Place, types, until, until_event, until_status
+from tests.engine.harness import EngineVariant, event_types, wait_for_event, wait_for_history, wait_for_status
 
 COMMANDS: dict[ControlName, Any] = {
     "PAUSE": lambda run, **given: run.pause("why", **given),
@@ -58,7 +58,7 @@ def waiting(app: hf.App) -> Any:
     ("answer", "reason"), [(False, "not permitted"), ("ask bob", "ask bob"), (None, "not permitted")]
 )
 async def test_what_the_authoriser_refuses_is_recorded_and_changes_nothing(
-    name: ControlName, answer: Any, reason: str, place: Place
+    name: ControlName, answer: Any, reason: str, variant: EngineVariant
 ) -> None:
     asked: list[ControlRequest] = []
 
@@ -70,16 +70,16 @@ async def test_what_the_authoriser_refuses_is_recorded_and_changes_nothing(
 
     app = hf.App("orders", authoriser=refuse)
     wait = waiting(app)
-    async with place.node(app):
+    async with variant.node(app):
         run: RunHandle[Any] = await app.start(wait)
-        await until_event(run, "SignalWaiting")
+        await wait_for_event(run, "SignalWaiting")
         for _ in range(2):  # the refusal of a retry is the same refusal
             with pytest.raises(NotPermitted, match=reason) as caught:
                 await COMMANDS[name](run, actor="eve", signal_id="click-1")
         assert caught.value.details == {"run_id": run.run_id, "command": name, "actor": "eve"}
-        await until_event(run, "SignalRejected")
+        await wait_for_event(run, "SignalRejected")
         assert verdicts(await run.events()) == [("SignalRejected", name, "eve", reason)]
-        assert (await types(run))[-2:] == ["SignalWaiting", "SignalRejected"]
+        assert (await event_types(run))[-2:] == ["SignalWaiting", "SignalRejected"]
         step_id = "go" if name in ("RETRY_STEP", "SKIP_STEP") else None
         assert asked[0] == ControlRequest(
             run_id=run.run_id,
@@ -94,11 +94,11 @@ async def test_what_the_authoriser_refuses_is_recorded_and_changes_nothing(
 
 
 @pytest.mark.contract("SIG-13")
-async def test_a_command_that_was_refused_can_be_permitted_later_with_the_same_id(place: Place) -> None:
+async def test_a_command_that_was_refused_can_be_permitted_later_with_the_same_id(variant: EngineVariant) -> None:
     allowed: list[str] = []
     app = hf.App("orders", authoriser=lambda request: request.command == "START" or request.actor in allowed)
     wait = waiting(app)
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(wait)
         with pytest.raises(NotPermitted):
             await run.pause(actor="ann", signal_id="click-1")
@@ -118,7 +118,7 @@ async def test_an_authoriser_that_fails_lets_nothing_through() -> None:
     wait = waiting(app)
     async with asyncio.timeout(60), app.node("memory://"):
         run = await app.start(wait)
-        await until_event(run, "SignalWaiting")
+        await wait_for_event(run, "SignalWaiting")
         with pytest.raises(ConnectionError):
             await run.terminate()
         with pytest.raises(NotFound):
@@ -155,7 +155,7 @@ async def test_a_malformed_command_is_refused_before_anybody_is_asked_or_anythin
     wait = waiting(app)
     async with asyncio.timeout(60), app.node("memory://") as node:
         run = await app.start(wait)
-        await until_event(run, "SignalWaiting")
+        await wait_for_event(run, "SignalWaiting")
         asked.clear()  # about the start
         bad: list[Any] = [
             lambda: run.retry_step(""),
@@ -176,10 +176,10 @@ async def test_a_malformed_command_is_refused_before_anybody_is_asked_or_anythin
 
 @pytest.mark.contract("SIG-13", "API-2")
 @pytest.mark.parametrize("name", [CONTROL_SIGNAL, "holdfast.update"])
-async def test_the_stores_take_no_command_that_cannot_be_read(name: str, place: Place) -> None:
+async def test_the_stores_take_no_command_that_cannot_be_read(name: str, variant: EngineVariant) -> None:
     app = hf.App("orders")
     wait = waiting(app)
-    async with place.node(app) as node:
+    async with variant.node(app) as node:
         run = await app.start(wait)
         [answer] = await node.store.deliver([signal(run.run_id, name, {"name": 7, "actor": "ann"})])
         assert isinstance(answer.error, InvalidInput)  # type: ignore[union-attr]
@@ -189,12 +189,12 @@ async def test_the_stores_take_no_command_that_cannot_be_read(name: str, place: 
 
 
 @pytest.mark.contract("SIG-13")
-async def test_who_waits_learns_what_was_decided(place: Place) -> None:
+async def test_who_waits_learns_what_was_decided(variant: EngineVariant) -> None:
     app = hf.App("orders")
     wait = waiting(app)
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(wait)
-        await until_event(run, "SignalWaiting")
+        await wait_for_event(run, "SignalWaiting")
         with pytest.raises(Conflict, match="has started already"):
             await run.approve(actor="ann", signal_id="click-1", wait=True)
         with pytest.raises(Conflict, match="has started already"):
@@ -210,12 +210,12 @@ async def test_who_waits_learns_what_was_decided(place: Place) -> None:
 
 
 @pytest.mark.contract("SIG-13", "SIG-5")
-async def test_a_command_with_an_id_is_applied_once(place: Place) -> None:
+async def test_a_command_with_an_id_is_applied_once(variant: EngineVariant) -> None:
     app = hf.App("orders")
     wait = waiting(app)
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(wait)
-        await until_event(run, "SignalWaiting")
+        await wait_for_event(run, "SignalWaiting")
         for _ in range(3):
             await run.pause("lunch", actor="ann", signal_id="click-1", wait=True)
         await run.resume(actor="ann", wait=True)
@@ -231,7 +231,7 @@ async def test_a_command_with_an_id_is_applied_once(place: Place) -> None:
 
 @pytest.mark.contract("ATT-2", "SIG-13")
 @pytest.mark.parametrize("queue", ["", "mail"])
-async def test_a_step_that_paused_its_run_is_tried_again_until_it_succeeds(queue: str, place: Place) -> None:
+async def test_a_step_that_paused_its_run_is_tried_again_until_it_succeeds(queue: str, variant: EngineVariant) -> None:
     app = hf.App("orders")
     tries: list[int] = []
 
@@ -246,10 +246,10 @@ async def test_a_step_that_paused_its_run_is_tried_again_until_it_succeeds(queue
     async def order() -> str:
         return await charge()
 
-    async with place.node(app, queues=("mail",)):
+    async with variant.node(app, queues=("mail",)):
         run = await app.start(order)
         for times in range(1, 12):  # ATT-2: past nine
-            await until_event(run, "StepFailed", times)
+            await wait_for_event(run, "StepFailed", times)
             assert await run.status() is RunStatus.PAUSED
             await run.retry_step("charge", "again", actor="ann")
         assert await run.result() == "paid"
@@ -258,7 +258,7 @@ async def test_a_step_that_paused_its_run_is_tried_again_until_it_succeeds(queue
 
 
 @pytest.mark.contract("ATT-2", "SIG-13", "OWN-3")
-async def test_a_step_that_paused_its_run_is_tried_again_by_another_node(place: Place) -> None:
+async def test_a_step_that_paused_its_run_is_tried_again_by_another_node(variant: EngineVariant) -> None:
     def life(answers: list[str]) -> tuple[hf.App, Any]:
         app = hf.App("orders")
 
@@ -272,12 +272,12 @@ async def test_a_step_that_paused_its_run_is_tried_again_by_another_node(place: 
 
         return app, order
 
-    async with place.opened() as store:
+    async with variant.opened() as store:
         first, order = life([])
-        async with place.node(first, store):
-            await until_event(await first.start(order, run_id="run-1"), "StepFailed")
+        async with variant.node(first, store):
+            await wait_for_event(await first.start(order, run_id="run-1"), "StepFailed")
         second, _ = life(["paid"])
-        async with place.node(second, store):
+        async with variant.node(second, store):
             run = second.run("run-1")
             assert await run.status() is RunStatus.PAUSED
             await run.retry_step("charge")
@@ -285,7 +285,7 @@ async def test_a_step_that_paused_its_run_is_tried_again_by_another_node(place: 
 
 
 @pytest.mark.contract("SIG-13")
-async def test_a_step_that_is_skipped_while_it_runs_is_cancelled(place: Place) -> None:
+async def test_a_step_that_is_skipped_while_it_runs_is_cancelled(variant: EngineVariant) -> None:
     app = hf.App("orders")
     cancelled = asyncio.Event()
     started = asyncio.Event()
@@ -303,7 +303,7 @@ async def test_a_step_that_is_skipped_while_it_runs_is_cancelled(place: Place) -
     async def order() -> str | None:
         return await charge()
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(order)
         await started.wait()
         await run.skip_step("charge", "not needed", result="free", actor="ann")
@@ -312,7 +312,7 @@ async def test_a_step_that_is_skipped_while_it_runs_is_cancelled(place: Place) -
 
 
 @pytest.mark.contract("SIG-13", "WF-4")
-async def test_a_child_that_is_skipped_is_cancelled_and_the_parent_goes_on(place: Place) -> None:
+async def test_a_child_that_is_skipped_is_cancelled_and_the_parent_goes_on(variant: EngineVariant) -> None:
     app = hf.App("orders")
     wait = waiting(app)
 
@@ -321,20 +321,20 @@ async def test_a_child_that_is_skipped_is_cancelled_and_the_parent_goes_on(place
         answer: str | None = await wait()
         return answer
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(parent)
-        started = await until_event(run, "ChildStarted")
+        started = await wait_for_event(run, "ChildStarted")
         await run.skip_step("wait")
         assert await run.result() is None
         child = app.run(started.data.child_run_id)  # type: ignore[attr-defined]
-        await until_status(child, RunStatus.CANCELLED)
+        await wait_for_status(child, RunStatus.CANCELLED)
 
 
 # --- doing a run again
 
 
 @pytest.mark.contract("SIG-13", "WF-7", "QUE-1")
-async def test_a_finished_run_is_done_again_as_a_new_run_once_for_each_command(place: Place) -> None:
+async def test_a_finished_run_is_done_again_as_a_new_run_once_for_each_command(variant: EngineVariant) -> None:
     app = hf.App("orders")
     tries: list[str] = []
 
@@ -349,7 +349,7 @@ async def test_a_finished_run_is_done_again_as_a_new_run_once_for_each_command(p
     async def order(name: str) -> str:
         return await charge(name)
 
-    async with place.node(app) as node:
+    async with variant.node(app) as node:
         run = await app.start(order, "o-1", reference_key="o-1", tags=("eu",))
         with pytest.raises(hf.errors.RunFailed):
             await run.result()
@@ -372,14 +372,14 @@ async def test_a_finished_run_is_done_again_as_a_new_run_once_for_each_command(p
 
 
 @pytest.mark.contract("SIG-13", "WF-7")
-async def test_a_run_that_goes_on_is_not_done_again_and_says_so(place: Place) -> None:
+async def test_a_run_that_goes_on_is_not_done_again_and_says_so(variant: EngineVariant) -> None:
     app = hf.App("orders")
     wait = waiting(app)
-    async with place.node(app) as node:
+    async with variant.node(app) as node:
         run = await app.start(wait)
         with pytest.raises(Conflict, match="has not finished"):
             await run.retry_run("again", actor="ann")
-        await until(run, lambda events: verdicts(events) != [])
+        await wait_for_history(run, lambda events: verdicts(events) != [])
         assert verdicts(await run.events()) == [("SignalRejected", "RETRY_RUN", "ann", "the run has not finished")]
         assert len(await node.store.find(RunQuery())) == 1
 
@@ -394,12 +394,12 @@ async def test_a_command_that_was_damaged_in_the_store_is_rejected_and_stops_nob
     store = hf.MemoryStore()
     async with asyncio.timeout(60), app.node(store):
         run = await app.start(wait)
-        await until_event(run, "SignalWaiting")
+        await wait_for_event(run, "SignalWaiting")
         inbox = store._runs[run.run_id]
         for name in (CONTROL_SIGNAL, "holdfast.update"):
             inbox._accept(SignalRequest(run_id=run.run_id, name=name), hf.Limits(), await store.now())
         store.wakeups.notify()
-        await until_event(run, "UpdateCompleted")
+        await wait_for_event(run, "UpdateCompleted")
         assert verdicts(await run.events()) == [("SignalRejected", "", "", "the command cannot be read")]
         await run.signal("go", "fine")
         assert await run.result() == "fine"

@@ -16,7 +16,14 @@ from holdfast.core.state import TERMINAL
 from holdfast.engine.check_histories import check_histories
 from holdfast.errors import ActivityFailed, CallerError, Conflict, InvalidInput, NotFound, RunTerminal
 from holdfast.store.port import Store, Turn
-from tests.engine.place import Around, Place, stopped_time, types, until, until_event
+from tests.engine.harness import (
+    Around,
+    EngineVariant,
+    event_types,
+    store_with_virtual_time,
+    wait_for_event,
+    wait_for_history,
+)
 
 QUICK = hf.Retry(max_attempts=3, initial_ms=1, jitter=0.0)
 
@@ -48,18 +55,18 @@ class Office:
 
 
 @pytest.mark.contract("ACT-1")
-async def test_the_outcome_comes_later_and_the_run_is_parked_until_then(place: Place) -> None:
+async def test_the_outcome_comes_later_and_the_run_is_parked_until_then(variant: EngineVariant) -> None:
     office = Office()
-    async with place.opened() as store, place.node(office.app, store):
+    async with variant.opened() as store, variant.node(office.app, store):
         run = await office.app.start(office.contract, "lease")
         token = await office.tokens.get()
-        await until_event(run, "StepDetached")
+        await wait_for_event(run, "StepDetached")
         [loaded] = await store.load([run.run_id])
         assert loaded is not None
         assert loaded.head.lease_owner is None
         await office.app.complete_activity(token, "ann")
         assert await run.result() == "signed by ann"
-        assert await types(run) == [
+        assert await event_types(run) == [
             "RunQueued",
             "RunStarted",
             "StepStarted",
@@ -73,9 +80,9 @@ async def test_the_outcome_comes_later_and_the_run_is_parked_until_then(place: P
 
 
 @pytest.mark.contract("ACT-1")
-async def test_a_result_of_the_wrong_type_is_refused_and_the_step_waits_on(place: Place) -> None:
+async def test_a_result_of_the_wrong_type_is_refused_and_the_step_waits_on(variant: EngineVariant) -> None:
     office = Office()
-    async with place.node(office.app):
+    async with variant.node(office.app):
         run = await office.app.start(office.contract, "lease")
         token = await office.tokens.get()
         with pytest.raises(InvalidInput, match="does not fit str"):
@@ -85,7 +92,7 @@ async def test_a_result_of_the_wrong_type_is_refused_and_the_step_waits_on(place
 
 
 @pytest.mark.contract("ACT-1")
-async def test_an_outcome_that_comes_before_the_run_knows_of_the_detachment_is_not_lost(place: Place) -> None:
+async def test_an_outcome_that_comes_before_the_run_knows_of_the_detachment_is_not_lost(variant: EngineVariant) -> None:
     app = hf.App("office")
 
     @app.activity
@@ -98,14 +105,14 @@ async def test_an_outcome_that_comes_before_the_run_knows_of_the_detachment_is_n
     async def contract() -> str:
         return await sign()
 
-    async with place.node(app):
+    async with variant.node(app):
         for _ in range(20):
             assert await (await app.start(contract)).result() == "ann"
 
 
 @pytest.mark.contract("ACT-1")
 @pytest.mark.parametrize("is_sync", [True, False])
-async def test_also_from_a_thread_and_from_one_of_several_tasks(place: Place, is_sync: bool) -> None:
+async def test_also_from_a_thread_and_from_one_of_several_tasks(variant: EngineVariant, is_sync: bool) -> None:
     app = hf.App("office")
     tokens: asyncio.Queue[str] = asyncio.Queue()
     loop = asyncio.get_running_loop()
@@ -126,20 +133,20 @@ async def test_also_from_a_thread_and_from_one_of_several_tasks(place: Place, is
     async def contract() -> str:
         return str(await activity())
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(contract)
         await app.complete_activity(await tokens.get(), "ann")
         assert await run.result() == "ann"
 
 
 @pytest.mark.contract("ACT-1")
-async def test_the_first_outcome_stands_and_the_second_reporter_is_told(place: Place) -> None:
+async def test_the_first_outcome_stands_and_the_second_reporter_is_told(variant: EngineVariant) -> None:
     office = Office()
-    async with place.node(office.app):
+    async with variant.node(office.app):
         app = office.app
         run = await app.start(office.contract, "lease")
         token = await office.tokens.get()
-        await until_event(run, "StepDetached")
+        await wait_for_event(run, "StepDetached")
         answers = await asyncio.gather(
             app.complete_activity(token, "ann"),
             app.complete_activity(token, "bob"),
@@ -152,11 +159,11 @@ async def test_the_first_outcome_stands_and_the_second_reporter_is_told(place: P
         with pytest.raises(RunTerminal):
             await app.complete_activity(token, "bob")
         await app.complete_activity(token, "ann")  # whose first answer may have been lost
-        assert (await types(run)).count("StepCompleted") == 1
+        assert (await event_types(run)).count("StepCompleted") == 1
 
 
 @pytest.mark.contract("ACT-1")
-async def test_a_step_that_is_closed_takes_no_outcome(place: Place) -> None:
+async def test_a_step_that_is_closed_takes_no_outcome(variant: EngineVariant) -> None:
     app = hf.App("office")
     tokens: asyncio.Queue[str] = asyncio.Queue()
 
@@ -173,10 +180,10 @@ async def test_a_step_that_is_closed_takes_no_outcome(place: Place) -> None:
         except TimeoutError:
             return await hf.wait_signal("go", str)
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(contract)
         token = await tokens.get()
-        await until_event(run, "SignalWaiting")
+        await wait_for_event(run, "SignalWaiting")
         with pytest.raises(Conflict, match="is closed"):
             await app.complete_activity(token, "ann")
         await run.signal("go", "on")
@@ -184,9 +191,9 @@ async def test_a_step_that_is_closed_takes_no_outcome(place: Place) -> None:
 
 
 @pytest.mark.contract("ACT-1", "ATT-1")
-async def test_a_failure_is_tried_again_with_a_new_token(place: Place) -> None:
+async def test_a_failure_is_tried_again_with_a_new_token(variant: EngineVariant) -> None:
     office = Office()
-    async with place.node(office.app) as node:
+    async with variant.node(office.app) as node:
         app, key = office.app, node.completion_key
         run = await app.start(office.contract, "lease")
         tokens = [await office.tokens.get()]
@@ -205,9 +212,9 @@ async def test_a_failure_is_tried_again_with_a_new_token(place: Place) -> None:
 
 
 @pytest.mark.contract("ACT-1")
-async def test_what_cannot_be_mended_is_not_tried_again(place: Place) -> None:
+async def test_what_cannot_be_mended_is_not_tried_again(variant: EngineVariant) -> None:
     office = Office()
-    async with place.node(office.app):
+    async with variant.node(office.app):
         run = await office.app.start(office.contract, "lease")
         await office.app.fail_activity(await office.tokens.get(), hf.NonRetryable("refused"))
         assert await run.result() == "NonRetryable: refused"
@@ -215,9 +222,9 @@ async def test_what_cannot_be_mended_is_not_tried_again(place: Place) -> None:
 
 @pytest.mark.contract("ACT-1", "TMR-1")
 @pytest.mark.parametrize("queue", ["", "desk"])
-async def test_an_outcome_that_is_not_reported_in_time_fails_the_attempt(place: Place, queue: str) -> None:
+async def test_an_outcome_that_is_not_reported_in_time_fails_the_attempt(variant: EngineVariant, queue: str) -> None:
     office = Office(timeout=0.03, queue=queue)
-    async with place.node(office.app, queues=("desk",)):
+    async with variant.node(office.app, queues=("desk",)):
         run = await office.app.start(office.contract, "lease")
         assert await run.result() == "TimeoutError: the outcome of activity 'sign' was not reported in time"
         events = await run.events()
@@ -236,34 +243,34 @@ async def test_an_outcome_that_is_not_reported_in_time_fails_the_attempt(place: 
 
 
 @pytest.mark.contract("ACT-1")
-async def test_the_time_for_the_whole_step_bounds_the_wait_too(place: Place) -> None:
+async def test_the_time_for_the_whole_step_bounds_the_wait_too(variant: EngineVariant) -> None:
     office = Office(schedule_to_close=0.05, retry=hf.Retry(max_attempts=0, initial_ms=1))
-    async with place.node(office.app):
+    async with variant.node(office.app):
         run = await office.app.start(office.contract, "lease")
         assert (await run.result()).startswith("TimeoutError")
-        assert (await types(run)).count("StepDetached") == 1
+        assert (await event_types(run)).count("StepDetached") == 1
 
 
 @pytest.mark.contract("ACT-1")
-async def test_a_success_after_the_attempts_time_still_counts_while_the_step_is_open(place: Place) -> None:
+async def test_a_success_after_the_attempts_time_still_counts_while_the_step_is_open(variant: EngineVariant) -> None:
     office = Office(timeout=0.05, retry=hf.Retry(max_attempts=2, initial_ms=60_000, jitter=0.0))
-    async with place.node(office.app):
+    async with variant.node(office.app):
         run = await office.app.start(office.contract, "lease")
         token = await office.tokens.get()
-        await until_event(run, "StepRetried")
+        await wait_for_event(run, "StepRetried")
         await office.app.complete_activity(token, "ann")
         assert await run.result() == "signed by ann"
 
 
 @pytest.mark.contract("ACT-1", "OWN-3")
-async def test_another_node_does_not_ask_again(place: Place) -> None:
+async def test_another_node_does_not_ask_again(variant: EngineVariant) -> None:
     first, second = Office(), Office()
-    async with place.opened() as store:
-        async with place.node(first.app, store):
+    async with variant.opened() as store:
+        async with variant.node(first.app, store):
             run_id = (await first.app.start(first.contract, "lease")).run_id
             token = await first.tokens.get()
-            await until_event(first.app.run(run_id), "StepDetached")
-        async with place.node(second.app, store):
+            await wait_for_event(first.app.run(run_id), "StepDetached")
+        async with variant.node(second.app, store):
             run = second.app.run(run_id)
             await run.signal("anything", 1)  # it takes a turn, and has every reason to look
             await until_consumed(store, run_id)
@@ -284,11 +291,13 @@ async def until_consumed(store: Store, run_id: str) -> None:
 
 @pytest.mark.contract("ACT-1", "OWN-3")
 @pytest.mark.parametrize("is_completed", [True, False])
-async def test_a_crash_before_the_detachment_is_recorded_loses_no_outcome(place: Place, is_completed: bool) -> None:
+async def test_a_crash_before_the_detachment_is_recorded_loses_no_outcome(
+    variant: EngineVariant, is_completed: bool
+) -> None:
     """The node is gone between the end of the activity and the commit that would have said so."""
     first, second = Office(), Office()
-    async with place.opened() as store:
-        async with place.node(first.app, store, drain_s=0.01) as node:
+    async with variant.opened() as store:
+        async with variant.node(first.app, store, drain_s=0.01) as node:
             node.owned_runs.executor._report = lambda work, outcome: None  # word of it never arrives
             run_id = (await first.app.start(first.contract, "lease")).run_id
             token = await first.tokens.get()
@@ -296,22 +305,22 @@ async def test_a_crash_before_the_detachment_is_recorded_loses_no_outcome(place:
                 pump = next(task for task in node._tasks if task.get_name() == "turns")
                 pump.cancel()
                 await first.app.complete_activity(token, "ann")
-        async with place.node(second.app, store):
+        async with variant.node(second.app, store):
             run = second.app.run(run_id)
             if not is_completed:
                 await second.app.complete_activity(await second.tokens.get(), "bob")
             assert await run.result() == ("signed by ann" if is_completed else "signed by bob")
-            assert (await types(run)).count("StepCompleted") == 1
+            assert (await event_types(run)).count("StepCompleted") == 1
 
 
 @pytest.mark.contract("ACT-1")
-async def test_an_activity_from_a_queue_may_be_completed_later_too(place: Place) -> None:
+async def test_an_activity_from_a_queue_may_be_completed_later_too(variant: EngineVariant) -> None:
     office, desk = Office(queue="desk"), Office(queue="desk")
-    async with place.opened() as store, place.node(office.app, store):
+    async with variant.opened() as store, variant.node(office.app, store):
         run = await office.app.start(office.contract, "lease")
-        async with place.node(desk.app, store, queues=("desk",), takes_runs=False):
+        async with variant.node(desk.app, store, queues=("desk",), takes_runs=False):
             token = await desk.tokens.get()
-            await until_event(run, "StepDetached")
+            await wait_for_event(run, "StepDetached")
             assert (await store.stats()).jobs == 0
         await office.app.complete_activity(token, "ann")
         assert await run.result() == "signed by ann"
@@ -323,11 +332,11 @@ async def test_an_activity_from_a_queue_may_be_completed_later_too(place: Place)
     "token",
     ["", "nonsense", "é", "W10", "====", write_activity_token(ActivityToken("run-1", "sign", 1, 1), "f" * 64), 7, None],
 )
-async def test_a_malformed_token_is_refused(place: Place, token: Any) -> None:
+async def test_a_malformed_token_is_refused(variant: EngineVariant, token: Any) -> None:
     office = Office()
     with pytest.raises(InvalidInput, match="no node is open"):
         await office.app.complete_activity("any", 1)
-    async with place.node(office.app) as node:
+    async with variant.node(office.app) as node:
         with pytest.raises(InvalidInput, match="not the token of an activity"):
             await office.app.complete_activity(token, "ann")
         unknown = write_activity_token(ActivityToken("run-1", "sign", 1, 1), node.completion_key)
@@ -336,9 +345,9 @@ async def test_a_malformed_token_is_refused(place: Place, token: Any) -> None:
 
 
 @pytest.mark.contract("API-2")
-async def test_a_token_of_a_step_that_never_was_is_told_so(place: Place) -> None:
+async def test_a_token_of_a_step_that_never_was_is_told_so(variant: EngineVariant) -> None:
     office = Office()
-    async with place.node(office.app) as node:
+    async with variant.node(office.app) as node:
         key = node.completion_key
         run = await office.app.start(office.contract, "lease")
         token = await office.tokens.get()
@@ -384,7 +393,7 @@ def outcomes(events: list[Event]) -> list[str]:
 @pytest.mark.parametrize("closing", ["time-out", "deadline", "cancel", "race", "return", "stop", "rotation"])
 @pytest.mark.parametrize("is_success", [True, False])
 async def test_an_outcome_that_was_acknowledged_before_its_step_is_closed_is_recorded(
-    place: Place, closing: str, is_success: bool
+    variant: EngineVariant, closing: str, is_success: bool
 ) -> None:
     """The turn that closes the step was computed before the outcome came, and is committed after it."""
     tokens: asyncio.Queue[str] = asyncio.Queue()
@@ -413,12 +422,12 @@ async def test_an_outcome_that_was_acknowledged_before_its_step_is_closed_is_rec
         except (TimeoutError, ActivityFailed) as failure:
             return type(failure).__name__
 
-    async with place.opened() as inner:
+    async with variant.opened() as inner:
         store = Closing(inner)
-        async with place.node(app, cast(Store, store)):
+        async with variant.node(app, cast(Store, store)):
             run = await app.start(contract, True)
             token = await tokens.get()
-            await until_event(run, "StepDetached")
+            await wait_for_event(run, "StepDetached")
             report = app.complete_activity(token, "ann") if is_success else app.fail_activity(token, "no")
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -436,7 +445,7 @@ async def test_an_outcome_that_was_acknowledged_before_its_step_is_closed_is_rec
                 await run.terminate(actor="op")
             elif closing in ("return", "rotation"):
                 await run.signal("go", "on")
-            await until(run, lambda events: isinstance(events[-1].data, FINISHED))
+            await wait_for_history(run, lambda events: isinstance(events[-1].data, FINISHED))
             try:
                 await done
                 is_acknowledged = True
@@ -455,7 +464,7 @@ ENDS = (e.StepCompleted, e.StepFailed, e.StepRetried)
 
 
 @pytest.mark.contract("ACT-1")
-async def test_the_work_of_a_run_goes_on_when_its_turn_is_taken_again(place: Place) -> None:
+async def test_the_work_of_a_run_goes_on_when_its_turn_is_taken_again(variant: EngineVariant) -> None:
     """The turn that has not seen an outcome is taken again by the same node; activities beside it are left alone."""
     app, tokens, began = hf.App("office"), asyncio.Queue[str](), 0
     gate = asyncio.Event()
@@ -484,13 +493,13 @@ async def test_the_work_of_a_run_goes_on_when_its_turn_is_taken_again(place: Pla
 
         return list(await asyncio.gather(sign(), think(), twice()))
 
-    async with place.opened() as inner:
+    async with variant.opened() as inner:
         store = Closing(inner)
-        async with place.node(app, cast(Store, store)):
+        async with variant.node(app, cast(Store, store)):
             run = await app.start(contract)
             token = await tokens.get()
-            await until_event(run, "SignalWaiting")
-            await until_event(run, "StepDetached")
+            await wait_for_event(run, "SignalWaiting")
+            await wait_for_event(run, "StepDetached")
 
             async def commit(turns: Sequence[Turn]) -> Any:
                 if any(isinstance(event.data, e.SignalReceived) for turn in turns for event in turn.events):
@@ -500,7 +509,7 @@ async def test_the_work_of_a_run_goes_on_when_its_turn_is_taken_again(place: Pla
 
             store.commit = commit  # type: ignore[method-assign]
             await run.signal("go", "on")
-            await until_event(run, "StepCompleted", 2)
+            await wait_for_event(run, "StepCompleted", 2)
             gate.set()
             assert await run.result() == ["ann", "thought", "quick"]
     assert began == 1
@@ -508,18 +517,18 @@ async def test_the_work_of_a_run_goes_on_when_its_turn_is_taken_again(place: Pla
 
 @pytest.mark.contract("ACT-1")
 @pytest.mark.parametrize("is_success", [True, False])
-async def test_a_paused_run_records_outcomes_and_goes_on_with_them(place: Place, is_success: bool) -> None:
+async def test_a_paused_run_records_outcomes_and_goes_on_with_them(variant: EngineVariant, is_success: bool) -> None:
     office = Office(retry=hf.Retry(max_attempts=1))
-    async with place.node(office.app):
+    async with variant.node(office.app):
         run = await office.app.start(office.contract, "lease")
         token = await office.tokens.get()
-        await until_event(run, "StepDetached")
+        await wait_for_event(run, "StepDetached")
         await run.pause(actor="op")
         if is_success:
             await office.app.complete_activity(token, "ann")
         else:
             await office.app.fail_activity(token, "no")
-        await until(run, lambda events: bool(outcomes(events)))
+        await wait_for_history(run, lambda events: bool(outcomes(events)))
         with pytest.raises(Conflict):
             await office.app.complete_activity(token, "bob")
         await run.resume(actor="op")
@@ -527,14 +536,16 @@ async def test_a_paused_run_records_outcomes_and_goes_on_with_them(place: Place,
 
 
 @pytest.mark.contract("ACT-1", "ATT-2")
-async def test_a_step_that_an_operator_retries_takes_the_outcome_of_its_new_attempt_only(place: Place) -> None:
+async def test_a_step_that_an_operator_retries_takes_the_outcome_of_its_new_attempt_only(
+    variant: EngineVariant,
+) -> None:
     office = Office(retry=hf.Retry(max_attempts=1), on_failure="pause")
-    async with place.node(office.app):
+    async with variant.node(office.app):
         app = office.app
         run = await app.start(office.contract, "lease")
         first = await office.tokens.get()
         await app.fail_activity(first, "no")
-        await until_event(run, "RunPaused")
+        await wait_for_event(run, "RunPaused")
         await run.retry_step("sign", actor="op")
         second = await office.tokens.get()
         with pytest.raises(Conflict):
@@ -545,28 +556,28 @@ async def test_a_step_that_an_operator_retries_takes_the_outcome_of_its_new_atte
 
 
 @pytest.mark.contract("ACT-1", "SIG-8")
-async def test_the_stores_clock_decides_whether_an_outcome_comes_in_time(place: Place) -> None:
+async def test_the_stores_clock_decides_whether_an_outcome_comes_in_time(variant: EngineVariant) -> None:
     """No node is there to record that the time is over, and nobody is told that an outcome counts which does not."""
     office, later = Office(schedule_to_close=5, retry=hf.Retry(max_attempts=1)), Office()
-    async with stopped_time(place) as (store, clock):
-        async with place.node(office.app, store):
+    async with store_with_virtual_time(variant) as (store, clock):
+        async with variant.node(office.app, store):
             run_id = (await office.app.start(office.contract, "lease")).run_id
             token = await office.tokens.get()
-            await until_event(office.app.run(run_id), "StepDetached")
+            await wait_for_event(office.app.run(run_id), "StepDetached")
         clock.advance(ms=5_000)
         async with asyncio.timeout(60), later.app.connect(store):
             with pytest.raises(Conflict, match="time is over"):
                 await later.app.complete_activity(token, "ann")
-        async with place.node(office.app, store):
+        async with variant.node(office.app, store):
             assert (await office.app.run(run_id).result()).startswith("TimeoutError")
 
 
 @pytest.mark.contract("ACT-1")
 @pytest.mark.slow
-async def test_of_many_callers_with_one_token_exactly_one_is_acknowledged(place: Place) -> None:
+async def test_of_many_callers_with_one_token_exactly_one_is_acknowledged(variant: EngineVariant) -> None:
     """Callers, some of them alike, race with each other, with time-outs and with an operator."""
     office = Office(timeout=0.03, retry=hf.Retry(max_attempts=2, initial_ms=1, jitter=0.0))
-    async with place.opened() as store, place.node(office.app, store):
+    async with variant.opened() as store, variant.node(office.app, store):
         app = office.app
         for number in range(25):
             run = await app.start(office.contract, "lease")
@@ -606,7 +617,7 @@ def _is_of_first(event: Event) -> bool:
 @pytest.mark.parametrize("second", ["success", "failure", "pause", "retry"])
 @pytest.mark.parametrize("ends", ["race", "rotation", "return"])
 async def test_outcomes_of_several_steps_that_come_together_are_all_recorded(
-    place: Place, second: str, ends: str
+    variant: EngineVariant, second: str, ends: str
 ) -> None:
     """The first lets the program give up the other step, which has its outcome by then; replay goes the same way."""
     app, tokens = hf.App("office"), asyncio.Queue[tuple[str, str]]()
@@ -637,22 +648,22 @@ async def test_outcomes_of_several_steps_that_come_together_are_all_recorded(
             await hf.wait_signal("go", str)
         return await after()
 
-    async with place.opened() as store:
-        async with place.node(app, store):
+    async with variant.opened() as store:
+        async with variant.node(app, store):
             run_id = (await app.start(contract)).run_id
             given = dict([await tokens.get(), await tokens.get()])
-            await until_event(app.run(run_id), "StepDetached", 2)
+            await wait_for_event(app.run(run_id), "StepDetached", 2)
         async with asyncio.timeout(60), app.connect(store):
             await app.complete_activity(given["ask"], "ann")
             if second == "success":
                 await app.complete_activity(given["ask#2"], "bob")
             else:
                 await app.fail_activity(given["ask#2"], "no")
-        async with place.node(app, store):
+        async with variant.node(app, store):
             run = app.run(run_id)
-            await until(run, lambda events: sum(isinstance(event.data, ENDS) for event in events) >= 2)
+            await wait_for_history(run, lambda events: sum(isinstance(event.data, ENDS) for event in events) >= 2)
             if second == "pause":
-                await until_event(run, "RunPaused")
+                await wait_for_event(run, "RunPaused")
                 await run.resume(actor="op", raise_failure=True)
             if ends == "race":
                 await run.signal("go", "on")

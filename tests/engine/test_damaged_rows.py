@@ -18,8 +18,8 @@ from holdfast.engine.observe.doctor import examine
 from holdfast.errors import Conflict, StoreCorrupt
 from holdfast.store.port import MailboxQuery, RunQuery, WaitQuery
 from holdfast.store.types import AuditQuery, DeadLetterQuery
-from tests.engine.place import until_event
-from tests.service.stage import on_stage
+from tests.engine.harness import wait_for_event
+from tests.service.in_process import serve_in_process
 
 WRONG = {"task": '{"route":null}', "snapshot": '{"status":5}', "tags": "[5]"}
 """JSON that a column cannot hold."""
@@ -42,7 +42,7 @@ async def damaged(path: Path, table: str, column: str, key: str) -> tuple[str, l
     async with asyncio.timeout(60), app.node(f"sqlite:///{path}"):
         runs = [await app.start(ask, run_id=f"run-{number}") for number in range(5)]
         for run in runs:
-            await until_event(run, "TaskCreated")
+            await wait_for_event(run, "TaskCreated")
             await run.signal("other", {"n": 1}, signal_id="s-1")
         tasks = [task.task_id for task in await app.tasks.list()]
     with sqlite3.connect(path) as db:
@@ -56,7 +56,7 @@ async def test_one_damaged_task_does_not_hide_the_others(tmp_path: Path, caplog:
     spoilt, _, tasks = await damaged(tmp_path / "store.db", "tasks", "task", "task_id")
     app, _ = asking()
     address = f"sqlite:///{tmp_path}/store.db"
-    async with asyncio.timeout(60), on_stage(address, app=app) as stage:
+    async with asyncio.timeout(60), serve_in_process(address, app=app) as server:
         with caplog.at_level(logging.ERROR, "holdfast.store"):
             found = await app.tasks.list()
         assert [task.task_id for task in found] == [task_id for task_id in tasks if task_id != spoilt]
@@ -64,7 +64,7 @@ async def test_one_damaged_task_does_not_hide_the_others(tmp_path: Path, caplog:
         assert spoilt in caplog.text
         seen, unreadable, cursor = [], [], ""
         while True:
-            status, page = await stage.rest("tasks.list", {"limit": 1, **({"cursor": cursor} if cursor else {})})
+            status, page = await server.rest("tasks.list", {"limit": 1, **({"cursor": cursor} if cursor else {})})
             assert status == 200
             seen += [item["task_id"] for item in page["items"]]
             unreadable += page["unreadable"]
@@ -153,7 +153,7 @@ async def five_waiting(address: str) -> None:
             run = await app.start(wait, run_id=f"run-{number}")
             await run.signal("number", "none", signal_id="s-0")
             await run.signal("other", number, signal_id="s-1")
-            await until_event(run, "SignalDeadLettered")
+            await wait_for_event(run, "SignalDeadLettered")
             entry = AuditEntry(entry_id=f"e-{number}", actor="ann", operation="test", run_id=run.run_id)
             await node.store.append_audit([entry])
 
@@ -171,12 +171,12 @@ async def test_no_list_fails_for_damaged_rows_among_others(spoiled: tuple[str, S
     address, spoil = spoiled
     await five_waiting(address)
     app, _ = waiting()
-    async with asyncio.timeout(60), on_stage(address, app=app) as stage:
+    async with asyncio.timeout(60), serve_in_process(address, app=app) as server:
         await spoil(LETTERS)
         await spoil(ENTRIES)
         store = app.runtime().store
         for operation in ("letters.list", "audit.list"):
-            items = await all_pages(stage, operation, limit)
+            items = await all_pages(server, operation, limit)
             assert [item["run_id"] for item in items] == LEFT, items
         letters = await store.find(DeadLetterQuery())
         entries = await store.find(AuditQuery())
@@ -184,20 +184,20 @@ async def test_no_list_fails_for_damaged_rows_among_others(spoiled: tuple[str, S
         assert len(letters.unreadable) == 2
         assert entries.unreadable == ("e-1", "e-4")
         [spoilt, _] = letters.unreadable
-        assert (await stage.rest("letters.get", {"letter_id": spoilt}))[0] == 500
+        assert (await server.rest("letters.get", {"letter_id": spoilt}))[0] == 500
         [refused, settled] = await store.settle_dead_letters([spoilt, letters[0].letter_id], "drop", "ann")
         assert isinstance(refused.error, Conflict)  # type: ignore[union-attr]
         assert settled.letter_id == letters[0].letter_id  # type: ignore[union-attr]
         await spoil(MAIL)
-        assert [item["run_id"] for item in await all_pages(stage, "signals.unconsumed", limit)] == LEFT
+        assert [item["run_id"] for item in await all_pages(server, "signals.unconsumed", limit)] == LEFT
         assert [mail.name for mail in await app.run("run-2").mailbox()] == ["other"]
         assert await app.run("run-4").mailbox() == []
 
 
-async def all_pages(stage: Any, operation: str, limit: int) -> list[Any]:
+async def all_pages(server: Any, operation: str, limit: int) -> list[Any]:
     items, cursor = [], ""
     while cursor is not None:
-        status, page = await stage.rest(operation, {"limit": limit, **({"cursor": cursor} if cursor else {})})
+        status, page = await server.rest(operation, {"limit": limit, **({"cursor": cursor} if cursor else {})})
         assert status == 200
         items += page["items"]
         cursor = page["next"]
@@ -213,12 +213,12 @@ async def test_one_damaged_wait_does_not_hide_the_others(tmp_path: Path, damage:
         db.execute(f"UPDATE waits SET {damage} WHERE {OF_RUN}".replace("holdfast.", ""))
     db.close()
     app, _ = waiting()
-    async with asyncio.timeout(60), on_stage(address, app=app) as stage:
+    async with asyncio.timeout(60), serve_in_process(address, app=app) as server:
         found = await app.runtime().store.find(WaitQuery())
         assert [wait.run_id for wait in found] == LEFT
         assert found.unreadable == ("run-1/number", "run-4/number")
         for limit in (1, 500):
-            assert [item["run_id"] for item in await all_pages(stage, "signals.waiting", limit)] == LEFT
+            assert [item["run_id"] for item in await all_pages(server, "signals.waiting", limit)] == LEFT
 
 
 @pytest.mark.contract("API-4", "SIG-9")

@@ -12,7 +12,7 @@ import holdfast as hf
 from holdfast.core.state import RunStatus
 from holdfast.run import RunHandle
 from holdfast.store.port import MailboxQuery, WaitQuery
-from tests.engine.place import Place, until
+from tests.engine.harness import EngineVariant, wait_for_history
 
 Damage = Callable[[sqlite3.Connection, int], Any]
 
@@ -44,16 +44,16 @@ def waiting_app() -> tuple[hf.App, Any]:
 async def test_a_damaged_history_stops_no_other_run(damage: Damage, tmp_path: Path) -> None:
     app, wait = waiting_app()
     path = tmp_path / "store.db"
-    place = Place(f"sqlite:///{path}", 5_000)
-    async with place.node(app):
+    variant = EngineVariant(f"sqlite:///{path}", 5_000)
+    async with variant.node(app):
         bad: RunHandle[str] = await app.start(wait)
         good: RunHandle[str] = await app.start(wait)
         for run in (bad, good):
-            await until(run, lambda events: any(event.event_type == "SignalWaiting" for event in events))
+            await wait_for_history(run, lambda events: any(event.event_type == "SignalWaiting" for event in events))
     with closing(sqlite3.connect(path)) as db, db:
         (run_no,) = db.execute("SELECT run_no FROM runs WHERE run_id = ?", (bad.run_id,)).fetchone()
         damage(db, run_no)
-    async with place.node(app) as node:
+    async with variant.node(app) as node:
         await app.run(bad.run_id).signal("go", "kept", signal_id="s-1")
         await app.run(good.run_id).signal("go", "fine")
         assert await app.run(good.run_id).result() == "fine"

@@ -13,7 +13,14 @@ from holdfast.core.state import RunState, RunStatus
 from holdfast.errors import ActivityFailed
 from holdfast.store.port import Store
 from holdfast.testing import VirtualClock
-from tests.engine.place import Around, Place, stopped_time, types, until_event, until_status
+from tests.engine.harness import (
+    Around,
+    EngineVariant,
+    event_types,
+    store_with_virtual_time,
+    wait_for_event,
+    wait_for_status,
+)
 
 MINUTE_S = 60
 LATE = "TimeoutError: activity 'work' was not done within 60000 ms of being scheduled"
@@ -54,23 +61,23 @@ def pass_a_minute(store: Store, clock: VirtualClock) -> None:
 
 
 @pytest.mark.contract("ACT-1")
-async def test_an_attempt_that_would_come_too_late_is_not_waited_for(place: Place) -> None:
+async def test_an_attempt_that_would_come_too_late_is_not_waited_for(variant: EngineVariant) -> None:
     async def work() -> str:
         raise ValueError("the last error")
 
     app, order = orders(work, retry=hf.Retry(max_attempts=5, initial_ms=90_000, most_ms=90_000, jitter=0.0))
-    async with stopped_time(place) as (store, _), place.node(app, store):
+    async with store_with_virtual_time(variant) as (store, _), variant.node(app, store):
         run = await app.start(order)
         assert await run.result() == "ValueError: the last error"
-        assert "StepRetried" not in await types(run)
+        assert "StepRetried" not in await event_types(run)
 
 
 @pytest.mark.contract("ACT-1", "TMR-1")
-async def test_an_activity_in_a_queue_that_nobody_consumes_ends_in_time(place: Place) -> None:
+async def test_an_activity_in_a_queue_that_nobody_consumes_ends_in_time(variant: EngineVariant) -> None:
     app, order = orders(for_ever, queue="nobody")
-    async with stopped_time(place) as (store, clock), place.node(app, store):
+    async with store_with_virtual_time(variant) as (store, clock), variant.node(app, store):
         run = await app.start(order)
-        await until_event(run, "StepStarted")
+        await wait_for_event(run, "StepStarted")
         assert (await store.stats()).jobs == 1
         pass_a_minute(store, clock)
         assert await run.result() == LATE
@@ -78,7 +85,7 @@ async def test_an_activity_in_a_queue_that_nobody_consumes_ends_in_time(place: P
 
 
 @pytest.mark.contract("ACT-1", "TMR-1")
-async def test_an_activity_that_has_no_place_ends_in_time(place: Place) -> None:
+async def test_an_activity_that_has_no_place_ends_in_time(variant: EngineVariant) -> None:
     called: list[str] = []
 
     async def work() -> str:
@@ -97,11 +104,11 @@ async def test_an_activity_that_has_no_place_ends_in_time(place: Place) -> None:
     async def blocks() -> None:
         await block()
 
-    async with stopped_time(place) as (store, clock), place.node(app, store, activities_at_once=1):
+    async with store_with_virtual_time(variant) as (store, clock), variant.node(app, store, activities_at_once=1):
         other = await app.start(blocks)
         await is_busy.wait()
         run = await app.start(order)
-        await until_event(run, "StepStarted")
+        await wait_for_event(run, "StepStarted")
         pass_a_minute(store, clock)
         assert await run.result() == LATE
         goes_on.set()
@@ -110,18 +117,18 @@ async def test_an_activity_that_has_no_place_ends_in_time(place: Place) -> None:
 
 
 @pytest.mark.contract("ACT-1", "TMR-1")
-async def test_an_activity_that_no_node_knows_ends_in_time(place: Place) -> None:
+async def test_an_activity_that_no_node_knows_ends_in_time(variant: EngineVariant) -> None:
     app, order = orders(None)
-    async with stopped_time(place) as (store, clock), place.node(app, store):
+    async with store_with_virtual_time(variant) as (store, clock), variant.node(app, store):
         run = await app.start(order)
-        await until_event(run, "StepStarted")
+        await wait_for_event(run, "StepStarted")
         pass_a_minute(store, clock)
         assert await run.result() == LATE
 
 
 @pytest.mark.contract("ACT-1", "TMR-1")
 @pytest.mark.parametrize("queue", ["", "nobody"])
-async def test_the_time_goes_on_while_no_node_is_there(place: Place, queue: str) -> None:
+async def test_the_time_goes_on_while_no_node_is_there(variant: EngineVariant, queue: str) -> None:
     called: list[str] = []
 
     async def work() -> str:
@@ -129,35 +136,35 @@ async def test_the_time_goes_on_while_no_node_is_there(place: Place, queue: str)
         return await for_ever()
 
     app, order = orders(work, queue=queue)
-    async with stopped_time(place) as (store, clock):
-        async with place.node(app, store, drain_s=0.01):
+    async with store_with_virtual_time(variant) as (store, clock):
+        async with variant.node(app, store, drain_s=0.01):
             run_id = (await app.start(order)).run_id
-            await until_event(app.run(run_id), "StepStarted")
+            await wait_for_event(app.run(run_id), "StepStarted")
             while not queue and not called:  # noqa: ASYNC110 - what has not begun when its node stops is no attempt
                 await asyncio.sleep(0)
         clock.advance(ms=MINUTE_S * 1_000)
-        async with place.node(app, store):
+        async with variant.node(app, store):
             assert await app.run(run_id).result() == LATE
     assert len(called) == (0 if queue else 1)
 
 
 @pytest.mark.contract("ACT-1", "TMR-1")
-async def test_what_has_failed_before_is_named_when_its_node_was_gone_for_too_long(place: Place) -> None:
+async def test_what_has_failed_before_is_named_when_its_node_was_gone_for_too_long(variant: EngineVariant) -> None:
     async def work() -> str:
         raise ValueError("the last error")
 
     app, order = orders(work, retry=hf.Retry(max_attempts=5, initial_ms=30_000, jitter=0.0))
-    async with stopped_time(place) as (store, clock):
-        async with place.node(app, store):
+    async with store_with_virtual_time(variant) as (store, clock):
+        async with variant.node(app, store):
             run_id = (await app.start(order)).run_id
-            await until_event(app.run(run_id), "StepRetried")
+            await wait_for_event(app.run(run_id), "StepRetried")
         clock.advance(ms=MINUTE_S * 1_000)
-        async with place.node(app, store):
+        async with variant.node(app, store):
             assert await app.run(run_id).result() == f"{LATE}; its last error was ValueError: the last error"
 
 
 @pytest.mark.contract("ACT-1")
-async def test_an_attempt_that_is_under_way_is_stopped(place: Place) -> None:
+async def test_an_attempt_that_is_under_way_is_stopped(variant: EngineVariant) -> None:
     stopped, has_begun = asyncio.Event(), asyncio.Event()
 
     async def work() -> str:
@@ -169,7 +176,7 @@ async def test_an_attempt_that_is_under_way_is_stopped(place: Place) -> None:
             raise
 
     app, order = orders(work)
-    async with stopped_time(place) as (store, clock), place.node(app, store):
+    async with store_with_virtual_time(variant) as (store, clock), variant.node(app, store):
         run = await app.start(order)
         await has_begun.wait()
         pass_a_minute(store, clock)
@@ -199,8 +206,8 @@ class Hesitant(Around):
 
 
 @pytest.mark.contract("ACT-1")
-async def test_an_outcome_that_is_at_hand_when_the_time_is_over_counts(place: Place) -> None:
-    async with stopped_time(place) as (inner, clock):
+async def test_an_outcome_that_is_at_hand_when_the_time_is_over_counts(variant: EngineVariant) -> None:
+    async with store_with_virtual_time(variant) as (inner, clock):
         store = Hesitant(inner)
 
         async def work() -> str:
@@ -214,12 +221,12 @@ async def test_an_outcome_that_is_at_hand_when_the_time_is_over_counts(place: Pl
             return "done"
 
         app, order = orders(work, schedule_to_close=5)
-        async with place.node(app, store):
+        async with variant.node(app, store):
             assert await (await app.start(order)).result() == "done"
 
 
 @pytest.mark.contract("ACT-1", "SIG-13")
-async def test_a_step_that_an_operator_has_tried_again_has_its_time_again(place: Place) -> None:
+async def test_a_step_that_an_operator_has_tried_again_has_its_time_again(variant: EngineVariant) -> None:
     attempts: list[int] = []
     may_return = asyncio.Event()
 
@@ -229,25 +236,27 @@ async def test_a_step_that_an_operator_has_tried_again_has_its_time_again(place:
         return "done"
 
     app, order = orders(work, on_failure="pause")
-    async with stopped_time(place) as (store, clock), place.node(app, store):
+    async with store_with_virtual_time(variant) as (store, clock), variant.node(app, store):
         run = await app.start(order)
-        await until_event(run, "StepStarted")
+        await wait_for_event(run, "StepStarted")
         for times in (1, 2):
             pass_a_minute(store, clock)
-            await until_event(run, "StepFailed", times)
-            await until_status(run, RunStatus.PAUSED)
+            await wait_for_event(run, "StepFailed", times)
+            await wait_for_status(run, RunStatus.PAUSED)
             await run.retry_step("work", wait=True)
-            await until_event(run, "StepStarted", times + 1)
+            await wait_for_event(run, "StepStarted", times + 1)
         clock.advance(ms=MINUTE_S * 1_000 - 1)
         store.wakeups.notify()
         may_return.set()
         assert await run.result() == "done"
-        assert (await types(run)).count("StepFailed") == 2
+        assert (await event_types(run)).count("StepFailed") == 2
 
 
 @pytest.mark.contract("ACT-1", "TMR-1")
 @pytest.mark.parametrize("limit_s", [None, MINUTE_S])
-async def test_a_run_is_woken_only_for_an_activity_whose_time_is_bounded(place: Place, limit_s: int | None) -> None:
+async def test_a_run_is_woken_only_for_an_activity_whose_time_is_bounded(
+    variant: EngineVariant, limit_s: int | None
+) -> None:
     has_begun = asyncio.Event()
 
     async def work() -> str:
@@ -255,7 +264,7 @@ async def test_a_run_is_woken_only_for_an_activity_whose_time_is_bounded(place: 
         return await for_ever()
 
     app, order = orders(work, schedule_to_close=limit_s, timeout=2 * MINUTE_S)
-    async with stopped_time(place) as (store, clock), place.node(app, store, drain_s=0.01):
+    async with store_with_virtual_time(variant) as (store, clock), variant.node(app, store, drain_s=0.01):
         run = await app.start(order)
         await has_begun.wait()
         [loaded] = await store.load([run.run_id])

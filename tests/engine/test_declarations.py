@@ -23,7 +23,7 @@ from holdfast.store.memory import MemoryStore
 from holdfast.store.port import MailboxQuery, Store
 from holdfast.store.postgres.store import PostgresStore
 from holdfast.store.types import DeadLetterQuery
-from tests.engine.place import until_event
+from tests.engine.harness import wait_for_event
 
 
 @dataclass
@@ -73,7 +73,7 @@ async def test_every_process_refuses_what_does_not_fit(store: Store, other: tupl
     elsewhere = hf.App("elsewhere") if other is None else shop(other[0], **other[1])[0]
     async with asyncio.timeout(60), app.node(store):
         run = await app.start(order)
-        await until_event(run, "SignalWaiting")
+        await wait_for_event(run, "SignalWaiting")
         async with elsewhere.connect(store):
             there = elsewhere.run(run.run_id)
             for payload in ({"approved": "secret", "by": "ann"}, {"approved": True}, 7, None):

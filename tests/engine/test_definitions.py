@@ -26,7 +26,7 @@ from holdfast.store.memory import MemoryStore
 from holdfast.store.port import OrphanedDefinition, RunQuery, Store
 from holdfast.store.postgres import PostgresStore
 from holdfast.store.sqlite import SqliteStore
-from tests.engine.place import MOST_SECONDS, Around, types, until, until_event, until_status
+from tests.engine.harness import MOST_SECONDS, Around, event_types, wait_for_event, wait_for_history, wait_for_status
 
 GRACE_S = 0.05
 IMPATIENT = hf.Limits(poison_retries=1, dead_letters=DeadLetterPolicy(first_ms=1, most_ms=1))
@@ -78,7 +78,7 @@ class Shop:
         """Start a run, let it come to its wait, and stop the node."""
         async with self.node(store):
             run = await self.app.start(self.orders[version], *args)
-            await until(run, lambda events: len(events) >= 3)
+            await wait_for_history(run, lambda events: len(events) >= 3)
             return run.run_id
 
 
@@ -119,14 +119,14 @@ async def test_every_run_goes_to_a_node_that_has_its_version(store: Store) -> No
     old, new = Shop("1", "2"), Shop("2")
     run_ids = [*await queue(store, old, "1", 20), *await queue(store, old, "2", 20)]
     async with new.node(store, grace_s=None):
-        await until_event(new.app.run("2-19"), "SignalWaiting")
-        assert await types(new.app.run("1-0")) == ["RunQueued"]
+        await wait_for_event(new.app.run("2-19"), "SignalWaiting")
+        assert await event_types(new.app.run("1-0")) == ["RunQueued"]
         async with old.node(store):
             for run_id in run_ids:
                 await new.app.run(run_id).signal("go", "on")
             results = [await new.app.run(run_id).result() for run_id in run_ids]
             assert results == ["on by 1"] * 20 + ["on by 2"] * 20
-            paused = [run_id for run_id in run_ids if "RunPaused" in await types(new.app.run(run_id))]
+            paused = [run_id for run_id in run_ids if "RunPaused" in await event_types(new.app.run(run_id))]
             assert paused == []
 
 
@@ -149,9 +149,9 @@ async def test_nobody_judges_runs_of_a_version_that_a_living_node_has(store: Sto
     async with new.node(Counted(store)):
         await enough.wait()
         assert looks == [[], [], []]
-        assert await types(new.app.run(run_id)) == ["RunQueued"]
+        assert await event_types(new.app.run(run_id)) == ["RunQueued"]
         await store.release("busy")
-        await until_status(new.app.run(run_id), PAUSED)
+        await wait_for_status(new.app.run(run_id), PAUSED)
 
 
 @pytest.mark.contract("WF-3", "QUE-3")
@@ -166,8 +166,8 @@ async def test_a_run_that_is_admitted_by_a_node_of_another_version_is_given_back
             while (await store.stats()).queued:  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
         async with old.node(store):
-            await until_event(old.app.run(second.run_id), "SignalWaiting")
-        assert "RunPaused" not in await types(new.app.run(second.run_id))
+            await wait_for_event(old.app.run(second.run_id), "SignalWaiting")
+        assert "RunPaused" not in await event_types(new.app.run(second.run_id))
 
 
 @pytest.mark.contract("WF-3", "SIG-13")
@@ -177,11 +177,11 @@ async def test_a_run_of_another_version_can_be_done_again_from_any_node(store: S
         async with old.node(store):
             run = await old.app.start(old.orders["1"])
             await run.terminate()
-            await until_event(run, "RunCancelled")
+            await wait_for_event(run, "RunCancelled")
             again = await new.app.run(run.run_id).retry_run(actor="ann")
             await again.signal("go", "again")
             assert await again.result() == "again by 1"
-        assert "RunPaused" not in await types(again)
+        assert "RunPaused" not in await event_types(again)
 
 
 # --- a definition that nobody has
@@ -195,7 +195,7 @@ async def test_a_run_that_nobody_can_run_is_paused_and_named_and_a_requeue_lets_
     async with new.node(store):
         run = new.app.run(run_id)
         await run.signal("go", "kept")
-        event = await until_event(run, "RunPaused")
+        event = await wait_for_event(run, "RunPaused")
         assert isinstance(event.data, e.RunPaused)
         assert event.data.error is not None
         assert event.data.error.code == "VersionMismatch"
@@ -212,7 +212,7 @@ async def test_a_run_that_nobody_can_run_is_paused_and_named_and_a_requeue_lets_
     async with old.node(store, grace_s=None):
         await letter.requeue(actor="ann")
         assert await old.app.run(run_id).result() == "kept by 1"
-        assert (await types(old.app.run(run_id))).count("RunPaused") == 1
+        assert (await event_types(old.app.run(run_id))).count("RunPaused") == 1
         assert await old.app.dead_letters() == []
 
 
@@ -227,7 +227,7 @@ async def test_a_timer_of_a_run_that_nobody_can_run_dies_and_fires_when_it_is_re
         assert view is not None
         assert check(view) == []
         assert letter.record.reason == "definition missing"
-        assert await types(new.app.run(run_id)) == ["RunQueued", "RunStarted", "TimerStarted", "RunPaused"]
+        assert await event_types(new.app.run(run_id)) == ["RunQueued", "RunStarted", "TimerStarted", "RunPaused"]
     async with old.node(store, grace_s=None):
         await letter.requeue()
         assert await old.app.run(run_id).result() == "slept by 1"
@@ -317,7 +317,7 @@ async def test_a_claim_whose_answer_was_lost_is_made_again(store: Store) -> None
 
     losing = Losing(store)
     async with new.node(losing):
-        await until_status(new.app.run(run_id), PAUSED)
+        await wait_for_status(new.app.run(run_id), PAUSED)
     assert losing.has_lost
 
 
@@ -330,11 +330,11 @@ async def test_a_run_goes_on_by_itself_if_its_definition_is_back_before_its_mess
     run_id = await old.begun(store, "1") if has_begun else (await queue(store, old, "1", 1))[0]
     async with new.node(store):
         await new.app.run(run_id).signal("go", "on")
-        await until_status(new.app.run(run_id), PAUSED)
+        await wait_for_status(new.app.run(run_id), PAUSED)
         async with old.node(store):
             assert await new.app.run(run_id).result() == "on by 1"
         assert await new.app.dead_letters() == []
-        assert (await types(new.app.run(run_id))).count("RunResumed") == 1
+        assert (await event_types(new.app.run(run_id))).count("RunResumed") == 1
 
 
 @pytest.mark.contract("WF-3", "SIG-13")
@@ -347,7 +347,7 @@ async def test_a_run_without_its_definition_can_be_resumed_when_it_is_back(store
         await run.signal("go", "kept")
         await letters_of(new, run_id)
         await run.resume()
-        await until_event(run, "RunPaused", times=2)
+        await wait_for_event(run, "RunPaused", times=2)
     async with old.node(store):
         await old.app.run(run_id).resume()
         assert await old.app.run(run_id).result() == "kept by 1"
@@ -362,13 +362,13 @@ async def test_a_run_that_an_operator_has_paused_stays_paused_when_its_definitio
         await run.signal("go", "kept")
         [letter] = await letters_of(new, run_id)
         await run.pause("not now")
-        await until_event(run, "SignalAccepted")
+        await wait_for_event(run, "SignalAccepted")
     async with old.node(store):
         run = old.app.run(run_id)
         await letter.requeue()
         await old.app.run(run_id).pause("still not", wait=True)  # a turn later, the letter has been handled
         assert (await run.snapshot()).status == PAUSED
-        assert "RunResumed" not in await types(run)
+        assert "RunResumed" not in await event_types(run)
         await run.resume()
         assert await run.result() == "kept by 1"
 
@@ -379,7 +379,7 @@ async def test_a_run_that_nobody_can_run_can_be_stopped(store: Store) -> None:
     run_id = await old.begun(store, "1")
     async with new.node(store):
         await new.app.run(run_id).terminate("it is of no use any more")
-        await until_event(new.app.run(run_id), "RunCancelled")
+        await wait_for_event(new.app.run(run_id), "RunCancelled")
         assert await store.find_orphaned(0) == []
 
 
@@ -389,9 +389,9 @@ async def test_runs_that_wait_for_nothing_that_is_due_are_left_alone(store: Stor
     old, new = Shop("1"), Shop("2")
     waiting, due = await old.begun(store, "1"), (await queue(store, old, "1", 1))[0]
     async with new.node(store):
-        await until_status(new.app.run(due), PAUSED)
+        await wait_for_status(new.app.run(due), PAUSED)
         head = next(head for head in await store.find(RunQuery()) if head.run_id == waiting)
-        assert (head.status, "RunPaused" in await types(new.app.run(waiting))) == (RUNNING, False)
+        assert (head.status, "RunPaused" in await event_types(new.app.run(waiting))) == (RUNNING, False)
 
 
 # --- settings

@@ -23,7 +23,7 @@ from holdfast.store.postgres import PostgresStore
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing import START, VirtualClock, samples
 from holdfast.testing.samples import SampleNode
-from tests.engine.place import until
+from tests.engine.harness import wait_for_history
 from tests.postgres_server import sql
 
 MINUTE = 60_000
@@ -31,7 +31,7 @@ HOUR = 60 * MINUTE
 DAY = 24 * HOUR
 
 
-class Place:
+class DoctorCase:
     """A store with a clock, and a way to change rows behind its back."""
 
     def __init__(self, store: Any, clock: VirtualClock, change: Callable[[str], object] | None) -> None:
@@ -64,7 +64,7 @@ class Place:
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
-async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Place]:
+async def case(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[DoctorCase]:
     """Return an empty store of each kind."""
     clock = VirtualClock()
     store: Any = MemoryStore(clock)
@@ -79,7 +79,7 @@ async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         sql(url, f"ALTER DATABASE {name} SET search_path = holdfast")
         change = lambda statement: sql(url, statement)  # noqa: E731
     await store.migrate()
-    yield Place(store, clock, change)
+    yield DoctorCase(store, clock, change)
     await store.close()
 
 
@@ -119,177 +119,177 @@ async def busy(store: Store) -> None:
 
 
 @pytest.mark.contract("INV")
-async def test_of_a_healthy_store_it_says_so(place: Place) -> None:
-    await busy(place.store)
-    report = await place.report()
+async def test_of_a_healthy_store_it_says_so(case: DoctorCase) -> None:
+    await busy(case.store)
+    report = await case.report()
     assert [one for one in report.findings if one.level != "fine"] == []
     assert report.is_fine
     assert report.looked
     assert report.runs_read == 8
-    for instant in (place.clock.advance(ms=30_000), place.clock.advance(ms=1)):
+    for instant in (case.clock.advance(ms=30_000), case.clock.advance(ms=1)):
         assert instant
-        assert (await place.report()).is_fine, "a lease that has just run out is nothing to speak of"
+        assert (await case.report()).is_fine, "a lease that has just run out is nothing to speak of"
 
 
-async def test_an_empty_store_is_healthy(place: Place) -> None:
-    report = await place.report()
+async def test_an_empty_store_is_healthy(case: DoctorCase) -> None:
+    report = await case.report()
     assert [one for one in report.findings if one.level != "fine"] == []
     assert report.runs_read == 0
 
 
 @pytest.mark.contract("INV")
-async def test_a_run_that_nothing_will_wake_is_named(place: Place) -> None:
-    await busy(place.store)
-    await place.forget("sleeps")
-    [stuck] = await place.found("stuck runs", sample_runs=0)
+async def test_a_run_that_nothing_will_wake_is_named(case: DoctorCase) -> None:
+    await busy(case.store)
+    await case.forget("sleeps")
+    [stuck] = await case.found("stuck runs", sample_runs=0)
     assert (stuck.level, stuck.run_ids) == ("wrong", ("sleeps",))
     assert "neither leased nor ready nor waiting for anything" in stuck.sentence
     assert stuck.advice
 
 
 @pytest.mark.contract("INV")
-async def test_a_run_whose_job_is_gone_from_its_queue_is_named(place: Place) -> None:
-    await busy(place.store)
-    await place.forget("queued", table="jobs")
-    [stuck] = await place.found("stuck runs", sample_runs=0)
+async def test_a_run_whose_job_is_gone_from_its_queue_is_named(case: DoctorCase) -> None:
+    await busy(case.store)
+    await case.forget("queued", table="jobs")
+    [stuck] = await case.found("stuck runs", sample_runs=0)
     assert stuck.run_ids == ("queued",)
     assert "has no job in the queue 'mail'" in stuck.sentence
 
 
 @pytest.mark.contract("INV")
-async def test_a_run_that_waits_for_a_child_that_has_ended_is_named(place: Place) -> None:
-    await busy(place.store)
-    node = SampleNode(place.store)
+async def test_a_run_that_waits_for_a_child_that_has_ended_is_named(case: DoctorCase) -> None:
+    await busy(case.store)
+    node = SampleNode(case.store)
     await node.claim()
     await node.step("a-child", samples.complete())
-    assert await place.found("stuck runs", sample_runs=0) == [], "the parent was told"
-    await place.forget("parent")
-    [stuck] = await place.found("stuck runs", sample_runs=0)
+    assert await case.found("stuck runs", sample_runs=0) == [], "the parent was told"
+    await case.forget("parent")
+    [stuck] = await case.found("stuck runs", sample_runs=0)
     assert stuck.run_ids == ("parent",)
     assert "waits for a child that has ended" in stuck.sentence
 
 
 @pytest.mark.contract("ACT-1")
-async def test_an_activity_that_somebody_completes_later_is_not_stuck(place: Place) -> None:
-    node = SampleNode(place.store)
+async def test_an_activity_that_somebody_completes_later_is_not_stuck(case: DoctorCase) -> None:
+    node = SampleNode(case.store)
     await node.start("detached", samples.activity())
     await node.step("detached", inputs=[ActivityDetached("charge", 1, 1)], release=True)
-    facts = await place.store.health(Bounds())
+    facts = await case.store.health(Bounds())
     assert [run_id for run_id, _ in facts.suspects] == ["detached"], "the store alone cannot tell"
-    assert await place.found("stuck runs") == []
+    assert await case.found("stuck runs") == []
 
 
 @pytest.mark.contract("OWN-3")
-async def test_a_node_that_is_gone_with_its_runs_is_named_until_another_takes_over(place: Place) -> None:
-    await SampleNode(place.store, "node-a").start("run-1", samples.wait("go"))
-    place.clock.advance(ms=10 * MINUTE)
-    [gone] = await place.found("leases")
+async def test_a_node_that_is_gone_with_its_runs_is_named_until_another_takes_over(case: DoctorCase) -> None:
+    await SampleNode(case.store, "node-a").start("run-1", samples.wait("go"))
+    case.clock.advance(ms=10 * MINUTE)
+    [gone] = await case.found("leases")
     assert gone.level == "wrong"
     assert gone.sentence == "node-a is gone for 10 minutes, and 1 runs still belong to it"
-    node = SampleNode(place.store, "node-b")
+    node = SampleNode(case.store, "node-b")
     await node.claim()
     await node.step("run-1")
-    assert (await place.report()).is_fine
+    assert (await case.report()).is_fine
 
 
-async def test_runs_of_a_workflow_that_no_node_knows_are_named(place: Place) -> None:
-    await place.store.create([samples.new_run("run-1", plan_id="new"), samples.new_run("run-2", plan_id="new")])
-    node = SampleNode(place.store, lease_ms=HOUR)
+async def test_runs_of_a_workflow_that_no_node_knows_are_named(case: DoctorCase) -> None:
+    await case.store.create([samples.new_run("run-1", plan_id="new"), samples.new_run("run-2", plan_id="new")])
+    node = SampleNode(case.store, lease_ms=HOUR)
     await node.renew()
-    place.clock.advance(ms=5 * MINUTE)
-    [unclaimed] = await place.found("ready runs")
+    case.clock.advance(ms=5 * MINUTE)
+    [unclaimed] = await case.found("ready runs")
     assert "2 runs of new version 1 are ready, the oldest for 5 minutes, and no node claims them" in unclaimed.sentence
     assert "there are 1 nodes" in unclaimed.sentence
-    await place.store.renew(node.name, HOUR, [("new", "2")])
-    [unclaimed] = await place.found("ready runs")
+    await case.store.renew(node.name, HOUR, [("new", "2")])
+    [unclaimed] = await case.found("ready runs")
     assert unclaimed.sentence.endswith("there are 1 nodes, and none of them has this version")
     await node.claim()
     for run_id in ("run-1", "run-2"):
         await node.step(run_id, samples.wait("go"))
-    assert await place.found("ready runs") == []
+    assert await case.found("ready runs") == []
 
 
-async def test_a_node_that_takes_no_turn_is_noticed(place: Place) -> None:
-    await SampleNode(place.store, lease_ms=HOUR).create("run-1")
-    place.clock.advance(ms=5 * MINUTE)
-    [behind] = await place.found("ready runs")
+async def test_a_node_that_takes_no_turn_is_noticed(case: DoctorCase) -> None:
+    await SampleNode(case.store, lease_ms=HOUR).create("run-1")
+    case.clock.advance(ms=5 * MINUTE)
+    [behind] = await case.found("ready runs")
     assert behind.sentence == "a run has been ready for 5 minutes, and the node that has it takes no turn"
 
 
-async def test_a_queue_that_nobody_takes_from_is_named(place: Place) -> None:
-    node = SampleNode(place.store, lease_ms=HOUR)
+async def test_a_queue_that_nobody_takes_from_is_named(case: DoctorCase) -> None:
+    node = SampleNode(case.store, lease_ms=HOUR)
     await node.start("run-1", queued("first"), queued("second"))
-    place.clock.advance(ms=3 * MINUTE)
-    [untaken] = await place.found("queues")
+    case.clock.advance(ms=3 * MINUTE)
+    [untaken] = await case.found("queues")
     assert untaken.sentence == "2 jobs of charge wait in the queue mail, the oldest for 3 minutes"
     assert "--queue mail" in untaken.advice
-    await place.store.acquire_jobs("node-b", ["mail"], ["charge"], 10, HOUR)
-    assert await place.found("queues") == []
+    await case.store.acquire_jobs("node-b", ["mail"], ["charge"], 10, HOUR)
+    assert await case.found("queues") == []
 
 
 @pytest.mark.contract("MSG-3")
-async def test_poison_is_noted_and_dead_letters_are_wrong(place: Place) -> None:
-    node = SampleNode(place.store, lease_ms=HOUR)
+async def test_poison_is_noted_and_dead_letters_are_wrong(case: DoctorCase) -> None:
+    node = SampleNode(case.store, lease_ms=HOUR)
     await node.start("run-1", samples.wait("go"))
-    later = place.clock.now() + HOUR * 1_000
+    later = case.clock.now() + HOUR * 1_000
     innocent = samples.message("run-1", "innocent", due_at=later)
     poison = replace(samples.message("run-1", "poison", due_at=later), attempts=7)
-    await place.store.deliver([innocent])
-    assert (await place.report()).is_fine
-    await place.store.deliver([poison])
-    [retried] = await place.found("poison")
+    await case.store.deliver([innocent])
+    assert (await case.report()).is_fine
+    await case.store.deliver([poison])
+    [retried] = await case.found("poison")
     assert (retried.level, retried.run_ids) == ("note", ("run-1",))
     assert "tried up to 7 times" in retried.sentence
-    assert (await place.report()).is_fine, "perhaps it will be handled yet"
+    assert (await case.report()).is_fine, "perhaps it will be handled yet"
     turn = await node.turn(await node.load("run-1"))
     answer = await node.commit(replace(turn, consumed=("poison",), dead=(samples.dead_letter(),)))
     assert isinstance(answer, Committed)
-    [letters] = await place.found("dead letters")
+    [letters] = await case.found("dead letters")
     assert (letters.level, letters.sentence) == ("wrong", "1 dead letter is not settled")
 
 
-async def test_a_signal_that_nobody_waits_for_is_noted(place: Place) -> None:
-    node = SampleNode(place.store, lease_ms=HOUR)
+async def test_a_signal_that_nobody_waits_for_is_noted(case: DoctorCase) -> None:
+    node = SampleNode(case.store, lease_ms=HOUR)
     await node.start("run-1", samples.wait("go"))
-    await place.store.deliver([samples.signal("run-1", name="gone", signal_id="click")])
+    await case.store.deliver([samples.signal("run-1", name="gone", signal_id="click")])
     await node.step("run-1")
-    assert await place.found("mailboxes") == []
-    place.clock.advance(ms=3 * DAY)
-    [mail] = await place.found("mailboxes")
+    assert await case.found("mailboxes") == []
+    case.clock.advance(ms=3 * DAY)
+    [mail] = await case.found("mailboxes")
     assert (mail.level, mail.run_ids) == ("note", ("run-1",))
     assert "for 3 days" in mail.sentence
     await node.renew()
     await node.step("run-1", samples.complete())
-    assert await place.found("mailboxes") == [], "of a finished run it is of no interest"
+    assert await case.found("mailboxes") == [], "of a finished run it is of no interest"
 
 
 @pytest.mark.contract("SIG-2")
 @pytest.mark.parametrize(("apart_ms", "which"), [(5_000, "behind"), (-5_000, "ahead of")])
-async def test_clocks_that_disagree_are_noted(place: Place, apart_ms: int, which: str) -> None:
-    machine = VirtualClock(place.clock.now() + apart_ms * 1_000)
-    report = await examine(place.store, machine)
+async def test_clocks_that_disagree_are_noted(case: DoctorCase, apart_ms: int, which: str) -> None:
+    machine = VirtualClock(case.clock.now() + apart_ms * 1_000)
+    report = await examine(case.store, machine)
     [clock] = [one for one in report.findings if one.subject == "clock"]
     assert (clock.level, clock.sentence) == ("note", f"the store's clock is 5 seconds {which} this machine's")
 
 
-async def test_the_sample_is_bounded_and_spread_over_all_runs(place: Place) -> None:
-    await place.store.create([samples.new_run(f"run-{number:02}") for number in range(50)])
+async def test_the_sample_is_bounded_and_spread_over_all_runs(case: DoctorCase) -> None:
+    await case.store.create([samples.new_run(f"run-{number:02}") for number in range(50)])
     told: list[tuple[int, int]] = []
     report = await examine(
-        place.store, place.clock, bounds=Bounds(sample_runs=10), progress=lambda done, of: told.append((done, of))
+        case.store, case.clock, bounds=Bounds(sample_runs=10), progress=lambda done, of: told.append((done, of))
     )
     assert report.runs_read == 10
     assert told == [(4, 10), (8, 10), (10, 10)]
-    facts = await place.store.health(Bounds(sample_runs=10))
+    facts = await case.store.health(Bounds(sample_runs=10))
     numbers = sorted(int(run_id.removeprefix("run-")) for run_id in facts.sample)
     assert numbers[0] == 0
     assert max(later - earlier for earlier, later in pairwise(numbers)) <= 6
 
 
-async def test_a_long_history_is_left_out_of_the_sample(place: Place) -> None:
-    await SampleNode(place.store).start("run-1", samples.wait("go"))
-    assert (await place.report(sample_events=1)).runs_read == 0
-    assert (await place.report()).runs_read == 1
+async def test_a_long_history_is_left_out_of_the_sample(case: DoctorCase) -> None:
+    await SampleNode(case.store).start("run-1", samples.wait("go"))
+    assert (await case.report(sample_events=1)).runs_read == 0
+    assert (await case.report()).runs_read == 1
 
 
 async def test_runs_that_an_error_has_paused_are_named(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ async def test_runs_that_an_error_has_paused_are_named(tmp_path: Path) -> None:
         await old.run("diverged").resume(wait=True)
     async with new.node(store):
         await new.run("diverged").signal("go", True)
-        await until(new.run("diverged"), lambda events: events[-1].event_type == "RunPaused")
+        await wait_for_history(new.run("diverged"), lambda events: events[-1].event_type == "RunPaused")
     report = await examine(store, VirtualClock(await store.now()))
     [paused] = [one for one in report.findings if one.subject == "paused runs"]
     assert (paused.level, paused.run_ids) == ("wrong", ("diverged",))
@@ -331,7 +331,7 @@ async def test_for_a_run_that_a_failed_step_has_paused_to_retry_the_step_is_advi
     store = MemoryStore()
     async with app.node(store):
         run = await app.start(order, run_id="unpaid")
-        await until(run, lambda events: events[-1].event_type == "StepFailed")
+        await wait_for_history(run, lambda events: events[-1].event_type == "StepFailed")
     report = await examine(store, VirtualClock(await store.now()))
     [paused] = [one for one in report.findings if one.subject == "paused runs"]
     assert (paused.level, paused.run_ids) == ("wrong", ("unpaid",))
@@ -359,17 +359,17 @@ async def test_a_run_that_is_damaged_or_inconsistent_is_named_and_the_others_are
     assert report.runs_read == 7
 
 
-async def test_nothing_is_changed_by_looking(place: Place) -> None:
-    await busy(place.store)
+async def test_nothing_is_changed_by_looking(case: DoctorCase) -> None:
+    await busy(case.store)
     run_ids = ["waits", "asks", "sleeps", "queued", "parent", "a-child", "works", "ended"]
-    before, stats = await place.store.load(run_ids), await place.store.stats()
-    await place.report()
-    assert (await place.store.load(run_ids), await place.store.stats()) == (before, stats)
+    before, stats = await case.store.load(run_ids), await case.store.stats()
+    await case.report()
+    assert (await case.store.load(run_ids), await case.store.stats()) == (before, stats)
 
 
-async def test_what_retention_has_taken_is_not_missed(place: Place) -> None:
-    await busy(place.store)
-    place.clock.advance(ms=1_000)
-    if not isinstance(place.store, PostgresStore):
-        await place.store.purge(PurgePolicy(task_ms=0, runtime_state_ms=0))
-    assert (await place.report()).is_fine
+async def test_what_retention_has_taken_is_not_missed(case: DoctorCase) -> None:
+    await busy(case.store)
+    case.clock.advance(ms=1_000)
+    if not isinstance(case.store, PostgresStore):
+        await case.store.purge(PurgePolicy(task_ms=0, runtime_state_ms=0))
+    assert (await case.report()).is_fine

@@ -12,7 +12,7 @@ import holdfast as hf
 from holdfast.errors import EngineError, StoreUnavailable
 from holdfast.store.port import CommitConflict, Committed, Turn
 from holdfast.testing.samples import signal
-from tests.engine.place import Around, Place, stopped_time, until_event
+from tests.engine.harness import Around, EngineVariant, store_with_virtual_time, wait_for_event
 
 LEASE_MS = 150
 
@@ -46,15 +46,15 @@ def has_failed() -> Any:
 
 @pytest.mark.contract("OWN-3")
 async def test_others_go_on_with_the_runs_of_a_node_whose_pump_has_failed(
-    place: Place, caplog: pytest.LogCaptureFixture
+    variant: EngineVariant, caplog: pytest.LogCaptureFixture
 ) -> None:
     (app, order), (other, _) = waiting_app(), waiting_app()
-    async with place.opened() as store:
+    async with variant.opened() as store:
         broken: Any = Broken(store)
         with has_failed():  # which the end of the node says once more
-            async with place.node(app, broken, lease_ms=LEASE_MS) as node:
+            async with variant.node(app, broken, lease_ms=LEASE_MS) as node:
                 run = await app.start(order)
-                await until_event(run, "SignalWaiting")
+                await wait_for_event(run, "SignalWaiting")
                 waiting = asyncio.create_task(run.result())
                 broken.is_broken = True
                 await store.deliver([signal(run.run_id, "go", "on")])
@@ -62,7 +62,7 @@ async def test_others_go_on_with_the_runs_of_a_node_whose_pump_has_failed(
                     with has_failed():
                         await ask()
                 assert isinstance(node.failure, EngineError)
-                async with place.node(other, store, lease_ms=LEASE_MS):
+                async with variant.node(other, store, lease_ms=LEASE_MS):
                     result = await other.run(run.run_id).result()
     assert result == "on"
     assert "no run goes on here any more" in caplog.text
@@ -85,12 +85,12 @@ class Flaky(Around):
 
 @pytest.mark.contract("OWN-3")
 async def test_a_node_goes_on_renewing_after_a_renewal_that_failed(
-    place: Place, caplog: pytest.LogCaptureFixture
+    variant: EngineVariant, caplog: pytest.LogCaptureFixture
 ) -> None:
     app, order = waiting_app()
-    async with place.opened() as store:
+    async with variant.opened() as store:
         flaky: Any = Flaky(store)
-        async with place.node(app, flaky, lease_ms=90) as node:
+        async with variant.node(app, flaky, lease_ms=90) as node:
             flaky.is_down = True
             failed = flaky.renewals
             while flaky.renewals < failed + 2:  # noqa: ASYNC110
@@ -107,13 +107,13 @@ async def test_a_node_goes_on_renewing_after_a_renewal_that_failed(
 
 
 @pytest.mark.contract("OWN-1", "OWN-3")
-async def test_starting_a_run_renews_a_lease_that_has_run_out(place: Place) -> None:
+async def test_starting_a_run_renews_a_lease_that_has_run_out(variant: EngineVariant) -> None:
     app, order = waiting_app()
-    async with stopped_time(place) as (store, clock):
+    async with store_with_virtual_time(variant) as (store, clock):
         flaky: Any = Flaky(store)
-        async with place.node(app, flaky) as node:
+        async with variant.node(app, flaky) as node:
             first = await app.start(order)
-            await until_event(first, "SignalWaiting")
+            await wait_for_event(first, "SignalWaiting")
             clock.advance(ms=60_000)
             before = flaky.renewals
             runs = await asyncio.gather(*(app.start(order) for _ in range(3)))
@@ -128,13 +128,13 @@ async def test_starting_a_run_renews_a_lease_that_has_run_out(place: Place) -> N
 
 @pytest.mark.contract("OWN-3")
 async def test_a_loop_that_was_blocked_for_longer_than_the_lease_says_so_and_goes_on(
-    place: Place, caplog: pytest.LogCaptureFixture
+    variant: EngineVariant, caplog: pytest.LogCaptureFixture
 ) -> None:
     app, order = waiting_app()
     with caplog.at_level(logging.WARNING, logger="holdfast.node"):
-        async with place.node(app, lease_ms=LEASE_MS):
+        async with variant.node(app, lease_ms=LEASE_MS):
             waiting = await app.start(order)
-            await until_event(waiting, "SignalWaiting")
+            await wait_for_event(waiting, "SignalWaiting")
             threading.Event().wait(2 * LEASE_MS / 1_000)  # the mistake: it does not await
             run = await app.start(order)
             for each in (run, waiting):

@@ -16,7 +16,7 @@ from holdfast.store.inspect import system_view
 from holdfast.store.port import RunQuery, Store, TaskQuery
 from holdfast.store.types import DeadLetterQuery
 from holdfast.testing.samples import new_run
-from tests.engine.place import Place, until_event
+from tests.engine.harness import EngineVariant, wait_for_event
 
 HOME: dict[str, Any] = {"tenant": "acme", "project": "shop", "environment": "prod"}
 
@@ -51,9 +51,11 @@ async def places(store: Store) -> dict[str, tuple[str, str, str]]:
 @pytest.mark.contract("API-4", "WF-4", "TSK-1")
 @pytest.mark.parametrize("policy", ["await", "abandon", "cancel"])
 @pytest.mark.parametrize("rotates", [False, True])
-async def test_a_family_is_of_one_tenant_and_so_are_its_tasks(place: Place, policy: ClosePolicy, rotates: bool) -> None:
+async def test_a_family_is_of_one_tenant_and_so_are_its_tasks(
+    variant: EngineVariant, policy: ClosePolicy, rotates: bool
+) -> None:
     app, parent = family(policy)
-    async with place.node(app) as node:
+    async with variant.node(app) as node:
         run = await app.start(parent, rotates, run_id="p", **HOME)
         while not (tasks := await seen_by("acme", node.store).find(TaskQuery(status="OPEN"))):  # noqa: ASYNC110
             await asyncio.sleep(0.002)
@@ -65,7 +67,7 @@ async def test_a_family_is_of_one_tenant_and_so_are_its_tasks(place: Place, poli
 
 
 @pytest.mark.contract("WF-4", "QUE-1")
-async def test_a_request_id_like_the_id_of_a_child_is_in_nobodys_way(place: Place) -> None:
+async def test_a_request_id_like_the_id_of_a_child_is_in_nobodys_way(variant: EngineVariant) -> None:
     app = hf.App("family")
 
     @app.workflow
@@ -76,7 +78,7 @@ async def test_a_request_id_like_the_id_of_a_child_is_in_nobodys_way(place: Plac
     async def parent() -> int:
         return await child(7)
 
-    async with place.node(app):
+    async with variant.node(app):
         for number in (7, 8):
             other = await app.start(child, number, request_id=f"p{number}/child", workflow_version="1")
             assert await other.result() == number
@@ -86,7 +88,7 @@ async def test_a_request_id_like_the_id_of_a_child_is_in_nobodys_way(place: Plac
 
 
 @pytest.mark.contract("WF-4", "INV")
-async def test_a_parent_is_told_that_its_child_could_not_be_started(place: Place) -> None:
+async def test_a_parent_is_told_that_its_child_could_not_be_started(variant: EngineVariant) -> None:
     """On its first turn, which may be taken before it is there, and on later ones."""
     app = hf.App("family")
 
@@ -104,7 +106,7 @@ async def test_a_parent_is_told_that_its_child_could_not_be_started(place: Place
             return str(problem)
         return "nothing happened"
 
-    async with place.node(app) as node:
+    async with variant.node(app) as node:
         for run_id, is_late in (("p", False), ("q", True)):
             child_id = f"{run_id}/child"
             await node.store.create([new_run(child_id, plan_id="elsewhere")])
@@ -131,13 +133,13 @@ def senders(**options: Any) -> tuple[hf.App, Any, Any]:
 
 
 @pytest.mark.contract("API-4", "SIG-3", "MSG-3")
-async def test_a_workflow_reaches_runs_of_its_own_tenant_only(place: Place) -> None:
+async def test_a_workflow_reaches_runs_of_its_own_tenant_only(variant: EngineVariant) -> None:
     app, sender, waiter = senders()
-    async with place.node(app) as node:
+    async with variant.node(app) as node:
         ours = await app.start(waiter, run_id="ours", **HOME)
         theirs = await app.start(waiter, run_id="theirs")
         for run in (ours, theirs):
-            await until_event(run, "SignalWaiting")
+            await wait_for_event(run, "SignalWaiting")
         for to in ("ours", "theirs", "nobody"):
             await (await app.start(sender, to, run_id=f"to-{to}", **HOME)).result()
         assert await ours.result() == "hello"
@@ -151,18 +153,18 @@ async def test_a_workflow_reaches_runs_of_its_own_tenant_only(place: Place) -> N
 
 
 @pytest.mark.contract("API-4")
-async def test_an_app_may_allow_signals_across_tenants(place: Place) -> None:
+async def test_an_app_may_allow_signals_across_tenants(variant: EngineVariant) -> None:
     app, sender, waiter = senders(allow_cross_tenant_signals=True)
-    async with place.node(app):
+    async with variant.node(app):
         theirs = await app.start(waiter, run_id="theirs")
-        await until_event(theirs, "SignalWaiting")
+        await wait_for_event(theirs, "SignalWaiting")
         await (await app.start(sender, "theirs", **HOME)).result()
         assert await theirs.result() == "hello"
         assert await app.dead_letters() == []
 
 
 @pytest.mark.contract("API-4", "QUE-2")
-async def test_children_wait_in_the_line_of_their_tenant(place: Place) -> None:
+async def test_children_wait_in_the_line_of_their_tenant(variant: EngineVariant) -> None:
     """The tenant with many children does not hold up the other one."""
     app = hf.App("crowd")
     order: list[str] = []
@@ -175,11 +177,11 @@ async def test_children_wait_in_the_line_of_their_tenant(place: Place) -> None:
     async def parent(count: int) -> None:
         await asyncio.gather(*(child() for _ in range(count)))
 
-    async with place.node(app):
+    async with variant.node(app):
         await app.start(parent, 4, run_id="a", tenant="a")
-        await until_event(app.run("a/child"), "SignalWaiting")
+        await wait_for_event(app.run("a/child"), "SignalWaiting")
         await app.start(parent, 2, run_id="b", tenant="b")
-        await until_event(app.run("b"), "ChildStarted", 2)
+        await wait_for_event(app.run("b"), "ChildStarted", 2)
         inside = "a/child"
         for _ in range(3):
             await app.run(inside).signal("go")

@@ -12,7 +12,7 @@ from holdfast.core.state import CANCELLED
 from holdfast.engine.turns.draft import start_run
 from holdfast.errors import RunCancelled
 from holdfast.limits import NAME_BYTES
-from tests.engine.place import Place, types, until_event, until_status
+from tests.engine.harness import EngineVariant, event_types, wait_for_event, wait_for_status
 
 LONGEST = ["p" * NAME_BYTES, "p" * (NAME_BYTES - len("/child")), "ü" * (NAME_BYTES // 2), "日" * 80]
 """The second leaves just enough room for the id of its child."""
@@ -34,18 +34,20 @@ def family() -> tuple[hf.App, Any]:
 
 async def child_of(app: hf.App, run: Any) -> Any:
     """Return the child, once it waits."""
-    started = await until_event(run, "ChildStarted")
+    started = await wait_for_event(run, "ChildStarted")
     assert isinstance(started.data, ChildStarted)
     child = app.run(started.data.child_run_id)
-    await until_event(child, "SignalWaiting")
+    await wait_for_event(child, "SignalWaiting")
     return child
 
 
 @pytest.mark.contract("WF-4")
 @pytest.mark.parametrize("run_id", LONGEST, ids=["longest", "child fits", "two bytes", "three bytes"])
-async def test_a_result_goes_up_and_a_cancellation_goes_down_whatever_the_ids(place: Place, run_id: str) -> None:
+async def test_a_result_goes_up_and_a_cancellation_goes_down_whatever_the_ids(
+    variant: EngineVariant, run_id: str
+) -> None:
     app, parent = family()
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(parent, run_id=run_id)
         child = await child_of(app, run)
         await child.signal("go", "word")
@@ -56,15 +58,15 @@ async def test_a_result_goes_up_and_a_cancellation_goes_down_whatever_the_ids(pl
         await given_up.cancel()
         with pytest.raises(RunCancelled):
             await given_up.result()
-        await until_status(child, CANCELLED)
+        await wait_for_status(child, CANCELLED)
 
 
 @pytest.mark.contract("WF-4", "INV")
 @pytest.mark.parametrize("parent_id", ["gone", LONGEST[0], LONGEST[2]], ids=["short", "longest", "not ASCII"])
-async def test_a_child_whose_parent_is_gone_ends_and_harms_nobody(place: Place, parent_id: str) -> None:
+async def test_a_child_whose_parent_is_gone_ends_and_harms_nobody(variant: EngineVariant, parent_id: str) -> None:
     app, parent = family()
     child = next(definition for (name, _), definition in app.registry.workflows.items() if name == "child")
-    async with place.node(app) as node:
+    async with variant.node(app) as node:
         queued = RunQueued(
             child.name,
             child.version,
@@ -76,7 +78,7 @@ async def test_a_child_whose_parent_is_gone_ends_and_harms_nobody(place: Place, 
         )
         await node.store.create([start_run("orphan-ö", queued, await node.store.now(), "somebody")])
         orphan: Any = app.run("orphan-ö")
-        await until_event(orphan, "SignalWaiting")
+        await wait_for_event(orphan, "SignalWaiting")
         await orphan.signal("go", "word")
         assert await orphan.result() == "word"
         run = await app.start(parent)
@@ -87,7 +89,7 @@ async def test_a_child_whose_parent_is_gone_ends_and_harms_nobody(place: Place, 
 
 
 @pytest.mark.contract("WF-4", "WF-7")
-async def test_a_child_that_ends_after_its_parent_tells_nobody(place: Place) -> None:
+async def test_a_child_that_ends_after_its_parent_tells_nobody(variant: EngineVariant) -> None:
     app = hf.App("family")
 
     @app.workflow
@@ -101,11 +103,11 @@ async def test_a_child_that_ends_after_its_parent_tells_nobody(place: Place) -> 
         assert not task.done()
         return "done"
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(parent, run_id=LONGEST[0])
         assert await run.result() == "done"
-        before = await types(run)
+        before = await event_types(run)
         orphan = await child_of(app, run)
         await orphan.signal("go", "word")
         assert await orphan.result() == "word"
-        assert await types(run) == before
+        assert await event_types(run) == before

@@ -19,7 +19,7 @@ from holdfast.app import Workflow
 from holdfast.run import RunHandle
 from holdfast.service.context import make_service
 from holdfast.service.http.front import Front
-from tests.engine.place import until_event
+from tests.engine.harness import wait_for_event
 
 PACKAGE = str(Path(hf.__file__).parent) + "/"
 ROUNDS = 5
@@ -89,7 +89,7 @@ async def test_files_of_a_signal_until_the_result(shop: tuple[hf.App, Order]) ->
 
     async def begin() -> None:
         runs.append(await app.start(order))
-        await until_event(runs[-1], "SignalWaiting")
+        await wait_for_event(runs[-1], "SignalWaiting")
         await _at_rest()
 
     async def signal() -> None:

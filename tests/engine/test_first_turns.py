@@ -21,7 +21,7 @@ from holdfast.store.memory import MemoryStore
 from holdfast.store.port import Created, RunQuery, WaitQuery
 from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import signal
-from tests.unheard_of import take_first_turns
+from tests.early_first_turns import take_first_turns_early
 
 PATIENCE_S = 60.0
 
@@ -155,7 +155,7 @@ async def test_nothing_runs_for_a_request_that_was_made_before(shop: Shop, store
 @pytest.mark.contract("QUE-1", "API-2")
 async def test_a_run_id_that_is_taken_is_refused_and_its_run_goes_on(shop: Shop, store: Any) -> None:
     async with shop.app.node(store) as node:
-        take_first_turns(node)
+        take_first_turns_early(node)
         first = await shop.app.start(shop.ask, "who?", run_id="a")
         with pytest.raises(HoldfastError, match="a"):
             await shop.app.start(shop.buy, "tea", run_id="a")
@@ -172,7 +172,7 @@ async def test_a_run_whose_creation_was_not_answered_goes_on(
     monkeypatch.setattr("holdfast.engine.start.starter.LOOKS_S", (0.0,))
     store.loses_answer = True
     async with shop.app.node(store) as node:
-        take_first_turns(node)
+        take_first_turns_early(node)
         with pytest.raises(StoreUnavailable):
             await shop.app.start(getattr(shop, name), "tea", run_id="a")
         async with asyncio.timeout(PATIENCE_S):

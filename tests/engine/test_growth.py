@@ -15,7 +15,7 @@ from holdfast.core.messages import Message
 from holdfast.engine.turns.draft import TurnDraft
 from holdfast.engine.turns.owned_runs import OwnedRun
 from holdfast.store.types import LoadedRun, RunHead
-from tests.core.driving import SECOND, START, Driver, activity, child, done, timer, wait
+from tests.core.driver import SECOND, START, Driver, activity, child, done, timer, wait
 
 FEW, MANY = 20, 2_000
 

@@ -9,7 +9,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.store.port import Heartbeat, Store
-from tests.engine.place import Place
+from tests.engine.harness import EngineVariant
 
 QUICK = hf.Retry(max_attempts=3, initial_ms=1, jitter=0.0)
 
@@ -64,7 +64,7 @@ async def test_work_that_says_it_goes_on_may_take_as_long_as_it_likes_also_in_a_
 
 
 @pytest.mark.contract("ACT-1", "OWN-3")
-async def test_details_are_found_by_the_next_attempt_on_another_node(place: Place) -> None:
+async def test_details_are_found_by_the_next_attempt_on_another_node(variant: EngineVariant) -> None:
     told = asyncio.Event()
     seen: list[object] = []
 
@@ -89,13 +89,13 @@ async def test_details_are_found_by_the_next_attempt_on_another_node(place: Plac
 
         return app, job
 
-    async with place.opened() as store:
+    async with variant.opened() as store:
         app, job = registered(is_hanging=True)
-        async with place.node(app, store, drain_s=0.01):
+        async with variant.node(app, store, drain_s=0.01):
             run_id = (await app.start(job)).run_id
             await told.wait()
         app, _ = registered(is_hanging=False)
-        async with place.node(app, store):
+        async with variant.node(app, store):
             assert await app.run(run_id).result() == "copied"
         [loaded] = await store.load([run_id])
         assert loaded is not None
@@ -104,7 +104,7 @@ async def test_details_are_found_by_the_next_attempt_on_another_node(place: Plac
 
 
 @pytest.mark.contract("ACT-1")
-async def test_details_are_told_once_a_second_and_only_if_there_are_any(place: Place) -> None:
+async def test_details_are_told_once_a_second_and_only_if_there_are_any(variant: EngineVariant) -> None:
     app = hf.App("test")
 
     @app.activity
@@ -122,9 +122,9 @@ async def test_details_are_told_once_a_second_and_only_if_there_are_any(place: P
     async def job() -> list[str]:
         return await asyncio.gather(*(chatter(has_details) for has_details in (True, True, False)))
 
-    async with place.opened() as store:
+    async with variant.opened() as store:
         counted = CountedStore(store)
-        async with place.node(app, counted):
+        async with variant.node(app, counted):
             run = await app.start(job)
             assert await run.result() == ["499", "499", "None"]
         [loaded] = await store.load([run.run_id])
@@ -152,7 +152,7 @@ class CountedStore:
 
 
 @pytest.mark.contract("API-2")
-async def test_details_that_cannot_be_kept_fail_the_step_and_say_so(place: Place) -> None:
+async def test_details_that_cannot_be_kept_fail_the_step_and_say_so(variant: EngineVariant) -> None:
     app = hf.App("test")
 
     @app.activity
@@ -167,5 +167,5 @@ async def test_details_that_cannot_be_kept_fail_the_step_and_say_so(place: Place
             return str(failure.info.message)
         return "kept"
 
-    async with place.node(app):
+    async with variant.node(app):
         assert "cannot be stored" in await (await app.start(job)).result()

@@ -8,7 +8,7 @@ import pytest
 import holdfast as hf
 from holdfast.core.messages import SignalRequest
 from holdfast.store.memory import MemoryStore
-from tests.engine.place import until_event
+from tests.engine.harness import wait_for_event
 
 
 class LosesAnswers(MemoryStore):
@@ -39,11 +39,11 @@ async def test_a_command_or_an_update_without_an_id_is_decided_once_though_it_is
 
     async with asyncio.timeout(60), app.node(LosesAnswers()):
         run = await app.start(order)
-        await until_event(run, "SignalWaiting")
+        await wait_for_event(run, "SignalWaiting")
         assert await run.update("say", word="x") == 1
         await run.pause(wait=True)
         await run.resume(wait=True)
         await run.cancel(wait=True)
-        await until_event(run, "RunCancelled")
+        await wait_for_event(run, "RunCancelled")
         verdicts = [event.data.name for event in await run.events() if event.event_type == "SignalAccepted"]  # type: ignore[attr-defined]
         assert verdicts == ["PAUSE", "RESUME", "CANCEL"]

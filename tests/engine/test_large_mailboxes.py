@@ -11,18 +11,18 @@ from holdfast.core.messages import SignalRequest
 from holdfast.limits import MAILBOX_SIGNALS, Limits
 from holdfast.store.port import LoadedRun, Store
 from holdfast.testing import VirtualClock
-from tests.engine.place import Place, until_event
+from tests.engine.harness import EngineVariant, wait_for_event
 
 MUCH = 3 * MAILBOX_SIGNALS
 LIMITS = Limits(signals_per_run_per_minute=1_000_000, rotation_steps=1_000_000)
 
 
-async def opened(place: Place, clock: VirtualClock | None = None) -> Store:
+async def opened(variant: EngineVariant, clock: VirtualClock | None = None) -> Store:
     """Return a store that takes any number of signals."""
-    path = place.store.removeprefix("sqlite:///")
+    path = variant.store.removeprefix("sqlite:///")
     store: Store = (
         hf.MemoryStore(clock, LIMITS)
-        if path == place.store
+        if path == variant.store
         else await hf.SqliteStore.open(path, clock=clock, limits=LIMITS)
     )
     await store.migrate()
@@ -39,7 +39,7 @@ async def send(store: Store, run_id: str, *names: str) -> None:
 
 @pytest.mark.contract("SIG-3", "LAT-1")
 async def test_unread_signals_of_another_name_are_not_read_by_turns(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    variant: EngineVariant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = hf.App("mail")
 
@@ -47,7 +47,7 @@ async def test_unread_signals_of_another_name_are_not_read_by_turns(
     async def waits() -> list[int]:
         return [await hf.wait_signal("go", int) for _ in range(5)]
 
-    store = await opened(place)
+    store = await opened(variant)
     read: list[int] = []
     claim = store.claim
 
@@ -57,21 +57,21 @@ async def test_unread_signals_of_another_name_are_not_read_by_turns(
         return claimed
 
     monkeypatch.setattr(store, "claim", counted)
-    async with place.node(app, store):
+    async with variant.node(app, store):
         run = await app.start(waits)
-        await until_event(run, "SignalWaiting")
+        await wait_for_event(run, "SignalWaiting")
         await send(store, run.run_id, *["noise"] * 2_000)
         read.clear()
         for number in range(5):
             await run.signal("go", number)
-            await until_event(run, "SignalReceived", times=number + 1)
+            await wait_for_event(run, "SignalReceived", times=number + 1)
         assert await run.result() == [0, 1, 2, 3, 4]
     assert max(read) <= 2, read
     await store.close()
 
 
 @pytest.mark.contract("SIG-1", "SIG-3")
-async def test_a_wait_that_opens_later_finds_what_came_before_in_order(place: Place) -> None:
+async def test_a_wait_that_opens_later_finds_what_came_before_in_order(variant: EngineVariant) -> None:
     app = hf.App("mail")
 
     @app.workflow
@@ -80,10 +80,10 @@ async def test_a_wait_that_opens_later_finds_what_came_before_in_order(place: Pl
         votes = hf.signals("vote", int)
         return [await anext(votes) for _ in range(MUCH)]
 
-    store = await opened(place)
-    async with place.node(app, store):
+    store = await opened(variant)
+    async with variant.node(app, store):
         run = await app.start(waits)
-        await until_event(run, "SignalWaiting")
+        await wait_for_event(run, "SignalWaiting")
         await send(store, run.run_id, *["vote"] * MUCH)
         await send(store, run.run_id, *["noise"] * MUCH)
         await run.signal("go")
@@ -92,7 +92,7 @@ async def test_a_wait_that_opens_later_finds_what_came_before_in_order(place: Pl
 
 
 @pytest.mark.contract("SIG-1", "SIG-3")
-async def test_what_comes_with_a_new_wait_does_not_overtake_what_was_there(place: Place) -> None:
+async def test_what_comes_with_a_new_wait_does_not_overtake_what_was_there(variant: EngineVariant) -> None:
     app = hf.App("mail")
 
     @app.workflow
@@ -103,10 +103,10 @@ async def test_what_comes_with_a_new_wait_does_not_overtake_what_was_there(place
             found.append(await hf.wait_signal("vote", int))
         return found
 
-    store = await opened(place)
-    async with place.node(app, store):
+    store = await opened(variant)
+    async with variant.node(app, store):
         run = await app.start(waits)
-        await until_event(run, "SignalWaiting")
+        await wait_for_event(run, "SignalWaiting")
         await send(store, run.run_id, *["vote"] * MUCH)
         await store.deliver([SignalRequest(run_id=run.run_id, name=name) for name in ("go", "vote", "go", "vote")])
         await send(store, run.run_id, "go", "vote", "go")
@@ -115,7 +115,7 @@ async def test_what_comes_with_a_new_wait_does_not_overtake_what_was_there(place
 
 
 @pytest.mark.contract("SIG-8", "SIG-3")
-async def test_no_wait_of_many_times_out_though_its_signal_came_in_time(place: Place) -> None:
+async def test_no_wait_of_many_times_out_though_its_signal_came_in_time(variant: EngineVariant) -> None:
     app, clock, many = hf.App("mail"), VirtualClock(), MAILBOX_SIGNALS + 30
 
     @app.workflow
@@ -126,14 +126,14 @@ async def test_no_wait_of_many_times_out_though_its_signal_came_in_time(place: P
             )
         )
 
-    store = await opened(place, clock)
-    async with place.node(app, store):
+    store = await opened(variant, clock)
+    async with variant.node(app, store):
         run = await app.start(waits)
-        await until_event(run, "SignalWaiting", times=many)
+        await wait_for_event(run, "SignalWaiting", times=many)
     clock.advance(ms=59_000)
     await send(store, run.run_id, *["go"] * (many - 1))
     clock.advance(ms=3_000)
     await send(store, run.run_id, "go")
-    async with place.node(app, store):
+    async with variant.node(app, store):
         assert sorted(map(str, await app.run(run.run_id).result())) == sorted([*map(str, range(many - 1)), "nobody"])
     await store.close()

@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 import holdfast as hf
-from tests.engine.place import Place
+from tests.engine.harness import EngineVariant
 
 RUNS = 400
 BYTES_PER_RUN = 40
@@ -16,7 +16,7 @@ BYTES_PER_RUN = 40
 
 @pytest.mark.contract("OWN-3")
 async def test_finished_runs_leave_nothing_behind(tmp_path_factory: pytest.TempPathFactory) -> None:
-    place = Place(f"sqlite:///{tmp_path_factory.mktemp('soak')}/soak.db", 5_000)
+    variant = EngineVariant(f"sqlite:///{tmp_path_factory.mktemp('soak')}/soak.db", 5_000)
     app = hf.App("soak")
 
     @app.activity
@@ -42,7 +42,7 @@ async def test_finished_runs_leave_nothing_behind(tmp_path_factory: pytest.TempP
         gc.collect()
         return tracemalloc.get_traced_memory()[0]
 
-    async with asyncio.timeout(60), app.node(place.store):
+    async with asyncio.timeout(60), app.node(variant.store):
         tracemalloc.start(1)
         try:
             before = [await many(round * RUNS) for round in range(2)][-1]

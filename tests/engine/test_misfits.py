@@ -18,7 +18,7 @@ from holdfast.run import RunHandle
 from holdfast.store.port import Store
 from holdfast.store.types import DeadLetterQuery
 from holdfast.testing import system_view
-from tests.engine.place import Place, stopped_time, types, until_event, until_status
+from tests.engine.harness import EngineVariant, event_types, store_with_virtual_time, wait_for_event, wait_for_status
 
 
 class Vote(Struct):
@@ -43,14 +43,14 @@ async def check_fine(store: Store) -> None:
 
 
 @pytest.mark.contract("SIG-10", "SIG-12")
-async def test_what_does_not_fit_is_a_dead_letter_and_the_wait_goes_on(place: Place) -> None:
+async def test_what_does_not_fit_is_a_dead_letter_and_the_wait_goes_on(variant: EngineVariant) -> None:
     async def waits() -> int:
         vote = await hf.wait_signal("vote", Vote)
         return vote.count
 
     app, workflow = app_of(waits)
-    async with place.opened() as store:
-        async with place.node(app, store):
+    async with variant.opened() as store:
+        async with variant.node(app, store):
             run = await app.start(workflow)
             sent = [await run.signal("vote", payload) for payload in ({"by": "ann", "count": "secret"}, 7, {})]
             fit = await run.signal("vote", {"by": "bob", "count": 3})
@@ -69,13 +69,13 @@ async def test_what_does_not_fit_is_a_dead_letter_and_the_wait_goes_on(place: Pl
             assert receipts[0].reason.startswith("payload does not fit: signal 'vote', ")
             assert (await run.receipt(fit)).status == "consumed"
             assert await run.mailbox() == []
-            kinds = await types(run)
+            kinds = await event_types(run)
             assert (kinds.count("SignalDeadLettered"), kinds.count("SignalReceived")) == (3, 1)
         await check_fine(store)
 
 
 @pytest.mark.contract("SIG-10")
-async def test_the_author_may_ask_for_the_error(place: Place) -> None:
+async def test_the_author_may_ask_for_the_error(variant: EngineVariant) -> None:
     async def waits() -> list[Any]:
         found: list[Any] = []
         for handler in (None, lambda number: number + 1):
@@ -90,8 +90,8 @@ async def test_the_author_may_ask_for_the_error(place: Place) -> None:
         return found
 
     app, workflow = app_of(waits)
-    async with place.opened() as store:
-        async with place.node(app, store):
+    async with variant.opened() as store:
+        async with variant.node(app, store):
             run = await app.start(workflow)
             sent = [await run.signal("go", "word") for _ in range(3)]
             assert await run.result() == ["does not fit"] * 3
@@ -101,7 +101,7 @@ async def test_the_author_may_ask_for_the_error(place: Place) -> None:
 
 
 @pytest.mark.contract("SIG-10")
-async def test_what_becomes_of_a_misfit_is_one_of_two(place: Place) -> None:
+async def test_what_becomes_of_a_misfit_is_one_of_two(variant: EngineVariant) -> None:
     async def waits() -> list[str]:
         found = []
         waits: list[Any] = [hf.wait_signal, hf.signals]
@@ -113,13 +113,13 @@ async def test_what_becomes_of_a_misfit_is_one_of_two(place: Place) -> None:
         return found
 
     app, workflow = app_of(waits)
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(workflow)
         assert await run.result() == ["on_misfit is one of dead-letter, raise, not 'ignore'"] * 2
 
 
 @pytest.mark.contract("SIG-10", "SIG-4")
-async def test_no_handler_is_called_with_what_does_not_fit(place: Place) -> None:
+async def test_no_handler_is_called_with_what_does_not_fit(variant: EngineVariant) -> None:
     called: list[int] = []
 
     def double(number: int) -> int:
@@ -130,8 +130,8 @@ async def test_no_handler_is_called_with_what_does_not_fit(place: Place) -> None
         return await hf.wait_signal("go", int, handler=double)
 
     app, workflow = app_of(waits)
-    async with place.opened() as store:
-        async with place.node(app, store):
+    async with variant.opened() as store:
+        async with variant.node(app, store):
             run = await app.start(workflow)
             await run.signal("go", "word")
             await run.signal("go", 21)
@@ -141,7 +141,7 @@ async def test_no_handler_is_called_with_what_does_not_fit(place: Place) -> None
 
 
 @pytest.mark.contract("SIG-10", "SIG-1")
-async def test_the_others_keep_their_order_over_rotations(place: Place) -> None:
+async def test_the_others_keep_their_order_over_rotations(variant: EngineVariant) -> None:
     async def counts(found: list[int] | None = None) -> list[int]:
         found = found or []
         async for number in hf.signals("go", int):
@@ -153,8 +153,8 @@ async def test_the_others_keep_their_order_over_rotations(place: Place) -> None:
         return found
 
     app, workflow = app_of(counts)
-    async with place.opened() as store:
-        async with place.node(app, store):
+    async with variant.opened() as store:
+        async with variant.node(app, store):
             run = await app.start(workflow)
             items: list[Any] = []
             for number in range(20):
@@ -169,17 +169,17 @@ async def test_the_others_keep_their_order_over_rotations(place: Place) -> None:
 
 
 @pytest.mark.contract("SIG-10", "SIG-9")
-async def test_each_of_several_waits_has_its_own_type(place: Place) -> None:
+async def test_each_of_several_waits_has_its_own_type(variant: EngineVariant) -> None:
     async def waits() -> list[Any]:
         first = hf.wait_signal("go", int)
         second = hf.wait_signal("go", str)
         return list(await asyncio.gather(first, second))
 
     app, workflow = app_of(waits)
-    async with place.opened() as store:
-        async with place.node(app, store):
+    async with variant.opened() as store:
+        async with variant.node(app, store):
             run = await app.start(workflow)
-            await until_event(run, "SignalWaiting", times=2)
+            await wait_for_event(run, "SignalWaiting", times=2)
             await run.signal("go", 7, step_id="go#2")
             await run.signal("go", "second", step_id="go#2")
             await run.signal("go", "the oldest wait is for a number")
@@ -190,39 +190,39 @@ async def test_each_of_several_waits_has_its_own_type(place: Place) -> None:
 
 
 @pytest.mark.contract("SIG-10", "SIG-8")
-async def test_a_wait_times_out_although_something_came_that_did_not_fit(place: Place) -> None:
+async def test_a_wait_times_out_although_something_came_that_did_not_fit(variant: EngineVariant) -> None:
     async def waits() -> Any:
         return await hf.wait_signal("go", int, timeout=60, on_timeout=lambda: "nobody")
 
     app, workflow = app_of(waits)
-    async with stopped_time(place) as (store, clock):
-        async with place.node(app, store):
+    async with store_with_virtual_time(variant) as (store, clock):
+        async with variant.node(app, store):
             run = await app.start(workflow)
-            await until_event(run, "SignalWaiting")
+            await wait_for_event(run, "SignalWaiting")
             await run.signal("go", "word")
-            await until_event(run, "SignalDeadLettered")
+            await wait_for_event(run, "SignalDeadLettered")
         clock.advance(ms=61_000)
-        async with place.node(app, store):
+        async with variant.node(app, store):
             assert await app.run(run.run_id).result() == "nobody"
         await check_fine(store)
 
 
 @pytest.mark.contract("SIG-10", "SIG-13")
-async def test_a_paused_run_looks_at_it_when_it_goes_on(place: Place) -> None:
+async def test_a_paused_run_looks_at_it_when_it_goes_on(variant: EngineVariant) -> None:
     async def waits() -> int:
         return await hf.wait_signal("go", int)
 
     app, workflow = app_of(waits)
-    async with place.opened() as store:
-        async with place.node(app, store):
+    async with variant.opened() as store:
+        async with variant.node(app, store):
             run = await app.start(workflow)
-            await until_event(run, "SignalWaiting")
+            await wait_for_event(run, "SignalWaiting")
             await run.pause()
-            await until_status(run, PAUSED)
+            await wait_for_status(run, PAUSED)
             sent = await run.signal("go", "word")
             assert (await run.receipt(sent)).status == "accepted"
             await run.resume()
-            await until_event(run, "SignalDeadLettered")
+            await wait_for_event(run, "SignalDeadLettered")
             await run.signal("go", 1)
             assert await run.result() == 1
         await check_fine(store)
@@ -237,14 +237,14 @@ async def two_waits() -> list[Any]:
 
 
 @pytest.mark.contract("SIG-10", "SIG-12", "MSG-3")
-async def test_a_letter_that_is_requeued_is_taken_by_a_wait_that_it_fits(place: Place) -> None:
+async def test_a_letter_that_is_requeued_is_taken_by_a_wait_that_it_fits(variant: EngineVariant) -> None:
     app, workflow = app_of(two_waits)
-    async with place.opened() as store:
-        async with place.node(app, store):
+    async with variant.opened() as store:
+        async with variant.node(app, store):
             run = await app.start(workflow)
             sent = await run.signal("go", "word", signal_id="a")
             await run.signal("go", 1)
-            await until_event(run, "SignalWaiting", times=2)
+            await wait_for_event(run, "SignalWaiting", times=2)
             [letter] = await letters_of(store, run)
             await letter.requeue(actor="ann")
             assert await run.result() == [1, "word"]
@@ -256,13 +256,15 @@ async def test_a_letter_that_is_requeued_is_taken_by_a_wait_that_it_fits(place: 
 
 
 @pytest.mark.contract("SIG-10", "SIG-12", "MSG-3")
-async def test_a_letter_that_is_requeued_and_does_not_fit_is_one_again_and_can_be_dropped(place: Place) -> None:
+async def test_a_letter_that_is_requeued_and_does_not_fit_is_one_again_and_can_be_dropped(
+    variant: EngineVariant,
+) -> None:
     app, workflow = app_of(two_waits)
-    async with place.opened() as store:
-        async with place.node(app, store):
+    async with variant.opened() as store:
+        async with variant.node(app, store):
             run = await app.start(workflow)
             sent = await run.signal("go", [7])
-            await until_event(run, "SignalDeadLettered")
+            await wait_for_event(run, "SignalDeadLettered")
             for _ in range(3):
                 [letter] = await letters_of(store, run)
                 await letter.requeue()
@@ -280,23 +282,23 @@ async def test_a_letter_that_is_requeued_and_does_not_fit_is_one_again_and_can_b
 
 
 @pytest.mark.contract("SIG-10", "WF-3")
-async def test_new_code_takes_what_the_old_could_not(place: Place) -> None:
+async def test_new_code_takes_what_the_old_could_not(variant: EngineVariant) -> None:
     async def waits() -> Any:
         return await hf.wait_signal("go", int)
 
     old, workflow = app_of(waits)
-    async with place.opened() as store:
-        async with place.node(old, store):
+    async with variant.opened() as store:
+        async with variant.node(old, store):
             run = await old.start(workflow)
             await run.signal("go", "word")
-            await until_event(run, "SignalDeadLettered")
+            await wait_for_event(run, "SignalDeadLettered")
         new = hf.App("misfits")
 
         @new.workflow(name="waits")
         async def mended() -> Any:
             return await hf.wait_signal("go", int | str)
 
-        async with place.node(new, store):
+        async with variant.node(new, store):
             [letter] = await letters_of(store, run)
             await letter.requeue()
             assert await new.run(run.run_id).result() == "word"

@@ -8,8 +8,8 @@ import pytest
 
 import holdfast as hf
 from holdfast.errors import InvalidInput
-from tests.engine.place import Place, types
-from tests.program.stage import Stage
+from tests.engine.harness import EngineVariant, event_types
+from tests.program.core_run import CoreRun
 
 GENERATED = ["approve#2", "approve#10", "1/approve", "12/x", "7", "update:abc", "patched:new", "cut:1", "approve:taken"]
 """What the engine itself calls steps: the second of a name, one after a rotation, an update, a marker."""
@@ -29,7 +29,7 @@ WORDS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.contract("WF-2", "TSK-1")
 @pytest.mark.parametrize("word", WORDS)
 async def test_a_name_that_could_be_a_step_id_is_refused_inside_a_workflow_before_anything_is_stored(
-    word: str, place: Place
+    word: str, variant: EngineVariant
 ) -> None:
     app = hf.App("names")
 
@@ -46,10 +46,10 @@ async def test_a_name_that_could_be_a_step_id_is_refused_inside_a_workflow_befor
             taken.append(repr(name))
         return taken
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(asks)
         assert await run.result() == []
-        assert await types(run) == ["RunQueued", "RunStarted", "RunCompleted"]
+        assert await event_types(run) == ["RunQueued", "RunStarted", "RunCompleted"]
 
 
 @pytest.mark.contract("WF-2")
@@ -104,11 +104,11 @@ def test_other_names_are_taken_and_no_step_is_mixed_up_with_what_the_engine_writ
         given_up.cancel()
         return await named()
 
-    stage = Stage(app, mixes).start()
-    stage.fire("sleep")
-    stage.replayed()
-    [step_id] = stage.open
-    stage.replayed().complete(step_id, 2)
-    stage.complete(step_id, 2)
-    assert stage.result == 2
-    stage.replayed()
+    run = CoreRun(app, mixes).start()
+    run.fire("sleep")
+    run.replayed()
+    [step_id] = run.open
+    run.replayed().complete(step_id, 2)
+    run.complete(step_id, 2)
+    assert run.result == 2
+    run.replayed()

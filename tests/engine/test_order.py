@@ -18,7 +18,7 @@ from holdfast.core.messages import Actor
 from holdfast.errors import Conflict, InvalidInput
 from holdfast.program.schema import json_schema
 from holdfast.program.tasks import check_with
-from tests.engine.place import Place, until_event
+from tests.engine.harness import EngineVariant, wait_for_event
 
 GIVEN: dict[str, Any] = {"zeta": 1, "alpha": {"y": [{"b": 1, "a": 2}], "x": None}, "mid": [3, 1, 2], "0": {}}
 TEXT = '{"zeta":1,"alpha":{"y":[{"b":1,"a":2}],"x":null},"mid":[3,1,2],"0":{}}'
@@ -121,7 +121,7 @@ def test_fields_and_choices_of_a_form_keep_their_order() -> None:
 
 
 @pytest.mark.contract("TSK-1", "EVT-2")
-async def test_every_value_of_a_run_comes_back_as_it_was_given(place: Place) -> None:
+async def test_every_value_of_a_run_comes_back_as_it_was_given(variant: EngineVariant) -> None:
     app = hf.App("orders")
 
     @app.activity
@@ -135,16 +135,16 @@ async def test_every_value_of_a_run_comes_back_as_it_was_given(place: Place) -> 
         values.append(await hf.task("approve", dict[str, Any], payload=value))
         return [bytes(codec.encode(each)).decode() for each in values]
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(order, GIVEN, request_id="r-1")
         again = await app.start(order, {key: GIVEN[key] for key in reversed(GIVEN)}, request_id="r-1")
         assert again.run_id == run.run_id, "the same input, however it is written"
         with pytest.raises(Conflict):
             await app.start(order, {**GIVEN, "zeta": 2}, request_id="r-1")
-        await until_event(run, "SignalWaiting")
+        await wait_for_event(run, "SignalWaiting")
         sent = await run.signal("go", GIVEN, signal_id="s-1")
         assert await run.signal("go", dict(reversed(GIVEN.items())), signal_id="s-1") == sent
-        await until_event(run, "TaskCreated")
+        await wait_for_event(run, "TaskCreated")
         assert str(await run.query("state")) == str(GIVEN)
         [task] = await app.tasks.list(run_id=run.run_id)
         assert bytes(task.payload).decode() == TEXT
@@ -164,7 +164,7 @@ async def test_a_form_is_found_again_whatever_order_it_was_stored_in() -> None:
 
     async with asyncio.timeout(60), app.node("memory://"):
         run = await app.start(order)
-        await until_event(run, "TaskCreated")
+        await wait_for_event(run, "TaskCreated")
         [definition] = app.registry.workflows.values()
         [task] = await app.tasks.list(run_id=run.run_id)
         check = check_with(definition.forms)

@@ -13,7 +13,7 @@ import holdfast as hf
 from holdfast.core.state import PAUSED
 from holdfast.program.fingerprint import fingerprint
 from holdfast.store.port import LoadedRun, RunQuery, Store
-from tests.engine.place import MOST_SECONDS, Around, types, until_event, until_status
+from tests.engine.harness import MOST_SECONDS, Around, event_types, wait_for_event, wait_for_status
 from tests.engine.test_definitions import store as store
 
 
@@ -50,7 +50,7 @@ class Release:
         """Start a run, let it come to its wait, and stop the node."""
         async with self.node(store):
             run = await self.app.start(self.order)
-            await until_event(run, "SignalWaiting")
+            await wait_for_event(run, "SignalWaiting")
             return run.run_id
 
 
@@ -80,18 +80,18 @@ async def test_a_run_that_diverged_goes_on_by_itself_when_other_code_comes_up(st
     async with broken.node(store):
         run = broken.app.run(run_id)
         await run.signal("go", "on")
-        await until_status(run, PAUSED)
+        await wait_for_status(run, PAUSED)
     again, looking = Release("ship"), Looking(store)
     async with again.node(looking):
         run = again.app.run(run_id)
-        before = await types(run)
+        before = await event_types(run)
         await looking.has_looked.wait()
         assert looking.delivered == [], "the same code is not tried again"
-        assert await types(run) == before
+        assert await event_types(run) == before
     mended = Release("charge")
     async with mended.node(store):
         assert await mended.app.run(run_id).result() == "on"
-        names = await types(mended.app.run(run_id))
+        names = await event_types(mended.app.run(run_id))
         assert (names.count("RunPaused"), names.count("RunResumed")) == (1, 1)
 
 
@@ -102,7 +102,7 @@ async def test_a_run_that_an_operator_has_paused_meanwhile_stays_paused(store: S
     async with broken.node(store):
         run = broken.app.run(run_id)
         await run.signal("go", "on")
-        await until_status(run, PAUSED)
+        await wait_for_status(run, PAUSED)
         await run.pause()
     mended, looking = Release("charge"), Looking(store)
     async with mended.node(looking):
@@ -147,14 +147,14 @@ async def test_a_step_that_fails_meanwhile_does_not_hide_that_the_run_diverged(s
     app, paper = signing(tokens, "print")
     async with asyncio.timeout(MOST_SECONDS), app.node(store):
         run_id = (await app.start(paper)).run_id
-        await until_event(app.run(run_id), "StepDetached")
+        await wait_for_event(app.run(run_id), "StepDetached")
     app, _ = signing(tokens, "copy")
     async with asyncio.timeout(MOST_SECONDS), app.node(store):
         run = app.run(run_id)
         await run.signal("go", "on")
-        await until_status(run, PAUSED)
+        await wait_for_status(run, PAUSED)
         await app.fail_activity(tokens[0], "not acceptable")
-        await until_event(run, "StepFailed")
+        await wait_for_event(run, "StepFailed")
     app, _ = signing(tokens, "print")
     async with asyncio.timeout(MOST_SECONDS), app.node(store):
         assert await app.run(run_id).result() == "on"
@@ -196,7 +196,7 @@ async def test_in_a_rolling_upgrade_an_old_node_gives_a_run_with_a_new_marker_to
         run = old.app.run(run_id)
         await run.signal("go", "on")
         assert await run.result() == "on"
-        assert "RunPaused" not in await types(run)
+        assert "RunPaused" not in await event_types(run)
     assert hasty.given == [run_id]
 
 
@@ -207,8 +207,8 @@ async def test_a_run_that_fits_the_code_of_no_node_alive_is_paused_once(store: S
     async with one.node(store), two.node(store):
         run = one.app.run(run_id)
         await run.signal("go", "on")
-        await until_status(run, PAUSED)
-        assert (await types(run)).count("RunPaused") == 1
+        await wait_for_status(run, PAUSED)
+        assert (await event_types(run)).count("RunPaused") == 1
     mended = Release("charge")
     async with mended.node(store):
         assert await mended.app.run(run_id).result() == "on"

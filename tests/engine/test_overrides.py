@@ -15,7 +15,7 @@ from holdfast.engine.inbox.authorization import Caller, ControlRequest
 from holdfast.engine.turns.draft import control_request
 from holdfast.errors import ActivityFailed, Conflict, InvalidInput, NotPermitted
 from holdfast.run import RunHandle
-from tests.engine.place import Place, types, until_event, until_status
+from tests.engine.harness import EngineVariant, event_types, wait_for_event, wait_for_status
 
 
 class Approval(Struct, frozen=True):
@@ -102,7 +102,7 @@ async def opened(app: hf.App, name: str, event: str = "") -> RunHandle[Any]:
     started = await app.runtime().start(workflow, codec.encode({}))
     run: RunHandle[Any] = RunHandle(app.runtime(), started.run_id)
     waits = "TaskCreated" if name in ("one", "two", "needs", "declines") else "SignalWaiting"
-    await until_event(run, event or waits)
+    await wait_for_event(run, event or waits)
     return run
 
 
@@ -111,9 +111,11 @@ async def opened(app: hf.App, name: str, event: str = "") -> RunHandle[Any]:
     ("name", "expected"),
     [("one", "None"), ("two", "None"), ("typed", "None"), ("timed", "'too late'"), ("handled", "None"), ("many", 0)],
 )
-async def test_a_task_or_wait_that_is_skipped_never_fails_its_run(name: str, expected: Any, place: Place) -> None:
+async def test_a_task_or_wait_that_is_skipped_never_fails_its_run(
+    name: str, expected: Any, variant: EngineVariant
+) -> None:
     app = make_app()
-    async with place.node(app):
+    async with variant.node(app):
         run = await opened(app, name)
         await run.skip_step("approve", "nobody is left", actor="ann", wait=True)
         assert await run.result() == expected
@@ -122,19 +124,19 @@ async def test_a_task_or_wait_that_is_skipped_never_fails_its_run(name: str, exp
 @pytest.mark.contract("SIG-13")
 @pytest.mark.parametrize("name", ["needs", "returns"])
 async def test_a_workflow_that_cannot_do_without_the_answer_is_paused_and_goes_on_when_it_is_mended(
-    name: str, place: Place
+    name: str, variant: EngineVariant
 ) -> None:
     app = make_app()
-    async with place.opened() as store:
-        async with place.node(app, store):
+    async with variant.opened() as store:
+        async with variant.node(app, store):
             run = await opened(app, name)
             await run.skip_step("approve", wait=True)
-            await until_status(run, RunStatus.PAUSED)
+            await wait_for_status(run, RunStatus.PAUSED)
             paused = [event for event in await run.events() if event.event_type == "RunPaused"]
             assert "skipped" in codec.encode_body(paused[-1].data)
-            assert "RunFailed" not in await types(run)
+            assert "RunFailed" not in await event_types(run)
             await run.resume(wait=True)
-            await until_event(run, "RunPaused", times=2)
+            await wait_for_event(run, "RunPaused", times=2)
         mended = hf.App("orders")
 
         @mended.workflow(name=name)
@@ -142,19 +144,19 @@ async def test_a_workflow_that_cannot_do_without_the_answer_is_paused_and_goes_o
             waited = hf.task("approve", Approval) if name == "needs" else hf.wait_signal("approve", Approval)
             return {"is_approved": await waited is not None} if name == "returns" else str(await waited)
 
-        async with place.node(mended, store):
+        async with variant.node(mended, store):
             again = mended.run(run.run_id)
             await again.resume(wait=True)
             assert await again.result() == ("None" if name == "needs" else {"is_approved": False})
 
 
 @pytest.mark.contract("SIG-13", "WF-7")
-async def test_an_author_may_still_let_the_run_fail(place: Place) -> None:
+async def test_an_author_may_still_let_the_run_fail(variant: EngineVariant) -> None:
     app = make_app()
-    async with place.node(app):
+    async with variant.node(app):
         run = await opened(app, "declines")
         await run.skip_step("approve", wait=True)
-        await until_status(run, RunStatus.FAILED)
+        await wait_for_status(run, RunStatus.FAILED)
 
 
 @pytest.mark.contract("SIG-13")
@@ -166,19 +168,19 @@ async def test_nobody_answers_a_task_or_a_wait_by_skipping_it(name: str, answer:
         run = await opened(app, name)
         with pytest.raises(Conflict, match="without a result"):
             await run.skip_step("approve", result=answer, wait=True)
-        assert "StepSkipped" not in await types(run)
+        assert "StepSkipped" not in await event_types(run)
 
 
 @pytest.mark.contract("SIG-13", "API-4")
 @pytest.mark.parametrize("name", ["one", "two", "typed"])
-async def test_skipping_a_task_or_a_wait_needs_a_permission_of_its_own(name: str, place: Place) -> None:
+async def test_skipping_a_task_or_a_wait_needs_a_permission_of_its_own(name: str, variant: EngineVariant) -> None:
     app = make_app()
-    async with place.node(app):
+    async with variant.node(app):
         run = await opened(app, name)
         operator = Caller(name="olga", scopes=frozenset({"runs:control"}))
         with pytest.raises(NotPermitted, match="runs:override"):
             await RunHandle(app.runtime(), run.run_id, caller=operator).skip_step("approve", actor="olga", wait=True)
-        rejected = await until_event(run, "SignalRejected")
+        rejected = await wait_for_event(run, "SignalRejected")
         assert "runs:override" in codec.encode_body(rejected.data)
         assert await run.status() is RunStatus.RUNNING
         admin = Caller(name="ann", scopes=frozenset({"runs:control", "runs:override"}))
@@ -194,13 +196,13 @@ async def test_a_skip_without_the_permission_is_rejected_by_the_run_whoever_let_
         run = await opened(app, name)
         # As it is sent by a process that cannot know yet what kind of step it will be, or by an older release.
         await node.store.deliver([control_request(run.run_id, "SKIP_STEP", "olga", step_id="approve")])
-        rejected = await until_event(run, "SignalRejected")
+        rejected = await wait_for_event(run, "SignalRejected")
         assert "permission" in codec.encode_body(rejected.data)
         assert await run.status() is RunStatus.RUNNING
 
 
 @pytest.mark.contract("SIG-13")
-async def test_the_authoriser_sees_what_kind_of_step_is_skipped_and_with_what_result(place: Place) -> None:
+async def test_the_authoriser_sees_what_kind_of_step_is_skipped_and_with_what_result(variant: EngineVariant) -> None:
     asked: list[ControlRequest] = []
 
     def judge(request: ControlRequest) -> bool | str:
@@ -208,7 +210,7 @@ async def test_the_authoriser_sees_what_kind_of_step_is_skipped_and_with_what_re
         return request.command != "SKIP_STEP" or request.step_kind == "activity" or "ask two people"
 
     app = make_app(authoriser=judge)
-    async with place.node(app):
+    async with variant.node(app):
         for name, kind in (("two", "task"), ("typed", "signal")):
             run = await opened(app, name)
             with pytest.raises(NotPermitted, match="ask two people"):
@@ -229,7 +231,7 @@ async def test_a_result_that_does_not_fit_the_skipped_activity_is_refused_before
         for wrong in ("seven", {"cents": 7}, [7], 7.5):
             with pytest.raises(InvalidInput, match="price"):
                 await run.skip_step("price", result=wrong)
-        assert await types(run) == ["RunQueued", "RunStarted", "StepStarted"]
+        assert await event_types(run) == ["RunQueued", "RunStarted", "StepStarted"]
         sleeping = await opened(app, "sleeps", "TimerStarted")
         with pytest.raises(Conflict, match="without a result"):
             await sleeping.skip_step("sleep", result=1, wait=True)
@@ -242,21 +244,23 @@ async def test_a_result_that_does_not_fit_the_skipped_activity_is_refused_before
 
 @pytest.mark.contract("SIG-13")
 @pytest.mark.parametrize("wait", [True, False])
-async def test_a_plain_resume_does_not_let_a_failure_reach_the_workflow(wait: bool, place: Place) -> None:
+async def test_a_plain_resume_does_not_let_a_failure_reach_the_workflow(wait: bool, variant: EngineVariant) -> None:
     app = make_app()
-    async with place.node(app):
+    async with variant.node(app):
         run = await opened(app, "pays", "StepFailed")
         with pytest.raises(Conflict, match="retry") as caught:
             await run.resume(actor="ann", wait=wait)
         assert "raise_failure" in caught.value.message
-        await until_event(run, "SignalRejected")
+        await wait_for_event(run, "SignalRejected")
         assert await run.status() is RunStatus.PAUSED
         await run.resume(actor="ann", raise_failure=True, wait=wait)
         assert await run.result() == "told"
 
 
 @pytest.mark.contract("SIG-13")
-async def test_what_failed_while_an_operator_held_the_run_is_not_let_through_by_a_plain_resume(place: Place) -> None:
+async def test_what_failed_while_an_operator_held_the_run_is_not_let_through_by_a_plain_resume(
+    variant: EngineVariant,
+) -> None:
     app = hf.App("orders")
     fails = asyncio.Event()
 
@@ -269,12 +273,12 @@ async def test_what_failed_while_an_operator_held_the_run_is_not_let_through_by_
     async def pays() -> int:
         return await charge()
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(pays)
-        await until_event(run, "StepStarted")
+        await wait_for_event(run, "StepStarted")
         await run.pause(wait=True)
         fails.set()
-        await until_event(run, "StepFailed")
+        await wait_for_event(run, "StepFailed")
         with pytest.raises(Conflict, match="retry"):
             await run.resume(wait=True)
         assert await run.status() is RunStatus.PAUSED
@@ -285,12 +289,12 @@ async def test_what_failed_while_an_operator_held_the_run_is_not_let_through_by_
 
 
 @pytest.mark.contract("SIG-13")
-async def test_a_cancel_still_ends_what_a_failed_step_has_paused(place: Place) -> None:
+async def test_a_cancel_still_ends_what_a_failed_step_has_paused(variant: EngineVariant) -> None:
     app = make_app()
-    async with place.node(app):
+    async with variant.node(app):
         run = await opened(app, "pays", "StepFailed")
         await run.cancel(wait=True)
-        await until_status(run, RunStatus.CANCELLED)
+        await wait_for_status(run, RunStatus.CANCELLED)
 
 
 # --- starts and queries
@@ -317,27 +321,27 @@ async def test_the_authoriser_is_asked_about_starts_and_queries() -> None:
         start = asked[-1]
         assert (start.command, start.workflow, start.tenant, start.run_id) == ("START", "order", "acme", "r-1")
         assert codec.decode(start.payload, dict) == {"order_id": "o-1"}
-        await until_event(run, "SignalWaiting")
+        await wait_for_event(run, "SignalWaiting")
         assert await run.query("progress", of=7) == {"order_id": "o-1", "of": 7}
         query = asked[-1]
         assert (query.command, query.name, query.run_id, query.tenant) == ("QUERY", "progress", "r-1", "acme")
         assert codec.decode(query.payload, dict) == {"of": 7}
         refused |= {"START", "QUERY"}
-        before = await types(run)
+        before = await event_types(run)
         with pytest.raises(NotPermitted, match="not today"):
             await app.start(order, "o-2", run_id="r-2")
         with pytest.raises(NotPermitted, match="not today"):
             await app.start(order, "o-2", run_id="r-3", with_signal={"name": "go"})
         with pytest.raises(NotPermitted, match="not today"):
             await run.query("progress", of=7)
-        assert await types(run) == before, "a query leaves no trace, a refused one neither"
+        assert await event_types(run) == before, "a query leaves no trace, a refused one neither"
         assert await node.store.load(["r-2", "r-3"]) == [None, None]
 
 
 @pytest.mark.contract("TSK-1", "SIG-13")
-async def test_the_rules_of_a_task_stand_beside_the_permission_to_skip_it(place: Place) -> None:
+async def test_the_rules_of_a_task_stand_beside_the_permission_to_skip_it(variant: EngineVariant) -> None:
     app = make_app()
-    async with place.node(app):
+    async with variant.node(app):
         run = await opened(app, "two")
         [task] = await app.tasks.list(run_id=run.run_id)
         with pytest.raises(NotPermitted):

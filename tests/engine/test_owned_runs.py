@@ -17,8 +17,8 @@ from holdfast.engine.turns.owned_runs import OwnedRun, unsuccessful
 from holdfast.store.memory import MemoryStore
 from holdfast.testing import START, VirtualClock, samples
 from holdfast.testing.samples import SampleNode, activity, signal, wait
-from tests.core.driving import SECOND, Driver, failed, timer
-from tests.core.driving import activity as step
+from tests.core.driver import SECOND, Driver, failed, timer
+from tests.core.driver import activity as step
 
 THREE = Retry(max_attempts=3, initial_ms=1_000, jitter=0.0)
 

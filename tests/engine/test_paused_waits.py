@@ -10,7 +10,7 @@ from holdfast.app import App
 from holdfast.core.state import PAUSED
 from holdfast.run import RunHandle
 from holdfast.store.port import Store
-from tests.engine.place import Place, stopped_time, types, until_event, until_status
+from tests.engine.harness import EngineVariant, event_types, store_with_virtual_time, wait_for_event, wait_for_status
 
 MINUTE_US = 60_000_000
 EARLY = pytest.mark.parametrize(
@@ -40,20 +40,20 @@ async def until_quiet(store: Store, run: RunHandle[Any]) -> None:
 @EARLY
 @pytest.mark.contract("SIG-8", "SIG-3")
 async def test_a_signal_that_came_in_time_wins_over_a_time_out_during_the_pause(
-    place: Place, early_us: int, expected: list[str]
+    variant: EngineVariant, early_us: int, expected: list[str]
 ) -> None:
     app, waits = waiting_app()
-    async with stopped_time(place) as (store, clock), place.node(app, store):
+    async with store_with_virtual_time(variant) as (store, clock), variant.node(app, store):
         run = await app.start(waits)
-        await until_event(run, "SignalWaiting")
+        await wait_for_event(run, "SignalWaiting")
         await run.pause()
-        await until_status(run, PAUSED)
+        await wait_for_status(run, PAUSED)
         clock.advance(us=MINUTE_US - early_us)
         await run.signal("go", "somebody")
         clock.advance(ms=5_000)
         store.wakeups.notify()
         await until_quiet(store, run)
-        assert ("SignalTimedOut" in await types(run)) is (expected[0] == "nobody")
+        assert ("SignalTimedOut" in await event_types(run)) is (expected[0] == "nobody")
         await run.signal("go", "late")
         await run.resume()
         assert await run.result() == expected
@@ -62,22 +62,22 @@ async def test_a_signal_that_came_in_time_wins_over_a_time_out_during_the_pause(
 @EARLY
 @pytest.mark.contract("SIG-8", "WF-3")
 async def test_so_it_does_while_the_program_is_not_there_to_take_it(
-    place: Place, early_us: int, expected: list[str]
+    variant: EngineVariant, early_us: int, expected: list[str]
 ) -> None:
     app, waits = waiting_app()
-    async with stopped_time(place) as (store, clock):
-        async with place.node(app, store):
+    async with store_with_virtual_time(variant) as (store, clock):
+        async with variant.node(app, store):
             run = await app.start(waits)
-            await until_event(run, "SignalWaiting")
+            await wait_for_event(run, "SignalWaiting")
         clock.advance(us=MINUTE_US - early_us)
         await run.signal("go", "somebody")
         clock.advance(ms=5_000)
         other, _ = waiting_app(version="2")
-        async with place.node(other, store, definition_grace_s=0.05):
+        async with variant.node(other, store, definition_grace_s=0.05):
             stranger = other.run(run.run_id)
-            await until_event(stranger, "RunPaused")
-            assert "SignalTimedOut" not in await types(stranger)
-        async with place.node(app, store):
+            await wait_for_event(stranger, "RunPaused")
+            assert "SignalTimedOut" not in await event_types(stranger)
+        async with variant.node(app, store):
             run = app.run(run.run_id)
             await run.signal("go", "late")
             await run.resume()
@@ -86,7 +86,9 @@ async def test_so_it_does_while_the_program_is_not_there_to_take_it(
 
 @pytest.mark.contract("SIG-8", "SIG-9")
 @pytest.mark.parametrize("signals", [1, 2])
-async def test_a_wait_times_out_during_a_pause_if_all_signals_are_for_others(place: Place, signals: int) -> None:
+async def test_a_wait_times_out_during_a_pause_if_all_signals_are_for_others(
+    variant: EngineVariant, signals: int
+) -> None:
     app = hf.App("signals")
 
     @app.workflow
@@ -95,11 +97,11 @@ async def test_a_wait_times_out_during_a_pause_if_all_signals_are_for_others(pla
         timed = hf.wait_signal("go", str, timeout=60, on_timeout=lambda: "nobody")
         return list(await asyncio.gather(patient, timed))
 
-    async with stopped_time(place) as (store, clock), place.node(app, store):
+    async with store_with_virtual_time(variant) as (store, clock), variant.node(app, store):
         run = await app.start(waits)
-        await until_event(run, "SignalWaiting", times=2)
+        await wait_for_event(run, "SignalWaiting", times=2)
         await run.pause()
-        await until_status(run, PAUSED)
+        await wait_for_status(run, PAUSED)
         for number in range(signals):
             await run.signal("go", str(number))
         clock.advance(us=MINUTE_US)

@@ -9,7 +9,7 @@ import pytest
 import holdfast as hf
 from holdfast.core.state import RunStatus
 from holdfast.errors import InvalidInput, NotDurable, RunFailed
-from tests.engine.place import Place, until, until_status
+from tests.engine.harness import EngineVariant, wait_for_history, wait_for_status
 
 
 class Awkward(Exception):
@@ -70,7 +70,7 @@ POISONS = [
 
 @pytest.mark.contract("MSG-3", "INV")
 @pytest.mark.parametrize("poison", POISONS, ids=lambda poison: poison.__name__)
-async def test_no_workflow_ends_its_node(place: Place, poison: Callable[[], Awaitable[None]]) -> None:
+async def test_no_workflow_ends_its_node(variant: EngineVariant, poison: Callable[[], Awaitable[None]]) -> None:
     app = hf.App("poison")
     bad_workflow: Any = app.workflow(name="bad")(poison)  # type: ignore[arg-type]
 
@@ -79,7 +79,7 @@ async def test_no_workflow_ends_its_node(place: Place, poison: Callable[[], Awai
         await hf.sleep(0.001)
         return "fine"
 
-    async with place.node(app) as node:
+    async with variant.node(app) as node:
         bad = await app.start(bad_workflow)
         assert await (await app.start(good)).result() == "fine"
         async with asyncio.timeout(60):
@@ -91,7 +91,7 @@ async def test_no_workflow_ends_its_node(place: Place, poison: Callable[[], Awai
 
 @pytest.mark.contract("MSG-3", "ACT-1")
 @pytest.mark.parametrize("problem", [GeneratorExit(), KeyboardInterrupt(), Awkward("x"), deep_group()], ids=type)
-async def test_whatever_an_activity_raises_its_step_fails(place: Place, problem: BaseException) -> None:
+async def test_whatever_an_activity_raises_its_step_fails(variant: EngineVariant, problem: BaseException) -> None:
     app = hf.App("poison")
 
     @app.activity(retry=hf.Retry(max_attempts=1))
@@ -112,19 +112,19 @@ async def test_whatever_an_activity_raises_its_step_fails(place: Place, problem:
                 await call()
         return "both failed"
 
-    async with place.node(app):
+    async with variant.node(app):
         assert await (await app.start(order)).result() == "both failed"
 
 
 @pytest.mark.contract("MSG-3", "API-2")
-async def test_bad_words_to_a_run_are_refused_and_not_stored(place: Place) -> None:
+async def test_bad_words_to_a_run_are_refused_and_not_stored(variant: EngineVariant) -> None:
     app = hf.App("poison")
 
     @app.workflow
     async def order() -> str:
         return await hf.wait_signal("go", str)
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(order)
         bad: list[Callable[[], Awaitable[Any]]] = [
             lambda: run.cancel(None),  # type: ignore[arg-type]
@@ -156,7 +156,7 @@ def test_a_name_that_could_be_a_step_id_is_refused(name: Any) -> None:
 
 
 @pytest.mark.contract("WF-2")
-async def test_what_would_be_done_again_on_every_replay_is_refused(place: Place) -> None:
+async def test_what_would_be_done_again_on_every_replay_is_refused(variant: EngineVariant) -> None:
     app = hf.App("inside")
 
     @app.workflow
@@ -172,14 +172,14 @@ async def test_what_would_be_done_again_on_every_replay_is_refused(place: Place)
                 said.append(problem.message)
         return said
 
-    async with place.node(app):
+    async with variant.node(app):
         said = await (await app.start(order)).result()
         assert len(said) == 3
         assert "as a child" in said[0]
 
 
 @pytest.mark.contract("ACT-1")
-async def test_a_result_that_does_not_fit_is_refused_where_it_is_made(place: Place) -> None:
+async def test_a_result_that_does_not_fit_is_refused_where_it_is_made(variant: EngineVariant) -> None:
     app = hf.App("results")
 
     @app.activity(retry=hf.Retry(max_attempts=1))
@@ -193,7 +193,7 @@ async def test_a_result_that_does_not_fit_is_refused_where_it_is_made(place: Pla
         except hf.errors.ActivityFailed as failure:
             return str(failure.info.message)  # type: ignore[return-value]
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(order)
         with pytest.raises(RunFailed, match="the result of workflow 'order' does not fit int"):
             await run.result()
@@ -267,7 +267,7 @@ async def test_two_nodes_of_one_app_do_not_disturb_each_other() -> None:
 
 
 @pytest.mark.contract("OWN-1")
-async def test_who_is_only_connected_starts_and_waits_but_works_on_nothing(place: Place) -> None:
+async def test_who_is_only_connected_starts_and_waits_but_works_on_nothing(variant: EngineVariant) -> None:
     sender, worker = hf.App("sender"), hf.App("worker")
 
     async def order() -> str:
@@ -275,11 +275,11 @@ async def test_who_is_only_connected_starts_and_waits_but_works_on_nothing(place
 
     started = sender.workflow(order)
     worker.workflow(order)
-    async with place.opened() as store, sender.connect(store):
+    async with variant.opened() as store, sender.connect(store):
         run = await sender.start(started)
         await run.signal("go", "fine")
         assert await run.status() is RunStatus.PENDING
-        async with place.node(worker, store):
+        async with variant.node(worker, store):
             assert await run.result() == "fine"
 
 
@@ -306,9 +306,9 @@ async def test_an_activity_that_takes_its_node_along_again_and_again_fails_in_th
     for _ in range(30):
         async with app.node(store, options=hf.NodeOptions(drain_s=0, safety_poll_s=0.05)):
             handle = app.run(run.run_id)
-            seen = len(await until(handle, lambda events, seen=seen: len(events) > seen))  # type: ignore[misc]
+            seen = len(await wait_for_history(handle, lambda events, seen=seen: len(events) > seen))  # type: ignore[misc]
             if await handle.status() is RunStatus.COMPLETED:
                 break
     async with app.connect(store):
-        await until_status(app.run(run.run_id), RunStatus.COMPLETED)
+        await wait_for_status(app.run(run.run_id), RunStatus.COMPLETED)
         assert await app.run(run.run_id).result() == "NodeLost"

@@ -18,7 +18,7 @@ from holdfast.core.state import PAUSED
 from holdfast.engine.observe.doctor import examine
 from holdfast.errors import Conflict
 from holdfast.store.port import RunHead, Store
-from tests.engine.bombs import bombs
+from tests.engine.crashing_node import make_crashing_app
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
@@ -34,7 +34,7 @@ class Fleet:
     def __init__(self, address: str, folder: Path) -> None:
         self._address = address
         self._folder = folder
-        self.app, self.workflows = bombs(folder / "unused")
+        self.app, self.workflows = make_crashing_app(folder / "unused")
         self.deaths = 0
         self.store: Store
 
@@ -51,7 +51,7 @@ class Fleet:
                 await asyncio.gather(keeping, return_exceptions=True)
 
     async def _keep(self) -> None:
-        command = [sys.executable, "-m", "tests.engine.bombs", self._address, str(self._folder)]
+        command = [sys.executable, "-m", "tests.engine.crashing_node", self._address, str(self._folder)]
         while True:
             process: Process = await asyncio.create_subprocess_exec(*command, cwd=ROOT)
             try:

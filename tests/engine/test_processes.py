@@ -13,7 +13,7 @@ import holdfast as hf
 from holdfast.core.invariants import check
 from holdfast.store.port import Store
 from holdfast.testing import system_view
-from tests.engine.hands import LEASE_MS, RUN_ID, studio
+from tests.engine.killable_process import LEASE_MS, RUN_ID, make_film_app
 
 pytestmark = [pytest.mark.slow, pytest.mark.process]
 
@@ -24,7 +24,7 @@ PATIENCE_S = 60.0
 @asynccontextmanager
 async def hand(role: str, address: str) -> AsyncIterator[Process]:
     """Start a process in a role, and kill it in the end."""
-    command = [sys.executable, "-m", "tests.engine.hands", role, address]
+    command = [sys.executable, "-m", "tests.engine.killable_process", role, address]
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=PIPE)
     try:
         async with asyncio.timeout(PATIENCE_S):
@@ -54,7 +54,7 @@ async def watching(address: str) -> AsyncIterator[Store]:
 
 async def finish(address: str) -> tuple[object, list[str]]:
     """Bring the run to its end with a node of this process; return its result and the types of its events."""
-    app, _ = studio("far", is_hanging=False)
+    app, _ = make_film_app("far", is_hanging=False)
     options = hf.NodeOptions(lease_ms=LEASE_MS)
     async with asyncio.timeout(PATIENCE_S), app.node(address, options=options) as node:
         run = app.run(RUN_ID)

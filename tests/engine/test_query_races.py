@@ -7,7 +7,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.core import codec
-from tests.engine.place import Around, Place, until_event
+from tests.engine.harness import Around, EngineVariant, wait_for_event
 
 
 class Held(Around):
@@ -61,13 +61,13 @@ def counting_app() -> tuple[hf.App, Any]:
 async def test_a_query_that_is_overtaken_by_a_turn_changes_nothing_for_the_run(address: str, cached_runs: int) -> None:
     """The query reads the history, and is held up in the middle of it; the run takes a turn meanwhile."""
     app, count = counting_app()
-    place = Place(address, cached_runs)
-    async with place.opened() as inner:
-        async with place.node(app, inner):
+    variant = EngineVariant(address, cached_runs)
+    async with variant.opened() as inner:
+        async with variant.node(app, inner):
             run_id = (await app.start(count)).run_id
-            await until_event(app.run(run_id), "SignalWaiting")
+            await wait_for_event(app.run(run_id), "SignalWaiting")
         store: Any = Held(inner)
-        async with place.node(app, store) as node:
+        async with variant.node(app, store) as node:
             run: Any = app.run(run_id)
             for number in range(3):
                 store.holds_up = node.run_cache._runs.get(run_id) is None
@@ -78,7 +78,7 @@ async def test_a_query_that_is_overtaken_by_a_turn_changes_nothing_for_the_run(a
                 if is_held:
                     await store.asked.wait()
                 await run.signal("go", f"s{number}")
-                await until_event(run, "SignalReceived", times=number + 1)
+                await wait_for_event(run, "SignalReceived", times=number + 1)
                 pumped = node.run_cache._runs.get(run_id)
                 store.may_read.set()
                 answer = await asking
@@ -91,32 +91,32 @@ async def test_a_query_that_is_overtaken_by_a_turn_changes_nothing_for_the_run(a
 
 
 @pytest.mark.contract("WF-6")
-async def test_a_query_of_a_run_that_is_not_in_memory_leaves_nothing_there(place: Place) -> None:
+async def test_a_query_of_a_run_that_is_not_in_memory_leaves_nothing_there(variant: EngineVariant) -> None:
     app, count = counting_app()
-    async with place.opened() as store:
-        async with place.node(app, store):
+    async with variant.opened() as store:
+        async with variant.node(app, store):
             run_id = (await app.start(count)).run_id
-            await until_event(app.run(run_id), "SignalWaiting")
-        async with place.node(app, store) as node:
+            await wait_for_event(app.run(run_id), "SignalWaiting")
+        async with variant.node(app, store) as node:
             answers = await asyncio.gather(*(node.run_cache.query(run_id, "seen", codec.encode({})) for _ in range(3)))
             assert [codec.decode(answer, list[str]) for answer in answers] == [[], [], []]
             assert node.run_cache._runs == {}
 
 
 @pytest.mark.contract("WF-6")
-async def test_a_query_does_not_see_what_is_not_durable_yet(place: Place) -> None:
+async def test_a_query_does_not_see_what_is_not_durable_yet(variant: EngineVariant) -> None:
     app, count = counting_app()
-    async with place.opened() as inner:
+    async with variant.opened() as inner:
         store: Any = Slow(inner)
-        async with place.node(app, store) as node:
+        async with variant.node(app, store) as node:
             run: Any = await app.start(count)
-            await until_event(run, "SignalWaiting")
+            await wait_for_event(run, "SignalWaiting")
             store.asked.clear()
             store.may_commit.clear()
             await run.signal("go", "now")
             await store.asked.wait()
             assert await run.query("seen") == []
             store.may_commit.set()
-            await until_event(run, "SignalReceived")
+            await wait_for_event(run, "SignalReceived")
             assert await run.query("seen") == ["now"]
             assert node.failure is None

@@ -15,7 +15,7 @@ from holdfast.core.messages import ActivityOutcome, activity_completed
 from holdfast.core.state import retry_token
 from holdfast.errors import ActivityFailed, InvalidInput, RunCancelled, StoreUnavailable
 from holdfast.store.port import Job, Store
-from tests.engine.place import Place, types, until_event
+from tests.engine.harness import EngineVariant, event_types, wait_for_event
 
 QUICK = hf.Retry(max_attempts=3, initial_ms=30, factor=1.0, jitter=0.0)
 WORKER: dict[str, Any] = {"queues": ("gpu",), "takes_runs": False, "visible_ms": 300}
@@ -24,8 +24,8 @@ WORKER: dict[str, Any] = {"queues": ("gpu",), "takes_runs": False, "visible_ms":
 class Shop:
     """An app that only starts runs, and apps that only carry out `render`, over one store."""
 
-    def __init__(self, place: Place, store: Store, render: Callable[..., Any], **options: Any) -> None:
-        self.place = place
+    def __init__(self, variant: EngineVariant, store: Store, render: Callable[..., Any], **options: Any) -> None:
+        self.place = variant
         self.store = store
         self._render = render
         self._options = {"queue": "gpu", "retry": QUICK, **options}
@@ -61,10 +61,10 @@ class Shop:
 
 
 @asynccontextmanager
-async def shop(place: Place, render: Callable[..., Any], **options: Any) -> AsyncIterator[Shop]:
+async def shop(variant: EngineVariant, render: Callable[..., Any], **options: Any) -> AsyncIterator[Shop]:
     """Open a store for several nodes at once."""
-    async with place.opened() as store:
-        yield Shop(place, store, render, **options)
+    async with variant.opened() as store:
+        yield Shop(variant, store, render, **options)
 
 
 async def develop(scene: str) -> str:
@@ -73,8 +73,8 @@ async def develop(scene: str) -> str:
 
 
 @pytest.mark.contract("ACT-1")
-async def test_a_queued_activity_is_carried_out_elsewhere_and_recorded_by_its_run(place: Place) -> None:
-    async with shop(place, develop) as s, s.producer() as producer, s.worker():
+async def test_a_queued_activity_is_carried_out_elsewhere_and_recorded_by_its_run(variant: EngineVariant) -> None:
+    async with shop(variant, develop) as s, s.producer() as producer, s.worker():
         run = await s.app.start(s.film, "one")
         assert await run.result() == "rendered one"
         events = await run.events()
@@ -93,17 +93,17 @@ async def test_a_queued_activity_is_carried_out_elsewhere_and_recorded_by_its_ru
 
 
 @pytest.mark.contract("ACT-1")
-async def test_nothing_is_carried_out_where_nobody_consumes_the_queue(place: Place) -> None:
-    async with shop(place, develop) as s, s.producer():
+async def test_nothing_is_carried_out_where_nobody_consumes_the_queue(variant: EngineVariant) -> None:
+    async with shop(variant, develop) as s, s.producer():
         run = await s.app.start(s.film, "one")
-        await until_event(run, "StepStarted")
+        await wait_for_event(run, "StepStarted")
         assert (await s.store.stats()).jobs == 1
         async with s.worker():
             assert await run.result() == "rendered one"
 
 
 @pytest.mark.contract("ACT-1")
-async def test_one_node_may_do_both_and_the_queue_of_one_call_can_be_chosen(place: Place) -> None:
+async def test_one_node_may_do_both_and_the_queue_of_one_call_can_be_chosen(variant: EngineVariant) -> None:
     app = hf.App("both")
 
     @app.activity
@@ -115,7 +115,7 @@ async def test_one_node_may_do_both_and_the_queue_of_one_call_can_be_chosen(plac
         results = await asyncio.gather(*(double.options(queue="gpu")(i) for i in range(n)), double(100))
         return sum(results)
 
-    async with place.node(app, queues=("gpu",), activities_at_once=3):
+    async with variant.node(app, queues=("gpu",), activities_at_once=3):
         run = await app.start(sums, 20)
         assert await run.result() == 580
         queues = [event.data.queue for event in await run.events() if isinstance(event.data, e.StepStarted)]
@@ -123,8 +123,8 @@ async def test_one_node_may_do_both_and_the_queue_of_one_call_can_be_chosen(plac
 
 
 @pytest.mark.contract("ACT-1")
-async def test_a_node_that_takes_no_runs_starts_them_for_others(place: Place) -> None:
-    async with shop(place, develop) as s:
+async def test_a_node_that_takes_no_runs_starts_them_for_others(variant: EngineVariant) -> None:
+    async with shop(variant, develop) as s:
         async with s.producer(takes_runs=False):
             run_id = (await s.app.start(s.film, "one")).run_id
             [loaded] = await s.store.load([run_id])
@@ -135,7 +135,7 @@ async def test_a_node_that_takes_no_runs_starts_them_for_others(place: Place) ->
 
 
 @pytest.mark.contract("ACT-1", "ATT-1")
-async def test_a_failure_is_retried_through_the_queue_with_backoff(place: Place) -> None:
+async def test_a_failure_is_retried_through_the_queue_with_backoff(variant: EngineVariant) -> None:
     began: list[tuple[int, int]] = []
 
     async def flaky(scene: str) -> str:
@@ -144,7 +144,7 @@ async def test_a_failure_is_retried_through_the_queue_with_backoff(place: Place)
             raise ConnectionError("the card is hot")
         return "at last"
 
-    async with shop(place, flaky) as s, s.producer(), s.worker():
+    async with shop(variant, flaky) as s, s.producer(), s.worker():
         run = await s.app.start(s.film, "one")
         assert await run.result() == "at last"
         retried = [event for event in await run.events() if isinstance(event.data, e.StepRetried)]
@@ -162,14 +162,16 @@ class Torn(hf.NonRetryable):
 
 @pytest.mark.contract("ACT-1")
 @pytest.mark.parametrize(("problem", "calls"), [(Torn("no"), 1), (ConnectionError("down"), 3)])
-async def test_an_error_is_judged_by_the_options_of_the_step(place: Place, problem: Exception, calls: int) -> None:
+async def test_an_error_is_judged_by_the_options_of_the_step(
+    variant: EngineVariant, problem: Exception, calls: int
+) -> None:
     called: list[int] = []
 
     async def broken(scene: str) -> str:
         called.append(1)
         raise problem
 
-    async with shop(place, broken) as s, s.producer(), s.worker():
+    async with shop(variant, broken) as s, s.producer(), s.worker():
         run = await s.app.start(s.film, "one")
         assert await run.result() == f"{type(problem).__name__}: {problem}"
         assert (await s.store.stats()).jobs == 0
@@ -177,7 +179,7 @@ async def test_an_error_is_judged_by_the_options_of_the_step(place: Place, probl
 
 
 @pytest.mark.contract("ACT-1")
-async def test_long_work_stays_with_its_worker_without_a_word(place: Place) -> None:
+async def test_long_work_stays_with_its_worker_without_a_word(variant: EngineVariant) -> None:
     calls: list[int] = []
 
     async def long(scene: str) -> str:
@@ -185,13 +187,13 @@ async def test_long_work_stays_with_its_worker_without_a_word(place: Place) -> N
         await asyncio.sleep(0.5)  # the work: several times as long as it may be invisible
         return "done"
 
-    async with shop(place, long) as s, s.producer(), s.worker(visible_ms=120), s.worker(visible_ms=120):
+    async with shop(variant, long) as s, s.producer(), s.worker(visible_ms=120), s.worker(visible_ms=120):
         assert await (await s.app.start(s.film, "one")).result() == "done"
     assert calls == [1]
 
 
 @pytest.mark.contract("ACT-1", "WF-4")
-async def test_cancelling_a_run_reaches_its_activity_elsewhere(place: Place) -> None:
+async def test_cancelling_a_run_reaches_its_activity_elsewhere(variant: EngineVariant) -> None:
     began, stopped = asyncio.Event(), asyncio.Event()
 
     async def endless(scene: str) -> str:
@@ -203,7 +205,7 @@ async def test_cancelling_a_run_reaches_its_activity_elsewhere(place: Place) -> 
             raise
         return "never"
 
-    async with shop(place, endless) as s, s.producer(), s.worker():
+    async with shop(variant, endless) as s, s.producer(), s.worker():
         run = await s.app.start(s.film, "one")
         await began.wait()
         await run.cancel()
@@ -214,7 +216,7 @@ async def test_cancelling_a_run_reaches_its_activity_elsewhere(place: Place) -> 
 
 
 @pytest.mark.contract("ACT-1", "WF-4")
-async def test_a_heartbeat_lets_a_cancelled_activity_hear_of_it_at_once(place: Place) -> None:
+async def test_a_heartbeat_lets_a_cancelled_activity_hear_of_it_at_once(variant: EngineVariant) -> None:
     began, over = asyncio.Event(), asyncio.Event()
 
     def steady(scene: str) -> str:
@@ -231,7 +233,7 @@ async def test_a_heartbeat_lets_a_cancelled_activity_hear_of_it_at_once(place: P
     pause = threading.Event()
     loop = asyncio.get_running_loop()
     # The own heartbeats of jobs come far apart here: only those of the activity bring the cancellation in time.
-    async with shop(place, steady) as s, s.producer(), s.worker(visible_ms=30_000):
+    async with shop(variant, steady) as s, s.producer(), s.worker(visible_ms=30_000):
         run = await s.app.start(s.film, "one")
         await began.wait()
         await run.cancel()
@@ -242,7 +244,7 @@ async def test_a_heartbeat_lets_a_cancelled_activity_hear_of_it_at_once(place: P
 
 @pytest.mark.contract("ACT-1")
 async def test_jobs_of_unknown_activities_are_left_to_others_and_reported_once(
-    place: Place, caplog: pytest.LogCaptureFixture
+    variant: EngineVariant, caplog: pytest.LogCaptureFixture
 ) -> None:
     stranger = hf.App("stranger")
 
@@ -253,10 +255,10 @@ async def test_jobs_of_unknown_activities_are_left_to_others_and_reported_once(
     def reports() -> list[str]:
         return [record.message for record in caplog.records if record.name == "holdfast.queues"]
 
-    async with shop(place, develop) as s, s.producer():
+    async with shop(variant, develop) as s, s.producer():
         run = await s.app.start(s.film, "one")
-        await until_event(run, "StepStarted")
-        async with place.node(stranger, s.store, **WORKER):
+        await wait_for_event(run, "StepStarted")
+        async with variant.node(stranger, s.store, **WORKER):
             while not reports():
                 s.store.wakeups.notify()
                 await asyncio.sleep(0.002)
@@ -270,7 +272,7 @@ async def test_jobs_of_unknown_activities_are_left_to_others_and_reported_once(
 
 
 @pytest.mark.contract("ACT-1", "ATT-1", "OWN-3")
-async def test_a_job_whose_taker_is_never_heard_of_again_is_taken_by_another(place: Place) -> None:
+async def test_a_job_whose_taker_is_never_heard_of_again_is_taken_by_another(variant: EngineVariant) -> None:
     attempts: list[int] = []
 
     async def count(scene: str) -> str:
@@ -279,7 +281,7 @@ async def test_a_job_whose_taker_is_never_heard_of_again_is_taken_by_another(pla
             raise ConnectionError("and then it fails")
         return "done"
 
-    async with shop(place, count) as s, s.producer():
+    async with shop(variant, count) as s, s.producer():
         run = await s.app.start(s.film, "one")
         await s.take()
         async with s.worker():
@@ -291,14 +293,14 @@ async def test_a_job_whose_taker_is_never_heard_of_again_is_taken_by_another(pla
 
 
 @pytest.mark.contract("ACT-1")
-async def test_what_kills_every_worker_is_given_up_in_the_end(place: Place) -> None:
+async def test_what_kills_every_worker_is_given_up_in_the_end(variant: EngineVariant) -> None:
     called: list[int] = []
 
     async def deadly(scene: str) -> str:
         called.append(1)
         return "alive"
 
-    async with shop(place, deadly) as s, s.producer():
+    async with shop(variant, deadly) as s, s.producer():
         run = await s.app.start(s.film, "one")
         for _ in range(3):
             await s.take()
@@ -308,7 +310,7 @@ async def test_what_kills_every_worker_is_given_up_in_the_end(place: Place) -> N
 
 
 @pytest.mark.contract("ACT-1", "MSG-2")
-async def test_a_late_success_counts_and_a_late_error_does_not(place: Place) -> None:
+async def test_a_late_success_counts_and_a_late_error_does_not(variant: EngineVariant) -> None:
     gate = asyncio.Event()
 
     async def slow(scene: str) -> str:
@@ -321,7 +323,7 @@ async def test_a_late_success_counts_and_a_late_error_does_not(place: Place) -> 
         token = retry_token(job.step_id, attempt)
         await s.store.deliver([activity_completed(job.run_id, job.step_id, token, sent, await s.store.now())])
 
-    async with shop(place, slow) as s, s.producer():
+    async with shop(variant, slow) as s, s.producer():
         for outcome, result in (
             ({"result": codec.encode("first")}, "first"),
             ({"error": e.ErrorInfo("Late", "too late", retryable=True)}, "second"),
@@ -332,13 +334,13 @@ async def test_a_late_success_counts_and_a_late_error_does_not(place: Place) -> 
             assert (job.engine_attempt_id, again.engine_attempt_id) == (1, 2)
             if result == "second":
                 await deliver(s, again, error=e.ErrorInfo("Broken", "it broke", retryable=True))
-                await until_event(run, "StepRetried")
+                await wait_for_event(run, "StepRetried")
                 gate.set()
             await deliver(s, job, **outcome)
             async with s.worker():
                 assert await run.result() == result
-            assert (await types(run)).count("StepCompleted") == 1
-            assert (await types(run)).count("StepRetried") == (result == "second")
+            assert (await event_types(run)).count("StepCompleted") == 1
+            assert (await event_types(run)).count("StepRetried") == (result == "second")
 
 
 class DeafStore:
@@ -360,20 +362,20 @@ class DeafStore:
 
 
 @pytest.mark.contract("MSG-2", "ACT-1")
-async def test_an_outcome_is_reported_until_there_is_an_answer_and_recorded_once(place: Place) -> None:
-    async with shop(place, develop) as s, s.producer():
+async def test_an_outcome_is_reported_until_there_is_an_answer_and_recorded_once(variant: EngineVariant) -> None:
+    async with shop(variant, develop) as s, s.producer():
         deaf = DeafStore(s.store)
         run = await s.app.start(s.film, "one")
         app = hf.App("worker")
         app.activity(name="render", queue="gpu")(develop)
-        async with place.node(app, deaf, **WORKER):
+        async with variant.node(app, deaf, **WORKER):
             assert await run.result() == "rendered one"
         assert deaf.delivered == 2  # the node drains before it goes
-        assert (await types(run)).count("StepCompleted") == 1
+        assert (await event_types(run)).count("StepCompleted") == 1
 
 
 @pytest.mark.contract("ACT-1")
-async def test_a_worker_that_fell_behind_with_its_beats_does_not_take_its_own_job_again(place: Place) -> None:
+async def test_a_worker_that_fell_behind_with_its_beats_does_not_take_its_own_job_again(variant: EngineVariant) -> None:
     attempts: list[int] = []
     began, gate = asyncio.Event(), asyncio.Event()
 
@@ -383,7 +385,7 @@ async def test_a_worker_that_fell_behind_with_its_beats_does_not_take_its_own_jo
         await gate.wait()
         return "done"
 
-    async with shop(place, long) as s, s.producer(), s.worker(visible_ms=60) as worker:
+    async with shop(variant, long) as s, s.producer(), s.worker(visible_ms=60) as worker:
         run = await s.app.start(s.film, "one")
         await began.wait()
         next(task for task in worker._tasks if task.get_name() == "heartbeats").cancel()
@@ -397,7 +399,7 @@ async def test_a_worker_that_fell_behind_with_its_beats_does_not_take_its_own_jo
 
 
 @pytest.mark.contract("ACT-1", "MSG-4")
-async def test_a_worker_that_stops_finishes_what_it_has(place: Place) -> None:
+async def test_a_worker_that_stops_finishes_what_it_has(variant: EngineVariant) -> None:
     began, gate = asyncio.Event(), asyncio.Event()
 
     async def careful(scene: str) -> str:
@@ -405,7 +407,7 @@ async def test_a_worker_that_stops_finishes_what_it_has(place: Place) -> None:
         await gate.wait()
         return f"{scene} at attempt {hf.activity_context().attempt}"
 
-    async with shop(place, careful) as s, s.producer():
+    async with shop(variant, careful) as s, s.producer():
         run = await s.app.start(s.film, "one")
         async with s.worker():
             await began.wait()
@@ -414,7 +416,7 @@ async def test_a_worker_that_stops_finishes_what_it_has(place: Place) -> None:
 
 
 @pytest.mark.contract("ACT-1", "OWN-3")
-async def test_what_a_stopped_worker_did_not_finish_is_visible_again(place: Place) -> None:
+async def test_what_a_stopped_worker_did_not_finish_is_visible_again(variant: EngineVariant) -> None:
     began = asyncio.Event()
 
     async def hang(scene: str) -> str:
@@ -422,7 +424,7 @@ async def test_what_a_stopped_worker_did_not_finish_is_visible_again(place: Plac
         await asyncio.Event().wait()
         return "never"
 
-    async with shop(place, hang) as s, s.producer():
+    async with shop(variant, hang) as s, s.producer():
         run = await s.app.start(s.film, "one")
         async with s.worker(drain_s=0.01):
             await began.wait()
@@ -431,7 +433,7 @@ async def test_what_a_stopped_worker_did_not_finish_is_visible_again(place: Plac
 
 
 @pytest.mark.contract("ACT-1")
-async def test_details_travel_from_worker_to_worker(place: Place) -> None:
+async def test_details_travel_from_worker_to_worker(variant: EngineVariant) -> None:
     seen: list[Any] = []
 
     async def careful(scene: str) -> str:
@@ -443,13 +445,13 @@ async def test_details_travel_from_worker_to_worker(place: Place) -> None:
             raise ConnectionError
         return "done"
 
-    async with shop(place, careful) as s, s.producer(), s.worker():
+    async with shop(variant, careful) as s, s.producer(), s.worker():
         assert await (await s.app.start(s.film, "one")).result() == "done"
     assert seen == [None, {"done": 1}, {"done": 2}]
 
 
 @pytest.mark.contract("ACT-1", "MSG-4")
-async def test_no_more_jobs_are_taken_than_there_are_slots(place: Place) -> None:
+async def test_no_more_jobs_are_taken_than_there_are_slots(variant: EngineVariant) -> None:
     busy: list[int] = []
     most = 0
 
@@ -462,7 +464,7 @@ async def test_no_more_jobs_are_taken_than_there_are_slots(place: Place) -> None
         busy.pop()
         return str(len(taken))
 
-    async with shop(place, count) as s, s.producer():
+    async with shop(variant, count) as s, s.producer():
         runs = [await s.app.start(s.film, str(number)) for number in range(12)]
         async with s.worker(activities_at_once=2):
             for run in runs:
@@ -483,7 +485,7 @@ def test_a_queue_or_an_activity_that_cannot_be_kept_is_refused_where_it_is_named
 
 @pytest.mark.parametrize("queue", ["", "gpu"], ids=["local", "queued"])
 @pytest.mark.contract("ACT-1")
-async def test_an_activity_knows_the_tenant_and_the_environment_of_its_run(place: Place, queue: str) -> None:
+async def test_an_activity_knows_the_tenant_and_the_environment_of_its_run(variant: EngineVariant, queue: str) -> None:
     app = hf.App("places")
 
     @app.activity(queue=queue)
@@ -495,7 +497,7 @@ async def test_an_activity_knows_the_tenant_and_the_environment_of_its_run(place
     async def work() -> str:
         return await ask()
 
-    async with place.node(app, queues=("gpu",)):
+    async with variant.node(app, queues=("gpu",)):
         run = await app.start(work, tenant="acme", environment="staging")
         assert await run.result() == "acme staging"
         assert await (await app.start(work)).result() == "default default"

@@ -10,7 +10,7 @@ from holdfast.engine.definition_filter import DefinitionFilter
 from holdfast.errors import InvalidInput
 from holdfast.store.memory import MemoryStore
 from holdfast.store.wakeups import LocalWakeups
-from tests.engine.place import MOST_SECONDS
+from tests.engine.harness import MOST_SECONDS
 
 
 class Silent(LocalWakeups):

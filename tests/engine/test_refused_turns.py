@@ -12,7 +12,14 @@ from holdfast.core.events import ChildStarted, Event, RunPaused
 from holdfast.core.state import RunStatus
 from holdfast.limits import Limits
 from holdfast.store.port import CommitConflict, Committed, Store, Turn
-from tests.engine.place import Around, Place, stopped_time, types, until_event, until_status
+from tests.engine.harness import (
+    Around,
+    EngineVariant,
+    event_types,
+    store_with_virtual_time,
+    wait_for_event,
+    wait_for_status,
+)
 
 
 class Picky(Around):
@@ -51,7 +58,7 @@ def talking_app(**options: Any) -> tuple[hf.App, Any]:
 
 @pytest.mark.contract("MSG-3")
 @pytest.mark.contract("INV")
-async def test_a_result_that_the_store_refuses_pauses_its_run_and_no_other(place: Place) -> None:
+async def test_a_result_that_the_store_refuses_pauses_its_run_and_no_other(variant: EngineVariant) -> None:
     app = hf.App("picky")
     calls: list[str] = []
 
@@ -64,14 +71,14 @@ async def test_a_result_that_the_store_refuses_pauses_its_run_and_no_other(place
     async def talk(word: str) -> str:
         return await say(word)
 
-    async with place.opened() as inner:
+    async with variant.opened() as inner:
         picky: Any = Picky(inner, "POISON")
-        async with place.node(app, picky):
+        async with variant.node(app, picky):
             bad = await app.start(talk, "poison")
             good = await app.start(talk, "fine")
             assert await good.result() == "FINE"
-            await until_status(bad, RunStatus.PAUSED)
-            paused = await until_event(bad, "RunPaused")
+            await wait_for_status(bad, RunStatus.PAUSED)
+            paused = await wait_for_event(bad, "RunPaused")
             assert isinstance(paused.data, RunPaused)
             assert paused.data.error is not None
             assert paused.data.error.code == "TurnRefused"
@@ -82,13 +89,13 @@ async def test_a_result_that_the_store_refuses_pauses_its_run_and_no_other(place
             picky.hated = ()
             await bad.resume()
             assert await bad.result() == "POISON"
-            assert (await types(bad)).count("StepCompleted") == 1
+            assert (await event_types(bad)).count("StepCompleted") == 1
         assert calls.count("poison") >= 2  # its first result was lost with the turn
 
 
 @pytest.mark.contract("MSG-3")
 @pytest.mark.contract("MSG-2")
-async def test_a_message_that_leads_to_a_refused_turn_is_put_aside_and_not_lost(place: Place) -> None:
+async def test_a_message_that_leads_to_a_refused_turn_is_put_aside_and_not_lost(variant: EngineVariant) -> None:
     app = hf.App("picky")
 
     @app.workflow
@@ -100,14 +107,14 @@ async def test_a_message_that_leads_to_a_refused_turn_is_put_aside_and_not_lost(
     async def parent() -> str:
         return await child()
 
-    async with place.opened() as inner:
+    async with variant.opened() as inner:
         picky: Any = Picky(inner, "ChildCompleted")
-        async with place.node(app, picky):
+        async with variant.node(app, picky):
             run = await app.start(parent)
-            started = await until_event(run, "ChildStarted")
+            started = await wait_for_event(run, "ChildStarted")
             assert isinstance(started.data, ChildStarted)
             await app.run(started.data.child_run_id).signal("go", True)
-            await until_status(run, RunStatus.PAUSED)
+            await wait_for_status(run, RunStatus.PAUSED)
             assert picky.refused == 1  # it is not tried over and over
             assert (await inner.stats()).messages == 1  # the word of the child is still there
 
@@ -119,11 +126,13 @@ async def until_refused(picky: Picky, times: int) -> None:
 
 
 @pytest.mark.contract("MSG-3", "INV")
-async def test_a_run_that_cannot_even_be_paused_is_tried_a_few_times_and_left_to_an_operator(place: Place) -> None:
+async def test_a_run_that_cannot_even_be_paused_is_tried_a_few_times_and_left_to_an_operator(
+    variant: EngineVariant,
+) -> None:
     app, talk = talking_app(limits=Limits(poison_retries=2))
-    async with stopped_time(place) as (inner, clock):
+    async with store_with_virtual_time(variant) as (inner, clock):
         picky: Any = Picky(inner, "POISON", "RunPaused")
-        async with place.node(app, picky):
+        async with variant.node(app, picky):
             bad = await app.start(talk, "poison")
             for times, wait_ms in ((1, 1_000), (2, 2_000), (3, 0)):
                 await until_refused(picky, 1 + times)  # its turn, and its pause again and again
@@ -145,25 +154,25 @@ async def test_a_run_that_cannot_even_be_paused_is_tried_a_few_times_and_left_to
 
             picky.hated = ()
             await letter.requeue(actor="ann")
-            await until_status(bad, RunStatus.PAUSED)
+            await wait_for_status(bad, RunStatus.PAUSED)
             await bad.resume()
             assert await bad.result() == "POISON"
-            assert (await types(bad)).count("StepCompleted") == 1
+            assert (await event_types(bad)).count("StepCompleted") == 1
 
 
 @pytest.mark.contract("MSG-3", "INV")
-async def test_a_run_that_could_not_be_paused_is_paused_once_it_can_by_whichever_node(place: Place) -> None:
+async def test_a_run_that_could_not_be_paused_is_paused_once_it_can_by_whichever_node(variant: EngineVariant) -> None:
     app, talk = talking_app()
-    async with stopped_time(place) as (inner, clock):
+    async with store_with_virtual_time(variant) as (inner, clock):
         picky: Any = Picky(inner, "POISON", "RunPaused")
-        async with place.node(app, picky):
+        async with variant.node(app, picky):
             run_id = (await app.start(talk, "poison")).run_id
             await until_refused(picky, 2)
         picky.hated = ()
         clock.advance(ms=1_000)
-        async with place.node(app, picky):
+        async with variant.node(app, picky):
             run = app.run(run_id)
-            paused = await until_event(run, "RunPaused")
+            paused = await wait_for_event(run, "RunPaused")
             assert isinstance(paused.data, RunPaused)
             assert paused.data.error is not None
             assert paused.data.error.code == "TurnRefused"
@@ -173,7 +182,7 @@ async def test_a_run_that_could_not_be_paused_is_paused_once_it_can_by_whichever
 
 
 @pytest.mark.contract("MSG-3", "MSG-2")
-async def test_what_a_run_was_told_is_kept_while_it_cannot_even_be_paused(place: Place) -> None:
+async def test_what_a_run_was_told_is_kept_while_it_cannot_even_be_paused(variant: EngineVariant) -> None:
     app = hf.App("picky")
 
     @app.workflow
@@ -184,22 +193,22 @@ async def test_what_a_run_was_told_is_kept_while_it_cannot_even_be_paused(place:
     async def parent() -> str:
         return await child()
 
-    async with stopped_time(place) as (inner, clock):
+    async with store_with_virtual_time(variant) as (inner, clock):
         picky: Any = Picky(inner, "ChildCompleted", "RunPaused")
-        async with place.node(app, picky):
+        async with variant.node(app, picky):
             run = await app.start(parent)
             await until_refused(picky, 2)
             picky.hated = ()
             clock.advance(ms=1_000)
             picky.wakeups.notify()
-            await until_status(run, RunStatus.PAUSED)
+            await wait_for_status(run, RunStatus.PAUSED)
             clock.advance(ms=2_000)
             await run.resume()
             assert await run.result() == "POISON"
 
 
 @pytest.mark.contract("OWN-1", "MSG-3")
-async def test_a_refusal_says_nothing_about_a_run_that_others_have_had_since(place: Place) -> None:
+async def test_a_refusal_says_nothing_about_a_run_that_others_have_had_since(variant: EngineVariant) -> None:
     class Interrupted(Picky):
         """A store on which somebody else has each run for a moment, before its node can take it again."""
 
@@ -214,11 +223,11 @@ async def test_a_refusal_says_nothing_about_a_run_that_others_have_had_since(pla
 
     taken: list[str] = []
     app, talk = talking_app()
-    async with place.opened() as inner:
+    async with variant.opened() as inner:
         picky: Any = Interrupted(inner, "POISON")
-        async with place.node(app, picky):
+        async with variant.node(app, picky):
             run = await app.start(talk, "poison")
             assert await run.result() == "POISON"
             assert taken == [run.run_id]
             assert picky.refused == 1
-            assert "RunPaused" not in await types(run)
+            assert "RunPaused" not in await event_types(run)

@@ -11,7 +11,14 @@ from holdfast.core import events as e
 from holdfast.core.state import PAUSED, RUNNING
 from holdfast.engine.turns.draft import start_run
 from holdfast.errors import Conflict, NondeterminismError, RunCancelled, VersionMismatch
-from tests.engine.place import Place, stopped_time, types, until, until_event, until_status
+from tests.engine.harness import (
+    EngineVariant,
+    event_types,
+    store_with_virtual_time,
+    wait_for_event,
+    wait_for_history,
+    wait_for_status,
+)
 
 
 def shop(workflow: Callable[[Any, Any], Any], *, version: str = "1") -> tuple[hf.App, Any]:
@@ -50,18 +57,18 @@ def wrong(charge: Any, ship: Any) -> Any:
 
 @pytest.mark.contract("WF-2")
 async def test_a_divergence_pauses_the_run_and_the_right_code_resumes_it(
-    place: Place, caplog: pytest.LogCaptureFixture
+    variant: EngineVariant, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with place.opened() as store:
+    async with variant.opened() as store:
         app, order = shop(right)
-        async with place.node(app, store):
+        async with variant.node(app, store):
             run_id = (await app.start(order)).run_id
-            await until_event(app.run(run_id), "SignalWaiting")
+            await wait_for_event(app.run(run_id), "SignalWaiting")
         app, order = shop(wrong)
-        async with place.node(app, store):
+        async with variant.node(app, store):
             run = app.run(run_id)
             await run.signal("go", "on")
-            event = await until_event(run, "RunPaused")
+            event = await wait_for_event(run, "RunPaused")
             assert isinstance(event.data, e.RunPaused)
             assert event.data.error is not None
             assert event.data.error.code == "NondeterminismError"
@@ -74,9 +81,9 @@ async def test_a_divergence_pauses_the_run_and_the_right_code_resumes_it(
                 await run.query("anything")
             assert caught.value.details["run_seq"] == 3
             await run.resume()
-            await until(run, lambda events: [x.event_type for x in events].count("RunPaused") == 2)
+            await wait_for_history(run, lambda events: [x.event_type for x in events].count("RunPaused") == 2)
         app, order = shop(right)
-        async with place.node(app, store):
+        async with variant.node(app, store):
             run = app.run(run_id)
             await asyncio.sleep(0)
             assert (await run.snapshot()).status == PAUSED
@@ -86,7 +93,7 @@ async def test_a_divergence_pauses_the_run_and_the_right_code_resumes_it(
 
 
 @pytest.mark.contract("WF-2", "WF-7")
-async def test_results_that_come_while_the_code_is_wrong_are_kept(place: Place) -> None:
+async def test_results_that_come_while_the_code_is_wrong_are_kept(variant: EngineVariant) -> None:
     def waiting(charge: Any, ship: Any) -> Any:
         async def order() -> str:
             async def bounded() -> str:
@@ -98,19 +105,19 @@ async def test_results_that_come_while_the_code_is_wrong_are_kept(place: Place) 
 
         return order
 
-    async with stopped_time(place) as (store, clock):
+    async with store_with_virtual_time(variant) as (store, clock):
         app, order = shop(waiting)
-        async with place.node(app, store):
+        async with variant.node(app, store):
             run_id = (await app.start(order)).run_id
-            await until_event(app.run(run_id), "SignalWaiting", times=2)
+            await wait_for_event(app.run(run_id), "SignalWaiting", times=2)
         app, order = shop(right)
         clock.advance(ms=60_000)
-        async with place.node(app, store):
+        async with variant.node(app, store):
             run = app.run(run_id)
-            await until_event(run, "TimerFired")
+            await wait_for_event(run, "TimerFired")
             assert (await run.snapshot()).status == PAUSED
         app, order = shop(waiting)
-        async with place.node(app, store):
+        async with variant.node(app, store):
             run = app.run(run_id)
             await run.signal("go", "on")
             await run.resume()
@@ -119,20 +126,22 @@ async def test_results_that_come_while_the_code_is_wrong_are_kept(place: Place) 
 
 @pytest.mark.contract("WF-3")
 @pytest.mark.parametrize("has_begun", [True, False])
-async def test_a_run_of_an_unknown_version_is_paused_until_it_is_known_again(place: Place, has_begun: bool) -> None:
-    async with place.opened() as store:
+async def test_a_run_of_an_unknown_version_is_paused_until_it_is_known_again(
+    variant: EngineVariant, has_begun: bool
+) -> None:
+    async with variant.opened() as store:
         app, order = shop(right, version="2")
         if has_begun:
-            async with place.node(app, store):
+            async with variant.node(app, store):
                 run_id = (await app.start(order)).run_id
-                await until_event(app.run(run_id), "SignalWaiting")
+                await wait_for_event(app.run(run_id), "SignalWaiting")
         else:
             run_id = await queued(store, app, order)
         app, _ = shop(right, version="1")
-        async with place.node(app, store, definition_grace_s=0.05):
+        async with variant.node(app, store, definition_grace_s=0.05):
             run = app.run(run_id)
             await run.signal("go", "on")
-            event = await until_event(run, "RunPaused")
+            event = await wait_for_event(run, "RunPaused")
             assert isinstance(event.data, e.RunPaused)
             assert event.data.error is not None
             assert event.data.error.code == "VersionMismatch"
@@ -140,9 +149,9 @@ async def test_a_run_of_an_unknown_version_is_paused_until_it_is_known_again(pla
             with pytest.raises(VersionMismatch if has_begun else Conflict):
                 await run.query("anything")
             await run.resume()
-            await until_event(run, "RunPaused", times=2)
+            await wait_for_event(run, "RunPaused", times=2)
         app, _ = shop(right, version="2")
-        async with place.node(app, store):
+        async with variant.node(app, store):
             run = app.run(run_id)
             await run.resume()
             assert await run.result() == "charged a, shipped a"
@@ -157,7 +166,7 @@ async def queued(store: Any, app: hf.App, order: Any) -> str:
 
 
 @pytest.mark.contract("WF-3", "WF-2")
-async def test_arguments_that_no_longer_fit_pause_the_run_and_harm_no_other(place: Place) -> None:
+async def test_arguments_that_no_longer_fit_pause_the_run_and_harm_no_other(variant: EngineVariant) -> None:
     def before(charge: Any, ship: Any) -> Any:
         async def order(what: str) -> str:
             await hf.wait_signal("go", str)
@@ -172,40 +181,40 @@ async def test_arguments_that_no_longer_fit_pause_the_run_and_harm_no_other(plac
 
         return order
 
-    async with place.opened() as store:
+    async with variant.opened() as store:
         app, order = shop(before)
-        async with place.node(app, store):
+        async with variant.node(app, store):
             run_id = (await app.start(order, "a")).run_id
-            await until_event(app.run(run_id), "SignalWaiting")
+            await wait_for_event(app.run(run_id), "SignalWaiting")
         app, order = shop(after)
-        async with place.node(app, store):
+        async with variant.node(app, store):
             run = app.run(run_id)
             await run.signal("go", "on")
-            await until_status(run, PAUSED)
+            await wait_for_status(run, PAUSED)
             other = await app.start(order, 1)
             await other.signal("go", "on")
             assert await other.result() == "1"
         app, order = shop(before)
-        async with place.node(app, store):
+        async with variant.node(app, store):
             await app.run(run_id).resume()
             assert await app.run(run_id).result() == "a"
 
 
 @pytest.mark.contract("WF-2", "WF-4")
-async def test_a_run_whose_code_is_wrong_can_be_cancelled_once_it_is_right(place: Place) -> None:
-    async with place.opened() as store:
+async def test_a_run_whose_code_is_wrong_can_be_cancelled_once_it_is_right(variant: EngineVariant) -> None:
+    async with variant.opened() as store:
         app, order = shop(right)
-        async with place.node(app, store):
+        async with variant.node(app, store):
             run_id = (await app.start(order)).run_id
-            await until_event(app.run(run_id), "SignalWaiting")
+            await wait_for_event(app.run(run_id), "SignalWaiting")
         app, order = shop(wrong)
-        async with place.node(app, store):
+        async with variant.node(app, store):
             run = app.run(run_id)
             await run.cancel()
-            await until_event(run, "RunCancelRequested")
-            await until_status(run, PAUSED)
+            await wait_for_event(run, "RunCancelRequested")
+            await wait_for_status(run, PAUSED)
         app, order = shop(right)
-        async with place.node(app, store):
+        async with variant.node(app, store):
             run = app.run(run_id)
             await run.resume()
             with pytest.raises(RunCancelled):
@@ -213,7 +222,7 @@ async def test_a_run_whose_code_is_wrong_can_be_cancelled_once_it_is_right(place
 
 
 @pytest.mark.contract("WF-3")
-async def test_patched_lets_new_code_serve_old_and_new_runs(place: Place) -> None:
+async def test_patched_lets_new_code_serve_old_and_new_runs(variant: EngineVariant) -> None:
     def patched(charge: Any, ship: Any) -> Any:
         async def order() -> str:
             if hf.patched("ship first"):
@@ -225,24 +234,24 @@ async def test_patched_lets_new_code_serve_old_and_new_runs(place: Place) -> Non
 
         return order
 
-    async with place.opened() as store:
+    async with variant.opened() as store:
         app, order = shop(right)
-        async with place.node(app, store):
+        async with variant.node(app, store):
             old = (await app.start(order)).run_id
-            await until_event(app.run(old), "SignalWaiting")
+            await wait_for_event(app.run(old), "SignalWaiting")
         app, order = shop(patched)
-        async with place.node(app, store):
+        async with variant.node(app, store):
             new = (await app.start(order)).run_id
             for run_id in (old, new):
                 await app.run(run_id).signal("go", "on")
             assert await app.run(old).result() == "charged a, shipped b"
             assert await app.run(new).result() == "shipped a, shipped b"
-            assert "RunPaused" not in await types(app.run(old))
+            assert "RunPaused" not in await event_types(app.run(old))
 
 
 @pytest.mark.contract("WF-2")
 async def test_a_workflow_that_spins_is_paused_and_goes_on_when_it_is_mended(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    variant: EngineVariant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.registry.MOST_CALLBACKS", 2_000)
 
@@ -253,18 +262,18 @@ async def test_a_workflow_that_spins_is_paused_and_goes_on_when_it_is_mended(
 
         return order
 
-    async with place.opened() as store:
+    async with variant.opened() as store:
         app, order = shop(spinning)
-        async with place.node(app, store):
+        async with variant.node(app, store):
             run = await app.start(order)
-            event = await until_event(run, "RunPaused")
+            event = await wait_for_event(run, "RunPaused")
             assert isinstance(event.data, e.RunPaused)
             assert event.data.reason == "RunawayWorkflow"
         app, order = shop(right)
-        async with place.node(app, store):
+        async with variant.node(app, store):
             mended = app.run(run.run_id)
             await mended.resume()
-            await until_event(mended, "SignalWaiting")
+            await wait_for_event(mended, "SignalWaiting")
             assert (await mended.snapshot()).status == RUNNING
             await mended.signal("go", "on")
             assert await mended.result() == "charged a, shipped a"

@@ -7,8 +7,8 @@ import pytest
 import holdfast as hf
 from holdfast.core.events import RunQueued
 from holdfast.errors import Conflict, NotFound
-from tests.engine.place import Place
-from tests.service.stage import on_stage
+from tests.engine.harness import EngineVariant
+from tests.service.in_process import serve_in_process
 
 
 def release(*versions: str) -> tuple[hf.App, dict[str, Any]]:
@@ -32,13 +32,13 @@ def release(*versions: str) -> tuple[hf.App, dict[str, Any]]:
 @pytest.mark.parametrize(
     "ids", [{"request_id": "r-1"}, {"run_id": "r-1"}, {"request_id": "r-1", "run_id": "a"}], ids=str
 )
-async def test_a_retry_that_meets_a_new_release_gets_the_first_run(place: Place, ids: Any) -> None:
+async def test_a_retry_that_meets_a_new_release_gets_the_first_run(variant: EngineVariant, ids: Any) -> None:
     old, of_old = release("1")
     new, of_new = release("1", "2")
-    async with place.opened() as store:
-        async with place.node(old, store):
+    async with variant.opened() as store:
+        async with variant.node(old, store):
             first = await old.start(of_old["1"], 7, **ids)
-        async with place.node(new, store):
+        async with variant.node(new, store):
             again = await new.start(of_new["2"], 7, **ids)
             assert again.run_id == first.run_id
             with pytest.raises(Conflict):
@@ -49,14 +49,14 @@ async def test_a_retry_that_meets_a_new_release_gets_the_first_run(place: Place,
             assert await again.result() == "7 by 1: now"
             assert await other.result() == "7 by 2: now"
         newest, of_newest = release("3")
-        async with place.node(newest, store):
+        async with variant.node(newest, store):
             assert (await newest.start(of_newest["3"], 7, **ids)).run_id == first.run_id
 
 
 @pytest.mark.contract("QUE-1")
-async def test_a_request_that_names_a_version_is_of_that_version(place: Place) -> None:
+async def test_a_request_that_names_a_version_is_of_that_version(variant: EngineVariant) -> None:
     app, order = release("1", "2")
-    async with place.node(app):
+    async with variant.node(app):
         runs = [
             await app.start(order["2"], 7, request_id="r-1", workflow_version=version)
             for version in (None, "1", "2", "1", None)
@@ -71,13 +71,13 @@ async def test_a_request_that_names_a_version_is_of_that_version(place: Place) -
 
 
 @pytest.mark.contract("QUE-1", "SIG-6")
-async def test_a_signal_that_comes_with_a_retry_goes_to_the_first_run(place: Place) -> None:
+async def test_a_signal_that_comes_with_a_retry_goes_to_the_first_run(variant: EngineVariant) -> None:
     old, of_old = release("1")
     new, of_new = release("1", "2")
-    async with place.opened() as store:
-        async with place.node(old, store):
+    async with variant.opened() as store:
+        async with variant.node(old, store):
             first = await old.start(of_old["1"], 7, request_id="r-1")
-        async with place.node(new, store):
+        async with variant.node(new, store):
             go: Any = {"name": "go", "payload": "with it", "signal_id": "s-1"}
             again = await new.start(of_new["2"], 7, request_id="r-1", with_signal=go)
             assert again.run_id == first.run_id
@@ -86,19 +86,19 @@ async def test_a_signal_that_comes_with_a_retry_goes_to_the_first_run(place: Pla
 
 @pytest.mark.contract("QUE-1", "API-1")
 @pytest.mark.parametrize("name", ["runs.start", "signals.start_with"])
-async def test_the_service_answers_a_retry_with_the_version_of_its_run(place: Place, name: str) -> None:
+async def test_the_service_answers_a_retry_with_the_version_of_its_run(variant: EngineVariant, name: str) -> None:
     ask = {"workflow": "order", "input": {"number": 7}, "request_id": "r-1"}
     if name == "signals.start_with":
         ask |= {"signal_name": "go", "signal_payload": "x", "signal_id": "s-1"}
-    async with place.opened() as store:
-        async with on_stage(store, app=release("1")[0]) as stage:
-            status, first = await stage.rest(name, ask)
+    async with variant.opened() as store:
+        async with serve_in_process(store, app=release("1")[0]) as server:
+            status, first = await server.rest(name, ask)
             assert status == 201, first
-        async with on_stage(store, app=release("1", "2")[0]) as stage:
-            status, again = await stage.rest(name, ask)
+        async with serve_in_process(store, app=release("1", "2")[0]) as server:
+            status, again = await server.rest(name, ask)
             assert (status, again.get("run", again)) == (201, first.get("run", first))
-            status, named = await stage.rest(name, {**ask, "workflow_version": "2"})
+            status, named = await server.rest(name, {**ask, "workflow_version": "2"})
             started = named.get("run", named)
             assert started["run_id"] != first.get("run", first)["run_id"], named
             assert started["workflow_version"] == "2"
-            assert (await stage.rest(name, {**ask, "input": {"number": 8}}))[0] == 409
+            assert (await server.rest(name, {**ask, "input": {"number": 8}}))[0] == 409

@@ -10,7 +10,7 @@ import holdfast as hf
 from holdfast.core import events as e
 from holdfast.core.state import RunStatus
 from holdfast.errors import InvalidInput, RunCancelled, RunFailed
-from tests.engine.place import Place, types, until, until_event
+from tests.engine.harness import EngineVariant, event_types, wait_for_event, wait_for_history
 
 FEW = hf.Limits(rotation_steps=4, signals_per_run_per_minute=1_000)
 MANY = hf.Limits(rotation_steps=1_000, signals_per_run_per_minute=1_000)
@@ -41,20 +41,20 @@ def collecting(limits: hf.Limits | None) -> tuple[hf.App, Any]:
 
 
 @pytest.mark.contract("CAN-1", "SIG-3", "WF-6")
-async def test_a_long_run_has_a_short_history_and_loses_nothing(place: Place) -> None:
+async def test_a_long_run_has_a_short_history_and_loses_nothing(variant: EngineVariant) -> None:
     app, collect = collecting(FEW)
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(collect, 12, [], 0)
         for number in range(11):
             await run.signal("go", number)
             if number % 4 == 0:
                 await run.update("add", by=1)
-        await until(run, lambda events: sum(event.event_type == "SignalReceived" for event in events) == 11)
-        await until_event(run, "StepCompleted", times=14)
+        await wait_for_history(run, lambda events: sum(event.event_type == "SignalReceived" for event in events) == 11)
+        await wait_for_event(run, "StepCompleted", times=14)
         assert await run.query("seen") == 11
         await run.signal("go", 11)
         assert await run.result() == [*(number * 10 for number in range(12)), 30]
-        names = await types(run)
+        names = await event_types(run)
         assert names.count("ContinuedAsNew") >= 3
         assert names.count("ContinuedAsNew") == names.count("MarkerRecorded")
         assert names.count("UpdateCompleted") == 3
@@ -63,27 +63,27 @@ async def test_a_long_run_has_a_short_history_and_loses_nothing(place: Place) ->
 @pytest.mark.contract("CAN-1", "WF-2", "OWN-3")
 @pytest.mark.parametrize("limits", [(MANY, FEW), (FEW, MANY)], ids=["fewer later", "more later"])
 async def test_other_limits_after_a_restart_change_nothing_that_is_recorded(
-    place: Place, limits: tuple[hf.Limits, hf.Limits]
+    variant: EngineVariant, limits: tuple[hf.Limits, hf.Limits]
 ) -> None:
-    async with place.opened() as store:
+    async with variant.opened() as store:
         app, collect = collecting(limits[0])
-        async with place.node(app, store):
+        async with variant.node(app, store):
             run_id = (await app.start(collect, 12, [], 0)).run_id
         for number in range(12):
             app, _ = collecting(limits[number % 2])
-            async with place.node(app, store):
+            async with variant.node(app, store):
                 run = app.run(run_id)
                 await run.signal("go", number)
-                await until_event(run, "StepCompleted", times=number + 1)
+                await wait_for_event(run, "StepCompleted", times=number + 1)
                 snapshot = await run.snapshot()
                 assert snapshot.status in (RunStatus.RUNNING, RunStatus.COMPLETED)
-        async with place.node(app, store):
+        async with variant.node(app, store):
             assert await app.run(run_id).result() == [*(number * 10 for number in range(12)), 0]
-            assert (await types(app.run(run_id))).count("ContinuedAsNew") >= 2
+            assert (await event_types(app.run(run_id))).count("ContinuedAsNew") >= 2
 
 
 @pytest.mark.contract("CAN-1", "WF-4")
-async def test_a_cancellation_survives_a_cut(place: Place) -> None:
+async def test_a_cancellation_survives_a_cut(variant: EngineVariant) -> None:
     app = hf.App("cancel", limits=hf.Limits(rotation_steps=2))
     told: list[int] = []
 
@@ -101,13 +101,13 @@ async def test_a_cancellation_survives_a_cut(place: Place) -> None:
                 hf.continue_as_new_if_long(1)
             raise
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(rounds, 0)
-        await until_event(run, "TimerStarted")
+        await wait_for_event(run, "TimerStarted")
         await run.cancel()
         with pytest.raises(RunCancelled):
             await run.result()
-        assert (await types(run)).count("ContinuedAsNew") == 1
+        assert (await event_types(run)).count("ContinuedAsNew") == 1
     assert told == [0, 1]
 
 
@@ -129,7 +129,7 @@ async def test_limits_come_from_the_environment_unless_the_app_has_its_own(monke
         async with app.node(store):
             run = await app.start(loop, 0)
             await run.result()
-            return (await types(run)).count("ContinuedAsNew")
+            return (await event_types(run)).count("ContinuedAsNew")
 
     assert await rotations(None, "memory://") == 1
     monkeypatch.setenv("HOLDFAST_LIMITS__ROTATION_STEPS", "20")
@@ -217,14 +217,16 @@ async def test_what_is_no_workflow_is_refused() -> None:
         (lambda: hf.wait_until(asyncio.sleep), "a plain function, not an async one"),  # type: ignore[arg-type]
     ],
 )
-async def test_what_no_store_could_keep_fails_the_run_and_says_why(place: Place, ask: Any, message: str) -> None:
+async def test_what_no_store_could_keep_fails_the_run_and_says_why(
+    variant: EngineVariant, ask: Any, message: str
+) -> None:
     app = hf.App("values")
 
     @app.workflow
     async def order() -> None:
         await ask()
 
-    async with place.node(app):
+    async with variant.node(app):
         with pytest.raises(RunFailed, match=message) as caught:
             await (await app.start(order)).result()
         assert isinstance(caught.value.info, e.ErrorInfo)

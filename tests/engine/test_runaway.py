@@ -9,7 +9,7 @@ import holdfast as hf
 from holdfast.core import events as e
 from holdfast.core.state import PAUSED
 from holdfast.errors import RunawayWorkflow
-from tests.engine.place import Place, types, until_event, until_status
+from tests.engine.harness import EngineVariant, event_types, wait_for_event, wait_for_status
 
 pytestmark = pytest.mark.untraced  # a strike may leave a lock of coverage held: see the watchdog
 
@@ -87,15 +87,15 @@ def shop(workflow: Callable[[], Any]) -> tuple[hf.App, Any, Any]:
     "broken", [spins_at_once, spins_after_a_signal, spins_in_a_condition, spins_again_when_it_is_stopped]
 )
 async def test_a_workflow_that_blocks_is_paused_others_go_on_and_it_can_be_mended(
-    place: Place, broken: Callable[[], Any], caplog: pytest.LogCaptureFixture
+    variant: EngineVariant, broken: Callable[[], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with place.opened() as store:
+    async with variant.opened() as store:
         app, order, harmless = shop(broken)
-        async with place.node(app, store, turn_s=TURN_S):
+        async with variant.node(app, store, turn_s=TURN_S):
             other = await app.start(harmless)
             run = await app.start(order)
             await run.signal("go", "on")
-            event = await until_event(run, "RunPaused")
+            event = await wait_for_event(run, "RunPaused")
             await other.signal("go", "on")
             assert await other.result() == "on"
         assert isinstance(event.data, e.RunPaused)
@@ -104,15 +104,15 @@ async def test_a_workflow_that_blocks_is_paused_others_go_on_and_it_can_be_mende
         assert f"within {TURN_S} s at {__file__}:" in event.data.error.message
         assert f"run {run.run_id}: order blocks its node at {__file__}:" in caplog.text
         app, order, _ = shop(mended)
-        async with place.node(app, store, turn_s=TURN_S):
+        async with variant.node(app, store, turn_s=TURN_S):
             again = app.run(run.run_id)
-            await until_status(again, PAUSED)
+            await wait_for_status(again, PAUSED)
             await again.resume()
             assert await again.result() == "on"
 
 
 @pytest.mark.contract("MSG-3", "WF-6")
-async def test_a_query_that_blocks_is_stopped_and_its_run_goes_on(place: Place) -> None:
+async def test_a_query_that_blocks_is_stopped_and_its_run_goes_on(variant: EngineVariant) -> None:
     app = hf.App("shop")
 
     @app.workflow
@@ -120,11 +120,11 @@ async def test_a_query_that_blocks_is_stopped_and_its_run_goes_on(place: Place) 
         hf.on_query("spin", spin)
         return await hf.wait_signal("go", str)
 
-    async with place.node(app, turn_s=TURN_S):
+    async with variant.node(app, turn_s=TURN_S):
         run = await app.start(order)
-        await until_event(run, "SignalWaiting")
+        await wait_for_event(run, "SignalWaiting")
         with pytest.raises(RunawayWorkflow):
             await run.query("spin")
         await run.signal("go", "on")
         assert await run.result() == "on"
-        assert "RunPaused" not in await types(run)
+        assert "RunPaused" not in await event_types(run)

@@ -24,7 +24,7 @@ from holdfast.errors import (
     RunTerminal,
 )
 from holdfast.store.port import Capabilities, RunQuery
-from tests.engine.place import Place, types, until_event, until_status
+from tests.engine.harness import EngineVariant, event_types, wait_for_event, wait_for_status
 
 
 class Colour(Enum):
@@ -72,10 +72,10 @@ def approving_app() -> tuple[App, Workflow[[], str]]:
 )
 @pytest.mark.parametrize("has_definition", [True, False])
 async def test_what_does_not_fit_the_declared_type_is_refused_and_leaves_no_trace(
-    place: Place, payload: Any, field: str, reason: str, has_definition: bool
+    variant: EngineVariant, payload: Any, field: str, reason: str, has_definition: bool
 ) -> None:
     app, order = approving_app()
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(order)
         sender = run if has_definition else app.run(run.run_id)
         with pytest.raises(InvalidInput) as caught:
@@ -92,12 +92,12 @@ async def test_what_does_not_fit_the_declared_type_is_refused_and_leaves_no_trac
 
 
 @pytest.mark.contract("SIG-10")
-async def test_declared_types_are_published_and_other_names_are_allowed_with_a_warning(place: Place) -> None:
+async def test_declared_types_are_published_and_other_names_are_allowed_with_a_warning(variant: EngineVariant) -> None:
     app, order = approving_app()
     schemas = app.signal_schemas(order)
     assert schemas.keys() == {"approval"}
     assert set(schemas["approval"]["$defs"]["Approval"]["properties"]) == {"approved", "by", "level", "colour"}
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(order)
         warned = await run.signal("remark", {"anything": 1}, signal_id="a")
         assert warned.warning == "workflow 'order', version '1', declares no signal 'remark'; it declares ['approval']"
@@ -123,16 +123,16 @@ def test_a_declaration_that_makes_no_sense_is_refused(signals: Any) -> None:
 
 
 @pytest.mark.contract("SIG-3", "SIG-9")
-async def test_require_waiting_looks_for_the_wait_that_is_addressed(place: Place) -> None:
+async def test_require_waiting_looks_for_the_wait_that_is_addressed(variant: EngineVariant) -> None:
     app = hf.App("waits")
 
     @app.workflow
     async def two() -> list[str]:
         return list(await asyncio.gather(hf.wait_signal("go", str), hf.wait_signal("go", str)))
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(two)
-        await until_event(run, "SignalWaiting", times=2)
+        await wait_for_event(run, "SignalWaiting", times=2)
         await run.signal("go", "second", step_id="go#2", require_waiting=True)
         with pytest.raises(NotWaiting):
             await run.signal("go", "again", step_id="go#2", require_waiting=True)
@@ -144,13 +144,13 @@ async def test_require_waiting_looks_for_the_wait_that_is_addressed(place: Place
 
 
 @pytest.mark.contract("SIG-9", "API-2")
-async def test_a_batch_answers_for_each_of_its_signals(place: Place) -> None:
+async def test_a_batch_answers_for_each_of_its_signals(variant: EngineVariant) -> None:
     app, order = approving_app()
-    async with place.node(app):
+    async with variant.node(app):
         runs = [await app.start(order) for _ in range(2)]
         first, second = (run.run_id for run in runs)
-        await until_event(runs[0], "SignalWaiting")
-        await until_event(runs[1], "SignalWaiting")
+        await wait_for_event(runs[0], "SignalWaiting")
+        await wait_for_event(runs[1], "SignalWaiting")
         fit = Approval(True, "ann")
         items: list[Any] = [
             {"run_id": first, "name": "approval", "payload": fit, "signal_id": "a"},
@@ -187,14 +187,14 @@ async def test_a_batch_answers_for_each_of_its_signals(place: Place) -> None:
 
 
 @pytest.mark.contract("SIG-9", "SIG-5")
-async def test_signals_that_are_sent_at_once_are_answered_each_for_itself(place: Place) -> None:
+async def test_signals_that_are_sent_at_once_are_answered_each_for_itself(variant: EngineVariant) -> None:
     app = hf.App("waits")
 
     @app.workflow
     async def waits() -> int:
         return await hf.wait_signal("go", int)
 
-    async with place.node(app):
+    async with variant.node(app):
         runs = await asyncio.gather(*(app.start(waits) for _ in range(40)))
         sends = [run.signal("go", number, signal_id="s") for number, run in enumerate(runs)]
         answers = await asyncio.gather(*sends, app.run("nowhere").signal("go", 1), return_exceptions=True)
@@ -207,14 +207,14 @@ async def test_signals_that_are_sent_at_once_are_answered_each_for_itself(place:
 
 
 @pytest.mark.contract("SIG-9", "QUE-1")
-async def test_a_run_is_started_with_a_signal_and_signalled_if_it_is_there(place: Place) -> None:
+async def test_a_run_is_started_with_a_signal_and_signalled_if_it_is_there(variant: EngineVariant) -> None:
     app = hf.App("baskets")
 
     @app.workflow
     async def basket() -> list[str]:
         return [item async for item in hf.signals("add", str, timeout=0.2)]
 
-    async with place.node(app):
+    async with variant.node(app):
         runs = [
             await app.start(
                 basket,
@@ -230,7 +230,7 @@ async def test_a_run_is_started_with_a_signal_and_signalled_if_it_is_there(place
 
 
 @pytest.mark.contract("SIG-9", "SIG-10", "API-2")
-async def test_a_signal_that_does_not_fit_keeps_the_run_from_starting(place: Place) -> None:
+async def test_a_signal_that_does_not_fit_keeps_the_run_from_starting(variant: EngineVariant) -> None:
     app, order = approving_app()
     bad: list[Any] = [
         {"name": "approval", "payload": {"approved": 5}},
@@ -240,7 +240,7 @@ async def test_a_signal_that_does_not_fit_keeps_the_run_from_starting(place: Pla
         {},
         "approval",
     ]
-    async with place.node(app) as node:
+    async with variant.node(app) as node:
         for signal in bad:
             with pytest.raises(InvalidInput):
                 await app.start(order, with_signal=signal)
@@ -253,7 +253,7 @@ async def test_a_signal_that_does_not_fit_keeps_the_run_from_starting(place: Pla
 
 
 @pytest.mark.contract("SIG-12")
-async def test_a_receipt_follows_a_signal_to_its_end(place: Place) -> None:
+async def test_a_receipt_follows_a_signal_to_its_end(variant: EngineVariant) -> None:
     app = hf.App("waits")
 
     @app.workflow
@@ -262,10 +262,10 @@ async def test_a_receipt_follows_a_signal_to_its_end(place: Place) -> None:
         await hf.wait_signal("end", str)
         return first
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(waits)
         sent = await run.signal("go", "a")
-        received = await until_event(run, "SignalReceived")
+        received = await wait_for_event(run, "SignalReceived")
         late = await run.signal("go", "b", signal_id="late")
         first = await run.receipt("go", sent.signal_id)
         assert (first.status, first.accepted_at, first.consumed_at_event, first.reason) == (
@@ -277,7 +277,7 @@ async def test_a_receipt_follows_a_signal_to_its_end(place: Place) -> None:
         second = await run.receipt("go", "late")
         assert (second.status, second.accepted_at, second.consumed_at_event) == ("accepted", late.accepted_at, None)
         await run.signal("end", "")
-        await until_status(run, COMPLETED)
+        await wait_for_status(run, COMPLETED)
         third = await run.receipt("go", "late")
         assert (third.status, third.reason) == ("expired", "the run was COMPLETED before a wait took it")
         for name, signal_id in (("go", "other"), ("stop", "late")):
@@ -288,17 +288,17 @@ async def test_a_receipt_follows_a_signal_to_its_end(place: Place) -> None:
 
 
 @pytest.mark.contract("SIG-9")
-async def test_waits_and_mailboxes_can_be_found(place: Place) -> None:
+async def test_waits_and_mailboxes_can_be_found(variant: EngineVariant) -> None:
     app = hf.App("waits")
 
     @app.workflow
     async def waits(name: str) -> str:
         return await hf.wait_signal(name, str, timeout=60)
 
-    async with place.node(app):
+    async with variant.node(app):
         runs = [await app.start(waits, name, run_id=f"run-{index}") for index, name in enumerate(("a", "b", "a"))]
         for run in runs:
-            await until_event(run, "SignalWaiting")
+            await wait_for_event(run, "SignalWaiting")
         assert [(wait.run_id, wait.name) async for wait in app.waits()] == [
             ("run-0", "a"),
             ("run-1", "b"),
@@ -313,7 +313,7 @@ async def test_waits_and_mailboxes_can_be_found(place: Place) -> None:
 
 
 @pytest.mark.contract("SIG-9", "CAN-1", "SIG-3", "SIG-5")
-async def test_a_rotation_keeps_what_is_in_the_mailbox_and_knows_its_ids(place: Place) -> None:
+async def test_a_rotation_keeps_what_is_in_the_mailbox_and_knows_its_ids(variant: EngineVariant) -> None:
     app = hf.App("rotates")
 
     @app.workflow
@@ -323,11 +323,11 @@ async def test_a_rotation_keeps_what_is_in_the_mailbox_and_knows_its_ids(place: 
             hf.continue_as_new(number - 1)
         return await hf.wait_signal("late", str)
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(rounds, 3)
         kept = await run.signal("late", "kept", signal_id="only")
         await run.signal("go", "1")
-        await until_event(run, "ContinuedAsNew")
+        await wait_for_event(run, "ContinuedAsNew")
         assert [left.signal_id for left in await run.mailbox()] == ["only"]
         assert await run.signal("late", "kept", signal_id="only") == kept
         with pytest.raises(Conflict):
@@ -335,7 +335,7 @@ async def test_a_rotation_keeps_what_is_in_the_mailbox_and_knows_its_ids(place: 
         await run.signal("go", "2")
         await run.signal("go", "3")
         assert await run.result() == "kept"
-        assert (await types(run)).count("ContinuedAsNew") == 3
+        assert (await event_types(run)).count("ContinuedAsNew") == 3
         assert (await run.receipt("late", "only")).status == "consumed"
 
 
@@ -351,7 +351,7 @@ async def test_a_node_with_nothing_to_do_claims_in_the_transaction_of_the_signal
     async with asyncio.timeout(60), app.node(store) as node:
         runs = [await app.start(order) for _ in range(10)]
         for run in runs:
-            await until_event(run, "SignalWaiting")
+            await wait_for_event(run, "SignalWaiting")
         store._database.connection.set_trace_callback(statements.append)
         for run in runs:
             while not node._is_idle:  # noqa: ASYNC110
@@ -381,7 +381,7 @@ async def test_who_sends_while_the_node_stops_is_told_that_nobody_knows() -> Non
     async with asyncio.timeout(60):
         async with app.node(HangingStore()):
             run = await app.start(order)
-            await until_event(run, "SignalWaiting")
+            await wait_for_event(run, "SignalWaiting")
             sending = [asyncio.create_task(run.signal("remark", number)) for number in range(3)]
             await asyncio.sleep(0)
         for sent in await asyncio.gather(*sending, return_exceptions=True):

@@ -16,7 +16,7 @@ from holdfast.core.codec import encode
 from holdfast.core.events import RunQueued
 from holdfast.engine.turns.draft import start_run
 from holdfast.errors import InvalidInput
-from tests.engine.place import MOST_SECONDS
+from tests.engine.harness import MOST_SECONDS
 
 ENDING = (signal.SIGTERM, signal.SIGINT)
 

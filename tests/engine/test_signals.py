@@ -14,7 +14,7 @@ from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.state import COMPLETED, PAUSED
 from holdfast.errors import InvalidInput, NotDurable, RunFailed, SignalHandlerFailed
-from tests.engine.place import Place, stopped_time, types, until_event, until_status
+from tests.engine.harness import EngineVariant, event_types, store_with_virtual_time, wait_for_event, wait_for_status
 
 
 @dataclass
@@ -33,7 +33,7 @@ async def too_late() -> str:
 
 @pytest.mark.contract("SIG-8")
 @pytest.mark.parametrize("on_timeout", [lambda: "too late", too_late])
-async def test_on_timeout_says_what_a_wait_returns_when_nobody_came(place: Place, on_timeout: Any) -> None:
+async def test_on_timeout_says_what_a_wait_returns_when_nobody_came(variant: EngineVariant, on_timeout: Any) -> None:
     app = hf.App("signals")
 
     @app.workflow
@@ -41,9 +41,9 @@ async def test_on_timeout_says_what_a_wait_returns_when_nobody_came(place: Place
         first: str = await hf.wait_signal("go", str, timeout=0.01, on_timeout=on_timeout)
         return f"{first}, {await hf.wait_signal('end', str)}"
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(waits)
-        await until_event(run, "SignalTimedOut")
+        await wait_for_event(run, "SignalTimedOut")
         await run.signal("end", "bye")
         assert await run.result() == "too late, bye"
 
@@ -53,7 +53,7 @@ async def test_on_timeout_says_what_a_wait_returns_when_nobody_came(place: Place
     ("early_us", "expected"), [(1_000, "somebody"), (0, "somebody"), (-1, "nobody")], ids=["before", "at once", "after"]
 )
 async def test_a_signal_in_time_is_not_too_late_because_nobody_looked(
-    place: Place, early_us: int, expected: str
+    variant: EngineVariant, early_us: int, expected: str
 ) -> None:
     app = hf.App("signals")
 
@@ -63,21 +63,21 @@ async def test_a_signal_in_time_is_not_too_late_because_nobody_looked(
         await hf.wait_signal("end", str)
         return [first, await hf.wait_signal("go", str, timeout=60, on_timeout=lambda: "nobody")]
 
-    async with stopped_time(place) as (store, clock):
-        async with place.node(app, store):
+    async with store_with_virtual_time(variant) as (store, clock):
+        async with variant.node(app, store):
             run = await app.start(waits)
-            await until_event(run, "SignalWaiting")
+            await wait_for_event(run, "SignalWaiting")
         clock.advance(us=60_000_000 - early_us)
         await run.signal("go", "somebody")
         clock.advance(ms=5_000)
-        async with place.node(app, store):
+        async with variant.node(app, store):
             run = app.run(run.run_id)
-            await until_event(run, "SignalWaiting", times=2)
-            kinds = await types(run)
+            await wait_for_event(run, "SignalWaiting", times=2)
+            kinds = await event_types(run)
             assert kinds.count("SignalReceived") + kinds.count("SignalTimedOut") == 1, "one wait, one outcome"
             await run.signal("end", "")
             if expected == "somebody":
-                await until_event(run, "SignalWaiting", times=3)
+                await wait_for_event(run, "SignalWaiting", times=3)
                 await run.signal("go", "somebody else")
                 assert await run.result() == ["somebody", "somebody else"]
             else:
@@ -97,13 +97,13 @@ def waits_twice(app: App) -> Any:
 
 @pytest.mark.contract("SIG-8", "SIG-2")
 async def test_the_time_of_acceptance_decides_though_the_clock_of_the_node_is_behind(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    variant: EngineVariant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = hf.App("signals")
     waits = waits_twice(app)
-    async with stopped_time(place) as (store, clock), place.node(app, store):
+    async with store_with_virtual_time(variant) as (store, clock), variant.node(app, store):
         run = await app.start(waits)
-        await until_event(run, "SignalWaiting")
+        await wait_for_event(run, "SignalWaiting")
         now, claim, seen = store.now, store.claim, asyncio.Event()
 
         async def behind() -> int:
@@ -127,13 +127,13 @@ async def test_the_time_of_acceptance_decides_though_the_clock_of_the_node_is_be
 
 
 @pytest.mark.contract("SIG-8", "SIG-1")
-async def test_a_clock_that_is_set_back_makes_no_signal_too_late(place: Place) -> None:
+async def test_a_clock_that_is_set_back_makes_no_signal_too_late(variant: EngineVariant) -> None:
     app = hf.App("signals")
     waits = waits_twice(app)
-    async with stopped_time(place) as (store, clock), place.node(app, store):
+    async with store_with_virtual_time(variant) as (store, clock), variant.node(app, store):
         clock.advance(ms=3_600_000)
         run = await app.start(waits)
-        await until_event(run, "SignalWaiting")
+        await wait_for_event(run, "SignalWaiting")
         await run.signal("other", "from the future")
         clock.set_back(ms=3_599_000)
         await run.signal("go", "first")
@@ -142,7 +142,7 @@ async def test_a_clock_that_is_set_back_makes_no_signal_too_late(place: Place) -
 
 
 @pytest.mark.contract("SIG-8", "SIG-3")
-async def test_a_wait_that_is_given_up_takes_no_signal_with_it(place: Place) -> None:
+async def test_a_wait_that_is_given_up_takes_no_signal_with_it(variant: EngineVariant) -> None:
     app = hf.App("signals")
 
     @app.workflow
@@ -158,10 +158,10 @@ async def test_a_wait_that_is_given_up_takes_no_signal_with_it(place: Place) -> 
             await hf.wait_signal("on", str)
         return [await hf.wait_signal("go", str) for _ in range(2)]
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(waits)
         await run.signal("stop", "")
-        await until_event(run, "StepCancelled", times=2)
+        await wait_for_event(run, "StepCancelled", times=2)
         await run.signal("go", "a")
         await run.signal("go", "b")
         await run.signal("on", "")
@@ -172,7 +172,7 @@ async def test_a_wait_that_is_given_up_takes_no_signal_with_it(place: Place) -> 
 
 
 @pytest.mark.contract("SIG-8", "WF-5")
-async def test_a_condition_is_looked_at_once_and_its_choice_is_recorded(place: Place) -> None:
+async def test_a_condition_is_looked_at_once_and_its_choice_is_recorded(variant: EngineVariant) -> None:
     app = hf.App("signals")
     looked: list[str] = []
 
@@ -186,10 +186,10 @@ async def test_a_condition_is_looked_at_once_and_its_choice_is_recorded(place: P
         taken = await hf.wait_signal("b", str, condition=lambda: holds("b", True))
         return [skipped, taken, await hf.wait_signal("c", str)]
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(waits)
         await run.signal("b", "yes")
-        await until_event(run, "SignalReceived")
+        await wait_for_event(run, "SignalReceived")
         await run.signal("c", "end")
         assert await run.result() == [None, "yes", "end"]
         assert looked == ["a", "b"]
@@ -198,7 +198,7 @@ async def test_a_condition_is_looked_at_once_and_its_choice_is_recorded(place: P
 
 
 @pytest.mark.contract("WF-5", "WF-2")
-async def test_a_condition_that_raises_raises_again_on_replay(place: Place) -> None:
+async def test_a_condition_that_raises_raises_again_on_replay(variant: EngineVariant) -> None:
     app = hf.App("signals")
 
     def breaks() -> bool:
@@ -210,9 +210,9 @@ async def test_a_condition_that_raises_raises_again_on_replay(place: Place) -> N
             await hf.wait_signal("a", str, condition=breaks)
         return await hf.wait_signal("b", str)
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(waits)
-        await until_event(run, "SignalWaiting")
+        await wait_for_event(run, "SignalWaiting")
         await run.signal("b", "on")
         assert await run.result() == "on"
 
@@ -221,7 +221,7 @@ async def test_a_condition_that_raises_raises_again_on_replay(place: Place) -> N
 
 
 @pytest.mark.contract("SIG-4", "EVT-3")
-async def test_a_handler_is_called_once_and_replay_reads_what_it_made(place: Place) -> None:
+async def test_a_handler_is_called_once_and_replay_reads_what_it_made(variant: EngineVariant) -> None:
     app = hf.App("signals")
     calls: list[str] = []
 
@@ -235,11 +235,11 @@ async def test_a_handler_is_called_once_and_replay_reads_what_it_made(place: Pla
         assert all(isinstance(vote, Vote) for vote in votes)
         return [[vote.by, vote.count] for vote in votes]
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(waits)
         for number, name in enumerate(("ann", "bob", "cleo"), 1):
             await run.signal("vote", Vote(name, number))
-            await until_event(run, "SignalReceived", times=number)
+            await wait_for_event(run, "SignalReceived", times=number)
         assert await run.result() == [["ann", 2], ["bob", 4], ["cleo", 6]]
         assert calls == ["ann", "bob", "cleo"]
         received = [event.data for event in await run.events() if isinstance(event.data, e.SignalReceived)]
@@ -248,7 +248,7 @@ async def test_a_handler_is_called_once_and_replay_reads_what_it_made(place: Pla
 
 
 @pytest.mark.contract("SIG-4", "WF-2")
-async def test_what_a_handler_raises_is_recorded_and_raised_where_the_signal_is_awaited(place: Place) -> None:
+async def test_what_a_handler_raises_is_recorded_and_raised_where_the_signal_is_awaited(variant: EngineVariant) -> None:
     app = hf.App("signals")
     calls: list[int] = []
 
@@ -269,19 +269,19 @@ async def test_what_a_handler_raises_is_recorded_and_raised_where_the_signal_is_
         await hf.wait_signal("end", str)
         return found
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(waits)
         await run.signal("go", 7)
-        await until_event(run, "SignalReceived")
+        await wait_for_event(run, "SignalReceived")
         await run.signal("go", "seven")
-        await until_event(run, "SignalReceived", times=2)
+        await wait_for_event(run, "SignalReceived", times=2)
         await run.signal("end", "")
         assert await run.result() == ["not 7", "does not fit"]
         assert calls == [7]
 
 
 @pytest.mark.contract("SIG-4", "WF-2")
-async def test_a_handler_that_does_more_than_compute_holds_the_run_and_loses_no_signal(place: Place) -> None:
+async def test_a_handler_that_does_more_than_compute_holds_the_run_and_loses_no_signal(variant: EngineVariant) -> None:
     app = hf.App("signals")
     is_mended = False
 
@@ -299,11 +299,11 @@ async def test_a_handler_that_does_more_than_compute_holds_the_run_and_loses_no_
         result: int = await hf.wait_signal("go", int, handler=careless)
         return result
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(waits)
-        await until_event(run, "SignalWaiting")
+        await wait_for_event(run, "SignalWaiting")
         await run.signal("go", 7)
-        await until_status(run, PAUSED)
+        await wait_for_status(run, PAUSED)
         assert [left.payload for left in await run.mailbox()] == [7]
         is_mended = True
         await run.resume()
@@ -311,7 +311,7 @@ async def test_a_handler_that_does_more_than_compute_holds_the_run_and_loses_no_
 
 
 @pytest.mark.contract("WF-2")
-async def test_a_handler_that_the_history_knows_nothing_of_pauses_the_run(place: Place) -> None:
+async def test_a_handler_that_the_history_knows_nothing_of_pauses_the_run(variant: EngineVariant) -> None:
     app = hf.App("signals")
     has_handler = False
 
@@ -320,22 +320,22 @@ async def test_a_handler_that_the_history_knows_nothing_of_pauses_the_run(place:
         first: int = await hf.wait_signal("go", int, handler=abs if has_handler else None)
         return first + await hf.wait_signal("end", int)
 
-    async with place.opened() as store:
-        async with place.node(app, store):
+    async with variant.opened() as store:
+        async with variant.node(app, store):
             run = await app.start(waits)
             await run.signal("go", -7)
-            await until_event(run, "SignalWaiting", times=2)
+            await wait_for_event(run, "SignalWaiting", times=2)
         has_handler = True
-        async with place.node(app, store):
+        async with variant.node(app, store):
             run = app.run(run.run_id)
             await run.signal("end", 1)
-            paused = await until_event(run, "RunPaused")
+            paused = await wait_for_event(run, "RunPaused")
             assert isinstance(paused.data, e.RunPaused)
             assert paused.data.error is not None
             assert "without a handler" in paused.data.error.message
-            await until_status(run, PAUSED)
+            await wait_for_status(run, PAUSED)
         has_handler = False
-        async with place.node(app, store):
+        async with variant.node(app, store):
             run = app.run(run.run_id)
             await run.resume()
             assert await run.result() == -6
@@ -354,7 +354,7 @@ async def test_a_handler_that_the_history_knows_nothing_of_pauses_the_run(place:
     ],
 )
 async def test_a_wait_that_makes_no_sense_is_refused(
-    place: Place, ask: Callable[[], Awaitable[Any]], message: str
+    variant: EngineVariant, ask: Callable[[], Awaitable[Any]], message: str
 ) -> None:
     app = hf.App("signals")
 
@@ -362,7 +362,7 @@ async def test_a_wait_that_makes_no_sense_is_refused(
     async def waits() -> None:
         await ask()
 
-    async with place.node(app):
+    async with variant.node(app):
         with pytest.raises(RunFailed, match=message):
             await (await app.start(waits)).result()
 
@@ -371,14 +371,14 @@ async def test_a_wait_that_makes_no_sense_is_refused(
 
 
 @pytest.mark.contract("SIG-1", "SIG-8")
-async def test_signals_are_iterated_in_order_until_the_time_is_up(place: Place) -> None:
+async def test_signals_are_iterated_in_order_until_the_time_is_up(variant: EngineVariant) -> None:
     app = hf.App("signals")
 
     @app.workflow
     async def poll() -> list[str]:
         return [vote.by async for vote in hf.signals("vote", Vote, timeout=0.3)]
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(poll)
         names = ["ann", "bob", "cleo", "dora"]
         for name in names:
@@ -387,7 +387,7 @@ async def test_signals_are_iterated_in_order_until_the_time_is_up(place: Place) 
 
 
 @pytest.mark.contract("SIG-1", "CAN-1", "SIG-3")
-async def test_iterating_survives_rotations_and_loses_nothing(place: Place) -> None:
+async def test_iterating_survives_rotations_and_loses_nothing(variant: EngineVariant) -> None:
     app = hf.App("signals", limits=hf.Limits(rotation_steps=3))
 
     @app.workflow
@@ -399,17 +399,17 @@ async def test_iterating_survives_rotations_and_loses_nothing(place: Place) -> N
             hf.continue_as_new_if_long(total, seen)
         raise AssertionError
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(adds, 0, 0)
         for number in range(10):
             await run.signal("add", number)
         assert await run.result() == [45, 10]
-        assert "ContinuedAsNew" in await types(run)
+        assert "ContinuedAsNew" in await event_types(run)
         assert await run.mailbox() == []
 
 
 @pytest.mark.contract("SIG-8", "SIG-9")
-async def test_several_waits_in_a_task_group_are_steps_with_paths_of_their_own(place: Place) -> None:
+async def test_several_waits_in_a_task_group_are_steps_with_paths_of_their_own(variant: EngineVariant) -> None:
     app = hf.App("signals")
 
     @app.workflow
@@ -418,9 +418,9 @@ async def test_several_waits_in_a_task_group_are_steps_with_paths_of_their_own(p
             tasks = [group.create_task(hf.wait_signal("go", str)) for _ in range(3)]
         return [task.result() for task in tasks]
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(waits)
-        await until_event(run, "SignalWaiting", times=3)
+        await wait_for_event(run, "SignalWaiting", times=3)
         assert [wait.step_id async for wait in app.waits(run_id=run.run_id)] == ["go", "go#2", "go#3"]
         await run.signal("go", "third", step_id="go#3")
         await run.signal("go", "first")
@@ -452,20 +452,20 @@ def chatting_app() -> tuple[App, Any, Any]:
 
 
 @pytest.mark.contract("SIG-9", "SIG-5")
-async def test_runs_signal_each_other_once(place: Place) -> None:
+async def test_runs_signal_each_other_once(variant: EngineVariant) -> None:
     app, asks, answers = chatting_app()
-    async with place.node(app):
+    async with variant.node(app):
         second = await app.start(answers)
         first = await app.start(asks, second.run_id)
         assert await first.result() == "21"
         assert await second.result() == "answered"
         [sent] = [event.data for event in await first.events() if isinstance(event.data, e.SignalSent)]
         assert (await second.receipt("question", sent.signal_id)).status == "consumed"
-        assert (await types(second)).count("SignalReceived") == 1
+        assert (await event_types(second)).count("SignalReceived") == 1
 
 
 @pytest.mark.contract("SIG-9", "WF-4")
-async def test_a_run_signals_itself_its_parent_and_its_child(place: Place) -> None:
+async def test_a_run_signals_itself_its_parent_and_its_child(variant: EngineVariant) -> None:
     app = hf.App("family")
 
     @app.workflow
@@ -482,13 +482,13 @@ async def test_a_run_signals_itself_its_parent_and_its_child(place: Place) -> No
         await app.run(f"{me.run_id}/child").signal("from parent", "good bye")
         return [*heard, await working]
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(parent)
         assert await run.result() == ["it's me", "hello", "good bye"]
 
 
 @pytest.mark.contract("SIG-11", "SIG-3")
-async def test_what_runs_send_is_not_counted_by_the_minute(place: Place) -> None:
+async def test_what_runs_send_is_not_counted_by_the_minute(variant: EngineVariant) -> None:
     app = hf.App("chat")
 
     @app.workflow
@@ -500,14 +500,14 @@ async def test_what_runs_send_is_not_counted_by_the_minute(place: Place) -> None
     async def sums() -> int:
         return sum([await hf.wait_signal("number", int) for _ in range(100)])
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(sums)
         await (await app.start(sends, run.run_id)).result()
         assert await run.result() == 4950
 
 
 @pytest.mark.contract("API-2", "WF-2")
-async def test_inside_a_workflow_a_run_can_only_be_signalled(place: Place) -> None:
+async def test_inside_a_workflow_a_run_can_only_be_signalled(variant: EngineVariant) -> None:
     app = hf.App("chat")
 
     @app.workflow
@@ -527,9 +527,9 @@ async def test_inside_a_workflow_a_run_can_only_be_signalled(place: Place) -> No
         await hf.wait_signal("end", str)
         return found
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(curious, "some run")
         await run.signal("end", "")
         expected = ["NotDurable", "InvalidInput", "PayloadTooLarge", "InvalidInput", "InvalidInput"]
         assert await run.result() == expected
-        await until_status(run, COMPLETED)
+        await wait_for_status(run, COMPLETED)

@@ -12,7 +12,7 @@ from holdfast.core.state import RunStatus
 from holdfast.errors import ActivityFailed, PayloadTooLarge, RunFailed, UpdateFailed
 from holdfast.limits import Limits
 from holdfast.store.port import RunQuery
-from tests.engine.place import Place, until_status
+from tests.engine.harness import EngineVariant, wait_for_status
 
 MOST = 1_000
 BIG = "x" * MOST  # with its quotes it is over
@@ -20,14 +20,14 @@ LIMITS = Limits(value_bytes=MOST)
 
 
 @pytest.mark.contract("API-2")
-async def test_an_input_that_is_too_large_is_refused_at_the_start(place: Place) -> None:
+async def test_an_input_that_is_too_large_is_refused_at_the_start(variant: EngineVariant) -> None:
     app = hf.App("shop", limits=LIMITS)
 
     @app.workflow
     async def order(text: str) -> int:
         return len(text)
 
-    async with place.opened() as store, place.node(app, store):
+    async with variant.opened() as store, variant.node(app, store):
         with pytest.raises(PayloadTooLarge) as refused:
             await app.start(order, BIG)
         assert refused.value.details["limit_bytes"] == MOST
@@ -39,7 +39,7 @@ async def test_an_input_that_is_too_large_is_refused_at_the_start(place: Place) 
 @pytest.mark.parametrize("queue", ["", "far"])
 @pytest.mark.parametrize("what", ["result", "progress"])
 async def test_a_result_or_progress_that_is_too_large_fails_the_activity_once(
-    place: Place, queue: str, what: str
+    variant: EngineVariant, queue: str, what: str
 ) -> None:
     app, attempts = hf.App("shop", limits=LIMITS), list[int]()
 
@@ -57,14 +57,14 @@ async def test_a_result_or_progress_that_is_too_large_fails_the_activity_once(
         except ActivityFailed as failure:
             return f"{failure.info.code}: {failure.info.message}"
 
-    async with place.node(app, queues=("far",)):
+    async with variant.node(app, queues=("far",)):
         told = await (await app.start(order)).result()
     assert told.startswith(f"PayloadTooLarge: the {what} of activity 'pack' has 1002 bytes")
     assert attempts == [1]
 
 
 @pytest.mark.contract("WF-2", "WF-7")
-async def test_what_a_workflow_gives_away_is_refused_where_it_is_given(place: Place) -> None:
+async def test_what_a_workflow_gives_away_is_refused_where_it_is_given(variant: EngineVariant) -> None:
     """And raised there again by every replay."""
     app = hf.App("shop", limits=LIMITS)
 
@@ -90,7 +90,7 @@ async def test_what_a_workflow_gives_away_is_refused_where_it_is_given(place: Pl
             told.append("continue_as_new")
         return [*told, str(await measure("abc"))]
 
-    async with place.node(app):
+    async with variant.node(app):
         told = await (await app.start(order)).result()
     assert told == [
         "the input of activity 'measure'",
@@ -102,7 +102,7 @@ async def test_what_a_workflow_gives_away_is_refused_where_it_is_given(place: Pl
 
 
 @pytest.mark.contract("WF-6", "WF-7")
-async def test_answers_that_are_too_large_are_errors_of_who_gives_them(place: Place) -> None:
+async def test_answers_that_are_too_large_are_errors_of_who_gives_them(variant: EngineVariant) -> None:
     app = hf.App("shop", limits=LIMITS)
 
     @app.workflow
@@ -115,7 +115,7 @@ async def test_answers_that_are_too_large_are_errors_of_who_gives_them(place: Pl
         await hf.wait_signal("go", str)
         return BIG
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(order)
         with pytest.raises(PayloadTooLarge, match="the answer of query 'look'"):
             await run.query("look")
@@ -127,7 +127,7 @@ async def test_answers_that_are_too_large_are_errors_of_who_gives_them(place: Pl
 
 
 @pytest.mark.contract("ACT-1")
-async def test_an_outcome_by_token_is_bounded_like_any_other_result(place: Place) -> None:
+async def test_an_outcome_by_token_is_bounded_like_any_other_result(variant: EngineVariant) -> None:
     app, tokens = hf.App("shop"), asyncio.Queue[str]()
 
     @app.activity
@@ -139,7 +139,7 @@ async def test_an_outcome_by_token_is_bounded_like_any_other_result(place: Place
     async def contract() -> int:
         return len(await sign())
 
-    async with place.node(app):
+    async with variant.node(app):
         run, token = await app.start(contract), await tokens.get()
         with pytest.raises(PayloadTooLarge):
             await app.complete_activity(token, "x" * Limits().value_bytes)
@@ -172,7 +172,7 @@ async def test_what_the_driver_refuses_pauses_one_run_and_others_go_on(
 
     async with asyncio.timeout(60), app.node(f"sqlite:///{tmp_path}/store.db"):
         runs = [await app.start(order, size) for size in (10, 400_000, 20)]
-        await until_status(runs[1], RunStatus.PAUSED)
+        await wait_for_status(runs[1], RunStatus.PAUSED)
         assert [await run.result() for run in (runs[0], runs[2])] == [10, 20]
         assert await (await app.start(order, 30)).result() == 30
     async with asyncio.timeout(60), app.node(f"sqlite:///{tmp_path}/store.db"):

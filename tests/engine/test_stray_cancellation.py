@@ -11,7 +11,7 @@ import holdfast as hf
 from holdfast.core import events as e
 from holdfast.core.state import CANCELLED, FAILED
 from holdfast.errors import RunCancelled, RunFailed, UpdateFailed
-from tests.engine.place import Place, until_event, until_status
+from tests.engine.harness import EngineVariant, wait_for_event, wait_for_status
 
 
 async def raises() -> None:
@@ -54,7 +54,7 @@ WAYS: list[Callable[[], Awaitable[None]]] = [
 @pytest.mark.contract("WF-7")
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 async def test_it_fails_the_run(
-    place: Place, way: Callable[[], Awaitable[None]], caplog: pytest.LogCaptureFixture
+    variant: EngineVariant, way: Callable[[], Awaitable[None]], caplog: pytest.LogCaptureFixture
 ) -> None:
     app = hf.App("stray")
 
@@ -64,7 +64,7 @@ async def test_it_fails_the_run(
         await way()
 
     with caplog.at_level(logging.INFO, logger="holdfast.runs"):
-        async with place.node(app):
+        async with variant.node(app):
             run = await app.start(stray)
             with pytest.raises(RunFailed) as failed:
                 await run.result()
@@ -77,7 +77,7 @@ async def test_it_fails_the_run(
 
 @pytest.mark.contract("WF-4", "WF-7")
 @pytest.mark.parametrize("is_rotated", [False, True])
-async def test_a_run_that_was_asked_to_is_cancelled(place: Place, is_rotated: bool) -> None:
+async def test_a_run_that_was_asked_to_is_cancelled(variant: EngineVariant, is_rotated: bool) -> None:
     app = hf.App("asked")
 
     @app.workflow
@@ -88,9 +88,9 @@ async def test_a_run_that_was_asked_to_is_cancelled(place: Place, is_rotated: bo
             if rotates:
                 hf.continue_as_new(False)
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(asked, is_rotated)
-        await until_event(run, "TimerStarted")
+        await wait_for_event(run, "TimerStarted")
         await run.cancel()
         with pytest.raises(RunCancelled):
             await run.result()
@@ -98,7 +98,7 @@ async def test_a_run_that_was_asked_to_is_cancelled(place: Place, is_rotated: bo
 
 
 @pytest.mark.contract("WF-6", "WF-7")
-async def test_it_fails_the_update_whose_handler_raises_it(place: Place) -> None:
+async def test_it_fails_the_update_whose_handler_raises_it(variant: EngineVariant) -> None:
     app = hf.App("update")
 
     @app.workflow
@@ -106,7 +106,7 @@ async def test_it_fails_the_update_whose_handler_raises_it(place: Place) -> None
         hf.on_update("stray", raises)
         return await hf.wait_signal("close", str)
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(takes)
         with pytest.raises(UpdateFailed, match="CancelledError: stray") as failed:
             await run.update("stray")
@@ -116,7 +116,7 @@ async def test_it_fails_the_update_whose_handler_raises_it(place: Place) -> None
 
 
 @pytest.mark.contract("WF-4", "WF-7")
-async def test_it_fails_in_the_parent_of_a_child_that_raises_it(place: Place) -> None:
+async def test_it_fails_in_the_parent_of_a_child_that_raises_it(variant: EngineVariant) -> None:
     app = hf.App("family")
 
     @app.workflow
@@ -131,15 +131,15 @@ async def test_it_fails_in_the_parent_of_a_child_that_raises_it(place: Place) ->
             return f"{problem.info.code}: {problem.info.message}"
         return "none"
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(parent, run_id="p")
         assert await run.result() == "CancelledError: stray"
-        await until_status(app.run("p/child"), FAILED)
+        await wait_for_status(app.run("p/child"), FAILED)
 
 
 @pytest.mark.contract("ACT-1", "WF-7")
 @pytest.mark.parametrize("is_async", [True, False])
-async def test_it_fails_the_step_whose_activity_raises_it(place: Place, is_async: bool) -> None:
+async def test_it_fails_the_step_whose_activity_raises_it(variant: EngineVariant, is_async: bool) -> None:
     app = hf.App("activity")
 
     def in_a_thread() -> None:
@@ -151,10 +151,10 @@ async def test_it_fails_the_step_whose_activity_raises_it(place: Place, is_async
     async def works() -> None:
         await activity()
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(works)
         with pytest.raises(RunFailed, match="stray"):
             await run.result()
-        body = (await until_event(run, "StepFailed")).data
+        body = (await wait_for_event(run, "StepFailed")).data
         assert isinstance(body, e.StepFailed)
         assert body.error.code == "CancelledError"

@@ -19,7 +19,7 @@ from holdfast.errors import (
     RunTerminal,
     UpdateFailed,
 )
-from tests.engine.place import Place, types, until_event, until_status
+from tests.engine.harness import EngineVariant, event_types, wait_for_event, wait_for_status
 
 
 @dataclass
@@ -32,7 +32,9 @@ class Approval:
 
 @pytest.mark.contract("SIG-3", "SIG-8")
 @pytest.mark.parametrize("is_early", [True, False])
-async def test_a_signal_is_taken_whether_it_comes_before_or_after_the_wait(place: Place, is_early: bool) -> None:
+async def test_a_signal_is_taken_whether_it_comes_before_or_after_the_wait(
+    variant: EngineVariant, is_early: bool
+) -> None:
     app = hf.App("signals")
     gate = asyncio.Event()
 
@@ -45,19 +47,19 @@ async def test_a_signal_is_taken_whether_it_comes_before_or_after_the_wait(place
         await open_gate()
         return (await hf.wait_signal("approval", Approval, timeout=60)).by
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(waits)
         if is_early:
             await run.signal("approval", Approval("ann"))
         gate.set()
         if not is_early:
-            await until_event(run, "SignalWaiting")
+            await wait_for_event(run, "SignalWaiting")
             await run.signal("approval", Approval("ann"))
         assert await run.result() == "ann"
 
 
 @pytest.mark.contract("SIG-8")
-async def test_a_wait_can_time_out_and_the_late_signal_stays(place: Place) -> None:
+async def test_a_wait_can_time_out_and_the_late_signal_stays(variant: EngineVariant) -> None:
     app = hf.App("signals")
 
     @app.workflow
@@ -66,22 +68,22 @@ async def test_a_wait_can_time_out_and_the_late_signal_stays(place: Place) -> No
             await hf.wait_signal("go", str, timeout=0.02)
         return await hf.wait_signal("go", str)
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(waits)
-        await until_event(run, "SignalTimedOut")
+        await wait_for_event(run, "SignalTimedOut")
         await run.signal("go", "late")
         assert await run.result() == "late"
 
 
 @pytest.mark.contract("SIG-1", "SIG-8", "SIG-9")
-async def test_several_waits_take_their_signals_in_order(place: Place) -> None:
+async def test_several_waits_take_their_signals_in_order(variant: EngineVariant) -> None:
     app = hf.App("signals")
 
     @app.workflow
     async def waits() -> list[int]:
         return list(await asyncio.gather(*(hf.wait_signal(name, int) for name in ("a", "b", "a", "a"))))
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(waits)
         for name, value in (("a", 1), ("a", 2), ("b", 3), ("a", 4)):
             await run.signal(name, value)
@@ -89,7 +91,7 @@ async def test_several_waits_take_their_signals_in_order(place: Place) -> None:
 
 
 @pytest.mark.contract("SIG-10")
-async def test_a_payload_that_does_not_fit_raises_in_the_workflow(place: Place) -> None:
+async def test_a_payload_that_does_not_fit_raises_in_the_workflow(variant: EngineVariant) -> None:
     app = hf.App("signals")
 
     @app.workflow
@@ -100,7 +102,7 @@ async def test_a_payload_that_does_not_fit_raises_in_the_workflow(place: Place) 
             except InvalidInput:
                 continue
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(waits)
         await run.signal("approval", {"who": 1})
         await run.signal("approval", Approval("ann"))
@@ -109,7 +111,7 @@ async def test_a_payload_that_does_not_fit_raises_in_the_workflow(place: Place) 
 
 @pytest.mark.contract("API-2", "MSG-3")
 @pytest.mark.parametrize("name", ["holdfast.control", "holdfast.update", "holdfast.other"])
-async def test_the_engines_own_signals_cannot_be_sent_or_waited_for_by_hand(place: Place, name: str) -> None:
+async def test_the_engines_own_signals_cannot_be_sent_or_waited_for_by_hand(variant: EngineVariant, name: str) -> None:
     app = hf.App("signals")
 
     @app.workflow
@@ -120,7 +122,7 @@ async def test_the_engines_own_signals_cannot_be_sent_or_waited_for_by_hand(plac
             return await hf.wait_signal("go", str)
         return "let through"
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(waits)
         with pytest.raises(InvalidInput, match="engine"):
             await run.signal(name, 5)
@@ -164,38 +166,38 @@ def talking_app() -> tuple[hf.App, Workflow[[], list[str]]]:
 
 
 @pytest.mark.contract("WF-6")
-async def test_a_query_sees_the_present_and_leaves_no_trace(place: Place) -> None:
+async def test_a_query_sees_the_present_and_leaves_no_trace(variant: EngineVariant) -> None:
     app, basket = talking_app()
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(basket)
-        await until_event(run, "SignalWaiting")
+        await wait_for_event(run, "SignalWaiting")
         assert await run.query("names") == []
         await run.update("add", name="pear")
-        before = await types(run)
+        before = await event_types(run)
         assert await run.query("names") == ["PEAR"]
         assert await run.query("starting_with", letter="P") == ["PEAR"]
         with pytest.raises(NotFound, match=r"answers no query 'price'; it answers \['names', 'naughty'"):
             await run.query("price")
         with pytest.raises(InvalidInput):
             await run.query("starting_with", wrong=1)
-        assert await types(run) == before
+        assert await event_types(run) == before
         await run.signal("close", "")
         assert await run.result() == ["PEAR"]
 
 
 @pytest.mark.contract("WF-6")
-async def test_a_query_that_touches_what_nobody_waits_for_does_no_harm(place: Place) -> None:
+async def test_a_query_that_touches_what_nobody_waits_for_does_no_harm(variant: EngineVariant) -> None:
     app, basket = talking_app()
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(basket)
-        await until_event(run, "SignalWaiting")
+        await wait_for_event(run, "SignalWaiting")
         await run.query("naughty")  # it sets an event that nobody waits for
         await run.signal("close", "")
         assert await run.result() == []
 
 
 @pytest.mark.contract("WF-6")
-async def test_a_handler_of_queries_cannot_be_async(place: Place) -> None:
+async def test_a_handler_of_queries_cannot_be_async(variant: EngineVariant) -> None:
     app = hf.App("talk")
 
     @app.workflow
@@ -205,13 +207,13 @@ async def test_a_handler_of_queries_cannot_be_async(place: Place) -> None:
 
         hf.on_query("look", look)
 
-    async with place.node(app):
+    async with variant.node(app):
         with pytest.raises(RunFailed, match="a query is read-only"):
             await (await app.start(odd)).result()
 
 
 @pytest.mark.contract("WF-6")
-async def test_a_query_that_wakes_the_program_is_refused_and_the_program_made_anew(place: Place) -> None:
+async def test_a_query_that_wakes_the_program_is_refused_and_the_program_made_anew(variant: EngineVariant) -> None:
     app = hf.App("talk")
 
     @app.workflow
@@ -222,9 +224,9 @@ async def test_a_query_that_wakes_the_program_is_refused_and_the_program_made_an
         answer = await hf.wait_signal("close", str)
         return f"{answer} {waiting.done()}"
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(careless)
-        await until_event(run, "SignalWaiting")
+        await wait_for_event(run, "SignalWaiting")
         with pytest.raises(NotDurable, match="a query is read-only"):
             await run.query("touch")
         await run.signal("close", "closed")
@@ -232,7 +234,7 @@ async def test_a_query_that_wakes_the_program_is_refused_and_the_program_made_an
 
 
 @pytest.mark.contract("WF-6")
-async def test_a_query_cannot_begin_anything(place: Place) -> None:
+async def test_a_query_cannot_begin_anything(variant: EngineVariant) -> None:
     app = hf.App("talk")
     effects: list[str] = []
 
@@ -255,7 +257,7 @@ async def test_a_query_cannot_begin_anything(place: Place) -> None:
             hf.on_query(query.__name__, query)
         return await hf.wait_signal("close", str)
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(careless)
         for name in ("charges", "waits"):
             with pytest.raises(NotDurable, match=f"query '{name}' would change something, and is read-only"):
@@ -269,15 +271,17 @@ async def test_a_query_cannot_begin_anything(place: Place) -> None:
 
 @pytest.mark.contract("WF-6")
 @pytest.mark.parametrize("ids", [{}, {"run_id": "r-1"}, {"request_id": "q-1"}], ids=str)
-async def test_a_query_can_be_asked_as_soon_as_the_run_is_started(place: Place, ids: dict[str, Any]) -> None:
+async def test_a_query_can_be_asked_as_soon_as_the_run_is_started(variant: EngineVariant, ids: dict[str, Any]) -> None:
     app, basket = talking_app()
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(basket, **ids)
         assert await run.query("names") == []
 
 
 @pytest.mark.contract("WF-6")
-async def test_a_query_of_a_run_that_does_not_start_is_told_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_query_of_a_run_that_does_not_start_is_told_so(
+    variant: EngineVariant, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("holdfast.engine.turns.execute.START_S", 0.05)
     app = hf.App("talk")
 
@@ -285,7 +289,7 @@ async def test_a_query_of_a_run_that_does_not_start_is_told_so(place: Place, mon
     async def narrow() -> str:
         return await hf.wait_signal("close", str)
 
-    async with place.node(app):
+    async with variant.node(app):
         first, second = await app.start(narrow), await app.start(narrow)
         with pytest.raises(Conflict, match="is PENDING and has not started"):
             await second.query("names")
@@ -298,7 +302,7 @@ async def test_a_query_of_a_run_that_does_not_start_is_told_so(place: Place, mon
 
 
 @pytest.mark.contract("WF-6")
-async def test_an_update_is_answered_at_once_while_the_run_is_at_work(place: Place) -> None:
+async def test_an_update_is_answered_at_once_while_the_run_is_at_work(variant: EngineVariant) -> None:
     app = hf.App("talk")
     may_end = asyncio.Event()
 
@@ -311,7 +315,7 @@ async def test_an_update_is_answered_at_once_while_the_run_is_at_work(place: Pla
         hf.on_update("ask", lambda: "answer")
         await work()
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(busy)
         async with asyncio.timeout(0.8):  # whoever waits for a wake-up that does not come looks again after a second
             assert await run.update("ask") == "answer"
@@ -320,7 +324,7 @@ async def test_an_update_is_answered_at_once_while_the_run_is_at_work(place: Pla
 
 
 @pytest.mark.contract("WF-6")
-async def test_a_validator_cannot_be_async(place: Place) -> None:
+async def test_a_validator_cannot_be_async(variant: EngineVariant) -> None:
     app = hf.App("talk")
 
     @app.workflow
@@ -330,15 +334,15 @@ async def test_a_validator_cannot_be_async(place: Place) -> None:
 
         hf.on_update("add", lambda: None, validator=check)
 
-    async with place.node(app):
+    async with variant.node(app):
         with pytest.raises(RunFailed, match="a validator is read-only"):
             await (await app.start(odd)).result()
 
 
 @pytest.mark.contract("WF-6")
-async def test_an_update_is_answered_and_once_by_its_id(place: Place) -> None:
+async def test_an_update_is_answered_and_once_by_its_id(variant: EngineVariant) -> None:
     app, basket = talking_app()
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(basket)
         assert await run.update("add", name="pear", update_id="u-1") == 1
         assert await run.update("add", name="pear", update_id="u-1") == 1
@@ -348,13 +352,13 @@ async def test_an_update_is_answered_and_once_by_its_id(place: Place) -> None:
         assert await run.update("clear") is None
         await run.signal("close", "")
         assert await run.result() == []
-        assert (await types(run)).count("UpdateAccepted") == 3
+        assert (await event_types(run)).count("UpdateAccepted") == 3
 
 
 @pytest.mark.contract("WF-6")
-async def test_an_update_can_be_refused_and_fail_without_harm(place: Place) -> None:
+async def test_an_update_can_be_refused_and_fail_without_harm(variant: EngineVariant) -> None:
     app, basket = talking_app()
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(basket)
         with pytest.raises(UpdateFailed, match="a name is needed") as caught:
             await run.update("add", name="")
@@ -370,7 +374,7 @@ async def test_an_update_can_be_refused_and_fail_without_harm(place: Place) -> N
 
 
 @pytest.mark.contract("WF-6", "WF-7")
-async def test_an_update_that_is_not_answered_before_the_end_is_told_so(place: Place) -> None:
+async def test_an_update_that_is_not_answered_before_the_end_is_told_so(variant: EngineVariant) -> None:
     app = hf.App("talk")
 
     @app.workflow
@@ -381,14 +385,14 @@ async def test_an_update_that_is_not_answered_before_the_end_is_told_so(place: P
         hf.on_update("never", never)
         await hf.wait_signal("close", str)
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(short)
         asking = asyncio.create_task(run.update("never"))
-        await until_event(run, "UpdateAccepted")
+        await wait_for_event(run, "UpdateAccepted")
         await run.signal("close", "")
         with pytest.raises(RunTerminal, match="ended before it had answered"):
             await asking
-        await until_status(run, COMPLETED)
+        await wait_for_status(run, COMPLETED)
         with pytest.raises(RunTerminal):
             await run.update("never")
 
@@ -397,7 +401,7 @@ async def test_an_update_that_is_not_answered_before_the_end_is_told_so(place: P
 
 
 @pytest.mark.contract("WF-1", "WF-6")
-async def test_a_condition_is_looked_at_whenever_something_has_happened(place: Place) -> None:
+async def test_a_condition_is_looked_at_whenever_something_has_happened(variant: EngineVariant) -> None:
     app = hf.App("talk")
 
     @app.workflow
@@ -413,7 +417,7 @@ async def test_a_condition_is_looked_at_whenever_something_has_happened(place: P
         await hf.wait_until(lambda: total >= 3 and hf.now() >= began)
         return total
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(counts)
         for _ in range(3):
             await run.update("add", by=1)
@@ -421,7 +425,7 @@ async def test_a_condition_is_looked_at_whenever_something_has_happened(place: P
 
 
 @pytest.mark.contract("WF-1")
-async def test_a_condition_can_time_out_and_can_raise(place: Place) -> None:
+async def test_a_condition_can_time_out_and_can_raise(variant: EngineVariant) -> None:
     app = hf.App("talk")
 
     @app.workflow
@@ -439,7 +443,7 @@ async def test_a_condition_can_time_out_and_can_raise(place: Place) -> None:
             found.append("broken")
         return found
 
-    async with place.node(app):
+    async with variant.node(app):
         assert await (await app.start(waits)).result() == ["late", "broken"]
 
 

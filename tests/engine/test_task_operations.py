@@ -16,16 +16,16 @@ from holdfast.errors import Conflict, InvalidInput, NotFound, NotPermitted
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import CommitConflict, Committed, MailboxQuery, Turn
 from holdfast.testing import view_of
-from tests.engine.asking import ANN, BOB, EVE, ROOT, Approval, asking_app, open_task
-from tests.engine.place import Place, types, until_event
+from tests.engine.harness import EngineVariant, event_types, wait_for_event
+from tests.engine.task_app import ANN, BOB, EVE, ROOT, Approval, make_task_app, open_task
 
 # --- operations
 
 
 @pytest.mark.contract("TSK-1")
-async def test_a_task_goes_from_hand_to_hand_and_everything_stands_in_its_history(place: Place) -> None:
-    app, asks = asking_app()
-    async with place.node(app):
+async def test_a_task_goes_from_hand_to_hand_and_everything_stands_in_its_history(variant: EngineVariant) -> None:
+    app, asks = make_task_app()
+    async with variant.node(app):
         run = await app.start(asks)
         id_ = (await open_task(app, run)).task_id
         assert (await app.tasks.claim(id_, actor=ANN)).assignee == "ann"
@@ -48,9 +48,9 @@ async def test_a_task_goes_from_hand_to_hand_and_everything_stands_in_its_histor
 
 
 @pytest.mark.contract("TSK-2")
-async def test_whoever_comes_second_is_told_who_was_first_and_when(place: Place) -> None:
-    app, asks = asking_app()
-    async with place.node(app):
+async def test_whoever_comes_second_is_told_who_was_first_and_when(variant: EngineVariant) -> None:
+    app, asks = make_task_app()
+    async with variant.node(app):
         run = await app.start(asks)
         asked = await open_task(app, run)
         first = await app.tasks.complete(asked.task_id, Approval(True), actor=ANN)
@@ -67,7 +67,7 @@ async def test_whoever_comes_second_is_told_who_was_first_and_when(place: Place)
 
 @pytest.mark.contract("TSK-2")
 @pytest.mark.parametrize("goes_on", [True, False])
-async def test_of_fifty_who_complete_at_once_exactly_one_wins(place: Place, goes_on: bool) -> None:
+async def test_of_fifty_who_complete_at_once_exactly_one_wins(variant: EngineVariant, goes_on: bool) -> None:
     app = hf.App("asking")
 
     @app.workflow
@@ -77,7 +77,7 @@ async def test_of_fifty_who_complete_at_once_exactly_one_wins(place: Place, goes
             await hf.wait_signal("go", str)
         return answer
 
-    async with place.node(app) as node:
+    async with variant.node(app) as node:
         run = await app.start(asks)
         asked = await open_task(app, run)
         everybody = (app.tasks.complete(asked.task_id, n, actor=Actor(f"p{n}")) for n in range(50))
@@ -97,9 +97,9 @@ async def test_of_fifty_who_complete_at_once_exactly_one_wins(place: Place, goes
 
 
 @pytest.mark.contract("TSK-2", "SIG-5")
-async def test_a_retry_of_an_operation_gets_the_first_decision(place: Place) -> None:
-    app, asks = asking_app()
-    async with place.node(app):
+async def test_a_retry_of_an_operation_gets_the_first_decision(variant: EngineVariant) -> None:
+    app, asks = make_task_app()
+    async with variant.node(app):
         run = await app.start(asks)
         asked = await open_task(app, run)
 
@@ -114,38 +114,38 @@ async def test_a_retry_of_an_operation_gets_the_first_decision(place: Place) -> 
         assert await complete(True) == first
         with pytest.raises(Conflict, match="click-1"):
             await complete(False)
-        assert (await types(run)).count("TaskCompleted") == 1
-        assert (await types(run)).count("TaskRefused") == 1
+        assert (await event_types(run)).count("TaskCompleted") == 1
+        assert (await event_types(run)).count("TaskRefused") == 1
 
 
 @pytest.mark.contract("TSK-2", "API-2")
-async def test_an_answer_that_does_not_fit_stores_nothing_where_the_form_is_known(place: Place) -> None:
-    app, asks = asking_app()
-    async with place.node(app):
+async def test_an_answer_that_does_not_fit_stores_nothing_where_the_form_is_known(variant: EngineVariant) -> None:
+    app, asks = make_task_app()
+    async with variant.node(app):
         run = await app.start(asks)
         asked = await open_task(app, run)
-        before = await types(run)
+        before = await event_types(run)
         with pytest.raises(InvalidInput, match="Approval"):
             await app.tasks.complete(asked.task_id, {"approved": "perhaps"}, actor=ANN)
-        assert await types(run) == before
+        assert await event_types(run) == before
         await app.tasks.complete(asked.task_id, Approval(True), actor=ANN)
         await run.result()
 
 
 @pytest.mark.contract("TSK-2", "WF-2")
-async def test_a_program_that_cannot_go_on_keeps_answers_for_the_one_that_can(place: Place) -> None:
-    app, asks = asking_app()
+async def test_a_program_that_cannot_go_on_keeps_answers_for_the_one_that_can(variant: EngineVariant) -> None:
+    app, asks = make_task_app()
     other = hf.App("asking")
 
     @other.workflow(name="asks")
     async def changed() -> None:
         await hf.wait_signal("other", str)
 
-    async with place.opened() as store:
-        async with place.node(app, store):
+    async with variant.opened() as store:
+        async with variant.node(app, store):
             run = await app.start(asks)
             asked = await open_task(app, run)
-        async with place.node(other, store):
+        async with variant.node(other, store):
             claimed = await other.tasks.claim(asked.task_id, actor=ANN)
             assert (claimed.assignee, await run.status()) == ("ann", PAUSED)
             bad = asyncio.ensure_future(other.tasks.complete(asked.task_id, "yes", actor=ANN, operation_id="bad"))
@@ -158,8 +158,8 @@ async def test_a_program_that_cannot_go_on_keeps_answers_for_the_one_that_can(pl
             for waiting in (bad, good):
                 waiting.cancel()
             await asyncio.gather(bad, good, return_exceptions=True)
-        mended, _ = asking_app()
-        async with place.node(mended, store):
+        mended, _ = make_task_app()
+        async with variant.node(mended, store):
             await mended.run(run.run_id).resume()
             assert (await mended.run(run.run_id).result())["approved"] is True
             with pytest.raises(InvalidInput):
@@ -170,7 +170,7 @@ async def test_a_program_that_cannot_go_on_keeps_answers_for_the_one_that_can(pl
 
 
 @pytest.mark.contract("TSK-1")
-async def test_tasks_are_found_by_whom_they_concern_and_what_they_are(place: Place) -> None:
+async def test_tasks_are_found_by_whom_they_concern_and_what_they_are(variant: EngineVariant) -> None:
     app = hf.App("asking")
 
     @app.workflow
@@ -181,7 +181,7 @@ async def test_tasks_are_found_by_whom_they_concern_and_what_they_are(place: Pla
     async def other() -> bool:
         return await hf.task("open", bool)
 
-    async with place.node(app):
+    async with variant.node(app):
         runs = [
             await app.start(asks, "check", ["clerk", "boss"], None, "Straße 7"),
             await app.start(asks, "sign", ["boss"], "ann", "the contract"),
@@ -189,7 +189,7 @@ async def test_tasks_are_found_by_whom_they_concern_and_what_they_are(place: Pla
             await app.start(other),
         ]
         for run in runs:
-            await until_event(run, "TaskCreated")
+            await wait_for_event(run, "TaskCreated")
 
         async def found(**query: Any) -> set[str]:
             return {task.name for task in await app.tasks.list(**query)}
@@ -218,16 +218,16 @@ async def test_tasks_are_found_by_whom_they_concern_and_what_they_are(place: Pla
 
 
 @pytest.mark.contract("TSK-1")
-async def test_tasks_are_paged_with_and_without_a_text(place: Place) -> None:
+async def test_tasks_are_paged_with_and_without_a_text(variant: EngineVariant) -> None:
     app = hf.App("asking")
 
     @app.workflow
     async def asks() -> None:
         await asyncio.gather(*(hf.task(f"{'odd' if n % 2 else 'even'}", bool) for n in range(10)))
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(asks)
-        await until_event(run, "TaskCreated", 10)
+        await wait_for_event(run, "TaskCreated", 10)
         for text, many in ((None, 10), ("odd", 5)):
             seen: list[str] = []
             while page := await app.tasks.list(text=text, limit=3, after=seen[-1] if seen else ""):
@@ -238,14 +238,14 @@ async def test_tasks_are_paged_with_and_without_a_text(place: Place) -> None:
 
 
 @pytest.mark.contract("TSK-1", "API-2")
-async def test_bad_requests_are_refused_and_leave_no_trace(place: Place) -> None:
-    app, asks = asking_app()
+async def test_bad_requests_are_refused_and_leave_no_trace(variant: EngineVariant) -> None:
+    app, asks = make_task_app()
     with pytest.raises(InvalidInput, match="no node"):
         _ = app.tasks
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(asks)
         id_ = (await open_task(app, run)).task_id
-        before = await types(run)
+        before = await event_types(run)
         with pytest.raises(NotFound):
             await app.tasks.claim("nowhere", actor=ANN)
         bad = [
@@ -262,7 +262,7 @@ async def test_bad_requests_are_refused_and_leave_no_trace(place: Place) -> None
         for request in bad:
             with pytest.raises(InvalidInput):
                 await request
-        assert await types(run) == before
+        assert await event_types(run) == before
         await run.cancel()
 
 
@@ -306,7 +306,7 @@ async def test_completing_is_one_commit_with_all_that_follows() -> None:
 
 @pytest.mark.contract("TSK-1", "MSG-4")
 async def test_who_waits_for_a_decision_is_woken_and_does_not_poll(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    variant: EngineVariant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.engine.history.POLL_S", 1_000.0)
     app = hf.App("asking")
@@ -322,7 +322,7 @@ async def test_who_waits_for_a_decision_is_woken_and_does_not_poll(
         await work()
         return await asking
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(asks)
         asked = await open_task(app, run)
         with pytest.raises(NotPermitted):

@@ -15,8 +15,8 @@ from holdfast.core.state import PAUSED
 from holdfast.errors import Conflict, InvalidInput, NotDurable, NotPermitted, RunCancelled, RunFailed
 from holdfast.program.tasks import Escalation
 from holdfast.testing import view_of
-from tests.engine.asking import ANN, BOB, EVE, Approval, Choice, Size, asking_app, open_task
-from tests.engine.place import Place, types, until_event, until_status
+from tests.engine.harness import EngineVariant, event_types, wait_for_event, wait_for_status
+from tests.engine.task_app import ANN, BOB, EVE, Approval, Choice, Size, make_task_app, open_task
 
 # --- asking
 
@@ -32,9 +32,11 @@ from tests.engine.place import Place, types, until_event, until_status
         (list[int], [1, 2], [1, 2]),
     ],
 )
-async def test_an_answer_is_typed_and_the_form_is_published(place: Place, form: Any, answer: Any, result: Any) -> None:
-    app, asks = asking_app(form)
-    async with place.node(app):
+async def test_an_answer_is_typed_and_the_form_is_published(
+    variant: EngineVariant, form: Any, answer: Any, result: Any
+) -> None:
+    app, asks = make_task_app(form)
+    async with variant.node(app):
         run = await app.start(asks)
         asked = await open_task(app, run)
         assert msgspec.json.decode(asked.form) == msgspec.json.schema(form)
@@ -44,12 +46,12 @@ async def test_an_answer_is_typed_and_the_form_is_published(place: Place, form: 
 
 
 @pytest.mark.contract("TSK-1")
-async def test_a_task_shows_all_that_was_asked_for(place: Place) -> None:
+async def test_a_task_shows_all_that_was_asked_for(variant: EngineVariant) -> None:
     due = datetime(2020, 1, 1, tzinfo=UTC)
-    app, asks = asking_app(
+    app, asks = make_task_app(
         payload={"order": 7}, assignee="ann", due=due, route="/orders", task_type="review", approvals=1, of=None
     )
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(asks)
         asked = await open_task(app, run)
         assert (asked.run_id, asked.step_id, asked.name, asked.plan_id) == (run.run_id, "approve", "approve", "asks")
@@ -60,9 +62,9 @@ async def test_a_task_shows_all_that_was_asked_for(place: Place) -> None:
 
 
 @pytest.mark.contract("TSK-1")
-async def test_a_task_that_is_due_is_overdue_and_stays_open(place: Place) -> None:
-    app, asks = asking_app(due=timedelta(milliseconds=1))
-    async with place.node(app):
+async def test_a_task_that_is_due_is_overdue_and_stays_open(variant: EngineVariant) -> None:
+    app, asks = make_task_app(due=timedelta(milliseconds=1))
+    async with variant.node(app):
         run = await app.start(asks)
         asked = await open_task(app, run)
         assert asked.due_at is not None
@@ -93,9 +95,9 @@ async def test_a_task_that_is_due_is_overdue_and_stays_open(place: Place) -> Non
         {"payload": object()},
     ],
 )
-async def test_what_cannot_be_asked_raises_where_it_is_asked(place: Place, options: dict[str, Any]) -> None:
-    app, asks = asking_app(**options)
-    async with place.node(app):
+async def test_what_cannot_be_asked_raises_where_it_is_asked(variant: EngineVariant, options: dict[str, Any]) -> None:
+    app, asks = make_task_app(**options)
+    async with variant.node(app):
         with pytest.raises(RunFailed, match="InvalidInput"):
             await (await app.start(asks)).result()
 
@@ -106,7 +108,7 @@ async def test_only_a_workflow_asks() -> None:
 
 
 @pytest.mark.contract("TSK-1", "TSK-2", "WF-2")
-async def test_several_tasks_at_once_and_one_after_another_are_steps_of_their_own(place: Place) -> None:
+async def test_several_tasks_at_once_and_one_after_another_are_steps_of_their_own(variant: EngineVariant) -> None:
     app = hf.App("asking")
 
     @app.workflow
@@ -114,20 +116,20 @@ async def test_several_tasks_at_once_and_one_after_another_are_steps_of_their_ow
         first = await asyncio.gather(*(hf.task("size", int) for _ in range(2)))
         return [*first, await hf.task("size", int)]
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(asks)
-        await until_event(run, "TaskCreated", 2)
+        await wait_for_event(run, "TaskCreated", 2)
         asked = {task.step_id: task.task_id for task in await app.tasks.list()}
         assert sorted(asked) == ["size", "size#2"]
         await app.tasks.complete(asked["size#2"], 2, actor=EVE)
         await app.tasks.complete(asked["size"], 1, actor=EVE)
-        assert (await types(run))[-2:] == ["TaskCompleted", "TaskCreated"]
+        assert (await event_types(run))[-2:] == ["TaskCompleted", "TaskCreated"]
         await app.tasks.complete((await open_task(app, run, 3)).task_id, 3, actor=EVE)
         assert await run.result() == [1, 2, 3]
 
 
 @pytest.mark.contract("TSK-2", "WF-4")
-async def test_a_wait_that_is_given_up_cancels_its_task(place: Place) -> None:
+async def test_a_wait_that_is_given_up_cancels_its_task(variant: EngineVariant) -> None:
     app = hf.App("asking")
 
     @app.workflow
@@ -138,7 +140,7 @@ async def test_a_wait_that_is_given_up_cancels_its_task(place: Place) -> None:
         except TimeoutError:
             return "nobody answered"
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(asks)
         assert await run.result() == "nobody answered"
         [task] = await app.tasks.list(run_id=run.run_id)
@@ -148,9 +150,9 @@ async def test_a_wait_that_is_given_up_cancels_its_task(place: Place) -> None:
 
 
 @pytest.mark.contract("TSK-2", "WF-4", "INV")
-async def test_cancelling_a_run_closes_its_tasks(place: Place) -> None:
-    app, asks = asking_app()
-    async with place.node(app) as node:
+async def test_cancelling_a_run_closes_its_tasks(variant: EngineVariant) -> None:
+    app, asks = make_task_app()
+    async with variant.node(app) as node:
         run = await app.start(asks)
         asked = await open_task(app, run)
         await run.cancel()
@@ -163,13 +165,13 @@ async def test_cancelling_a_run_closes_its_tasks(place: Place) -> None:
 
 
 @pytest.mark.contract("TSK-2", "SIG-13")
-async def test_an_answer_is_recorded_while_the_run_is_paused_and_used_when_it_goes_on(place: Place) -> None:
-    app, asks = asking_app()
-    async with place.node(app):
+async def test_an_answer_is_recorded_while_the_run_is_paused_and_used_when_it_goes_on(variant: EngineVariant) -> None:
+    app, asks = make_task_app()
+    async with variant.node(app):
         run = await app.start(asks)
         asked = await open_task(app, run)
         await run.pause()
-        await until_status(run, PAUSED)
+        await wait_for_status(run, PAUSED)
         with pytest.raises(InvalidInput):
             await app.tasks.complete(asked.task_id, 5, actor=ANN)
         done = await app.tasks.complete(asked.task_id, Approval(True), actor=ANN)
@@ -179,7 +181,7 @@ async def test_an_answer_is_recorded_while_the_run_is_paused_and_used_when_it_go
 
 
 @pytest.mark.contract("TSK-2", "CAN-1")
-async def test_a_rotation_cancels_the_tasks_that_are_open(place: Place) -> None:
+async def test_a_rotation_cancels_the_tasks_that_are_open(variant: EngineVariant) -> None:
     app = hf.App("asking")
 
     @app.workflow
@@ -191,7 +193,7 @@ async def test_a_rotation_cancels_the_tasks_that_are_open(place: Place) -> None:
             hf.continue_as_new(1)
         return await hf.task("approve", str)
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(asks, 0)
         forgotten = await open_task(app, run)
         await run.signal("go", "on")
@@ -204,15 +206,15 @@ async def test_a_rotation_cancels_the_tasks_that_are_open(place: Place) -> None:
 
 
 @pytest.mark.contract("TSK-2", "OWN-3")
-async def test_a_task_outlives_the_node_that_asked(place: Place) -> None:
-    app, asks = asking_app()
-    async with place.opened() as store:
-        async with place.node(app, store):
+async def test_a_task_outlives_the_node_that_asked(variant: EngineVariant) -> None:
+    app, asks = make_task_app()
+    async with variant.opened() as store:
+        async with variant.node(app, store):
             run = await app.start(asks)
             asked = await open_task(app, run)
             await app.tasks.claim(asked.task_id, actor=ANN)
-        later, _ = asking_app()
-        async with place.node(later, store):
+        later, _ = make_task_app()
+        async with variant.node(later, store):
             with pytest.raises(InvalidInput):  # by the run's program: nothing has asked in this app yet
                 await later.tasks.complete(asked.task_id, "no", actor=ANN)
             await later.tasks.complete(asked.task_id, Approval(True), actor=ANN)
@@ -227,16 +229,16 @@ async def test_a_task_outlives_the_node_that_asked(place: Place) -> None:
 
 
 @pytest.mark.contract("TSK-1", "TMR-1")
-async def test_reminders_and_escalation_happen_by_themselves(place: Place) -> None:
-    app, asks = asking_app(
+async def test_reminders_and_escalation_happen_by_themselves(variant: EngineVariant) -> None:
+    app, asks = make_task_app(
         assignee="ann",
         remind=timedelta(milliseconds=20),
         escalate=Escalation(after=timedelta(milliseconds=30), roles=["boss"]),
     )
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(asks)
-        await until_event(run, "TaskReminded", 2)
-        escalated = (await until_event(run, "TaskAssigned")).data
+        await wait_for_event(run, "TaskReminded", 2)
+        escalated = (await wait_for_event(run, "TaskAssigned")).data
         assert isinstance(escalated, e.TaskAssigned)
         assert (escalated.action, escalated.assignee, escalated.roles) == ("escalate", None, ("boss",))
         asked = await open_task(app, run)
@@ -252,9 +254,9 @@ async def test_reminders_and_escalation_happen_by_themselves(place: Place) -> No
 
 
 @pytest.mark.contract("TSK-1", "TSK-2")
-async def test_two_of_three_answer_and_the_workflow_gets_both(place: Place) -> None:
-    app, asks = asking_app(bool, approvals=2, of=3)
-    async with place.node(app):
+async def test_two_of_three_answer_and_the_workflow_gets_both(variant: EngineVariant) -> None:
+    app, asks = make_task_app(bool, approvals=2, of=3)
+    async with variant.node(app):
         run = await app.start(asks)
         asked = await open_task(app, run)
         half = await app.tasks.complete(asked.task_id, True, actor=ANN)

@@ -7,13 +7,13 @@ import threading
 import pytest
 
 import holdfast as hf
-from tests.engine.place import Place, until_event
+from tests.engine.harness import EngineVariant, wait_for_event
 
 ONCE = hf.Retry(max_attempts=1)
 
 
 @pytest.mark.contract("ACT-1", "MSG-4")
-async def test_as_many_run_at_once_as_there_are_slots(place: Place) -> None:
+async def test_as_many_run_at_once_as_there_are_slots(variant: EngineVariant) -> None:
     app = hf.App("shop")
     together = threading.Barrier(40)
 
@@ -26,7 +26,7 @@ async def test_as_many_run_at_once_as_there_are_slots(place: Place) -> None:
     async def party() -> list[str]:
         return await asyncio.gather(*(meet() for _ in range(40)))
 
-    async with place.node(app, activities_at_once=40):
+    async with variant.node(app, activities_at_once=40):
         names = await (await app.start(party)).result()
     assert len(set(names)) == 40
     assert all(name.startswith("holdfast-activity") for name in names)
@@ -34,7 +34,7 @@ async def test_as_many_run_at_once_as_there_are_slots(place: Place) -> None:
 
 @pytest.mark.contract("ACT-1", "MSG-4")
 async def test_one_that_took_too_long_keeps_its_slot_until_it_returns(
-    place: Place, caplog: pytest.LogCaptureFixture
+    variant: EngineVariant, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = hf.App("shop")
     gate = threading.Event()
@@ -55,11 +55,11 @@ async def test_one_that_took_too_long_keeps_its_slot_until_it_returns(
             return str(failure.info.message)
 
     with caplog.at_level(logging.WARNING, logger="holdfast.activities"):
-        async with place.node(app, activities_at_once=1) as node:
+        async with variant.node(app, activities_at_once=1) as node:
             first = await app.start(order, "first")
             assert await first.result() == "activity 'slow' took longer than 30 ms"
             second = await app.start(order, "second")
-            await until_event(second, "StepStarted")
+            await wait_for_event(second, "StepStarted")
             assert node._slots.free == 0
             assert entered == ["first"]
             gate.set()
@@ -70,7 +70,7 @@ async def test_one_that_took_too_long_keeps_its_slot_until_it_returns(
 
 @pytest.mark.contract("ACT-1")
 @pytest.mark.parametrize("problem", [StopIteration(), SystemExit(1), asyncio.CancelledError(), KeyError("gone")])
-async def test_whatever_a_function_raises_is_recorded(place: Place, problem: BaseException) -> None:
+async def test_whatever_a_function_raises_is_recorded(variant: EngineVariant, problem: BaseException) -> None:
     app = hf.App("shop")
 
     @app.activity(retry=ONCE)
@@ -85,13 +85,13 @@ async def test_whatever_a_function_raises_is_recorded(place: Place, problem: Bas
             return str(failure.info.code)
         return "fine"
 
-    async with place.node(app):
+    async with variant.node(app):
         code = await (await app.start(order)).result()
     assert code == ("RuntimeError" if isinstance(problem, StopIteration) else type(problem).__name__)
 
 
 @pytest.mark.contract("ACT-1", "MSG-4")
-async def test_stopping_does_not_wait_for_a_thread(place: Place) -> None:
+async def test_stopping_does_not_wait_for_a_thread(variant: EngineVariant) -> None:
     app = hf.App("shop")
     entered, gate, ended = asyncio.Event(), threading.Event(), threading.Event()
     loop = asyncio.get_running_loop()
@@ -107,7 +107,7 @@ async def test_stopping_does_not_wait_for_a_thread(place: Place) -> None:
         await stuck()
 
     try:
-        async with place.node(app, drain_s=0.01):
+        async with variant.node(app, drain_s=0.01):
             await app.start(order)
             await entered.wait()
         assert not ended.is_set()
@@ -116,7 +116,7 @@ async def test_stopping_does_not_wait_for_a_thread(place: Place) -> None:
 
 
 @pytest.mark.contract("ACT-1")
-async def test_a_function_that_says_it_goes_on_hears_that_its_time_is_over(place: Place) -> None:
+async def test_a_function_that_says_it_goes_on_hears_that_its_time_is_over(variant: EngineVariant) -> None:
     app = hf.App("shop")
     heard = asyncio.Event()
     loop, pause = asyncio.get_running_loop(), threading.Event()
@@ -138,7 +138,7 @@ async def test_a_function_that_says_it_goes_on_hears_that_its_time_is_over(place
             return str(failure.info.message)
         return "done"
 
-    async with place.node(app):
+    async with variant.node(app):
         message = await (await app.start(order)).result()
         await heard.wait()
     assert message == "activity 'steady' was not done within 50 ms of being scheduled"

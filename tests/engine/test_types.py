@@ -20,7 +20,7 @@ from holdfast.service.options import ServiceOptions
 from holdfast.store.memory import MemoryStore
 from holdfast.store.port import RunQuery
 from holdfast.store.types import TokenQuery
-from tests.engine.place import Place, until_event
+from tests.engine.harness import EngineVariant, wait_for_event
 
 TEXTS: list[Any] = [None, 5, 0, False, b"x", ["x"], {"x": 1}, "\ud800", object()]
 IDS: list[Any] = [*TEXTS, "", "x" * 300]
@@ -53,7 +53,7 @@ INSIDE: dict[str, tuple[list[Any], Callable[[Any], Any]]] = {
     "wait timeout": (DURATIONS, lambda bad: hf.wait_signal("go", timeout=bad)),
     "signals timeout": (DURATIONS, lambda bad: hf.signals("go", timeout=bad)),
     "sleep": ([True, nan, inf, "5", [1], None, 10**30], lambda bad: hf.sleep(bad)),
-    "wait_until timeout": (DURATIONS, lambda bad: hf.wait_until(lambda: False, timeout=bad)),
+    "wait_for_history timeout": (DURATIONS, lambda bad: hf.wait_until(lambda: False, timeout=bad)),
 }
 
 
@@ -247,7 +247,7 @@ async def test_what_is_sent_to_a_run_is_checked_before_it_is_stored(parameter: s
     address = f"sqlite:///{tmp_path}/types.db"
     async with asyncio.timeout(60), app.node(address) as node:
         run: RunHandle[Any] = await app.start(waits)
-        await until_event(run, "TaskCreated")
+        await wait_for_event(run, "TaskCreated")
         [task] = await app.tasks.list()
         before = await node.store.stats()
         assert await taken(lambda value: word(app, run, task.task_id, value), bad) == []
@@ -258,14 +258,14 @@ async def test_what_is_sent_to_a_run_is_checked_before_it_is_stored(parameter: s
 
 
 @pytest.mark.contract("QUE-1")
-async def test_no_request_id_is_none_given(place: Place) -> None:
+async def test_no_request_id_is_none_given(variant: EngineVariant) -> None:
     app = hf.App("types")
 
     @app.workflow
     async def nothing() -> str:
         return "done"
 
-    async with place.node(app):
+    async with variant.node(app):
         runs = [await app.start(nothing, request_id=None) for _ in range(2)]
         assert [await run.result() for run in runs] == ["done", "done"]
         assert runs[0].run_id != runs[1].run_id

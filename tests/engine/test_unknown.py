@@ -6,7 +6,7 @@ import logging
 import pytest
 
 import holdfast as hf
-from tests.engine.place import types, until_event
+from tests.engine.harness import event_types, wait_for_event
 
 
 async def test_an_unknown_activity_of_a_run_is_reported_once_for_each_name(caplog: pytest.LogCaptureFixture) -> None:
@@ -26,14 +26,14 @@ async def test_an_unknown_activity_of_a_run_is_reported_once_for_each_name(caplo
         async with asyncio.timeout(60):
             async with app.node(store, options=hf.NodeOptions(drain_s=0.01)):
                 run_id = (await app.start(workflow)).run_id
-                await until_event(app.run(run_id), "StepStarted", times=3)
+                await wait_for_event(app.run(run_id), "StepStarted", times=3)
             async with other.node(store, options=hf.NodeOptions(drain_s=0.01)):
                 while not caplog.records:  # noqa: ASYNC110
                     await asyncio.sleep(0.002)
                 await other.run(run_id).signal("more", 1)
-                assert "StepRetried" not in await types(other.run(run_id))
+                assert "StepRetried" not in await event_types(other.run(run_id))
             async with app.node(store, options=hf.NodeOptions(drain_s=0.01)):
-                await until_event(app.run(run_id), "StepRetried", times=3)
+                await wait_for_event(app.run(run_id), "StepRetried", times=3)
     assert [record.message for record in caplog.records] == [
         f"run {run_id}: no activity 'gone' is known here; its steps wait"
     ]

@@ -8,7 +8,7 @@ import pytest
 import holdfast as hf
 from holdfast.core.state import CANCELLED, COMPLETED
 from holdfast.errors import RunCancelled, RunTerminal, UpdateFailed
-from tests.engine.place import Place, types, until, until_event, until_status
+from tests.engine.harness import EngineVariant, event_types, wait_for_event, wait_for_history, wait_for_status
 
 
 class Gate:
@@ -51,36 +51,38 @@ def counting(gate: Gate) -> tuple[hf.App, Any]:
 
 
 @pytest.mark.contract("WF-6", "CAN-1")
-async def test_the_effect_of_an_update_that_is_being_answered_at_a_rotation_is_carried(place: Place) -> None:
+async def test_the_effect_of_an_update_that_is_being_answered_at_a_rotation_is_carried(variant: EngineVariant) -> None:
     gate = Gate()
     app, count = counting(gate)
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(count)
         asking = asyncio.create_task(run.update("add", by=5))
         await gate.began.wait()
         await run.signal("end", "rotate")
-        await until_event(run, "SignalReceived")
+        await wait_for_event(run, "SignalReceived")
         gate.opened.set()
         assert await asking == 5
-        await until_event(run, "ContinuedAsNew")
+        await wait_for_event(run, "ContinuedAsNew")
         assert await run.query("total") == 5
         await run.signal("end", "return")
         assert await run.result() == [5, 1]
-        names = await types(run)
+        names = await event_types(run)
         assert names.index("UpdateCompleted") < names.index("ContinuedAsNew")
     assert gate.passed == [5]
 
 
 @pytest.mark.contract("WF-6")
-async def test_the_effect_of_an_update_that_is_being_answered_at_the_return_is_in_the_result(place: Place) -> None:
+async def test_the_effect_of_an_update_that_is_being_answered_at_the_return_is_in_the_result(
+    variant: EngineVariant,
+) -> None:
     gate = Gate()
     app, count = counting(gate)
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(count)
         asking = asyncio.create_task(run.update("add", by=5))
         await gate.began.wait()
         await run.signal("end", "return")
-        await until_event(run, "SignalReceived")
+        await wait_for_event(run, "SignalReceived")
         gate.opened.set()
         assert await asking == 5
         assert await run.result() == [5, 0]
@@ -88,38 +90,40 @@ async def test_the_effect_of_an_update_that_is_being_answered_at_the_return_is_i
 
 
 @pytest.mark.contract("WF-6", "CAN-1")
-async def test_an_update_that_arrives_while_a_rotation_waits_is_answered_by_the_next_stretch(place: Place) -> None:
+async def test_an_update_that_arrives_while_a_rotation_waits_is_answered_by_the_next_stretch(
+    variant: EngineVariant,
+) -> None:
     gate = Gate()
     app, count = counting(gate)
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(count)
         first = asyncio.create_task(run.update("add", by=5))
         await gate.began.wait()
         await run.signal("end", "rotate")
-        await until_event(run, "SignalReceived")
+        await wait_for_event(run, "SignalReceived")
         second = asyncio.create_task(run.update("add", by=1))
         await run.signal("other")
-        await until(run, lambda events: len(events) >= 6)
-        assert (await types(run)).count("UpdateAccepted") == 1
+        await wait_for_history(run, lambda events: len(events) >= 6)
+        assert (await event_types(run)).count("UpdateAccepted") == 1
         gate.opened.set()
         assert [await first, await second] == [5, 6]
         await run.signal("end", "return")
         assert await run.result() == [6, 1]
-        names = await types(run)
+        names = await event_types(run)
         assert names.index("ContinuedAsNew") < len(names) - 1 - names[::-1].index("UpdateAccepted")
 
 
 @pytest.mark.contract("WF-4", "WF-6")
 @pytest.mark.parametrize("end", ["rotate", "return"])
-async def test_a_run_that_waits_for_an_update_can_be_cancelled(place: Place, end: str) -> None:
+async def test_a_run_that_waits_for_an_update_can_be_cancelled(variant: EngineVariant, end: str) -> None:
     gate = Gate()
     app, count = counting(gate)
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(count)
         asking = asyncio.create_task(run.update("add", by=5))
         await gate.began.wait()
         await run.signal("end", end)
-        await until_event(run, "SignalReceived")
+        await wait_for_event(run, "SignalReceived")
         await run.cancel()
         with pytest.raises(RunCancelled):
             await run.result()
@@ -131,7 +135,7 @@ async def test_a_run_that_waits_for_an_update_can_be_cancelled(place: Place, end
 
 @pytest.mark.contract("WF-6", "CAN-1")
 async def test_an_update_that_only_the_ending_function_can_answer_begins_again_after_the_rotation(
-    place: Place,
+    variant: EngineVariant,
 ) -> None:
     """What it waits for comes true in the same breath in which the arguments are taken."""
     app = hf.App("deadlock")
@@ -154,18 +158,18 @@ async def test_an_update_that_only_the_ending_function_can_answer_begins_again_a
         await hf.wait_signal("end", str)
         return [total, stretch]
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(flow)
         asking = asyncio.create_task(run.update("add", by=5))
-        await until_event(run, "UpdateAccepted")
+        await wait_for_event(run, "UpdateAccepted")
         await run.signal("end", "rotate")
-        await until_event(run, "ContinuedAsNew")
+        await wait_for_event(run, "ContinuedAsNew")
         assert not asking.done()
         await run.signal("end", "return")
         assert await asking == 5
         await run.signal("end", "return")
         assert await run.result() == [5, 1]
-        assert (await types(run)).count("UpdateAccepted") == 1
+        assert (await event_types(run)).count("UpdateAccepted") == 1
 
 
 def family(policy: str = "await") -> tuple[hf.App, Any]:
@@ -203,65 +207,69 @@ def family(policy: str = "await") -> tuple[hf.App, Any]:
 
 
 @pytest.mark.contract("WF-6", "SIG-3", "CAN-1")
-async def test_what_arrives_while_a_rotation_waits_for_children_is_for_the_next_stretch(place: Place) -> None:
+async def test_what_arrives_while_a_rotation_waits_for_children_is_for_the_next_stretch(variant: EngineVariant) -> None:
     app, parent = family()
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(parent, "rotate", [], run_id="p")
         await run.signal("note", "early")
-        await until_event(run, "SignalReceived")
+        await wait_for_event(run, "SignalReceived")
         await run.signal("end", "")
-        await until_event(run, "SignalReceived", times=2)
+        await wait_for_event(run, "SignalReceived", times=2)
         await run.signal("note", "late")
         asking = asyncio.create_task(run.update("add", by=5))
-        await until_event(app.run("p/child"), "SignalWaiting")
+        await wait_for_event(app.run("p/child"), "SignalWaiting")
         assert not asking.done()
         await app.run("p/child").signal("go", "")
         assert await asking == 5
-        await until_event(run, "SignalReceived", times=3)
+        await wait_for_event(run, "SignalReceived", times=3)
         await run.signal("end", "")
         assert await run.result() == [["early", "late"], 5]
-        names = await types(run)
+        names = await event_types(run)
         assert names.index("ContinuedAsNew") < names.index("UpdateAccepted")
 
 
 @pytest.mark.contract("WF-6", "WF-7", "SIG-3")
-async def test_what_arrives_while_a_return_waits_for_children_is_told_that_the_run_has_ended(place: Place) -> None:
+async def test_what_arrives_while_a_return_waits_for_children_is_told_that_the_run_has_ended(
+    variant: EngineVariant,
+) -> None:
     app, parent = family()
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(parent, "return", [], run_id="p")
         await run.signal("end", "")
-        await until_event(run, "SignalReceived")
+        await wait_for_event(run, "SignalReceived")
         await run.signal("note", "late")
         asking = asyncio.create_task(run.update("add", by=5))
-        await until_event(app.run("p/child"), "SignalWaiting")
+        await wait_for_event(app.run("p/child"), "SignalWaiting")
         await app.run("p/child").signal("go", "")
         with pytest.raises(RunTerminal):
             await asking
         assert await run.result() == [[], 0]
         assert [each.name for each in await run.mailbox() if each.name == "note"] == ["note"]
-        assert "UpdateAccepted" not in await types(run)
+        assert "UpdateAccepted" not in await event_types(run)
 
 
 @pytest.mark.contract("WF-4", "WF-6")
 @pytest.mark.parametrize(("end", "status"), [("rotate", CANCELLED), ("return", COMPLETED)])
-async def test_a_run_that_waits_for_its_children_can_be_cancelled(place: Place, end: str, status: Any) -> None:
+async def test_a_run_that_waits_for_its_children_can_be_cancelled(
+    variant: EngineVariant, end: str, status: Any
+) -> None:
     """One that has returned keeps its result; what it waits for is cancelled."""
     app, parent = family()
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(parent, end, [], run_id="p")
         await run.signal("end", "")
-        await until_event(run, "SignalReceived")
+        await wait_for_event(run, "SignalReceived")
         asking = asyncio.create_task(run.update("add", by=5))
-        await until_event(app.run("p/child"), "SignalWaiting")
+        await wait_for_event(app.run("p/child"), "SignalWaiting")
         await run.cancel()
-        await until_status(app.run("p/child"), CANCELLED)
-        await until_status(run, status)
+        await wait_for_status(app.run("p/child"), CANCELLED)
+        await wait_for_status(run, status)
         with pytest.raises(RunTerminal):
             await asking
 
 
 @pytest.mark.contract("WF-6")
-async def test_the_handler_of_an_update_cannot_begin_the_workflow_again(place: Place) -> None:
+async def test_the_handler_of_an_update_cannot_begin_the_workflow_again(variant: EngineVariant) -> None:
     app = hf.App("handler")
 
     @app.workflow
@@ -269,7 +277,7 @@ async def test_the_handler_of_an_update_cannot_begin_the_workflow_again(place: P
         hf.on_update("rotate", lambda: hf.continue_as_new())
         return await hf.wait_signal("end", str)
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(flow)
         with pytest.raises(UpdateFailed, match="cannot rotate the history"):
             await run.update("rotate")
@@ -279,27 +287,27 @@ async def test_the_handler_of_an_update_cannot_begin_the_workflow_again(place: P
 
 @pytest.mark.contract("WF-6", "OWN-3")
 @pytest.mark.parametrize("end", ["rotate", "return"])
-async def test_an_end_that_waits_for_an_update_is_found_again_after_a_restart(place: Place, end: str) -> None:
+async def test_an_end_that_waits_for_an_update_is_found_again_after_a_restart(variant: EngineVariant, end: str) -> None:
     """Nodes stop between any two turns, and the next one makes the same of the history."""
     gate = Gate()
-    async with place.opened() as store:
+    async with variant.opened() as store:
         app, count = counting(gate)
-        async with place.node(app, store, drain_s=0.01):
+        async with variant.node(app, store, drain_s=0.01):
             run = await app.start(count)
             run_id = run.run_id
             asking = asyncio.create_task(run.update("add", by=5))
             await gate.began.wait()
             await run.signal("end", end)
-            await until_event(run, "SignalReceived")
+            await wait_for_event(run, "SignalReceived")
             asking.cancel()
         gate.opened.set()
         app, _ = counting(gate)
-        async with place.node(app, store):
+        async with variant.node(app, store):
             run = app.run(run_id)
             if end == "rotate":
-                await until_event(run, "ContinuedAsNew")
+                await wait_for_event(run, "ContinuedAsNew")
                 assert await run.query("total") in (0, 5)
                 await run.signal("end", "return")
-            completed = (await until_event(run, "UpdateCompleted")).data
+            completed = (await wait_for_event(run, "UpdateCompleted")).data
             total = (await run.result())[0]
             assert total == (5 if completed.error is None else 0)  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ from holdfast.engine.turns.draft import TurnDraft
 from holdfast.errors import Conflict, NotFound, RunCancelled, RunFailed, RunTerminal
 from holdfast.run import RunHandle
 from holdfast.testing.samples import SampleNode
-from tests.engine.place import until_event, until_status
+from tests.engine.harness import wait_for_event, wait_for_status
 
 WAITS = "waits"
 STATUSES: tuple[RunStatus, ...] = (PENDING, APPROVED, RUNNING, PAUSED, COMPLETED, FAILED, CANCELLED)
@@ -102,14 +102,14 @@ async def run_in(status: RunStatus) -> AsyncIterator[RunHandle[Any]]:
     app, order = talker()
     async with app.node(store):
         run = await app.start(order)
-        await until_event(run, "SignalWaiting")
+        await wait_for_event(run, "SignalWaiting")
         if status is PAUSED:
             await run.pause()
         elif status is CANCELLED:
             await run.cancel()
         elif status is not RUNNING:
             await run.signal("go", "x" if status is COMPLETED else "fail")
-        await until_status(run, status)
+        await wait_for_status(run, status)
         yield run
 
 

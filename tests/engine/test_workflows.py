@@ -10,13 +10,13 @@ import holdfast as hf
 from holdfast.core import events as e
 from holdfast.core.state import PAUSED
 from holdfast.errors import ActivityFailed, Conflict, InvalidInput, RunCancelled, RunFailed
-from tests.engine.place import Place, types, until, until_event, until_status
+from tests.engine.harness import EngineVariant, event_types, wait_for_event, wait_for_history, wait_for_status
 
 ONCE = hf.Retry(max_attempts=1)
 
 
 @pytest.mark.contract("TMR-1", "WF-1")
-async def test_sleeping_and_timing_out_take_the_time_they_should(place: Place) -> None:
+async def test_sleeping_and_timing_out_take_the_time_they_should(variant: EngineVariant) -> None:
     app = hf.App("time")
 
     @app.workflow
@@ -32,7 +32,7 @@ async def test_sleeping_and_timing_out_take_the_time_they_should(place: Place) -
             return "late"
         return "done"
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(sleepy)
         assert await run.result() == "late"
         fired = [event for event in await run.events() if event.event_type == "TimerFired"]
@@ -40,7 +40,7 @@ async def test_sleeping_and_timing_out_take_the_time_they_should(place: Place) -
 
 
 @pytest.mark.contract("WF-2")
-async def test_time_ids_and_chance_are_the_same_on_every_replay(place: Place) -> None:
+async def test_time_ids_and_chance_are_the_same_on_every_replay(variant: EngineVariant) -> None:
     app = hf.App("chance")
     seen: list[list[Any]] = []
 
@@ -57,7 +57,7 @@ async def test_time_ids_and_chance_are_the_same_on_every_replay(place: Place) ->
             await nothing()
         return drawn
 
-    async with place.node(app):
+    async with variant.node(app):
         result = await (await app.start(draws, run_id="run-1")).result()
         other = await (await app.start(draws, run_id="run-2")).result()
     for drawn in seen:
@@ -70,7 +70,7 @@ async def test_time_ids_and_chance_are_the_same_on_every_replay(place: Place) ->
 
 
 @pytest.mark.contract("CAN-1", "WF-4")
-async def test_a_rotation_keeps_the_run_its_counters_and_its_signals(place: Place) -> None:
+async def test_a_rotation_keeps_the_run_its_counters_and_its_signals(variant: EngineVariant) -> None:
     app = hf.App("rounds")
 
     @app.activity
@@ -84,18 +84,18 @@ async def test_a_rotation_keeps_the_run_its_counters_and_its_signals(place: Plac
             hf.continue_as_new(number + 1, seen)
         return seen
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(rounds, 0, [])
         for number in range(5):
             await run.signal("go", number)
         assert await run.result() == [0, 0, 1, 10, 2, 20, 3, 30, 4, 40]
-        names = await types(run)
+        names = await event_types(run)
         assert names.count("ContinuedAsNew") == 4
         assert names.count("SignalReceived") == 5
 
 
 @pytest.mark.contract("CAN-1", "WF-4")
-async def test_a_rotation_inside_a_task_group_or_a_saga_is_a_rotation(place: Place) -> None:
+async def test_a_rotation_inside_a_task_group_or_a_saga_is_a_rotation(variant: EngineVariant) -> None:
     app = hf.App("rounds")
 
     @app.activity
@@ -112,12 +112,12 @@ async def test_a_rotation_inside_a_task_group_or_a_saga_is_a_rotation(place: Pla
                 hf.continue_as_new(number + 1)
         return number
 
-    async with place.node(app):
+    async with variant.node(app):
         assert await (await app.start(rounds, 0)).result() == 3
 
 
 @pytest.mark.contract("CAN-1", "WF-4", "WF-6")
-async def test_an_update_and_a_cancellation_survive_a_rotation(place: Place) -> None:
+async def test_an_update_and_a_cancellation_survive_a_rotation(variant: EngineVariant) -> None:
     app = hf.App("rounds")
 
     @app.activity
@@ -142,34 +142,34 @@ async def test_an_update_and_a_cancellation_survive_a_rotation(place: Place) -> 
             raise
         hf.continue_as_new(total)
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(rounds, 0)
         assert [await run.update("add", by=n) for n in (1, 2, 3)] == [1, 3, 6]
-        await until(run, lambda events: sum(event.event_type == "ContinuedAsNew" for event in events) == 3)
+        await wait_for_history(run, lambda events: sum(event.event_type == "ContinuedAsNew" for event in events) == 3)
         await run.cancel("enough")
         with pytest.raises(RunCancelled):
             await run.result()
-        names = await types(run)
+        names = await event_types(run)
         assert names[names.index("RunCancelRequested") :].count("ContinuedAsNew") == 1
 
 
 @pytest.mark.contract("CAN-1", "WF-2")
-async def test_a_workflow_that_begins_again_for_ever_is_paused(place: Place) -> None:
+async def test_a_workflow_that_begins_again_for_ever_is_paused(variant: EngineVariant) -> None:
     app = hf.App("rounds")
 
     @app.workflow
     async def rounds(number: int) -> None:
         hf.continue_as_new(number + 1)
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(rounds, 0)
-        paused = await until_event(run, "RunPaused")
+        paused = await wait_for_event(run, "RunPaused")
         assert isinstance(paused.data, e.RunPaused)
         assert paused.data.reason == "RunawayWorkflow"
 
 
 @pytest.mark.contract("CAN-1", "WF-4")
-async def test_a_cancellation_that_a_rotation_did_not_heed_ends_the_next_stretch(place: Place) -> None:
+async def test_a_cancellation_that_a_rotation_did_not_heed_ends_the_next_stretch(variant: EngineVariant) -> None:
     app = hf.App("rounds")
     told: list[int] = []
 
@@ -187,9 +187,9 @@ async def test_a_cancellation_that_a_rotation_did_not_heed_ends_the_next_stretch
                 hf.continue_as_new(1)
             raise
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(rounds, 0)
-        await until_event(run, "TimerStarted")
+        await wait_for_event(run, "TimerStarted")
         await run.cancel()
         with pytest.raises(RunCancelled):
             await run.result()
@@ -200,7 +200,7 @@ async def test_a_cancellation_that_a_rotation_did_not_heed_ends_the_next_stretch
 
 
 @pytest.mark.contract("WF-4")
-async def test_a_cancelled_run_may_clean_up_first_and_asking_twice_is_harmless(place: Place) -> None:
+async def test_a_cancelled_run_may_clean_up_first_and_asking_twice_is_harmless(variant: EngineVariant) -> None:
     app = hf.App("cancel")
     cleaned: list[str] = []
 
@@ -216,19 +216,19 @@ async def test_a_cancelled_run_may_clean_up_first_and_asking_twice_is_harmless(p
             await asyncio.shield(clean("one"))
             await clean("two")
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(careful)
-        await until_event(run, "TimerStarted")
+        await wait_for_event(run, "TimerStarted")
         await run.cancel("enough", actor="ann")
         await run.cancel("enough", actor="bob")
         with pytest.raises(RunCancelled):
             await run.result()
-        assert (await types(run)).count("RunCancelRequested") == 1
+        assert (await event_types(run)).count("RunCancelRequested") == 1
     assert cleaned == ["one", "two"]
 
 
 @pytest.mark.contract("WF-4", "ACT-1")
-async def test_an_activity_that_nobody_waits_for_any_more_is_cancelled(place: Place) -> None:
+async def test_an_activity_that_nobody_waits_for_any_more_is_cancelled(variant: EngineVariant) -> None:
     app = hf.App("cancel")
     stopped = asyncio.Event()
 
@@ -245,7 +245,7 @@ async def test_an_activity_that_nobody_waits_for_any_more_is_cancelled(place: Pl
             await endless()
         return "never"
 
-    async with place.node(app):
+    async with variant.node(app):
         with pytest.raises(RunFailed, match="TimeoutError"):
             await (await app.start(impatient)).result()
         async with asyncio.timeout(60):
@@ -284,13 +284,13 @@ def saga_app(undone: list[str], *, is_broken: bool = False) -> tuple[hf.App, Any
 
 @pytest.mark.contract("WF-4")
 @pytest.mark.parametrize("is_cancelled", [False, True])
-async def test_what_was_done_is_undone_in_reverse_order(place: Place, is_cancelled: bool) -> None:
+async def test_what_was_done_is_undone_in_reverse_order(variant: EngineVariant, is_cancelled: bool) -> None:
     undone: list[str] = []
     app, book = saga_app(undone)
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(book, is_cancelled)
         if is_cancelled:
-            await until_event(run, "TimerStarted")
+            await wait_for_event(run, "TimerStarted")
             await run.cancel()
             with pytest.raises(RunCancelled):
                 await run.result()
@@ -301,10 +301,10 @@ async def test_what_was_done_is_undone_in_reverse_order(place: Place, is_cancell
 
 
 @pytest.mark.contract("WF-4")
-async def test_when_undoing_fails_both_errors_are_reported_and_the_rest_is_undone(place: Place) -> None:
+async def test_when_undoing_fails_both_errors_are_reported_and_the_rest_is_undone(variant: EngineVariant) -> None:
     undone: list[str] = []
     app, book = saga_app(undone, is_broken=True)
-    async with place.node(app):
+    async with variant.node(app):
         with pytest.raises(RunFailed) as caught:
             await (await app.start(book, False)).result()
     assert undone == ["three", "two", "one"]
@@ -316,7 +316,7 @@ async def test_when_undoing_fails_both_errors_are_reported_and_the_rest_is_undon
 
 
 @pytest.mark.contract("WF-7", "SIG-13")
-async def test_a_paused_run_records_results_and_goes_on_when_it_is_resumed(place: Place) -> None:
+async def test_a_paused_run_records_results_and_goes_on_when_it_is_resumed(variant: EngineVariant) -> None:
     app = hf.App("pause")
     gate, after = asyncio.Event(), []
 
@@ -335,22 +335,22 @@ async def test_a_paused_run_records_results_and_goes_on_when_it_is_resumed(place
         await next_one()
         return f"{first}, {signal}"
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(two_steps)
-        await until_event(run, "SignalWaiting")
+        await wait_for_event(run, "SignalWaiting")
         await run.pause("lunch", actor="ann")
-        await until_status(run, PAUSED)
+        await wait_for_status(run, PAUSED)
         await run.signal("go", "sent while paused")
         gate.set()
-        await until_event(run, "StepCompleted")
+        await wait_for_event(run, "StepCompleted")
         assert after == []
-        assert "SignalReceived" not in await types(run)
+        assert "SignalReceived" not in await event_types(run)
         await run.resume()
         assert await run.result() == "came while paused, sent while paused"
 
 
 @pytest.mark.contract("WF-7", "SIG-13")
-async def test_a_race_that_both_sides_won_during_a_pause_is_decided_once(place: Place) -> None:
+async def test_a_race_that_both_sides_won_during_a_pause_is_decided_once(variant: EngineVariant) -> None:
     app = hf.App("pause")
     gate = asyncio.Event()
 
@@ -368,13 +368,13 @@ async def test_a_race_that_both_sides_won_during_a_pause_is_decided_once(place: 
         await hf.sleep(0.01)
         return ",".join(sorted(task.result() for task in done))
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(race)
-        await until_event(run, "StepStarted", times=2)
+        await wait_for_event(run, "StepStarted", times=2)
         await run.pause()
-        await until_status(run, PAUSED)
+        await wait_for_status(run, PAUSED)
         gate.set()
-        await until_event(run, "StepCompleted", times=2)
+        await wait_for_event(run, "StepCompleted", times=2)
         await run.resume()
         assert await run.result() in ("a", "b", "a,b")
 
@@ -383,14 +383,14 @@ async def test_a_race_that_both_sides_won_during_a_pause_is_decided_once(place: 
 
 
 @pytest.mark.contract("QUE-1")
-async def test_the_same_request_starts_one_run(place: Place) -> None:
+async def test_the_same_request_starts_one_run(variant: EngineVariant) -> None:
     app = hf.App("start")
 
     @app.workflow
     async def order(number: int) -> int:
         return number
 
-    async with place.node(app):
+    async with variant.node(app):
         first = await app.start(order, 1, request_id="req-1")
         again = await app.start(order, 1, request_id="req-1")
         assert again.run_id == first.run_id
@@ -400,7 +400,7 @@ async def test_the_same_request_starts_one_run(place: Place) -> None:
 
 
 @pytest.mark.contract("WF-7", "API-2")
-async def test_a_failed_run_tells_the_whole_chain_of_causes(place: Place) -> None:
+async def test_a_failed_run_tells_the_whole_chain_of_causes(variant: EngineVariant) -> None:
     app = hf.App("fail")
 
     @app.activity(retry=ONCE)
@@ -417,7 +417,7 @@ async def test_a_failed_run_tells_the_whole_chain_of_causes(place: Place) -> Non
         except ActivityFailed as problem:
             raise ValueError("the order") from problem
 
-    async with place.node(app):
+    async with variant.node(app):
         with pytest.raises(RunFailed, match="the order") as caught:
             await (await app.start(order)).result()
     codes, info = [], caught.value.info
@@ -428,20 +428,20 @@ async def test_a_failed_run_tells_the_whole_chain_of_causes(place: Place) -> Non
 
 
 @pytest.mark.contract("API-2")
-async def test_a_workflow_whose_result_cannot_be_kept_fails_and_says_so(place: Place) -> None:
+async def test_a_workflow_whose_result_cannot_be_kept_fails_and_says_so(variant: EngineVariant) -> None:
     app = hf.App("fail")
 
     @app.workflow
     async def odd() -> object:
         return object()
 
-    async with place.node(app):
+    async with variant.node(app):
         with pytest.raises(RunFailed, match="cannot be stored"):
             await (await app.start(odd)).result()
 
 
 @pytest.mark.contract("WF-3")
-async def test_a_new_run_takes_the_patched_way(place: Place) -> None:
+async def test_a_new_run_takes_the_patched_way(variant: EngineVariant) -> None:
     app = hf.App("patch")
 
     @app.activity
@@ -454,10 +454,10 @@ async def test_a_new_run_takes_the_patched_way(place: Place) -> None:
         await work()
         return [first, hf.patched("faster"), hf.patched("later")]
 
-    async with place.node(app):
+    async with variant.node(app):
         run = await app.start(order)
         assert await run.result() == [True, True, True]
-        assert (await types(run)).count("MarkerRecorded") == 2
+        assert (await event_types(run)).count("MarkerRecorded") == 2
 
 
 def test_what_cannot_be_registered_is_refused() -> None:

@@ -10,7 +10,7 @@ import pytest
 import holdfast as hf
 from holdfast.core.events import RunCompleted, StepCompleted
 from holdfast.store.port import CommitConflict, Committed, Store, Turn
-from tests.engine.place import Around, Place, types, until_event
+from tests.engine.harness import Around, EngineVariant, event_types, wait_for_event
 
 
 class Zombie:
@@ -74,18 +74,18 @@ def haunted_app(zombie: Zombie) -> tuple[hf.App, Any]:
 @pytest.mark.contract("ACT-1", "INV")
 @pytest.mark.parametrize("fails", [False, True], ids=["returns", "raises"])
 async def test_what_an_attempt_that_was_given_up_comes_to_is_ignored(
-    place: Place, fails: bool, caplog: pytest.LogCaptureFixture
+    variant: EngineVariant, fails: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     zombie = Zombie()
     app, house = haunted_app(zombie)
     with caplog.at_level(logging.WARNING, logger="holdfast.node"):
-        async with place.opened() as inner:
+        async with variant.opened() as inner:
             store: Any = Meddling(inner, zombie)
-            async with place.node(app, store) as node:
+            async with variant.node(app, store) as node:
                 run = await app.start(house, fails)
                 await zombie.began.wait()
                 await run.signal("stop", True)
-                await until_event(run, "StepCancelled")
+                await wait_for_event(run, "StepCancelled")
                 await run.signal("go", "quiet")
                 assert await run.result() == "quiet"
                 commits = store.commits
@@ -93,14 +93,14 @@ async def test_what_an_attempt_that_was_given_up_comes_to_is_ignored(
                     await asyncio.sleep(0)
                 assert not node.owns(run.run_id)
                 assert store.commits == commits, "a run that has finished takes no turn"
-                names = await types(run)
+                names = await event_types(run)
                 assert names[-1] == "RunCompleted"
                 assert not {"StepCompleted", "StepFailed"} & set(names)
     assert "a turn was not committed" not in caplog.text
 
 
 @pytest.mark.contract("ACT-1", "OWN-1", "INV")
-async def test_an_attempt_of_a_run_that_was_taken_over_reports_nothing_here(place: Place) -> None:
+async def test_an_attempt_of_a_run_that_was_taken_over_reports_nothing_here(variant: EngineVariant) -> None:
     """The run comes back to its first node, which is asked for a second attempt while the first goes on."""
     first = Zombie()
     app, attempts = hf.App("haunted"), list[int]()
@@ -114,12 +114,12 @@ async def test_an_attempt_of_a_run_that_was_taken_over_reports_nothing_here(plac
     async def house() -> str:
         return f"{await haunt()} after {await hf.wait_signal('go', str)}"
 
-    async with place.opened() as store, place.node(app, store) as node:
+    async with variant.opened() as store, variant.node(app, store) as node:
         run = await app.start(house)
         await first.began.wait()
         await store.release(node.name, [run.run_id])  # as if another node had had it
         store.wakeups.notify()
-        await until_event(run, "StepCompleted")
+        await wait_for_event(run, "StepCompleted")
         first.may_end.set()
         await first.ended.wait()
         await run.signal("go", "all")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.console import MOST_SECONDS, environment
+from tests.cli.command_process import MOST_SECONDS, environment
 
 TOP = Path(__file__).parents[2]
 PAGE = (TOP / "docs" / "getting-started.md").read_text()

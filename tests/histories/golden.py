@@ -26,8 +26,8 @@ from holdfast.core.messages import NodeLost, Update
 from holdfast.core.snapshot import project_run
 from holdfast.core.state import state_of
 from holdfast.core.timing import Retry
-from tests.core.bodies import SAMPLES
-from tests.core.driving import SECOND, Driver, activity, answered, child, done, failed, made, task, timer, wait
+from tests.core.driver import SECOND, Driver, activity, answered, child, done, failed, made, task, timer, wait
+from tests.core.event_bodies import SAMPLES
 
 FOLDER = Path(__file__).parent
 TASK_EVENTS = ("TaskAssigned", "TaskReminded", "TaskCommented", "TaskAnswered", "TaskRefused")

@@ -9,8 +9,8 @@ import pytest
 import holdfast as hf
 from holdfast.engine.check_histories import check_histories, check_store
 from holdfast.engine.history import since_rotation
-from tests.engine.place import until_event
-from tests.program.stage import Stage, staged
+from tests.engine.harness import wait_for_event
+from tests.program.core_run import CoreRun, start_core_run
 
 
 def rounds(app: hf.App) -> Any:
@@ -50,28 +50,26 @@ def made(make: Callable[[hf.App], Any]) -> tuple[hf.App, Any]:
 
 @pytest.mark.contract("WF-3", "CAN-1")
 def test_only_what_a_node_would_replay_is_checked() -> None:
-    stage = Stage(*made(rounds), 0).start()
+    run = CoreRun(*made(rounds), 0).start()
     other, _ = made(other_rounds)
     for prefix in ("", "1/", "2/"):
-        stage.complete(f"{prefix}work", 1)
-        assert len(check_histories(other.registry, [stage.events])) == (0 if prefix == "2/" else 1)
-        stage.send("go", "")
-    assert check_histories(other.registry, [stage.events]) == check_histories(stage.app.registry, [stage.events]) == []
-    assert len(since_rotation(stage.events)) == 2
+        run.complete(f"{prefix}work", 1)
+        assert len(check_histories(other.registry, [run.events])) == (0 if prefix == "2/" else 1)
+        run.send("go", "")
+    assert check_histories(other.registry, [run.events]) == check_histories(run.app.registry, [run.events]) == []
+    assert len(since_rotation(run.events)) == 2
 
 
 @pytest.mark.contract("WF-3")
 def test_a_missing_version_and_arguments_that_do_not_fit_are_problems() -> None:
-    stage = Stage(*made(rounds), 0).start()
-    assert [problem.code for problem in check_histories(hf.App("empty").registry, [stage.events])] == [
-        "VersionMismatch"
-    ]
+    run = CoreRun(*made(rounds), 0).start()
+    assert [problem.code for problem in check_histories(hf.App("empty").registry, [run.events])] == ["VersionMismatch"]
 
     async def order(name: str) -> None: ...
 
     app = hf.App("check")
     app.workflow(order)
-    [problem] = check_histories(app.registry, [stage.events])
+    [problem] = check_histories(app.registry, [run.events])
     assert (problem.code, problem.run_seq, problem.expected) == ("NondeterminismError", 2, '{"number":0}')
     assert problem.found == "async def order(name: str) -> None"
 
@@ -81,8 +79,8 @@ def test_runs_that_have_not_begun_or_have_ended_are_no_problem() -> None:
     async def short() -> int:
         return 1
 
-    ended = staged(short)
-    waiting = Stage(*made(rounds), 0)
+    ended = start_core_run(short)
+    waiting = CoreRun(*made(rounds), 0)
     assert check_histories(ended.app.registry, [ended.events, []]) == []
     assert check_histories(waiting.app.registry, [waiting.events]) == []
 
@@ -94,7 +92,7 @@ async def test_the_runs_of_a_store_are_checked() -> None:
     async with app.node(store):
         runs = [await app.start(order, number) for number in (0, 1, 7)]
         for run in runs:
-            await until_event(run, "SignalWaiting")
+            await wait_for_event(run, "SignalWaiting")
     assert await check_store(app.registry, store) == []
     other, _ = made(other_rounds)
     problems = await check_store(other.registry, store)
@@ -126,7 +124,7 @@ async def test_a_condition_that_exits_is_a_finding() -> None:
     async with app.node(store):
         runs = [await app.start(workflow, run_id=run_id) for run_id in ("a", "b")]
         for run in runs:
-            await until_event(run, "TimerFired")
+            await wait_for_event(run, "TimerFired")
     assert await check_store(app.registry, store) == []
     is_broken = True
     found = await check_store(app.registry, store)

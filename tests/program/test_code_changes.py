@@ -11,7 +11,7 @@ import holdfast as hf
 from holdfast.core.state import COMPLETED
 from holdfast.engine.check_histories import check_histories
 from holdfast.errors import NondeterminismError
-from tests.program.stage import Stage
+from tests.program.core_run import CoreRun
 
 PAGE = Path(__file__).parents[2] / "docs" / "changing-code.md"
 
@@ -135,14 +135,14 @@ def app_with(make: Callable[[Shop], Order], charge: str = "charge") -> tuple[hf.
     return app, app.workflow(name="order")(make(Shop(app, charge)))
 
 
-def recorded() -> Stage:
+def recorded() -> CoreRun:
     """Return a run of the original that waits for its first signal."""
-    stage = Stage(*app_with(original)).start()
+    run = CoreRun(*app_with(original)).start()
     for step_id in ("charge", "charge#2", "ship", "charge#3", "ship#2"):
-        stage.complete(step_id, step_id)
-    stage.fire("sleep")
-    assert stage.open == ["go"]
-    return stage
+        run.complete(step_id, step_id)
+    run.fire("sleep")
+    assert run.open == ["go"]
+    return run
 
 
 def test_the_page_has_every_change() -> None:
@@ -154,12 +154,12 @@ def test_the_page_has_every_change() -> None:
 @pytest.mark.contract("WF-2", "WF-3")
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_is_noticed_or_does_no_harm_as_documented(name: str) -> None:
-    stage = recorded()
+    run = recorded()
     app, _ = app_with(CHANGES[name], "charge_card" if name == "change an activity's name" else "charge")
-    problems = check_histories(app.registry, [stage.events])
+    problems = check_histories(app.registry, [run.events])
     if documented()[name] == "paused":
         with pytest.raises(NondeterminismError) as caught:
-            stage.replayed(app)
+            run.replayed(app)
         details = caught.value.details
         assert details["run_seq"] > 0
         assert details["expected"] != details["found"]
@@ -170,7 +170,7 @@ def test_a_change_is_noticed_or_does_no_harm_as_documented(name: str) -> None:
         assert (problem.expected, problem.found) == (details["expected"], details["found"])
         return
     assert problems == []
-    changed = stage.replayed(app)
+    changed = run.replayed(app)
     changed.send("go", "")
     if "post" in changed.open:
         changed.complete("post", "")
@@ -181,8 +181,8 @@ def test_a_change_is_noticed_or_does_no_harm_as_documented(name: str) -> None:
 
 @pytest.mark.contract("WF-3")
 def test_new_runs_take_the_patched_way_and_replay_it() -> None:
-    stage = Stage(*app_with(CHANGES["choose the new way by patched()"])).start()
+    run = CoreRun(*app_with(CHANGES["choose the new way by patched()"])).start()
     for step_id in ("charge", "charge#2", "post"):
-        stage.complete(step_id, "")
-    assert stage.replayed().open == ["ship"]
-    assert check_histories(stage.app.registry, [stage.events]) == []
+        run.complete(step_id, "")
+    assert run.replayed().open == ["ship"]
+    assert check_histories(run.app.registry, [run.events]) == []

@@ -12,7 +12,7 @@ from holdfast.engine.check_histories import check_histories
 from holdfast.engine.history import since_rotation
 from holdfast.errors import InvalidInput, NondeterminismError, NotDurable
 from holdfast.limits import EVENT_BYTES
-from tests.program.stage import Stage
+from tests.program.core_run import CoreRun
 
 Workflow = Callable[..., Any]
 
@@ -25,12 +25,12 @@ def made(function: Workflow, limits: hf.Limits) -> tuple[hf.App, Any]:
     return app, app.workflow(function)
 
 
-def staged(function: Workflow, *args: Any, steps: int = 3, **limits: Any) -> Stage:
-    return Stage(*made(function, hf.Limits(rotation_steps=steps, **limits)), *args).start()
+def staged(function: Workflow, *args: Any, steps: int = 3, **limits: Any) -> CoreRun:
+    return CoreRun(*made(function, hf.Limits(rotation_steps=steps, **limits)), *args).start()
 
 
-def rotations(stage: Stage) -> int:
-    return sum(event.event_type == "ContinuedAsNew" for event in stage.events)
+def rotations(run: CoreRun) -> int:
+    return sum(event.event_type == "ContinuedAsNew" for event in run.events)
 
 
 activities = hf.App("activities")
@@ -51,27 +51,27 @@ async def loop(number: int) -> None:
 @pytest.mark.contract("CAN-1")
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_a_workflow_begins_again_when_its_steps_have_reached_the_limit(steps: int) -> None:
-    stage = staged(loop, 0, steps=steps)
+    run = staged(loop, 0, steps=steps)
     for number in range(3 * steps):
-        assert rotations(stage) == number // steps
-        stage.complete(stage.open[0], None)
-        assert stage.replayed().open == stage.open
-    assert rotations(stage) == 3
-    [*_, rotated] = [event.data for event in stage.events if isinstance(event.data, e.ContinuedAsNew)]
+        assert rotations(run) == number // steps
+        run.complete(run.open[0], None)
+        assert run.replayed().open == run.open
+    assert rotations(run) == 3
+    [*_, rotated] = [event.data for event in run.events if isinstance(event.data, e.ContinuedAsNew)]
     assert bytes(rotated.input) == b'{"number":%d}' % (3 * steps)
-    assert check_histories(stage.app.registry, [stage.events]) == []
-    assert len(since_rotation(stage.events)) == 2
+    assert check_histories(run.app.registry, [run.events]) == []
+    assert len(since_rotation(run.events)) == 2
 
 
 @pytest.mark.contract("CAN-1")
 def test_the_limits_are_those_of_the_contract() -> None:
     assert (hf.Limits().rotation_steps, hf.Limits().rotation_bytes) == (50, 1_048_576)
-    stage = Stage(*made(loop, hf.Limits()), 0).start()
+    run = CoreRun(*made(loop, hf.Limits()), 0).start()
     for _ in range(49):
-        stage.complete(stage.open[0])
-    assert rotations(stage) == 0
-    stage.complete(stage.open[0])
-    assert rotations(stage) == 1
+        run.complete(run.open[0])
+    assert rotations(run) == 0
+    run.complete(run.open[0])
+    assert rotations(run) == 1
 
 
 LARGE = "x" * 5_000
@@ -110,41 +110,43 @@ async def answers_much() -> None:
         hf.continue_as_new_if_long()
 
 
-def fail(stage: Stage) -> None:
-    stage.fail(stage.open[0], e.ErrorInfo("Broken", "", traceback=LARGE[:2_500], cause=e.ErrorInfo("", LARGE[:2_500])))
+def fail(run: CoreRun) -> None:
+    run.fail(run.open[0], e.ErrorInfo("Broken", "", traceback=LARGE[:2_500], cause=e.ErrorInfo("", LARGE[:2_500])))
 
 
-def update(stage: Stage) -> None:
-    stage.update(f"u-{stage.state.version}", "echo", text=LARGE[:2_500])
-    stage.send("go", "")
+def update(run: CoreRun) -> None:
+    run.update(f"u-{run.state.version}", "echo", text=LARGE[:2_500])
+    run.send("go", "")
 
 
 @pytest.mark.contract("CAN-1")
 @pytest.mark.parametrize(
     ("function", "happen"),
     [
-        (takes_much, lambda stage: stage.complete(stage.open[0])),
-        (gets_much, lambda stage: stage.complete(stage.open[0], LARGE)),
+        (takes_much, lambda run: run.complete(run.open[0])),
+        (gets_much, lambda run: run.complete(run.open[0], LARGE)),
         (fails_much, fail),
-        (hears_much, lambda stage: stage.send("go", LARGE)),
+        (hears_much, lambda run: run.send("go", LARGE)),
         (answers_much, update),
     ],
 )
-def test_a_workflow_begins_again_when_its_history_is_large(function: Workflow, happen: Callable[[Stage], None]) -> None:
-    stage = staged(function, steps=1_000, rotation_bytes=3 * 5_000)
+def test_a_workflow_begins_again_when_its_history_is_large(
+    function: Workflow, happen: Callable[[CoreRun], None]
+) -> None:
+    run = staged(function, steps=1_000, rotation_bytes=3 * 5_000)
     for number in (0, 0, 1, 1, 1, 2):
-        happen(stage)
-        assert rotations(stage) == number, [event.event_type for event in stage.events]
+        happen(run)
+        assert rotations(run) == number, [event.event_type for event in run.events]
 
 
 @pytest.mark.contract("CAN-1")
 def test_many_small_events_are_a_large_history_too() -> None:
-    stage = staged(loop, 0, steps=1_000, rotation_bytes=20 * EVENT_BYTES)
+    run = staged(loop, 0, steps=1_000, rotation_bytes=20 * EVENT_BYTES)
     for _ in range(9):
-        stage.complete(stage.open[0])
-    assert rotations(stage) == 0
-    stage.complete(stage.open[0])
-    assert rotations(stage) == 1
+        run.complete(run.open[0])
+    assert rotations(run) == 0
+    run.complete(run.open[0])
+    assert rotations(run) == 1
 
 
 @pytest.mark.contract("CAN-1", "API-2")
@@ -167,10 +169,10 @@ def test_the_former_name_works_and_warns() -> None:
         hf.cut(number + 1)
         await act("second")
 
-    stage = staged(former, 0, steps=1)
+    run = staged(former, 0, steps=1)
     with pytest.warns(DeprecationWarning, match="continue_as_new_if_long"):
-        stage.complete(stage.open[0], None)
-    assert rotations(stage) == 1
+        run.complete(run.open[0], None)
+    assert rotations(run) == 1
 
 
 # --- nothing is lost
@@ -248,14 +250,14 @@ async def in_a_task_whose_end_nobody_may_see() -> None:
     ],
 )
 def test_a_history_does_not_rotate_while_something_would_be_lost(function: Workflow) -> None:
-    stage = staged(function, steps=1)
-    stage.complete("act", None)
-    assert rotations(stage) == 0
-    assert "act#2" in stage.replayed().open
-    stage.complete("act#2", None)
-    assert rotations(stage) == 1
-    assert stage.replayed().open == stage.open
-    assert "1/act" in stage.open
+    run = staged(function, steps=1)
+    run.complete("act", None)
+    assert rotations(run) == 0
+    assert "act#2" in run.replayed().open
+    run.complete("act#2", None)
+    assert rotations(run) == 1
+    assert run.replayed().open == run.open
+    assert "1/act" in run.open
 
 
 @pytest.mark.contract("CAN-1", "WF-6")
@@ -272,16 +274,16 @@ def test_it_waits_for_an_update_that_is_being_answered() -> None:
             await hf.wait_signal("go", str)
             hf.continue_as_new_if_long(answered)
 
-    stage = staged(serve, 0, steps=1)
-    stage.update("u-1", "add")
-    stage.send("go", "")
-    assert rotations(stage) == 0
-    stage.complete("act", None)
-    stage.send("go", "")
-    assert rotations(stage) == 1
-    stage.update("u-2", "add")
-    stage.complete("1/act", None)
-    answers = [bytes(event.data.result) for event in stage.events if isinstance(event.data, e.UpdateCompleted)]
+    run = staged(serve, 0, steps=1)
+    run.update("u-1", "add")
+    run.send("go", "")
+    assert rotations(run) == 0
+    run.complete("act", None)
+    run.send("go", "")
+    assert rotations(run) == 1
+    run.update("u-2", "add")
+    run.complete("1/act", None)
+    answers = [bytes(event.data.result) for event in run.events if isinstance(event.data, e.UpdateCompleted)]
     assert answers == [b"1", b"2"]
 
 
@@ -293,13 +295,13 @@ def test_signals_that_nobody_took_are_there_after_a_rotation() -> None:
             hf.continue_as_new_if_long(seen)
         return seen
 
-    stage = staged(collect, [], steps=2)
-    stage.control("PAUSE")
+    run = staged(collect, [], steps=2)
+    run.control("PAUSE")
     for number in range(10):
-        stage.send("go", number)
-    stage.control("RESUME")
-    assert stage.result == list(range(10))
-    assert rotations(stage) == 5
+        run.send("go", number)
+    run.control("RESUME")
+    assert run.result == list(range(10))
+    assert rotations(run) == 5
 
 
 @pytest.mark.contract("CAN-1", "WF-4")
@@ -312,12 +314,12 @@ def test_a_cancellation_that_a_rotation_did_not_heed_ends_the_next_stretch() -> 
             hf.continue_as_new_if_long(number + 1)
             raise
 
-    stage = staged(stubborn, 0, steps=2)
-    stage.control("CANCEL")
-    stage.complete("act", None)
-    assert rotations(stage) == 1
-    assert stage.replayed().open == ["1/act"]
-    again = stage.replayed(made(stubborn, NEVER)[0])
+    run = staged(stubborn, 0, steps=2)
+    run.control("CANCEL")
+    run.complete("act", None)
+    assert rotations(run) == 1
+    assert run.replayed().open == ["1/act"]
+    again = run.replayed(made(stubborn, NEVER)[0])
     again.complete("1/act", None)
     assert again.events[-1].event_type == "RunCancelled"
 
@@ -330,13 +332,13 @@ def test_what_ended_during_a_pause_holds_a_rotation_back() -> None:
         hf.continue_as_new_if_long()
         return [*results, await second]
 
-    stage = staged(both, steps=1)
-    stage.control("PAUSE")
-    stage.complete("act", "a")
-    stage.complete("act#2", "b")
-    stage.control("RESUME")
-    assert stage.result == ["a", "b"]
-    assert stage.replayed().state == stage.state
+    run = staged(both, steps=1)
+    run.control("PAUSE")
+    run.complete("act", "a")
+    run.complete("act#2", "b")
+    run.control("RESUME")
+    assert run.result == ["a", "b"]
+    assert run.replayed().state == run.state
 
 
 # --- where a call may be, and what its rotation may pass through
@@ -354,16 +356,16 @@ def test_a_call_in_a_task_group_or_in_a_function_is_a_rotation() -> None:
             await asyncio.sleep(1)
             await deeper(number + 1)
 
-    stage = staged(rounds, 0, steps=3)
+    run = staged(rounds, 0, steps=3)
     for prefix in ("", "1/", "2/"):
-        stage.complete(f"{prefix}act", None)
-        stage.complete(f"{prefix}act#2", None)
-        stage.fire(f"{prefix}timer")
-        again = stage.replayed()
-        assert again.open == stage.open
+        run.complete(f"{prefix}act", None)
+        run.complete(f"{prefix}act#2", None)
+        run.fire(f"{prefix}timer")
+        again = run.replayed()
+        assert again.open == run.open
         again.close()
-    assert rotations(stage) == 3
-    stage.close()
+    assert rotations(run) == 3
+    run.close()
 
 
 async def tidies_up(number: int) -> int:
@@ -381,11 +383,11 @@ async def tidies_up(number: int) -> int:
 @pytest.mark.contract("CAN-1", "WF-2")
 @pytest.mark.parametrize("limits", [NEVER, AT_ONCE])
 def test_a_rotation_that_tidies_up_first_is_remembered_whatever_the_limits_are_by_then(limits: hf.Limits) -> None:
-    stage = staged(tidies_up, 0, steps=1)
-    stage.complete("act", None)
-    assert stage.open == ["act#2"]
-    assert rotations(stage) == 0
-    again = stage.replayed(made(tidies_up, limits)[0])
+    run = staged(tidies_up, 0, steps=1)
+    run.complete("act", None)
+    assert run.open == ["act#2"]
+    assert rotations(run) == 0
+    again = run.replayed(made(tidies_up, limits)[0])
     again.complete("act#2", None)
     assert again.result == 1
     assert check_histories(again.app.registry, [again.events]) == []
@@ -396,13 +398,13 @@ def test_a_rotation_that_tidies_up_first_is_remembered_whatever_the_limits_are_b
     ("first", "then"), [(NEVER, AT_ONCE), (AT_ONCE, NEVER), (hf.Limits(rotation_steps=2), AT_ONCE)]
 )
 def test_other_limits_never_make_a_history_diverge(first: hf.Limits, then: hf.Limits) -> None:
-    stage = Stage(*made(loop, first), 0).start()
-    others = [made(loop, then)[0], stage.app]
+    run = CoreRun(*made(loop, first), 0).start()
+    others = [made(loop, then)[0], run.app]
     for number in range(7):
-        stage.complete(stage.open[0], None)
-        assert check_histories(others[0].registry, [stage.events]) == []
-        stage = stage.replayed(others[number % 2])
-    assert [bytes(event.data.input) for event in stage.events if isinstance(event.data, e.StepStarted)] == [
+        run.complete(run.open[0], None)
+        assert check_histories(others[0].registry, [run.events]) == []
+        run = run.replayed(others[number % 2])
+    assert [bytes(event.data.input) for event in run.events if isinstance(event.data, e.StepStarted)] == [
         b'{"value":%d}' % number for number in range(8)
     ]
 
@@ -413,12 +415,12 @@ def test_code_without_the_call_that_rotated_diverges() -> None:
         await act("first")
         await act("tidy")
 
-    stage = staged(tidies_up, 0, steps=1)
-    stage.complete("act", None)
+    run = staged(tidies_up, 0, steps=1)
+    run.complete("act", None)
     app = hf.App("cuts")
     app.workflow(name="tidies_up")(changed)
     with pytest.raises(NondeterminismError, match=r"MarkerRecorded of step 'cut:1' \(cut\)"):
-        stage.replayed(app)
+        run.replayed(app)
 
 
 # --- counting
@@ -440,27 +442,27 @@ async def busy() -> None:
 @pytest.mark.contract("CAN-1")
 @pytest.mark.parametrize("is_in_time", [True, False])
 def test_what_is_counted_are_the_steps_of_the_history(is_in_time: bool) -> None:
-    stage = staged(busy, steps=1_000)
+    run = staged(busy, steps=1_000)
 
     def check() -> None:
-        assert stage.program._steps == stage.state.steps_since_rotation
-        assert stage.replayed().program._steps == stage.program._steps
-        assert stage.replayed().program._bytes == stage.program._bytes
+        assert run.program._steps == run.state.steps_since_rotation
+        assert run.replayed().program._steps == run.program._steps
+        assert run.replayed().program._bytes == run.program._bytes
 
     check()
     if is_in_time:
-        for step_id in [step_id for step_id in stage.open if step_id.startswith("act")]:
-            stage.complete(step_id, "result")
+        for step_id in [step_id for step_id in run.open if step_id.startswith("act")]:
+            run.complete(step_id, "result")
             check()
     else:
-        stage.fire("timer")
+        run.fire("timer")
         check()
-    stage.update("u-1", "unknown")
+    run.update("u-1", "unknown")
     check()
-    stage.fire("sleep")
+    run.fire("sleep")
     check()
-    assert stage.program._steps == 6
-    stage.send("go", "now")
+    assert run.program._steps == 6
+    run.send("go", "now")
 
 
 def test_limits_are_at_least_one() -> None:

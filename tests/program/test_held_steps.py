@@ -13,7 +13,7 @@ from holdfast.core.messages import ActivityErrored, ActivitySucceeded, Control, 
 from holdfast.core.state import PAUSED, RUNNING
 from holdfast.core.timing import NO_RETRY
 from holdfast.errors import ActivityFailed
-from tests.program.stage import BROKEN, Stage, staged
+from tests.program.core_run import BROKEN, CoreRun, start_core_run
 
 app = hf.App("held")
 
@@ -28,24 +28,24 @@ async def ship() -> str:
     return "shipped"
 
 
-def command(stage: Stage, name: ControlName, step_id: str | None = None, result: Any = None, **more: Any) -> None:
+def command(run: CoreRun, name: ControlName, step_id: str | None = None, result: Any = None, **more: Any) -> None:
     """Send an operator's command to a step."""
-    stage._sent += 1
-    id_ = inbox_uuid(stage.state.run_id, stage._sent)
+    run._sent += 1
+    id_ = inbox_uuid(run.state.run_id, run._sent)
     given = codec.encode(result)
-    stage.tell(Control(id=id_, name=name, signal_id=id_, actor="ann", step_id=step_id, result=given, **more))
+    run.handle(Control(id=id_, name=name, signal_id=id_, actor="ann", step_id=step_id, result=given, **more))
 
 
-def fail(stage: Stage, step_id: str, error: ErrorInfo = BROKEN) -> None:
+def fail(run: CoreRun, step_id: str, error: ErrorInfo = BROKEN) -> None:
     """Let the present attempt of a step fail for good."""
-    step = stage.state.open_steps[step_id]
-    stage.tell(ActivityErrored(step_id, step.logical_attempt_id, step.engine_attempt_id, error, NO_RETRY))
+    step = run.state.open_steps[step_id]
+    run.handle(ActivityErrored(step_id, step.logical_attempt_id, step.engine_attempt_id, error, NO_RETRY))
 
 
-def succeed(stage: Stage, step_id: str, value: Any) -> None:
+def succeed(run: CoreRun, step_id: str, value: Any) -> None:
     """Let the present attempt of a step succeed."""
-    step = stage.state.open_steps[step_id]
-    stage.tell(ActivitySucceeded(step_id, step.logical_attempt_id, codec.encode(value)))
+    step = run.state.open_steps[step_id]
+    run.handle(ActivitySucceeded(step_id, step.logical_attempt_id, codec.encode(value)))
 
 
 async def pay() -> list[Any]:
@@ -61,42 +61,42 @@ async def pay_carefully() -> str:
 
 @pytest.mark.contract("ATT-2", "SIG-13", "WF-2")
 def test_a_step_that_is_tried_again_gives_its_result_to_the_same_await_after_more_than_nine_failures() -> None:
-    stage = staged(pay)
+    run = start_core_run(pay)
     for attempt in range(1, 13):
-        fail(stage, "charge")
-        assert (stage.state.status, stage.open) == (PAUSED, [])
-        stage = stage.replayed()
-        command(stage, "RETRY_STEP", "charge")
-        assert (stage.state.status, stage.open) == (RUNNING, ["charge"])
-        stage = stage.replayed()
-        assert stage.state.open_steps["charge"].logical_attempt_id == attempt + 1
-    succeed(stage, "charge", 7)
-    assert stage.replayed().open == stage.open == ["ship"]
-    stage.complete("ship", "shipped")
-    assert stage.result == [7, "shipped"]
-    assert stage.replayed().state == stage.state
+        fail(run, "charge")
+        assert (run.state.status, run.open) == (PAUSED, [])
+        run = run.replayed()
+        command(run, "RETRY_STEP", "charge")
+        assert (run.state.status, run.open) == (RUNNING, ["charge"])
+        run = run.replayed()
+        assert run.state.open_steps["charge"].logical_attempt_id == attempt + 1
+    succeed(run, "charge", 7)
+    assert run.replayed().open == run.open == ["ship"]
+    run.complete("ship", "shipped")
+    assert run.result == [7, "shipped"]
+    assert run.replayed().state == run.state
 
 
 @pytest.mark.contract("SIG-13", "WF-2")
 @pytest.mark.parametrize("given", [None, 5])
 def test_a_failed_step_that_is_skipped_gives_none_or_what_the_operator_gave(given: int | None) -> None:
-    stage = staged(pay)
-    fail(stage, "charge")
-    command(stage, "SKIP_STEP", "charge", given)
-    assert stage.replayed().open == stage.open == ["ship"]
-    stage.complete("ship", "shipped")
-    assert stage.result == [given, "shipped"]
-    assert stage.replayed().state == stage.state
+    run = start_core_run(pay)
+    fail(run, "charge")
+    command(run, "SKIP_STEP", "charge", given)
+    assert run.replayed().open == run.open == ["ship"]
+    run.complete("ship", "shipped")
+    assert run.result == [given, "shipped"]
+    assert run.replayed().state == run.state
 
 
 @pytest.mark.contract("SIG-13", "WF-2")
 def test_a_run_that_is_resumed_raises_the_error_after_all() -> None:
-    stage = staged(pay_carefully)
-    fail(stage, "charge")
-    stage = stage.replayed()
-    command(stage, "RESUME", raise_failure=True)
-    assert stage.result == "not paid: Broken"
-    assert stage.replayed().state == stage.state
+    run = start_core_run(pay_carefully)
+    fail(run, "charge")
+    run = run.replayed()
+    command(run, "RESUME", raise_failure=True)
+    assert run.result == "not paid: Broken"
+    assert run.replayed().state == run.state
 
 
 @pytest.mark.contract("SIG-13", "WF-2", "WF-4")
@@ -107,10 +107,10 @@ def test_a_run_that_is_cancelled_instead_cleans_up() -> None:
         finally:
             await ship()
 
-    stage = staged(careful)
-    fail(stage, "charge")
-    command(stage, "CANCEL")
-    assert stage.replayed().open == stage.open == ["ship"]
+    run = start_core_run(careful)
+    fail(run, "charge")
+    command(run, "CANCEL")
+    assert run.replayed().open == run.open == ["ship"]
 
 
 @pytest.mark.contract("ATT-2", "WF-2")
@@ -119,20 +119,20 @@ def test_of_two_failed_steps_each_is_settled_by_itself(order: str) -> None:
     async def both() -> list[int]:
         return list(await asyncio.gather(charge(1), charge(2)))
 
-    stage = staged(both)
-    fail(stage, "charge")
-    fail(stage, "charge#2")
+    run = start_core_run(both)
+    fail(run, "charge")
+    fail(run, "charge#2")
     steps = {"a": "charge", "b": "charge#2"}
     for place, letter in enumerate(order):
-        assert stage.state.status is PAUSED
-        command(stage, "RETRY_STEP", steps[letter])
+        assert run.state.status is PAUSED
+        command(run, "RETRY_STEP", steps[letter])
         if place == 0:
-            succeed(stage, steps[letter], 10)
-        stage = stage.replayed()
-    assert stage.state.status is RUNNING
-    succeed(stage, steps[order[1]], 20)
-    assert sorted(stage.result) == [10, 20]
-    assert stage.replayed().state == stage.state
+            succeed(run, steps[letter], 10)
+        run = run.replayed()
+    assert run.state.status is RUNNING
+    succeed(run, steps[order[1]], 20)
+    assert sorted(run.result) == [10, 20]
+    assert run.replayed().state == run.state
 
 
 @pytest.mark.contract("ATT-2", "WF-2")
@@ -144,12 +144,12 @@ def test_a_step_that_is_tried_again_may_be_given_up_by_what_else_ended_meanwhile
         except TimeoutError:
             return f"too late, {await ship()}"
 
-    stage = staged(hurried)
-    fail(stage, "charge")
-    stage.fire("timer")
-    command(stage, "RETRY_STEP", "charge")
-    assert [event.event_type for event in stage.events[-3:]] == ["RunResumed", "StepCancelled", "StepStarted"]
-    assert stage.replayed().open == stage.open == ["ship"]
+    run = start_core_run(hurried)
+    fail(run, "charge")
+    run.fire("timer")
+    command(run, "RETRY_STEP", "charge")
+    assert [event.event_type for event in run.events[-3:]] == ["RunResumed", "StepCancelled", "StepStarted"]
+    assert run.replayed().open == run.open == ["ship"]
 
 
 @pytest.mark.contract("SIG-13", "WF-2")
@@ -159,10 +159,10 @@ def test_a_timer_that_is_skipped_has_fired(is_plain: bool) -> None:
         await (asyncio.sleep(10) if is_plain else hf.sleep(10))
         return "awake"
 
-    stage = staged(sleepy)
-    command(stage, "SKIP_STEP", stage.open[0])
-    assert stage.result == "awake"
-    assert stage.replayed().state == stage.state
+    run = start_core_run(sleepy)
+    command(run, "SKIP_STEP", run.open[0])
+    assert run.result == "awake"
+    assert run.replayed().state == run.state
 
 
 @pytest.mark.contract("CAN-1", "ATT-2")
@@ -173,16 +173,16 @@ def test_a_run_rotates_after_a_step_was_tried_again() -> None:
             hf.continue_as_new(number + 1)
         return paid
 
-    stage = staged(rounds, 1)
-    fail(stage, "charge")
-    command(stage, "RETRY_STEP", "charge")
-    succeed(stage, "charge", 1)
-    assert (stage.open, stage.state.failed_steps) == (["1/charge"], {})
-    fail(stage, "1/charge")
-    stage = stage.replayed()
-    command(stage, "RETRY_STEP", "1/charge")
-    succeed(stage, "1/charge", 2)
-    assert stage.result == 2
+    run = start_core_run(rounds, 1)
+    fail(run, "charge")
+    command(run, "RETRY_STEP", "charge")
+    succeed(run, "charge", 1)
+    assert (run.open, run.state.failed_steps) == (["1/charge"], {})
+    fail(run, "1/charge")
+    run = run.replayed()
+    command(run, "RETRY_STEP", "1/charge")
+    succeed(run, "1/charge", 2)
+    assert run.result == 2
 
 
 def test_an_activity_either_raises_or_pauses() -> None:

@@ -12,7 +12,7 @@ import pytest
 import holdfast as hf
 from holdfast.errors import NondeterminismError
 from holdfast.program.source import waiting_line
-from tests.program.stage import Stage
+from tests.program.core_run import CoreRun
 
 LINES = Path(__file__).read_text(encoding="utf-8").splitlines()
 
@@ -42,12 +42,12 @@ async def original() -> None:
 def problem_of(function: Callable[..., Any], completed: int = 1) -> NondeterminismError:
     """Record a run of the original, and replay it with another function."""
     old, new = hf.App("old"), hf.App("new")
-    stage = Stage(old, old.workflow(name="order")(original)).start()
+    run = CoreRun(old, old.workflow(name="order")(original)).start()
     for step_id in ("act", "act#2")[:completed]:
-        stage.complete(step_id, 1)
+        run.complete(step_id, 1)
     new.workflow(name="order")(function)
     with pytest.raises(NondeterminismError) as caught:
-        stage.replayed(new)
+        run.replayed(new)
     return caught.value
 
 
@@ -251,10 +251,10 @@ def test_a_patch_is_shown_where_the_program_waits() -> None:
         await act(1)  # HERE: without the patch
 
     old, new = hf.App("old"), hf.App("new")
-    stage = Stage(old, old.workflow(name="order")(before)).start()
+    run = CoreRun(old, old.workflow(name="order")(before)).start()
     new.workflow(name="order")(after)
     with pytest.raises(NondeterminismError, match="MarkerRecorded") as caught:
-        stage.replayed(new)
+        run.replayed(new)
     assert "without the patch" in line_of(caught.value)
 
 

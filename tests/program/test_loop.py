@@ -16,7 +16,7 @@ from holdfast.app import App
 from holdfast.core.events import ErrorInfo
 from holdfast.errors import NondeterminismError, RunawayWorkflow
 from holdfast.program.loop import DeterministicLoop, Timer, outside_loop, running
-from tests.program.stage import Stage, staged
+from tests.program.core_run import CoreRun, start_core_run
 
 app = App("loop")
 
@@ -109,10 +109,10 @@ async def waits_for() -> int:
     return await asyncio.wait_for(act(4), timeout=60)
 
 
-def all_acts(stage: Stage) -> None:
+def all_acts(run: CoreRun) -> None:
     """Complete every open activity until none is left, the first one first."""
-    while acts := [step for step in stage.state.open_steps.values() if step.kind == "activity"]:
-        stage.complete(acts[0].step_id, int(bytes(acts[0].body.input).split(b":")[1].rstrip(b"}")))  # type: ignore[attr-defined]
+    while acts := [step for step in run.state.open_steps.values() if step.kind == "activity"]:
+        run.complete(acts[0].step_id, int(bytes(acts[0].body.input).split(b":")[1].rstrip(b"}")))  # type: ignore[attr-defined]
 
 
 @pytest.mark.contract("WF-1", "WF-2")
@@ -131,30 +131,30 @@ def all_acts(stage: Stage) -> None:
     ],
 )
 def test_asyncio_works_as_it_does_elsewhere_and_replays(function: Callable[..., Any], expected: Any) -> None:
-    stage = staged(function)
-    all_acts(stage)
-    assert stage.result == expected
-    for length in range(1, len(stage.events) + 1):
-        problem = difference(stage, length)
+    run = start_core_run(function)
+    all_acts(run)
+    assert run.result == expected
+    for length in range(1, len(run.events) + 1):
+        problem = difference(run, length)
         # Only a history that was cut in the middle of a turn does not replay.
         assert problem is None or "no such step before" in problem.message
-    assert difference(stage, len(stage.events)) is None
+    assert difference(run, len(run.events)) is None
 
 
-def difference(stage: Stage, length: int) -> NondeterminismError | None:
+def difference(run: CoreRun, length: int) -> NondeterminismError | None:
     """Return how the first events of a history and the code differ, or None."""
     try:
-        stage.replayed(events=stage.events[:length])
+        run.replayed(events=run.events[:length])
     except NondeterminismError as problem:
         return problem
     return None
 
 
 def test_a_callback_for_later_is_a_durable_timer() -> None:
-    stage = staged(events)
-    assert stage.open == ["timer"]
-    stage.fire("timer")
-    assert stage.result == "set"
+    run = start_core_run(events)
+    assert run.open == ["timer"]
+    run.fire("timer")
+    assert run.result == "set"
 
 
 @pytest.mark.contract("WF-1")
@@ -165,13 +165,13 @@ def test_infinity_is_never_and_no_timer() -> None:
             await asyncio.wait_for(asyncio.sleep(math.inf), 10)
         return value
 
-    stage = staged(patient)
-    assert stage.open == ["act"]
-    stage.complete("act", 1)
-    assert stage.open == ["timer"]
-    stage.fire("timer")
-    assert stage.result == 1
-    assert difference(stage, len(stage.events)) is None
+    run = start_core_run(patient)
+    assert run.open == ["act"]
+    run.complete("act", 1)
+    assert run.open == ["timer"]
+    run.fire("timer")
+    assert run.result == 1
+    assert difference(run, len(run.events)) is None
 
 
 @pytest.mark.contract("WF-1")
@@ -179,7 +179,7 @@ def test_a_timer_for_what_is_no_number_is_refused() -> None:
     async def vague() -> None:
         await asyncio.sleep(math.nan)
 
-    error = staged(vague).error
+    error = start_core_run(vague).error
     assert (error.code, "NaN" in error.message) == ("InvalidInput", True)
 
 
@@ -193,12 +193,12 @@ def test_a_timeout_cancels_what_it_surrounds() -> None:
             return "late"
         return "in time"
 
-    stage = staged(impatient)
-    assert stage.open == ["timer", "act"]
-    stage.fire("timer")
-    assert stage.result == "late"
-    assert "StepCancelled" in [event.event_type for event in stage.events]
-    in_time = staged(impatient)
+    run = start_core_run(impatient)
+    assert run.open == ["timer", "act"]
+    run.fire("timer")
+    assert run.result == "late"
+    assert "StepCancelled" in [event.event_type for event in run.events]
+    in_time = start_core_run(impatient)
     in_time.complete("act", 1)
     assert in_time.result == "in time"
 
@@ -213,10 +213,10 @@ def test_a_task_group_cancels_its_other_tasks_when_one_fails() -> None:
             return type(problems.exceptions[0]).__name__
         return "fine"
 
-    stage = staged(group)
-    stage.fail("act#2")
-    assert stage.result == "ActivityFailed"
-    cancelled = [event.step_id for event in stage.events if event.event_type == "StepCancelled"]
+    run = start_core_run(group)
+    run.fail("act#2")
+    assert run.result == "ActivityFailed"
+    cancelled = [event.step_id for event in run.events if event.event_type == "StepCancelled"]
     assert cancelled == ["act"]
 
 
@@ -226,8 +226,8 @@ def test_what_is_begun_and_given_up_in_one_breath_leaves_no_trace() -> None:
             await asyncio.sleep(0)
         return "done"
 
-    stage = staged(hasty)
-    assert [event.event_type for event in stage.events] == ["RunQueued", "RunStarted", "RunCompleted"]
+    run = start_core_run(hasty)
+    assert [event.event_type for event in run.events] == ["RunQueued", "RunStarted", "RunCompleted"]
 
 
 def test_time_stands_still_while_the_program_runs() -> None:
@@ -237,7 +237,7 @@ def test_time_stands_still_while_the_program_runs() -> None:
             await asyncio.sleep(0)
         return asyncio.get_running_loop().time() == before
 
-    assert staged(clock).result is True
+    assert start_core_run(clock).result is True
 
 
 # --- what is refused
@@ -259,7 +259,7 @@ def test_what_cannot_be_replayed_is_refused_and_the_alternative_is_named(name: s
         getattr(asyncio.get_running_loop(), name)(None)
         return "let through"
 
-    error = staged(naughty).error
+    error = start_core_run(naughty).error
     assert error.code == "NotDurable"
     assert error.message.startswith(f"{name}: ")
     assert any(word in error.message for word in ("activity", "signal", "await")), error.message
@@ -305,7 +305,7 @@ async def as_completed_with_coroutines() -> None:
 )
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 def test_the_usual_ways_to_the_outside_are_refused(function: Callable[..., Any], instead: str) -> None:
-    error = staged(function).error
+    error = start_core_run(function).error
     assert error.code == "NotDurable"
     assert instead in error.message
     gc.collect()  # what was never awaited is not to trouble another test
@@ -336,7 +336,7 @@ def test_a_workflow_that_wants_to_end_the_process_only_ends_itself(code: int | s
     async def exits() -> None:
         sys.exit(code)
 
-    error = staged(exits).error
+    error = start_core_run(exits).error
     assert (error.code, error.message) == ("SystemExit", str(code))
 
 
@@ -353,8 +353,8 @@ def test_the_cause_of_a_group_is_its_own_or_its_first_member() -> None:
     async def explained() -> None:
         raise ExceptionGroup("both", [KeyError("gone")]) from OSError("lost")
 
-    assert _codes(staged(grouped).error) == ["ExceptionGroup", "KeyError", "OSError"]
-    assert _codes(staged(explained).error) == ["ExceptionGroup", "OSError"]
+    assert _codes(start_core_run(grouped).error) == ["ExceptionGroup", "KeyError", "OSError"]
+    assert _codes(start_core_run(explained).error) == ["ExceptionGroup", "OSError"]
 
 
 def _codes(error: ErrorInfo | None) -> list[str]:
@@ -380,16 +380,16 @@ async def races() -> list[str]:
 @pytest.mark.contract("WF-2")
 def test_sixty_replays_of_one_history_with_sets_of_tasks_give_one_outcome() -> None:
     own = App("races")
-    stage = staged(races, app=own)
-    stage.control("PAUSE")
-    for step_id in stage.open[::-1]:  # all of them arrive at once, when the run is resumed
-        stage.complete(step_id, len(step_id))
-    stage.control("RESUME")
-    all_acts(stage)
-    outcomes, ballast = {tuple(stage.result)}, []
+    run = start_core_run(races, app=own)
+    run.control("PAUSE")
+    for step_id in run.open[::-1]:  # all of them arrive at once, when the run is resumed
+        run.complete(step_id, len(step_id))
+    run.control("RESUME")
+    all_acts(run)
+    outcomes, ballast = {tuple(run.result)}, []
     for number in range(60):
         ballast.append([object() for _ in range(number * 7)])  # so that addresses differ
-        program = stage.replayed().program
+        program = run.replayed().program
         assert program._main is not None
         outcomes.add(tuple(program._main.result()))
     assert len(outcomes) == 1
@@ -401,10 +401,10 @@ def test_sixty_replays_of_one_history_with_sets_of_tasks_give_one_outcome() -> N
 async def test_the_loop_and_the_task_around_are_the_same_afterwards() -> None:
     outer, task = asyncio.get_running_loop(), asyncio.current_task()
     hooks = sys.get_asyncgen_hooks()
-    stage = staged(gathers)
+    run = start_core_run(gathers)
     assert asyncio.get_running_loop() is outer
     assert asyncio.current_task() is task
-    stage.close()
+    run.close()
     assert asyncio.get_running_loop() is outer
     assert asyncio.current_task() is task
     assert sys.get_asyncgen_hooks() == hooks
@@ -416,7 +416,7 @@ async def test_the_loop_around_is_the_same_after_a_failure() -> None:
         raise ValueError("no")
 
     outer, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert staged(broken).error.code == "ValueError"
+    assert start_core_run(broken).error.code == "ValueError"
     assert (asyncio.get_running_loop(), asyncio.current_task()) == (outer, task)
 
 
@@ -496,17 +496,17 @@ async def test_a_program_that_is_let_go_gets_no_further(
     function: Callable[..., Any], is_closed: bool, recwarn: pytest.WarningsRecorder
 ) -> None:
     touched.clear()
-    stage = staged(function)
-    history = list(stage.events)
-    program = stage.program
+    run = start_core_run(function)
+    history = list(run.events)
+    program = run.program
     program.close()
     if is_closed:
-        del program, stage.replay
+        del program, run.replay
         gc.collect()
     await asyncio.sleep(0)
     gc.collect()
     assert touched == []
-    assert stage.events == history
+    assert run.events == history
     assert [str(warning.message) for warning in recwarn] == []
 
 
@@ -528,12 +528,12 @@ async def waits_with_a_bound() -> None:
 )
 def test_a_program_that_is_let_go_leaves_nothing_to_the_garbage_collector(function: Callable[..., Any]) -> None:
     """Runs that are parked are let go by the thousand, and the collector is patient while nodes are at work."""
-    stage = staged(function)
+    run = start_core_run(function)
     gc.collect()
     gc.disable()
     try:
-        stage.close()
-        del stage.replay
+        run.close()
+        del run.replay
         assert gc.collect() == 0
     finally:
         gc.enable()
@@ -573,17 +573,17 @@ async def all_wait_for_one() -> None:
 @pytest.mark.contract("MSG-3")
 @pytest.mark.parametrize("function", [waits_for_a_promise, all_wait_for_one])
 def test_whatever_a_program_waits_for_it_is_let_go_at_once(function: Callable[..., Any]) -> None:
-    stage = staged(function)
+    run = start_core_run(function)
     began = time.process_time()
-    stage.close()
+    run.close()
     assert time.process_time() - began < 1.5
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_program_that_refuses_to_be_let_go_is_told_again_but_not_for_ever() -> None:
     touched.clear()
-    stage = staged(insists)
-    stage.close()
+    run = start_core_run(insists)
+    run.close()
     assert set(touched) <= {"GeneratorExit", "ProgramClosed"}
 
 
@@ -602,11 +602,11 @@ def test_a_generator_that_is_left_half_way_is_closed_within_the_run() -> None:
         finally:
             await act(9)
 
-    stage = staged(leaves)
-    assert stage.open == ["act", "act#2"]
-    all_acts(stage)
-    assert stage.result == "done"
-    stage.replayed()
+    run = start_core_run(leaves)
+    assert run.open == ["act", "act#2"]
+    all_acts(run)
+    assert run.result == "done"
+    run.replayed()
 
 
 def test_loops_run_inside_each_other_and_each_finds_its_own_afterwards() -> None:

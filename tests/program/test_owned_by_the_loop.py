@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import holdfast as hf
-from tests.program.stage import Stage
+from tests.program.core_run import CoreRun
 
 
 @pytest.mark.contract("WF-2")
@@ -20,7 +20,7 @@ def test_listing_all_tasks_is_refused(list_tasks: Callable[[], set[Any]]) -> Non
     async def lists() -> int:
         return len(list_tasks())
 
-    error = Stage(app, lists).start().error
+    error = CoreRun(app, lists).start().error
     assert error.code == "NotDurable"
     assert "keep your tasks in a list" in error.message
 
@@ -33,9 +33,9 @@ async def test_who_lists_tasks_outside_is_not_disturbed_and_sees_none_of_a_run()
     async def waits() -> None:
         await asyncio.gather(*(hf.wait_signal("go", str) for _ in range(5)))
 
-    stage = Stage(app, waits).start()
+    run = CoreRun(app, waits).start()
     assert asyncio.all_tasks() == {asyncio.current_task()}
-    stage.close()
+    run.close()
 
 
 @pytest.mark.contract("WF-2")
@@ -51,7 +51,7 @@ def test_the_current_task_is_the_runs_own() -> None:
 
         return [await name(), await asyncio.create_task(name(), name="inner")]
 
-    assert Stage(app, looks).start().result == ["looks", "inner"]
+    assert CoreRun(app, looks).start().result == ["looks", "inner"]
 
 
 class Holder:
@@ -94,9 +94,9 @@ def generating(collects: list[bool], *, in_a_cycle: bool) -> tuple[hf.App, Any]:
 @pytest.mark.parametrize("collects", [(True, False), (False, True), (True, True), (False, False)])
 def test_what_only_the_collector_finds_is_never_closed_in_the_middle(collects: tuple[bool, bool]) -> None:
     app, flow = generating(list(collects), in_a_cycle=True)
-    stage = Stage(app, flow).start()
-    assert stage.open == ["note"]
-    replayed = stage.replayed()
+    run = CoreRun(app, flow).start()
+    assert run.open == ["note"]
+    replayed = run.replayed()
     replayed.complete("note", "on")
     assert replayed.result == "on"
 
@@ -104,6 +104,6 @@ def test_what_only_the_collector_finds_is_never_closed_in_the_middle(collects: t
 @pytest.mark.contract("WF-2")
 def test_what_is_dropped_is_closed_at_once() -> None:
     app, flow = generating([False, False], in_a_cycle=False)
-    stage = Stage(app, flow).start()
-    assert stage.open == ["note", "note#2"]
-    assert stage.replayed().open == ["note", "note#2"]
+    run = CoreRun(app, flow).start()
+    assert run.open == ["note", "note#2"]
+    assert run.replayed().open == ["note", "note#2"]

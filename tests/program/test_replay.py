@@ -11,7 +11,7 @@ from holdfast.core import events as e
 from holdfast.core.decide import apply_commands
 from holdfast.core.event_writer import Decision
 from holdfast.errors import NondeterminismError
-from tests.program.stage import BY, SECOND, START, Stage, staged
+from tests.program.core_run import BY, SECOND, START, CoreRun, start_core_run
 
 app = hf.App("replay")
 
@@ -21,11 +21,11 @@ async def act(number: int) -> int:
     return number
 
 
-def stuck(stage: Stage) -> None:
+def stuck(run: CoreRun) -> None:
     """Pause a run as an engine does whose program cannot go on."""
-    paused = apply_commands(stage.state, [c.PauseRun(error=e.ErrorInfo("VersionMismatch", "unknown"))], stage.now, BY)
+    paused = apply_commands(run.state, [c.PauseRun(error=e.ErrorInfo("VersionMismatch", "unknown"))], run.now, BY)
     assert isinstance(paused, Decision)
-    stage._keep(paused)
+    run._keep(paused)
 
 
 async def two_acts() -> int:
@@ -35,14 +35,14 @@ async def two_acts() -> int:
 @pytest.mark.contract("WF-3", "WF-2")
 @pytest.mark.parametrize("resumptions_in_vain", [0, 1, 3])
 def test_a_start_that_came_to_nothing_is_made_when_the_run_is_resumed(resumptions_in_vain: int) -> None:
-    stage = staged(two_acts)
-    stage.events, stage.state = stage.events[:1], staged(two_acts).replayed(events=stage.events[:1]).state
-    stage._keep(Decision((replace(staged(two_acts).events[1], run_seq=0),)))
-    stuck(stage)
+    run = start_core_run(two_acts)
+    run.events, run.state = run.events[:1], start_core_run(two_acts).replayed(events=run.events[:1]).state
+    run._keep(Decision((replace(start_core_run(two_acts).events[1], run_seq=0),)))
+    stuck(run)
     for _ in range(resumptions_in_vain):
-        stage._keep(Decision((_resumed(stage),)))
-        stuck(stage)
-    again = stage.replayed()
+        run._keep(Decision((_resumed(run),)))
+        stuck(run)
+    again = run.replayed()
     assert again.replay.program is None
     again.control("RESUME")
     assert again.open == ["act"]
@@ -52,11 +52,11 @@ def test_a_start_that_came_to_nothing_is_made_when_the_run_is_resumed(resumption
     assert again.replayed().state == again.state
 
 
-def _resumed(stage: Stage) -> e.Event:
-    probe = stage.replayed()
+def _resumed(run: CoreRun) -> e.Event:
+    probe = run.replayed()
     probe.control("RESUME")
-    [event] = [event for event in probe.events[len(stage.events) :] if event.event_type == "RunResumed"]
-    count = stage.state.occurrences.get("RunResumed", 0)
+    [event] = [event for event in probe.events[len(run.events) :] if event.event_type == "RunResumed"]
+    count = run.state.occurrences.get("RunResumed", 0)
     return replace(event, run_seq=0, idempotency_key=f"{count:064d}")
 
 
@@ -68,16 +68,16 @@ def test_what_ended_during_a_pause_is_handed_on_at_the_time_of_the_resumption() 
         await hf.sleep(10)
         return [first.isoformat(), hf.now().isoformat()]
 
-    stage = staged(timed)
-    stage.control("PAUSE")
-    stage.complete("act", 1)
-    stage.now = START + 3_600 * SECOND
-    stage.control("RESUME")
-    step = stage.state.open_steps["sleep"]
+    run = start_core_run(timed)
+    run.control("PAUSE")
+    run.complete("act", 1)
+    run.now = START + 3_600 * SECOND
+    run.control("RESUME")
+    step = run.state.open_steps["sleep"]
     assert step.due_at == START + 3_610 * SECOND
-    stage.fire("sleep")
-    assert stage.result == ["2026-01-01T01:00:00+00:00", "2026-01-01T01:00:10+00:00"]
-    stage.replayed()
+    run.fire("sleep")
+    assert run.result == ["2026-01-01T01:00:00+00:00", "2026-01-01T01:00:10+00:00"]
+    run.replayed()
 
 
 @pytest.mark.contract("CAN-1", "WF-4")
@@ -95,16 +95,16 @@ def test_a_cancellation_is_handed_on_to_every_stretch_and_time_never_goes_back()
             raise
 
     own = hf.App("rounds")
-    stage = Stage(own, own.workflow(rounds), 0).start()
-    stage.control("CANCEL")
+    run = CoreRun(own, own.workflow(rounds), 0).start()
+    run.control("CANCEL")
     for prefix in ("", "1/", "2/"):
-        stage.now += SECOND
-        middle = stage.events
+        run.now += SECOND
+        middle = run.events
         since = next(n for n in range(len(middle) - 1, -1, -1) if n == 0 or middle[n].event_type == "ContinuedAsNew")
-        assert stage.replayed(events=middle).open == stage.open == [f"{prefix}act"]
+        assert run.replayed(events=middle).open == run.open == [f"{prefix}act"]
         assert since == 0 or middle[since].event_type == "ContinuedAsNew"
-        stage.complete(f"{prefix}act", 1)
-    assert stage.events[-1].event_type == "RunCancelled"
+        run.complete(f"{prefix}act", 1)
+    assert run.events[-1].event_type == "RunCancelled"
     first = [seen[0], *seen[-3:]]
     assert first == sorted(first)
 
@@ -125,13 +125,13 @@ def test_patches_belong_to_the_stretch_in_which_they_were_taken() -> None:
         return is_new
 
     old, new = hf.App("old"), hf.App("new")
-    stage = Stage(old, old.workflow(name="rounds")(rounds), 0).start()
+    run = CoreRun(old, old.workflow(name="rounds")(rounds), 0).start()
     new.workflow(name="rounds")(patched_rounds)
-    stage.complete("act", 0)
-    served = stage.replayed(new)
+    run.complete("act", 0)
+    served = run.replayed(new)
     served.complete("1/act", 1)
     assert served.result is False
-    fresh = Stage(new, new.workflow(name="other")(patched_rounds), 0).start()
+    fresh = CoreRun(new, new.workflow(name="other")(patched_rounds), 0).start()
     fresh.complete("act", 0)
     fresh.complete("1/act", 1)
     assert fresh.result is True
@@ -144,10 +144,10 @@ def test_a_difference_names_event_expectation_finding_and_line() -> None:
         await hf.wait_signal("go", str)
 
     first, second = hf.App("first"), hf.App("second")
-    stage = Stage(first, first.workflow(name="order")(two_acts)).start()
+    run = CoreRun(first, first.workflow(name="order")(two_acts)).start()
     second.workflow(name="order")(other)
     with pytest.raises(NondeterminismError) as caught:
-        stage.replayed(second)
+        run.replayed(second)
     assert caught.value.details == {
         "run_seq": 3,
         "expected": "StepStarted of step 'act' (act)",
@@ -162,8 +162,8 @@ def test_a_code_that_ends_early_is_shown_where_it_begins() -> None:
     async def nothing() -> None: ...
 
     first, second = hf.App("first"), hf.App("second")
-    stage = Stage(first, first.workflow(name="order")(two_acts)).start()
+    run = CoreRun(first, first.workflow(name="order")(two_acts)).start()
     second.workflow(name="order")(nothing)
     with pytest.raises(NondeterminismError, match="asks for CompleteRun") as caught:
-        stage.replayed(second)
+        run.replayed(second)
     assert caught.value.message.endswith(f" at {__file__}:{nothing.__code__.co_firstlineno}")

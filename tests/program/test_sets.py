@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.app import App
-from tests.program.stage import Stage, staged
+from tests.program.core_run import CoreRun, start_core_run
 
 app = App("sets")
 KINDS = 8
@@ -47,13 +47,13 @@ async def shields_gathers() -> list[int]:
     return [futures[future] for future in done]
 
 
-def finish(stage: Stage) -> Stage:
+def finish(run: CoreRun) -> CoreRun:
     """Let everything that was begun return, all of it at once."""
-    stage.control("PAUSE")
-    for step in list(stage.state.open_steps.values()):
-        stage.complete(step.step_id, int(bytes(step.body.input).split(b":")[1].rstrip(b"}")))  # type: ignore[attr-defined]
-    stage.control("RESUME")
-    return stage
+    run.control("PAUSE")
+    for step in list(run.state.open_steps.values()):
+        run.complete(step.step_id, int(bytes(step.body.input).split(b":")[1].rstrip(b"}")))  # type: ignore[attr-defined]
+    run.control("RESUME")
+    return run
 
 
 @pytest.mark.contract("WF-2")
@@ -62,11 +62,11 @@ def finish(stage: Stage) -> Stage:
     [waits_for_gathers, completes_gathers, keeps_gathers_in_a_set, shields_gathers],
 )
 def test_sixty_replays_with_sets_of_gathers_give_one_outcome(function: Callable[..., Any]) -> None:
-    stage = finish(staged(function))
-    outcomes, ballast = {tuple(stage.result)}, []
+    run = finish(start_core_run(function))
+    outcomes, ballast = {tuple(run.result)}, []
     for number in range(60):
         ballast.append([asyncio.Event() for _ in range(number * 7)])  # so that addresses differ
-        program = stage.replayed().program
+        program = run.replayed().program
         assert program._main is not None
         outcomes.add(tuple(program._main.result()))
     assert len(outcomes) == 1
@@ -81,10 +81,10 @@ def test_a_gather_is_what_it_is_elsewhere() -> None:
         found = await asyncio.gather(one, return_exceptions=True)
         return [type(found[0]).__name__, one == one, one != other, await other]
 
-    stage = staged(gathers)
-    assert stage.open == ["act"]
-    stage.complete("act", 3)
-    assert stage.result == ["CancelledError", True, True, [3]]
+    run = start_core_run(gathers)
+    assert run.open == ["act"]
+    run.complete("act", 3)
+    assert run.result == ["CancelledError", True, True, [3]]
 
 
 # --- coroutines hash by their address, and that cannot be helped
@@ -113,7 +113,7 @@ async def completes_awaitables() -> None:
 @pytest.mark.parametrize("function", [completes_coroutines, completes_coroutines_in_time, completes_awaitables])
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 def test_as_completed_refuses_what_it_would_go_through_by_address(function: Callable[..., Any]) -> None:
-    error = staged(function).error
+    error = start_core_run(function).error
     assert error.code == "NotDurable"
     assert "create_task" in error.message
     gc.collect()  # what was never awaited is not to trouble another test

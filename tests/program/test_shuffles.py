@@ -8,7 +8,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.app import App
-from tests.program.stage import Stage
+from tests.program.core_run import CoreRun
 
 app = App("shuffles")
 
@@ -55,45 +55,45 @@ async def fan_out() -> dict[str, Any]:
     return {"log": log, "kinds": kinds, "signal": signal, "chance": hf.random().random(), "id": str(hf.uuid4())}
 
 
-def play(seed: int) -> Stage:
+def play(seed: int) -> CoreRun:
     """Return a run in which everything ends in an order drawn by the seed."""
     chance = random.Random(seed)
-    stage = Stage(app, fan_out).start()
+    run = CoreRun(app, fan_out).start()
     is_sent = False
-    while not stage.state.is_finished:
-        step = chance.choice(list(stage.state.open_steps.values()) or [None])
+    while not run.state.is_finished:
+        step = chance.choice(list(run.state.open_steps.values()) or [None])
         dice = chance.random()
         if not is_sent and (dice < 0.1 or step is None):
-            stage.send("go", seed)
+            run.send("go", seed)
             is_sent = True
         elif dice < 0.2:
-            stage.control("PAUSE" if chance.random() < 0.5 else "RESUME")
+            run.control("PAUSE" if chance.random() < 0.5 else "RESUME")
         elif step is None:
-            stage.control("RESUME")
+            run.control("RESUME")
         elif step.kind == "timer":
-            stage.fire(step.step_id)
+            run.fire(step.step_id)
         elif step.kind == "activity" and dice < 0.85:
-            stage.complete(step.step_id, chance.randrange(100))
+            run.complete(step.step_id, chance.randrange(100))
         elif step.kind == "activity":
-            stage.fail(step.step_id)
+            run.fail(step.step_id)
         elif is_sent:
-            stage.control("RESUME")
+            run.control("RESUME")
         if dice > 0.97:
-            stage.replay.close()
-            stage = stage.replayed()  # evicted, and made again
-    return stage
+            run.replay.close()
+            run = run.replayed()  # evicted, and made again
+    return run
 
 
 @pytest.mark.contract("WF-2", "EVT-5")
 @pytest.mark.parametrize("first", range(0, 1_000, 100))
 def test_a_thousand_orders_of_completion_each_replay_to_what_they_were(first: int) -> None:
     for seed in range(first, first + 100):
-        stage = play(seed)
+        run = play(seed)
         try:
-            again = stage.replayed()
+            again = run.replayed()
         except Exception as problem:
             raise AssertionError(f"seed {seed}: {problem}") from problem
-        main, replayed = stage.program._main, again.program._main
+        main, replayed = run.program._main, again.program._main
         assert main is not None
         assert replayed is not None
         if main.exception() is None:

@@ -12,9 +12,9 @@ from holdfast.core.events import MarkerRecorded
 from holdfast.errors import Conflict
 from holdfast.store import port
 from holdfast.testing.samples import new_run, read_history, read_mailbox
-from tests.races import players
-from tests.races.files import opened, prepare
-from tests.races.stage import play
+from tests.races import contenders
+from tests.races.parallel import run_in_parallel
+from tests.races.stores import opened, prepare
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +24,7 @@ async def test_of_simultaneous_senders_of_one_signal_exactly_one_is_accepted(tmp
     path = tmp_path / "store.db"
     await prepare(path, new_run("run-1"))
 
-    played = play(players.send_signal, processes=4, threads=10, path=path, run_id="run-1", times=25)
+    played = run_in_parallel(contenders.send_signal, processes=4, threads=10, path=path, run_id="run-1", times=25)
 
     answers = [answer for answers in played for _, answer in answers]
     assert Counter(type(answer) for answer in answers) == {port.Accepted: 1, port.Duplicate: 999}
@@ -41,7 +41,9 @@ async def test_of_simultaneous_payloads_under_one_id_one_stands_and_the_others_c
     path = tmp_path / "store.db"
     await prepare(path, new_run("run-1"))
 
-    played = play(players.send_signal, processes=2, threads=6, path=path, run_id="run-1", times=10, payloads=3)
+    played = run_in_parallel(
+        contenders.send_signal, processes=2, threads=6, path=path, run_id="run-1", times=10, payloads=3
+    )
 
     async with opened(path) as store:
         (signal,) = await read_mailbox(store, "run-1")
@@ -58,7 +60,7 @@ async def test_of_simultaneous_outcomes_of_one_step_exactly_one_is_accepted(tmp_
     path = tmp_path / "store.db"
     await prepare(path, new_run("run-1"))
 
-    played = play(players.report_outcome, processes=4, threads=3, path=path, run_id="run-1", steps=20)
+    played = run_in_parallel(contenders.report_outcome, processes=4, threads=3, path=path, run_id="run-1", steps=20)
 
     for answers in zip(*played, strict=True):
         assert sum(isinstance(answer, port.Accepted) for answer in answers) == 1
@@ -74,7 +76,7 @@ async def test_of_simultaneous_requests_with_one_id_exactly_one_creates_a_run(tm
     path = tmp_path / "store.db"
     await prepare(path)
 
-    played = play(players.start_same_request, processes=2, threads=8, path=path, times=10)
+    played = run_in_parallel(contenders.start_same_request, processes=2, threads=8, path=path, times=10)
 
     answers = [answer for answers in played for answer in answers]
     assert Counter(type(answer) for answer in answers) == {port.Created: 1, port.Existing: 159}
@@ -91,14 +93,16 @@ async def test_of_owners_that_commit_the_same_version_exactly_one_wins_each_time
     await prepare(path, new_run("run-1"), claim_for="node-0")
     versions = 25
 
-    played = play(players.commit_same_version, processes=2, threads=4, path=path, run_id="run-1", versions=versions)
+    played = run_in_parallel(
+        contenders.commit_same_version, processes=2, threads=4, path=path, run_id="run-1", versions=versions
+    )
 
     winners: list[int] = []
     for answers in zip(*played, strict=True):
         assert Counter(type(answer) for answer in answers) == {port.Committed: 1, port.CommitConflict: 7}
         assert {answer.reason for answer in answers if isinstance(answer, port.CommitConflict)} == {"version"}
         assert len({answer.version for answer in answers}) == 1, "the losers are told the winner's version"
-        winners += [seat for seat, answer in enumerate(answers) if isinstance(answer, port.Committed)]
+        winners += [contender for contender, answer in enumerate(answers) if isinstance(answer, port.Committed)]
     async with opened(path) as store:
         events = await read_history(store, "run-1")
     recorded = [codec.decode(event.data.value, int) for event in events if isinstance(event.data, MarkerRecorded)]

@@ -11,9 +11,9 @@ from holdfast.core.invariants import check
 from holdfast.store.port import Created, RunQuery
 from holdfast.testing import system_view
 from holdfast.testing.samples import SampleNode, new_run, timer
-from tests.races import players
-from tests.races.files import HOUR_MS, opened, prepare
-from tests.races.stage import play
+from tests.races import contenders
+from tests.races.parallel import run_in_parallel
+from tests.races.stores import HOUR_MS, opened, prepare
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +23,7 @@ async def test_processes_that_write_hard_never_see_a_lock_and_everything_adds_up
     path = tmp_path / "store.db"
     await prepare(path)
 
-    played = play(players.write_hard, processes=4, threads=2, path=path, seconds=3.0)
+    played = run_in_parallel(contenders.write_hard, processes=4, threads=2, path=path, seconds=3.0)
 
     print(played)
     assert all(counts["runs"] for counts in played), "nobody starves"
@@ -44,7 +44,7 @@ async def test_no_more_runs_are_inside_than_allowed_and_nobody_waits_for_ever(tm
     path = tmp_path / "store.db"
     await prepare(path)
 
-    played = play(players.pass_admission, processes=4, path=path, runs=25, limit=limit)
+    played = run_in_parallel(contenders.pass_admission, processes=4, path=path, runs=25, limit=limit)
 
     most = max(count for counts in played for count in counts)
     assert 1 <= most <= (limit.at_once or 0)
@@ -61,7 +61,7 @@ async def test_a_run_is_never_seen_in_the_middle_of_a_turn(tmp_path: Path) -> No
     async with opened(path) as store:
         await SampleNode(store, "node-0", HOUR_MS).start("run-1", timer(1))
 
-    _, *looks = play(players.turn_or_look, processes=3, path=path, run_id="run-1", turns=120)
+    _, *looks = run_in_parallel(contenders.turn_or_look, processes=3, path=path, run_id="run-1", turns=120)
 
     assert all(looks)
 
@@ -70,7 +70,7 @@ async def test_a_run_is_never_seen_in_the_middle_of_a_turn(tmp_path: Path) -> No
 async def test_a_fresh_file_is_migrated_once_whoever_comes_first(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
 
-    versions = play(players.migrate, processes=8, path=path)
+    versions = run_in_parallel(contenders.migrate, processes=8, path=path)
 
     assert len(versions) == 8
     assert len(set(versions)) == 1

@@ -10,9 +10,9 @@ from holdfast.store.port import CommitConflict, Committed
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, new_run, read_history, timer
-from tests.races import players
-from tests.races.files import opened, prepare
-from tests.races.stage import play
+from tests.races import contenders
+from tests.races.parallel import run_in_parallel
+from tests.races.stores import opened, prepare
 
 pytestmark = pytest.mark.slow
 
@@ -22,16 +22,16 @@ async def test_claimers_share_the_runs_and_no_run_goes_to_two(tmp_path: Path) ->
     path = tmp_path / "store.db"
     await prepare(path, *(new_run(f"run-{number:03}") for number in range(500)))
 
-    played = play(players.claim_everything, processes=2, threads=8, path=path, batch=7)
+    played = run_in_parallel(contenders.claim_everything, processes=2, threads=8, path=path, batch=7)
 
     claimed = [run_id for claims in played for run_id, _ in claims]
     assert sorted(claimed) == [f"run-{number:03}" for number in range(500)]
     assert {epoch for claims in played for _, epoch in claims} == {1}
     async with opened(path) as store:
-        for seat, claims in enumerate(played):
+        for contender, claims in enumerate(played):
             for loaded in await store.load([run_id for run_id, _ in claims]):
                 assert loaded is not None
-                assert (loaded.head.lease_owner, loaded.head.version) == (f"node-{seat}", 3)
+                assert (loaded.head.lease_owner, loaded.head.version) == (f"node-{contender}", 3)
                 assert loaded.messages == ()
 
 
@@ -40,7 +40,7 @@ async def test_the_late_commit_of_a_stalled_owner_is_fenced(tmp_path: Path) -> N
     path = tmp_path / "store.db"
     await prepare(path, new_run("run-1"))
 
-    stalled, successor = play(players.stall_or_take_over, processes=2, path=path)
+    stalled, successor = run_in_parallel(contenders.stall_or_take_over, processes=2, path=path)
 
     assert successor["epoch"] == stalled["epoch"] + 1
     assert isinstance(successor["answer"], Committed)

@@ -17,7 +17,7 @@ from holdfast.service.http.openapi import EXAMPLES, LETTER, RUN, TASK, describe
 from holdfast.service.http.problems import Problem
 from holdfast.service.operations import OPERATIONS
 from holdfast.service.options import ServiceOptions
-from tests.service.stage import Stage, on_stage
+from tests.service.in_process import InProcessServer, serve_in_process
 
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2**31, 2**53, 2**64, -(2**70), 1.5, -0.0, 1e300, "", " ", "null", "true", "0"),
@@ -38,8 +38,8 @@ _answers = {name: msgspec.json.Decoder(operation.response_type) for name, operat
 class Fuzz:
     """One player with one seed."""
 
-    def __init__(self, stage: Stage, seed: int) -> None:
-        self._stage = stage
+    def __init__(self, server: InProcessServer, seed: int) -> None:
+        self._stage = server
         self._chance = random.Random(seed)
         self._ids: dict[str, list[str]] = {RUN: ["nowhere"], TASK: ["nowhere"], LETTER: ["nowhere"]}
         paths = describe(OPERATIONS)["paths"]
@@ -141,12 +141,12 @@ class Fuzz:
 
 
 async def play(requests: int, seed: int) -> Counter[tuple[str, int]]:
-    """Play on a stage of its own; return how often each operation gave each status over REST."""
+    """Play on a service of its own; return how often each operation gave each status over REST."""
     options = ServiceOptions(
         request_s=0.5, refusals_per_minute=1_000_000, reads_per_minute=1_000_000_000
     )  # else hardly anything would be heard
-    async with on_stage(options=options, most_seconds=None) as stage:
-        fuzz = Fuzz(stage, seed)
+    async with serve_in_process(options=options, most_seconds=None) as server:
+        fuzz = Fuzz(server, seed)
         await fuzz.play(requests)
         return fuzz.seen
 

@@ -19,20 +19,20 @@ from holdfast.service.operations import OPERATIONS, STREAMS
 from holdfast.store.port import RunQuery
 from holdfast.store.types import DeadLetterQuery
 from holdfast.testing import VirtualClock
-from tests.service.bearers import (
+from tests.service.in_process import InProcessServer
+from tests.service.operation_cases import dead_letter
+from tests.service.token_callers import (
     TRANSPORTS,
-    ask,
-    bearing,
+    bearer_header,
+    call_operation,
     code_in,
-    guarded,
     problem_in,
+    serve_with_tokens,
     status_at,
     store_of,
     token_for,
     useless_tokens,
 )
-from tests.service.scenes import dead_letter
-from tests.service.stage import Stage
 
 EVERYBODY, VIEWER, OPERATOR, ENGINEER, ADMIN = "everybody", *ROLES
 
@@ -103,19 +103,19 @@ def test_the_page_says_the_same_as_the_code() -> None:
 async def test_every_operation_for_every_role_and_scope(name: str) -> None:
     scope = OPERATIONS[name].scope
     order = list(ROLES)
-    async with guarded() as stage:
+    async with serve_with_tokens() as server:
         for role in order:
             is_allowed = LEAST[name] == EVERYBODY or order.index(role) >= order.index(LEAST[name])
-            await check(stage, name, await token_for(stage, role), is_allowed)
+            await check(server, name, await token_for(server, role), is_allowed)
         for granted in sorted(SCOPES):
-            token, _ = await make_token(store_of(stage), "sam", scopes=[granted])
-            await check(stage, name, token, scope is None or (granted == scope and name not in ALSO_NEEDS))
+            token, _ = await make_token(store_of(server), "sam", scopes=[granted])
+            await check(server, name, token, scope is None or (granted == scope and name not in ALSO_NEEDS))
 
 
-async def check(stage: Stage, name: str, token: str, is_allowed: bool) -> None:
+async def check(server: InProcessServer, name: str, token: str, is_allowed: bool) -> None:
     """Ask with a token, and see that it gets as far as it should."""
     for transport in TRANSPORTS:
-        response = await ask(stage, transport, name, asked(name), bearing(token))
+        response = await call_operation(server, transport, name, asked(name), bearer_header(token))
         code = code_in(response)
         assert (code == "NotPermitted") == (not is_allowed), (transport, name, response.text)
         assert code not in ("NotAuthenticated", "InternalError", "MalformedRequest", "RateLimited"), response.text
@@ -124,13 +124,13 @@ async def check(stage: Stage, name: str, token: str, is_allowed: bool) -> None:
 @pytest.mark.contract("API-4")
 @pytest.mark.parametrize("name", sorted(OPERATIONS))
 async def test_every_operation_without_a_token_or_with_a_useless_one(name: str) -> None:
-    async with guarded() as stage:
-        before = await store_of(stage).stats()
-        useless = {kind: bearing(token) for kind, token in (await useless_tokens(stage)).items()}
+    async with serve_with_tokens() as server:
+        before = await store_of(server).stats()
+        useless = {kind: bearer_header(token) for kind, token in (await useless_tokens(server)).items()}
         told: set[str] = set()
         for transport in TRANSPORTS:
             for kind, headers in {"none": {}, **useless}.items():
-                response = await ask(stage, transport, name, asked(name), headers)
+                response = await call_operation(server, transport, name, asked(name), headers)
                 if LEAST[name] == EVERYBODY and transport == "rest":
                     assert response.status_code == (422 if name.startswith("activities.") else 200)
                     continue
@@ -143,7 +143,7 @@ async def test_every_operation_without_a_token_or_with_a_useless_one(name: str) 
                 else:
                     told.add(problem["detail"] + str(problem["details"]))
         assert len(told) <= 1, "useless tokens are told apart"
-        assert (await store_of(stage).stats()).runs == before.runs
+        assert (await store_of(server).stats()).runs == before.runs
 
 
 # --- what is not in the catalogue
@@ -161,8 +161,8 @@ ADDRESSES = {
 
 @pytest.mark.contract("API-4")
 async def test_every_other_address_is_classified() -> None:
-    async with guarded() as stage:
-        transport: Any = stage.http._transport
+    async with serve_with_tokens() as server:
+        transport: Any = server.http._transport
         routes = transport.app._others.routes
         streams = {operation.path.replace("{run_id}", RUN) for operation in STREAMS.values()}
         known = {route.path for route in routes} | streams
@@ -176,16 +176,16 @@ async def test_every_other_address_is_classified() -> None:
 async def test_every_other_address_for_everybody(address: str) -> None:
     scope = ADDRESSES[address]
     fine = 404 if RUN in address else 200
-    async with guarded() as stage:
-        for headers in ({}, *map(bearing, (await useless_tokens(stage)).values())):
-            assert await status_at(stage, address, headers) == 401
+    async with serve_with_tokens() as server:
+        for headers in ({}, *map(bearer_header, (await useless_tokens(server)).values())):
+            assert await status_at(server, address, headers) == 401
         for role in ROLES:
-            assert await status_at(stage, address, bearing(await token_for(stage, role))) == fine, role
+            assert await status_at(server, address, bearer_header(await token_for(server, role))) == fine, role
         for granted in sorted(SCOPES):
-            token, _ = await make_token(store_of(stage), "sam", scopes=[granted])
-            assert await status_at(stage, address, bearing(token)) == (fine if scope in (None, granted) else 403)
-        of_tenant = bearing(await token_for(stage, "viewer", tenant="acme"))
-        assert await status_at(stage, address, of_tenant) == (403 if scope in OF_ALL_TENANTS else fine)
+            token, _ = await make_token(store_of(server), "sam", scopes=[granted])
+            assert await status_at(server, address, bearer_header(token)) == (fine if scope in (None, granted) else 403)
+        of_tenant = bearer_header(await token_for(server, "viewer", tenant="acme"))
+        assert await status_at(server, address, of_tenant) == (403 if scope in OF_ALL_TENANTS else fine)
 
 
 # --- another tenant
@@ -207,23 +207,23 @@ BEARERS = {"activities.complete", "activities.fail"}
 MANY = {"signals.send_many", "tokens.revoke_leaked", "tenants.delete"}
 
 
-def clocked() -> AbstractAsyncContextManager[Stage]:
+def clocked() -> AbstractAsyncContextManager[InProcessServer]:
     """Return a stage with a clock that tests move."""
-    return guarded(hf.MemoryStore(VirtualClock()))
+    return serve_with_tokens(hf.MemoryStore(VirtualClock()))
 
 
-async def things_of_globex(stage: Stage) -> dict[str, str]:
+async def things_of_globex(server: InProcessServer) -> dict[str, str]:
     """Return the ids of what another tenant has: a run, a task, a dead letter, a token."""
-    token = await token_for(stage, tenant="globex", name="gus", roles=["clerk"])
-    stage.http.headers.update(bearing(token))
-    store: Any = store_of(stage)
-    things = {"letter": await dead_letter(stage, store.inner._clock), "token": token[9:25]}
-    await stage.start("asking", who="secret-of-globex")
-    page = await stage.until("tasks.list", {}, lambda page: page["items"])
+    token = await token_for(server, tenant="globex", name="gus", roles=["clerk"])
+    server.http.headers.update(bearer_header(token))
+    store: Any = store_of(server)
+    things = {"letter": await dead_letter(server, store.inner._clock), "token": token[9:25]}
+    await server.start("asking", who="secret-of-globex")
+    page = await server.until("tasks.list", {}, lambda page: page["items"])
     things["task"] = page["items"][0]["task_id"]
     [letter] = await store.find(DeadLetterQuery())
     things["run"] = letter.run_id
-    del stage.http.headers["authorization"]
+    del server.http.headers["authorization"]
     return things
 
 
@@ -244,10 +244,10 @@ def test_every_operation_is_classified_by_what_it_is_about() -> None:
 @pytest.mark.contract("API-4")
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_what_another_tenant_has_is_answered_as_what_is_not_there(transport: str) -> None:
-    async with clocked() as stage:
-        things = await things_of_globex(stage)
-        headers = bearing(await token_for(stage, tenant="acme", roles=["clerk"]))
-        store = store_of(stage)
+    async with clocked() as server:
+        things = await things_of_globex(server)
+        headers = bearer_header(await token_for(server, tenant="acme", roles=["clerk"]))
+        store = store_of(server)
         before = (await store.load([things["run"]]), await store.find(DeadLetterQuery(settled=True)))
         for name in OPERATIONS:
             field = thing_of(name)
@@ -256,7 +256,7 @@ async def test_what_another_tenant_has_is_answered_as_what_is_not_there(transpor
             foreign = things[OF_THINGS[field]]
             texts = []
             for id_ in (foreign, "0" * len(foreign)):
-                response = await ask(stage, transport, name, asked(name, **{field: id_}), headers)
+                response = await call_operation(server, transport, name, asked(name, **{field: id_}), headers)
                 assert code_in(response) == "NotFound", (name, response.text)
                 problem = problem_in(response) or {}
                 texts.append(str({**problem, "correlation_id": ""}).replace(id_, "…"))
@@ -270,73 +270,87 @@ async def test_what_another_tenant_has_is_answered_as_what_is_not_there(transpor
 @pytest.mark.contract("API-4")
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_lists_and_batches_hold_nothing_of_another_tenant(transport: str) -> None:
-    async with clocked() as stage:
-        things = await things_of_globex(stage)
+    async with clocked() as server:
+        things = await things_of_globex(server)
         headers, globex = [
-            bearing(await token_for(stage, tenant=tenant, roles=["clerk"])) for tenant in ("acme", "globex")
+            bearer_header(await token_for(server, tenant=tenant, roles=["clerk"])) for tenant in ("acme", "globex")
         ]
-        await ask(stage, transport, "signals.send", {"run_id": things["run"], "name": "other"}, globex)
+        await call_operation(server, transport, "signals.send", {"run_id": things["run"], "name": "other"}, globex)
         for name in LISTS:
-            response = await ask(stage, transport, name, {}, headers)
+            response = await call_operation(server, transport, name, {}, headers)
             assert code_in(response) == "", response.text
             assert not [id_ for id_ in things.values() if id_ in response.text], name
-            theirs = await ask(stage, transport, name, {}, globex)
+            theirs = await call_operation(server, transport, name, {}, globex)
             assert any(id_ in theirs.text for id_ in things.values()), name
         items = [{"run_id": run_id, "name": "approval"} for run_id in (things["run"], "nowhere")]
-        response = await ask(stage, transport, "signals.send_many", {"signals": items}, headers)
+        response = await call_operation(server, transport, "signals.send_many", {"signals": items}, headers)
         assert response.text.count('"NotFound"') == 2
         for name in (name for name, operation in OPERATIONS.items() if operation.scope in OF_ALL_TENANTS):
-            response = await ask(stage, transport, name, {}, headers)
+            response = await call_operation(server, transport, name, {}, headers)
             assert code_in(response) == "NotPermitted", response.text
-            assert code_in(await ask(stage, transport, name, {}, bearing(await token_for(stage, "viewer")))) == ""
+            assert (
+                code_in(
+                    await call_operation(server, transport, name, {}, bearer_header(await token_for(server, "viewer")))
+                )
+                == ""
+            )
 
 
 @pytest.mark.contract("API-4", "QUE-1")
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_what_a_tenant_makes_is_its_own(transport: str) -> None:
-    async with clocked() as stage:
-        globex = bearing(await token_for(stage, tenant="globex"))
-        headers = bearing(await token_for(stage, tenant="acme", project="shop"))
+    async with clocked() as server:
+        globex = bearer_header(await token_for(server, tenant="globex"))
+        headers = bearer_header(await token_for(server, tenant="acme", project="shop"))
         for name in ("runs.start", "signals.start_with"):
             fields = asked(name, request_id=f"the same {name}")
-            assert code_in(await ask(stage, transport, name, fields, globex)) == ""
-            response = await ask(stage, transport, name, fields, headers)
+            assert code_in(await call_operation(server, transport, name, fields, globex)) == ""
+            response = await call_operation(server, transport, name, fields, headers)
             assert code_in(response) == "", response.text
             for elsewhere in ({"project": "other"}, {"tenant": "globex"}):
-                response = await ask(stage, transport, name, asked(name, **elsewhere), headers)
+                response = await call_operation(server, transport, name, asked(name, **elsewhere), headers)
                 assert code_in(response) == "NotPermitted"
-        runs = await store_of(stage).find(RunQuery())
+        runs = await store_of(server).find(RunQuery())
         assert sorted((run.tenant, run.project) for run in runs) == [("acme", "shop")] * 2 + [("globex", "default")] * 2
-        made = await ask(stage, transport, "tokens.create", {"name": "bob", "role": "viewer"}, headers)
+        made = await call_operation(server, transport, "tokens.create", {"name": "bob", "role": "viewer"}, headers)
         assert '"tenant":"acme","project":"shop"' in made.text
         for place in ({"tenant": "globex"}, {"project": "other"}):
-            response = await ask(stage, transport, "tokens.create", {"name": "b", "role": "viewer", **place}, headers)
+            response = await call_operation(
+                server, transport, "tokens.create", {"name": "b", "role": "viewer", **place}, headers
+            )
             assert code_in(response) == "NotPermitted"
 
 
 @pytest.mark.contract("API-4", "QUE-1")
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_who_has_all_tenants_says_whose_a_run_is(transport: str) -> None:
-    async with clocked() as stage:
-        everywhere, acme = bearing(await token_for(stage)), bearing(await token_for(stage, "viewer", tenant="acme"))
-        response = await ask(stage, transport, "runs.start", asked("runs.start", tenant="acme"), everywhere)
+    async with clocked() as server:
+        everywhere, acme = (
+            bearer_header(await token_for(server)),
+            bearer_header(await token_for(server, "viewer", tenant="acme")),
+        )
+        response = await call_operation(server, transport, "runs.start", asked("runs.start", tenant="acme"), everywhere)
         assert code_in(response) == "", response.text
-        [run] = await store_of(stage).find(RunQuery())
+        [run] = await store_of(server).find(RunQuery())
         assert run.tenant == "acme"
-        assert code_in(await ask(stage, transport, "runs.get", {"run_id": run.run_id}, acme)) == ""
+        assert code_in(await call_operation(server, transport, "runs.get", {"run_id": run.run_id}, acme)) == ""
 
 
 @pytest.mark.contract("API-4")
 async def test_the_ids_that_tenants_choose_cannot_be_anothers() -> None:
-    async with clocked() as stage:
-        globex, acme = [bearing(await token_for(stage, tenant=tenant)) for tenant in ("globex", "acme")]
+    async with clocked() as server:
+        globex, acme = [bearer_header(await token_for(server, tenant=tenant)) for tenant in ("globex", "acme")]
         for transport in TRANSPORTS:
             for name in ("runs.start", "signals.start_with"):
-                response = await ask(stage, transport, name, asked(name, run_id="globex:o-1", request_id=name), globex)
+                response = await call_operation(
+                    server, transport, name, asked(name, run_id="globex:o-1", request_id=name), globex
+                )
                 assert code_in(response) in ("", "Conflict")
                 texts = set()
                 for run_id in ("globex:o-1", "globex:o-2", "o-1"):
-                    response = await ask(stage, transport, name, asked(name, run_id=run_id, request_id=run_id), acme)
+                    response = await call_operation(
+                        server, transport, name, asked(name, run_id=run_id, request_id=run_id), acme
+                    )
                     assert code_in(response) == "InvalidInput"
                     texts.add((problem_in(response) or {})["detail"])
                 assert len(texts) == 1, "a taken id is told from a free one"
@@ -344,13 +358,13 @@ async def test_the_ids_that_tenants_choose_cannot_be_anothers() -> None:
 
 @pytest.mark.contract("API-4")
 async def test_a_token_for_a_part_of_a_tenant_sees_that_part() -> None:
-    async with clocked() as stage:
-        whole = bearing(await token_for(stage, tenant="acme"))
+    async with clocked() as server:
+        whole = bearer_header(await token_for(server, tenant="acme"))
         for project, environment in (("shop", "test"), ("shop", "live"), ("bank", "test")):
             fields = {"workflow": "asking", "input": {"who": "x"}, "project": project, "environment": environment}
-            assert (await ask(stage, "rest", "runs.start", fields, whole)).status_code == 201
-        stage.http.headers.update(whole)
-        await stage.until("tasks.list", {}, lambda page: len(page["items"]) == 3)
+            assert (await call_operation(server, "rest", "runs.start", fields, whole)).status_code == 201
+        server.http.headers.update(whole)
+        await server.until("tasks.list", {}, lambda page: len(page["items"]) == 3)
         for places, count in (
             ({}, 3),
             ({"project": "shop"}, 2),
@@ -358,7 +372,7 @@ async def test_a_token_for_a_part_of_a_tenant_sees_that_part() -> None:
             ({"project": "shop", "environment": "test"}, 1),
             ({"project": "none"}, 0),
         ):
-            headers = bearing(await token_for(stage, tenant="acme", **places))
+            headers = bearer_header(await token_for(server, tenant="acme", **places))
             for name in ("runs.list", "tasks.list"):
-                items = (await ask(stage, "rest", name, {}, headers)).json()["items"]
+                items = (await call_operation(server, "rest", name, {}, headers)).json()["items"]
                 assert len(items) == count, (name, places)

@@ -9,9 +9,17 @@ from holdfast.engine.inbox.authorization import ControlRequest
 from holdfast.errors import NotPermitted
 from holdfast.service.context import Principal
 from holdfast.service.options import ServiceOptions
-from tests.service.bearers import TRANSPORTS, ask, bearing, code_in, guarded, store_of, token_for
-from tests.service.scenes import open_task, waiting_order
-from tests.service.stage import Stage, make_app
+from tests.service.in_process import InProcessServer, make_app
+from tests.service.operation_cases import open_task, waiting_order
+from tests.service.token_callers import (
+    TRANSPORTS,
+    bearer_header,
+    call_operation,
+    code_in,
+    serve_with_tokens,
+    store_of,
+    token_for,
+)
 
 GO = {"approved": True}
 
@@ -38,9 +46,9 @@ def guarded_app(guard: Guard) -> Any:
     return app
 
 
-async def sends(stage: Stage) -> dict[str, dict[str, Any]]:
+async def sends(server: InProcessServer) -> dict[str, dict[str, Any]]:
     """Return everything that sends something to a run, and how it is asked for."""
-    run_id, task_id = await waiting_order(stage), await open_task(stage)
+    run_id, task_id = await waiting_order(server), await open_task(server)
     signal = {"run_id": run_id, "name": "approval", "payload": GO}
     return {
         "runs.update": {"run_id": run_id, "name": "change_address", "input": {"city": "Ghent"}},
@@ -62,14 +70,14 @@ async def sends(stage: Stage) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_everything_that_is_sent_to_a_run_is_decided_by_the_authoriser(transport: str) -> None:
     guard = Guard()
-    async with guarded(app=guarded_app(guard)) as stage:
-        token = await token_for(stage, name="ann", tenant="acme", roles=["clerk"])
-        stage.http.headers.update(bearing(token))
-        runs_before = len((await stage.rest("runs.list", {}))[1]["items"])
-        asks = await sends(stage)
+    async with serve_with_tokens(app=guarded_app(guard)) as server:
+        token = await token_for(server, name="ann", tenant="acme", roles=["clerk"])
+        server.http.headers.update(bearer_header(token))
+        runs_before = len((await server.rest("runs.list", {}))[1]["items"])
+        asks = await sends(server)
         for name, fields in asks.items():
             guard.asked.clear()
-            response = await ask(stage, transport, name, fields)
+            response = await call_operation(server, transport, name, fields)
             if name == "signals.send_many":
                 body = response.json()
                 items = body["items"] if transport == "rest" else body["result"]["items"]
@@ -79,31 +87,33 @@ async def test_everything_that_is_sent_to_a_run_is_decided_by_the_authoriser(tra
             [asked] = guard.asked
             assert asked.caller is not None
             assert (asked.actor, asked.caller.name, asked.caller.tenant, asked.tenant) == ("ann", "ann", "acme", "acme")
-        assert len((await stage.rest("runs.list", {}))[1]["items"]) == runs_before + 2, "start_with has started nothing"
+        assert len((await server.rest("runs.list", {}))[1]["items"]) == runs_before + 2, (
+            "start_with has started nothing"
+        )
 
         run_id = asks["signals.send"]["run_id"]
 
         def rejections(page: Any) -> list[Any]:
             return [each["data"]["name"] for each in page["items"] if each["event_type"] == "SignalRejected"]
 
-        page = await stage.until("runs.events", {"run_id": run_id}, lambda page: len(rejections(page)) == 4)
+        page = await server.until("runs.events", {"run_id": run_id}, lambda page: len(rejections(page)) == 4)
         assert rejections(page) == ["UPDATE change_address", "SIGNAL approval", "SIGNAL approval", "PAUSE"]
         assert "approved" not in str(page), "no payload of what was refused is kept"
-        assert (await stage.rest("signals.mailbox", {"run_id": run_id}))[1]["items"] == []
+        assert (await server.rest("signals.mailbox", {"run_id": run_id}))[1]["items"] == []
 
         guard.is_closed = False
         for name, fields in asks.items():
             if name != "runs.pause":
-                assert code_in(await ask(stage, transport, name, fields)) == "", name
+                assert code_in(await call_operation(server, transport, name, fields)) == "", name
 
 
 @pytest.mark.contract("API-4")
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_starts_and_queries_are_decided_by_the_authoriser(transport: str) -> None:
     guard = Guard()
-    async with guarded(app=guarded_app(guard)) as stage:
-        stage.http.headers.update(bearing(await token_for(stage, name="ann", tenant="acme")))
-        run_id = await waiting_order(stage)
+    async with serve_with_tokens(app=guarded_app(guard)) as server:
+        server.http.headers.update(bearer_header(await token_for(server, name="ann", tenant="acme")))
+        run_id = await waiting_order(server)
         guard.asks_about_starts = True
         asks: dict[str, dict[str, Any]] = {
             "runs.query": {"run_id": run_id, "name": "progress"},
@@ -111,48 +121,53 @@ async def test_starts_and_queries_are_decided_by_the_authoriser(transport: str) 
         }
         for name, fields in asks.items():
             guard.is_closed = True
-            assert code_in(await ask(stage, transport, name, fields)) == "NotPermitted", name
+            assert code_in(await call_operation(server, transport, name, fields)) == "NotPermitted", name
             asked = guard.asked[-1]
             assert asked.caller is not None
             assert (asked.actor, asked.caller.name, asked.tenant, asked.workflow) == ("ann", "ann", "acme", "order")
             guard.is_closed = False
-            assert code_in(await ask(stage, transport, name, fields)) == "", name
+            assert code_in(await call_operation(server, transport, name, fields)) == "", name
         assert [each.command for each in guard.asked] == ["QUERY", "QUERY", "START", "START"]
 
 
 @pytest.mark.contract("SIG-13", "API-4")
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_an_operator_passes_no_approval_by_skipping_it(transport: str) -> None:
-    async with guarded() as stage:
-        stage.http.headers.update(bearing(await token_for(stage)))
-        order = await waiting_order(stage)
-        asking = str((await stage.rest("tasks.get", {"task_id": await open_task(stage)}))[1]["run_id"])
-        operator = bearing(await token_for(stage, role="engineer", name="olga"))
+    async with serve_with_tokens() as server:
+        server.http.headers.update(bearer_header(await token_for(server)))
+        order = await waiting_order(server)
+        asking = str((await server.rest("tasks.get", {"task_id": await open_task(server)}))[1]["run_id"])
+        operator = bearer_header(await token_for(server, role="engineer", name="olga"))
         for run_id, step_id in ((order, "approval"), (asking, "approve")):
             fields = {"run_id": run_id, "step_id": step_id, "wait": True}
             for result in ({}, {"result": True}, {"result": GO}):
-                response = await ask(stage, transport, "runs.skip_step", {**fields, **result}, operator)
+                response = await call_operation(server, transport, "runs.skip_step", {**fields, **result}, operator)
                 assert code_in(response) == "NotPermitted", result
-            assert code_in(await ask(stage, transport, "runs.skip_step", {**fields, "result": GO})) == "Conflict"
+            assert (
+                code_in(await call_operation(server, transport, "runs.skip_step", {**fields, "result": GO}))
+                == "Conflict"
+            )
         fields = {"run_id": asking, "step_id": "approve", "wait": True}
-        assert code_in(await ask(stage, transport, "runs.skip_step", fields)) == ""
+        assert code_in(await call_operation(server, transport, "runs.skip_step", fields)) == ""
 
 
 @pytest.mark.contract("API-4")
 async def test_the_authoriser_is_not_asked_about_what_the_caller_cannot_see() -> None:
     guard = Guard()
-    async with guarded(app=guarded_app(guard)) as stage:
-        stage.http.headers.update(bearing(await token_for(stage, name="ann", tenant="acme")))
-        asks = await sends(stage)
-        [before] = await store_of(stage).load([asks["signals.send"]["run_id"]])
+    async with serve_with_tokens(app=guarded_app(guard)) as server:
+        server.http.headers.update(bearer_header(await token_for(server, name="ann", tenant="acme")))
+        asks = await sends(server)
+        [before] = await store_of(server).load([asks["signals.send"]["run_id"]])
         guard.asked.clear()
-        other = bearing(await token_for(stage, name="eve", tenant="other"))
+        other = bearer_header(await token_for(server, name="eve", tenant="other"))
         for name in asks.keys() - {"signals.send_many", "signals.start_with"}:
-            assert code_in(await ask(stage, "rest", name, asks[name], other)) == "NotFound", name
-        items = (await ask(stage, "rest", "signals.send_many", asks["signals.send_many"], other)).json()["items"]
+            assert code_in(await call_operation(server, "rest", name, asks[name], other)) == "NotFound", name
+        items = (await call_operation(server, "rest", "signals.send_many", asks["signals.send_many"], other)).json()[
+            "items"
+        ]
         assert {item["problem"]["code"] for item in items} == {"NotFound"}
         assert guard.asked == []
-        [after] = await store_of(stage).load([asks["signals.send"]["run_id"]])
+        [after] = await store_of(server).load([asks["signals.send"]["run_id"]])
         assert after is not None
         assert before is not None
         assert after.head.inbox_seq == before.head.inbox_seq
@@ -161,12 +176,12 @@ async def test_the_authoriser_is_not_asked_about_what_the_caller_cannot_see() ->
 @pytest.mark.contract("API-4")
 async def test_the_client_in_process_is_asked_about_as_the_one_whom_it_names() -> None:
     guard = Guard()
-    async with guarded(app=guarded_app(guard)) as stage:
+    async with serve_with_tokens(app=guarded_app(guard)) as server:
         guard.is_closed = False
-        stage.http.headers.update(bearing(await token_for(stage, name="ann", tenant="acme")))
-        run_id = await waiting_order(stage)
+        server.http.headers.update(bearer_header(await token_for(server, name="ann", tenant="acme")))
+        run_id = await waiting_order(server)
         guard.is_closed = True
-        async with Client(stage.app, principal=Principal(name="carl", tenant="acme")) as client:
+        async with Client(server.app, principal=Principal(name="carl", tenant="acme")) as client:
             with pytest.raises(NotPermitted, match="not today"):
                 await client.signals.send(run_id, "approval", payload=GO)
         assert [(each.actor, each.name) for each in guard.asked] == [("carl", "approval")]
@@ -176,27 +191,32 @@ async def test_the_client_in_process_is_asked_about_as_the_one_whom_it_names() -
 async def test_who_is_refused_too_often_cannot_fill_a_history_with_signals() -> None:
     guard = Guard()
     app = guarded_app(guard)
-    async with guarded(app=app, options=ServiceOptions(refusals_per_minute=3)) as stage:
-        stage.http.headers.update(bearing(await token_for(stage, name="ann")))
-        asks = await sends(stage)
+    async with serve_with_tokens(app=app, options=ServiceOptions(refusals_per_minute=3)) as server:
+        server.http.headers.update(bearer_header(await token_for(server, name="ann")))
+        asks = await sends(server)
         signal = asks["signals.send"]
         many = {"signals": [signal] * 3}
-        assert code_in(await ask(stage, "rest", "signals.send_many", many)) == ""
+        assert code_in(await call_operation(server, "rest", "signals.send_many", many)) == ""
         for name in asks:
-            assert code_in(await ask(stage, "rest", name, asks[name])) == "RateLimited", name
-        [run] = await store_of(stage).load([signal["run_id"]])
+            assert code_in(await call_operation(server, "rest", name, asks[name])) == "RateLimited", name
+        [run] = await store_of(server).load([signal["run_id"]])
         assert run is not None
         assert run.head.inbox_seq == 3
-        assert code_in(await ask(stage, "rest", "runs.start", {"workflow": "echo"})) == "", "starting is not limited"
+        assert code_in(await call_operation(server, "rest", "runs.start", {"workflow": "echo"})) == "", (
+            "starting is not limited"
+        )
 
 
 @pytest.mark.contract("API-4")
 async def test_who_asks_for_what_their_token_is_not_good_for_may_go_on_with_what_it_is_good_for() -> None:
-    async with guarded(options=ServiceOptions(refusals_per_minute=3)) as stage:
-        stage.http.headers.update(bearing(await token_for(stage, name="ann")))
-        run_id = await waiting_order(stage)
-        sender = bearing(await token_for(stage, "", name="bob", scopes=["signals:write"]))
+    async with serve_with_tokens(options=ServiceOptions(refusals_per_minute=3)) as server:
+        server.http.headers.update(bearer_header(await token_for(server, name="ann")))
+        run_id = await waiting_order(server)
+        sender = bearer_header(await token_for(server, "", name="bob", scopes=["signals:write"]))
         for _ in range(5):
-            assert code_in(await ask(stage, "rest", "runs.pause", {"run_id": run_id}, sender)) == "NotPermitted"
+            assert (
+                code_in(await call_operation(server, "rest", "runs.pause", {"run_id": run_id}, sender))
+                == "NotPermitted"
+            )
         signal = {"run_id": run_id, "name": "approval", "payload": GO}
-        assert code_in(await ask(stage, "rest", "signals.send", signal, sender)) == ""
+        assert code_in(await call_operation(server, "rest", "signals.send", signal, sender)) == ""

@@ -28,9 +28,9 @@ from holdfast.service.operations import OPERATIONS
 from holdfast.service.paging import decode_cursor
 from holdfast.service.registry import RequestBinder, refusal
 from holdfast.store.sql import words_of
-from tests.service.bearers import bearing, guarded, token_for
-from tests.service.stage import on_stage
+from tests.service.in_process import serve_in_process
 from tests.service.test_server import socketed
+from tests.service.token_callers import bearer_header, serve_with_tokens, token_for
 
 SMALL = 8 * 1024
 TIMES = 8
@@ -174,11 +174,11 @@ def test_reading_heads_takes_time_as_their_size(shape: Shape) -> None:
 @pytest.mark.contract("API-2")
 @pytest.mark.parametrize("shape", JSON_SHAPES.values(), ids=JSON_SHAPES.keys())
 async def test_a_hostile_body_does_not_hold_up_the_service(shape: Shape) -> None:
-    async with on_stage() as stage:
+    async with serve_in_process() as server:
         for path in ("/rpc", "/v1/runs", "/v1/signals"):
             before = time.thread_time()
             headers = {"content-type": "application/json"}
-            response = await stage.http.post(path, content=shape(64 * 1024), headers=headers)
+            response = await server.http.post(path, content=shape(64 * 1024), headers=headers)
             assert response.status_code in (200, 204, 400, 422), response.text[:200]
             assert time.thread_time() - before < 2.0
 
@@ -198,26 +198,26 @@ def test_depth_is_what_it_is_whatever_strings_hold() -> None:
 
 @pytest.mark.contract("API-4")
 async def test_who_signs_in_sends_a_kilobyte_at_most() -> None:
-    async with guarded() as stage:
+    async with serve_with_tokens() as server:
         headers = {"content-type": "application/json", "x-holdfast-request": "1"}
-        token = await token_for(stage)
+        token = await token_for(server)
         large = b'{"token":"' + b"a" * 1_024 + b'"}'
-        refused = await stage.http.post("/session", content=large, headers=headers)
+        refused = await server.http.post("/session", content=large, headers=headers)
         assert (refused.status_code, refused.json()["details"]["limit_bytes"]) == (413, 1_024)
 
         async def parts() -> Any:
             for _ in range(200):
                 yield b" " * 1_000
 
-        refused = await stage.http.post("/session", content=parts(), headers=headers)
+        refused = await server.http.post("/session", content=parts(), headers=headers)
         assert refused.status_code == 413
-        assert (await stage.http.post("/session", json={"token": token}, headers=headers)).status_code == 200
+        assert (await server.http.post("/session", json={"token": token}, headers=headers)).status_code == 200
 
 
 @pytest.mark.contract("API-4")
 async def test_a_body_is_not_read_for_who_may_not_ask() -> None:
-    async with guarded() as stage:
-        viewer = bearing(await token_for(stage, "viewer"))
+    async with serve_with_tokens() as server:
+        viewer = bearer_header(await token_for(server, "viewer"))
 
         async def parts() -> Any:
             raise AssertionError("the body was read")
@@ -225,8 +225,8 @@ async def test_a_body_is_not_read_for_who_may_not_ask() -> None:
 
         headers = {"content-type": "application/json", **viewer}
         for path in ("/v1/runs", "/v1/signals", "/v1/tokens"):
-            assert (await stage.http.post(path, content=parts(), headers=headers)).status_code == 403
-        assert (await stage.http.post("/rpc", content=parts(), headers={"authorization": "x"})).status_code == 401
+            assert (await server.http.post(path, content=parts(), headers=headers)).status_code == 403
+        assert (await server.http.post("/rpc", content=parts(), headers={"authorization": "x"})).status_code == 401
 
 
 @pytest.mark.contract("API-2")

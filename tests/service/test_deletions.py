@@ -5,15 +5,23 @@ from typing import Any
 import pytest
 
 from holdfast.store.types import AuditQuery, TokenQuery
-from tests.service.bearers import TRANSPORTS, ask, bearing, code_in, guarded, store_of, token_for
-from tests.service.stage import Stage
+from tests.service.in_process import InProcessServer
+from tests.service.token_callers import (
+    TRANSPORTS,
+    bearer_header,
+    call_operation,
+    code_in,
+    serve_with_tokens,
+    store_of,
+    token_for,
+)
 
 
-async def started(stage: Stage, headers: dict[str, str], workflow: str = "echo") -> str:
-    response = await ask(stage, "rest", "runs.start", {"workflow": workflow}, headers)
+async def started(server: InProcessServer, headers: dict[str, str], workflow: str = "echo") -> str:
+    response = await call_operation(server, "rest", "runs.start", {"workflow": workflow}, headers)
     run_id = str(response.json()["run_id"])
     if workflow == "echo":
-        await stage.app.run(run_id).result()
+        await server.app.run(run_id).result()
     return run_id
 
 
@@ -25,61 +33,69 @@ def told(response: Any) -> dict[str, Any]:
 @pytest.mark.contract("FMT-2", "API-4")
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_finished_run_is_deleted_and_one_that_goes_on_is_not(transport: str) -> None:
-    async with guarded() as stage:
-        headers = bearing(await token_for(stage, name="ann"))
-        done, going = await started(stage, headers), await started(stage, headers, "patient")
-        refused = await ask(stage, transport, "runs.delete", {"run_id": going}, headers)
+    async with serve_with_tokens() as server:
+        headers = bearer_header(await token_for(server, name="ann"))
+        done, going = await started(server, headers), await started(server, headers, "patient")
+        refused = await call_operation(server, transport, "runs.delete", {"run_id": going}, headers)
         assert code_in(refused) == "Conflict"
-        planned = told(await ask(stage, transport, "runs.delete", {"run_id": done, "dry_run": True}, headers))
+        planned = told(
+            await call_operation(server, transport, "runs.delete", {"run_id": done, "dry_run": True}, headers)
+        )
         assert (planned["runs"], planned["is_dry_run"]) == (1, True)
-        assert (await ask(stage, "rest", "runs.get", {"run_id": done}, headers)).status_code == 200
-        assert told(await ask(stage, transport, "runs.delete", {"run_id": done}, headers))["runs"] == 1
-        assert code_in(await ask(stage, transport, "runs.get", {"run_id": done}, headers)) == "NotFound"
-        assert code_in(await ask(stage, transport, "runs.delete", {"run_id": done}, headers)) == "NotFound"
-        await ask(stage, "rest", "runs.terminate", {"run_id": going, "wait": True}, headers)
-        assert told(await ask(stage, transport, "runs.delete", {"run_id": going}, headers))["runs"] == 1
-        found = await store_of(stage).find(AuditQuery(operation="runs.delete"))
+        assert (await call_operation(server, "rest", "runs.get", {"run_id": done}, headers)).status_code == 200
+        assert told(await call_operation(server, transport, "runs.delete", {"run_id": done}, headers))["runs"] == 1
+        assert code_in(await call_operation(server, transport, "runs.get", {"run_id": done}, headers)) == "NotFound"
+        assert code_in(await call_operation(server, transport, "runs.delete", {"run_id": done}, headers)) == "NotFound"
+        await call_operation(server, "rest", "runs.terminate", {"run_id": going, "wait": True}, headers)
+        assert told(await call_operation(server, transport, "runs.delete", {"run_id": going}, headers))["runs"] == 1
+        found = await store_of(server).find(AuditQuery(operation="runs.delete"))
         assert [(entry.run_id, entry.tenant) for entry in found] == [(done, "default"), (going, "default")]
 
 
 @pytest.mark.contract("API-4")
 async def test_only_admins_delete_and_only_what_is_theirs() -> None:
-    async with guarded() as stage:
-        root = bearing(await token_for(stage, name="root"))
-        acme = bearing(await token_for(stage, name="acme", tenant="acme"))
-        engineer = bearing(await token_for(stage, "engineer", name="eng"))
-        others = await started(stage, root)
-        assert code_in(await ask(stage, "rest", "runs.delete", {"run_id": others}, acme)) == "NotFound"
-        assert code_in(await ask(stage, "rest", "runs.delete", {"run_id": others}, engineer)) == "NotPermitted"
+    async with serve_with_tokens() as server:
+        root = bearer_header(await token_for(server, name="root"))
+        acme = bearer_header(await token_for(server, name="acme", tenant="acme"))
+        engineer = bearer_header(await token_for(server, "engineer", name="eng"))
+        others = await started(server, root)
+        assert code_in(await call_operation(server, "rest", "runs.delete", {"run_id": others}, acme)) == "NotFound"
+        assert (
+            code_in(await call_operation(server, "rest", "runs.delete", {"run_id": others}, engineer)) == "NotPermitted"
+        )
         for headers in (acme, engineer):
-            response = await ask(stage, "rest", "tenants.delete", {"tenant": "acme", "yes": True}, headers)
+            response = await call_operation(server, "rest", "tenants.delete", {"tenant": "acme", "yes": True}, headers)
             assert code_in(response) == "NotPermitted"
-        own = await started(stage, acme)
-        assert told(await ask(stage, "rest", "runs.delete", {"run_id": own}, acme))["runs"] == 1
+        own = await started(server, acme)
+        assert told(await call_operation(server, "rest", "runs.delete", {"run_id": own}, acme))["runs"] == 1
 
 
 @pytest.mark.contract("API-4", "FMT-2")
 async def test_what_a_tenant_has_is_deleted_once_its_runs_have_finished() -> None:
-    async with guarded() as stage:
-        root = bearing(await token_for(stage, name="root"))
-        token = await token_for(stage, name="acme", tenant="acme")
-        acme = bearing(token)
-        runs = [await started(stage, acme) for _ in range(3)]
-        kept = await started(stage, root)
-        going = await started(stage, acme, "patient")
+    async with serve_with_tokens() as server:
+        root = bearer_header(await token_for(server, name="root"))
+        token = await token_for(server, name="acme", tenant="acme")
+        acme = bearer_header(token)
+        runs = [await started(server, acme) for _ in range(3)]
+        kept = await started(server, root)
+        going = await started(server, acme, "patient")
         sure = {"tenant": "acme", "yes": True}
-        assert code_in(await ask(stage, "rest", "tenants.delete", {"tenant": "acme"}, root)) == "InvalidInput"
-        assert code_in(await ask(stage, "rest", "tenants.delete", sure, root)) == "Conflict"
-        await ask(stage, "rest", "runs.terminate", {"run_id": going, "wait": True}, acme)
-        planned = told(await ask(stage, "rest", "tenants.delete", {"tenant": "acme", "dry_run": True}, root))
-        deleted = told(await ask(stage, "rest", "tenants.delete", sure, root))
+        assert (
+            code_in(await call_operation(server, "rest", "tenants.delete", {"tenant": "acme"}, root)) == "InvalidInput"
+        )
+        assert code_in(await call_operation(server, "rest", "tenants.delete", sure, root)) == "Conflict"
+        await call_operation(server, "rest", "runs.terminate", {"run_id": going, "wait": True}, acme)
+        planned = told(
+            await call_operation(server, "rest", "tenants.delete", {"tenant": "acme", "dry_run": True}, root)
+        )
+        deleted = told(await call_operation(server, "rest", "tenants.delete", sure, root))
         assert (deleted["runs"], deleted["tokens"], deleted["has_more"]) == (4, 1, False)
         assert {name: planned[name] for name in ("runs", "events")} == {n: deleted[n] for n in ("runs", "events")}
-        assert (await stage.http.get("/v1/runs", headers=acme)).status_code in (200, 401), "known for two seconds more"
-        assert await store_of(stage).load([*runs, going]) == [None] * 4
-        assert (await store_of(stage).load([kept]))[0] is not None
-        assert [found.name for found in await store_of(stage).find_tokens(TokenQuery())] == ["root"]
-        left = await store_of(stage).find(AuditQuery())
+        assert (await server.http.get("/v1/runs", headers=acme)).status_code in (200, 401), "known for two seconds more"
+        assert await store_of(server).load([*runs, going]) == [None] * 4
+        assert (await store_of(server).load([kept]))[0] is not None
+        assert [found.name for found in await store_of(server).find_tokens(TokenQuery())] == ["root"]
+        left = await store_of(server).find(AuditQuery())
         assert [entry.operation for entry in left if entry.tenant == "acme"] == []
         [said] = [entry for entry in left if entry.operation == "tenants.delete"]
         assert (said.subject, said.by and said.by.name) == ("acme", "root")

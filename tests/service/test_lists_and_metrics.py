@@ -14,9 +14,9 @@ from holdfast.service.live.subscriptions import MOST_PENDING, ListChange, ListSu
 from holdfast.store.types import new_head
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import message, new_run
-from tests.service.reading import QUICK, served, settled
-from tests.service.scenes import finished, open_task, refused, waiting_order
-from tests.service.stage import on_stage
+from tests.service.in_process import serve_in_process
+from tests.service.operation_cases import expect_problem, finished, open_task, waiting_order
+from tests.service.stream_readers import QUICK, served, settled
 
 SAMPLE = re.compile(r"(?P<name>[a-z_]+)(?:\{(?P<labels>[^}]*)\})? (?P<value>[0-9.e+-]+)")
 
@@ -122,15 +122,15 @@ def samples(text: str) -> dict[tuple[str, str], float]:
 
 @pytest.mark.contract("PRJ-3")
 async def test_metrics_tell_what_was_done_and_what_is_there(tmp_path: Path) -> None:
-    async with on_stage(f"sqlite:///{tmp_path}/s.db") as stage:
-        await finished(stage, "echo")
-        run_id = await waiting_order(stage)
-        await open_task(stage)
-        await stage.start("far")
-        await stage.until("system.queues", {}, lambda queues: queues["items"])
-        await stage.rest("signals.send", {"run_id": run_id, "name": "other"})
-        await refused(stage.rest, "signals.send", {"run_id": "nowhere", "name": "x"}, "NotFound", 404)
-        response = await stage.http.get("/metrics")
+    async with serve_in_process(f"sqlite:///{tmp_path}/s.db") as server:
+        await finished(server, "echo")
+        run_id = await waiting_order(server)
+        await open_task(server)
+        await server.start("far")
+        await server.until("system.queues", {}, lambda queues: queues["items"])
+        await server.rest("signals.send", {"run_id": run_id, "name": "other"})
+        await expect_problem(server.rest, "signals.send", {"run_id": "nowhere", "name": "x"}, "NotFound", 404)
+        response = await server.http.get("/metrics")
         assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
         found = samples(response.text)
     assert found["holdfast_runs", 'status="COMPLETED"'] == 1

@@ -16,11 +16,11 @@ from holdfast.service.context import make_service
 from holdfast.service.http.protocol import FEW, SPARE, SPARE_PER_ADDRESS, Places
 from holdfast.service.http.server import listening
 from holdfast.service.options import ServiceOptions
-from tests.service.bearers import token_for
-from tests.service.stage import MOST_SECONDS, Stage, make_app
+from tests.service.in_process import MOST_SECONDS, InProcessServer, make_app
 from tests.service.test_connections import connected
 from tests.service.test_connections import parser as parser
 from tests.service.test_server import socketed
+from tests.service.token_callers import token_for
 
 HEALTH = b"GET /v1/health HTTP/1.1\r\nHost: x\r\n\r\n"
 LIST = b"GET /v1/runs HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -104,14 +104,14 @@ def test_one_address_leaves_places_for_others() -> None:
 
 
 @asynccontextmanager
-async def guarded_socket(**options: Any) -> AsyncIterator[tuple[Stage, int]]:
+async def guarded_socket(**options: Any) -> AsyncIterator[tuple[InProcessServer, int]]:
     """Serve on a socket to those who have tokens."""
     app = make_app()
     async with asyncio.timeout(MOST_SECONDS), app.node("memory://"):
         service = make_service(app, ServiceOptions(port=0, **options), TokenAccess(app, 2.0))
         async with listening(service) as port:
             unused: Any = None
-            yield Stage(app, service, unused), port
+            yield InProcessServer(app, service, unused), port
 
 
 def stream(token: str) -> bytes:
@@ -121,9 +121,9 @@ def stream(token: str) -> bytes:
 
 @pytest.mark.contract("API-4", "API-3")
 async def test_streams_are_bounded_by_token_and_tenant(parser: str) -> None:
-    async with guarded_socket(streams_per_token=2, streams_per_tenant=3) as (stage, port):
-        first, second = [await token_for(stage, "viewer", tenant="acme", name=name) for name in ("ann", "bob")]
-        other = await token_for(stage, "viewer", tenant="other")
+    async with guarded_socket(streams_per_token=2, streams_per_tenant=3) as (server, port):
+        first, second = [await token_for(server, "viewer", tenant="acme", name=name) for name in ("ann", "bob")]
+        other = await token_for(server, "viewer", tenant="other")
         async with AsyncExitStack() as stack:
             for token in (first, first, second):
                 reader, writer = await stack.enter_async_context(connected(port))
@@ -137,7 +137,7 @@ async def test_streams_are_bounded_by_token_and_tenant(parser: str) -> None:
             reader, writer = await stack.enter_async_context(connected(port))
             writer.write(stream(other))
             assert b" 200 " in await reader.readuntil(b"\r\n")
-        while stage.service.change_feeds.subscribers:  # noqa: ASYNC110
+        while server.service.change_feeds.subscribers:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
         async with connected(port) as (reader, writer):
             writer.write(stream(first))
@@ -146,8 +146,8 @@ async def test_streams_are_bounded_by_token_and_tenant(parser: str) -> None:
 
 @pytest.mark.contract("API-4")
 async def test_a_stream_that_is_refused_holds_no_place() -> None:
-    async with guarded_socket(streams_per_token=1) as (stage, port):
-        token = await token_for(stage, "viewer")
+    async with guarded_socket(streams_per_token=1) as (server, port):
+        token = await token_for(server, "viewer")
         for _ in range(3):
             bad = stream(token).replace(b"/v1/stream", b"/v1/runs/nowhere/stream")
             assert (await ask(port, bad))[0] == 404

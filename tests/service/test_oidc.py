@@ -20,36 +20,36 @@ from holdfast.service.auth.sessions import FAILED_SIGN_INS, SIGN_INS_PER_MINUTE
 from holdfast.service.http.server import access_of
 from holdfast.service.options import OidcOptions, ServiceOptions
 from holdfast.store.types import AuditQuery
-from tests.service.bearers import bearing, store_of, token_for
+from tests.service.in_process import InProcessServer, make_app, serve_in_process
 from tests.service.openid_provider import AUDIENCE, CLIENT, OpenIdProvider, openid_provider
-from tests.service.stage import Stage, make_app, on_stage
+from tests.service.token_callers import bearer_header, store_of, token_for
 
 PUBLIC = "http://holdfast.test"
 
 
 @asynccontextmanager
-async def known_by(provider: OpenIdProvider, **changes: Any) -> AsyncIterator[Stage]:
+async def known_by(provider: OpenIdProvider, **changes: Any) -> AsyncIterator[InProcessServer]:
     options = OidcOptions(
         **{"issuer": provider.issuer, "audience": AUDIENCE, "client_id": CLIENT, "role_map": (), **changes}
     )
     service = ServiceOptions(oidc=options, public_url=PUBLIC)
     app = make_app()
-    async with on_stage("memory://", app=app, options=service, authenticate=access_of(app, service)) as stage:
-        yield stage
+    async with serve_in_process("memory://", app=app, options=service, authenticate=access_of(app, service)) as server:
+        yield server
 
 
-async def status(stage: Stage, token: str) -> int:
-    return (await stage.http.get("/v1/runs", headers=bearing(token))).status_code
+async def status(server: InProcessServer, token: str) -> int:
+    return (await server.http.get("/v1/runs", headers=bearer_header(token))).status_code
 
 
 @pytest.mark.contract("API-4")
 async def test_a_token_of_the_provider_opens_the_api_and_so_do_our_own() -> None:
-    async with openid_provider() as provider, known_by(provider) as stage:
-        assert await status(stage, provider.token()) == 200
-        assert await status(stage, await token_for(stage)) == 200
-        started = await stage.http.post("/v1/runs", json={"workflow": "echo"}, headers=bearing(provider.token()))
+    async with openid_provider() as provider, known_by(provider) as server:
+        assert await status(server, provider.token()) == 200
+        assert await status(server, await token_for(server)) == 200
+        started = await server.http.post("/v1/runs", json={"workflow": "echo"}, headers=bearer_header(provider.token()))
         assert started.status_code == 201
-        [entry] = await store_of(stage).find(AuditQuery(operation="runs.start"))
+        [entry] = await store_of(server).find(AuditQuery(operation="runs.start"))
         assert entry.by is not None
         assert entry.by.name == "ann"
         assert entry.by.token_id.startswith("oidc:")
@@ -57,7 +57,7 @@ async def test_a_token_of_the_provider_opens_the_api_and_so_do_our_own() -> None
 
 @pytest.mark.contract("API-4")
 async def test_tokens_that_do_not_count() -> None:
-    async with openid_provider() as provider, openid_provider() as other, known_by(provider) as stage:
+    async with openid_provider() as provider, openid_provider() as other, known_by(provider) as server:
         good = provider.token()
         header, payload, signature = good.split(".")
 
@@ -90,23 +90,23 @@ async def test_tokens_that_do_not_count() -> None:
             "critical": provider.token(headers={"crit": ["x"], "x": 1}),
             "too long": provider.token(more="x" * 20_000),
         }
-        assert await status(stage, good) == 200
+        assert await status(server, good) == 200
         for what, token in wrong.items():
-            assert await status(stage, token) == 401, what
-        assert await status(stage, provider.token(exp=now - 10)) == 200, "clocks differ"
+            assert await status(server, token) == 401, what
+        assert await status(server, provider.token(exp=now - 10)) == 200, "clocks differ"
 
 
 @pytest.mark.contract("API-4")
 async def test_keys_are_rotated_and_made_up_ones_do_not_load_the_provider(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with openid_provider() as provider, known_by(provider) as stage:
-        assert await status(stage, provider.token()) == 200
+    async with openid_provider() as provider, known_by(provider) as server:
+        assert await status(server, provider.token()) == 200
         assert provider.fetches == 1
         for number in range(20):
-            assert await status(stage, provider.token(headers={"kid": f"made-up-{number}"})) == 401
+            assert await status(server, provider.token(headers={"kid": f"made-up-{number}"})) == 401
         assert provider.fetches == 1
         monkeypatch.setattr(oidc, "REST_S", 0.0)
         provider.add_key("ec-2", "ES256")
-        assert await status(stage, provider.token("ec-2")) == 200
+        assert await status(server, provider.token("ec-2")) == 200
         del provider.keys["rsa-1"]
         assert provider.fetches == 2
 
@@ -114,11 +114,11 @@ async def test_keys_are_rotated_and_made_up_ones_do_not_load_the_provider(monkey
 @pytest.mark.contract("API-4")
 async def test_a_key_is_for_its_own_kind_of_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(oidc, "REST_S", 0.0)
-    async with openid_provider() as provider, known_by(provider, algorithms=("ES256",)) as stage:
-        assert await status(stage, provider.token()) == 401, "RS256 is not allowed here"
+    async with openid_provider() as provider, known_by(provider, algorithms=("ES256",)) as server:
+        assert await status(server, provider.token()) == 401, "RS256 is not allowed here"
         provider.add_key("ec-2", "ES256")
-        assert await status(stage, provider.token("ec-2", headers={"kid": "rsa-1"})) == 401
-        assert await status(stage, provider.token("ec-2")) == 200
+        assert await status(server, provider.token("ec-2", headers={"kid": "rsa-1"})) == 401
+        assert await status(server, provider.token("ec-2")) == 200
     for algorithms in (("HS256",), ("none",), ()):
         with pytest.raises(InvalidInput):
             OidcOptions(issuer="https://x", audience="y", algorithms=algorithms)
@@ -128,8 +128,8 @@ async def test_a_key_is_for_its_own_kind_of_algorithm(monkeypatch: pytest.Monkey
 async def test_claims_give_roles_and_a_tenant_and_nothing_else() -> None:
     async with openid_provider() as provider:
         mapped = {"roles_claim": "realm.groups", "role_map": (("ops", "operator"), ("root", "admin"))}
-        async with known_by(provider, **mapped, tenant_claim="org", name_claim="email") as stage:
-            access: Any = stage.service.authenticate
+        async with known_by(provider, **mapped, tenant_claim="org", name_claim="email") as server:
+            access: Any = server.service.authenticate
             assert isinstance(access, OidcAccess)
 
             async def principal(**claims: Any) -> Any:
@@ -142,16 +142,16 @@ async def test_claims_give_roles_and_a_tenant_and_nothing_else() -> None:
             assert "runs:control" in found.scopes
             assert (await principal(realm={"groups": ["admin", "staff"]}, org="acme")).scopes == frozenset()
             for org in (None, "", "a/b", ["acme"], 7):
-                assert await status(stage, provider.token(realm=groups, org=org)) == 401, org
+                assert await status(server, provider.token(realm=groups, org=org)) == 401, org
 
 
 # --- the page
 
 
-async def sign_in(stage: Stage, **changes: str) -> tuple[httpx.Response, httpx.AsyncClient]:
+async def sign_in(server: InProcessServer, **changes: str) -> tuple[httpx.Response, httpx.AsyncClient]:
     """Go through the whole way, as a browser does."""
-    stage.http.cookies.clear()
-    began = await stage.http.get("/session/oidc")
+    server.http.cookies.clear()
+    began = await server.http.get("/session/oidc")
     assert began.status_code == 303
     cookie = began.headers["set-cookie"].partition(";")[0]
     async with httpx.AsyncClient() as browser:
@@ -159,60 +159,60 @@ async def sign_in(stage: Stage, **changes: str) -> tuple[httpx.Response, httpx.A
     back = urlsplit(sent_back.headers["location"])
     assert f"{back.scheme}://{back.netloc}" == PUBLIC
     fields = {name: values[0] for name, values in parse_qs(back.query).items()} | changes
-    stage.http.cookies.clear()
+    server.http.cookies.clear()
     headers = {"cookie": changes.pop("cookie", cookie)}
     fields.pop("cookie", None)
-    return await stage.http.get(back.path, params=fields, headers=headers), stage.http
+    return await server.http.get(back.path, params=fields, headers=headers), server.http
 
 
 @pytest.mark.contract("API-4")
 async def test_a_browser_signs_in_by_code_and_gets_a_session() -> None:
-    async with openid_provider() as provider, known_by(provider) as stage:
-        assert (await stage.http.get("/session/ways")).json() == {"oidc": True}
-        response, _ = await sign_in(stage)
+    async with openid_provider() as provider, known_by(provider) as server:
+        assert (await server.http.get("/session/ways")).json() == {"oidc": True}
+        response, _ = await sign_in(server)
         assert (response.status_code, response.headers["location"]) == (303, "/")
         session = next(c for c in response.headers.get_list("set-cookie") if c.startswith("holdfast_session="))
         assert "HttpOnly" in session
         assert "SameSite=Strict" in session
-        stage.http.cookies.clear()
+        server.http.cookies.clear()
         own = {"cookie": session.partition(";")[0], "x-holdfast-request": "1"}
-        who = (await stage.http.get("/session", headers=own)).json()
+        who = (await server.http.get("/session", headers=own)).json()
         assert (who["name"], who["is_admin"]) == ("ann", True)
-        assert (await stage.http.post("/v1/runs", json={"workflow": "echo"}, headers=own)).status_code == 201
-        found = await store_of(stage).find(AuditQuery())
+        assert (await server.http.post("/v1/runs", json={"workflow": "echo"}, headers=own)).status_code == 201
+        found = await store_of(server).find(AuditQuery())
         assert [(entry.operation, entry.actor) for entry in found] == [
             ("session.sign_in", "ann"),
             ("runs.start", "ann"),
         ]
         assert len({entry.by.token_id for entry in found if entry.by}) == 1, "one person, session or token"
-        assert (await stage.http.delete("/session", headers=own)).status_code == 204
-        assert (await stage.http.get("/session", headers=own)).status_code == 401
+        assert (await server.http.delete("/session", headers=own)).status_code == 204
+        assert (await server.http.get("/session", headers=own)).status_code == 401
 
 
 @pytest.mark.contract("API-4")
 async def test_a_sign_in_that_was_not_begun_here_is_refused() -> None:
-    async with openid_provider() as provider, known_by(provider) as stage:
+    async with openid_provider() as provider, known_by(provider) as server:
         for changes in (
             {"state": "0" * 64},
             {"code": "made-up"},
             {"cookie": "holdfast_login=" + ".".join("0" * 64 for _ in range(3))},
             {"cookie": "other=1"},
         ):
-            response, _ = await sign_in(stage, **changes)
+            response, _ = await sign_in(server, **changes)
             assert response.status_code == 401, changes
             assert not any("holdfast_session" in cookie for cookie in response.headers.get_list("set-cookie"))
         for claims in ({"nonce": "another"}, {"aud": AUDIENCE}):
             provider.claims = {"sub": "ann", "roles": ["admin"], **claims}
-            response, _ = await sign_in(stage)
+            response, _ = await sign_in(server)
             assert response.status_code == 401, claims
-        assert await store_of(stage).find(AuditQuery(operation="runs.start")) == []
+        assert await store_of(server).find(AuditQuery(operation="runs.start")) == []
 
 
 @pytest.mark.contract("API-4")
 async def test_without_a_provider_there_is_no_such_way() -> None:
-    async with on_stage() as stage:
-        assert (await stage.http.get("/session/ways")).json() == {"oidc": False}
-        assert (await stage.http.get("/session/oidc")).status_code == 404
+    async with serve_in_process() as server:
+        assert (await server.http.get("/session/ways")).json() == {"oidc": False}
+        assert (await server.http.get("/session/oidc")).status_code == 404
     for issuer in ("http://login.example.com", "ftp://x", "login.example.com"):
         options = ServiceOptions(oidc=OidcOptions(issuer=issuer, audience="x"))
         with pytest.raises(InvalidInput, match="https"):
@@ -224,19 +224,19 @@ async def test_a_provider_that_is_away_is_no_refusal() -> None:
     async with openid_provider() as provider:
         token, options = provider.token(), OidcOptions(issuer=provider.issuer, audience=AUDIENCE)
     app, service = make_app(), ServiceOptions(oidc=options)
-    async with on_stage("memory://", app=app, options=service, authenticate=access_of(app, service)) as stage:
-        assert await status(stage, token) == 503
-        assert await status(stage, await token_for(stage)) == 200
+    async with serve_in_process("memory://", app=app, options=service, authenticate=access_of(app, service)) as server:
+        assert await status(server, token) == 503
+        assert await status(server, await token_for(server)) == 200
 
 
 @pytest.mark.contract("API-4")
 async def test_sign_ins_that_fail_are_audited_and_bounded() -> None:
-    async with openid_provider() as provider, known_by(provider) as stage:
+    async with openid_provider() as provider, known_by(provider) as server:
         made_up = {"cookie": "holdfast_login=" + ".".join("0" * 64 for _ in range(3))}
         path = f"/session/oidc/callback?code=made-up&state={'0' * 64}"
-        answers = [(await stage.http.get(path, headers=made_up)).status_code for _ in range(SIGN_INS_PER_MINUTE + 1)]
+        answers = [(await server.http.get(path, headers=made_up)).status_code for _ in range(SIGN_INS_PER_MINUTE + 1)]
         assert answers == [401] * SIGN_INS_PER_MINUTE + [429], "each of them asks the provider"
-        found = await store_of(stage).find(AuditQuery(operation="session.sign_in"))
+        found = await store_of(server).find(AuditQuery(operation="session.sign_in"))
         assert [entry.outcome for entry in found] == ["refused"] * FAILED_SIGN_INS
 
 
@@ -249,6 +249,6 @@ async def test_a_provider_that_is_away_is_not_asked_by_everybody_who_comes(monke
         raise EngineError("it is away")
 
     monkeypatch.setattr(Provider, "_fetch", fetch)
-    async with openid_provider() as provider, known_by(provider) as stage:
-        answers = [(await stage.http.get("/session/oidc")).status_code for _ in range(3)]
+    async with openid_provider() as provider, known_by(provider) as server:
+        answers = [(await server.http.get("/session/oidc")).status_code for _ in range(3)]
         assert (answers, len(asked)) == ([503] * 3, 1)

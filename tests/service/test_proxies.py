@@ -23,8 +23,8 @@ from holdfast.service.context import make_service
 from holdfast.service.http.proxies import Proxies, forwarded
 from holdfast.service.http.server import listening
 from holdfast.service.options import ServiceOptions
-from tests.service.bearers import guarded, token_for
-from tests.service.stage import make_app
+from tests.service.in_process import make_app
+from tests.service.token_callers import serve_with_tokens, token_for
 
 OWN = {"x-holdfast-request": "1"}
 
@@ -66,24 +66,24 @@ def test_a_public_url_that_is_none_is_refused(url: str) -> None:
 @pytest.mark.contract("API-4")
 async def test_over_https_the_cookie_is_of_this_host_alone_and_others_do_not_count() -> None:
     options = ServiceOptions(public_url="https://holdfast.test", trusted_proxies=("127.0.0.1",))
-    async with guarded(options=options) as stage:
-        token = await token_for(stage)
-        signed_in = await stage.http.post("/session", json={"token": token}, headers=OWN)
+    async with serve_with_tokens(options=options) as server:
+        token = await token_for(server)
+        signed_in = await server.http.post("/session", json={"token": token}, headers=OWN)
         cookie = signed_in.headers["set-cookie"]
         assert cookie.startswith("__Host-holdfast_session=")
         assert all(part in cookie for part in ("; Secure", "; Path=/", "; HttpOnly", "SameSite=Strict"))
         assert "domain" not in cookie.lower()
-        stage.http.cookies.clear()
+        server.http.cookies.clear()
         text = cookie.partition(";")[0].partition("=")[2]
         for name, status in (("__Host-holdfast_session", 200), ("holdfast_session", 401)):
-            assert (await stage.http.get("/session", headers={"cookie": f"{name}={text}"})).status_code == status
+            assert (await server.http.get("/session", headers={"cookie": f"{name}={text}"})).status_code == status
         mixed = f"holdfast_session=forged; __Host-holdfast_session={text}"
-        assert (await stage.http.get("/session", headers={"cookie": mixed})).status_code == 200
+        assert (await server.http.get("/session", headers={"cookie": mixed})).status_code == 200
         origin = {"cookie": f"__Host-holdfast_session={text}", "origin": "https://holdfast.test"}
-        started = await stage.http.post("/v1/runs", json={"workflow": "echo"}, headers=origin)
+        started = await server.http.post("/v1/runs", json={"workflow": "echo"}, headers=origin)
         assert started.status_code == 201, "the proxy's own name for the service does not matter"
         evil = {**origin, "origin": "https://evil.test"}
-        assert (await stage.http.post("/v1/runs", json={"workflow": "echo"}, headers=evil)).status_code == 403
+        assert (await server.http.post("/v1/runs", json={"workflow": "echo"}, headers=evil)).status_code == 403
 
 
 # --- TLS

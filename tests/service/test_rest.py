@@ -19,7 +19,7 @@ from holdfast.service.context import make_service
 from holdfast.service.http.front import Front
 from holdfast.service.http.problems import STATUS, problem_of, retry_after, rpc_code_of, status_of
 from holdfast.service.options import ServiceOptions
-from tests.service.stage import make_app, on_stage
+from tests.service.in_process import make_app, serve_in_process
 
 pytestmark = pytest.mark.contract("API-2")
 
@@ -65,8 +65,8 @@ def check_problem(response: httpx.Response, status: int, code: str) -> dict[str,
     ],
 )
 async def test_what_is_not_there_is_a_problem(method: str, path: str, status: int, code: str) -> None:
-    async with on_stage() as stage:
-        response = await stage.http.request(method, path)
+    async with serve_in_process() as server:
+        response = await server.http.request(method, path)
         check_problem(response, status, code)
         if status == 405:
             assert method not in response.headers["allow"].split(", ")
@@ -95,26 +95,26 @@ async def test_what_is_not_there_is_a_problem(method: str, path: str, status: in
     ids=lambda value: None if not isinstance(value, bytes) else value[:40].decode(errors="replace"),
 )
 async def test_bad_bodies_are_refused_and_leave_nothing(body: bytes, status: int, code: str) -> None:
-    async with on_stage() as stage:
-        response = await stage.http.post("/v1/runs", content=body, headers={"content-type": "application/json"})
+    async with serve_in_process() as server:
+        response = await server.http.post("/v1/runs", content=body, headers={"content-type": "application/json"})
         check_problem(response, status, code)
-        assert (await stage.rest("system.stats", {}))[1]["runs"] == {}
+        assert (await server.rest("system.stats", {}))[1]["runs"] == {}
 
 
 async def test_a_field_of_the_path_is_not_said_twice() -> None:
-    async with on_stage() as stage:
-        response = await stage.http.post("/v1/runs/a/cancel", json={"run_id": "b"})
+    async with serve_in_process() as server:
+        response = await server.http.post("/v1/runs/a/cancel", json={"run_id": "b"})
         assert check_problem(response, 422, "InvalidInput")["details"] == {"field": "run_id"}
 
 
 async def test_media_types() -> None:
-    async with on_stage() as stage:
+    async with serve_in_process() as server:
         body = msgspec.json.encode(START)
         for kind in ("text/plain", "", "application/xml"):
-            response = await stage.http.post("/v1/runs", content=body, headers={"content-type": kind})
+            response = await server.http.post("/v1/runs", content=body, headers={"content-type": kind})
             check_problem(response, 415, "UnsupportedMediaType")
         for kind in ("application/json", "Application/JSON; charset=utf-8"):
-            response = await stage.http.post("/v1/runs", content=body, headers={"content-type": kind})
+            response = await server.http.post("/v1/runs", content=body, headers={"content-type": kind})
             assert response.status_code == 201
         for accept, status in [
             ("text/html", 406),
@@ -123,24 +123,24 @@ async def test_media_types() -> None:
             ("application/*", 200),
             ("application/json", 200),
         ]:
-            response = await stage.http.get("/v1/health", headers={"accept": accept})
+            response = await server.http.get("/v1/health", headers={"accept": accept})
             assert response.status_code == status, accept
 
 
 async def test_head_and_options() -> None:
-    async with on_stage() as stage:
-        head = await stage.http.head("/v1/workflows")
-        get = await stage.http.get("/v1/workflows")
+    async with serve_in_process() as server:
+        head = await server.http.head("/v1/workflows")
+        get = await server.http.get("/v1/workflows")
         assert (head.status_code, head.content) == (200, b"")
         assert head.headers["content-length"] == get.headers["content-length"]
-        options = await stage.http.options("/v1/runs")
+        options = await server.http.options("/v1/runs")
         assert (options.status_code, options.headers["allow"]) == (204, "GET, HEAD, OPTIONS, POST")
-        assert (await stage.http.options("/rpc")).headers["allow"] == "OPTIONS, POST"
-        assert (await stage.http.head("/v1/runs/nowhere")).status_code == 404
+        assert (await server.http.options("/rpc")).headers["allow"] == "OPTIONS, POST"
+        assert (await server.http.head("/v1/runs/nowhere")).status_code == 404
 
 
 async def test_bodies_are_bounded() -> None:
-    async with on_stage(options=ServiceOptions(body_bytes=100)) as stage:
+    async with serve_in_process(options=ServiceOptions(body_bytes=100)) as server:
         headers = {"content-type": "application/json"}
 
         async def in_parts() -> Any:
@@ -148,50 +148,50 @@ async def test_bodies_are_bounded() -> None:
                 yield b" " * 10
 
         for content in (b" " * 101, in_parts()):
-            response = await stage.http.post("/v1/runs", content=content, headers=headers)
+            response = await server.http.post("/v1/runs", content=content, headers=headers)
             check_problem(response, 413, "PayloadTooLarge")
-        assert (await stage.http.post("/v1/runs", json=START)).status_code == 201
+        assert (await server.http.post("/v1/runs", json=START)).status_code == 201
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
-    async with on_stage(options=ServiceOptions(body_s=0.01)) as stage:
+    async with serve_in_process(options=ServiceOptions(body_s=0.01)) as server:
 
         async def slowly() -> Any:
             yield b"{"
             await asyncio.Event().wait()
 
-        response = await stage.http.post("/v1/runs", content=slowly(), headers={"content-type": "application/json"})
+        response = await server.http.post("/v1/runs", content=slowly(), headers={"content-type": "application/json"})
         check_problem(response, 408, "SlowRequest")
 
 
 async def test_an_operation_that_takes_too_long_says_so() -> None:
-    async with on_stage(options=ServiceOptions(request_s=0.02)) as stage:
-        run_id = await stage.start("order", order_id="o-1")
-        await stage.until("signals.waits", {"run_id": run_id}, lambda page: page["items"])
-        await stage.rest("runs.pause", {"run_id": run_id})
+    async with serve_in_process(options=ServiceOptions(request_s=0.02)) as server:
+        run_id = await server.start("order", order_id="o-1")
+        await server.until("signals.waits", {"run_id": run_id}, lambda page: page["items"])
+        await server.rest("runs.pause", {"run_id": run_id})
         update = {"run_id": run_id, "name": "change_address", "input": {"city": "Ulm"}}
-        await stage.until("runs.get", {"run_id": run_id}, lambda run: run["status"] == "PAUSED")
-        status, problem = await stage.rest("runs.update", update)
+        await server.until("runs.get", {"run_id": run_id}, lambda run: run["status"] == "PAUSED")
+        status, problem = await server.rest("runs.update", update)
         assert (status, problem["code"]) == (504, "RequestTimedOut")
-        status, outcome = await stage.rest("runs.result", {"run_id": run_id, "wait_s": 0.1})
+        status, outcome = await server.rest("runs.result", {"run_id": run_id, "wait_s": 0.1})
         assert (status, outcome["is_finished"]) == (200, False), "the time that was asked for comes on top"
 
 
 async def test_correlation_ids_are_taken_or_given() -> None:
-    async with on_stage() as stage:
-        given = await stage.http.get("/v1/health", headers={"x-correlation-id": "abc-1"})
+    async with serve_in_process() as server:
+        given = await server.http.get("/v1/health", headers={"x-correlation-id": "abc-1"})
         assert given.headers["x-correlation-id"] == "abc-1"
-        fresh = {(await stage.http.get("/v1/health")).headers["x-correlation-id"] for _ in range(3)}
+        fresh = {(await server.http.get("/v1/health")).headers["x-correlation-id"] for _ in range(3)}
         assert len(fresh) == 3
         for bad in ("a b", "x" * 129):
-            response = await stage.http.get("/nowhere", headers={"x-correlation-id": bad})
+            response = await server.http.get("/nowhere", headers={"x-correlation-id": bad})
             assert response.headers["x-correlation-id"] != bad
 
 
 @pytest.mark.parametrize("path", ["/v1/health", "/openapi.json", "/nowhere", "/rpc", "/v1/runs/nowhere"])
 async def test_every_answer_guards_browsers(path: str) -> None:
-    async with on_stage() as stage:
-        headers = (await stage.http.get(path)).headers
+    async with serve_in_process() as server:
+        headers = (await server.http.get(path)).headers
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["cache-control"] == "no-store"
         policy = headers["content-security-policy"]
@@ -200,12 +200,12 @@ async def test_every_answer_guards_browsers(path: str) -> None:
 
 
 async def test_large_answers_are_compressed_for_who_takes_it() -> None:
-    async with on_stage() as stage:
-        small = await stage.http.get("/v1/health", headers={"accept-encoding": "gzip"})
+    async with serve_in_process() as server:
+        small = await server.http.get("/v1/health", headers={"accept-encoding": "gzip"})
         assert "content-encoding" not in small.headers
-        plain = await stage.http.get("/openapi.json", headers={"accept-encoding": "identity"})
+        plain = await server.http.get("/openapi.json", headers={"accept-encoding": "identity"})
         assert "content-encoding" not in plain.headers
-        async with stage.http.stream("GET", "/openapi.json", headers={"accept-encoding": "gzip"}) as packed:
+        async with server.http.stream("GET", "/openapi.json", headers={"accept-encoding": "gzip"}) as packed:
             raw = b"".join([part async for part in packed.aiter_raw()])
         assert packed.headers["content-encoding"] == "gzip"
         assert gzip.decompress(raw) == plain.content
@@ -213,21 +213,21 @@ async def test_large_answers_are_compressed_for_who_takes_it() -> None:
 
 @pytest.mark.contract("API-1")
 async def test_ids_may_hold_any_character() -> None:
-    async with on_stage() as stage:
+    async with serve_in_process() as server:
         run_id = "über & 100%?#"
-        assert (await stage.rest("runs.start", {**START, "run_id": run_id}))[0] == 201
-        response = await stage.http.post("/v1/runs", json={**START, "run_id": run_id + "2"})
-        assert (await stage.http.get(response.headers["location"])).json()["run_id"] == run_id + "2"
+        assert (await server.rest("runs.start", {**START, "run_id": run_id}))[0] == 201
+        response = await server.http.post("/v1/runs", json={**START, "run_id": run_id + "2"})
+        assert (await server.http.get(response.headers["location"])).json()["run_id"] == run_id + "2"
         ask = {"run_id": run_id, "name": "a/b", "signal_id": "a:b/c", "payload": None}
-        await stage.until("runs.result", {"run_id": run_id, "wait_s": 5}, lambda outcome: outcome["is_finished"])
-        status, problem = await stage.rest("signals.send", ask)
+        await server.until("runs.result", {"run_id": run_id, "wait_s": 5}, lambda outcome: outcome["is_finished"])
+        status, problem = await server.rest("signals.send", ask)
         assert (status, problem["code"]) == (409, "RunTerminal"), "the path was read as it was meant"
-        status, problem = await stage.rest("runs.get", {"run_id": "parent/child"})
+        status, problem = await server.rest("runs.get", {"run_id": "parent/child"})
         assert "parent/child" in problem["detail"]
 
 
 async def test_values_are_never_told_in_problems() -> None:
-    async with on_stage() as stage:
+    async with serve_in_process() as server:
         secret = "hunter2"
         asks: list[tuple[str, dict[str, Any]]] = [
             ("runs.start", {"workflow": "order", "input": {"order_id": 7, "cents": secret}}),
@@ -236,26 +236,26 @@ async def test_values_are_never_told_in_problems() -> None:
             ("signals.send", {"run_id": "r", "name": "n", "require_waiting": secret}),
         ]
         for name, ask in asks:
-            status, problem = await stage.rest(name, ask)
+            status, problem = await server.rest(name, ask)
             assert status == 422
             assert secret not in msgspec.json.encode(problem).decode()
 
 
 async def test_what_nobody_expected_is_logged_and_not_told(caplog: pytest.LogCaptureFixture) -> None:
-    async with on_stage() as stage:
+    async with serve_in_process() as server:
 
         async def broken() -> Any:
             raise RuntimeError("the secret is hunter2")
 
-        stage.app.runtime().store.stats = broken  # type: ignore[method-assign]
+        server.app.runtime().store.stats = broken  # type: ignore[method-assign]
         with caplog.at_level(logging.ERROR, "holdfast.service"):
-            response = await stage.http.get("/v1/stats", headers={"x-correlation-id": "find-me"})
+            response = await server.http.get("/v1/stats", headers={"x-correlation-id": "find-me"})
         problem = check_problem(response, 500, "InternalError")
         assert "hunter2" not in response.text
         assert problem["correlation_id"] == "find-me"
         assert "find-me" in caplog.text
         assert "hunter2" in caplog.text
-        answer = (await stage.http.post("/rpc", json={"jsonrpc": "2.0", "id": 1, "method": "system.stats"})).json()
+        answer = (await server.http.post("/rpc", json={"jsonrpc": "2.0", "id": 1, "method": "system.stats"})).json()
         assert answer["error"]["code"] == -32_603
 
 
@@ -275,9 +275,9 @@ async def test_a_query_that_raises_is_one_line_and_a_typed_answer(
         hf.on_query("odd", lambda: object())
         return await hf.wait_signal("go")
 
-    async with on_stage(app=app) as stage:
-        run_id = await stage.start("moody")
-        ask = stage.rpc if is_rpc else stage.rest
+    async with serve_in_process(app=app) as server:
+        run_id = await server.start("moody")
+        ask = server.rpc if is_rpc else server.rest
         with caplog.at_level(logging.INFO):
             why = {"why": "no such\nthing\x1b[2J"}
             status, problem = await ask("runs.query", {"run_id": run_id, "name": "fails", "input": why})

@@ -18,7 +18,7 @@ from holdfast.errors import InvalidInput
 from holdfast.service.context import Service, make_service
 from holdfast.service.http.server import check_access, listening, serve
 from holdfast.service.options import ServiceOptions
-from tests.service.stage import MOST_SECONDS, make_app
+from tests.service.in_process import MOST_SECONDS, make_app
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,7 +27,7 @@ import asyncio, logging, sys
 from holdfast.engine.options import NodeOptions
 from holdfast.service.options import ServiceOptions
 from holdfast.service.http.server import serve
-from tests.service.stage import make_app
+from tests.service.in_process import make_app
 
 logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
 options = ServiceOptions(port=0, is_open=True)

@@ -12,7 +12,7 @@ from holdfast.service.http.front import Front
 from holdfast.service.http.server import listening
 from holdfast.service.operations import OPERATIONS
 from holdfast.service.options import ServiceOptions
-from tests.service.stage import make_app
+from tests.service.in_process import make_app
 
 MOST_SECONDS = 60.0
 PATHS: dict[str, Callable[[httpx.AsyncClient], Awaitable[httpx.Response]]] = {

@@ -18,9 +18,9 @@ from holdfast.service.live.changefeed import FollowedRun
 from holdfast.service.live.projections import Alerts
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, marker, wait
-from tests.service.processes import Server
-from tests.service.reading import QUICK, served, settled
-from tests.service.stage import make_app
+from tests.service.in_process import make_app
+from tests.service.server_process import Server
+from tests.service.stream_readers import QUICK, served, settled
 
 SHOP = """
 import asyncio

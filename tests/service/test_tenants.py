@@ -17,8 +17,8 @@ from holdfast.store.types import DeadLetterQuery
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, signal, task, wait
 from holdfast.testing.samples import dead_letter as dead_letter_of
-from tests.service.scenes import dead_letter
-from tests.service.stage import Stage, on_stage
+from tests.service.in_process import InProcessServer, serve_in_process
+from tests.service.operation_cases import dead_letter
 
 
 async def by_header(headers: Headers) -> Principal:
@@ -30,18 +30,18 @@ async def by_header(headers: Headers) -> Principal:
     return Principal(name=name, tenant=tenant, scopes=granted, is_admin=name == "ann", roles=("clerk",))
 
 
-async def start(stage: Stage, tenant: str, workflow: str = "patient", **input: Any) -> str:
+async def start(server: InProcessServer, tenant: str, workflow: str = "patient", **input: Any) -> str:
     """Start a run for a tenant."""
-    status, answer = await stage.rest("runs.start", {"workflow": workflow, "input": input}, **{"x-tenant": tenant})
+    status, answer = await server.rest("runs.start", {"workflow": workflow, "input": input}, **{"x-tenant": tenant})
     assert status == 201, answer
     return str(answer["run_id"])
 
 
 @pytest.mark.contract("API-4")
 async def test_runs_of_others_are_not_there() -> None:
-    async with on_stage(authenticate=by_header) as stage:
-        mine, theirs = await start(stage, "a"), await start(stage, "b")
-        run = (await stage.rest("runs.get", {"run_id": mine}, **{"x-tenant": "a"}))[1]
+    async with serve_in_process(authenticate=by_header) as server:
+        mine, theirs = await start(server, "a"), await start(server, "b")
+        run = (await server.rest("runs.get", {"run_id": mine}, **{"x-tenant": "a"}))[1]
         assert run["tenant"] == "a"
         for name, operation in OPERATIONS.items():
             if "run_id" not in operation.path_fields:
@@ -50,75 +50,75 @@ async def test_runs_of_others_are_not_there() -> None:
             ask |= {field: EXAMPLES[name][field] for field in operation.path_fields if field != "run_id"}
             if "actor" not in operation.request_type.__struct_fields__:
                 ask.pop("actor", None)
-            status, problem = await stage.rest(name, ask, **{"x-tenant": "a"})
+            status, problem = await server.rest(name, ask, **{"x-tenant": "a"})
             assert (status, problem.get("code")) == (404, "NotFound"), (name, problem)
-        page = (await stage.rest("runs.list", {}, **{"x-tenant": "a"}))[1]
+        page = (await server.rest("runs.list", {}, **{"x-tenant": "a"}))[1]
         assert [item["run_id"] for item in page["items"]] == [mine]
-        assert len((await stage.rest("runs.list", {}))[1]["items"]) == 2, "without a tenant all are seen"
-        mailbox = (await stage.rest("signals.mailbox", {"run_id": theirs}))[1]
+        assert len((await server.rest("runs.list", {}))[1]["items"]) == 2, "without a tenant all are seen"
+        mailbox = (await server.rest("signals.mailbox", {"run_id": theirs}))[1]
         assert mailbox["items"] == [], "nothing came through"
 
 
 @pytest.mark.contract("API-4")
 async def test_waits_and_signals_of_others_are_not_there() -> None:
-    async with on_stage(authenticate=by_header) as stage:
-        runs = [await start(stage, tenant) for tenant in "bbbabbbab"]
+    async with serve_in_process(authenticate=by_header) as server:
+        runs = [await start(server, tenant) for tenant in "bbbabbbab"]
         mine = sorted([runs[3], runs[7]])
-        await stage.until("signals.waiting", {}, lambda page: len(page["items"]) == 9)
-        first = (await stage.rest("signals.waiting", {"limit": 1}, **{"x-tenant": "a"}))[1]
-        rest = (await stage.rest("signals.waiting", {"cursor": first["next"]}, **{"x-tenant": "a"}))[1]
+        await server.until("signals.waiting", {}, lambda page: len(page["items"]) == 9)
+        first = (await server.rest("signals.waiting", {"limit": 1}, **{"x-tenant": "a"}))[1]
+        rest = (await server.rest("signals.waiting", {"cursor": first["next"]}, **{"x-tenant": "a"}))[1]
         assert [wait["run_id"] for wait in first["items"] + rest["items"]] == mine
         assert rest["next"] is None
         signals = [{"run_id": run_id, "name": "other"} for run_id in runs]
-        sent = (await stage.rest("signals.send_many", {"signals": signals}, **{"x-tenant": "a"}))[1]["items"]
+        sent = (await server.rest("signals.send_many", {"signals": signals}, **{"x-tenant": "a"}))[1]["items"]
         assert [index for index, item in enumerate(sent) if item["result"]] == [3, 7]
         assert {item["problem"]["code"] for item in sent if item["problem"]} == {"NotFound"}
         theirs = [{"run_id": run_id, "name": "other"} for run_id in runs if run_id not in mine]
-        await stage.rest("signals.send_many", {"signals": theirs})
-        first = (await stage.rest("signals.unconsumed", {"limit": 1}, **{"x-tenant": "a"}))[1]
-        rest = (await stage.rest("signals.unconsumed", {"cursor": first["next"]}, **{"x-tenant": "a"}))[1]
+        await server.rest("signals.send_many", {"signals": theirs})
+        first = (await server.rest("signals.unconsumed", {"limit": 1}, **{"x-tenant": "a"}))[1]
+        rest = (await server.rest("signals.unconsumed", {"cursor": first["next"]}, **{"x-tenant": "a"}))[1]
         assert [signal["run_id"] for signal in first["items"] + rest["items"]] == mine
         assert rest["next"] is None
-        assert len((await stage.rest("signals.unconsumed", {}))[1]["items"]) == 9
+        assert len((await server.rest("signals.unconsumed", {}))[1]["items"]) == 9
 
 
 @pytest.mark.contract("API-4", "TSK-1")
 async def test_tasks_of_others_are_not_there() -> None:
-    async with on_stage(authenticate=by_header) as stage:
+    async with serve_in_process(authenticate=by_header) as server:
         for tenant in "ab":
-            await start(stage, tenant, "asking", who=tenant)
-        page = await stage.until("tasks.list", {}, lambda page: len(page["items"]) == 2)
+            await start(server, tenant, "asking", who=tenant)
+        page = await server.until("tasks.list", {}, lambda page: len(page["items"]) == 2)
         theirs = next(task["task_id"] for task in page["items"] if task["payload"]["who"] == "b")
-        mine = (await stage.rest("tasks.list", {}, **{"x-tenant": "a"}))[1]["items"]
+        mine = (await server.rest("tasks.list", {}, **{"x-tenant": "a"}))[1]["items"]
         assert [task["payload"]["who"] for task in mine] == ["a"]
         for name in ("tasks.get", "tasks.history", "tasks.claim", "tasks.release"):
-            status, problem = await stage.rest(name, {"task_id": theirs}, **{"x-tenant": "a"})
+            status, problem = await server.rest(name, {"task_id": theirs}, **{"x-tenant": "a"})
             assert (status, problem["code"]) == (404, "NotFound"), name
         ask = {"task_id": theirs, "answer": True}
-        assert (await stage.rest("tasks.complete", ask, **{"x-tenant": "a"}))[0] == 404
-        assert (await stage.rest("tasks.complete", ask, **{"x-tenant": "b"}))[0] == 200
+        assert (await server.rest("tasks.complete", ask, **{"x-tenant": "a"}))[0] == 404
+        assert (await server.rest("tasks.complete", ask, **{"x-tenant": "b"}))[0] == 200
 
 
 @pytest.mark.contract("API-4")
 async def test_dead_letters_of_others_are_not_there() -> None:
     clock = VirtualClock()
-    async with on_stage(hf.MemoryStore(clock), authenticate=by_header) as stage:
-        letter_id = await dead_letter(stage, clock)  # of the tenant "default"
-        assert (await stage.rest("letters.list", {}, **{"x-tenant": "a"}))[1]["items"] == []
+    async with serve_in_process(hf.MemoryStore(clock), authenticate=by_header) as server:
+        letter_id = await dead_letter(server, clock)  # of the tenant "default"
+        assert (await server.rest("letters.list", {}, **{"x-tenant": "a"}))[1]["items"] == []
         for name in ("letters.get", "letters.requeue", "letters.drop"):
-            assert (await stage.rest(name, {"letter_id": letter_id}, **{"x-tenant": "a"}))[0] == 404, name
+            assert (await server.rest(name, {"letter_id": letter_id}, **{"x-tenant": "a"}))[0] == 404, name
         headers = {"x-tenant": "default"}
-        assert (await stage.rest("letters.get", {"letter_id": letter_id}, **headers))[0] == 200
-        assert (await stage.rest("letters.drop", {"letter_id": letter_id}, **headers))[0] == 200
+        assert (await server.rest("letters.get", {"letter_id": letter_id}, **headers))[0] == 200
+        assert (await server.rest("letters.drop", {"letter_id": letter_id}, **headers))[0] == 200
 
 
 @pytest.mark.contract("API-4")
 async def test_a_tenant_does_not_see_the_installation() -> None:
-    async with on_stage(authenticate=by_header) as stage:
+    async with serve_in_process(authenticate=by_header) as server:
         for name in ("system.stats", "system.queues", "system.nodes"):
-            status, problem = await stage.rest(name, {}, **{"x-tenant": "a"})
+            status, problem = await server.rest(name, {}, **{"x-tenant": "a"})
             assert (status, problem["code"]) == (403, "NotPermitted")
-            assert (await stage.rest(name, {}))[0] == 200
+            assert (await server.rest(name, {}))[0] == 200
 
 
 @pytest.mark.contract("API-4")
@@ -169,29 +169,29 @@ async def test_what_others_have_is_not_even_read() -> None:
 @pytest.mark.parametrize("name", OPERATIONS)
 async def test_every_operation_needs_its_scope(name: str) -> None:
     scope = OPERATIONS[name].scope
-    async with on_stage(authenticate=by_header) as stage:
+    async with serve_in_process(authenticate=by_header) as server:
         ask = EXAMPLES[name] | ({"actor": "ann"} if "actor" in EXAMPLES[name] else {})
-        status, problem = await stage.rest(name, ask, **{"x-scopes": "nothing:read"})
+        status, problem = await server.rest(name, ask, **{"x-scopes": "nothing:read"})
         if scope is None:
             assert status == (422 if OPERATIONS[name].noun == "activities" else 200)  # the example is no real token
             return
         assert (status, problem["code"], problem["details"]) == (403, "NotPermitted", {"scope": scope})
         both = f"{scope} runs:write"  # what starts a run needs that too
-        assert (await stage.rest(name, ask, **{"x-scopes": both}))[0] != 403
+        assert (await server.rest(name, ask, **{"x-scopes": both}))[0] != 403
 
 
 @pytest.mark.contract("TSK-1", "API-4")
 async def test_nobody_acts_for_somebody_else() -> None:
-    async with on_stage(authenticate=by_header) as stage:
-        run_id = await start(stage, "a", "asking", who="x")
-        page = await stage.until("tasks.list", {"run_id": run_id}, lambda page: page["items"])
+    async with serve_in_process(authenticate=by_header) as server:
+        run_id = await start(server, "a", "asking", who="x")
+        page = await server.until("tasks.list", {"run_id": run_id}, lambda page: page["items"])
         task_id = page["items"][0]["task_id"]
         for ask in ({"actor": "ann"}, {"actor_roles": ["boss"]}):
-            status, problem = await stage.rest("tasks.claim", {"task_id": task_id, **ask}, **{"x-name": "bob"})
+            status, problem = await server.rest("tasks.claim", {"task_id": task_id, **ask}, **{"x-name": "bob"})
             assert (status, problem["code"]) == (403, "NotPermitted")
-        status, problem = await stage.rest("runs.cancel", {"run_id": run_id, "actor": "ann"}, **{"x-name": "bob"})
+        status, problem = await server.rest("runs.cancel", {"run_id": run_id, "actor": "ann"}, **{"x-name": "bob"})
         assert (status, problem["code"]) == (403, "NotPermitted")
-        task = (await stage.rest("tasks.claim", {"task_id": task_id}, **{"x-name": "bob"}))[1]
+        task = (await server.rest("tasks.claim", {"task_id": task_id}, **{"x-name": "bob"}))[1]
         assert task["assignee"] == "bob", "with the roles of who asks"
 
 
@@ -223,23 +223,23 @@ async def test_what_a_task_hides_is_hidden_in_the_events_of_its_run_too() -> Non
         principal = await by_header(headers)
         return replace(principal, roles=() if principal.name == "bob" else principal.roles)
 
-    async with on_stage(authenticate=of_nobody) as stage:
-        run_id = await start(stage, "a", "asking", who="a secret name")
-        tasks = await stage.until("tasks.list", {"run_id": run_id}, lambda page: page["items"])
+    async with serve_in_process(authenticate=of_nobody) as server:
+        run_id = await start(server, "a", "asking", who="a secret name")
+        tasks = await server.until("tasks.list", {"run_id": run_id}, lambda page: page["items"])
         task_id = tasks["items"][0]["task_id"]
-        await stage.rest("tasks.comment", {"task_id": task_id, "text": "a secret remark"}, **clerk)
-        await stage.rest("tasks.complete", {"task_id": task_id, "answer": True}, **clerk)
-        assert (await stage.rest("tasks.get", {"task_id": task_id}, **viewer))[0] == 404
-        shown = (await stage.rest("runs.events", {"run_id": run_id}, **viewer))[1]["items"]
+        await server.rest("tasks.comment", {"task_id": task_id, "text": "a secret remark"}, **clerk)
+        await server.rest("tasks.complete", {"task_id": task_id, "answer": True}, **clerk)
+        assert (await server.rest("tasks.get", {"task_id": task_id}, **viewer))[0] == 404
+        shown = (await server.rest("runs.events", {"run_id": run_id}, **viewer))[1]["items"]
         redacted = {event["event_type"]: event["data"] for event in shown if event["is_redacted"]}
         assert redacted.keys() == {"TaskCreated", "TaskCommented", "TaskCompleted"}
         assert redacted["TaskCreated"].get("payload") is None
         assert redacted["TaskCompleted"].get("answer") is None
         assert "secret remark" not in str(shown)
-        assert "payload" in str((await stage.rest("runs.events", {"run_id": run_id}, **clerk))[1])
-        async with stage.http.stream("GET", f"/v1/runs/{run_id}/stream", headers=viewer) as response:
+        assert "payload" in str((await server.rest("runs.events", {"run_id": run_id}, **clerk))[1])
+        async with server.http.stream("GET", f"/v1/runs/{run_id}/stream", headers=viewer) as response:
             streamed = (await response.aread()).decode()
         assert "TaskCommented" in streamed
         assert "secret remark" not in streamed
-        async with stage.http.stream("GET", f"/v1/runs/{run_id}/stream", headers=clerk) as response:
+        async with server.http.stream("GET", f"/v1/runs/{run_id}/stream", headers=clerk) as response:
             assert "secret remark" in (await response.aread()).decode()

@@ -24,9 +24,9 @@ from holdfast.store.sqlite import SqliteStore
 from holdfast.store.types import TokenQuery
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import access_token
-from tests.service.bearers import ask, bearing, code_in, guarded, store_of, token_for
-from tests.service.scenes import open_task, waiting_order
-from tests.service.stage import make_app
+from tests.service.in_process import make_app
+from tests.service.operation_cases import open_task, waiting_order
+from tests.service.token_callers import bearer_header, call_operation, code_in, serve_with_tokens, store_of, token_for
 
 
 class CountedStore(hf.MemoryStore):
@@ -55,16 +55,16 @@ class CountedStore(hf.MemoryStore):
 @pytest.mark.contract("API-4")
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER", "bEaReR", "Bearer  "])
 async def test_the_scheme_may_be_written_in_any_case(scheme: str) -> None:
-    async with guarded() as stage:
-        token = await token_for(stage)
-        response = await stage.http.get("/v1/runs", headers={"authorization": f"{scheme} {token}"})
+    async with serve_with_tokens() as server:
+        token = await token_for(server)
+        response = await server.http.get("/v1/runs", headers={"authorization": f"{scheme} {token}"})
         assert response.status_code == 200
 
 
 @pytest.mark.contract("API-4", "API-2")
 async def test_whatever_else_is_said_is_refused_and_breaks_nothing() -> None:
-    async with guarded() as stage:
-        token = await token_for(stage)
+    async with serve_with_tokens() as server:
+        token = await token_for(server)
         tricks: list[bytes] = [
             b"",
             b"Bearer",
@@ -85,21 +85,21 @@ async def test_whatever_else_is_said_is_refused_and_breaks_nothing() -> None:
             b"Bearer holdfast_" + b"0" * 16 + b"_" + b"0" * 72 + b"\n",
         ]
         for said in tricks:
-            response = await stage.http.get("/v1/runs", headers=[(b"authorization", said)])
+            response = await server.http.get("/v1/runs", headers=[(b"authorization", said)])
             assert (response.status_code, code_in(response)) == (401, "NotAuthenticated"), said[:80]
         for other in ({"x-api-key": token}, {"cookie": f"token={token}"}, {"cookie": f"holdfast_session={token}"}):
-            assert (await stage.http.get("/v1/runs", headers=other)).status_code == 401
+            assert (await server.http.get("/v1/runs", headers=other)).status_code == 401
 
 
 @pytest.mark.contract("API-4")
 async def test_a_header_that_is_there_twice_is_refused() -> None:
-    async with guarded() as stage:
-        good, bad = f"Bearer {await token_for(stage)}", "Bearer nonsense"
+    async with serve_with_tokens() as server:
+        good, bad = f"Bearer {await token_for(server)}", "Bearer nonsense"
         for first, second in ((good, bad), (bad, good), (good, good)):
             headers = [("authorization", first), ("Authorization", second)]
             for response in (
-                await stage.http.get("/v1/runs", headers=headers),
-                await stage.http.post("/rpc", headers=headers, json={}),
+                await server.http.get("/v1/runs", headers=headers),
+                await server.http.post("/rpc", headers=headers, json={}),
             ):
                 assert (response.status_code, code_in(response)) == (400, "MalformedRequest")
 
@@ -107,19 +107,19 @@ async def test_a_header_that_is_there_twice_is_refused() -> None:
 @pytest.mark.contract("API-4")
 @pytest.mark.parametrize("query", ["token={}", "access_token={}", "limit=1&Access_Token={}", "reference_key={}"])
 async def test_a_token_in_an_address_is_refused_whatever_else_is_there(query: str) -> None:
-    async with guarded() as stage:
-        token = await token_for(stage)
-        for headers in ({}, bearing(token)):
+    async with serve_with_tokens() as server:
+        token = await token_for(server)
+        for headers in ({}, bearer_header(token)):
             for verb, path in (("GET", "/v1/runs"), ("POST", "/v1/runs"), ("POST", "/rpc")):
-                response = await stage.http.request(verb, f"{path}?{query.format(token)}", headers=headers)
+                response = await server.http.request(verb, f"{path}?{query.format(token)}", headers=headers)
                 assert (response.status_code, code_in(response)) == (400, "MalformedRequest")
                 assert "revoke" in response.json()["detail"]
 
 
 @pytest.mark.contract("API-4")
 async def test_each_call_of_a_batch_needs_its_own_scope() -> None:
-    async with guarded() as stage:
-        headers = bearing(await token_for(stage, "viewer", name="vic"))
+    async with serve_with_tokens() as server:
+        headers = bearer_header(await token_for(server, "viewer", name="vic"))
         calls = [
             {"jsonrpc": "2.0", "id": number, "method": name, "params": fields}
             for number, (name, fields) in enumerate(
@@ -132,21 +132,21 @@ async def test_each_call_of_a_batch_needs_its_own_scope() -> None:
                 ]
             )
         ]
-        answers = (await stage.http.post("/rpc", json=calls, headers=headers)).json()
+        answers = (await server.http.post("/rpc", json=calls, headers=headers)).json()
         codes = {answer["id"]: answer.get("error", {}).get("data", {}).get("code") for answer in answers}
         assert codes == {0: None, 1: "NotPermitted", 2: "NotPermitted", 3: None, 4: None}
         unheard = [{key: value for key, value in call.items() if key != "id"} for call in calls]
-        assert (await stage.http.post("/rpc", json=unheard, headers=headers)).status_code == 204
-        assert (await store_of(stage).stats()).runs == {}
-        assert len(await store_of(stage).find_tokens(TokenQuery())) == 1
-        assert (await stage.http.post("/rpc", json=calls)).status_code == 401
+        assert (await server.http.post("/rpc", json=unheard, headers=headers)).status_code == 204
+        assert (await store_of(server).stats()).runs == {}
+        assert len(await store_of(server).find_tokens(TokenQuery())) == 1
+        assert (await server.http.post("/rpc", json=calls)).status_code == 401
 
 
 @pytest.mark.contract("API-4")
 async def test_what_is_not_in_the_catalogue_needs_a_token_too() -> None:
-    async with guarded() as stage:
-        assert (await stage.http.get("/openapi.json")).status_code == 401
-        described = await stage.http.get("/openapi.json", headers=bearing(await token_for(stage, "viewer")))
+    async with serve_with_tokens() as server:
+        assert (await server.http.get("/openapi.json")).status_code == 401
+        described = await server.http.get("/openapi.json", headers=bearer_header(await token_for(server, "viewer")))
         assert described.json()["components"]["securitySchemes"] == {"token": {"type": "http", "scheme": "bearer"}}
         assert described.json()["paths"]["/v1/runs"]["get"]["security"] == [{"token": ["runs:read"]}]
 
@@ -156,45 +156,47 @@ async def test_what_is_not_in_the_catalogue_needs_a_token_too() -> None:
 
 @pytest.mark.contract("API-4")
 async def test_a_token_revoked_here_ends_at_once_and_takes_its_sessions_along() -> None:
-    async with guarded(options=ServiceOptions(tokens_s=3_600)) as stage:
-        admin = bearing(await token_for(stage))
-        token = await token_for(stage, "viewer", name="vic")
-        assert (await ask(stage, "rest", "runs.list", {}, bearing(token))).status_code == 200
-        assert (await ask(stage, "rest", "tokens.revoke", {"token_id": token[:25]}, admin)).status_code == 200
-        assert (await ask(stage, "rest", "runs.list", {}, bearing(token))).status_code == 401
-        listed = (await ask(stage, "rest", "tokens.list", {}, admin)).json()["items"]
+    async with serve_with_tokens(options=ServiceOptions(tokens_s=3_600)) as server:
+        admin = bearer_header(await token_for(server))
+        token = await token_for(server, "viewer", name="vic")
+        assert (await call_operation(server, "rest", "runs.list", {}, bearer_header(token))).status_code == 200
+        assert (
+            await call_operation(server, "rest", "tokens.revoke", {"token_id": token[:25]}, admin)
+        ).status_code == 200
+        assert (await call_operation(server, "rest", "runs.list", {}, bearer_header(token))).status_code == 401
+        listed = (await call_operation(server, "rest", "tokens.list", {}, admin)).json()["items"]
         assert [(item["name"], item["revoked_by"]) for item in listed if item["revoked_at"]] == [("vic", "ann")]
 
 
 @pytest.mark.contract("API-4")
 async def test_a_token_made_or_revoked_by_another_process_is_known_soon(tmp_path: Path) -> None:
-    async with guarded(f"sqlite:///{tmp_path}/store.db", options=ServiceOptions(tokens_s=0.0)) as stage:
+    async with serve_with_tokens(f"sqlite:///{tmp_path}/store.db", options=ServiceOptions(tokens_s=0.0)) as server:
         peer = await SqliteStore.open(tmp_path / "store.db")
         token, record = await make_token(peer, "ann", role="viewer")
-        assert (await ask(stage, "rest", "runs.list", {}, bearing(token))).status_code == 200
+        assert (await call_operation(server, "rest", "runs.list", {}, bearer_header(token))).status_code == 200
         await revoke_token(peer, record, "bob")
-        assert (await ask(stage, "rest", "runs.list", {}, bearing(token))).status_code == 401
+        assert (await call_operation(server, "rest", "runs.list", {}, bearer_header(token))).status_code == 401
         await peer.close()
 
 
 @pytest.mark.contract("API-4")
 async def test_a_token_ends_by_the_stores_clock() -> None:
     clock = VirtualClock()
-    async with guarded(hf.MemoryStore(clock), options=ServiceOptions(tokens_s=0.0)) as stage:
-        headers = bearing(await token_for(stage, expires_in_s=60))
+    async with serve_with_tokens(hf.MemoryStore(clock), options=ServiceOptions(tokens_s=0.0)) as server:
+        headers = bearer_header(await token_for(server, expires_in_s=60))
         clock.advance(ms=59_000)
-        assert (await ask(stage, "rest", "runs.list", {}, headers)).status_code == 200
+        assert (await call_operation(server, "rest", "runs.list", {}, headers)).status_code == 200
         clock.advance(ms=1_000)
-        assert (await ask(stage, "rest", "runs.list", {}, headers)).status_code == 401
+        assert (await call_operation(server, "rest", "runs.list", {}, headers)).status_code == 401
 
 
 @pytest.mark.contract("API-4")
 async def test_requests_cost_no_query_and_uses_no_write() -> None:
     store = CountedStore()
-    async with guarded(store, options=ServiceOptions(tokens_s=3_600)) as stage:
-        headers = bearing(await token_for(stage))
+    async with serve_with_tokens(store, options=ServiceOptions(tokens_s=3_600)) as server:
+        headers = bearer_header(await token_for(server))
         for _ in range(50):
-            assert (await ask(stage, "rest", "runs.list", {}, headers)).status_code == 200
+            assert (await call_operation(server, "rest", "runs.list", {}, headers)).status_code == 200
         assert (store.reads, store.writes) == (1, 2), "one look, and one word of its use"
         [kept] = await store.find_tokens(TokenQuery())
         assert kept.last_used_at is not None
@@ -204,10 +206,10 @@ async def test_requests_cost_no_query_and_uses_no_write() -> None:
 async def test_a_token_that_was_used_lately_is_not_written_again() -> None:
     clock = VirtualClock()
     store = CountedStore(clock)
-    async with guarded(store, options=ServiceOptions(tokens_s=0.0)) as stage:
-        headers = bearing(await token_for(stage))
+    async with serve_with_tokens(store, options=ServiceOptions(tokens_s=0.0)) as server:
+        headers = bearer_header(await token_for(server))
         for _ in range(4):
-            await ask(stage, "rest", "runs.list", {}, headers)
+            await call_operation(server, "rest", "runs.list", {}, headers)
             clock.advance(ms=tokens.LAST_USED_S * 1_000 // 2)
         assert store.writes == 1 + 2
 
@@ -215,21 +217,21 @@ async def test_a_token_that_was_used_lately_is_not_written_again() -> None:
 @pytest.mark.contract("API-4")
 async def test_without_the_store_nobody_is_let_in() -> None:
     store = CountedStore()
-    async with guarded(store) as stage:
-        headers = bearing(await token_for(stage))
+    async with serve_with_tokens(store) as server:
+        headers = bearer_header(await token_for(server))
         store.is_down = True
-        response = await ask(stage, "rest", "runs.list", {}, headers)
+        response = await call_operation(server, "rest", "runs.list", {}, headers)
         assert (response.status_code, code_in(response)) == (503, "EngineError")
         store.is_down = False
-        assert (await ask(stage, "rest", "runs.list", {}, headers)).status_code == 200
+        assert (await call_operation(server, "rest", "runs.list", {}, headers)).status_code == 200
 
 
 @pytest.mark.contract("API-4")
 async def test_a_revocation_that_overtakes_a_look_at_the_store_counts() -> None:
     """A look that began before it, and ends after it, is not remembered."""
     store = CountedStore()
-    async with guarded(store, options=ServiceOptions(tokens_s=3_600)) as stage:
-        lets = stage.service.authenticate
+    async with serve_with_tokens(store, options=ServiceOptions(tokens_s=3_600)) as server:
+        lets = server.service.authenticate
         assert isinstance(lets, TokenAccess)
         token, record = await make_token(store, "ann", role="viewer")
 
@@ -240,9 +242,9 @@ async def test_a_revocation_that_overtakes_a_look_at_the_store_counts() -> None:
             return found
 
         store.find_tokens = overtaken  # type: ignore[method-assign]
-        await ask(stage, "rest", "runs.list", {}, bearing(token))
+        await call_operation(server, "rest", "runs.list", {}, bearer_header(token))
         del store.find_tokens
-        assert (await ask(stage, "rest", "runs.list", {}, bearing(token))).status_code == 401
+        assert (await call_operation(server, "rest", "runs.list", {}, bearer_header(token))).status_code == 401
 
 
 # --- what is kept
@@ -251,12 +253,12 @@ async def test_a_revocation_that_overtakes_a_look_at_the_store_counts() -> None:
 @pytest.mark.contract("API-4")
 async def test_secrets_are_neither_kept_nor_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    async with guarded(f"sqlite:///{tmp_path}/store.db") as stage:
-        token = await token_for(stage, "viewer")
-        await ask(stage, "rest", "runs.list", {}, bearing(token))
-        await ask(stage, "rest", "runs.start", {"workflow": "echo"}, bearing(token))
-        await ask(stage, "rest", "runs.list", {}, bearing(token[:-1] + "x"))
-        await ask(stage, "rest", "runs.list", {}, bearing("sk_live_of_another_service"))
+    async with serve_with_tokens(f"sqlite:///{tmp_path}/store.db") as server:
+        token = await token_for(server, "viewer")
+        await call_operation(server, "rest", "runs.list", {}, bearer_header(token))
+        await call_operation(server, "rest", "runs.start", {"workflow": "echo"}, bearer_header(token))
+        await call_operation(server, "rest", "runs.list", {}, bearer_header(token[:-1] + "x"))
+        await call_operation(server, "rest", "runs.list", {}, bearer_header("sk_live_of_another_service"))
         secret = token[26:-8]
         files = b"".join(path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
         assert token[9:25].encode() in files
@@ -308,13 +310,13 @@ async def test_the_authoriser_is_told_who_asks_and_its_refusal_is_recorded() -> 
 
     app = make_app()
     app.authoriser = authorise
-    async with guarded(app=app) as stage:
-        headers = bearing(await token_for(stage, name="ann", tenant="acme", roles=["clerk"]))
-        stage.http.headers.update(headers)
-        run_id = await waiting_order(stage)
-        paused = await ask(stage, "rest", "runs.pause", {"run_id": run_id, "actor": "bob", "wait": True})
+    async with serve_with_tokens(app=app) as server:
+        headers = bearer_header(await token_for(server, name="ann", tenant="acme", roles=["clerk"]))
+        server.http.headers.update(headers)
+        run_id = await waiting_order(server)
+        paused = await call_operation(server, "rest", "runs.pause", {"run_id": run_id, "actor": "bob", "wait": True})
         assert paused.status_code == 202
-        assert code_in(await ask(stage, "rpc", "runs.cancel", {"run_id": run_id})) == "NotPermitted"
+        assert code_in(await call_operation(server, "rpc", "runs.cancel", {"run_id": run_id})) == "NotPermitted"
         assert seen[0].caller is not None
         assert (seen[0].actor, seen[0].caller.name, seen[0].caller.tenant) == ("bob", "ann", "acme")
         assert (seen[0].caller.roles, seen[0].caller.is_admin) == (("clerk",), True)
@@ -323,22 +325,24 @@ async def test_the_authoriser_is_told_who_asks_and_its_refusal_is_recorded() -> 
             return [event["data"] for event in page["items"] if event["event_type"] == "SignalRejected"]
 
         [rejected] = rejections(
-            await stage.until("runs.events", {"run_id": run_id}, lambda page: bool(rejections(page)))
+            await server.until("runs.events", {"run_id": run_id}, lambda page: bool(rejections(page)))
         )
         assert (rejected["actor"], rejected["reason"]) == ("ann", "not today")
 
 
 @pytest.mark.contract("API-4")
 async def test_refusals_are_logged_up_to_a_bound(caplog: pytest.LogCaptureFixture) -> None:
-    async with guarded() as stage:
-        token = await token_for(stage, "viewer", name="vic")
+    async with serve_with_tokens() as server:
+        token = await token_for(server, "viewer", name="vic")
         fields = {"workflow": "echo"}
-        response = await stage.http.post("/v1/runs", json=fields, headers={**bearing(token), "x-correlation-id": "c-7"})
+        response = await server.http.post(
+            "/v1/runs", json=fields, headers={**bearer_header(token), "x-correlation-id": "c-7"}
+        )
         assert response.status_code == 403
         [line] = [record.getMessage() for record in caplog.records if record.name == "holdfast.access"]
         assert all(part in line for part in ("vic", token[9:25], "runs.start", "runs:write", "c-7"))
         for _ in range(LINES_PER_MINUTE * 2):
-            await stage.http.get("/v1/runs", headers={"authorization": "nonsense"})
+            await server.http.get("/v1/runs", headers={"authorization": "nonsense"})
         lines = [record for record in caplog.records if record.name == "holdfast.access"]
         assert len(lines) == 1 + LINES_PER_MINUTE, "of each caller so many"
 
@@ -347,22 +351,26 @@ async def test_refusals_are_logged_up_to_a_bound(caplog: pytest.LogCaptureFixtur
 async def test_who_is_refused_too_often_is_told_to_wait_before_a_run_hears_of_it() -> None:
     app = make_app()
     app.authoriser = lambda request: request.command == "START"
-    async with guarded(app=app, options=ServiceOptions(refusals_per_minute=3)) as stage:
-        stage.http.headers.update(bearing(await token_for(stage, name="ann")))
-        run_id, task_id = await waiting_order(stage), await open_task(stage)
-        codes = [code_in(await ask(stage, "rest", "runs.cancel", {"run_id": run_id})) for _ in range(6)]
+    async with serve_with_tokens(app=app, options=ServiceOptions(refusals_per_minute=3)) as server:
+        server.http.headers.update(bearer_header(await token_for(server, name="ann")))
+        run_id, task_id = await waiting_order(server), await open_task(server)
+        codes = [code_in(await call_operation(server, "rest", "runs.cancel", {"run_id": run_id})) for _ in range(6)]
         assert codes == ["NotPermitted"] * 3 + ["RateLimited"] * 3
         for transport in ("rest", "rpc"):
-            assert code_in(await ask(stage, transport, "tasks.claim", {"task_id": task_id})) == "RateLimited"
-        response = await ask(stage, "rest", "runs.retry", {"run_id": run_id})
+            assert (
+                code_in(await call_operation(server, transport, "tasks.claim", {"task_id": task_id})) == "RateLimited"
+            )
+        response = await call_operation(server, "rest", "runs.retry", {"run_id": run_id})
         assert response.status_code == 429
         assert 1 <= int(response.headers["retry-after"]) <= 60
-        [run] = await store_of(stage).load([run_id])
+        [run] = await store_of(server).load([run_id])
         assert run is not None
         assert run.head.inbox_seq == 3, "three refusals are in its history, and no more will be"
-        assert code_in(await ask(stage, "rest", "runs.get", {"run_id": run_id})) == "", "looking is not limited"
-        other = bearing(await token_for(stage, name="bob"))
-        assert code_in(await ask(stage, "rest", "runs.cancel", {"run_id": run_id}, other)) == "NotPermitted"
+        assert code_in(await call_operation(server, "rest", "runs.get", {"run_id": run_id})) == "", (
+            "looking is not limited"
+        )
+        other = bearer_header(await token_for(server, name="bob"))
+        assert code_in(await call_operation(server, "rest", "runs.cancel", {"run_id": run_id}, other)) == "NotPermitted"
 
 
 # --- over a socket
@@ -378,12 +386,12 @@ async def test_tokens_over_a_socket() -> None:
         async with listening(service) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
             assert (await http.get("/v1/health")).status_code == 200
             assert (await http.get("/v1/runs")).status_code == 401
-            assert (await http.get("/v1/runs", headers=bearing(token))).status_code == 200
+            assert (await http.get("/v1/runs", headers=bearer_header(token))).status_code == 200
             for said in ("Bearer " + "f" * 100_000, f"Bearer {token}, Bearer {token}"):
                 assert (await http.get("/v1/runs", headers={"authorization": said})).status_code in (400, 401, 431)
             twice = [("authorization", f"Bearer {token}")] * 2
             assert (await http.get("/v1/runs", headers=twice)).status_code == 400
-            assert (await http.get("/v1/runs", headers=bearing(token))).status_code == 200
+            assert (await http.get("/v1/runs", headers=bearer_header(token))).status_code == 200
 
 
 @pytest.mark.contract("API-4")
@@ -413,33 +421,35 @@ def test_open_access_is_chosen_and_said_so(caplog: pytest.LogCaptureFixture) -> 
 @pytest.mark.contract("API-4")
 async def test_a_token_ends_by_itself_and_none_lives_longer_than_the_service_says() -> None:
     day = 86_400
-    async with guarded(options=ServiceOptions(longest_token_s=30 * day, token_s=10 * day)) as stage:
-        admin = bearing(await token_for(stage))
-        made = await ask(stage, "rest", "tokens.create", {"name": "bot", "role": "viewer"}, admin)
+    async with serve_with_tokens(options=ServiceOptions(longest_token_s=30 * day, token_s=10 * day)) as server:
+        admin = bearer_header(await token_for(server))
+        made = await call_operation(server, "rest", "tokens.create", {"name": "bot", "role": "viewer"}, admin)
         item = made.json()["item"]
         life = datetime.fromisoformat(item["expires_at"]) - datetime.fromisoformat(item["created_at"])
         assert life == timedelta(days=10)
         fields = {"name": "bot", "role": "viewer", "expires_in_s": 30 * day + 1}
-        refused = await ask(stage, "rest", "tokens.create", fields, admin)
+        refused = await call_operation(server, "rest", "tokens.create", fields, admin)
         assert (refused.status_code, code_in(refused)) == (422, "InvalidInput")
-        assert (await ask(stage, "rest", "tokens.create", {**fields, "expires_in_s": day}, admin)).is_success
-    async with guarded() as stage:
-        _, token = await make_token(store_of(stage), "ann", role="viewer")
+        assert (
+            await call_operation(server, "rest", "tokens.create", {**fields, "expires_in_s": day}, admin)
+        ).is_success
+    async with serve_with_tokens() as server:
+        _, token = await make_token(store_of(server), "ann", role="viewer")
         assert token.expires_at is not None
         assert token.expires_at - token.created_at == 90 * day * 1_000_000
         with pytest.raises(InvalidInput, match="no token lives for longer"):
-            await make_token(store_of(stage), "ann", role="viewer", expires_in_s=400 * day)
+            await make_token(store_of(server), "ann", role="viewer", expires_in_s=400 * day)
 
 
 @pytest.mark.contract("API-4")
 async def test_a_token_is_revoked_with_all_that_were_made_with_it() -> None:
     """And with nothing else: neither with its maker, nor with those of others."""
-    async with guarded() as stage:
-        first = await token_for(stage, name="first")
+    async with serve_with_tokens() as server:
+        first = await token_for(server, name="first")
 
         async def make(maker: str, name: str) -> tuple[str, dict[str, Any]]:
             fields = {"name": name, "role": "admin"}
-            made = (await ask(stage, "rest", "tokens.create", fields, bearing(maker))).json()
+            made = (await call_operation(server, "rest", "tokens.create", fields, bearer_header(maker))).json()
             return made["token"], made["item"]
 
         child, child_item = await make(first, "child")
@@ -447,36 +457,36 @@ async def test_a_token_is_revoked_with_all_that_were_made_with_it() -> None:
         other, _ = await make(first, "other")
         grandchild, _ = await make(child, "grandchild")
         own = {"x-holdfast-request": "1"}
-        cookie = (await stage.http.post("/session", json={"token": grandchild}, headers=own)).headers["set-cookie"]
-        stage.http.cookies.clear()
+        cookie = (await server.http.post("/session", json={"token": grandchild}, headers=own)).headers["set-cookie"]
+        server.http.cookies.clear()
         fields = {"token_id": child[9:25], "descendants": True}
-        revoked = (await ask(stage, "rest", "tokens.revoke", fields, bearing(first))).json()
+        revoked = (await call_operation(server, "rest", "tokens.revoke", fields, bearer_header(first))).json()
         assert grandchild[9:25] in revoked["descendants"]
-        for gone in (bearing(child), bearing(grandchild), {"cookie": cookie.partition(";")[0]}):
-            assert (await stage.http.get("/v1/runs", headers=gone)).status_code == 401
+        for gone in (bearer_header(child), bearer_header(grandchild), {"cookie": cookie.partition(";")[0]}):
+            assert (await server.http.get("/v1/runs", headers=gone)).status_code == 401
         for left in (first, other):
-            assert (await stage.http.get("/v1/runs", headers=bearing(left))).status_code == 200
+            assert (await server.http.get("/v1/runs", headers=bearer_header(left))).status_code == 200
 
 
 @pytest.mark.contract("API-4")
 async def test_tokens_begin_with_what_no_other_product_uses_and_carry_a_checksum() -> None:
-    async with guarded() as stage:
-        token = await token_for(stage)
+    async with serve_with_tokens() as server:
+        token = await token_for(server)
         assert re.fullmatch(r"holdfast_[0-9a-f]{16}_[0-9a-f]{72}", token)
         for position in (9, 30, len(token) - 1):
             other = "0" if token[position] != "0" else "1"
             assert read_token(token[:position] + other + token[position + 1 :]) is None
         former = f"hf_{token[9:25]}_{token[26:-8]}"
-        response = await stage.http.get("/v1/runs", headers=bearing(former))
+        response = await server.http.get("/v1/runs", headers=bearer_header(former))
         assert response.status_code == 401
         assert "holdfast_" in response.json()["detail"]
 
 
 @pytest.mark.contract("API-4")
 async def test_a_tenant_revokes_leaked_tokens_of_its_own_only() -> None:
-    async with guarded() as stage:
-        acme = bearing(await token_for(stage, tenant="acme"))
-        others = await token_for(stage, tenant="globex")
-        response = await ask(stage, "rest", "tokens.revoke_leaked", {"token": others}, acme)
+    async with serve_with_tokens() as server:
+        acme = bearer_header(await token_for(server, tenant="acme"))
+        others = await token_for(server, tenant="globex")
+        response = await call_operation(server, "rest", "tokens.revoke_leaked", {"token": others}, acme)
         assert code_in(response) == "NotFound"
-        assert (await stage.http.get("/v1/runs", headers=bearing(others))).status_code == 200
+        assert (await server.http.get("/v1/runs", headers=bearer_header(others))).status_code == 200

@@ -15,9 +15,9 @@ from holdfast.errors import HoldfastError, NodeSuperseded
 from holdfast.limits import Limits
 from holdfast.testing.faults import CALM, Faults, FaultyStore, Weather
 from holdfast.testing.sim_loop import SimProcess
+from tests.early_first_turns import take_first_turns_early
 from tests.sim.scripts import register
 from tests.sim.world import LOST_TURNS, World
-from tests.unheard_of import take_first_turns
 
 LEASE_MS = 3_000
 NODE_TASKS = frozenset({"turns", "lease", "wake-ups", "heartbeats", "queues", "outcomes", "run queue"})
@@ -85,7 +85,7 @@ class Member:
             try:
                 async with self.app.node(self.store, name=self.name, options=self._options) as self.node:
                     if self._takes_first_turns:
-                        take_first_turns(self.node)
+                        take_first_turns_early(self.node)
                     await self.node.run_until(self._should_leave)
                 return
             except NodeSuperseded:

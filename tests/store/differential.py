@@ -40,7 +40,7 @@ from holdfast.store.types import DeadLetterQuery
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import read_history, read_picture
 from holdfast.testing.store_suite.base import BAD_NAMES
-from tests.store.comparing import answer_of, narrowed, plain, show
+from tests.store.answer_diff import answer_of, narrowed, plain, show
 from tests.store.random_turns import Held, open_task_answers, random_turn, spoiled
 from tests.store.random_values import ACTIVITIES, MISSING, NODES, PLANS, QUEUES, VISIBLE_MS, Values
 

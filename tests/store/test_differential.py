@@ -22,7 +22,7 @@ from holdfast.store.port import Store
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing import VirtualClock
 from tests.store.differential import LIMITS, Subject, World
-from tests.store.files import lose_record
+from tests.store.sqlite_tampering import lose_record
 
 STEPS = 150
 SEQUENCES = int(os.environ.get("TEST_SEQUENCES", "15"))

@@ -19,8 +19,8 @@ from holdfast.store import nats_wakeups
 from holdfast.store.nats_wakeups import NatsWakeups, read_address
 from holdfast.store.open import open_store, open_wakeups
 from holdfast.store.wakeups import LocalListener, Wakeups
-from tests.guarded import processes_of
 from tests.nats_server import NatsServer
+from tests.server_folder import processes_of
 
 pytestmark = pytest.mark.process
 

@@ -17,7 +17,7 @@ from holdfast.store.validation import check_ownership, require_conditional_batch
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, marker, message, new_run, record, signal, wait
 from holdfast.testing.store_suite.base import unchanged
-from tests.engine.place import Around
+from tests.engine.harness import Around
 
 CAREFUL = Capabilities(conditional_batch=True, atomic_batch=True, read_after_write=True, scan_consistency="snapshot")
 CARELESS = Capabilities(conditional_batch=False, atomic_batch=True, read_after_write=True, scan_consistency="snapshot")

@@ -13,7 +13,7 @@ from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, read_picture
 from holdfast.testing.store_suite import StoreSuite
 from holdfast.testing.store_suite.commit import rich_turn
-from tests.store.files import lose_record
+from tests.store.sqlite_tampering import lose_record
 
 
 class TestSqliteStore(StoreSuite):

@@ -42,7 +42,7 @@ def chromium() -> str:
 
 
 @asynccontextmanager
-async def browsing() -> AsyncIterator[Browser]:
+async def open_browser() -> AsyncIterator[Browser]:
     """Run a browser."""
     flags = [*FLAGS, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     async with async_playwright() as playwright:
@@ -54,7 +54,7 @@ async def browsing() -> AsyncIterator[Browser]:
 
 
 @asynccontextmanager
-async def looking(
+async def open_page(
     browser: Browser, address: str, *, size: dict[str, int] = DESK, scheme: str = "light"
 ) -> AsyncIterator[Page]:
     """Open a page as somebody with a screen of this size. Whatever goes wrong in its scripts fails the test."""

@@ -8,8 +8,8 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page
 
-from tests.web.browser import browsing, looking
-from tests.web.stage import Site, on_site
+from tests.web.browser import open_browser, open_page
+from tests.web.site import Site, serve_site
 
 HERE = Path(__file__).parent
 
@@ -24,19 +24,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def browser() -> AsyncIterator[Browser]:
     """Return a browser. What a test does in it is in a context of its own, and goes with that."""
-    async with browsing() as browser:
+    async with open_browser() as browser:
         yield browser
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def site() -> AsyncIterator[Site]:
     """Return a site that is open to everybody."""
-    async with on_site() as site, site.up():
+    async with serve_site() as site, site.up():
         yield site
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def page(browser: Browser, site: Site) -> AsyncIterator[Page]:
     """Return a page that shows nothing yet."""
-    async with looking(browser, site.address) as page:
+    async with open_page(browser, site.address) as page:
         yield page

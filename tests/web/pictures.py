@@ -8,9 +8,9 @@ from typing import Any
 
 from playwright.async_api import Browser, Page, expect
 
-from tests.web.browser import DESK, PHONE, browsing, looking
-from tests.web.desk_pictures import photograph_desk
-from tests.web.stage import Site, on_site
+from tests.web.browser import DESK, PHONE, open_browser, open_page
+from tests.web.inbox_pictures import photograph_inbox
+from tests.web.site import Site, serve_site
 
 FOLDER = Path(__file__).parent.parent.parent / "docs" / "pictures"
 SCHEMES = ("light", "dark")
@@ -19,7 +19,7 @@ SCHEMES = ("light", "dark")
 @asynccontextmanager
 async def _scene() -> AsyncIterator[tuple[Site, dict[str, str]]]:
     """Return a site on which enough has happened to be worth looking at."""
-    async with on_site() as site, site.up():
+    async with serve_site() as site, site.up():
         runs: dict[str, str] = {}
         for number in range(14):
             run_id = await _start(site, "order", f"ORD-{1040 + number}", order_id=f"o-{number}")
@@ -52,7 +52,7 @@ async def _photograph(page: Page, path: Path) -> None:
 
 
 async def _desk(browser: Browser, site: Site, runs: dict[str, str], folder: Path, scheme: str) -> None:
-    async with looking(browser, site.address, size=DESK, scheme=scheme) as page:
+    async with open_page(browser, site.address, size=DESK, scheme=scheme) as page:
         await page.goto("/runs")
         await expect(page.get_by_role("link", name="ORD-2001")).to_be_visible()
         await _photograph(page, folder / f"runs-{scheme}.png")
@@ -76,7 +76,7 @@ async def _desk(browser: Browser, site: Site, runs: dict[str, str], folder: Path
 
 
 async def _phone(browser: Browser, site: Site, runs: dict[str, str], folder: Path, scheme: str) -> None:
-    async with looking(browser, site.address, size=PHONE, scheme=scheme) as page:
+    async with open_page(browser, site.address, size=PHONE, scheme=scheme) as page:
         await page.goto("/runs")
         await expect(page.get_by_role("link", name="ORD-2001")).to_be_visible()
         await _photograph(page, folder / f"phone-runs-{scheme}.png")
@@ -88,12 +88,12 @@ async def _phone(browser: Browser, site: Site, runs: dict[str, str], folder: Pat
 async def main(folder: Path = FOLDER) -> None:
     """Photograph every page, light and dark."""
     folder.mkdir(exist_ok=True)
-    async with _scene() as (site, runs), browsing() as browser:
+    async with _scene() as (site, runs), open_browser() as browser:
         for scheme in SCHEMES:
             await _desk(browser, site, runs, folder, scheme)
             await _phone(browser, site, runs, folder, scheme)
-    async with browsing() as browser:
-        await photograph_desk(browser, folder)
+    async with open_browser() as browser:
+        await photograph_inbox(browser, folder)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, expect
 
-from tests.web.browser import DESK, PHONE, looking
-from tests.web.stage import Site
+from tests.web.browser import DESK, PHONE, open_page
+from tests.web.site import Site
 
 PLACES = ("/runs", "/runs/{courier}", "/runs/{order}", "/inbox", "/health", "/audit")
 
@@ -29,7 +29,7 @@ async def two_runs(site: Site) -> dict[str, str]:
 async def test_no_page_has_a_barrier(browser: Browser, site: Site, scheme: str, size: dict[str, int]) -> None:
     runs = await two_runs(site)
     problems: list[str] = []
-    async with looking(browser, site.address, size=size, scheme=scheme) as page:
+    async with open_page(browser, site.address, size=size, scheme=scheme) as page:
         for place in PLACES:
             await page.goto(place.format(**runs))
             await expect(page.locator("main .view > *").first).to_be_visible()
@@ -97,7 +97,7 @@ async def test_everything_can_be_done_by_keyboard(page: Page, site: Site) -> Non
 
 async def test_a_phone_shows_everything_in_its_width_and_large_enough_to_touch(browser: Browser, site: Site) -> None:
     runs = await two_runs(site)
-    async with looking(browser, site.address, size=PHONE) as page:
+    async with open_page(browser, site.address, size=PHONE) as page:
         for place in PLACES:
             await page.goto(place.format(**runs))
             await expect(page.locator("main .view > *").first).to_be_visible()
@@ -117,7 +117,7 @@ async def test_a_phone_shows_everything_in_its_width_and_large_enough_to_touch(b
 
 async def test_colours_follow_the_system_until_somebody_chooses(browser: Browser, site: Site) -> None:
     shade = "getComputedStyle(document.documentElement).backgroundColor"
-    async with looking(browser, site.address, scheme="dark") as page:
+    async with open_page(browser, site.address, scheme="dark") as page:
         await page.goto("/runs")
         switch = page.get_by_role("button", name="Colours: system")
         await expect(switch).to_be_visible()

@@ -4,9 +4,9 @@ import pytest
 from playwright.async_api import Browser, Locator, Page, expect
 
 from holdfast.service.auth.tokens import TokenAccess, make_token
-from tests.web.browser import looking
-from tests.web.desk import sign_in
-from tests.web.stage import Orchard, Site, on_site
+from tests.web.browser import open_page
+from tests.web.inbox_site import sign_in
+from tests.web.site import Orchard, Site, serve_site
 
 
 def card_of(page: Page) -> Locator:
@@ -50,11 +50,11 @@ async def test_a_run_is_asked_and_updated_by_forms(page: Page, site: Site) -> No
 @pytest.mark.contract("API-4")
 async def test_only_what_the_token_allows_is_offered(browser: Browser) -> None:
     orchard = Orchard()
-    async with on_site(orchard=orchard, authenticate=TokenAccess(orchard.app, 0.0)) as site, site.up():
+    async with serve_site(orchard=orchard, authenticate=TokenAccess(orchard.app, 0.0)) as site, site.up():
         viewer, _ = await make_token(orchard.app.runtime().store, "vera", role="viewer")
         basket = orchard.app.registry.workflow("basket", None)
         run = await orchard.app.runtime().start(basket, basket.signature.pack((), {}))
-        async with looking(browser, site.address) as page:
+        async with open_page(browser, site.address) as page:
             await sign_in(page, viewer, f"/runs/{run.run_id}")
             await card_of(page).get_by_role("button", name="Ask items").click()
             await expect(page.get_by_role("group", name="Answer to items")).to_be_visible()

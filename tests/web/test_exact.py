@@ -5,7 +5,7 @@ from typing import Any
 from playwright.async_api import Page, expect
 
 from tests.web.browser import module
-from tests.web.stage import Site
+from tests.web.site import Site
 
 LARGE = 2**53 + 1
 TEXTS = ["9007199254740993", "-18446744073709551617", "1.0", "2.50", "1e3", "-0", "0.12345678901234567890", "7", "0.1"]

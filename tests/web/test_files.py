@@ -8,8 +8,8 @@ import pytest
 
 from holdfast.service.http.static import FOLDER, Page
 from holdfast.service.operations import OPERATIONS
-from tests.service.bearers import guarded
-from tests.service.stage import on_stage
+from tests.service.in_process import serve_in_process
+from tests.service.token_callers import serve_with_tokens
 
 FILES = sorted(path for path in FOLDER.rglob("*") if path.is_file())
 SCRIPTS = [path for path in FILES if path.suffix == ".js"]
@@ -17,35 +17,35 @@ SCRIPTS = [path for path in FILES if path.suffix == ".js"]
 
 @pytest.mark.parametrize("place", ["/", "/runs", "/runs/a%2Fb", "/inbox", "/health"])
 async def test_the_document_is_asked_for_each_time_and_names_files_that_are_kept(place: str) -> None:
-    async with on_stage() as stage:
-        document = await stage.http.get(place)
+    async with serve_in_process() as server:
+        document = await server.http.get(place)
         assert (document.status_code, document.headers["cache-control"]) == (200, "no-cache")
         assert "'self'" in document.headers["content-security-policy"]
-        again = await stage.http.get(place, headers={"if-none-match": document.headers["etag"]})
+        again = await server.http.get(place, headers={"if-none-match": document.headers["etag"]})
         assert (again.status_code, again.content) == (304, b"")
         for address in re.findall(r'(?:src|href)="([^"]+)"', document.text):
-            file = await stage.http.get(address)
+            file = await server.http.get(address)
             assert (file.status_code, file.headers["cache-control"]) == (200, "public, max-age=31536000, immutable")
 
 
 async def test_other_answers_are_still_not_kept() -> None:
-    async with on_stage() as stage:
+    async with serve_in_process() as server:
         for address in ("/v1/runs", "/session", "/openapi.json", "/nothing", "/assets/x/nothing.js"):
-            assert (await stage.http.get(address)).headers.get_list("cache-control") == ["no-store"]
-        other = await stage.http.get("/assets/0123456789abcdef/app.js")
+            assert (await server.http.get(address)).headers.get_list("cache-control") == ["no-store"]
+        other = await server.http.get("/assets/0123456789abcdef/app.js")
         assert (other.status_code, other.headers["cache-control"]) == (200, "no-cache")
-        assert (await stage.http.post("/")).status_code == 405
+        assert (await server.http.post("/")).status_code == 405
 
 
 async def test_files_come_compressed_or_not_and_never_from_outside_their_folder() -> None:
-    async with on_stage() as stage:
+    async with serve_in_process() as server:
         name = "/assets/x/app.js"
-        plain = await stage.http.get(name, headers={"accept-encoding": "identity"})
-        packed = await stage.http.get(name, headers={"accept-encoding": "gzip"})
+        plain = await server.http.get(name, headers={"accept-encoding": "identity"})
+        packed = await server.http.get(name, headers={"accept-encoding": "gzip"})
         assert plain.content == packed.content == (FOLDER / "app.js").read_bytes()
         assert packed.headers["content-encoding"] == "gzip"
         for name in ("..%2fservice%2fpage.py", "index.html", "../py.typed", ""):
-            assert (await stage.http.get(f"/assets/x/{name}")).status_code == 404
+            assert (await server.http.get(f"/assets/x/{name}")).status_code == 404
 
 
 def test_another_content_has_another_address(tmp_path: Path) -> None:
@@ -79,8 +79,8 @@ def test_the_page_asks_for_operations_as_the_catalogue_has_them() -> None:
 
 
 async def test_the_page_needs_no_token_and_gives_nothing_away() -> None:
-    async with guarded() as stage:
-        page: httpx.Response = await stage.http.get("/")
+    async with serve_with_tokens() as server:
+        page: httpx.Response = await server.http.get("/")
         assert page.status_code == 200
         assert "shop" not in page.text
-        assert (await stage.http.get("/v1/runs")).status_code == 401
+        assert (await server.http.get("/v1/runs")).status_code == 401

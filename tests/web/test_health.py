@@ -10,24 +10,24 @@ from playwright.async_api import Browser, Locator, Page, expect
 
 from holdfast.app import App
 from holdfast.core.snapshot import Alert
-from tests.web.browser import looking
-from tests.web.desk import DeskSite, at_desk, sign_in
+from tests.web.browser import open_page
+from tests.web.inbox_site import InboxSite, serve_inbox, sign_in
 
 SAMPLE_MS = 5_000
 RUN_ID = "01890000-0000-7000-8000-000000000001"
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def desk() -> AsyncIterator[DeskSite]:
+async def inbox() -> AsyncIterator[InboxSite]:
     """Return a desk that is open to everybody."""
-    async with at_desk() as desk:
-        yield desk
+    async with serve_inbox() as inbox:
+        yield inbox
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def screen(browser: Browser, desk: DeskSite) -> AsyncIterator[Page]:
+async def screen(browser: Browser, inbox: InboxSite) -> AsyncIterator[Page]:
     """Return a page at that desk whose time passes only when a test says so."""
-    async with looking(browser, desk.address) as page:
+    async with open_page(browser, inbox.address) as page:
         await page.clock.install()
         yield page
 
@@ -54,12 +54,12 @@ async def module(page: Page, path: str, script: str) -> Any:
     return await page.evaluate(f"async () => {{ const m = await import({find}); {script} }}")
 
 
-async def test_what_is_there_is_counted_and_linked(screen: Page, desk: DeskSite) -> None:
-    await desk.start("printing")
-    await desk.waiting("sync", customer="a")
-    await desk.start("sync", customer="b")
-    await desk.task("refund", order="o-1", customer="Ada")
-    await desk.until("/v1/queues", lambda items: [each["jobs"] for each in items] == [2])
+async def test_what_is_there_is_counted_and_linked(screen: Page, inbox: InboxSite) -> None:
+    await inbox.start("printing")
+    await inbox.waiting("sync", customer="a")
+    await inbox.start("sync", customer="b")
+    await inbox.task("refund", order="o-1", customer="Ada")
+    await inbox.until("/v1/queues", lambda items: [each["jobs"] for each in items] == [2])
     await screen.goto("/health")
     await expect(screen.get_by_text("All is well.")).to_be_visible()
     await expect(panel_of(screen, "Nodes").locator("li")).to_have_count(1)
@@ -72,13 +72,13 @@ async def test_what_is_there_is_counted_and_linked(screen: Page, desk: DeskSite)
     await expect(screen.locator(".task-row")).to_have_count(1)
 
 
-async def test_throughput_and_latency_are_drawn_from_samples(screen: Page, desk: DeskSite) -> None:
+async def test_throughput_and_latency_are_drawn_from_samples(screen: Page, inbox: InboxSite) -> None:
     await screen.goto("/health")
     throughput = graph_of(screen, "Throughput")
     await expect(throughput).to_contain_text("collecting the first samples")
     for _ in range(10):
-        await desk.start("picking", steps=3)
-    await desk.until("/v1/runs", lambda items: len(items) == 10, status="COMPLETED")
+        await inbox.start("picking", steps=3)
+    await inbox.until("/v1/runs", lambda items: len(items) == 10, status="COMPLETED")
     await next_sample(screen)
     rates = await throughput.locator(".reading b").all_inner_texts()
     assert [float(text.removesuffix("/s")) > 0 for text in rates] == [True, True], rates
@@ -98,7 +98,7 @@ async def test_throughput_and_latency_are_drawn_from_samples(screen: Page, desk:
     assert path.count("L") >= 1  # what was sampled before is still there
 
 
-async def test_how_far_back_is_in_the_address(screen: Page, desk: DeskSite) -> None:
+async def test_how_far_back_is_in_the_address(screen: Page, inbox: InboxSite) -> None:
     await screen.goto("/health?range=60")
     await expect(screen.get_by_role("button", name="1 h")).to_have_attribute("aria-pressed", "true")
     await screen.get_by_role("button", name="5 min", exact=True).click()
@@ -106,13 +106,13 @@ async def test_how_far_back_is_in_the_address(screen: Page, desk: DeskSite) -> N
 
 
 @pytest.mark.contract("PRJ-3")
-async def test_alerts_are_shown_as_they_are_raised_with_their_run(screen: Page, desk: DeskSite) -> None:
-    now = await desk.orchard.app.runtime().store.now()
+async def test_alerts_are_shown_as_they_are_raised_with_their_run(screen: Page, inbox: InboxSite) -> None:
+    now = await inbox.orchard.app.runtime().store.now()
     await screen.goto("/health")
     await expect(panel_of(screen, "Alerts")).to_contain_text("None since this process began.")
-    desk.service.alerts.add([Alert("PROJECTOR_LAG_HIGH", 2, RUN_ID, "7.2 s behind")], now)
+    inbox.service.alerts.add([Alert("PROJECTOR_LAG_HIGH", 2, RUN_ID, "7.2 s behind")], now)
     await next_sample(screen)
-    desk.service.alerts.add([Alert("PROJECTOR_GAP_DETECTED", 1, RUN_ID, "<b>events 3 to 5 are missing</b>")], now)
+    inbox.service.alerts.add([Alert("PROJECTOR_GAP_DETECTED", 1, RUN_ID, "<b>events 3 to 5 are missing</b>")], now)
     await next_sample(screen)
     lines = panel_of(screen, "Alerts").locator("li")
     await expect(lines).to_have_count(2)
@@ -124,12 +124,12 @@ async def test_alerts_are_shown_as_they_are_raised_with_their_run(screen: Page, 
     await expect(screen.locator(".verdict")).to_contain_text("2 alerts in the last quarter of an hour.")
 
 
-async def test_a_node_that_has_gone_is_missed_and_a_dead_letter_is_named(screen: Page, desk: DeskSite) -> None:
+async def test_a_node_that_has_gone_is_missed_and_a_dead_letter_is_named(screen: Page, inbox: InboxSite) -> None:
     second = App("second")
-    async with second.node(desk.orchard.app.runtime().store):
+    async with second.node(inbox.orchard.app.runtime().store):
         await screen.goto("/health")
         await expect(panel_of(screen, "Nodes").locator("li")).to_have_count(2)
-    await desk.dead_letter()
+    await inbox.dead_letter()
     await next_sample(screen)
     await expect(panel_of(screen, "Nodes").locator("li.gone")).to_contain_text("gone")
     verdict = screen.locator(".verdict")
@@ -141,11 +141,11 @@ async def test_a_node_that_has_gone_is_missed_and_a_dead_letter_is_named(screen:
 
 @pytest.mark.contract("API-4")
 async def test_who_may_not_see_it_is_told_why(browser: Browser) -> None:
-    async with at_desk(is_guarded=True) as desk:
-        tenants = await desk.token("tom", "admin", tenant="acme")
-        narrow = await desk.token("sue", "", scopes=["runs:read"])
+    async with serve_inbox(is_guarded=True) as inbox:
+        tenants = await inbox.token("tom", "admin", tenant="acme")
+        narrow = await inbox.token("sue", "", scopes=["runs:read"])
         for token, words in ((tenants, "it needs a token without a tenant"), (narrow, "system:read")):
-            async with looking(browser, desk.address) as page:
+            async with open_page(browser, inbox.address) as page:
                 asked: list[str] = []
                 page.on("request", lambda request: asked.append(request.url))  # noqa: B023
                 await sign_in(page, token, "/health")
@@ -155,21 +155,21 @@ async def test_who_may_not_see_it_is_told_why(browser: Browser) -> None:
 
 
 async def test_the_last_sample_stays_while_the_service_is_away(browser: Browser) -> None:
-    async with at_desk(is_up=False) as desk, looking(browser, desk.address) as page:
+    async with serve_inbox(is_up=False) as inbox, open_page(browser, inbox.address) as page:
         await page.clock.install()
-        async with desk.up():
+        async with inbox.up():
             await page.goto("/health")
             await expect(panel_of(page, "Nodes").locator("li")).to_have_count(1)
         await page.clock.run_for(SAMPLE_MS)
         await expect(page.get_by_text("Connection lost, catching up")).to_be_visible()
         await expect(panel_of(page, "Nodes").locator("li")).to_have_count(1)
-        async with desk.up():
+        async with inbox.up():
             await page.clock.run_for(SAMPLE_MS)
             await expect(page.locator(".banner")).to_be_hidden()
             await expect(page.get_by_text("All is well.")).to_be_visible()
 
 
-async def test_metrics_are_read_as_they_are_written(screen: Page, desk: DeskSite) -> None:
+async def test_metrics_are_read_as_they_are_written(screen: Page, inbox: InboxSite) -> None:
     await screen.goto("/health")
     text = 'holdfast_queue_jobs{queue="a\\"b\\\\c\\nd"} 3\n# HELP x\nholdfast_nodes 2\nother_thing 1'
     script = (

@@ -8,7 +8,7 @@ import pytest
 from playwright.async_api import Page, expect
 
 from tests.web.browser import module
-from tests.web.stage import Site
+from tests.web.site import Site
 
 FOLD = f"""async ([events, at]) => {{
     const {{ fold, snapshotOf }} = await {module("run/fold.js")};

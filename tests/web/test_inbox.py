@@ -6,25 +6,25 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Locator, Page, Route, expect
 
-from tests.web.browser import looking
-from tests.web.desk import DeskSite, at_desk, overflow_of, sign_in
-from tests.web.stage import HOSTILE
+from tests.web.browser import open_page
+from tests.web.inbox_site import InboxSite, overflow_of, serve_inbox, sign_in
+from tests.web.site import HOSTILE
 from tests.web.test_access import barriers
 
 NARROW = {"width": 375, "height": 740}
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def desk() -> AsyncIterator[DeskSite]:
+async def inbox() -> AsyncIterator[InboxSite]:
     """Return a desk that is open to everybody."""
-    async with at_desk() as desk:
-        yield desk
+    async with serve_inbox() as inbox:
+        yield inbox
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def screen(browser: Browser, desk: DeskSite) -> AsyncIterator[Page]:
+async def screen(browser: Browser, inbox: InboxSite) -> AsyncIterator[Page]:
     """Return a page at that desk."""
-    async with looking(browser, desk.address) as page:
+    async with open_page(browser, inbox.address) as page:
         yield page
 
 
@@ -45,10 +45,10 @@ async def fill_refund(pane: Locator) -> None:
 
 
 @pytest.mark.contract("TSK-1", "API-3")
-async def test_a_task_appears_by_itself_and_is_claimed_discussed_and_answered(screen: Page, desk: DeskSite) -> None:
+async def test_a_task_appears_by_itself_and_is_claimed_discussed_and_answered(screen: Page, inbox: InboxSite) -> None:
     await screen.goto("/inbox")
     await expect(screen.get_by_text("Nothing waits for you")).to_be_visible()
-    task = await desk.task("refund", order="o-1", customer="Ada")
+    task = await inbox.task("refund", order="o-1", customer="Ada")
     await rows_of(screen).click()
     assert screen.url.endswith(f"/inbox/{task['task_id']}")
     pane = pane_of(screen)
@@ -70,12 +70,12 @@ async def test_a_task_appears_by_itself_and_is_claimed_discussed_and_answered(sc
     assert [word in text for word, text in zip(words, said, strict=True)] == [True] * 5, said
     await expect(rows_of(screen)).to_have_count(0)
     await expect(screen.locator(".inbox-tabs [aria-current] .count")).to_be_hidden()
-    answered = [e["data"] for e in await desk.events(task["run_id"]) if e["event_type"] == "TaskCompleted"]
+    answered = [e["data"] for e in await inbox.events(task["run_id"]) if e["event_type"] == "TaskCompleted"]
     assert [(each["actor"], each["answer"]["reason"]) for each in answered] == [("ann", "late")]
 
 
-async def test_what_the_service_does_not_take_is_said_beside_its_field(screen: Page, desk: DeskSite) -> None:
-    task = await desk.task("refund", order="o-1", customer="Ada")
+async def test_what_the_service_does_not_take_is_said_beside_its_field(screen: Page, inbox: InboxSite) -> None:
+    task = await inbox.task("refund", order="o-1", customer="Ada")
     await screen.goto(f"/inbox/{task['task_id']}")
     pane = pane_of(screen)
     await pane.get_by_role("button", name="Complete").click()
@@ -86,56 +86,56 @@ async def test_what_the_service_does_not_take_is_said_beside_its_field(screen: P
     field = pane.locator("[data-name=voucher]")
     await expect(field.locator(".error")).to_have_text("Invalid UUID")
     await expect(pane.get_by_label("Voucher")).to_be_focused()
-    assert (await desk.ask("GET", f"/v1/tasks/{task['task_id']}"))["status"] == "OPEN"
+    assert (await inbox.ask("GET", f"/v1/tasks/{task['task_id']}"))["status"] == "OPEN"
     await pane.get_by_label("Voucher").fill("")
     await pane.get_by_role("button", name="Complete").click()
     await expect(pane.locator(".outcome")).to_contain_text("Completed by anonymous")
 
 
 @pytest.mark.contract("TSK-2")
-async def test_who_comes_second_is_told_who_was_first_and_when(screen: Page, desk: DeskSite) -> None:
+async def test_who_comes_second_is_told_who_was_first_and_when(screen: Page, inbox: InboxSite) -> None:
     async def silence(route: Route) -> None:
         await route.abort()
 
-    task = await desk.task("refund", order="o-1", customer="Ada")
+    task = await inbox.task("refund", order="o-1", customer="Ada")
     await screen.route("**/v1/stream**", silence)  # the page does not hear of the other's answer
     await screen.goto(f"/inbox/{task['task_id']}")
     pane = pane_of(screen)
     await fill_refund(pane)
     who = {"actor": "bob", "actor_roles": ["clerk"]}
     answer = {"approved": False, "reason": "goodwill"}
-    await desk.ask("POST", f"/v1/tasks/{task['task_id']}/complete", answer=answer, **who)
+    await inbox.ask("POST", f"/v1/tasks/{task['task_id']}/complete", answer=answer, **who)
     await pane.get_by_role("button", name="Complete").click()
     outcome = pane.locator(".outcome")
     await expect(outcome).to_contain_text("Completed by bob")
-    stands = await desk.ask("GET", f"/v1/tasks/{task['task_id']}")
+    stands = await inbox.ask("GET", f"/v1/tasks/{task['task_id']}")
     await expect(outcome.locator("time")).to_have_attribute("datetime", stands["completed_at"])
     await expect(outcome).to_contain_text("What you were filling in was not sent.")
     await expect(outcome.locator(".given")).to_contain_text("goodwill")
 
 
 @pytest.mark.contract("TSK-2")
-async def test_an_answer_of_somebody_else_is_seen_while_one_fills_in_the_form(screen: Page, desk: DeskSite) -> None:
-    task = await desk.task("refund", order="o-1", customer="Ada")
+async def test_an_answer_of_somebody_else_is_seen_while_one_fills_in_the_form(screen: Page, inbox: InboxSite) -> None:
+    task = await inbox.task("refund", order="o-1", customer="Ada")
     await screen.goto(f"/inbox/{task['task_id']}")
     pane = pane_of(screen)
     await pane.get_by_label("Note").fill("a long story")
     path = f"/v1/tasks/{task['task_id']}"
-    await desk.ask("POST", f"{path}/comments", text="careful", actor="bob", actor_roles=["clerk"])
+    await inbox.ask("POST", f"{path}/comments", text="careful", actor="bob", actor_roles=["clerk"])
     await expect(pane.locator("blockquote")).to_have_text("careful")
     await expect(pane.get_by_label("Note")).to_have_value("a long story")
-    await desk.ask("POST", f"{path}/claim", actor="bob", actor_roles=["clerk"])
-    refused = await desk.http.post(f"{path}/claim", json={"actor": "cid", "actor_roles": ["clerk"]})
+    await inbox.ask("POST", f"{path}/claim", actor="bob", actor_roles=["clerk"])
+    refused = await inbox.http.post(f"{path}/claim", json={"actor": "cid", "actor_roles": ["clerk"]})
     assert refused.status_code == 409
     await expect(pane.locator(".happenings .refused")).to_contain_text("cid could not claim")
     answer = {"approved": True, "reason": "late"}
-    await desk.ask("POST", f"{path}/complete", answer=answer, actor="bob", actor_roles=["clerk"])
+    await inbox.ask("POST", f"{path}/complete", answer=answer, actor="bob", actor_roles=["clerk"])
     await expect(pane.locator(".outcome")).to_contain_text("Completed by bob")
 
 
 @pytest.mark.contract("TSK-1")
-async def test_several_people_approve_and_the_page_shows_how_far_they_are(screen: Page, desk: DeskSite) -> None:
-    task = await desk.task("contract", supplier="Nordwind")
+async def test_several_people_approve_and_the_page_shows_how_far_they_are(screen: Page, inbox: InboxSite) -> None:
+    task = await inbox.task("contract", supplier="Nordwind")
     await screen.goto(f"/inbox/{task['task_id']}")
     pane = pane_of(screen)
     await expect(pane.locator(".approvals")).to_have_text("0 of 2 answers, 3 asked")
@@ -153,11 +153,11 @@ async def test_several_people_approve_and_the_page_shows_how_far_they_are(screen
 
 @pytest.mark.contract("TSK-1")
 async def test_the_filter_is_in_the_address_and_what_is_late_or_escalated_is_marked(
-    screen: Page, desk: DeskSite
+    screen: Page, inbox: InboxSite
 ) -> None:
-    await desk.task("refund", order="o-1", customer="Ada", due_s=0.01, escalate_s=0.01)
-    await desk.task("refund", order="o-2", customer="Grace")
-    await desk.task("contract", supplier="Nordwind")
+    await inbox.task("refund", order="o-1", customer="Ada", due_s=0.01, escalate_s=0.01)
+    await inbox.task("refund", order="o-2", customer="Grace")
+    await inbox.task("contract", supplier="Nordwind")
     await screen.goto("/inbox")
     await expect(rows_of(screen)).to_have_count(3)
     first = rows_of(screen).first
@@ -169,8 +169,8 @@ async def test_the_filter_is_in_the_address_and_what_is_late_or_escalated_is_mar
     await expect(rows_of(screen)).to_have_count(1)
     assert "workflow=refund" in screen.url
     assert "q=grace" in screen.url
-    await desk.task("refund", order="o-3", customer="Grace Murray")
-    await desk.task("refund", order="o-4", customer="Edsger")
+    await inbox.task("refund", order="o-3", customer="Grace Murray")
+    await inbox.task("refund", order="o-4", customer="Edsger")
     await expect(rows_of(screen)).to_have_count(2)
     await screen.reload()
     await expect(rows_of(screen)).to_have_count(2)
@@ -185,10 +185,10 @@ async def test_the_filter_is_in_the_address_and_what_is_late_or_escalated_is_mar
 
 @pytest.mark.contract("TSK-1", "API-4")
 async def test_people_see_what_concerns_them_and_only_what_they_may_do(browser: Browser) -> None:
-    async with at_desk(is_guarded=True) as desk, looking(browser, desk.address) as page:
-        refund = await desk.task("refund", order="o-1", customer="Ada")
-        await desk.task("contract", supplier="Nordwind")
-        await sign_in(page, await desk.token("ann", roles=["clerk"]), "/inbox")
+    async with serve_inbox(is_guarded=True) as inbox, open_page(browser, inbox.address) as page:
+        refund = await inbox.task("refund", order="o-1", customer="Ada")
+        await inbox.task("contract", supplier="Nordwind")
+        await sign_in(page, await inbox.token("ann", roles=["clerk"]), "/inbox")
         await expect(rows_of(page)).to_have_count(1)
         await rows_of(page).click()
         pane = pane_of(page)
@@ -199,24 +199,24 @@ async def test_people_see_what_concerns_them_and_only_what_they_may_do(browser: 
         await expect(pane.get_by_role("button", name="Complete")).to_have_count(0)
         await pane.get_by_role("button", name="Take over").click()
         await expect(pane.get_by_role("button", name="Complete")).to_be_visible()
-        async with looking(browser, desk.address) as other:
-            viewer = await desk.token("vic", "viewer", roles=["clerk"])
+        async with open_page(browser, inbox.address) as other:
+            viewer = await inbox.token("vic", "viewer", roles=["clerk"])
             await sign_in(other, viewer, f"/inbox/{refund['task_id']}")
             await expect(pane_of(other).get_by_text("may look at tasks, and not answer them")).to_be_visible()
             await expect(pane_of(other).get_by_role("button")).to_have_count(0)
-        async with looking(browser, desk.address) as other:
-            narrow = await desk.token("sue", "", scopes=["signals:read"])
+        async with open_page(browser, inbox.address) as other:
+            narrow = await inbox.token("sue", "", scopes=["signals:read"])
             await sign_in(other, narrow, "/inbox")
             await expect(other.get_by_text("tasks:read")).to_be_visible()
             await expect(other.get_by_role("link", name="Dead letters")).to_have_count(0)
 
 
 @pytest.mark.contract("SIG-9", "SIG-10", "SIG-12")
-async def test_who_waits_for_a_signal_is_found_and_sent_one_by_form(screen: Page, desk: DeskSite) -> None:
-    run_id = await desk.waiting("order", order_id="o-1")
+async def test_who_waits_for_a_signal_is_found_and_sent_one_by_form(screen: Page, inbox: InboxSite) -> None:
+    run_id = await inbox.waiting("order", order_id="o-1")
     await screen.goto("/inbox/signals")
     await expect(screen.locator(".wait")).to_have_count(1)
-    await desk.waiting("sync", customer="c")
+    await inbox.waiting("sync", customer="c")
     await expect(screen.locator(".wait")).to_have_count(2)
     await screen.locator(".wait", has_text=run_id).get_by_role("button", name="Send…").click()
     dialog = screen.get_by_role("dialog")
@@ -225,7 +225,7 @@ async def test_who_waits_for_a_signal_is_found_and_sent_one_by_form(screen: Page
     await dialog.get_by_role("button", name="Send").click()
     await expect(screen.get_by_text("The run took the signal (event")).to_be_visible()
     await expect(screen.locator(".wait")).to_have_count(1)
-    received = [e["data"] for e in await desk.events(run_id) if e["event_type"] == "SignalReceived"]
+    received = [e["data"] for e in await inbox.events(run_id) if e["event_type"] == "SignalReceived"]
     assert received[0]["payload"]["by"] == "ann"
     await screen.get_by_label("Signal", exact=True).fill("nothing")
     await screen.get_by_label("Signal", exact=True).press("Enter")
@@ -233,9 +233,9 @@ async def test_who_waits_for_a_signal_is_found_and_sent_one_by_form(screen: Page
 
 
 @pytest.mark.contract("SIG-9")
-async def test_the_mailbox_shows_what_nobody_has_taken_and_since_when(screen: Page, desk: DeskSite) -> None:
-    run_id = await desk.waiting("order", order_id="o-1")
-    await desk.send(run_id, "unknown", {"text": HOSTILE})
+async def test_the_mailbox_shows_what_nobody_has_taken_and_since_when(screen: Page, inbox: InboxSite) -> None:
+    run_id = await inbox.waiting("order", order_id="o-1")
+    await inbox.send(run_id, "unknown", {"text": HOSTILE})
     await screen.goto("/inbox/signals")
     await screen.get_by_role("button", name="Mailbox").click()
     mail = screen.get_by_role("region", name="Mailbox")
@@ -250,12 +250,12 @@ async def test_the_mailbox_shows_what_nobody_has_taken_and_since_when(screen: Pa
 
 
 @pytest.mark.contract("SIG-9")
-async def test_signals_that_nobody_has_taken_are_found_over_all_runs(screen: Page, desk: DeskSite) -> None:
-    order = await desk.start("order", reference="ORD-7", order_id="o-1")
-    await desk.until(f"/v1/runs/{order}/waits", lambda items: len(items) == 1)
-    sync = await desk.waiting("sync", customer="c")
-    await desk.send(order, "hurry", 1)
-    await desk.send(sync, "other", 2)
+async def test_signals_that_nobody_has_taken_are_found_over_all_runs(screen: Page, inbox: InboxSite) -> None:
+    order = await inbox.start("order", reference="ORD-7", order_id="o-1")
+    await inbox.until(f"/v1/runs/{order}/waits", lambda items: len(items) == 1)
+    sync = await inbox.waiting("sync", customer="c")
+    await inbox.send(order, "hurry", 1)
+    await inbox.send(sync, "other", 2)
     await screen.clock.install()
     await screen.goto("/inbox/signals")
     wait = screen.locator(".wait", has=screen.get_by_role("link", name="ORD-7"))
@@ -264,10 +264,10 @@ async def test_signals_that_nobody_has_taken_are_found_over_all_runs(screen: Pag
     await expect(mail.locator(".letters > li")).to_have_count(2)
     await expect(mail.locator(".letters > li").first).to_contain_text("hurryORD-7orderhere since")
     await expect(mail.locator(".letters > li").last).to_contain_text("sync")
-    await desk.send(sync, "third", 3)
+    await inbox.send(sync, "third", 3)
     await screen.clock.run_for(10_000)  # what is only kept changes no run, so it is looked for now and then
     await expect(mail.locator(".letters > li")).to_have_count(3)
-    await desk.send(order, "approval", {"approved": True, "by": "ann"})
+    await inbox.send(order, "approval", {"approved": True, "by": "ann"})
     await expect(mail.locator(".letters > li")).to_have_count(2)
     await mail.get_by_label("Of finished runs too").check()
     await expect(mail.locator(".letters > li").first).to_contain_text("Completedno wait will take it")
@@ -277,12 +277,12 @@ async def test_signals_that_nobody_has_taken_are_found_over_all_runs(screen: Pag
 
 
 @pytest.mark.contract("MSG-3", "API-3")
-async def test_a_letter_that_somebody_else_settles_leaves_the_list(screen: Page, desk: DeskSite) -> None:
-    await desk.dead_letter()
+async def test_a_letter_that_somebody_else_settles_leaves_the_list(screen: Page, inbox: InboxSite) -> None:
+    await inbox.dead_letter()
     await screen.goto("/inbox/letters")
     await expect(screen.locator(".dead-letter")).to_have_count(1)
-    [letter] = (await desk.ask("GET", "/v1/dead-letters"))["items"]
-    await desk.ask("POST", f"/v1/dead-letters/{letter['letter_id']}/drop", actor="bob")
+    [letter] = (await inbox.ask("GET", "/v1/dead-letters"))["items"]
+    await inbox.ask("POST", f"/v1/dead-letters/{letter['letter_id']}/drop", actor="bob")
     await expect(screen.get_by_text("No dead letters")).to_be_visible()
     await expect(screen.locator(".inbox-tabs [aria-current] .count")).to_be_hidden()
     await screen.get_by_label("Settled ones too").check()
@@ -290,10 +290,10 @@ async def test_a_letter_that_somebody_else_settles_leaves_the_list(screen: Page,
 
 
 @pytest.mark.contract("MSG-3")
-async def test_dead_letters_are_read_and_settled_after_a_question(screen: Page, desk: DeskSite) -> None:
+async def test_dead_letters_are_read_and_settled_after_a_question(screen: Page, inbox: InboxSite) -> None:
     await screen.goto("/inbox/letters")
     await expect(screen.get_by_text("No dead letters")).to_be_visible()
-    run_id = await desk.dead_letter()
+    run_id = await inbox.dead_letter()
     letter = screen.locator(".dead-letter")
     await expect(letter).to_contain_text("Retries exhausted")
     await expect(letter.get_by_role("link", name=run_id)).to_be_visible()
@@ -306,7 +306,7 @@ async def test_dead_letters_are_read_and_settled_after_a_question(screen: Page, 
     await letter.get_by_role("button", name="Requeue").click()
     await dialog.get_by_role("button", name="Requeue").click()
     await expect(screen.get_by_text("Put back.")).to_be_visible()
-    settled = await desk.until("/v1/dead-letters", lambda items: len(items) == 2, settled="true")
+    settled = await inbox.until("/v1/dead-letters", lambda items: len(items) == 2, settled="true")
     assert [each["settled"] for each in settled] == ["requeue", None]
     await letter.get_by_role("button", name="Drop…").click()
     await dialog.get_by_role("button", name="Drop", exact=True).click()
@@ -317,12 +317,12 @@ async def test_dead_letters_are_read_and_settled_after_a_question(screen: Page, 
 
 
 async def test_values_from_outside_are_text_and_long_ones_do_not_break_the_page(
-    browser: Browser, desk: DeskSite
+    browser: Browser, inbox: InboxSite
 ) -> None:
     long = "x" * 5_000
-    task = await desk.task("refund", order=HOSTILE, customer=HOSTILE, comment=long)
-    await desk.ask("POST", f"/v1/tasks/{task['task_id']}/comments", text=HOSTILE, actor=HOSTILE, actor_roles=["clerk"])
-    async with looking(browser, desk.address, size=NARROW) as page:
+    task = await inbox.task("refund", order=HOSTILE, customer=HOSTILE, comment=long)
+    await inbox.ask("POST", f"/v1/tasks/{task['task_id']}/comments", text=HOSTILE, actor=HOSTILE, actor_roles=["clerk"])
+    async with open_page(browser, inbox.address, size=NARROW) as page:
         for path in ("/inbox", f"/inbox/{task['task_id']}", f"/inbox?role={HOSTILE.replace('#', '')}"):
             await page.goto(path)
             await expect(page.locator(".task-row, .asked, .state")).not_to_have_count(0)
@@ -334,10 +334,10 @@ async def test_values_from_outside_are_text_and_long_ones_do_not_break_the_page(
         assert await page.locator("main img, main script").count() == 0
 
 
-async def test_somebody_with_a_phone_approves(browser: Browser, desk: DeskSite) -> None:
-    task = await desk.task("refund", order="o-1", customer="Ada")
-    await desk.task("contract", supplier="Nordwind")
-    async with looking(browser, desk.address, size=NARROW) as page:
+async def test_somebody_with_a_phone_approves(browser: Browser, inbox: InboxSite) -> None:
+    task = await inbox.task("refund", order="o-1", customer="Ada")
+    await inbox.task("contract", supplier="Nordwind")
+    async with open_page(browser, inbox.address, size=NARROW) as page:
         await page.goto("/inbox")
         await expect(rows_of(page)).to_have_count(2)
         await expect(pane_of(page)).to_be_hidden()
@@ -358,11 +358,11 @@ async def test_somebody_with_a_phone_approves(browser: Browser, desk: DeskSite) 
             await page.goto(path)
             await expect(page.locator(".state, .waits, .graph").first).to_be_visible()
             assert await overflow_of(page) == 0, path
-    assert (await desk.ask("GET", f"/v1/tasks/{task['task_id']}"))["status"] == "COMPLETED"
+    assert (await inbox.ask("GET", f"/v1/tasks/{task['task_id']}"))["status"] == "COMPLETED"
 
 
-async def test_a_task_is_answered_with_the_keyboard_alone(screen: Page, desk: DeskSite) -> None:
-    await desk.task("contract", supplier="Nordwind")
+async def test_a_task_is_answered_with_the_keyboard_alone(screen: Page, inbox: InboxSite) -> None:
+    await inbox.task("contract", supplier="Nordwind")
     await screen.goto("/inbox")
     await expect(rows_of(screen)).to_have_count(1)
     await screen.get_by_label("Due").focus()
@@ -386,29 +386,29 @@ async def test_a_task_is_answered_with_the_keyboard_alone(screen: Page, desk: De
 
 @pytest.mark.contract("API-3")
 async def test_the_service_goes_away_and_the_list_catches_up(browser: Browser) -> None:
-    async with at_desk(is_up=False) as desk, looking(browser, desk.address) as page:
-        async with desk.up():
-            await desk.task("refund", order="o-1", customer="Ada")
+    async with serve_inbox(is_up=False) as inbox, open_page(browser, inbox.address) as page:
+        async with inbox.up():
+            await inbox.task("refund", order="o-1", customer="Ada")
             await page.goto("/inbox")
             await expect(rows_of(page)).to_have_count(1)
         await expect(page.get_by_text("Connection lost, catching up")).to_be_visible()
         await expect(rows_of(page)).to_have_count(1)
-        async with desk.up():
-            await desk.task("refund", order="o-2", customer="Grace")
+        async with inbox.up():
+            await inbox.task("refund", order="o-2", customer="Grace")
             await expect(rows_of(page)).to_have_count(2)
             await expect(page.locator(".banner")).to_be_hidden()
 
 
-async def test_a_task_that_is_not_there_is_said_so(screen: Page, desk: DeskSite) -> None:
+async def test_a_task_that_is_not_there_is_said_so(screen: Page, inbox: InboxSite) -> None:
     await screen.goto("/inbox/nothing-of-the-kind")
     await expect(pane_of(screen).get_by_text("There is nothing here")).to_be_visible()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_no_part_of_it_has_a_barrier(browser: Browser, desk: DeskSite, scheme: str) -> None:
-    task = await desk.task("refund", order="o-1", customer="Ada", due_s=0.01, escalate_s=0.01)
-    await desk.task("contract", supplier="Nordwind")
-    await desk.dead_letter()
+async def test_no_part_of_it_has_a_barrier(browser: Browser, inbox: InboxSite, scheme: str) -> None:
+    task = await inbox.task("refund", order="o-1", customer="Ada", due_s=0.01, escalate_s=0.01)
+    await inbox.task("contract", supplier="Nordwind")
+    await inbox.dead_letter()
     places = {
         f"/inbox/{task['task_id']}": ".happenings li",
         "/inbox/signals": ".wait",
@@ -416,7 +416,7 @@ async def test_no_part_of_it_has_a_barrier(browser: Browser, desk: DeskSite, sch
         "/health": ".alerts, .panel",
     }
     problems: list[str] = []
-    async with looking(browser, desk.address, scheme=scheme) as page:
+    async with open_page(browser, inbox.address, scheme=scheme) as page:
         for place, shown in places.items():
             await page.goto(place)
             await expect(page.locator(shown).first).to_be_visible()

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from playwright.async_api import Browser, Page, Request, Route, expect
 
-from tests.web.browser import looking
-from tests.web.stage import Site, on_site
+from tests.web.browser import open_page
+from tests.web.site import Site, serve_site
 
 
 async def numbers_of(page: Page) -> list[int]:
@@ -121,7 +121,7 @@ async def test_a_run_is_paused_resumed_and_cancelled(page: Page, site: Site) -> 
 
 @pytest.mark.contract("API-3", "EVT-6")
 async def test_the_service_goes_away_and_the_page_catches_up_without_gap_or_double_line(browser: Browser) -> None:
-    async with on_site() as site, looking(browser, site.address) as page:
+    async with serve_site() as site, open_page(browser, site.address) as page:
         async with site.up():
             run_id = await site.start("patient")
             await page.goto(f"/runs/{run_id}")

@@ -6,7 +6,7 @@ import pytest
 from playwright.async_api import Page, Route, expect
 
 from holdfast.engine.start.runtime import StartOptions
-from tests.web.stage import Site
+from tests.web.site import Site
 
 MANY = 100_000
 

@@ -5,8 +5,8 @@ from playwright.async_api import Browser, Page, expect
 
 from holdfast.engine.start.runtime import StartOptions
 from holdfast.service.auth.tokens import TokenAccess, make_token
-from tests.web.browser import looking, module
-from tests.web.stage import HOSTILE, Orchard, Site, on_site
+from tests.web.browser import module, open_page
+from tests.web.site import HOSTILE, Orchard, Site, serve_site
 
 
 async def test_what_looks_like_markup_is_shown_as_text(page: Page, site: Site) -> None:
@@ -40,7 +40,7 @@ async def test_an_address_that_is_none_of_ours_is_not_followed(page: Page, site:
 @pytest.mark.contract("API-4")
 async def test_one_signs_in_with_a_token_and_is_offered_what_it_allows(browser: Browser) -> None:
     orchard = Orchard()
-    async with on_site(orchard=orchard, authenticate=TokenAccess(orchard.app, 0.0)) as site, site.up():
+    async with serve_site(orchard=orchard, authenticate=TokenAccess(orchard.app, 0.0)) as site, site.up():
         store = orchard.app.runtime().store
         viewer, _ = await make_token(store, "vera", role="viewer")
         operator, record = await make_token(store, "otto", role="operator")
@@ -48,7 +48,7 @@ async def test_one_signs_in_with_a_token_and_is_offered_what_it_allows(browser: 
         run = await orchard.app.runtime().start(
             order, order.signature.pack(("o-1",), {}), StartOptions(reference_key="ORD-1")
         )
-        async with looking(browser, site.address) as page:
+        async with open_page(browser, site.address) as page:
             await page.goto(f"/runs/{run.run_id}")
             await page.get_by_label("Token").fill("holdfast_0000000000000000_no")
             await page.get_by_role("button", name="Sign in").click()

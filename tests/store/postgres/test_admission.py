@@ -25,7 +25,7 @@ from holdfast.testing.store_suite.admission import ONE, admit, enqueue, finish, 
 from holdfast.testing.store_suite.base import check_refused
 from tests.store.admission_model import compare
 from tests.store.postgres.proxy import Proxy
-from tests.store.postgres.servers import behind
+from tests.store.postgres.tampering import behind
 from tests.store.postgres.test_plans import HOUR_MS, recorded
 
 SOON_S = 60.0

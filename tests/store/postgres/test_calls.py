@@ -10,7 +10,7 @@ import pytest
 from holdfast.store.port import Committed, Created, Existing, Refused
 from holdfast.store.postgres import PostgresStore, columns
 from holdfast.testing.samples import SampleNode, complete, marker, new_run
-from tests.engine.place import Around
+from tests.engine.harness import Around
 
 SPLIT_AT = 1_000
 VALUE = "x" * 400

@@ -16,9 +16,9 @@ from holdfast.store.postgres.pool import in_schema
 from holdfast.testing import VirtualClock, system_view
 from holdfast.testing.samples import SampleNode, marker, new_run, wait
 from holdfast.testing.store_suite.changefeed import is_nothing, versions
-from tests.races import players
-from tests.races.stage import play
-from tests.store.postgres.servers import behind, execute
+from tests.races import contenders
+from tests.races.parallel import run_in_parallel
+from tests.store.postgres.tampering import behind, execute
 
 HOUR_MS = 3_600_000
 KEPT_MS = 30_000
@@ -113,7 +113,7 @@ async def test_a_turn_that_began_before_others_and_is_committed_after_them_is_no
 async def test_whoever_follows_hard_writers_has_seen_every_run_to_its_end(address: str, store: PostgresStore) -> None:
     cursor, seen, looks = (await store.changes()).cursor, dict[str, int](), 0
     writing = asyncio.create_task(
-        asyncio.to_thread(play, players.write_hard, processes=2, threads=4, path=address, seconds=2.0)
+        asyncio.to_thread(run_in_parallel, contenders.write_hard, processes=2, threads=4, path=address, seconds=2.0)
     )
     while not writing.done():
         found, cursor = await all_changes(store, cursor, 50)

@@ -10,7 +10,7 @@ from holdfast.store.postgres import PostgresStore
 from holdfast.store.postgres.leases import AGAIN_AFTER
 from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, new_run, timer
-from tests.store.postgres.servers import behind, execute
+from tests.store.postgres.tampering import behind, execute
 from tests.store.postgres.test_plans import HOUR_MS, Recorder, recorded
 
 ROWS = 20_000

@@ -17,7 +17,7 @@ from holdfast.store.port import Store
 from holdfast.store.postgres import PostgresStore
 from holdfast.testing import VirtualClock
 from tests.store.differential import LIMITS, Subject, World
-from tests.store.postgres.servers import execute, lose_record
+from tests.store.postgres.tampering import execute, lose_record
 from tests.store.test_differential import STEPS, TakingTurns, make_memory, make_sqlite
 
 SEQUENCES = int(os.environ.get("TEST_SEQUENCES", "2"))

@@ -24,7 +24,7 @@ from holdfast.run import RunHandle
 from holdfast.store.port import Store
 from holdfast.store.postgres.store import PostgresStore
 from holdfast.testing import system_view
-from tests.engine.place import until_event
+from tests.engine.harness import wait_for_event
 from tests.store.postgres import worker
 from tests.store.postgres.proxy import Proxy
 
@@ -266,7 +266,7 @@ async def test_what_was_committed_and_not_answered_is_decided_once_though_its_ca
         proxy.loses_answer_to = b"zebra-1"
         run = await far.start(far_asks, with_signal={"name": "other", "payload": "zebra-1"})
         assert [mail.payload for mail in await run.mailbox()] == ["zebra-1"]
-        await until_event(run, "TaskCreated")
+        await wait_for_event(run, "TaskCreated")
         [task] = await far.tasks.list()
         proxy.loses_answer_to = b"zebra-2"
         assert await run.update("say", word="zebra-2") == 1

@@ -12,7 +12,7 @@ from holdfast.store.postgres import PostgresStore
 from holdfast.store.postgres.address import parse_address
 from holdfast.testing.samples import SampleNode, timer, wait
 from tests.postgres_server import Installation, Pair
-from tests.store.postgres.servers import behind, execute
+from tests.store.postgres.tampering import behind, execute
 
 HOUR_US = 3_600_000_000
 

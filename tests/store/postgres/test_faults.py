@@ -26,7 +26,7 @@ from holdfast.store.postgres.address import parse_address
 from holdfast.store.postgres.wakeups import NotifyWakeups
 from holdfast.testing.samples import SampleNode, marker, message, new_run, read_history, signal
 from tests.store.postgres.proxy import Proxy
-from tests.store.postgres.servers import behind, execute
+from tests.store.postgres.tampering import behind, execute
 
 HOUR_MS = 3_600_000
 PASSWORD = "open"

@@ -29,7 +29,7 @@ from holdfast.store.types import DeadLetterQuery, TokenQuery
 from holdfast.testing import START, VirtualClock
 from holdfast.testing.samples import SampleNode, access_token, complete, dead_letter, new_run, signal
 from holdfast.testing.store_suite.admission import admit, enqueue
-from tests.store.postgres.servers import behind, execute
+from tests.store.postgres.tampering import behind, execute
 from tests.store.test_format import DAY_MS, check_what_is_not_of_runs, fill_with_sample
 
 FORMATS = sorted((Path(__file__).parent / "formats").glob("*.sql"))

@@ -13,7 +13,7 @@ from holdfast.store.postgres.address import parse_address
 from holdfast.store.schema import Schema
 from holdfast.store.types import AuditQuery
 from holdfast.testing.samples import SampleNode
-from tests.store.postgres.servers import behind, execute
+from tests.store.postgres.tampering import behind, execute
 from tests.store.postgres.test_format import FORMATS, restore
 from tests.store.test_migrations import planted
 

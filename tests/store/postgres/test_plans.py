@@ -37,7 +37,7 @@ from holdfast.testing.samples import (
 )
 from holdfast.testing.store_suite.admission import admit, enqueue
 from holdfast.testing.store_suite.jobs import queue_turn
-from tests.store.postgres.servers import execute
+from tests.store.postgres.tampering import execute
 
 HOUR_MS = 3_600_000
 MAY_BE_WALKED = frozenset({"nodes", "growth_kept"})

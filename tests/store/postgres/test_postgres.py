@@ -11,7 +11,7 @@ from holdfast.testing import VirtualClock
 from holdfast.testing.samples import SampleNode, read_picture
 from holdfast.testing.store_suite import StoreSuite
 from holdfast.testing.store_suite.commit import rich_turn
-from tests.store.postgres.servers import lose_record
+from tests.store.postgres.tampering import lose_record
 
 
 class TestPostgresStore(StoreSuite):

@@ -20,10 +20,10 @@ from holdfast.store.postgres.address import parse_address
 from holdfast.store.postgres.migrate import latest_version
 from holdfast.testing import system_view
 from holdfast.testing.samples import SampleNode, new_run, read_history, read_mailbox, timer
-from tests.races import players
-from tests.races.files import HOUR_MS, opened_anywhere, prepare
-from tests.races.stage import play
-from tests.store.postgres.servers import behind
+from tests.races import contenders
+from tests.races.parallel import run_in_parallel
+from tests.races.stores import HOUR_MS, opened_anywhere, prepare
+from tests.store.postgres.tampering import behind
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 async def test_of_simultaneous_senders_of_one_signal_exactly_one_is_accepted(address: str) -> None:
     await prepare(address, new_run("run-1"))
 
-    played = play(players.send_signal, processes=4, threads=5, path=address, run_id="run-1", times=25)
+    played = run_in_parallel(contenders.send_signal, processes=4, threads=5, path=address, run_id="run-1", times=25)
 
     answers = [answer for answers in played for _, answer in answers]
     assert Counter(type(answer) for answer in answers) == {port.Accepted: 1, port.Duplicate: 499}
@@ -47,7 +47,9 @@ async def test_of_simultaneous_senders_of_one_signal_exactly_one_is_accepted(add
 async def test_of_simultaneous_payloads_under_one_id_one_stands_and_the_others_conflict(address: str) -> None:
     await prepare(address, new_run("run-1"))
 
-    played = play(players.send_signal, processes=2, threads=6, path=address, run_id="run-1", times=10, payloads=3)
+    played = run_in_parallel(
+        contenders.send_signal, processes=2, threads=6, path=address, run_id="run-1", times=10, payloads=3
+    )
 
     async with opened_anywhere(address) as store:
         (signal,) = await read_mailbox(store, "run-1")
@@ -62,7 +64,7 @@ async def test_of_simultaneous_payloads_under_one_id_one_stands_and_the_others_c
 async def test_of_simultaneous_requests_with_one_id_exactly_one_creates_a_run(address: str) -> None:
     await prepare(address)
 
-    played = play(players.start_same_request, processes=2, threads=8, path=address, times=10)
+    played = run_in_parallel(contenders.start_same_request, processes=2, threads=8, path=address, times=10)
 
     answers = [answer for answers in played for answer in answers]
     assert Counter(type(answer) for answer in answers) == {port.Created: 1, port.Existing: 159}
@@ -78,13 +80,15 @@ async def test_of_owners_that_commit_the_same_version_exactly_one_wins_each_time
     await prepare(address, new_run("run-1"), claim_for="node-0")
     versions = 25
 
-    played = play(players.commit_same_version, processes=2, threads=4, path=address, run_id="run-1", versions=versions)
+    played = run_in_parallel(
+        contenders.commit_same_version, processes=2, threads=4, path=address, run_id="run-1", versions=versions
+    )
 
     winners: list[int] = []
     for answers in zip(*played, strict=True):
         assert Counter(type(answer) for answer in answers) == {port.Committed: 1, port.CommitConflict: 7}
         assert {answer.reason for answer in answers if isinstance(answer, port.CommitConflict)} == {"version"}
-        winners += [seat for seat, answer in enumerate(answers) if isinstance(answer, port.Committed)]
+        winners += [contender for contender, answer in enumerate(answers) if isinstance(answer, port.Committed)]
     async with opened_anywhere(address) as store:
         events = await read_history(store, "run-1")
     recorded = [codec.decode(event.data.value, int) for event in events if isinstance(event.data, MarkerRecorded)]
@@ -96,7 +100,7 @@ async def test_of_owners_that_commit_the_same_version_exactly_one_wins_each_time
 async def test_processes_that_write_hard_never_see_a_lock_and_everything_adds_up(address: str) -> None:
     await prepare(address)
 
-    played = play(players.write_hard, processes=4, threads=2, path=address, seconds=3.0)
+    played = run_in_parallel(contenders.write_hard, processes=4, threads=2, path=address, seconds=3.0)
 
     assert all(counts["runs"] for counts in played), "nobody starves"
     total = {name: sum(counts[name] for counts in played) for name in played[0]}
@@ -115,7 +119,7 @@ async def test_processes_that_write_hard_never_see_a_lock_and_everything_adds_up
 async def test_no_more_runs_are_inside_than_allowed_and_nobody_waits_for_ever(address: str, limit: RunLimit) -> None:
     await prepare(address)
 
-    played = play(players.pass_admission, processes=4, path=address, runs=25, limit=limit)
+    played = run_in_parallel(contenders.pass_admission, processes=4, path=address, runs=25, limit=limit)
 
     most = max(count for counts in played for count in counts)
     assert 1 <= most <= (limit.at_once or 0)
@@ -131,7 +135,7 @@ async def test_admission_never_deadlocks(address: str) -> None:
     await prepare(address)
     limits = {"a": RunLimit(at_once=3), "b": RunLimit(per_key=2), "c": RunLimit(at_once=6, starts=500, period_ms=50)}
 
-    played = play(players.crowd_admission, processes=4, threads=2, path=address, rounds=15, limits=limits)
+    played = run_in_parallel(contenders.crowd_admission, processes=4, threads=2, path=address, rounds=15, limits=limits)
 
     async with opened_anywhere(address) as store:
         await store.admit(limits, 1)
@@ -157,14 +161,14 @@ async def test_a_run_is_never_seen_in_the_middle_of_a_turn(address: str) -> None
     async with opened_anywhere(address) as store:
         await SampleNode(store, "node-0", HOUR_MS).start("run-1", timer(1))
 
-    _, *looks = play(players.turn_or_look, processes=3, path=address, run_id="run-1", turns=120)
+    _, *looks = run_in_parallel(contenders.turn_or_look, processes=3, path=address, run_id="run-1", turns=120)
 
     assert all(looks)
 
 
 @pytest.mark.contract("STO-1")
 async def test_a_fresh_schema_is_migrated_once_whoever_comes_first(address: str) -> None:
-    versions = play(players.migrate, processes=8, path=address)
+    versions = run_in_parallel(contenders.migrate, processes=8, path=address)
 
     assert len(versions) == 8
     assert len(set(versions)) == 1
@@ -202,7 +206,7 @@ async def test_whoever_waited_for_another_ones_migration_finds_it_done(address: 
 async def test_claimers_share_the_runs_and_no_run_goes_to_two(address: str) -> None:
     await prepare(address, *(new_run(f"run-{number:03}") for number in range(500)))
 
-    played = play(players.claim_everything, processes=2, threads=8, path=address, batch=7)
+    played = run_in_parallel(contenders.claim_everything, processes=2, threads=8, path=address, batch=7)
 
     claimed = [run_id for claims in played for run_id, _ in claims]
     assert len(claimed) == len(set(claimed)), "no run goes to two"
@@ -216,7 +220,7 @@ async def test_claimers_share_the_runs_and_no_run_goes_to_two(address: str) -> N
 async def test_the_late_commit_of_a_stalled_owner_is_fenced(address: str) -> None:
     await prepare(address, new_run("run-1"))
 
-    stalled, successor = play(players.stall_or_take_over, processes=2, path=address)
+    stalled, successor = run_in_parallel(contenders.stall_or_take_over, processes=2, path=address)
 
     assert successor["epoch"] == stalled["epoch"] + 1
     assert isinstance(successor["answer"], port.Committed)
@@ -231,7 +235,9 @@ async def test_the_late_commit_of_a_stalled_owner_is_fenced(address: str) -> Non
 async def test_a_delivery_in_one_process_wakes_a_listener_in_another(address: str, closes: bool) -> None:
     await prepare(address, new_run("run-1"))
 
-    heard, rung = play(players.ring_or_listen, processes=2, path=address, run_id="run-1", times=30, closes=closes)
+    heard, rung = run_in_parallel(
+        contenders.ring_or_listen, processes=2, path=address, run_id="run-1", times=30, closes=closes
+    )
 
     delays = [then - now for now, then in zip(rung, heard, strict=True)]
     assert statistics.median(delays) < 0.2, delays
@@ -241,6 +247,6 @@ async def test_a_delivery_in_one_process_wakes_a_listener_in_another(address: st
 async def test_listening_in_silence_is_not_polling(address: str) -> None:
     await prepare(address, new_run("run-1"))
 
-    (looks,) = play(players.listen_in_silence, processes=1, path=address, seconds=1.0)
+    (looks,) = run_in_parallel(contenders.listen_in_silence, processes=1, path=address, seconds=1.0)
 
     assert looks < 10

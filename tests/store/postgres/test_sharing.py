@@ -16,7 +16,7 @@ import pytest
 from holdfast.store.port import RunQuery, Store
 from holdfast.store.postgres import PostgresStore
 from holdfast.store.wakeups import LocalWakeups
-from tests.store.postgres import sharer
+from tests.store.postgres import sharing_node
 
 ROOT = Path(__file__).parents[3]
 NODES = 4
@@ -27,7 +27,7 @@ PATIENCE_S = 60.0
 @contextmanager
 def node(address: str, name: str) -> Iterator[subprocess.Popen[str]]:
     """Start a process with a node, which is gone at the end."""
-    command = [sys.executable, "-m", "tests.store.postgres.sharer", address, name]
+    command = [sys.executable, "-m", "tests.store.postgres.sharing_node", address, name]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
     with subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -60,11 +60,13 @@ async def test_idle_nodes_that_are_woken_at_once_share_what_is_ready(address: st
             for process in nodes:
                 assert process.stdout is not None
                 assert await asyncio.to_thread(process.stdout.readline) == "ready\n"
-            async with sharer.app.connect(silent):
-                runs = await asyncio.gather(*(sharer.app.start(sharer.parcel, number) for number in range(RUNS)))
-            async with sharer.app.connect(store):
+            async with sharing_node.app.connect(silent):
+                runs = await asyncio.gather(
+                    *(sharing_node.app.start(sharing_node.parcel, number) for number in range(RUNS))
+                )
+            async with sharing_node.app.connect(store):
                 store.wakeups.notify()
-                results = await asyncio.gather(*(sharer.app.run(run.run_id).result() for run in runs))
+                results = await asyncio.gather(*(sharing_node.app.run(run.run_id).result() for run in runs))
         counts = await shares(store)
     await store.close()
     await silent.close()

@@ -1,0 +1,726 @@
+"""One case for each operation: what is there before, what is asked, and what must come back. Any transport will do."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from holdfast.core.access import write_token
+from holdfast.testing import VirtualClock
+from holdfast.testing.samples import message
+from tests.service.in_process import Caller, InProcessServer
+
+Case = Callable[[InProcessServer, Caller], Awaitable[None]]
+CASES: dict[str, Case] = {}
+ANN: dict[str, Any] = {"actor": "ann", "actor_roles": ["clerk"]}
+
+
+def case(name: str) -> Callable[[Case], Case]:
+    """Declare the case of an operation."""
+
+    def declare(function: Case) -> Case:
+        CASES[name] = function
+        return function
+
+    return declare
+
+
+async def expect_answer(call: Caller, name: str, ask: dict[str, Any], status: int = 200) -> Any:
+    """Ask, and return the answer, which must not be a refusal."""
+    found, answer = await call(name, ask)
+    assert found == status, answer
+    return answer
+
+
+async def expect_problem(call: Caller, name: str, ask: dict[str, Any], code: str, status: int) -> Any:
+    """Ask, and return the problem, which must have this code."""
+    found, problem = await call(name, ask)
+    assert (found, problem.get("code")) == (status, code), problem
+    return problem
+
+
+async def waiting_order(server: InProcessServer) -> str:
+    """Return a run that waits for its approval."""
+    run_id = await server.start("order", order_id="o-1")
+    await server.until("signals.waits", {"run_id": run_id}, lambda page: page["items"])
+    return run_id
+
+
+async def open_task(server: InProcessServer) -> str:
+    """Return a task that is nobody's."""
+    run_id = await server.start("asking", who="cleo")
+    page = await server.until("tasks.list", {"run_id": run_id}, lambda page: page["items"])
+    return str(page["items"][0]["task_id"])
+
+
+async def finished(server: InProcessServer, workflow: str, **input: Any) -> str:
+    """Return a run that has finished."""
+    run_id = await server.start(workflow, **input)
+    await server.until("runs.result", {"run_id": run_id, "wait_s": 5}, lambda outcome: outcome["is_finished"])
+    return run_id
+
+
+async def failed_step(server: InProcessServer) -> str:
+    """Return a run that is paused because its step has failed."""
+    run_id = await server.start("paying", order_id="o-1")
+    await server.until("runs.get", {"run_id": run_id}, lambda run: run["status"] == "PAUSED")
+    return run_id
+
+
+async def dead_letter(server: InProcessServer, clock: VirtualClock) -> str:
+    """Return a message that nobody could handle."""
+    run_id = await waiting_order(server)
+    store: Any = server.app.runtime().store
+    await store.deliver([replace(message(run_id, "poison"), expected_version=99)])
+    while not (letters := (await server.rest("letters.list", {"run_id": run_id}))[1]["items"]):
+        clock.advance(ms=61_000)
+        store.wakeups.notify()
+        await asyncio.sleep(0.002)
+    return str(letters[0]["letter_id"])
+
+
+# --- runs
+
+
+@case("runs.start")
+async def _start(server: InProcessServer, call: Caller) -> None:
+    ask = {"workflow": "order", "input": {"order_id": "o-1"}, "request_id": "r-1", "tags": ["a"], "reference_key": "k"}
+    first = await expect_answer(call, "runs.start", ask, 201)
+    assert first == await expect_answer(call, "runs.start", ask, 201)
+    assert first["workflow"] == "order"
+    assert first["workflow_version"] == "1"
+    run = await expect_answer(call, "runs.get", {"run_id": first["run_id"]})
+    assert (run["tags"], run["reference_key"], run["request_id"]) == (["a"], "k", "r-1")
+    await expect_problem(call, "runs.start", {**ask, "input": {"order_id": "o-2"}}, "Conflict", 409)
+    chosen = {"workflow": "echo", "run_id": "mine"}
+    assert await expect_answer(call, "runs.start", chosen, 201) == await expect_answer(call, "runs.start", chosen, 201)
+    await expect_problem(call, "runs.start", {"workflow": "nothing"}, "NotFound", 404)
+    await expect_problem(call, "runs.start", {"workflow": "order", "workflow_version": "9"}, "NotFound", 404)
+    for bad in ({}, {"order_id": 7}, {"order_id": "o", "colour": "red"}):
+        await expect_problem(call, "runs.start", {"workflow": "order", "input": bad}, "InvalidInput", 422)
+
+
+@case("runs.get")
+async def _get(server: InProcessServer, call: Caller) -> None:
+    run_id = await waiting_order(server)
+    run = await expect_answer(call, "runs.get", {"run_id": run_id})
+    assert (run["run_id"], run["workflow"], run["status"]) == (run_id, "order", "RUNNING")
+    assert run["waiting_kind"] == "signal"
+    assert run["created_at"].endswith("Z")
+    await expect_problem(call, "runs.get", {"run_id": "nowhere"}, "NotFound", 404)
+
+
+@case("runs.list")
+async def _list(server: InProcessServer, call: Caller) -> None:
+    run_ids = sorted([await server.start("patient") for _ in range(5)])
+    await finished(server, "echo")
+    found: list[str] = []
+    cursor = ""
+    while True:
+        page = await expect_answer(call, "runs.list", {"workflow": "patient", "limit": 2, "cursor": cursor})
+        found += [run["run_id"] for run in page["items"]]
+        cursor = page["next"]
+        if cursor is None:
+            break
+        assert len(page["items"]) == 2
+    assert found == run_ids
+    done = await expect_answer(call, "runs.list", {"status": "COMPLETED"})
+    assert [run["workflow"] for run in done["items"]] == ["echo"]
+    assert (await expect_answer(call, "runs.list", {"created_from": "2999-01-01T00:00:00Z"}))["items"] == []
+    newest = {"order": "newest", "limit": 2}
+    page = await expect_answer(call, "runs.list", newest)
+    rest = await expect_answer(call, "runs.list", {**newest, "limit": 9, "cursor": page["next"]})
+    made = [(run["created_at"], run["workflow"]) for run in page["items"] + rest["items"]]
+    assert made == sorted(made, reverse=True)
+    assert (len(made), made[0][1], rest["next"]) == (6, "echo", None)
+    await expect_problem(call, "runs.list", {"cursor": page["next"]}, "InvalidInput", 422)
+    [named] = (await expect_answer(call, "runs.list", {"text": run_ids[0][9:]}))["items"]
+    assert named["run_id"] == run_ids[0]
+    await expect_problem(call, "runs.list", {"cursor": "nonsense"}, "InvalidInput", 422)
+    await expect_problem(call, "runs.list", {"status": "ASLEEP"}, "InvalidInput", 422)
+    await expect_problem(call, "runs.list", {"limit": 501}, "InvalidInput", 422)
+
+
+@case("runs.events")
+async def _events(server: InProcessServer, call: Caller) -> None:
+    run_id = await finished(server, "echo", value="x")
+    whole = await expect_answer(call, "runs.events", {"run_id": run_id})
+    assert [event["run_seq"] for event in whole["items"]] == [1, 2, 3]
+    assert [event["event_type"] for event in whole["items"]] == ["RunQueued", "RunStarted", "RunCompleted"]
+    assert (whole["last_event_seq"], whole["status"]) == (3, "COMPLETED")
+    assert whole["items"][0]["data"]["input"] == {"value": "x"}
+    part = await expect_answer(call, "runs.events", {"run_id": run_id, "after": 1, "limit": 1})
+    assert part["items"] == whole["items"][1:2]
+    assert part["last_event_seq"] == 3
+    await expect_problem(call, "runs.events", {"run_id": "nowhere"}, "NotFound", 404)
+
+
+@case("runs.snapshot")
+async def _snapshot(server: InProcessServer, call: Caller) -> None:
+    run_id = await failed_step(server)
+    snapshot = await expect_answer(call, "runs.snapshot", {"run_id": run_id})
+    assert (snapshot["status"], snapshot["is_stale"]) == ("PAUSED", False)
+    [step] = snapshot["steps"]
+    assert (step["step_id"], step["status"], step["error"]["message"]) == ("charge", "FAILED", "the card was refused")
+    await expect_answer(call, "runs.terminate", {"run_id": run_id, "wait": True}, 202)
+    assert (await expect_answer(call, "runs.snapshot", {"run_id": run_id}))["status"] == "CANCELLED"
+    await expect_problem(call, "runs.snapshot", {"run_id": "nowhere"}, "NotFound", 404)
+
+
+@case("runs.result")
+async def _result(server: InProcessServer, call: Caller) -> None:
+    run_id = await waiting_order(server)
+    outcome = await expect_answer(call, "runs.result", {"run_id": run_id, "wait_s": 0.01})
+    assert (outcome["is_finished"], outcome["status"], outcome["result"]) == (False, "RUNNING", None)
+    await expect_answer(
+        call, "signals.send", {"run_id": run_id, "name": "approval", "payload": {"approved": True}}, 202
+    )
+    outcome = await expect_answer(call, "runs.result", {"run_id": run_id, "wait_s": 10})
+    assert outcome["result"] == "o-1: True"
+    assert outcome == await expect_answer(call, "runs.result", {"run_id": run_id})
+    failed = await expect_answer(call, "runs.result", {"run_id": await finished(server, "failing")})
+    assert failed["error"] == {"code": "ValueError", "message": "by design", "retryable": False, "category": ""}
+    await expect_problem(call, "runs.result", {"run_id": "nowhere", "wait_s": 5}, "NotFound", 404)
+
+
+@case("runs.query")
+async def _query(server: InProcessServer, call: Caller) -> None:
+    run_id = await waiting_order(server)
+    answer = await expect_answer(call, "runs.query", {"run_id": run_id, "name": "progress"})
+    assert answer == {"result": {"order_id": "o-1"}}
+    await expect_problem(call, "runs.query", {"run_id": run_id, "name": "colour"}, "NotFound", 404)
+    await expect_problem(
+        call, "runs.query", {"run_id": run_id, "name": "progress", "input": {"x": 1}}, "InvalidInput", 422
+    )
+    await expect_problem(call, "runs.query", {"run_id": "nowhere", "name": "progress"}, "NotFound", 404)
+
+
+@case("runs.update")
+async def _update(server: InProcessServer, call: Caller) -> None:
+    ask = {"run_id": await waiting_order(server), "name": "change_address", "input": {"city": "Ulm"}, "update_id": "u"}
+    assert await expect_answer(call, "runs.update", ask) == {"result": 1}
+    assert await expect_answer(call, "runs.update", ask) == {"result": 1}
+    assert await expect_answer(call, "runs.update", {**ask, "update_id": "v"}) == {"result": 2}
+    await expect_problem(call, "runs.update", {**ask, "input": {"city": "Bonn"}}, "Conflict", 409)
+    await expect_problem(call, "runs.update", {**ask, "name": "nothing", "update_id": "w"}, "UpdateFailed", 409)
+    done = await finished(server, "echo")
+    await expect_problem(call, "runs.update", {**ask, "run_id": done}, "RunTerminal", 409)
+
+
+# --- controls
+
+
+async def command(server: InProcessServer, call: Caller, name: str, run_id: str, status: str, **more: Any) -> None:
+    """Give a command, and see what it makes of the run; then see that a run which has finished takes none."""
+    answer = await expect_answer(call, name, {"run_id": run_id, "actor": "ann", "wait": True, **more}, 202)
+    assert (answer["run_id"], answer["is_decided"]) == (run_id, True)
+    await server.until("runs.get", {"run_id": run_id}, lambda run: run["status"] == status)
+    done = await finished(server, "echo")
+    await expect_problem(call, name, {"run_id": done, **more}, "RunTerminal", 409)
+    await expect_problem(call, name, {"run_id": "nowhere", **more}, "NotFound", 404)
+
+
+@case("runs.cancel")
+async def _cancel(server: InProcessServer, call: Caller) -> None:
+    await command(server, call, "runs.cancel", await waiting_order(server), "CANCELLED")
+
+
+@case("runs.pause")
+async def _pause(server: InProcessServer, call: Caller) -> None:
+    run_id = await waiting_order(server)
+    await command(server, call, "runs.pause", run_id, "PAUSED", reason="lunch")
+    events = (await expect_answer(call, "runs.events", {"run_id": run_id}))["items"]
+    [accepted] = [event["data"] for event in events if event["event_type"] == "SignalAccepted"]
+    assert (accepted["actor"], accepted["reason"]) == ("ann", "lunch")
+
+
+@case("runs.resume")
+async def _resume(server: InProcessServer, call: Caller) -> None:
+    run_id = await waiting_order(server)
+    await expect_answer(call, "runs.pause", {"run_id": run_id, "wait": True}, 202)
+    await command(server, call, "runs.resume", run_id, "RUNNING")
+
+
+@case("runs.approve")
+async def _approve(server: InProcessServer, call: Caller) -> None:
+    run_id = await waiting_order(server)
+    await expect_problem(call, "runs.approve", {"run_id": run_id, "wait": True}, "Conflict", 409)
+    await expect_problem(call, "runs.approve", {"run_id": "nowhere"}, "NotFound", 404)
+
+
+@case("runs.terminate")
+async def _terminate(server: InProcessServer, call: Caller) -> None:
+    await command(server, call, "runs.terminate", await waiting_order(server), "CANCELLED")
+
+
+@case("runs.retry_step")
+async def _retry_step(server: InProcessServer, call: Caller) -> None:
+    run_id = await failed_step(server)
+    await command(server, call, "runs.retry_step", run_id, "PAUSED", step_id="charge")
+
+    def is_tried(snapshot: Any) -> bool:
+        return bool(snapshot["steps"][0]["logical_attempt_id"] == 2)
+
+    await server.until("runs.snapshot", {"run_id": run_id}, is_tried)
+
+
+@case("runs.skip_step")
+async def _skip_step(server: InProcessServer, call: Caller) -> None:
+    run_id = await failed_step(server)
+    await command(server, call, "runs.skip_step", run_id, "COMPLETED", step_id="charge", result="cash")
+    assert (await expect_answer(call, "runs.result", {"run_id": run_id}))["result"] == "cash"
+
+
+@case("runs.retry")
+async def _retry(server: InProcessServer, call: Caller) -> None:
+    run_id = await finished(server, "echo", value="x")
+    again = await expect_answer(call, "runs.retry", {"run_id": run_id, "signal_id": "click"}, 201)
+    assert again == await expect_answer(call, "runs.retry", {"run_id": run_id, "signal_id": "click"}, 201)
+    assert again["run_id"] != run_id
+    outcome = await expect_answer(call, "runs.result", {"run_id": again["run_id"], "wait_s": 10})
+    assert outcome["result"] == "x"
+    await expect_problem(call, "runs.retry", {"run_id": await waiting_order(server)}, "Conflict", 409)
+
+
+# --- signals
+
+
+@case("signals.send")
+async def _send(server: InProcessServer, call: Caller) -> None:
+    run_id = await server.start("patient")
+    ask = {"run_id": run_id, "name": "go", "payload": {"n": 1}, "signal_id": "click"}
+    first = await expect_answer(call, "signals.send", ask, 202)
+    assert first == await expect_answer(call, "signals.send", ask, 202)
+    assert first.keys() == {
+        *("accepted", "workflow_id", "signal_name", "signal_id", "accepted_at", "signal_storage_key"),
+    }
+    assert (first["accepted"], first["workflow_id"], first["signal_id"]) == (True, run_id, "click")
+    await expect_problem(call, "signals.send", {**ask, "payload": 2}, "Conflict", 409)
+    await expect_problem(call, "signals.send", {**ask, "run_id": "nowhere"}, "NotFound", 404)
+    waiting = {"run_id": run_id, "name": "other", "require_waiting": True}
+    await expect_problem(call, "signals.send", waiting, "NotWaiting", 409)
+    for bad in ("", None, 7, "x" * 129, "é" * 65):
+        await expect_problem(call, "signals.send", {**ask, "signal_id": bad}, "InvalidInput", 422)
+    await expect_problem(
+        call, "signals.send", {**ask, "signal_id": "big", "payload": "x" * 70_000}, "PayloadTooLarge", 413
+    )
+
+
+@case("signals.send_many")
+async def _send_many(server: InProcessServer, call: Caller) -> None:
+    run_id = await server.start("patient")
+    items = [
+        {"run_id": run_id, "name": "go", "signal_id": "a"},
+        {"run_id": "nowhere", "name": "go"},
+        {"run_id": run_id, "name": "go", "signal_id": "a"},
+        {"run_id": run_id, "name": "holdfast.control"},
+    ]
+    first, unknown, again, reserved = (await expect_answer(call, "signals.send_many", {"signals": items}))["items"]
+    assert first["result"]["signal_id"] == "a"
+    assert again == first
+    assert (unknown["result"], unknown["problem"]["code"]) == (None, "NotFound")
+    assert reserved["problem"]["code"] == "InvalidInput"
+    await expect_problem(call, "signals.send_many", {"signals": []}, "InvalidInput", 422)
+
+
+@case("signals.start_with")
+async def _start_with(server: InProcessServer, call: Caller) -> None:
+    ask = {
+        "workflow": "order",
+        "input": {"order_id": "o-1"},
+        "request_id": "r",
+        "signal_id": "s",
+        "signal_name": "approval",
+        "signal_payload": {"approved": True},
+    }
+    first = await expect_answer(call, "signals.start_with", ask, 201)
+    assert first == await expect_answer(call, "signals.start_with", ask, 201)
+    outcome = await expect_answer(call, "runs.result", {"run_id": first["run"]["run_id"], "wait_s": 10})
+    assert outcome["result"] == "o-1: True"
+    bad = {**ask, "signal_payload": {}, "request_id": "r2"}
+    await expect_problem(call, "signals.start_with", bad, "InvalidInput", 422)
+
+
+@case("signals.receipt")
+async def _receipt(server: InProcessServer, call: Caller) -> None:
+    run_id = await waiting_order(server)
+    ask = {"run_id": run_id, "name": "other", "signal_id": "a/b c"}
+    key = (await expect_answer(call, "signals.send", ask, 202))["signal_storage_key"]
+    assert (await expect_answer(call, "signals.receipt", ask))["status"] == "accepted"
+    await expect_answer(
+        call,
+        "signals.send",
+        {"run_id": run_id, "name": "approval", "payload": {"approved": True}, "signal_id": "s"},
+        202,
+    )
+    await expect_answer(call, "runs.result", {"run_id": run_id, "wait_s": 10})
+    consumed = await expect_answer(call, "signals.receipt", {"run_id": run_id, "name": "approval", "signal_id": "s"})
+    assert consumed["status"] == "consumed"
+    events = (await expect_answer(call, "runs.events", {"run_id": run_id}))["items"]
+    assert events[consumed["consumed_at_event"] - 1]["event_type"] == "SignalReceived"
+    for asked in (ask, {**ask, "signal_storage_key": key}):
+        expired = await expect_answer(call, "signals.receipt", asked)
+        assert expired["status"] == "expired"
+        assert "COMPLETED" in expired["reason"]
+    await expect_problem(call, "signals.receipt", {**ask, "signal_id": "never"}, "NotFound", 404)
+
+
+@case("signals.waiting")
+async def _waiting(server: InProcessServer, call: Caller) -> None:
+    run_ids = sorted([await waiting_order(server) for _ in range(3)])
+    page = await expect_answer(call, "signals.waiting", {"name": "approval", "limit": 2})
+    rest = await expect_answer(call, "signals.waiting", {"name": "approval", "cursor": page["next"]})
+    assert [wait["run_id"] for wait in page["items"] + rest["items"]] == run_ids
+    assert rest["next"] is None
+    assert (await expect_answer(call, "signals.waiting", {"name": "nobody"}))["items"] == []
+
+
+@case("signals.waits")
+async def _waits(server: InProcessServer, call: Caller) -> None:
+    run_id = await waiting_order(server)
+    [wait] = (await expect_answer(call, "signals.waits", {"run_id": run_id}))["items"]
+    assert (wait["run_id"], wait["step_id"], wait["name"], wait["until"]) == (run_id, "approval", "approval", None)
+    assert (wait["workflow"], wait["reference_key"]) == ("order", None)
+    await expect_problem(call, "signals.waits", {"run_id": "nowhere"}, "NotFound", 404)
+
+
+@case("signals.mailbox")
+async def _mailbox(server: InProcessServer, call: Caller) -> None:
+    run_id = await waiting_order(server)
+    for number in range(3):
+        await expect_answer(call, "signals.send", {"run_id": run_id, "name": "other", "payload": number}, 202)
+    page = await expect_answer(call, "signals.mailbox", {"run_id": run_id, "limit": 2})
+    rest = await expect_answer(call, "signals.mailbox", {"run_id": run_id, "cursor": page["next"]})
+    assert [signal["payload"] for signal in page["items"] + rest["items"]] == [0, 1, 2]
+    assert all(signal["age_ms"] >= 0 for signal in page["items"])
+    await expect_problem(call, "signals.mailbox", {"run_id": "nowhere"}, "NotFound", 404)
+
+
+@case("signals.unconsumed")
+async def _unconsumed(server: InProcessServer, call: Caller) -> None:
+    run_ids = [await waiting_order(server) for _ in range(2)]
+    for number in range(3):
+        await expect_answer(
+            call, "signals.send", {"run_id": run_ids[number % 2], "name": "other", "payload": number}, 202
+        )
+    page = await expect_answer(call, "signals.unconsumed", {"limit": 2})
+    rest = await expect_answer(call, "signals.unconsumed", {"cursor": page["next"]})
+    found = [(signal["run_id"], signal["payload"]) for signal in page["items"] + rest["items"]]
+    assert found == [(run_ids[0], 0), (run_ids[0], 2), (run_ids[1], 1)]
+    [first, *_] = page["items"]
+    assert (first["workflow"], first["run_status"], first["name"]) == ("order", "RUNNING", "other")
+    await expect_answer(
+        call,
+        "signals.send",
+        {"run_id": run_ids[0], "name": "approval", "payload": {"approved": True, "by": "ann"}},
+        202,
+    )
+    await server.until("runs.get", {"run_id": run_ids[0]}, lambda run: run["status"] == "COMPLETED")
+    assert len((await expect_answer(call, "signals.unconsumed", {}))["items"]) == 1
+    assert len((await expect_answer(call, "signals.unconsumed", {"finished": True, "name": "other"}))["items"]) == 3
+    assert (await expect_answer(call, "signals.unconsumed", {"name": "nobody"}))["items"] == []
+
+
+# --- tasks
+
+
+@case("tasks.list")
+async def _list_tasks(server: InProcessServer, call: Caller) -> None:
+    task_ids = sorted([await open_task(server) for _ in range(3)])
+    page = await expect_answer(call, "tasks.list", {"limit": 2, "status": "OPEN", "role": "clerk"})
+    rest = await expect_answer(call, "tasks.list", {"limit": 2, "cursor": page["next"]})
+    assert [task["task_id"] for task in page["items"] + rest["items"]] == task_ids
+    await expect_answer(call, "tasks.claim", {"task_id": task_ids[0], **ANN})
+    [mine] = (await expect_answer(call, "tasks.list", {"mine": True, **ANN, "assignee": "ann"}))["items"]
+    assert mine["task_id"] == task_ids[0]
+    assert len((await expect_answer(call, "tasks.list", {"text": "CLEO"}))["items"]) == 3
+    assert (await expect_answer(call, "tasks.list", {"role": "boss"}))["items"] == []
+
+
+@case("tasks.get")
+async def _get_task(server: InProcessServer, call: Caller) -> None:
+    task = await expect_answer(call, "tasks.get", {"task_id": await open_task(server)})
+    assert (task["name"], task["status"], task["workflow"]) == ("approve", "OPEN", "asking")
+    assert (task["payload"], task["roles"]) == ({"who": "cleo"}, ["clerk"])
+    assert task["form"] == {"type": "boolean"}
+    await expect_problem(call, "tasks.get", {"task_id": "nothing"}, "NotFound", 404)
+
+
+@case("tasks.history")
+async def _history(server: InProcessServer, call: Caller) -> None:
+    task_id = await open_task(server)
+    await expect_answer(call, "tasks.claim", {"task_id": task_id, **ANN})
+    types = [
+        event["event_type"] for event in (await expect_answer(call, "tasks.history", {"task_id": task_id}))["items"]
+    ]
+    assert types == ["TaskCreated", "TaskAssigned"]
+    await expect_problem(call, "tasks.history", {"task_id": "nothing"}, "NotFound", 404)
+
+
+@case("tasks.assign")
+async def _assign(server: InProcessServer, call: Caller) -> None:
+    task_id = await open_task(server)
+    assert (await expect_answer(call, "tasks.assign", {"task_id": task_id, "to": "bob"}))["assignee"] == "bob"
+    await expect_problem(call, "tasks.assign", {"task_id": task_id, "to": "cleo"}, "Conflict", 409)
+
+
+@case("tasks.claim")
+async def _claim(server: InProcessServer, call: Caller) -> None:
+    ask = {"task_id": await open_task(server), **ANN, "operation_id": "click"}
+    assert (await expect_answer(call, "tasks.claim", ask))["assignee"] == "ann"
+    assert (await expect_answer(call, "tasks.claim", ask))["assignee"] == "ann"
+    await expect_problem(call, "tasks.claim", {**ask, "actor": "bob", "operation_id": "other"}, "Conflict", 409)
+
+
+@case("tasks.release")
+async def _release(server: InProcessServer, call: Caller) -> None:
+    task_id = await open_task(server)
+    await expect_answer(call, "tasks.claim", {"task_id": task_id, **ANN})
+    assert (await expect_answer(call, "tasks.release", {"task_id": task_id, "actor": "ann"}))["assignee"] is None
+    await expect_problem(call, "tasks.release", {"task_id": "nothing"}, "NotFound", 404)
+
+
+@case("tasks.reassign")
+async def _reassign(server: InProcessServer, call: Caller) -> None:
+    task_id = await open_task(server)
+    task = await expect_answer(call, "tasks.reassign", {"task_id": task_id, "to": "cleo", "roles": ["boss"]})
+    assert (task["assignee"], task["roles"]) == ("cleo", ["boss"])
+
+
+@case("activities.complete")
+async def _complete_activity(server: InProcessServer, call: Caller) -> None:
+    run_id = await server.start("signing")
+    ask = {"completion_token": await server.completion_token(run_id), "result": "ann"}
+    for _ in range(2):
+        assert await expect_answer(call, "activities.complete", ask, 202) == {"accepted": True}
+    await expect_problem(call, "activities.complete", {**ask, "result": "bob"}, "Conflict", 409)
+    assert (await expect_answer(call, "runs.result", {"run_id": run_id, "wait_s": 10}))["result"] == "ann"
+    assert await expect_answer(call, "activities.complete", ask, 202) == {"accepted": True}
+    told = await expect_problem(call, "activities.complete", {**ask, "result": "bob"}, "Conflict", 409)
+    assert run_id not in str(told)
+    token = ask["completion_token"]
+    forged = f"{token[:-5]}{'B' if token[-5] == 'A' else 'A'}{token[-4:]}"
+    await expect_problem(call, "activities.complete", {**ask, "completion_token": forged}, "InvalidInput", 422)
+
+
+@case("activities.fail")
+async def _fail_activity(server: InProcessServer, call: Caller) -> None:
+    run_id = await server.start("signing")
+    token = await server.completion_token(run_id)
+    await expect_answer(call, "activities.fail", {"completion_token": token, "message": "no pen"}, 202)
+    second = await server.completion_token(run_id, other_than=token)
+    await expect_problem(call, "activities.complete", {"completion_token": token, "result": "late"}, "Conflict", 409)
+    await expect_answer(call, "activities.fail", {"completion_token": second, "message": "no", "retryable": False}, 202)
+    outcome = await expect_answer(call, "runs.result", {"run_id": run_id, "wait_s": 10})
+    assert "no" in outcome["error"]["message"]
+
+
+@case("tasks.complete")
+async def _complete(server: InProcessServer, call: Caller) -> None:
+    task_id = await open_task(server)
+    await expect_problem(call, "tasks.complete", {"task_id": task_id, "answer": "perhaps", **ANN}, "InvalidInput", 422)
+    task = await expect_answer(call, "tasks.complete", {"task_id": task_id, "answer": True, **ANN})
+    assert (task["status"], task["completed_by"]) == ("COMPLETED", "ann")
+    problem = await expect_problem(
+        call, "tasks.complete", {"task_id": task_id, "answer": False, **ANN}, "Conflict", 409
+    )
+    assert problem["details"]["completed_by"] == "ann"
+    outcome = await expect_answer(call, "runs.result", {"run_id": task["run_id"], "wait_s": 10})
+    assert outcome["result"] is True
+
+
+@case("tasks.comment")
+async def _comment(server: InProcessServer, call: Caller) -> None:
+    task_id = await open_task(server)
+    await expect_answer(call, "tasks.comment", {"task_id": task_id, "text": "hm", "actor": "ann"})
+    last = (await expect_answer(call, "tasks.history", {"task_id": task_id}))["items"][-1]
+    assert (last["event_type"], last["data"]["text"]) == ("TaskCommented", "hm")
+    await expect_problem(call, "tasks.comment", {"task_id": task_id, "text": ""}, "InvalidInput", 422)
+
+
+# --- dead letters: on a service whose clock the case moves
+
+
+def clock_of(server: InProcessServer) -> VirtualClock:
+    """Return the clock of the service's store."""
+    store: Any = server.app.runtime().store
+    clock: VirtualClock = store.inner._clock
+    return clock
+
+
+@case("letters.list")
+async def _letters(server: InProcessServer, call: Caller) -> None:
+    letter_id = await dead_letter(server, clock_of(server))
+    [letter] = (await expect_answer(call, "letters.list", {"reason": "retries exhausted"}))["items"]
+    assert letter["letter_id"] == letter_id
+    assert (await expect_answer(call, "letters.list", {"reason": "undecodable"}))["items"] == []
+
+
+@case("letters.get")
+async def _letter(server: InProcessServer, call: Caller) -> None:
+    opened = await expect_answer(call, "letters.get", {"letter_id": await dead_letter(server, clock_of(server))})
+    assert opened["message"]["signal_id"] == "poison"
+    assert opened["letter"]["settled"] is None
+    await expect_problem(call, "letters.get", {"letter_id": "nothing"}, "NotFound", 404)
+
+
+@case("letters.requeue")
+async def _requeue(server: InProcessServer, call: Caller) -> None:
+    letter_id = await dead_letter(server, clock_of(server))
+    answer = await expect_answer(call, "letters.requeue", {"letter_id": letter_id, "actor": "ann"})
+    assert answer == {"letter_id": letter_id, "settled": "requeue"}
+    opened = await expect_answer(call, "letters.get", {"letter_id": letter_id})
+    assert opened["letter"]["settled_by"] == "ann"
+    await expect_problem(call, "letters.drop", {"letter_id": letter_id}, "Conflict", 409)
+
+
+@case("letters.drop")
+async def _drop(server: InProcessServer, call: Caller) -> None:
+    letter_id = await dead_letter(server, clock_of(server))
+    assert (await expect_answer(call, "letters.drop", {"letter_id": letter_id}))["settled"] == "drop"
+    assert (await expect_answer(call, "letters.list", {}))["items"] == []
+    await expect_problem(call, "letters.drop", {"letter_id": "nothing"}, "NotFound", 404)
+
+
+# --- workflows and the installation
+
+
+@case("workflows.list")
+async def _workflows(server: InProcessServer, call: Caller) -> None:
+    names = [workflow["name"] for workflow in (await expect_answer(call, "workflows.list", {}))["items"]]
+    assert names == ["asking", "echo", "failing", "far", "order", "patient", "paying", "signing"]
+
+
+@case("workflows.get")
+async def _workflow(server: InProcessServer, call: Caller) -> None:
+    await waiting_order(server)
+    workflow = await expect_answer(call, "workflows.get", {"name": "order", "version": "1"})
+    assert workflow["input"]["$defs"]["order_arguments"]["required"] == ["order_id"]
+    assert workflow["result"] == {"type": "string"}
+    assert workflow["signals"]["approval"]["$defs"]["Approval"]["required"] == ["approved"]
+    assert workflow["updates"]["change_address"]["result"] == {"type": "integer"}
+    assert workflow["queries"].keys() == {"progress"}
+    assert workflow["allow_other_signals"] is False
+    await expect_problem(call, "workflows.get", {"name": "nothing"}, "NotFound", 404)
+
+
+@case("tokens.create")
+async def _make_token(server: InProcessServer, call: Caller) -> None:
+    ask = {"name": "ann", "role": "operator", "roles": ["clerk"], "tenant": "acme", "expires_in_s": 60}
+    made = await expect_answer(call, "tokens.create", ask, 201)
+    item = made["item"]
+    assert made["token"].startswith(item["prefix"] + "_")
+    assert (item["name"], item["role"], item["roles"], item["tenant"]) == ("ann", "operator", ["clerk"], "acme")
+    assert (item["is_valid"], item["revoked_at"], item["last_used_at"]) == (True, None, None)
+    assert made["token"] != (await expect_answer(call, "tokens.create", ask, 201))["token"]
+    wrong: list[dict[str, Any]] = [
+        {"role": None},
+        {"role": "king"},
+        {"scopes": ["everything"]},
+        {"name": ""},
+        {"tenant": "a:b"},
+        {"expires_in_s": 0},
+        {"tenant": None, "project": "p"},
+    ]
+    for bad in wrong:
+        await expect_problem(call, "tokens.create", {**ask, **bad}, "InvalidInput", 422)
+
+
+@case("tokens.list")
+async def _tokens(server: InProcessServer, call: Caller) -> None:
+    made = [
+        await expect_answer(call, "tokens.create", {"name": f"n{n}", "scopes": ["runs:read"]}, 201) for n in range(3)
+    ]
+    page = await expect_answer(call, "tokens.list", {"limit": 2})
+    rest = await expect_answer(call, "tokens.list", {"cursor": page["next"]})
+    found = page["items"] + rest["items"]
+    assert found == sorted([one["item"] for one in made], key=lambda item: str(item["token_id"]))
+    assert (await expect_answer(call, "tokens.list", {"tenant": "acme"}))["items"] == []
+    secrets = [one["token"].rpartition("_")[2] for one in made]
+    assert not any(secret in str(found) for secret in secrets)
+
+
+@case("tokens.revoke_leaked")
+async def _revoke_leaked(server: InProcessServer, call: Caller) -> None:
+    made = await expect_answer(call, "tokens.create", {"name": "ann", "role": "viewer"}, 201)
+    revoked = await expect_answer(call, "tokens.revoke_leaked", {"token": f" {made['token']} "})
+    assert (revoked["token_id"], revoked["is_valid"]) == (made["item"]["token_id"], False)
+    wrong = made["token"][:-1] + ("0" if made["token"][-1] != "0" else "1")
+    await expect_problem(call, "tokens.revoke_leaked", {"token": wrong}, "InvalidInput", 422)
+    await expect_problem(call, "tokens.revoke", {"token_id": made["token"]}, "InvalidInput", 422)
+    await expect_problem(call, "tokens.revoke_leaked", {"token": write_token("0" * 16, "0" * 64)}, "NotFound", 404)
+
+
+@case("runs.delete")
+async def _delete_run(server: InProcessServer, call: Caller) -> None:
+    run_id = await finished(server, "echo")
+    assert (await expect_answer(call, "runs.delete", {"run_id": run_id, "dry_run": True}))["runs"] == 1
+    assert (await expect_answer(call, "runs.delete", {"run_id": run_id}))["runs"] == 1
+    await expect_problem(call, "runs.delete", {"run_id": run_id}, "NotFound", 404)
+    await expect_problem(call, "runs.delete", {"run_id": await waiting_order(server)}, "Conflict", 409)
+
+
+@case("tenants.delete")
+async def _delete_tenant(server: InProcessServer, call: Caller) -> None:
+    run_id = await finished(server, "echo")
+    assert (await expect_answer(call, "tenants.delete", {"tenant": "acme", "yes": True}))["runs"] == 0
+    assert (await expect_answer(call, "tenants.delete", {"tenant": "default", "yes": True}))["runs"] == 1
+    await expect_problem(call, "tenants.delete", {"tenant": "default"}, "InvalidInput", 422)
+    await expect_problem(call, "runs.get", {"run_id": run_id}, "NotFound", 404)
+
+
+@case("audit.list")
+async def _audit(server: InProcessServer, call: Caller) -> None:
+    made = [await expect_answer(call, "runs.start", {"workflow": "echo"}, 201) for _ in range(3)]
+    page = await expect_answer(call, "audit.list", {"operation": "runs.start", "limit": 2})
+    rest = await expect_answer(call, "audit.list", {"operation": "runs.start", "cursor": page["next"]})
+    found = [item["run_id"] for item in page["items"] + rest["items"]]
+    assert found == [run["run_id"] for run in reversed(made)]
+    oldest = await expect_answer(call, "audit.list", {"order": "oldest", "limit": 1})
+    assert oldest["items"][0]["run_id"] == made[0]["run_id"]
+    assert (await expect_answer(call, "audit.list", {"actor": "nobody-of-this-name"}))["items"] == []
+    await expect_problem(call, "audit.list", {"cursor": page["next"], "order": "oldest"}, "InvalidInput", 422)
+
+
+@case("tokens.revoke")
+async def _revoke(server: InProcessServer, call: Caller) -> None:
+    made = (await expect_answer(call, "tokens.create", {"name": "ann", "role": "viewer"}, 201))["item"]
+    revoked = await expect_answer(call, "tokens.revoke", {"token_id": made["token_id"]})
+    assert (revoked["is_valid"], revoked["revoked_by"]) == (False, "anonymous")
+    assert await expect_answer(call, "tokens.revoke", {"token_id": made["prefix"]}) == revoked
+    await expect_problem(call, "tokens.revoke", {"token_id": "nothing"}, "NotFound", 404)
+
+
+@case("system.health")
+async def _health(server: InProcessServer, call: Caller) -> None:
+    health = await expect_answer(call, "system.health", {})
+    assert (health["status"], health["app"]) == ("ok", "shop")
+
+
+@case("system.stats")
+async def _stats(server: InProcessServer, call: Caller) -> None:
+    await waiting_order(server)
+    stats = await expect_answer(call, "system.stats", {})
+    assert (stats["runs"], stats["nodes"], stats["dead_letters"]) == ({"RUNNING": 1}, 1, 0)
+
+
+@case("system.queues")
+async def _queues(server: InProcessServer, call: Caller) -> None:
+    await server.start("far")
+    queues = await server.until("system.queues", {}, lambda queues: queues["items"])
+    assert queues["items"] == [{"name": "gpu", "jobs": 1}]
+    assert await expect_answer(call, "system.queues", {}) == queues
+
+
+@case("system.nodes")
+async def _nodes(server: InProcessServer, call: Caller) -> None:
+    [node] = (await expect_answer(call, "system.nodes", {}))["items"]
+    assert node["is_here"]
+    assert node["name"].startswith("shop-")
+
+
+@case("system.alerts")
+async def _alerts(server: InProcessServer, call: Caller) -> None:
+    assert (await expect_answer(call, "system.alerts", {}))["items"] == []
+    await expect_problem(call, "system.alerts", {"after": -1}, "InvalidInput", 422)

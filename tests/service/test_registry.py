@@ -1,0 +1,100 @@
+"""Every operation in every way there is to ask for it, from one table; and the catalogue itself."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import holdfast as hf
+from holdfast.cli.commands import spec_of
+from holdfast.cli.main import commands
+from holdfast.client import nouns
+from holdfast.errors import RateLimited
+from holdfast.service.http.openapi import EXAMPLES
+from holdfast.service.http.rest import OperationRouter
+from holdfast.service.operations import OPERATIONS, STREAMS
+from holdfast.service.registry import RequestBinder
+from holdfast.testing import VirtualClock
+from tests.service.callers import CALLERS, caller_by_name
+from tests.service.in_process import serve_in_process
+from tests.service.operation_cases import CASES
+
+NEED_A_CLOCK = {"letters.list", "letters.get", "letters.requeue", "letters.drop"}
+
+
+@pytest.mark.contract("API-1", "API-2", "SIG-7")
+@pytest.mark.parametrize("how", CALLERS)
+@pytest.mark.parametrize("name", sorted(CASES))
+async def test_every_operation_in_every_way(name: str, how: str, tmp_path: Path) -> None:
+    store = hf.MemoryStore(VirtualClock()) if name in NEED_A_CLOCK else f"sqlite:///{tmp_path}/service.db"
+    async with serve_in_process(store) as server:
+        await CASES[name](server, caller_by_name(server, how))
+
+
+@pytest.mark.contract("API-1")
+def test_no_operation_is_without_a_scene_and_an_example() -> None:
+    assert set(CASES) == set(OPERATIONS)
+    assert set(EXAMPLES) == set(OPERATIONS)
+
+
+@pytest.mark.contract("API-1")
+async def test_no_way_has_an_operation_that_another_lacks() -> None:
+    everything = {**OPERATIONS, **STREAMS}
+    asked = {f"{noun}.{verb}" for noun in nouns.NOUNS for verb in _public(noun.title())}
+    assert asked == {f"{noun}.{verb}" for noun in nouns.NOUNS for verb in _public(f"Sync{noun.title()}")}
+    assert asked == set(everything)
+    said = {f"{noun} {verb}" for noun in _command_nouns() for verb in commands[noun] if verb[0] != "-"}
+    derived = {spec_of(operation).words: name for name, operation in OPERATIONS.items()}
+    assert len(derived) == len(OPERATIONS)
+    more = {"run show", "run tail", "audit export"}
+    assert said == {*derived, *more}, "which show a run whole, follow it, and write the audit log as lines"
+    async with serve_in_process() as server:
+        description = (await server.http.get("/openapi.json")).json()
+        described = {
+            (verb.upper(), path): operation["operationId"]
+            for path, verbs in description["paths"].items()
+            for verb, operation in verbs.items()
+        }
+        assert described == {(operation.verb, operation.path): name for name, operation in everything.items()}
+        router = OperationRouter(OPERATIONS)
+        for name, operation in OPERATIONS.items():
+            endpoints, _ = router.match(operation.path.encode())
+            assert endpoints[operation.verb].operation is operation
+            call = {"jsonrpc": "2.0", "id": 1, "method": name, "params": [7]}
+            answer = (await server.http.post("/rpc", json=call)).json()
+            assert answer["error"]["code"] == -32_602, "the method is there, and takes no list"
+
+
+def _public(kind: str) -> list[str]:
+    return [name for name in vars(getattr(nouns, kind)) if name[0] != "_"]
+
+
+def _command_nouns() -> set[str]:
+    return {spec_of(operation).words.split()[0] for operation in OPERATIONS.values()}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_examples_are_what_can_be_asked(name: str) -> None:
+    assert isinstance(
+        RequestBinder(OPERATIONS[name]).from_json(msgspec.json.encode(EXAMPLES[name])), OPERATIONS[name].request_type
+    )
+
+
+@pytest.mark.contract("API-2")
+@pytest.mark.parametrize("name", [name for name, operation in OPERATIONS.items() if operation.is_counted])
+async def test_operations_whose_refusals_are_counted_say_that_there_may_be_too_many(name: str) -> None:
+    assert RateLimited in OPERATIONS[name].all_errors
+    async with serve_in_process() as server:
+        operation = OPERATIONS[name]
+        description = (await server.http.get("/openapi.json")).json()["paths"][operation.path]
+        assert "Retry-After" in description[operation.verb.lower()]["responses"]["429"]["headers"]
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operations_say_what_they_do(name: str) -> None:
+    operation = OPERATIONS[name]
+    assert operation.summary
+    assert operation.request_type.__doc__
+    assert operation.response_type.__doc__
+    assert operation.verb in {"GET", "POST"}
+    assert operation.scope is not None or name in ("system.health", "activities.complete", "activities.fail")

@@ -1,0 +1,199 @@
+"""The site for the tests of the page: an app whose runs do everything that a page can show, behind a socket."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Literal
+
+import httpx
+from msgspec import Struct
+
+import holdfast as hf
+from holdfast.app import App
+from holdfast.service.context import Authenticate, make_service, open_access
+from holdfast.service.http.server import bind, listening
+from holdfast.service.options import ServiceOptions
+
+MOST_SECONDS = 90.0
+HOSTILE = "<img src=x onerror=\"window.hit='img'\"><script>window.hit='script'</script>"
+
+
+class Approval(Struct, frozen=True):
+    """Who let the order through."""
+
+    approved: bool
+    by: str
+    channel: Literal["desk", "phone"] = "desk"
+
+
+class Orchard:
+    """The app, and what its activities do: `is_zoned` says whether a courier can be booked."""
+
+    def __init__(self) -> None:
+        self.is_zoned = False
+        self.calls = 0
+        self.app = _make_app(self)
+
+
+def _make_app(orchard: Orchard) -> App:
+    app = App("orchard")
+
+    @app.activity
+    async def reserve(order_id: str) -> dict[str, Any]:
+        return {"shelf": "B-17", "order": order_id}
+
+    @app.activity(retry=hf.Retry(max_attempts=3, initial_ms=250))
+    async def charge(order_id: str) -> str:
+        orchard.calls += 1
+        if orchard.calls % 2:
+            raise ConnectionError("the bank hung up")
+        return f"receipt for {order_id}"
+
+    @app.activity(on_failure="pause", retry=hf.Retry(max_attempts=1))
+    async def book_courier(order_id: str) -> str:
+        if orchard.is_zoned:
+            return "booked"
+        try:
+            raise KeyError("zone 9")
+        except KeyError as cause:
+            raise ValueError("no courier serves this zone") from cause
+
+    @app.workflow(signals={"approval": Approval}, allow_other_signals=True)
+    async def order(order_id: str, cents: int = 4200) -> str:
+        """Take one order from its approval to the parcel."""
+        await reserve(order_id)
+        approval = await hf.wait_signal("approval", Approval, timeout=3600)
+        receipt = await charge(order_id)
+        await hf.sleep(0.05)
+        return f"{receipt}, approved by {approval.by}"
+
+    def work(name: str, ms: int) -> Any:
+        async def done(order_id: str) -> str:
+            await asyncio.sleep(ms / 1_000)
+            return f"{name} of {order_id}"
+
+        done.__name__ = done.__qualname__ = name
+        return app.activity(done)
+
+    steps = {"check_stock": 160, "check_fraud": 420, "check_address": 240, "label": 300, "invoice": 180, "ship": 260}
+    do = {name: work(name, ms) for name, ms in steps.items()}
+
+    @app.workflow(signals={"approval": Approval}, allow_other_signals=True)
+    async def story(order_id: str) -> str:
+        """Take an order through everything that can happen to one."""
+        await asyncio.gather(*(do[name](order_id) for name in ("check_stock", "check_fraud", "check_address")))
+        parcels = await asyncio.gather(*(wide(2) for _ in range(2)))
+        await hf.wait_signal("approval", Approval, timeout=3600)
+        orchard.calls = 0
+        receipt = await charge(order_id)
+        await asyncio.gather(do["label"](order_id), do["invoice"](order_id))
+        await hf.sleep(0.4)
+        await do["ship"](order_id)
+        return f"{receipt}, in {len(parcels)} parcels"
+
+    @app.workflow
+    async def courier(order_id: str) -> str:
+        """Book a courier, which may need a hand."""
+        await reserve(order_id)
+        return await book_courier(order_id)
+
+    @app.workflow
+    async def hostile(text: str) -> str:
+        """Return what it was given, wherever a page could show it."""
+        await reserve(text)
+        raise ValueError(text)
+
+    @app.workflow
+    async def wide(steps: int = 10) -> int:
+        """Do many steps at once."""
+        await asyncio.gather(*(reserve(str(number)) for number in range(steps)))
+        return steps
+
+    @app.workflow
+    async def basket(limit: int = 3) -> list[str]:
+        """Be filled by updates until it is full, and say what is in it."""
+        items: list[str] = []
+
+        async def add(item: str, count: int = 1) -> int:
+            items.extend([(await reserve(item))["order"]] * count)
+            return len(items)
+
+        def check(item: str, count: int = 1) -> None:
+            if item == "nothing":
+                raise ValueError("nothing cannot be added")
+
+        hf.on_query("items", lambda: items)
+        hf.on_query("matching", lambda part: [item for item in items if part in item])
+        hf.on_update("add", add, validator=check)
+        await hf.wait_until(lambda: len(items) >= limit)
+        return items
+
+    @app.workflow
+    async def rounds(left: int) -> int:
+        """Begin again, round after round, each with a step and a pause."""
+        await reserve(str(left))
+        await hf.sleep(0.1)
+        if left > 1:
+            hf.continue_as_new(left - 1)
+        return left
+
+    @app.workflow
+    async def patient() -> list[Any]:
+        """Wait for one signal after another."""
+        return [await hf.wait_signal("go") for _ in range(1_000)]
+
+    return app
+
+
+class Site:
+    """A service behind a socket, whose address stays when it goes away for a while."""
+
+    def __init__(self, orchard: Orchard, options: ServiceOptions, authenticate: Authenticate) -> None:
+        self.orchard = orchard
+        self.address = f"http://127.0.0.1:{options.port}"
+        self.http = httpx.AsyncClient(base_url=self.address, timeout=30)
+        self._options = options
+        self._authenticate = authenticate
+
+    @asynccontextmanager
+    async def up(self) -> AsyncIterator[None]:
+        """Answer, while the context is open. The app's node runs on when it is not."""
+        async with listening(make_service(self.orchard.app, self._options, self._authenticate)):
+            yield
+
+    async def start(self, workflow: str, *, reference: str | None = None, **input: Any) -> str:
+        """Start a run, and return its id."""
+        asked = {"workflow": workflow, "input": input} | ({"reference_key": reference} if reference else {})
+        response = await self.http.post("/v1/runs", json=asked)
+        assert response.status_code == 201, response.text
+        return str(response.json()["run_id"])
+
+    async def send(self, run_id: str, name: str, payload: Any = None) -> None:
+        """Send a signal, past the service."""
+        await self.orchard.app.run(run_id).signal(name, payload)
+
+    async def events(self, run_id: str) -> list[dict[str, Any]]:
+        """Return a run's history."""
+        items: list[dict[str, Any]] = []
+        while page := (await self.http.get(f"/v1/runs/{run_id}/events?after={len(items)}&limit=500")).json()["items"]:
+            items += page
+        return items
+
+
+@asynccontextmanager
+async def serve_site(
+    store: str = "memory://", *, orchard: Orchard | None = None, authenticate: Authenticate | None = None
+) -> AsyncIterator[Site]:
+    """Run the app, without a service: whoever needs one says when it is up."""
+    orchard = orchard or Orchard()
+    with bind(ServiceOptions(port=0)) as found:
+        port = found.getsockname()[1]
+    options = ServiceOptions(
+        port=port, is_open=authenticate is None, watch_poll_s=0.05, list_rest_s=0.02, drain_s=1.0, tokens_s=0.0
+    )
+    async with asyncio.timeout(MOST_SECONDS), orchard.app.node(store):
+        site = Site(orchard, options, authenticate or open_access)
+        try:
+            yield site
+        finally:
+            await site.http.aclose()
