@@ -1,4 +1,4 @@
-"""What clients do with the examples. A scenario may be played any number of times: its requests and signals have ids."""
+"""What clients do with the examples. A scenario may be played any number of times: requests and signals have ids."""
 
 from __future__ import annotations
 
