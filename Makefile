@@ -63,8 +63,9 @@ format: $(DEV_STAMP) ## Format the code and fix what can be fixed
 bench: $(DEV_STAMP) ## Measure
 	@$(BIN)/python -m bench
 
-soak: $(DEV_STAMP) ## Play simulated crashes until 100,000 signals were sent into races (minutes)
+soak: $(DEV_STAMP) ## Play simulated crashes until 100,000 signals were sent into races, and kill 1,000 writers (minutes)
 	@$(BIN)/python -m tests.sim.soak
+	@TEST_KILL_ROUNDS=1000 $(BIN)/pytest -q -s tests/crash/test_kill.py
 
 chaos: $(DEV_STAMP) ## Kill and freeze real nodes at random for five minutes (CHAOS_ARGS='--store failover'; CONTRIBUTING.md)
 	@$(BIN)/python -m tests.chaos $(CHAOS_ARGS)

@@ -29,6 +29,7 @@ class Effort(Struct, frozen=True, kw_only=True):
     analysts_s: float
     streams: int
     stream_rounds: int
+    stream_runs: int
 
 
 FULL = Effort(
@@ -55,6 +56,7 @@ FULL = Effort(
     analysts_s=60.0,
     streams=1_000,
     stream_rounds=5,
+    stream_runs=2_000,
 )
 
 QUICK = Effort(
@@ -69,7 +71,7 @@ QUICK = Effort(
     claims={1: 50, 100: 2},
     history_lengths=(10, 100, 1_000),
     core_events=2_000,
-    engine_runs=(2_000,),
+    engine_runs=(300,),
     engine_rounds=1,
     engine_sequential=10,
     engine_long_steps=1_000,
@@ -77,8 +79,9 @@ QUICK = Effort(
     lease_ms=1_000,
     idle_s=1.0,
     signalled_runs=300,
-    postgres_finished=2_000,
+    postgres_finished=500,
     analysts_s=2.0,
     streams=50,
     stream_rounds=1,
+    stream_runs=300,
 )

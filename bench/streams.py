@@ -16,7 +16,6 @@ from holdfast.service.context import make_service
 from holdfast.service.http.server import listening
 from holdfast.service.options import ServiceOptions
 
-RUNS = 2_000
 LISTS = 10
 OPENED_AT_ONCE = 100
 
@@ -28,11 +27,12 @@ async def measure(effort: Effort, folder: Path) -> Rows:
     for lists, label in ((0, "of waiting runs"), (LISTS, f"{LISTS} of them of lists")):
         progress(f"streams: {effort.streams:,} {label}")
         name = f"{effort.streams:,} {label}" if not lists else f"{effort.streams:,}, {label}"
-        rows[name] = await _measure(folder, effort.streams, lists, effort.stream_rounds)
+        rows[name] = await _measure(folder, effort, lists)
     return rows
 
 
-async def _measure(folder: Path, streams: int, lists: int, rounds: int) -> Row:
+async def _measure(folder: Path, effort: Effort, lists: int) -> Row:
+    streams, runs = effort.streams, effort.stream_runs
     path = folder / "streams.db"
     options = ServiceOptions(port=0, is_open=True, streams=streams, connections=2 * streams + 100)
     rates: list[float] = []
@@ -42,8 +42,8 @@ async def _measure(folder: Path, streams: int, lists: int, rounds: int) -> Row:
     async with opened(path) as store, app.node(store, options=as_the_command()):
         waiting = [(await app.start(parked)).run_id for _ in range(streams - lists)]
         paths = [f"/v1/runs/{run_id}/stream" for run_id in waiting] + ["/v1/stream"] * lists
-        for _ in range(rounds):
-            await _round(bare, bare_cpu)
+        for _ in range(effort.stream_rounds):
+            await _round(runs, bare, bare_cpu)
             service = make_service(app, options)
             async with listening(service) as port:
                 ours, theirs = multiprocessing.Pipe()
@@ -51,7 +51,7 @@ async def _measure(folder: Path, streams: int, lists: int, rounds: int) -> Row:
                 reader.start()
                 await asyncio.to_thread(ours.recv)
                 assert service.change_feeds.subscribers == streams
-                await _round(rates, cpu)
+                await _round(runs, rates, cpu)
                 ours.send("enough")
                 await asyncio.to_thread(reader.join)
     path.unlink()
@@ -64,11 +64,11 @@ async def _measure(folder: Path, streams: int, lists: int, rounds: int) -> Row:
     }
 
 
-async def _round(rates: list[float], cpu: list[float]) -> None:
+async def _round(runs: int, rates: list[float], cpu: list[float]) -> None:
     """Measure runs by the clock, and by what the process has used: others may be busy on the machine."""
     began = time.process_time()
-    rates.append(RUNS / await run_all_here(RUNS))
-    cpu.append((time.process_time() - began) / RUNS * 1e6)
+    rates.append(runs / await run_all_here(runs))
+    cpu.append((time.process_time() - began) / runs * 1e6)
 
 
 def _allow_files(count: int) -> None:

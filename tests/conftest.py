@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Generator, Iterator
 
 import hypothesis
@@ -24,6 +25,10 @@ hypothesis.settings.load_profile("holdfast")
 # A shell lets a job in the background ignore interrupts, and so would every process that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Tests start hundreds of processes: bytecode is kept, or each of them would compile everything that it imports.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Nothing here cuts the power, so files in memory do as well as on a disk, and synchronising them takes no time.
 if (room := memory_folder()) is not None:

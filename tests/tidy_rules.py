@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import PurePosixPath
 from types import ModuleType
 
@@ -66,6 +66,7 @@ DIALECT = re.compile(
 
 IMPORTED_SCRIPT = re.compile(r"""(?:from|import|src=)\s*["'](?:\{base\})?(\.{0,2}/[^"']+\.js)["']""")
 
+TIME = re.compile(r"\btime\b")
 UNFINISHED = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b")
 REGISTRY = re.compile(
     r"pypi\.org|pythonhosted\.org|npmjs\.(?:org|com)|docker\.io|ghcr\.io|quay\.io|crates\.io"
@@ -91,6 +92,11 @@ class Source:
     def tree(self) -> ast.Module:
         """The parsed file."""
         return ast.parse(self.text, str(self.path))
+
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """Every node of the parsed file."""
+        return tuple(ast.walk(self.tree))
 
     @property
     def module(self) -> tuple[str, ...]:
@@ -125,7 +131,7 @@ def qualified_name(scope: Scope) -> str:
 
 def imports(source: Source) -> Iterator[tuple[int, str]]:
     """Every dotted name that a file imports: `from .state import evolve` gives `…core.state.evolve`."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -140,16 +146,17 @@ def _imported_from(source: Source, node: ast.ImportFrom) -> str:
     return ".".join([*base, *([node.module] if node.module else [])])
 
 
-def references(source: Source) -> Iterator[tuple[int, str]]:
+@cache
+def references(source: Source) -> tuple[tuple[int, str], ...]:
     """Every use of something imported, by its full name, whatever it is called here."""
     finder = _References(_local_names(source))
     finder.visit(source.tree)
-    yield from finder.found
+    return tuple(finder.found)
 
 
 def _local_names(source: Source) -> dict[str, str]:
     names: dict[str, str] = {}
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 top = alias.name.partition(".")[0]
@@ -218,7 +225,7 @@ def impurities_of_core(source: Source) -> Iterator[str]:
         pure = _is_within(name, sys.stdlib_module_names) and not _is_within(name, IMPURE_MODULES)
         if not pure and not _is_within(name, CORE_MAY_IMPORT):
             yield source.problem(line, f"core imports {name}")
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Call) and ast.unparse(node.func) in IMPURE_BUILTINS:
             yield source.problem(node.lineno, f"core calls {ast.unparse(node.func)}")
 
@@ -291,7 +298,7 @@ def public_name_problems(package: ModuleType) -> Iterator[str]:
 
 def long_functions(source: Source) -> Iterator[str]:
     """Functions that do not fit on a screen."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, Function):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             if lines > FUNCTION_LINES_MAX:
@@ -358,7 +365,7 @@ def unfinished_marks(path: PurePosixPath, text: str) -> Iterator[str]:
 
 def not_implemented(source: Source) -> Iterator[str]:
     """Functions that only pretend to exist."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Raise) and node.exc is not None:
             raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
             if isinstance(raised, ast.Name) and raised.id == "NotImplementedError":
@@ -402,7 +409,9 @@ def _raises(handler: ast.ExceptHandler) -> bool:
 
 
 def sleeps(source: Source) -> Iterator[str]:
-    """Tests that wait for real time to pass."""
+    """Tests that wait for real time to pass. A file is parsed only if it names both the module and the function."""
+    if not TIME.search(source.text) or "sleep" not in source.text:
+        return
     for line, name in references(source):
         if name == "time.sleep":
             yield source.problem(line, "sleeps; use the virtual clock or wait for what should happen")

@@ -20,9 +20,9 @@ FIGURES = {
     "deliver": ({"batch 1", "batch 10", "batch 100"}, {"signals/s"}),
     "claim": ({"batch 1", "batch 100"}, {"p50 ms", "p99 ms"}),
     "history": ({"10 events", "100 events", "1,000 events"}, {"load ms", "read ms", "events/s"}),
-    "engine": ({"2,000 runs of 3 steps", "one run of 10 steps at a time"}, set()),
+    "engine": ({"300 runs of 3 steps", "one run of 10 steps at a time"}, set()),
     "signals": ({"300 runs at once", "one at a time"}, {"CPU µs/signal"}),
-    "postgres": ({"0 finished runs", "2,000 finished runs"}, {"runs/s", "median ms/step"}),
+    "postgres": ({"0 finished runs", "500 finished runs"}, {"runs/s", "median ms/step"}),
     "analysts": ({"no long transaction", "3 open for 2 s"}, {"runs/s", "p50 ms", "p99 ms"}),
     "streams": ({"50 of waiting runs", "50, 10 of them of lists"}, {"runs/s", "without", "ratio"}),
     "parked": (

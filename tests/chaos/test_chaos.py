@@ -32,11 +32,11 @@ async def played(folder: Path, **changes: Any) -> Report:
 
 @pytest.mark.contract("OWN-1", "OWN-3", "STO-3", "INV")
 async def test_nothing_is_lost_or_doubled_while_nodes_are_killed_and_frozen(tmp_path: Path) -> None:
-    report = await played(tmp_path, nodes=4, runs=1_200, seconds=45.0, lease_s=3.0)
+    report = await played(tmp_path, nodes=4, runs=600, seconds=24.0, lease_s=3.0)
     assert not report.wrong
-    assert report.counts["killed"] > 5
-    assert report.counts["frozen"] > 1
-    assert report.counts["taken over from killed"] > 5
+    assert report.counts["killed"] > 2
+    assert report.counts["frozen"] > 0
+    assert report.counts["taken over from killed"] > 2
     assert report.counts["taken over from frozen"] > 0, "others went on with runs of a frozen node"
     assert report.counts["effects repeated"] > 0, "somebody was killed between an effect and its commit"
 

@@ -48,7 +48,8 @@ async def resize(app: App) -> Any:
 
 
 async def follow(app: App) -> Any:
-    return await (await app.start(poller.follow, "parcel-7", run_id=RUN_ID)).result()
+    # From the fifth day on: six looks, with a rotation between them.
+    return await (await app.start(poller.follow, "parcel-7", 4, "warehouse", run_id=RUN_ID)).result()
 
 
 async def let_clean_up(app: App) -> Any:

@@ -19,7 +19,9 @@ from tests.races.stores import opened, prepare
 
 pytestmark = pytest.mark.slow
 
-DEATHS = int(os.environ.get("TEST_KILL_ROUNDS", "400"))
+DEATHS = int(os.environ.get("TEST_KILL_ROUNDS", "120"))
+"""`make soak` kills 1,000."""
+
 SECONDS_PER_DEATH = 2.0
 
 

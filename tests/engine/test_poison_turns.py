@@ -24,6 +24,8 @@ ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
 LOST_TURNS = hf.Limits().lost_turns
 CALM = 5
+KINDS = ("turn", "first", "replay", "condition", "update")
+"""Where a run ends its process. How a store counts lost turns is in its suite, so one of them is enough on a server."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.contract("OWN-3", "MSG-2"), pytest.mark.process]
 
@@ -90,7 +92,7 @@ class Fleet:
             await asyncio.sleep(0.01)
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture
 def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> Fleet:
     """Return what a test works with, on a store that processes share."""
     if request.param == "sqlite":
@@ -113,7 +115,9 @@ async def light(fleet: Fleet, kind: str) -> Any:
     return run
 
 
-@pytest.mark.parametrize("kind", ["turn", "first", "replay", "condition", "update"])
+@pytest.mark.parametrize(
+    ("fleet", "kind"), [*(("sqlite", kind) for kind in KINDS), ("postgres", "turn")], indirect=["fleet"]
+)
 async def test_a_run_that_ends_its_process_is_set_aside_and_others_go_on(fleet: Fleet, kind: str) -> None:
     async with fleet.opened():
         calm = [await fleet.app.start(fleet.workflows["calm"], number) for number in range(CALM)]
@@ -151,6 +155,7 @@ async def test_a_run_that_ends_its_process_is_set_aside_and_others_go_on(fleet: 
         assert fleet.deaths == LOST_TURNS + 1
 
 
+@pytest.mark.parametrize("fleet", ["sqlite"], indirect=True)
 async def test_an_activity_that_ends_its_process_uses_up_attempts_and_is_no_poison(fleet: Fleet) -> None:
     async with fleet.opened():
         fleet.arm("activity")

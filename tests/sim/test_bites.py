@@ -35,6 +35,8 @@ from holdfast.testing.sim_loop import current_process
 from tests.sim.simulation import simulate
 from tests.sim.world import LOST_TURNS, World
 
+pytestmark = pytest.mark.slow
+
 SEEDS = 120
 
 

@@ -21,12 +21,12 @@ REFUNDS = (
 )
 
 
-async def photograph_inbox(browser: Browser, folder: Path) -> None:
+async def photograph_inbox(browser: Browser, folder: Path, samples: int = SAMPLES, settle_ms: int = 400) -> None:
     """Photograph Inbox and Health, light and dark, at a desk and on a phone."""
     async with serve_inbox() as inbox:
         task_id = await _fill(inbox)
-        await _inbox(browser, inbox, folder, task_id)
-        await _health(browser, inbox, folder)
+        await _inbox(browser, inbox, folder, task_id, settle_ms)
+        await _health(browser, inbox, folder, samples, settle_ms)
 
 
 async def _fill(inbox: InboxSite) -> str:
@@ -53,40 +53,40 @@ async def _fill(inbox: InboxSite) -> str:
     return str(tasks[1]["task_id"])
 
 
-async def _inbox(browser: Browser, inbox: InboxSite, folder: Path, task_id: str) -> None:
+async def _inbox(browser: Browser, inbox: InboxSite, folder: Path, task_id: str, settle_ms: int) -> None:
     for scheme in SCHEMES:
         async with open_page(browser, inbox.address, size=DESK, scheme=scheme) as page:
             await page.goto(f"/inbox/{task_id}")
             await expect(page.locator(".happenings li")).to_have_count(4)
             await page.get_by_label("Acting as").fill("ann")
             await page.get_by_role("group", name="Approved").get_by_text("Yes").click()
-            await _photograph(page, folder, f"inbox-{scheme}")
+            await _photograph(page, folder, f"inbox-{scheme}", settle_ms)
             await page.goto("/inbox/signals")
             await expect(page.locator(".wait")).to_have_count(5)
             await expect(page.locator(".mail .letters > li")).to_have_count(1)
-            await _photograph(page, folder, f"signals-{scheme}")
+            await _photograph(page, folder, f"signals-{scheme}", settle_ms)
             await page.goto("/inbox/letters")
             await page.locator(".letter-details summary").first.click()
             await expect(page.locator(".letter-message .json")).to_be_visible()
-            await _photograph(page, folder, f"letters-{scheme}")
+            await _photograph(page, folder, f"letters-{scheme}", settle_ms)
         async with open_page(browser, inbox.address, size=PHONE, scheme=scheme) as page:
             await page.goto("/inbox")
             await expect(page.locator(".task-row")).to_have_count(5)
-            await _photograph(page, folder, f"phone-inbox-{scheme}")
+            await _photograph(page, folder, f"phone-inbox-{scheme}", settle_ms)
             await page.goto(f"/inbox/{task_id}")
             await expect(page.locator(".happenings li")).to_have_count(4)
             await page.get_by_role("group", name="Approved").get_by_text("Yes").click()
             await page.get_by_text("late", exact=True).click()
-            await _photograph(page, folder, f"phone-task-{scheme}")
+            await _photograph(page, folder, f"phone-task-{scheme}", settle_ms)
 
 
-async def _health(browser: Browser, inbox: InboxSite, folder: Path) -> None:
+async def _health(browser: Browser, inbox: InboxSite, folder: Path, samples: int, settle_ms: int) -> None:
     """Let minutes pass on the page's clock, with more work and less, and photograph what it has drawn."""
     async with open_page(browser, inbox.address, size={**DESK, "height": 1240}) as page:
         await page.route("**/v1/health", _earlier)
         await page.clock.install()
         await page.goto("/health?range=5")
-        for sample in range(SAMPLES):
+        for sample in range(samples):
             for _ in range(round(8 + 6 * math.sin(sample / 6) + sample % 3)):
                 await inbox.start("picking", steps=3 + sample % 4)
             async with page.expect_response(lambda response: "/v1/alerts" in response.url):
@@ -102,7 +102,7 @@ async def _health(browser: Browser, inbox: InboxSite, folder: Path) -> None:
         await page.clock.resume()
         for scheme in ("dark", "light"):
             await page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
-            await _photograph(page, folder, f"health-{scheme}")
+            await _photograph(page, folder, f"health-{scheme}", settle_ms)
 
 
 async def _earlier(route: Route) -> None:
@@ -113,7 +113,7 @@ async def _earlier(route: Route) -> None:
     await route.fulfill(response=response, json={**health, "time": at.isoformat()})
 
 
-async def _photograph(page: Page, folder: Path, name: str) -> None:
+async def _photograph(page: Page, folder: Path, name: str, settle_ms: int) -> None:
     await page.evaluate("document.activeElement?.blur()")
-    await page.wait_for_timeout(400)
+    await page.wait_for_timeout(settle_ms)
     await page.screenshot(path=folder / f"{name}.png")

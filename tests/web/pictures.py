@@ -9,7 +9,7 @@ from typing import Any
 from playwright.async_api import Browser, Page, expect
 
 from tests.web.browser import DESK, PHONE, open_browser, open_page
-from tests.web.inbox_pictures import photograph_inbox
+from tests.web.inbox_pictures import SAMPLES, photograph_inbox
 from tests.web.site import Site, serve_site
 
 FOLDER = Path(__file__).parent.parent.parent / "docs" / "pictures"
@@ -17,7 +17,7 @@ SCHEMES = ("light", "dark")
 
 
 @asynccontextmanager
-async def _scene() -> AsyncIterator[tuple[Site, dict[str, str]]]:
+async def _site_with_runs() -> AsyncIterator[tuple[Site, dict[str, str]]]:
     """Return a site on which enough has happened to be worth looking at."""
     async with serve_site() as site, site.up():
         runs: dict[str, str] = {}
@@ -46,54 +46,58 @@ async def _start(site: Site, workflow: str, reference: str, **input: Any) -> str
     return str(response.json()["run_id"])
 
 
-async def _photograph(page: Page, path: Path) -> None:
-    await page.wait_for_timeout(600)
+async def _photograph(page: Page, path: Path, settle_ms: int) -> None:
+    await page.wait_for_timeout(settle_ms)
     await page.screenshot(path=path)
 
 
-async def _desk(browser: Browser, site: Site, runs: dict[str, str], folder: Path, scheme: str) -> None:
+async def _at_a_desk(
+    browser: Browser, site: Site, runs: dict[str, str], folder: Path, scheme: str, settle_ms: int
+) -> None:
     async with open_page(browser, site.address, size=DESK, scheme=scheme) as page:
         await page.goto("/runs")
         await expect(page.get_by_role("link", name="ORD-2001")).to_be_visible()
-        await _photograph(page, folder / f"runs-{scheme}.png")
+        await _photograph(page, folder / f"runs-{scheme}.png", settle_ms)
         await page.goto(f"/runs/{runs['story']}?step=charge")
         await expect(page.locator(".head-marks")).to_contain_text("Completed")
         await page.get_by_role("button", name="Squeeze waits").click()
-        await _photograph(page, folder / f"run-{scheme}.png")
+        await _photograph(page, folder / f"run-{scheme}.png", settle_ms)
         await page.goto(f"/runs/{runs['story']}?at=14")
         await expect(page.locator(".past")).to_be_visible()
-        await _photograph(page, folder / f"history-{scheme}.png")
+        await _photograph(page, folder / f"history-{scheme}.png", settle_ms)
         await page.goto(f"/runs/{runs['courier']}")
         await expect(page.locator(".need")).to_be_visible()
-        await _photograph(page, folder / f"paused-{scheme}.png")
+        await _photograph(page, folder / f"paused-{scheme}.png", settle_ms)
         await page.goto(f"/runs/{runs['basket']}")
         await page.get_by_role("button", name="Ask items").click()
         await expect(page.get_by_role("group", name="Answer to items")).to_contain_text("plums")
-        await _photograph(page, folder / f"asking-{scheme}.png")
+        await _photograph(page, folder / f"asking-{scheme}.png", settle_ms)
         await page.goto(f"/runs/{runs['rounds']}")
         await expect(page.locator(".chart-back .rotation")).to_have_count(3)
-        await _photograph(page, folder / f"rotated-{scheme}.png")
+        await _photograph(page, folder / f"rotated-{scheme}.png", settle_ms)
 
 
-async def _phone(browser: Browser, site: Site, runs: dict[str, str], folder: Path, scheme: str) -> None:
+async def _on_a_phone(
+    browser: Browser, site: Site, runs: dict[str, str], folder: Path, scheme: str, settle_ms: int
+) -> None:
     async with open_page(browser, site.address, size=PHONE, scheme=scheme) as page:
         await page.goto("/runs")
         await expect(page.get_by_role("link", name="ORD-2001")).to_be_visible()
-        await _photograph(page, folder / f"phone-runs-{scheme}.png")
+        await _photograph(page, folder / f"phone-runs-{scheme}.png", settle_ms)
         await page.goto(f"/runs/{runs['courier']}")
         await expect(page.locator(".need")).to_be_visible()
-        await _photograph(page, folder / f"phone-run-{scheme}.png")
+        await _photograph(page, folder / f"phone-run-{scheme}.png", settle_ms)
 
 
-async def main(folder: Path = FOLDER) -> None:
-    """Photograph every page, light and dark."""
+async def main(folder: Path = FOLDER, samples: int = SAMPLES, settle_ms: int = 600) -> None:
+    """Photograph every page, light and dark, each when it has settled; with so many samples in the charts of Health."""
     folder.mkdir(exist_ok=True)
-    async with _scene() as (site, runs), open_browser() as browser:
+    async with _site_with_runs() as (site, runs), open_browser() as browser:
         for scheme in SCHEMES:
-            await _desk(browser, site, runs, folder, scheme)
-            await _phone(browser, site, runs, folder, scheme)
+            await _at_a_desk(browser, site, runs, folder, scheme, settle_ms)
+            await _on_a_phone(browser, site, runs, folder, scheme, settle_ms)
     async with open_browser() as browser:
-        await photograph_inbox(browser, folder)
+        await photograph_inbox(browser, folder, samples, settle_ms)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """The store suite, dead letters: kept with the turn that gave up, found by page, settled once."""
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -134,22 +136,18 @@ class DeadLetterSuite(SuiteBase):
         assert await store.settle_dead_letters([late], "drop") == [Settled(late, "drop")]
 
     @pytest.mark.contract("API-2")
-    @pytest.mark.parametrize(
-        ("ids", "action", "actor"),
-        [
+    async def test_a_malformed_settlement_is_refused(self, store: Store) -> None:
+        """Before anything is looked up."""
+        malformed: list[tuple[list[Any], Any, str]] = [
             (["\ud800"], "drop", ""),
             ([7], "drop", ""),
             ([], "burn", ""),
             ([], "drop", "\ud800"),
             (["x"] * 61, "drop", ""),
-        ],
-    )
-    async def test_a_malformed_settlement_is_refused(
-        self, store: Store, ids: list[str], action: str, actor: str
-    ) -> None:
-        """Before anything is looked up."""
-        with pytest.raises(InvalidInput):
-            await store.settle_dead_letters(ids, action, actor)  # type: ignore[arg-type]
+        ]
+        for ids, action, actor in malformed:
+            with pytest.raises(InvalidInput):
+                await store.settle_dead_letters(ids, action, actor)
 
     @pytest.mark.contract("FMT-2", "MSG-3")
     async def test_letters_stay_until_their_run_is_purged(
