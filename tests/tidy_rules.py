@@ -59,10 +59,11 @@ FUNCTION_LINES_MAX = 70
 MODULE_LINES_MIN = 40
 
 DIALECT = re.compile(
-    r"\b(?:say whether|put(?:s|ting)? aside|comes? again|(?:is|are) believed|lets? in|mourn\w*|rings?|rung)\b",
+    r"\b(?:say whether|put(?:s|ting)? aside|comes? again|(?:is|are) believed|lets? in|mourn\w*|rings?|rung"
+    r"|nobody|whoever|whomever|anybody|tells?|telling|told)\b",
     re.IGNORECASE,
 )
-"""Phrases for which the field has a word: return whether, defer, retry, trusted, admit, notify."""
+"""Phrases for which the field has a word: return whether, defer, retry, trusted, admit, notify, the caller."""
 
 IMPORTED_SCRIPT = re.compile(r"""(?:from|import|src=)\s*["'](?:\{base\})?(\.{0,2}/[^"']+\.js)["']""")
 

@@ -1,4 +1,4 @@
-"""The methods of the client as type checkers see them: `python -m tools.client_stubs` writes `client/nouns.pyi`.
+"""The methods of the client as type checkers see them: `python -m tools.client_stubs` writes `client/resources.pyi`.
 
 `make format` breaks its lines.
 """
@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import msgspec
 from msgspec import UnsetType
 
-from holdfast.client.nouns import NOUNS, STREAMED, needed
+from holdfast.client.resources import RESOURCES, STREAMED, needed
 from holdfast.service.operations import OPERATIONS
 from holdfast.service.registry import Operation
 
-STUBS = Path(__file__).parent.parent / "src" / "holdfast" / "client" / "nouns.pyi"
+STUBS = Path(__file__).parent.parent / "src" / "holdfast" / "client" / "resources.pyi"
 
 HEAD = '''"""Written by `python -m tools.client_stubs` from the operations; a test compares them. Do not edit."""
 
@@ -29,7 +29,7 @@ from holdfast.client.calls import Calls
 from holdfast.service.registry import Operation
 {imports}
 
-NOUNS: tuple[str, ...]
+RESOURCES: tuple[str, ...]
 STREAMED: dict[str, Operation]
 
 def needed(operation: Operation) -> tuple[str, ...]: ...
@@ -84,12 +84,12 @@ def stubs() -> str:
     """Return the text of the stubs."""
     imports: dict[str, str] = {}
     classes: list[str] = []
-    for noun in NOUNS:
-        operations = [each for each in (*OPERATIONS.values(), *STREAMED.values()) if each.noun == noun]
+    for resource in RESOURCES:
+        operations = [each for each in (*OPERATIONS.values(), *STREAMED.values()) if each.resource == resource]
         for is_sync in (False, True):
-            takes = "noun: Any, run: Callable[[Coroutine[Any, Any, Any]], Any]" if is_sync else "calls: Calls"
+            takes = "resource: Any, run: Callable[[Coroutine[Any, Any, Any]], Any]" if is_sync else "calls: Calls"
             lines = [
-                f"class {'Sync' if is_sync else ''}{noun.title()}:",
+                f"class {'Sync' if is_sync else ''}{resource.title()}:",
                 f"    def __init__(self, {takes}) -> None: ...",
             ]
             lines += [_method(each, imports, is_sync=is_sync) for each in operations]
@@ -101,7 +101,7 @@ def stubs() -> str:
 
 def flat(text: str) -> str:
     """Return stubs without regard to how their lines are broken or their imports are sorted."""
-    body = text.partition("NOUNS:")[2]
+    body = text.partition("RESOURCES:")[2]
     return re.sub(r"\s+", "", body).replace(",)", ")").replace(",]", "]").replace('"', "'")
 
 

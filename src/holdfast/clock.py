@@ -12,7 +12,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Tells the time."""
+    """Reads the time."""
 
     def now(self) -> int:
         """Return microseconds since 1970-01-01T00:00:00Z. Never less than it has returned before."""
@@ -36,7 +36,7 @@ class Rng(Protocol):
 
 
 class Secrets(Protocol):
-    """Makes what nobody can guess."""
+    """Makes secrets that cannot be guessed."""
 
     def new_secret(self) -> str:
         """Return 256 random bits as 64 hex digits."""

@@ -9,8 +9,8 @@
     │   ├── Conflict                the same id was used before with another content, or the state does not allow it
     │   ├── RunTerminal             the run has finished; it takes nothing more
     │   ├── NotPermitted            the actor may not do this
-    │   ├── NotAuthenticated        nobody knows who asks: no token, or one that is not valid
-    │   ├── NotWaiting              `require_waiting` was asked for and nobody waits
+    │   ├── NotAuthenticated        the caller is not known: no token, or one that is not valid
+    │   ├── NotWaiting              `require_waiting` was asked for and no wait is open
     │   ├── PayloadTooLarge         over a size limit
     │   ├── AnswerTooLarge          the answer would be larger than a service gives; ask for less
     │   ├── RateLimited             over a rate limit; `retry_after_ms` says when to try again
@@ -41,7 +41,7 @@
         ├── LeaseExpired            this node may not claim: it did not renew its lease in time
         ├── NodeSuperseded          another process has started under this node's name, and took over what it held
         ├── CheckpointOwnershipCapabilityError   the store cannot guard commits as the settings demand
-        ├── InternalError           nobody expected this; the log has it, under the same correlation id
+        ├── InternalError           an error of the service; the log has it, under the same correlation id
         ├── RequestTimedOut         the answer took longer than a service waits; what was asked may still be done
         ├── ServiceStopping         the service is being stopped; `outcome` says whether what was asked was done
         └── StoreError
@@ -106,7 +106,7 @@ class NotPermitted(CallerError):
 
 
 class NotAuthenticated(CallerError):
-    """Nobody knows who asks: there is no token, or it is not valid, or not any more."""
+    """The caller is not known: there is no token, or it is not valid, or not any more."""
 
 
 class NotWaiting(CallerError):
@@ -246,7 +246,7 @@ class CheckpointOwnershipCapabilityError(EngineError):
 
 
 class InternalError(EngineError):
-    """Nobody expected this. The log has it, under the same correlation id."""
+    """An error of the service. The log has it, under the same correlation id."""
 
 
 class RequestTimedOut(EngineError):

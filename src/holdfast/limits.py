@@ -112,13 +112,13 @@ NAME_BYTES = 255
 """The longest name of a plan, step, signal, tenant or run. It is part of keys in every store."""
 
 NODE_NAME_BYTES = 200
-"""The longest name of a node. What tells its lives apart is added to it, within `NAME_BYTES`."""
+"""The longest name of a node. What distinguishes its lives is added to it, within `NAME_BYTES`."""
 
 ACTIVITY_NAME_BYTES = 200
 """The longest name of an activity or a queue. Steps, attempts and messages are named after it, within `NAME_BYTES`."""
 
 LIST_S = 10.0
-"""How long a store looks for what a list or a search names. Who asks for more than that is told to ask for less."""
+"""How long a store looks for what a list or a search names. A request for more than that is refused."""
 
 SEARCH_WORDS = 10
 SEARCH_CHARS = 200
@@ -140,7 +140,7 @@ EVENT_BYTES = 350
 """What an event takes in a store beside the values in it, about. Only the estimate of a history's size uses it."""
 
 ERROR_CAUSES = 10
-"""How many causes of an error are kept. A longer chain is a loop that nobody reads."""
+"""How many causes of an error are kept. A longer chain is a loop that is not worth reading."""
 
 PROJECTOR_LAG_MS = 5_000
 """A projection that is further behind than this is worth an alert (PRJ-3)."""
@@ -161,7 +161,7 @@ PRIORITY_AGE_MS = 60_000
 """For how much waiting one step of priority counts. So the lowest overtakes the highest after some three hours."""
 
 OVERLOAD_RETRY_MS = 1_000
-"""When to ask again for a start that was refused, where nobody knows how long the runs inside will take."""
+"""When to ask again for a start that was refused, where it is not known how long the runs inside will take."""
 
 MAILBOX_SIGNALS = 500
 """How many unread signals a run is loaded with whatever their names. Of more, only what its open waits can take."""

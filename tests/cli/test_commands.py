@@ -379,6 +379,6 @@ def test_interrupting_is_clean(setup: CommandSetup) -> None:
 
 
 def test_every_derived_command_is_run_in_this_file() -> None:
-    nouns = {spec_of(operation).words.split()[0] for operation in OPERATIONS.values()}
-    known = {(noun, verb) for noun in nouns for verb in commands[noun] if not verb.startswith("-")}
+    resources = {spec_of(operation).words.split()[0] for operation in OPERATIONS.values()}
+    known = {(resource, verb) for resource in resources for verb in commands[resource] if not verb.startswith("-")}
     assert known - set(re.findall(r'"([a-z-]+)", "([a-z-]+)"', Path(__file__).read_text())) == set()

@@ -85,8 +85,8 @@ def test_every_operation_can_be_called_by_its_name(
 @pytest.mark.contract("API-1")
 def test_every_operation_has_a_command() -> None:
     for each in OPERATIONS.values():
-        noun, verb = spec_of(each).words.split()
-        assert verb in commands[noun]
+        resource, verb = spec_of(each).words.split()
+        assert verb in commands[resource]
     words = [spec_of(each).words for each in OPERATIONS.values()]
     assert len(set(words)) == len(words)
     assert set(COMMAND_SPECS) <= set(OPERATIONS)

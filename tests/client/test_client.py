@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 import holdfast as hf
-from holdfast.client import Client, SyncClient, nouns
+from holdfast.client import Client, SyncClient, resources
 from holdfast.client.transports import Unreachable, error_of
 from holdfast.errors import Conflict, EngineError, HoldfastError, InvalidInput, NotFound, RateLimited
 from holdfast.service.http.problems import problem_of
@@ -28,14 +28,14 @@ QUICKLY = hf.Retry(max_attempts=4, initial_ms=1)
 @pytest.mark.contract("API-1")
 def test_no_operation_is_missing_in_the_client() -> None:
     for name, operation in {**OPERATIONS, **STREAMS}.items():
-        noun, _, verb = name.partition(".")
+        resource, _, verb = name.partition(".")
         for prefix in ("", "Sync"):
-            method = getattr(getattr(nouns, prefix + noun.title()), verb)
+            method = getattr(getattr(resources, prefix + resource.title()), verb)
             assert method.__doc__ == operation.doc
-    assert nouns.STREAMED == STREAMS
+    assert resources.STREAMED == STREAMS
     for kind in (Client, SyncClient):
         source = kind.__init__.__code__.co_names
-        assert set(nouns.NOUNS) <= set(source), f"{kind.__name__} lacks one of {nouns.NOUNS}"
+        assert set(resources.RESOURCES) <= set(source), f"{kind.__name__} lacks one of {resources.RESOURCES}"
 
 
 @pytest.mark.contract("API-1")
@@ -240,7 +240,7 @@ def test_a_stream_that_is_let_go_after_its_client_is_no_trouble() -> None:
         yield 2
 
     runner = asyncio.Runner()
-    stream = vars(nouns)["_iterate"](pieces(), runner.run)
+    stream = vars(resources)["_iterate"](pieces(), runner.run)
     assert next(stream) == 1
     runner.close()
     stream.close()

@@ -134,7 +134,7 @@ def test_an_opened_task_is_a_row_with_all_that_was_asked_for() -> None:
         roles=("boss",),
         assignee="ann",
         due_at=START + 9,
-        plan_id="order",
+        workflow="order",
         approvals=2,
         of=3,
     )

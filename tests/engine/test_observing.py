@@ -29,7 +29,7 @@ async def test_who_asks_is_told_of_commits_until_they_do_not_want_to() -> None:
     store = observed(hf.MemoryStore())
     observer, node = observer_of(store), SampleNode(store)
     told: list[str] = []
-    end = observer.tell(lambda turns: told.extend(turn.run_id for turn in turns))
+    end = observer.subscribe(lambda turns: told.extend(turn.run_id for turn in turns))
     await node.start("run-1", wait("go"))
     end()
     await node.start("run-2", wait("go"))

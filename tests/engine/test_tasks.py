@@ -54,7 +54,7 @@ async def test_a_task_shows_all_that_was_asked_for(variant: EngineVariant) -> No
     async with variant.node(app):
         run = await app.start(asks)
         asked = await open_task(app, run)
-        assert (asked.run_id, asked.step_id, asked.name, asked.plan_id) == (run.run_id, "approve", "approve", "asks")
+        assert (asked.run_id, asked.step_id, asked.name, asked.workflow) == (run.run_id, "approve", "approve", "asks")
         assert (asked.route, asked.task_type, bytes(asked.payload)) == ("/orders", "review", b'{"order":7}')
         assert (asked.roles, asked.assignee) == (("clerk",), "ann")
         assert asked.due_at == int(due.timestamp()) * 1_000_000

@@ -60,9 +60,9 @@ class _Asked:
         self._client = client
 
     async def __call__(self, name: str, ask: dict[str, Any]) -> Answer:
-        noun, _, verb = name.partition(".")
+        resource, _, verb = name.partition(".")
         try:
-            answer = await getattr(getattr(self._client, noun), verb)(**ask)
+            answer = await getattr(getattr(self._client, resource), verb)(**ask)
         except HoldfastError as error:
             problem = msgspec.to_builtins(problem_of(error, error.details.pop("correlation_id", "")))
             return problem["status"], problem
@@ -132,7 +132,7 @@ class _Elsewhere:
         self._transport = transport
         self._loop = loop
 
-    async def ask(self, operation: Operation, fields: dict[str, Any]) -> bytes:
+    async def call(self, operation: Operation, fields: dict[str, Any]) -> bytes:
         asked = asyncio.run_coroutine_threadsafe(_awaited(self._transport, operation, fields), self._loop)
         return await asyncio.wrap_future(asked)
 
@@ -144,4 +144,4 @@ class _Elsewhere:
 
 
 async def _awaited(transport: Transport, operation: Operation, fields: dict[str, Any]) -> bytes:
-    return await transport.ask(operation, fields)
+    return await transport.call(operation, fields)

@@ -13,7 +13,7 @@ import holdfast as hf
 from holdfast.run import RunHandle
 from holdfast.service.auth.tokens import TokenAccess
 from holdfast.service.context import make_service
-from holdfast.service.http.protocol import FEW, SPARE, SPARE_PER_ADDRESS, Places
+from holdfast.service.http.protocol import FEW, SPARE, SPARE_PER_ADDRESS, ConnectionLimits
 from holdfast.service.http.server import listening
 from holdfast.service.options import ServiceOptions
 from tests.service.in_process import MOST_SECONDS, InProcessServer, make_app
@@ -84,23 +84,23 @@ async def test_spare_connections_are_few_and_end_soon(parser: str) -> None:
 
 @pytest.mark.contract("API-4")
 def test_one_address_leaves_places_for_others() -> None:
-    places = Places(1_000, 800)
-    taken = [places.take("greedy") for _ in range(1_000)]
+    limits = ConnectionLimits(1_000, 800)
+    taken = [limits.acquire("greedy") for _ in range(1_000)]
     assert taken.count("requests") == 800
     assert taken.count("health") == SPARE_PER_ADDRESS
-    more = [places.take("second") for _ in range(1_000)]
+    more = [limits.acquire("second") for _ in range(1_000)]
     assert more.count("requests") == 100, "a tenth is kept for those with few"
     for number in range(10):
-        mine = [places.take(f"small-{number}") for _ in range(20)]
+        mine = [limits.acquire(f"small-{number}") for _ in range(20)]
         assert mine.count("requests") == FEW
-    while places.taken < 1_000:
-        assert places.take(f"other-{places.taken}") == "requests"
-    purposes = [places.take(f"late-{number}") for number in range(200)]
+    while limits.taken < 1_000:
+        assert limits.acquire(f"other-{limits.taken}") == "requests"
+    purposes = [limits.acquire(f"late-{number}") for number in range(200)]
     assert purposes.count("requests") == 0
     assert purposes.count("health") == SPARE - 2 * SPARE_PER_ADDRESS - 10 * SPARE_PER_ADDRESS
     for _ in range(800):
-        places.give_back("greedy", "requests")
-    assert places.take("late") == "requests"
+        limits.release("greedy", "requests")
+    assert limits.acquire("late") == "requests"
 
 
 @asynccontextmanager

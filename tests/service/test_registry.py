@@ -8,7 +8,7 @@ import pytest
 import holdfast as hf
 from holdfast.cli.commands import spec_of
 from holdfast.cli.main import commands
-from holdfast.client import nouns
+from holdfast.client import resources
 from holdfast.errors import RateLimited
 from holdfast.service.http.openapi import EXAMPLES
 from holdfast.service.http.rest import OperationRouter
@@ -40,10 +40,12 @@ def test_no_operation_is_without_a_scene_and_an_example() -> None:
 @pytest.mark.contract("API-1")
 async def test_no_way_has_an_operation_that_another_lacks() -> None:
     everything = {**OPERATIONS, **STREAMS}
-    asked = {f"{noun}.{verb}" for noun in nouns.NOUNS for verb in _public(noun.title())}
-    assert asked == {f"{noun}.{verb}" for noun in nouns.NOUNS for verb in _public(f"Sync{noun.title()}")}
+    asked = {f"{resource}.{verb}" for resource in resources.RESOURCES for verb in _public(resource.title())}
+    assert asked == {
+        f"{resource}.{verb}" for resource in resources.RESOURCES for verb in _public(f"Sync{resource.title()}")
+    }
     assert asked == set(everything)
-    said = {f"{noun} {verb}" for noun in _command_nouns() for verb in commands[noun] if verb[0] != "-"}
+    said = {f"{resource} {verb}" for resource in _command_groups() for verb in commands[resource] if verb[0] != "-"}
     derived = {spec_of(operation).words: name for name, operation in OPERATIONS.items()}
     assert len(derived) == len(OPERATIONS)
     more = {"run show", "run tail", "audit export"}
@@ -66,10 +68,10 @@ async def test_no_way_has_an_operation_that_another_lacks() -> None:
 
 
 def _public(kind: str) -> list[str]:
-    return [name for name in vars(getattr(nouns, kind)) if name[0] != "_"]
+    return [name for name in vars(getattr(resources, kind)) if name[0] != "_"]
 
 
-def _command_nouns() -> set[str]:
+def _command_groups() -> set[str]:
     return {spec_of(operation).words.split()[0] for operation in OPERATIONS.values()}
 
 

@@ -173,7 +173,7 @@ async def test_every_operation_needs_its_scope(name: str) -> None:
         ask = EXAMPLES[name] | ({"actor": "ann"} if "actor" in EXAMPLES[name] else {})
         status, problem = await server.rest(name, ask, **{"x-scopes": "nothing:read"})
         if scope is None:
-            assert status == (422 if OPERATIONS[name].noun == "activities" else 200)  # the example is no real token
+            assert status == (422 if OPERATIONS[name].resource == "activities" else 200)  # the example is no real token
             return
         assert (status, problem["code"], problem["details"]) == (403, "NotPermitted", {"scope": scope})
         both = f"{scope} runs:write"  # what starts a run needs that too

@@ -336,7 +336,7 @@ class Values:
         """Draw a question about runs."""
         return RunQuery(
             tenant=self._maybe(TENANTS),
-            plan_id=self._maybe(PLANS),
+            workflow=self._maybe(PLANS),
             status=self._maybe(tuple(RunStatus)),
             reference_key=self._maybe(("order", "order 7", "or%")),
             tag=self._maybe((*TAGS, "v%p")),
@@ -378,7 +378,7 @@ class Values:
             status=self._maybe(("OPEN", "COMPLETED", "CANCELLED")),
             assignee=self._maybe(("ann", "bob'; --")),
             role=self._maybe((*ROLES, "b%", "", "0")),
-            plan_id=self._maybe(PLANS),
+            workflow=self._maybe(PLANS),
             due_before=self._maybe([0, 2**61, *(task.due_at for task in tasks if task.due_at is not None)]),
             actor=self._maybe(("ann", "bob'; --", "eve")),
             actor_roles=tuple(self.some(ROLES, 2)),

@@ -183,7 +183,7 @@ async def test_tasks_of_any_format_are_found_by_whom_they_concern(old_file: Path
         TaskQuery(assignee="ann"),
         TaskQuery(actor="ann"),
         TaskQuery(actor="bob", actor_roles=("manager",)),
-        TaskQuery(plan_id="order"),
+        TaskQuery(workflow="order"),
     ):
         assert [found.step_id for found in await store.find(query)] == ["approve"]
     assert await store.find(TaskQuery(actor="bob")) == []

@@ -98,16 +98,16 @@ def _load_module(name: str) -> ModuleType:
 
 
 def _cannot_be_imported(place: str, problem: BaseException) -> InvalidInput:
-    told = traceback.TracebackException.from_exception(problem)
-    _leave_out_ours(told)
-    return InvalidInput(f"{place} cannot be imported:", traceback="".join(told.format()).rstrip())
+    trace = traceback.TracebackException.from_exception(problem)
+    _leave_out_ours(trace)
+    return InvalidInput(f"{place} cannot be imported:", traceback="".join(trace.format()).rstrip())
 
 
-def _leave_out_ours(told: traceback.TracebackException | None) -> None:
+def _leave_out_ours(trace: traceback.TracebackException | None) -> None:
     """Keep only the lines that are not ours and not the interpreter's, also of what led to it."""
-    if told is None:
+    if trace is None:
         return
-    frames = [frame for frame in told.stack if not frame.filename.startswith(OURS)]
-    told.stack = traceback.StackSummary.from_list([(f.filename, f.lineno or 0, f.name, f.line) for f in frames])
-    _leave_out_ours(told.__cause__)
-    _leave_out_ours(told.__context__)
+    frames = [frame for frame in trace.stack if not frame.filename.startswith(OURS)]
+    trace.stack = traceback.StackSummary.from_list([(f.filename, f.lineno or 0, f.name, f.line) for f in frames])
+    _leave_out_ours(trace.__cause__)
+    _leave_out_ours(trace.__context__)

@@ -85,7 +85,7 @@ def _fsync_ms(place: Path, clock: Callable[[], float]) -> float:
     return statistics.median(taken) * 1_000
 
 
-async def _runs(place: Path, seconds: float, told: Callable[[float], object]) -> tuple[int, float, list[float]]:
+async def _runs(place: Path, seconds: float, report: Callable[[float], object]) -> tuple[int, float, list[float]]:
     """Start runs and wait for them, many at once, for so long; return how many, in what time, and each one's."""
     app = App("bench")
 
@@ -108,7 +108,7 @@ async def _runs(place: Path, seconds: float, told: Callable[[float], object]) ->
             began = clock()
             await (await app.start(chain)).result()
             latencies.append(clock() - began)
-            told(clock() - start)
+            report(clock() - start)
 
     async with app.node(f"sqlite:///{place}/bench.db"):
         start = clock()

@@ -1,6 +1,6 @@
 """What the operations are called on the command line, and how they look there.
 
-An operation that is not listed has a command all the same: its noun and its verb, with what it must be given as
+An operation that is not listed has a command all the same: its resource and its verb, with what it must be given as
 arguments and everything else as options.
 """
 
@@ -26,7 +26,7 @@ class CommandSpec(Struct, frozen=True, kw_only=True):
     stdin: str | None = None
 
 
-NOUNS = {
+GROUPS = {
     "runs": "run",
     "signals": "signal",
     "tasks": "task",
@@ -37,10 +37,10 @@ NOUNS = {
     "tenants": "tenant",
     "system": "system",
 }
-"""The command group of each noun of the operations; one that is not listed has its own name."""
+"""The command group of each resource of the operations; one that is not listed has its own name."""
 
 HELP = {
-    "run": "Start runs, look at them, and tell them what to do.",
+    "run": "Start runs, look at them, and control them.",
     "signal": "Find who waits for signals, and what has become of those that were sent.",
     "activity": "Report outcomes of activities by their completion tokens.",
     "task": "What humans are asked by runs.",
@@ -130,5 +130,5 @@ def spec_of(operation: Operation) -> CommandSpec:
     found = COMMAND_SPECS.get(operation.name)
     if found is not None:
         return found
-    noun, _, verb = operation.name.partition(".")
-    return CommandSpec(words=f"{NOUNS.get(noun, noun)} {verb.replace('_', '-')}")
+    resource, _, verb = operation.name.partition(".")
+    return CommandSpec(words=f"{GROUPS.get(resource, resource)} {verb.replace('_', '-')}")

@@ -47,7 +47,7 @@ class Connection:
         """Return the answer of an operation as plain values; raise the error that it is refused with."""
         if name not in OPERATIONS:
             raise NotFound(f"there is no operation {name!r}: `holdfast call` lists them", operation=name)
-        return await self._calls.ask(OPERATIONS[name], ask, Any)
+        return await self._calls.call(OPERATIONS[name], ask, Any)
 
     async def events(self, run_id: str, after: int) -> AsyncGenerator[Any, None]:
         """Return the events of a run behind a number, as they come, to its end."""
@@ -106,8 +106,8 @@ async def _in_process(target: Target) -> AsyncIterator[Connection]:
     except StoreUnavailable as problem:
         if not is_new(settings.store):
             raise
-        told = f"{problem.message} (make one with `holdfast store migrate --store ADDRESS`, or name another)"
-        raise StoreUnavailable(told, **problem.details) from problem
+        message = f"{problem.message} (make one with `holdfast store migrate --store ADDRESS`, or name another)"
+        raise StoreUnavailable(message, **problem.details) from problem
     try:
         async with app.connect(store):
             transport = InProcess(app, Principal(name=user_name(), is_admin=True, token_id=f"os-user:{user_name()}"))

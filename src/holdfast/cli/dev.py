@@ -51,7 +51,7 @@ def dev(
     port: int
         Where to listen; 0 takes one that is free.
     """
-    split_target(target)  # a name that is wrong from the start is told, and not waited with
+    split_target(target)  # a name that is wrong from the start is reported at once
     if not is_loopback(host):
         raise InvalidInput(f"access is open here, and others can reach {host}: use `holdfast server`", field="host")
     from holdfast.service.http.server import bind  # here, so that commands which do not serve do not wait for it

@@ -1,6 +1,6 @@
 """The process that `holdfast dev` starts: it serves an app, and ends when a file changes that the app is made of.
 
-Code that cannot be imported is told of, and waited with until it changes.
+Code that cannot be imported is reported, and loaded again when it changes.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ RELOAD = 75
 """The exit code that asks to be started again."""
 
 DEV_OPTIONS = "_HOLDFAST_DEV"
-"""The variable that holds what the process is told. It is taken out, so that nothing started from here has it."""
+"""The variable that holds what the process needs to know. It is taken out, so that nothing started from here has it."""
 
 DRAIN_S = 2.0
 LOOK_S = 0.5
@@ -40,7 +40,7 @@ _INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "pl
 
 
 class DevOptions(Struct, frozen=True, kw_only=True):
-    """What the process is told by the one that starts it. `life` ends when that one does."""
+    """What the process needs to know from the one that starts it. `life` ends when that one does."""
 
     target: str
     store: str

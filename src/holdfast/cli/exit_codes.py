@@ -71,7 +71,7 @@ HINTS: dict[type[HoldfastError], str] = {
 
 
 def run_command(command: Callable[[], int | None], *, as_json: bool = False) -> int:
-    """Carry out a command, and return the exit code. What it raises is told in one line."""
+    """Carry out a command, and return the exit code. What it raises is reported in one line."""
     try:
         code = command()
         sys.stdout.flush()

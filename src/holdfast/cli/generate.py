@@ -51,7 +51,7 @@ class Option(Struct, frozen=True, kw_only=True):
 
     @property
     def negative(self) -> str:
-        """The option that says no, for what is yes unless told otherwise."""
+        """The option that says no, for what is yes by default."""
         return f"--no-{self.option.removeprefix('--')}" if self.is_on else ""
 
 
@@ -92,8 +92,8 @@ def command_of(operation: Operation, spec: CommandSpec, extra: ExtraFlag | None 
             if values.has_text_pairs(bound.arguments.get(spec.rest or "", ())) and problem.message.endswith(
                 "got `str`"
             ):
-                told = f"{problem.message} (name=TEXT is a text; what is none is written name:=JSON)"
-                raise InvalidInput(told, **problem.details) from problem
+                message = f"{problem.message} (name=TEXT is a text; what is none is written name:=JSON)"
+                raise InvalidInput(message, **problem.details) from problem
             raise
 
     command.__signature__ = signature  # type: ignore[attr-defined]
@@ -153,14 +153,16 @@ def _parameters(fields: dict[str, Option], arguments: tuple[str, ...], rest: str
         for name in arguments
     ]
     if rest is not None:
-        told = f"{fields[rest].help} {values.HELP}".strip()
-        annotation = Annotated[str, Parameter(help=told, allow_leading_hyphen=False)]
+        help_text = f"{fields[rest].help} {values.HELP}".strip()
+        annotation = Annotated[str, Parameter(help=help_text, allow_leading_hyphen=False)]
         made.append(inspect.Parameter(rest, inspect.Parameter.VAR_POSITIONAL, annotation=annotation))
     return made + [_option(given) for given in fields.values() if given.field not in (*arguments, rest)]
 
 
-def _flag(name: str, option: str, told: str) -> inspect.Parameter:
-    return _keyword(name, Annotated[bool, Parameter(name=option, negative="", show_default=False, help=told)], False)
+def _flag(name: str, option: str, help_text: str) -> inspect.Parameter:
+    return _keyword(
+        name, Annotated[bool, Parameter(name=option, negative="", show_default=False, help=help_text)], False
+    )
 
 
 def _option(given: Option) -> inspect.Parameter:

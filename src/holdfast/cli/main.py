@@ -47,10 +47,10 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
     print(commands.generate_completion(shell=shell))
 
 
-def _group(noun: str) -> App:
-    if noun not in commands:
-        commands.command(App(name=noun, help=HELP.get(noun, f"Operations on {noun}.")))
-    return commands[noun]
+def _group(group: str) -> App:
+    if group not in commands:
+        commands.command(App(name=group, help=HELP.get(group, f"Operations on {group}.")))
+    return commands[group]
 
 
 def _assemble() -> None:
@@ -58,9 +58,9 @@ def _assemble() -> None:
         commands.command(command)
     for name, operation in OPERATIONS.items():
         spec = spec_of(operation)
-        noun, _, verb = spec.words.partition(" ")
+        group, _, verb = spec.words.partition(" ")
         made = OWN.get(name) or command_of(operation, spec, WAIT if name == "runs.start" else None)
-        _group(noun).command(made, name=verb)
+        _group(group).command(made, name=verb)
     _group("audit").command(export, name="export")
     _group("run").command(run_show, name="show")
     _group("run").command(run_tail, name="tail")

@@ -88,10 +88,10 @@ async def _await_result(connection: Connection, run_id: str, wait_s: float | Non
         left = WAIT_S if until is None else max(0.0, until - loop.time())
         outcome = await connection("runs.result", {"run_id": run_id, "wait_s": min(left, WAIT_S)})
         if outcome["is_finished"] or (until is not None and loop.time() >= until):
-            return _tell_outcome(outcome, target)
+            return _show_outcome(outcome, target)
 
 
-def _tell_outcome(outcome: dict[str, Any], target: Target) -> int:
+def _show_outcome(outcome: dict[str, Any], target: Target) -> int:
     if target.json:
         show_json(outcome)
     elif outcome["status"] == "COMPLETED":
@@ -135,12 +135,12 @@ async def _tail(run_id: str, after: int, target: Target) -> int:
     async with connect(target) as connection:
         async with aclosing(connection.events(run_id, after)) as events:
             async for event in events:
-                _tell_event(event, target)
+                _show_event(event, target)
         run = await connection("runs.get", {"run_id": run_id})
     return OK if run["status"] == "COMPLETED" else FAILED
 
 
-def _tell_event(event: dict[str, Any], target: Target) -> None:
+def _show_event(event: dict[str, Any], target: Target) -> None:
     if target.json:
         show_json(event)
         return

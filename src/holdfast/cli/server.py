@@ -93,7 +93,7 @@ def server(
     front: Front | None = None,
     oidc: Oidc | None = None,
 ) -> int:
-    """Serve the API of an app until SIGTERM or Ctrl-C, and run its workflows too unless told not to.
+    """Serve the API of an app until SIGTERM or Ctrl-C, and run its workflows too, unless that is switched off.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ def server(
 
 
 def set_up_logging(as_json: bool = False) -> None:
-    """Log to stderr, with times, as a process does that serves. Uvicorn tells of its problems only."""
+    """Log to stderr, with times, as a process does that serves. Uvicorn logs its problems only."""
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if as_json else PlainFormatter())

@@ -20,7 +20,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from holdfast.app import App
-from holdfast.client import nouns
+from holdfast.client import resources
 from holdfast.client.calls import Calls
 from holdfast.client.transports import Http, InProcess, Transport
 from holdfast.clock import Ids, Rng, SystemIds, SystemRng
@@ -60,17 +60,17 @@ class Client:
         """`token` is sent to a service; `principal` is who asks, in process. `transport` is one of httpx, for tests."""
         over: Transport = InProcess(to, principal) if isinstance(to, App) else Http(to, token, timeout_s, transport)
         self._calls = Calls(over, retry, ids or SystemIds(), rng or SystemRng())
-        self.runs = nouns.Runs(self._calls)
-        self.signals = nouns.Signals(self._calls)
-        self.tasks = nouns.Tasks(self._calls)
-        self.activities = nouns.Activities(self._calls)
-        self.letters = nouns.Letters(self._calls)
-        self.workflows = nouns.Workflows(self._calls)
-        self.system = nouns.System(self._calls)
-        self.tokens = nouns.Tokens(self._calls)
-        self.audit = nouns.Audit(self._calls)
-        self.tenants = nouns.Tenants(self._calls)
-        self.lists = nouns.Lists(self._calls)
+        self.runs = resources.Runs(self._calls)
+        self.signals = resources.Signals(self._calls)
+        self.tasks = resources.Tasks(self._calls)
+        self.activities = resources.Activities(self._calls)
+        self.letters = resources.Letters(self._calls)
+        self.workflows = resources.Workflows(self._calls)
+        self.system = resources.System(self._calls)
+        self.tokens = resources.Tokens(self._calls)
+        self.audit = resources.Audit(self._calls)
+        self.tenants = resources.Tenants(self._calls)
+        self.lists = resources.Lists(self._calls)
 
     async def result(self, run_id: str, kind: Any = Any) -> Any:
         """Wait for a run to finish; return what it returned, as this type, or raise `RunFailed` or `RunCancelled`."""
@@ -97,8 +97,8 @@ def parse_value(outcome: RunOutcome, kind: Any = Any) -> Any:
         return msgspec.json.decode(outcome.result, type=kind)
     if outcome.error.code == RunCancelled.code:
         raise RunCancelled(outcome.error.message, run_id=outcome.run_id)
-    told = f"run {outcome.run_id} failed: {outcome.error.code}: {outcome.error.message}"
-    raise RunFailed(told, outcome.error, run_id=outcome.run_id)
+    message = f"run {outcome.run_id} failed: {outcome.error.code}: {outcome.error.message}"
+    raise RunFailed(message, outcome.error, run_id=outcome.run_id)
 
 
 class SyncClient:
@@ -109,17 +109,17 @@ class SyncClient:
             raise InvalidInput("a SyncClient asks a service by its address; in process, use Client")
         self._runner = asyncio.Runner()
         self._client = self._runner.run(_made(to, options))
-        self.runs = nouns.SyncRuns(self._client.runs, self._runner.run)
-        self.signals = nouns.SyncSignals(self._client.signals, self._runner.run)
-        self.tasks = nouns.SyncTasks(self._client.tasks, self._runner.run)
-        self.activities = nouns.SyncActivities(self._client.activities, self._runner.run)
-        self.letters = nouns.SyncLetters(self._client.letters, self._runner.run)
-        self.workflows = nouns.SyncWorkflows(self._client.workflows, self._runner.run)
-        self.system = nouns.SyncSystem(self._client.system, self._runner.run)
-        self.tokens = nouns.SyncTokens(self._client.tokens, self._runner.run)
-        self.audit = nouns.SyncAudit(self._client.audit, self._runner.run)
-        self.tenants = nouns.SyncTenants(self._client.tenants, self._runner.run)
-        self.lists = nouns.SyncLists(self._client.lists, self._runner.run)
+        self.runs = resources.SyncRuns(self._client.runs, self._runner.run)
+        self.signals = resources.SyncSignals(self._client.signals, self._runner.run)
+        self.tasks = resources.SyncTasks(self._client.tasks, self._runner.run)
+        self.activities = resources.SyncActivities(self._client.activities, self._runner.run)
+        self.letters = resources.SyncLetters(self._client.letters, self._runner.run)
+        self.workflows = resources.SyncWorkflows(self._client.workflows, self._runner.run)
+        self.system = resources.SyncSystem(self._client.system, self._runner.run)
+        self.tokens = resources.SyncTokens(self._client.tokens, self._runner.run)
+        self.audit = resources.SyncAudit(self._client.audit, self._runner.run)
+        self.tenants = resources.SyncTenants(self._client.tenants, self._runner.run)
+        self.lists = resources.SyncLists(self._client.lists, self._runner.run)
 
     def result(self, run_id: str, kind: Any = Any) -> Any:
         """Wait for a run to finish, as `Client.result` does."""

@@ -27,7 +27,7 @@ LONGEST_WAIT_S = 60.0
 
 
 class Calls:
-    """Asks for operations over a transport."""
+    """Calls operations over a transport."""
 
     def __init__(self, transport: Transport, retry: Retry, ids: Ids, rng: Rng) -> None:
         self._transport = transport
@@ -35,13 +35,13 @@ class Calls:
         self._ids = ids
         self._rng = rng
 
-    async def ask(self, operation: Operation, fields: dict[str, Any], kind: Any = None) -> Any:
+    async def call(self, operation: Operation, fields: dict[str, Any], kind: Any = None) -> Any:
         """Return the answer, as its own type or another; raise the refusal, or what keeps it from being asked."""
         asked = self._with_ids(operation, fields)
         attempt = 1
         while True:
             try:
-                return _decoded(await self._transport.ask(operation, asked), kind or operation.response_type)
+                return _decoded(await self._transport.call(operation, asked), kind or operation.response_type)
             except HoldfastError as error:
                 if operation.name in ONCE and not isinstance(error, RateLimited):
                     raise
@@ -52,7 +52,7 @@ class Calls:
             attempt += 1
 
     async def stream(self, operation: Operation, fields: dict[str, Any]) -> AsyncGenerator[Any, None]:
-        """Return what an event stream tells, typed; when it breaks, go on where it broke.
+        """Return what an event stream sends, typed; when it breaks, go on where it broke.
 
         Of a run, its events, to its end. Of lists, pairs: what it is about, and how it is now.
         """

@@ -25,7 +25,7 @@ class Unreachable(EngineError):
 class Transport(Protocol):
     """Carries what is asked to where it is answered."""
 
-    async def ask(self, operation: Operation, fields: dict[str, Any]) -> bytes:
+    async def call(self, operation: Operation, fields: dict[str, Any]) -> bytes:
         """Return the answer as JSON, or raise the error that was answered."""
         ...
 
@@ -46,11 +46,11 @@ class InProcess:
         self._principal = principal
         self._readers: dict[str, RequestBinder] = {}
 
-    async def ask(self, operation: Operation, fields: dict[str, Any]) -> bytes:
-        ask = self._read(operation, fields)
+    async def call(self, operation: Operation, fields: dict[str, Any]) -> bytes:
+        request = self._read(operation, fields)
         correlation_id = self._service.ids.new_id()
         try:
-            answer = await operation.execute(self._service.context(self._principal, correlation_id), ask)
+            answer = await operation.execute(self._service.context(self._principal, correlation_id), request)
         except HoldfastError as error:
             error.details = {**error.details, "correlation_id": correlation_id}
             raise
@@ -103,7 +103,7 @@ class Http:
             base_url=address, headers=headers, timeout=timeout_s, transport=transport, verify=is_secret
         )
 
-    async def ask(self, operation: Operation, fields: dict[str, Any]) -> bytes:
+    async def call(self, operation: Operation, fields: dict[str, Any]) -> bytes:
         wait_s = fields.get("wait_s") or 0.0
         timeout_s = self._timeout_s + (wait_s if isinstance(wait_s, int | float) else 0.0)
         try:
@@ -167,8 +167,8 @@ def error_of(status: int, body: bytes) -> HoldfastError:
     try:
         problem = _reader.decode(body)
     except msgspec.MsgspecError:
-        told = f"what answers is no Holdfast server, or something stands before it: it says {status}"
-        return Unreachable(told) if status >= 500 else CallerError(told)
+        message = f"what answers is no Holdfast server, or something stands before it: it says {status}"
+        return Unreachable(message) if status >= 500 else CallerError(message)
     kind: Any = getattr(errors, problem.code, None)
     if not (isinstance(kind, type) and issubclass(kind, HoldfastError)):
         kind = CallerError if status < 500 else EngineError

@@ -78,8 +78,8 @@ class Wait(Struct, frozen=True, kw_only=True, gc=False):
     until: Instant | None = None
 
 
-class Task(Struct, frozen=True, kw_only=True, gc=False):
-    """A task for a human, and its status."""
+class Task(Struct, frozen=True, kw_only=True, gc=False, rename={"workflow": "plan_id"}):
+    """A task for a human, and its status. Stores keep `workflow` as `plan_id`."""
 
     task_id: str
     run_id: str
@@ -96,7 +96,7 @@ class Task(Struct, frozen=True, kw_only=True, gc=False):
     due_at: Instant | None = None
     completed_at: Instant | None = None
     completed_by: str | None = None
-    plan_id: str = ""
+    workflow: str = ""
     approvals: int = 1
     of: int | None = None
     answered_by: tuple[str, ...] = ()
@@ -203,7 +203,7 @@ def _task(run: RunState, step: OpenStep, body: e.TaskCreated, progress: TaskProg
         due_at=body.due_at,
         completed_at=end.emitted_at if end is not None else None,
         completed_by=completed.actor if completed else None,
-        plan_id=run.plan_id,
+        workflow=run.plan_id,
         approvals=body.approvals,
         of=body.of,
         answered_by=tuple(given.actor for given in progress.answers),

@@ -236,9 +236,9 @@ def acknowledged_signals_are_kept(view: RunView) -> list[str]:
     """Find signals that were acknowledged and are not there."""
     there = {signal_storage_key(view.run_id, signal.name, signal.suffix) for signal in view.signals}
     return [
-        f"signal {told.signal_name!r} with id {told.signal_id!r} was acknowledged and is gone"
-        for told in view.acknowledged
-        if told.workflow_id == view.run_id and told.signal_storage_key not in there
+        f"signal {result.signal_name!r} with id {result.signal_id!r} was acknowledged and is gone"
+        for result in view.acknowledged
+        if result.workflow_id == view.run_id and result.signal_storage_key not in there
     ]
 
 

@@ -7,9 +7,9 @@
 
 **The separator.** The contract fixes two keys as the SHA256 of parts joined by ``|``. Joining is ambiguous if any
 part may hold a ``|``, so exactly one part of each key may: the step id of an event, and the request id of a start.
-Every other part is refused with `InvalidInput` if it holds one. The free part can then always be told from the others
-(count the parts before and after it from both ends), so two different tuples never share a key, and the key is
-still exactly the SHA256 of the plain join.
+Every other part is refused with `InvalidInput` if it holds one. The free part can then always be distinguished from
+the others (count the parts before and after it from both ends), so two different tuples never share a key, and the
+key is still exactly the SHA256 of the plain join.
 
 **Event ids** are derived from the event's key (a UUID of version 8), not drawn: the same event has the same id on
 every retry, on every node and in every replay, and a consumer of the event bus can drop duplicates by it.

@@ -190,7 +190,7 @@ class DefinitionFilter:
     async def _wake_diverged(self, fits: Fits) -> None:
         """Wake the runs whose history did not fit other code, and fits what this node has. Nothing else is written."""
         for plan_id in sorted({plan_id for plan_id, _ in self.plans()}):
-            query = RunQuery(plan_id=plan_id, status=PAUSED)
+            query = RunQuery(workflow=plan_id, status=PAUSED)
             async for page in pages(self._store.find, query, lambda head: head.run_id):
                 for head in page:
                     has_error = head.snapshot is None or head.snapshot.last_error_code is not None

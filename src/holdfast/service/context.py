@@ -326,7 +326,7 @@ class RequestContext:
             raise NotPermitted(f"{self.principal.name!r} cannot act for another", field="actor")
 
     def log_refusal(self, what: str, refusal: HoldfastError, *, is_counted: bool) -> None:
-        """Log that the caller may not do something, and count it if a run may have heard of it."""
+        """Log that the caller may not do something, and count it if a run may have recorded it."""
         principal = self.principal
         key = principal.token_id or principal.name
         if is_counted:

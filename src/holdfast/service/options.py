@@ -149,17 +149,17 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
     """The most calls in one batch of JSON-RPC."""
 
     connections: int = 2_000
-    """How many connections are served at once; more are told to come back. A few more are for `/v1/health`."""
+    """How many connections are served at once; more have to retry later. A few more are for `/v1/health`."""
 
     connections_per_address: int = 1_000
     """How many of them one address may have. Behind a proxy all are of one: give it as many as `connections` then."""
 
     sending_bytes: int = 256 * 1024 * 1024
-    """How large the answers are together that callers have not taken yet; more are told to come back."""
+    """How large the answers are together that callers have not taken yet; more have to retry later."""
 
     receiving_bytes: int = 256 * 1024 * 1024
     """How large the large bodies are together that are being received; an eighth of it for one caller, and for all who
-    are not known yet. More are told to come back."""
+    are not known yet. More have to retry later."""
 
     idle_s: float = 30.0
     """How long a connection is kept that asks nothing."""
@@ -171,7 +171,7 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
     """From what size on answers are compressed for callers that take it."""
 
     streams: int = 1_000
-    """How many event streams are open at once; more are told to come back."""
+    """How many event streams are open at once; more have to retry later."""
 
     streams_per_token: int = 100
     """How many of them are of one token."""

@@ -108,7 +108,7 @@ class Operation(Struct, frozen=True, kw_only=True):
     """Whether what it does is in the audit log: by the commit that does it, or by one after that."""
 
     @property
-    def noun(self) -> str:
+    def resource(self) -> str:
         """What the operation is about: `runs` for `runs.start`."""
         return self.name.partition(".")[0]
 
@@ -137,7 +137,7 @@ class Operation(Struct, frozen=True, kw_only=True):
 
     @property
     def is_counted(self) -> bool:
-        """Whether a run hears of refusals: who has been refused too often is not heard any more."""
+        """Whether a run records refusals: a caller who was refused too often gets `RateLimited`."""
         return self.scope in COUNTED or self.name == UPDATE
 
     @property
@@ -310,7 +310,7 @@ class RequestBinder:
 
 
 def refusal(problem: Exception) -> InvalidInput | MalformedRequest:
-    """Return how a caller is told that what they asked cannot be read."""
+    """Return the error for a request that cannot be read."""
     if not isinstance(problem, msgspec.ValidationError):
         return MalformedRequest("this is no JSON, or it is cut short")
     where, reason = explain_unfit(problem)

@@ -243,7 +243,7 @@ def snapshot_view(snapshot: RunSnapshot, is_stale: bool = False) -> SnapshotView
 
 
 class AcceptedSignal(Struct, frozen=True, kw_only=True):
-    """What every sender of the same signal is told, on every transport. `workflow_id` is the run's id."""
+    """What every sender of the same signal gets, on every transport. `workflow_id` is the run's id."""
 
     accepted: bool
     workflow_id: str
@@ -317,7 +317,7 @@ class TaskItem(Struct, frozen=True, kw_only=True):
 
 def task_item(task: TaskView) -> TaskItem:
     """Return a task as callers see it."""
-    return shown(TaskItem, task, workflow=task.plan_id)
+    return shown(TaskItem, task)
 
 
 def listed_task(task: TaskView) -> TaskItem:
@@ -325,7 +325,7 @@ def listed_task(task: TaskView) -> TaskItem:
     size = len(task.payload) + len(task.form)
     if size <= LISTED_BYTES:
         return task_item(task)
-    return shown(TaskItem, task, workflow=task.plan_id, payload=NULL, form=NULL, payload_bytes=size)
+    return shown(TaskItem, task, payload=NULL, form=NULL, payload_bytes=size)
 
 
 class LetterView(Struct, frozen=True, kw_only=True):

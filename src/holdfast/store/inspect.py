@@ -28,10 +28,10 @@ async def view_of(
 
     With `tries` it is also None for a run that has changed each time.
     """
-    told = tuple(result for result in acknowledged if result.workflow_id == run_id)
+    results = tuple(result for result in acknowledged if result.workflow_id == run_id)
     [before] = await store.load([run_id])
     while before is not None and tries != 0:
-        view = await _read(store, before, told)
+        view = await _read(store, before, results)
         [after] = await store.load([run_id])
         if after == before:
             return view
@@ -41,11 +41,11 @@ async def view_of(
 
 async def system_view(store: Store, acknowledged: Iterable[AcceptedSignalResult] = ()) -> SystemView:
     """Return the view of all runs. Each is consistent; to compare runs with each other, take it while nodes rest."""
-    told: dict[str, list[AcceptedSignalResult]] = {}
+    results: dict[str, list[AcceptedSignalResult]] = {}
     for result in acknowledged:
-        told.setdefault(result.workflow_id, []).append(result)
+        results.setdefault(result.workflow_id, []).append(result)
     heads = await _read_all(lambda after: store.find(RunQuery(after=after, limit=PAGE)), "", lambda h: h.run_id)
-    views = [await view_of(store, head.run_id, told.get(head.run_id, ())) for head in heads]
+    views = [await view_of(store, head.run_id, results.get(head.run_id, ())) for head in heads]
     return SystemView(tuple(view for view in views if view is not None))
 
 

@@ -134,7 +134,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, gc=False):
 class NewRun(Struct, frozen=True, kw_only=True, gc=False):
     """A run to be created: who asked for it, its first events, and what goes with them.
 
-    `request_key` recognises a retry of the same request (QUE-1); `input_sha256` tells a retry from a misuse.
+    `request_key` recognises a retry of the same request (QUE-1); `input_sha256` distinguishes a retry from a misuse.
     `signals` are for this run, whatever run they name: the run and its signals are created together, or neither is.
     With `admission` it is queued, and starts once its plan admits it.
     """
@@ -428,7 +428,7 @@ class RunQuery(Query[RunHead], frozen=True, kw_only=True):
     """
 
     tenant: str | None = None
-    plan_id: str | None = None
+    workflow: str | None = None
     status: RunStatus | None = None
     reference_key: str | None = None
     tag: str | None = None
@@ -486,7 +486,7 @@ class TaskQuery(Query[Task], frozen=True, kw_only=True):
     status: Literal["OPEN", "COMPLETED", "CANCELLED"] | None = None
     assignee: str | None = None
     role: str | None = None
-    plan_id: str | None = None
+    workflow: str | None = None
     due_before: Instant | None = None
     actor: str | None = None
     actor_roles: tuple[str, ...] = ()

@@ -362,8 +362,8 @@ async def read_picture(store: Store, nodes: Iterable[str] = (), queues: Iterable
         "tasks": tasks,
         "letters": letters,
         "stats": await store.stats(),
-        "next_due": {node: await store.next_due(node) for node in ("nobody", *nodes)},
-        "next_visible": {queue: await store.next_due("nobody", [], [queue]) for queue in queues},
+        "next_due": {node: await store.next_due(node) for node in ("no-node", *nodes)},
+        "next_visible": {queue: await store.next_due("no-node", [], [queue]) for queue in queues},
     }
 
 

@@ -79,7 +79,7 @@ def _outcome(of: ActivityToken, **fields: Any) -> ActivityOutcome:
 
 
 class _Terms(Struct, frozen=True):
-    """On which terms the store is to accept an outcome, as far as the history tells; or why it is not."""
+    """On which terms the store is to accept an outcome, as far as the history shows; or why it is not."""
 
     version: int
     before: Instant | None = None

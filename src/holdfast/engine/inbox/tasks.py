@@ -94,7 +94,7 @@ class Tasks:
             status=status,
             assignee=assignee,
             role=role,
-            plan_id=workflow,
+            workflow=workflow,
             due_before=due_before,
             actor=None if actor is None else actor.name,
             actor_roles=() if actor is None else tuple(actor.roles),
@@ -231,7 +231,7 @@ class Tasks:
     def _check_answer(self, task: Task, request: TaskRequest) -> None:
         """Refuse an answer that does not fit before anything is stored, if its form was asked for in this process."""
         for definition in self._registry.workflows.values():
-            if definition.name == task.plan_id:
+            if definition.name == task.workflow:
                 check_with(definition.forms)(task.form, request.answer)
 
     async def _decided(self, task: Task, signal: SignalRequest) -> e.Body | None:

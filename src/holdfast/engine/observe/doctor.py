@@ -37,7 +37,7 @@ TRIES = 3
 """How often a run is read that does not rest. One that goes on all the time is not stuck."""
 
 AT_ONCE = 4
-"""How many runs are read at the same time: as many as a store has connections, unless told otherwise."""
+"""How many runs are read at the same time: as many as a store has connections, unless configured otherwise."""
 
 LISTED_ROWS = 1_000
 """How many runs and tasks are read to see whether their rows can be: the newest runs, and the first tasks."""
@@ -45,7 +45,7 @@ LISTED_ROWS = 1_000
 GOES_ON = "unfinished_runs_can_go_on"
 
 Progress = Callable[[int, int], None]
-"""Is told how many runs have been read, of how many."""
+"""Called with how many runs have been read, of how many."""
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -108,12 +108,12 @@ def report_of(shown: str, findings: Iterable[Finding], **more: Any) -> Report:
 
 
 def _versions(facts: Facts) -> Finding:
-    told = f"{facts.software}, Holdfast {version('holdfast')}, Python {platform.python_version()}"
+    versions = f"{facts.software}, Holdfast {version('holdfast')}, Python {platform.python_version()}"
     schema = f"the schema has version {facts.schema_version}"
     if facts.schema_version > facts.latest_version:
-        sentence = f"{told}; {schema}, and this Holdfast knows {facts.latest_version}"
+        sentence = f"{versions}; {schema}, and this Holdfast knows {facts.latest_version}"
         return note("versions", sentence, "a rolling upgrade is under way, or this Holdfast is an old one: upgrade it")
-    return fine("versions", f"{told}; {schema}")
+    return fine("versions", f"{versions}; {schema}")
 
 
 async def _skew(store: Store, clock: Clock, bounds: Bounds) -> Finding:
@@ -198,7 +198,7 @@ def _letters(picture: Picture) -> Iterator[Finding]:
 def _mailbox(picture: Picture) -> Iterator[Finding]:
     oldest = picture.facts.oldest_signal
     if oldest is not None and oldest[1] <= picture.now - picture.bounds.mailbox_s * SECOND:
-        sentence = f"a signal has been in a mailbox for {picture.since(oldest[1])}, and nobody has waited for it"
+        sentence = f"a signal has been in a mailbox for {picture.since(oldest[1])}, and no wait has taken it"
         yield note("mailboxes", sentence, "`holdfast signal mailbox RUN-ID`: is its name the right one?", oldest[:1])
 
 
@@ -208,7 +208,7 @@ CHECKS: tuple[tuple[str, Callable[[Picture], Iterable[Finding]], str], ...] = (
     ("queues", _untaken, "no job has waited for long"),
     ("activities", _lacking, "no run waits for an activity that no node has"),
     ("poison", _retried, "no message is retried again and again"),
-    ("dead letters", _letters, "there is none that nobody has settled"),
+    ("dead letters", _letters, "there is none that is not settled"),
     ("mailboxes", _mailbox, "no signal has waited for long"),
 )
 """Each with what is said if it finds nothing."""
@@ -248,7 +248,7 @@ _TO_RETRY = (
 
 
 async def _paused(store: Store, picture: Picture) -> list[Finding]:
-    """Name the runs that an error has paused: nobody has asked for that."""
+    """Name the runs that an error has paused, and no operator."""
     if not picture.stats.runs.get(PAUSED):
         return [fine("paused runs", "there is none")]
     heads = await store.find(RunQuery(status=PAUSED, limit=1_000))

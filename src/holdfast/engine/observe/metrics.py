@@ -1,7 +1,7 @@
 """What goes on in a process, noted where everything passes: at the store.
 
 An `ObservedStore` passes every verb on, and counts. Counting is done once for each call, which is once for a whole
-batch of turns or signals; who reads the counts adds nothing to it. Others may ask to be told of commits: so event
+batch of turns or signals; who reads the counts adds nothing to it. Others may subscribe to commits: so event
 streams hear at once of what happens here, and traces of runs that have finished. What a store cannot guard is refused
 here too, by whichever class the store is.
 """
@@ -33,8 +33,8 @@ from holdfast.store.proxy import StoreProxy
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
-Told = Callable[[Sequence[Turn]], None]
-"""Somebody who is told of the turns that were committed here, before anybody else does anything about them."""
+CommitObserver = Callable[[Sequence[Turn]], None]
+"""Called with the turns that were committed here, before anything else is done about them."""
 
 
 class Histogram:
@@ -81,19 +81,19 @@ class Counts:
 
 
 class ObservedStore(StoreProxy):
-    """A store whose traffic is counted, and told to whoever asks."""
+    """A store whose traffic is counted, and whose commits can be observed."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
         self.counts = Counts()
-        self.told: tuple[Told, ...] = ()
+        self._observers: tuple[CommitObserver, ...] = ()
 
-    def tell(self, told: Told) -> Callable[[], None]:
-        """Tell somebody of commits from now on, until they call what is returned."""
-        self.told += (told,)
+    def subscribe(self, observer: CommitObserver) -> Callable[[], None]:
+        """Call this observer after each commit, until the function that is returned is called."""
+        self._observers += (observer,)
 
         def end() -> None:
-            self.told = tuple(other for other in self.told if other is not told)
+            self._observers = tuple(other for other in self._observers if other is not observer)
 
         return end
 
@@ -124,8 +124,8 @@ class ObservedStore(StoreProxy):
             self.counts.conflicts.update(conflict.reason for conflict in lost)
             turns = [turn for turn, answer in zip(turns, answers, strict=True) if isinstance(answer, Committed)]
         self.counts.add(turns)
-        for told in self.told:
-            told(turns)
+        for observe in self._observers:
+            observe(turns)
         return answers
 
     async def claim(self, node: str, limit: int, plans: Sequence[Plan] | None = None) -> list[LoadedRun]:

@@ -1,6 +1,6 @@
 """Traces: a run as spans of OpenTelemetry, made from its history when it has finished. Needs `holdfast[otel]`.
 
-A run's trace and spans have ids that follow from the run's own, so whoever knows the run knows its trace, nothing is
+A run's trace and spans have ids that follow from the run's own, so the trace follows from the run's id, nothing is
 carried along, and steps that were carried out by many nodes come together. The node that records a run's end hands
 its whole trace to the exporter. Inside an activity the step's span is the current one: what is called from there, and
 knows of traces, goes on with it.
@@ -94,14 +94,14 @@ def _span(
 ) -> ReadableSpan:
     failed = isinstance(ended.data, FAILED)
     error = getattr(ended.data, "error", None)
-    told = f"{error.code}: {error.message}" if failed and error is not None else None
+    description = f"{error.code}: {error.message}" if failed and error is not None else None
     return ReadableSpan(
         name=name,
         context=context,
         parent=above,
         resource=resource,
         attributes={**about, "holdfast.ended_by": ended.event_type},
-        status=Status(StatusCode.ERROR, told) if failed else Status(StatusCode.UNSET),
+        status=Status(StatusCode.ERROR, description) if failed else Status(StatusCode.UNSET),
         start_time=begun.emitted_at * 1_000,
         end_time=max(ended.emitted_at, begun.emitted_at) * 1_000,
     )
@@ -117,7 +117,7 @@ class Tracing:
         self._finished: asyncio.Queue[str] = asyncio.Queue(MOST_BEHIND)
         self.lost = 0
         """How many runs have finished while the exporter was too far behind."""
-        self._end_telling = observer_of(store).tell(self._note)
+        self._unsubscribe = observer_of(store).subscribe(self._note)
         self._task = asyncio.create_task(self._work(), name="traces")
 
     def _note(self, turns: Sequence[Turn]) -> None:
@@ -150,7 +150,7 @@ class Tracing:
 
     async def stop(self) -> None:
         """Hand out what has finished so far, and stop."""
-        self._end_telling()
+        self._unsubscribe()
         await self._finished.join()
         self._task.cancel()
 

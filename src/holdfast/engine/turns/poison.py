@@ -5,7 +5,7 @@ fault. So a run that was lost twice in a row is a suspect: it takes its turn alo
 before it begins. A turn that is committed clears it. A run that was lost `lost_turns` times is set aside: it is paused
 by a turn that runs none of its code, as are all that follow, until an operator resumes it. That is one more try.
 
-An activity that ends its process is no poison: its attempts are counted. To tell the two apart, outcomes of activities
+An activity that ends its process is no poison: its attempts are counted. To distinguish the two, outcomes of activities
 are made durable before a run takes them that was lost before.
 
 **Refused turns.** Some turns the store refuses, and would refuse again. A run whose turn is refused is paused by its

@@ -222,7 +222,7 @@ class Exchange:
         await self.send(status, text, JSON, headers)
 
     def unexpected(self, problem: Exception) -> HoldfastError:
-        """Log an error that is not one of ours, and return what the caller is told of it."""
+        """Log an error that is not one of ours, and return the error for the caller."""
         return unexpected(problem, self.correlation_id, self.service.stopping.is_set())
 
     async def refuse(self, error: HoldfastError) -> None:

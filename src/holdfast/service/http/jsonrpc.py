@@ -127,8 +127,8 @@ class JsonRpc:
         except HoldfastError as error:
             answer = _refused(error, caller.correlation_id)
         except Exception as problem:
-            told = unexpected(problem, caller.correlation_id, self._service.stopping.is_set())
-            answer = _refused(told, caller.correlation_id)
+            failure = unexpected(problem, caller.correlation_id, self._service.stopping.is_set())
+            answer = _refused(failure, caller.correlation_id)
         return None if request.id is UNSET else msgspec.structs.replace(answer, id=request.id)
 
     async def _carry_out(self, caller: "_Caller", request: _Request) -> Response:

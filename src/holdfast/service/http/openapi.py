@@ -42,7 +42,9 @@ def describe(operations: Mapping[str, Operation], title: str = "Holdfast") -> Js
             "The same operations are methods of JSON-RPC 2.0 at POST /rpc, by their operationId.",
         },
         "servers": [{"url": "/"}],
-        "tags": [{"name": noun} for noun in dict.fromkeys(operation.noun for operation in operations.values())],
+        "tags": [
+            {"name": resource} for resource in dict.fromkeys(operation.resource for operation in operations.values())
+        ],
         "paths": paths,
         "components": {
             "schemas": {name: schema for name, schema in components.items() if _is_used(name, asks, paths)},
@@ -60,7 +62,7 @@ def _operation(operation: Operation, asked: Json, answer: Json) -> Json:
     example = EXAMPLES.get(operation.name, {})
     described: Json = {
         "operationId": operation.name,
-        "tags": [operation.noun],
+        "tags": [operation.resource],
         "summary": operation.summary,
         "description": operation.doc,
         "responses": _responses(operation, answer),
@@ -121,8 +123,8 @@ def _responses(operation: Operation, answer: Json) -> Json:
         by_status.setdefault(status_of(error), []).append(error)
     problem = {"$ref": REF.format(name=Problem.__name__)}
     for status, errors in sorted(by_status.items()):
-        told = ", ".join(sorted(error.code for error in errors))
-        answers[str(status)] = _response(told, "application/problem+json", problem)
+        codes = ", ".join(sorted(error.code for error in errors))
+        answers[str(status)] = _response(codes, "application/problem+json", problem)
     for response in answers.values():
         response["headers"] = {"X-Correlation-ID": {"schema": {"type": "string"}}}
     for busy in {"429", "503"} & answers.keys():
@@ -132,8 +134,8 @@ def _responses(operation: Operation, answer: Json) -> Json:
 
 def _piece(data: Json) -> Json:
     """Return the schema of one piece of an event stream, whose data is JSON in a text. Pieces with an event differ."""
-    told = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
-    fields = {"id": {"type": "string"}, "event": {"type": "string"}, "data": told}
+    text = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
+    fields = {"id": {"type": "string"}, "event": {"type": "string"}, "data": text}
     return {"type": "object", "properties": fields, "required": ["data"]}
 
 

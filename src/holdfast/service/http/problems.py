@@ -107,7 +107,7 @@ def problem_of(error: HoldfastError, correlation_id: str) -> Problem:
 
 
 def unexpected(problem: Exception, correlation_id: str, is_stopping: bool = False) -> HoldfastError:
-    """Log an unexpected error, and return what the caller is told of it: nothing but where to look.
+    """Log an unexpected error, and return what the caller gets: nothing but where to look.
 
     While the service is being stopped, parts of it that a request still needs are gone: that is no fault to look for.
     """
@@ -119,7 +119,7 @@ def unexpected(problem: Exception, correlation_id: str, is_stopping: bool = Fals
 
 
 def stopping(*, is_begun: bool) -> e.ServiceStopping:
-    """Return what a caller is told whom a service that is being stopped does not answer any more."""
+    """Return the error for a caller whom a service that is being stopped does not answer any more."""
     if not is_begun:
         return e.ServiceStopping("the service is being stopped; nothing was done: ask again", outcome="not-done")
     return e.ServiceStopping(

@@ -27,7 +27,7 @@ SPARE_S = 5.0
 """How many connections beyond the bound answer questions about health, how many for one address, and for how long."""
 
 
-class Places:
+class ConnectionLimits:
     """Who has how many connections. What one address has too many of, others still have."""
 
     def __init__(self, most: int, per_address: int) -> None:
@@ -41,7 +41,7 @@ class Places:
         """How many connections there are, without those that are spare."""
         return self._by_address.total()
 
-    def take(self, address: str) -> str:
+    def acquire(self, address: str) -> str:
         """Return what a new connection is for: "requests", "health", or "" if it is closed at once."""
         is_scarce = self._most - self.taken <= self._most // KEPT
         bound = min(FEW, self._per_address) if is_scarce else self._per_address
@@ -53,7 +53,7 @@ class Places:
             return "health"
         return ""
 
-    def give_back(self, address: str, purpose: str) -> None:
+    def release(self, address: str, purpose: str) -> None:
         """Count a connection no longer."""
         counts = self._by_address if purpose == "requests" else self._spare_by_address
         counts[address] -= 1
@@ -61,25 +61,27 @@ class Places:
             del counts[address]
 
 
-def connection_class(head_s: float, parser: type[Any] = AutoHTTPProtocol, places: Places | None = None) -> type[Any]:
+def connection_class(
+    head_s: float, parser: type[Any] = AutoHTTPProtocol, limits: ConnectionLimits | None = None
+) -> type[Any]:
     """Return the class of connections whose callers have so many seconds for the head of a request."""
     bases = (_Counted, _Patient) if hasattr(parser, "on_headers_complete") else (_Patient,)
-    if places is not None:
-        bases = (_Placed, *bases)
-    return type("Connection", (*bases, parser), {"HEAD_S": head_s, "PLACES": places})
+    if limits is not None:
+        bases = (_Limited, *bases)
+    return type("Connection", (*bases, parser), {"HEAD_S": head_s, "LIMITS": limits})
 
 
-class _Placed:
-    """Has a place among the connections of its address, or is there for questions about health only."""
+class _Limited:
+    """One of the connections of its address, or one for questions about health only."""
 
-    PLACES: Places
+    LIMITS: ConnectionLimits
     _purpose = ""
     _life: asyncio.TimerHandle | None = None
 
     def connection_made(self: Any, transport: asyncio.Transport) -> None:
         super().connection_made(transport)  # type: ignore[misc]
         self._from = str((transport.get_extra_info("peername") or ("",))[0])
-        self._purpose = self.PLACES.take(self._from)
+        self._purpose = self.LIMITS.acquire(self._from)
         if self._purpose == "health":
             self.app_state = {**self.app_state, IS_SPARE: True}
             self._life = self.loop.call_later(SPARE_S, transport.close)
@@ -90,7 +92,7 @@ class _Placed:
         if self._life is not None:
             self._life.cancel()
         if self._purpose:
-            self.PLACES.give_back(self._from, self._purpose)
+            self.LIMITS.release(self._from, self._purpose)
             self._purpose = ""
         super().connection_lost(exc)  # type: ignore[misc]
 

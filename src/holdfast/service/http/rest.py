@@ -1,7 +1,7 @@
 """REST, derived from the operations: one address for each of them, and what HTTP requires of everything else.
 
 Addresses are matched against the path as it came, segment by segment: an id may hold an encoded slash, which a
-router that sees the decoded path, as Starlette's does, cannot tell from a separator.
+router that sees the decoded path, as Starlette's does, cannot distinguish from a separator.
 """
 
 from collections.abc import Mapping

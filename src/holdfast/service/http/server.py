@@ -19,7 +19,7 @@ from holdfast.service.auth.tokens import HOW_TO_BEGIN, TokenAccess
 from holdfast.service.context import Authenticate, Headers, Principal, Service, make_service, open_access
 from holdfast.service.http.exchange import HEAD_BYTES
 from holdfast.service.http.front import Front
-from holdfast.service.http.protocol import Places, connection_class
+from holdfast.service.http.protocol import ConnectionLimits, connection_class
 from holdfast.service.options import ServiceOptions
 from holdfast.settings import without_password
 from holdfast.store.port import Store
@@ -86,7 +86,9 @@ async def listening(
     options = service.options
     config = uvicorn.Config(
         Front(service, routes),
-        http=connection_class(options.body_s, places=Places(options.connections, options.connections_per_address)),
+        http=connection_class(
+            options.body_s, limits=ConnectionLimits(options.connections, options.connections_per_address)
+        ),
         host=options.host,
         port=options.port,
         lifespan="off",

@@ -212,7 +212,7 @@ class ChangeFeed:
 
     async def _run(self) -> None:
         listener = self._store.wakeups.listen()
-        end_observing = observer_of(self._store).tell(lambda turns: self._notified.set())
+        end_observing = observer_of(self._store).subscribe(lambda turns: self._notified.set())
         helpers = [asyncio.create_task(self._listen(listener)), asyncio.create_task(self._end_with_service())]
         loop = asyncio.get_running_loop()
         try:

@@ -64,15 +64,15 @@ class ListSubscription:
         """Return whether this kind is subscribed to."""
         return kind in self._kinds
 
-    def offer(self, told: ListChange) -> None:
+    def offer(self, change: ListChange) -> None:
         """Queue a change, if it is subscribed to. An item that changes again before it is sent is sent once."""
-        if self._is_reset or told.kind not in self._kinds or not self._is_seen(told.head):
+        if self._is_reset or change.kind not in self._kinds or not self._is_seen(change.head):
             return
-        is_listed = self._is_listed(told)
-        if not is_listed and told.kind == "letters" and told.record.settled is None:
+        is_listed = self._is_listed(change)
+        if not is_listed and change.kind == "letters" and change.record.settled is None:
             return
-        self._size -= len(self._pending.pop(told.key, b""))
-        piece = self._pending[told.key] = told.is_there if is_listed else told.has_left
+        self._size -= len(self._pending.pop(change.key, b""))
+        piece = self._pending[change.key] = change.is_there if is_listed else change.has_left
         self._size += len(piece)
         if len(self._pending) > MOST_PENDING or self._size > PENDING_BYTES:
             self.reset()

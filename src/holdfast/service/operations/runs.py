@@ -166,7 +166,7 @@ async def list_(context: RequestContext, request: ListRuns) -> RunPage:
     `next` may have few items, or none, and there may be more behind it all the same.
     """
     query = RunQuery(
-        plan_id=request.workflow,
+        workflow=request.workflow,
         status=request.status,
         reference_key=request.reference_key,
         tag=request.tag,

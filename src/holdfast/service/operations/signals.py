@@ -180,7 +180,7 @@ async def start_with(context: RequestContext, request: StartWithSignal) -> Start
 
 
 class FollowSignal(Request, frozen=True, kw_only=True):
-    """Which signal to follow. The storage key, from its receipt, tells signals apart that had the same id."""
+    """Which signal to follow. The storage key, from its receipt, distinguishes signals that had the same id."""
 
     run_id: RunId
     name: Name

@@ -140,12 +140,12 @@ class WatchLists(Request, frozen=True, kw_only=True):
             and self.run_id in (None, head.run_id)
         )
 
-    def lists(self, told: ListChange, actor: Actor | None) -> bool:
+    def lists(self, change: ListChange, actor: Actor | None) -> bool:
         """Return whether an item is in the lists that are watched, as it is now."""
-        record: Any = told.record
-        if told.kind == "runs":
+        record: Any = change.record
+        if change.kind == "runs":
             return self.status in (None, record.status)
-        if told.kind == "letters":
+        if change.kind == "letters":
             return self.reason in (None, record.reason) and (self.settled or record.settled is None)
         return (
             self.task_status in (None, record.status)
@@ -187,7 +187,7 @@ class ListStream:
 async def watch_lists(context: RequestContext, request: WatchLists) -> RunView:
     """Watch what changes in lists of runs, tasks and dead letters: `run`, `task` and `letter`, as the lists show them.
 
-    At `reset`, which comes first, read the lists: what changes from then on is told. It is repeated if too much has
+    At `reset`, which comes first, read the lists: what changes from then on is sent. It is repeated if too much has
     changed at once. `run_left`, `task_left` and `letter_left` say that an item is not in the list any more. A reader
     that has a newer state, by its `last_event_seq`, keeps that. Each kind needs the scope of its list.
     """
@@ -200,6 +200,6 @@ async def watch_lists(context: RequestContext, request: WatchLists) -> RunView:
     listing = ListSubscription(
         kinds,
         lambda head: belongs_to(context.principal, head) and request.names(head),
-        lambda told: request.lists(told, actor),
+        lambda change: request.lists(change, actor),
     )
     return ListStream(context, context.service.change_feeds.of(context.runtime), listing)  # type: ignore[return-value]

@@ -60,7 +60,7 @@ async def list_(context: RequestContext, request: ListTasks) -> TaskPage:
         status=request.status,
         assignee=request.assignee,
         role=request.role,
-        plan_id=request.workflow,
+        workflow=request.workflow,
         due_before=instant_of(request.due_before),
         actor=None if actor is None else actor.name,
         actor_roles=() if actor is None else tuple(actor.roles),

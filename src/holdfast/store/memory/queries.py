@@ -29,12 +29,13 @@ def find_runs(runs: Runs, query: port.RunQuery) -> port.Found[port.RunHead]:
         last = heads[query.look - 1]
         place = (last.created_at, last.run_id) if query.newest else last.run_id
         heads = heads[: query.look]
-    exact = ("tenant", "plan_id", "status", "reference_key", "parent_run_id")
+    exact = ("tenant", "status", "reference_key", "parent_run_id")
     words = words_of(query.text)
     found = [
         head
         for head in heads
         if all(getattr(query, field) in (None, getattr(head, field)) for field in exact)
+        and query.workflow in (None, head.plan_id)
         and (query.tag is None or query.tag in head.tags)
         and (query.created_from is None or head.created_at >= query.created_from)
         and (query.created_until is None or head.created_at < query.created_until)
@@ -102,7 +103,7 @@ def find_tasks(runs: Runs, query: port.TaskQuery) -> port.Found[Task]:
     tasks = {
         task_id: task
         for run in runs.values()
-        if query.plan_id in (None, run.head.plan_id) and query.tenant in (None, run.head.tenant)
+        if query.workflow in (None, run.head.plan_id) and query.tenant in (None, run.head.tenant)
         for task_id, task in run.tasks.items()
     }
     actor = None if query.actor is None else Actor(query.actor, query.actor_roles)

@@ -214,10 +214,10 @@ class MemoryStore:
             if queue is not None and run.is_finished:
                 queue.leave(turn.run_id)
             if before == turn.expected_version:  # otherwise it was committed before, with what it sends to others
-                self._tell_others(turn, run, now)
+                self._send_out(turn, run, now)
         return answer
 
-    def _tell_others(self, turn: port.Turn, run: Run, now: Instant) -> None:
+    def _send_out(self, turn: port.Turn, run: Run, now: Instant) -> None:
         started = [self._create(new, None, now) for new in decisions.never_rejected(turn.starts)]
         sent = [self._send(turn, item, now) for item in turn.sends]
         left = outgoing.left_of(turn, started, sent, now)

@@ -116,20 +116,20 @@ class Committing:
             raise ValueError("a turn is larger than the server takes")
         arguments = commit_arguments(self._now, turns)
         if any(turn.starts or turn.sends for turn in turns):
-            return await self._pool.transact(lambda transaction: self._judge_and_tell(transaction, turns, arguments))
+            return await self._pool.transact(lambda transaction: self._judge_and_send(transaction, turns, arguments))
         return await _judged(self._pool, arguments)
 
-    async def _judge_and_tell(
+    async def _judge_and_send(
         self, transaction: Transaction, turns: Sequence[port.Turn], arguments: list[Any]
     ) -> Judged:
         """Commit, start runs, and deliver what the turns send, in one transaction."""
         locked = await _lock(transaction, turns)
         judged = await _judged(transaction, arguments)
-        told = [turn for turn, verdict in zip(turns, judged.verdicts, strict=True) if verdict == 0]
-        await self._tell(transaction, [turn for turn in told if turn.starts or turn.sends], locked, judged.now)
+        committed = [turn for turn, verdict in zip(turns, judged.verdicts, strict=True) if verdict == 0]
+        await self._send_out(transaction, [turn for turn in committed if turn.starts or turn.sends], locked, judged.now)
         return judged
 
-    async def _tell(
+    async def _send_out(
         self, transaction: Transaction, turns: list[port.Turn], locked: dict[str, Any], now: Instant
     ) -> None:
         """Start runs and deliver what the turns send, and store what remains of refusals."""

@@ -224,7 +224,7 @@ def _behind(replicas: Rows, bounds: Bounds) -> Iterator[Finding]:
 def _kept(slots: Rows, bounds: Bounds) -> Iterator[Finding]:
     for name, kept in slots:
         if kept >= bounds.kept_log_bytes:
-            sentence = f"{size_words(kept)} of the log are kept for the slot {name}, which nobody reads"
+            sentence = f"{size_words(kept)} of the log are kept for the slot {name}, which has no reader"
             yield wrong("replicas", sentence, "bring its reader back, or drop the slot; the disk fills up otherwise")
 
 

@@ -138,7 +138,7 @@ async def find_runs(db: Db, query: port.RunQuery, limit: int) -> port.Found[port
             where.add(*(("run_no >= ?", run_no) if query.newest else ("run_id <= ?", run_id)))
             place = (created_at, run_id) if query.newest else run_id
     where.add_given("tenant = ?", query.tenant)
-    where.add_given("plan_id = ?", query.plan_id)
+    where.add_given("plan_id = ?", query.workflow)
     where.add_given("status = ?", None if query.status is None else str(query.status))
     where.add_given("reference_key = ?", query.reference_key)
     where.add_given("parent_run_id = ?", query.parent_run_id)
@@ -230,7 +230,7 @@ async def find_tasks(db: Db, query: port.TaskQuery, limit: int) -> port.Found[Ta
     where.add_given("assignee = ?", query.assignee)
     where.add_given("roles @> ARRAY[?::text]", query.role)
     where.add_given("(SELECT tenant FROM holdfast.runs WHERE runs.run_no = tasks.run_no) = ?", query.tenant)
-    where.add_given("(SELECT plan_id FROM holdfast.runs WHERE runs.run_no = tasks.run_no) = ?", query.plan_id)
+    where.add_given("(SELECT plan_id FROM holdfast.runs WHERE runs.run_no = tasks.run_no) = ?", query.workflow)
     where.add_given("due_at < ?", query.due_before)
     if query.actor is not None:
         where.add(

@@ -136,7 +136,7 @@ def commit(
         if all(map(validation.can_be_kept, turns)) and _is_written(
             db, [(run_no, turn, _may_be_light(turn)) for run_no, turn in zip(numbers, turns, strict=True)], now
         ):
-            _tell_others(db, list(zip(numbers, turns, strict=True)), limits, now)
+            _send_out(db, list(zip(numbers, turns, strict=True)), limits, now)
             short_cut.forget(turns)
             return [port.Committed(turn.expected_version + len(turn.events), now) for turn in turns]
         short_cut.avoid()
@@ -161,7 +161,7 @@ def commit(
         for index, (turn, answer) in enumerate(zip(turns, answers, strict=True))
         if index in written and isinstance(answer, port.Committed)
     ]
-    _tell_others(db, committed, limits, now)
+    _send_out(db, committed, limits, now)
     return [answer for answer in answers if answer is not None]
 
 
@@ -178,7 +178,7 @@ def _is_written(db: sqlite3.Connection, turns: list[tuple[int, port.Turn, bool]]
     return is_written
 
 
-def _tell_others(db: sqlite3.Connection, all_turns: list[tuple[int, port.Turn]], limits: Limits, now: Instant) -> None:
+def _send_out(db: sqlite3.Connection, all_turns: list[tuple[int, port.Turn]], limits: Limits, now: Instant) -> None:
     """Start runs and deliver what the turns send, in the same transaction. Store what remains of refusals."""
     numbered = [(run_no, turn) for run_no, turn in all_turns if turn.starts or turn.sends]
     if not numbered:

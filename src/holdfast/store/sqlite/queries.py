@@ -301,7 +301,7 @@ def _heads(
 def _run_conditions(query: port.RunQuery) -> Where:
     where = Where()
     where.add_given("tenant = ?", query.tenant)
-    where.add_given("plan_id = ?", query.plan_id)
+    where.add_given("plan_id = ?", query.workflow)
     where.add_given("status = ?", None if query.status is None else str(query.status))
     where.add_given("reference_key = ?", query.reference_key)
     where.add_given("parent_run_id = ?", query.parent_run_id)
@@ -405,7 +405,7 @@ def find_tasks(db: sqlite3.Connection, query: port.TaskQuery, limit: int) -> por
     if query.role is not None:
         where.add(f"task_id IN (SELECT task_id FROM task_roles WHERE role = ?{of_status})", query.role, *status)
     where.add_given("(SELECT tenant FROM runs WHERE runs.run_no = tasks.run_no) = ?", query.tenant)
-    where.add_given("(SELECT plan_id FROM runs WHERE runs.run_no = tasks.run_no) = ?", query.plan_id)
+    where.add_given("(SELECT plan_id FROM runs WHERE runs.run_no = tasks.run_no) = ?", query.workflow)
     where.add_given("json_extract(task, '$.due_at') < ?", query.due_before)
     if query.actor is not None:
         roles = listing([0, *query.actor_roles])

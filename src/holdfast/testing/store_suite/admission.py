@@ -55,7 +55,7 @@ async def waiting(store: Store, *run_ids: str) -> list[str]:
 
 
 async def finish(node: SampleNode, *run_ids: str) -> None:
-    """Let runs begin, if they have not, and finish, whoever owns them."""
+    """Let runs begin, if they have not, and finish, whichever node owns them."""
     for run_id in run_ids:
         run = await node.load(run_id)
         if run.head.lease_owner is None:
@@ -64,7 +64,7 @@ async def finish(node: SampleNode, *run_ids: str) -> None:
 
 
 async def begin(node: SampleNode, *run_ids: str) -> list[int]:
-    """Let runs start, whoever owns them, and return when they did."""
+    """Let runs start, whichever node owns them, and return when they did."""
     for run_id in run_ids:
         run = await node.load(run_id)
         if run.head.lease_owner is None:
@@ -484,7 +484,7 @@ class AdmissionSuite(SuiteBase):
         await enqueue(store, "a", "b")
         await finish(node, "a")
         with pytest.raises(LeaseExpired):
-            await store.admit({"order": ONE}, 9, "nobody")
+            await store.admit({"order": ONE}, 9, "no-node")
         [admitted], _ = await store.admit({"order": ONE}, 9, node.name)
         assert (admitted.run_id, admitted.status) == ("b", "STARTED")
         assert admitted.run is not None

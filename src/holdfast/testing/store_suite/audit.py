@@ -126,7 +126,7 @@ class AuditSuite(SuiteBase):
         assert await ids(store, operation="op.3") == everything[3::4]
         ms = 1_000
         assert await ids(store, since=START + 10 * ms, until=START + 13 * ms) == everything[10:13]
-        assert await ids(store, tenant="nobody") == []
+        assert await ids(store, tenant="none-such") == []
 
     @pytest.mark.contract("API-4", "FMT-2")
     async def test_entries_go_when_retention_says_so_and_not_before(self, store: Store, clock: VirtualClock) -> None:

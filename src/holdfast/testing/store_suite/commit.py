@@ -128,7 +128,7 @@ class CommitSuite(SuiteBase):
     async def test_state_after_a_signal_is_kept_or_kept_absent(
         self, store: Store, node: SampleNode, state_after: Raw | UnsetType
     ) -> None:
-        """Replay must be able to tell a handler's state, even if it is null, from no handler at all."""
+        """Replay must distinguish a handler's state, even if it is null, from no handler at all."""
         await node.start("run-1", wait("go"))
         await accept(store, signal("run-1", "go"))
         turn = await node.turn(await node.load("run-1"))

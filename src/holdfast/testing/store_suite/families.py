@@ -21,7 +21,7 @@ from holdfast.testing.samples import SampleNode, complete, new_run, read_mailbox
 from holdfast.testing.store_suite.base import SuiteBase
 
 CHILD = "run-1/child"
-TOLD = "SubWorkflowCompleted"
+COMPLETED_MESSAGE = "SubWorkflowCompleted"
 
 
 def child(step_id: str = "child", close_policy: str = "await") -> StartChild:
@@ -49,14 +49,14 @@ async def head_of(store: Store, run_id: str) -> RunHead | None:
     return None if run is None else run.head
 
 
-async def refusal_told(node: SampleNode) -> ChildOutcome:
+async def refusal_received(node: SampleNode) -> ChildOutcome:
     """Return the message about its child that the run gets, and let the run handle it."""
     loaded = await node.load("run-1")
-    [told] = loaded.messages
-    assert (told.type, told.step_id) == ("SubWorkflowCompleted", "child")
+    [message] = loaded.messages
+    assert (message.type, message.step_id) == ("SubWorkflowCompleted", "child")
     await node.step("run-1")
     assert (await node.store.read_events("run-1"))[-1].event_type == "ChildFailed"
-    return codec.decode(told.payload, ChildOutcome)
+    return codec.decode(message.payload, ChildOutcome)
 
 
 class FamilySuite(SuiteBase):
@@ -107,10 +107,10 @@ class FamilySuite(SuiteBase):
             assert isinstance(await node.commit(turn), Committed)
             assert [message.type for message in (await node.load("run-1")).messages] == ["SubWorkflowCompleted"]
         assert check(await system_view(store)) == []
-        told = await refusal_told(node)
-        assert told.error is not None
-        assert told.error.code == "Conflict"
-        assert CHILD in told.error.message
+        outcome = await refusal_received(node)
+        assert outcome.error is not None
+        assert outcome.error.code == "Conflict"
+        assert CHILD in outcome.error.message
         assert isinstance(await node.commit(turn), Committed)
         assert (await node.load("run-1")).messages == ()
         assert await letters_of(store) == []
@@ -146,9 +146,9 @@ class FamilySuite(SuiteBase):
         assert await head_of(store, "run-1") is None
         assert await head_of(store, CHILD) is not None
         await node.start("run-1", child(close_policy="abandon"))
-        told = await refusal_told(node)
-        assert told.error is not None
-        assert told.error.code == "Conflict"
+        outcome = await refusal_received(node)
+        assert outcome.error is not None
+        assert outcome.error.code == "Conflict"
 
     @pytest.mark.contract("WF-4", "MSG-3")
     @pytest.mark.parametrize("end", ["finished", "rotated", "given up"])
@@ -198,8 +198,10 @@ class FamilySuite(SuiteBase):
         for run_id, [created] in zip(parents, answers[1::2], strict=True):
             head = await head_of(store, f"{run_id}/child")
             assert head is not None
-            told = [message.type for message in (await node.load(run_id)).messages]
-            assert (head.parent_run_id, told) == ((run_id, []) if isinstance(created, Refused) else (None, [TOLD]))
+            received = [message.type for message in (await node.load(run_id)).messages]
+            assert (head.parent_run_id, received) == (
+                (run_id, []) if isinstance(created, Refused) else (None, [COMPLETED_MESSAGE])
+            )
 
     # --- signals to other runs
 
@@ -212,7 +214,7 @@ class FamilySuite(SuiteBase):
         await node.start("waiting", wait("go"))
         await node.create("run-1")
         again = replace(send("waiting", "go", 7), step_id="again")
-        todo = (send("nobody"), send("done"), send("waiting"), again, complete())
+        todo = (send("nowhere"), send("done"), send("waiting"), again, complete())
         turn = await node.turn(await node.load("run-1"), *todo)
         for _ in range(2):
             assert isinstance(await node.commit(turn), Committed)
@@ -236,12 +238,12 @@ class FamilySuite(SuiteBase):
         elsewhere: dict[str, Any] = {field: "other"}
         await node.start("theirs", wait("go"), **elsewhere)
         await node.start("ours", wait("go"))
-        await node.start("run-1", send("theirs"), send("ours"), send("nobody!"))
+        await node.start("run-1", send("theirs"), send("ours"), send("nowhere!"))
         assert await read_mailbox(store, "theirs") == []
         assert len(await read_mailbox(store, "ours")) == 1
         details = [letter.detail for letter in await letters_of(store)]
         assert len(details) == 2
-        assert len({detail.replace("theirs", "nobody!") for detail in details}) == 1
+        assert len({detail.replace("theirs", "nowhere!") for detail in details}) == 1
         turn = await node.turn(await node.load("run-1"), send("theirs", signal_id="s-2"), complete())
         await node.commit(replace(turn, crosses_tenants=True))
         assert len(await read_mailbox(store, "theirs")) == 1

@@ -73,7 +73,7 @@ class QuerySuite(SuiteBase):
         await node.create("run-3", tenant="Acme", tags=("v%",), reference_key="order")
         assert await run_ids(store) == ["run-1", "run-2", "run-3"]
         assert await run_ids(store, tenant="acme") == ["run-1"]
-        assert await run_ids(store, plan_id="refund") == ["run-2"]
+        assert await run_ids(store, workflow="refund") == ["run-2"]
         assert await run_ids(store, status=RUNNING) == ["run-1"]
         assert await run_ids(store, status=COMPLETED) == ["run-2"]
         assert await run_ids(store, reference_key="order") == ["run-3"]
@@ -276,9 +276,9 @@ class QuerySuite(SuiteBase):
         async def find(**query: Any) -> list[str]:
             return sorted(found.step_id for found in await store.find(TaskQuery(**query)))
 
-        assert await find(plan_id="order") == ["a", "b", "e"]
-        assert await find(plan_id="ship", assignee="ann") == ["c"]
-        assert await find(plan_id="shi") == []
+        assert await find(workflow="order") == ["a", "b", "e"]
+        assert await find(workflow="ship", assignee="ann") == ["c"]
+        assert await find(workflow="shi") == []
         assert await find(due_before=START + 5) == []
         assert await find(due_before=START + 6, status="OPEN") == ["a"]
         assert await find(due_before=START + 7) == ["a", "c"]

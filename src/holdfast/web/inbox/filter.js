@@ -1,4 +1,4 @@
-// Which tasks are shown. The filter is the address's query; the service applies it to lists, and this to what is told live.
+// Which tasks are shown. The filter is the address's query; the service applies it to lists, and this to what arrives live.
 
 import { call } from "../lib/api.js";
 import { nowMs } from "../lib/clock.js";

@@ -146,7 +146,7 @@ class LetterList {
       act: async () => {
         await call(`letters.${how}`, { letter_id: letter.letter_id });
         toast(isDrop ? "Dropped." : "Put back.");
-        this.load(); // another process may have done it, which tells those who watch there
+        this.load(); // another process may have done it, which notifies those who watch there
       },
     });
   }

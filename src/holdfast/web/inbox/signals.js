@@ -49,7 +49,7 @@ class WaitList {
     setQuery({ name: this.name, run: this.mail.run, finished: this.mail.isAll ? "1" : "" });
   }
 
-  // No list tells of waits and signals, but they change only when runs do; a signal that is only kept changes nothing.
+  // No stream sends waits and signals, but they change only when runs do; a signal that is only kept changes nothing.
   watch() {
     const beat = setInterval(() => document.hidden || this.mail.load(), MAIL_MS);
     this.signal.addEventListener("abort", () => clearInterval(beat));

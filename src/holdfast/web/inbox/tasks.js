@@ -28,7 +28,7 @@ class TaskList {
     this.shown = new Map();
     this.draw = perFrame(() => !signal.aborted && this.drawNow());
     const pane = h("section", { class: "task-pane", "aria-label": "The task" });
-    this.pane = new TaskPane(pane, signal, { back: () => this.open(undefined), changed: (task) => this.told(task) });
+    this.pane = new TaskPane(pane, signal, { back: () => this.open(undefined), changed: (task) => this.changed(task) });
     this.layout = h(
       "div", { class: "tasks" },
       h("section", { class: "task-list", "aria-label": "Tasks" }, filterBar(this.filter, () => this.restart()), this.rows),
@@ -54,7 +54,7 @@ class TaskList {
 
   heard(name, data) {
     if (name === "reset") this.load();
-    else if (name === "task") this.told(data);
+    else if (name === "task") this.changed(data);
     else if (name === "task_left") this.left(data.task_id);
   }
 
@@ -89,7 +89,7 @@ class TaskList {
     this.draw();
   }
 
-  told(task) {
+  changed(task) {
     const isListed = (this.filter.status === "ALL" || task.status === this.filter.status) && fits(this.filter, task);
     if (isListed) this.tasks.set(task.task_id, task);
     else this.tasks.delete(task.task_id);

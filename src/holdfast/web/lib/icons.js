@@ -1,4 +1,4 @@
-// Small drawings. Each status has a shape of its own: colours need not be told apart.
+// Small drawings. Each status has a shape of its own: colours need not be distinguished.
 
 import { h, s } from "./dom.js";
 

@@ -1,5 +1,5 @@
 // The bars of one step, to scale. What is done is a filled bar, what is waited for an outlined one, a timer a thin one:
-// kinds can be told apart without colour, and so can what failed, which ends in a cross.
+// kinds can be distinguished without colour, and so can what failed, which ends in a cross.
 
 import { s } from "../lib/dom.js";
 import { duration } from "../lib/time.js";

@@ -55,7 +55,7 @@ function changeStatus(state, type, data, event, at) {
   if (status === "PAUSED") {
     state.pauses.push({ from: at, until: null, reason: data.reason ?? "" });
     state.error = data.error ?? state.error;
-    if (data.error) markDelivered(state, state.seq, null); // right after a resumption: the program was told nothing
+    if (data.error) markDelivered(state, state.seq, null); // right after a resumption: the program got nothing
   } else if (state.status === "PAUSED") {
     state.pauses.at(-1).until = at;
     markDelivered(state, null, event.run_seq);
@@ -73,7 +73,7 @@ function changeStatus(state, type, data, event, at) {
   state.error = data.error ?? null;
 }
 
-// The program is told of failures while it runs, else by the resumption; until then an operator can settle them.
+// The program gets failures while it runs, else at the resumption; until then an operator can settle them.
 function markDelivered(state, was, now) {
   for (const step of state.steps.values()) {
     if (step.status === "FAILED" && step.deliveredBy === was) step.deliveredBy = now;

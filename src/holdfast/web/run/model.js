@@ -58,7 +58,7 @@ export class RunModel {
     this.events.push(event);
     apply(this.state, event);
     this.isStale = false;
-    this.tell(event);
+    this.notify(event);
     this.onChange(event);
     return true;
   }
@@ -85,7 +85,7 @@ export class RunModel {
     this.waiters.set(signalId, done);
   }
 
-  tell(event) {
+  notify(event) {
     const id = event.data?.signal_id;
     if (event.event_type !== "SignalReceived" || !this.waiters.has(id)) return;
     this.waiters.get(id)(event);

@@ -1,4 +1,4 @@
-// Doing something to many runs: first what would be hit is shown, then it is done, and told one by one.
+// Doing something to many runs: first what would be hit is shown, then it is done, and reported one by one.
 
 import { call } from "../lib/api.js";
 import { openDialog, reasonField } from "../lib/dialog.js";
@@ -18,7 +18,7 @@ const MOST_SIGNALS = 500;
 const isOpen = (run) => !FINISHED.has(run.status);
 const isFinished = (run) => FINISHED.has(run.status);
 
-// `onAll` selects everything that the filter finds; it is offered when `update` is told that there is more.
+// `onAll` selects everything that the filter finds; it is offered when `update` learns that there is more.
 export function bulkBar(selected, done, onAll) {
   const count = h("strong", {});
   const all = h("button", { class: "link-button", type: "button", hidden: true, onclick: onAll }, "Select all that match");

@@ -1,4 +1,4 @@
-// A list of runs that is kept as it is in the service: read once, then told what changes, and read again when too much
+// A list of runs that is kept as it is in the service: read once, then updated by what changes, and read again when too much
 // has changed at once.
 
 import { queryOf } from "../lib/api.js";
@@ -29,17 +29,17 @@ export class LiveRuns {
     return this.source.items;
   }
 
-  // What is told while the list is being read counts too: it may be newer than what is read.
+  // What arrives while the list is being read counts too: it may be newer than what is read.
   hear(event, data) {
     if (event === "reset") {
       this.refill();
       return;
     }
     this.meanwhile?.push([event, data]);
-    this.tell(event, data);
+    this.apply(event, data);
   }
 
-  tell(event, data) {
+  apply(event, data) {
     if (event === "run") this.onChange(this.source.upsert(data));
     else if (event === "run_left" && this.source.remove(data.run_id)) this.onChange(-1);
   }
@@ -61,7 +61,7 @@ export class LiveRuns {
       fresh.takeNewer(this.source);
       this.source = fresh;
       this.meanwhile = null;
-      for (const [event, data] of meanwhile) this.tell(event, data);
+      for (const [event, data] of meanwhile) this.apply(event, data);
     });
     setTimeout(() => this.rested(), REST_MS);
   }

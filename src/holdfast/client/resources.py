@@ -1,4 +1,4 @@
-"""The methods of a client, derived from the operations. `nouns.pyi` shows them to people and to type checkers.
+"""The methods of a client, derived from the operations. `resources.pyi` shows them to people and to type checkers.
 
 What an operation needs may be given by place, in the order of the fields; everything else by name.
 """
@@ -36,66 +36,68 @@ def _fields(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def method_of(operation: Operation) -> Callable[..., Any]:
-    """Return the method that asks for an operation."""
+    """Return the method that calls an operation."""
     names = frozenset(operation.request_type.__struct_fields__)
 
-    def ask(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         fields = _fields(operation, args, kwargs)
         unknown = sorted(fields.keys() - names)
         if unknown:
             raise InvalidInput(f"{operation.name} has no {', '.join(unknown)}", field=unknown[0])
         calls: Calls = self._calls
-        return calls.stream(operation, fields) if operation.name in STREAMED else calls.ask(operation, fields)
+        return calls.stream(operation, fields) if operation.name in STREAMED else calls.call(operation, fields)
 
-    ask.__name__ = ask.__qualname__ = operation.name.partition(".")[2]
-    ask.__doc__ = operation.doc
-    return ask
+    method.__name__ = method.__qualname__ = operation.name.partition(".")[2]
+    method.__doc__ = operation.doc
+    return method
 
 
 def sync_method_of(operation: Operation) -> Callable[..., Any]:
-    """Return the method that asks for an operation and waits."""
+    """Return the method that calls an operation and waits."""
     name = operation.name.partition(".")[2]
 
-    def ask(self: Any, *args: Any, **kwargs: Any) -> Any:
-        asked = getattr(self._noun, name)(*args, **kwargs)
-        return _iterate(asked, self._run) if operation.name in STREAMED else self._run(asked)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        called = getattr(self._resource, name)(*args, **kwargs)
+        return _iterate(called, self._run) if operation.name in STREAMED else self._run(called)
 
-    ask.__name__ = ask.__qualname__ = name
-    ask.__doc__ = operation.doc
-    return ask
+    method.__name__ = method.__qualname__ = name
+    method.__doc__ = operation.doc
+    return method
 
 
-def _iterate(asked: AsyncGenerator[Any, None], run: Run) -> Iterator[Any]:
+def _iterate(stream: AsyncGenerator[Any, None], run: Run) -> Iterator[Any]:
     try:
         while True:
             try:
-                yield run(anext(asked))  # type: ignore[arg-type]
+                yield run(anext(stream))  # type: ignore[arg-type]
             except StopAsyncIteration:
                 return
     finally:  # who breaks off a loop has read enough, and the server need not know of them any longer
         with suppress(RuntimeError):  # unless the client was closed before, and its connections with it
-            run(asked.aclose())
+            run(stream.aclose())
 
 
-class _Noun:
+class _Resource:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
 
 
-class _SyncNoun:
-    def __init__(self, noun: Any, run: Run) -> None:
-        self._noun = noun
+class _SyncResource:
+    def __init__(self, resource: Any, run: Run) -> None:
+        self._resource = resource
         self._run = run
 
 
-def _methods(noun: str, make: Callable[[Operation], Callable[..., Any]]) -> dict[str, Any]:
+def _methods(resource: str, make: Callable[[Operation], Callable[..., Any]]) -> dict[str, Any]:
     operations = {**OPERATIONS, **STREAMED}
-    return {name.partition(".")[2]: make(each) for name, each in operations.items() if each.noun == noun}
+    return {name.partition(".")[2]: make(each) for name, each in operations.items() if each.resource == resource}
 
 
-NOUNS = tuple(dict.fromkeys(operation.noun for operation in (*OPERATIONS.values(), *STREAMED.values())))
+RESOURCES = tuple(dict.fromkeys(operation.resource for operation in (*OPERATIONS.values(), *STREAMED.values())))
 """What operations are about, in the order of declaration."""
 
-for _noun in NOUNS:
-    globals()[_noun.title()] = type(_noun.title(), (_Noun,), _methods(_noun, method_of))
-    globals()[f"Sync{_noun.title()}"] = type(f"Sync{_noun.title()}", (_SyncNoun,), _methods(_noun, sync_method_of))
+for _resource in RESOURCES:
+    globals()[_resource.title()] = type(_resource.title(), (_Resource,), _methods(_resource, method_of))
+    globals()[f"Sync{_resource.title()}"] = type(
+        f"Sync{_resource.title()}", (_SyncResource,), _methods(_resource, sync_method_of)
+    )
