@@ -106,7 +106,7 @@ async def test_nobody_looks_when_nobody_watches() -> None:
         await shop.send(run_id, "go")
         await shop.send(run_id, "go")
         assert watcher.polls == looks
-        assert shop.app.runtime().store.told == ()  # type: ignore[attr-defined]
+        assert shop.app.runtime().store.observers == ()  # type: ignore[attr-defined]
 
 
 def samples(text: str) -> dict[tuple[str, str], float]:

@@ -86,14 +86,14 @@ class ObservedStore(StoreProxy):
     def __init__(self, store: Store) -> None:
         super().__init__(store)
         self.counts = Counts()
-        self._observers: tuple[CommitObserver, ...] = ()
+        self.observers: tuple[CommitObserver, ...] = ()
 
     def subscribe(self, observer: CommitObserver) -> Callable[[], None]:
         """Call this observer after each commit, until the function that is returned is called."""
-        self._observers += (observer,)
+        self.observers += (observer,)
 
         def end() -> None:
-            self._observers = tuple(other for other in self._observers if other is not observer)
+            self.observers = tuple(other for other in self.observers if other is not observer)
 
         return end
 
@@ -124,7 +124,7 @@ class ObservedStore(StoreProxy):
             self.counts.conflicts.update(conflict.reason for conflict in lost)
             turns = [turn for turn, answer in zip(turns, answers, strict=True) if isinstance(answer, Committed)]
         self.counts.add(turns)
-        for observe in self._observers:
+        for observe in self.observers:
             observe(turns)
         return answers
 
