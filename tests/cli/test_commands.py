@@ -138,8 +138,10 @@ def test_commands_to_runs(setup: CommandSetup) -> None:
     assert setup.json("run", "terminate", ended, "--wait")["command"] == "EMERGENCY_STOP"
     paying = start(setup, "paying", "order_id=o-4", run_id="run-4")
     until(lambda: setup.json("run", "get", paying), lambda run: run["status"] == "PAUSED")
-    done = setup.hf("run", "retry-step", paying, "no-such-step")
-    assert "the run will decide, and may refuse; --wait waits until it has" in done.stderr
+    assert "step 'no-such-step' has not failed" in setup.hf("run", "retry-step", paying, "no-such-step", code=4).stderr
+    done = setup.hf("run", "retry-step", paying, "charge")
+    assert f"accepted; the run decides, and may refuse: see `holdfast run events {paying}`" in done.stderr
+    until(lambda: setup.json("run", "get", paying), lambda run: run["status"] == "PAUSED")
     assert setup.json("run", "retry-step", paying, "charge", "--wait")["is_decided"]
     until(lambda: setup.json("run", "get", paying), lambda run: run["status"] == "PAUSED")
     assert setup.json("run", "skip", paying, "charge", '"paid in cash"', "--wait")["is_decided"]

@@ -285,6 +285,39 @@ async def test_a_step_that_paused_its_run_is_tried_again_by_another_node(variant
 
 
 @pytest.mark.contract("SIG-13")
+async def test_a_retry_that_is_certain_to_be_refused_is_answered_at_once_and_recorded(variant: EngineVariant) -> None:
+    app = hf.App("orders")
+    goes_on = asyncio.Event()
+
+    @app.activity
+    async def charge() -> str:
+        await goes_on.wait()
+        return "paid"
+
+    @app.workflow
+    async def order() -> str:
+        await charge()
+        return await hf.wait_signal("go", str)
+
+    async with variant.node(app):
+        run = await app.start(order)
+        await wait_for_event(run, "StepStarted")
+        await run.retry_step("charge", signal_id="early")  # it may fail before the run decides
+        await wait_for_history(run, lambda events: len(verdicts(events)) == 1)
+        goes_on.set()
+        await wait_for_event(run, "SignalWaiting")
+        for signal_id, step_id in (("1", "no-such-step"), ("2", "charge"), ("2", "charge")):
+            with pytest.raises(Conflict, match="has not failed"):
+                await run.retry_step(step_id, actor="ann", signal_id=signal_id)
+        await wait_for_history(run, lambda events: len(verdicts(events)) == 3)
+        with pytest.raises(Conflict, match="has not failed"):
+            await run.retry_step("charge", actor="ann", signal_id="2")  # as the first time
+        await run.signal("go", "on")
+        assert await run.result() == "on"
+        assert {verdict[0] for verdict in verdicts(await run.events())} == {"SignalRejected"}
+
+
+@pytest.mark.contract("SIG-13")
 async def test_a_step_that_is_skipped_while_it_runs_is_cancelled(variant: EngineVariant) -> None:
     app = hf.App("orders")
     cancelled = asyncio.Event()

@@ -201,11 +201,26 @@ async def test_a_sign_in_that_was_not_begun_here_is_refused() -> None:
             response, _ = await sign_in(server, **changes)
             assert response.status_code == 401, changes
             assert not any("holdfast_session" in cookie for cookie in response.headers.get_list("set-cookie"))
-        for claims in ({"nonce": "another"}, {"aud": AUDIENCE}):
+        for claims in (
+            {"nonce": "another"},
+            {"aud": AUDIENCE},
+            {"aud": [CLIENT, AUDIENCE]},
+            {"aud": [CLIENT, AUDIENCE], "azp": AUDIENCE},
+            {"azp": AUDIENCE},
+        ):
             provider.claims = {"sub": "ann", "roles": ["admin"], **claims}
             response, _ = await sign_in(server)
             assert response.status_code == 401, claims
         assert await store_of(server).find(AuditQuery(operation="runs.start")) == []
+
+
+@pytest.mark.contract("API-4")
+async def test_a_token_for_several_audiences_counts_if_it_was_issued_to_the_page() -> None:
+    async with openid_provider() as provider, known_by(provider) as stage:
+        provider.claims |= {"aud": [CLIENT, AUDIENCE], "azp": CLIENT}
+        response, _ = await sign_in(stage)
+        assert response.status_code == 303
+        assert await status(stage, provider.token(azp="any-client")) == 200, "an access token is issued to any client"
 
 
 @pytest.mark.contract("API-4")

@@ -32,7 +32,6 @@ from holdfast.registry import Registry
 from holdfast.store import port
 from holdfast.store.memory import MemoryStore
 from holdfast.testing import view_of
-from holdfast.testing.faults import OrderedWakeups
 from holdfast.testing.sim_loop import LoopClock, SimLoop, current_process
 
 TRACE_LINES = 4_000
@@ -334,7 +333,6 @@ class WatchedStore(MemoryStore):
         self._world = world
         self._time = LoopClock(world.loop)
         super().__init__(self._time)
-        self.wakeups = OrderedWakeups()  # type: ignore[assignment]
 
     def time(self) -> int:
         """Return the present instant."""

@@ -136,7 +136,10 @@ async def _carry_out(
             return await then(connection, answer, target)
     show(spec, answer, target)
     if not target.json and isinstance(answer, dict) and answer.get("is_decided") is False:
-        note("the run will decide, and may refuse; --wait waits until it has")
+        run_id = answer["run_id"]
+        note(
+            f"accepted; the run decides, and may refuse: see `holdfast run events {run_id}`, or wait for it with --wait"
+        )
     if not target.json and isinstance(answer, dict) and answer.get("next"):
         note(f"there is more: use --all, or --cursor {answer['next']}")
     return 0

@@ -76,6 +76,14 @@ def _objection_to_retry(state: RunState, step_id: str) -> str:
     return f"the workflow has gone on since step {step_id!r} failed" if failed.is_delivered else ""
 
 
+def certain_objection_to_retry(state: RunState, step_id: str) -> str:
+    """Return why a retry of a step is refused whatever is in the run's inbox already; empty if that is not certain.
+
+    A step that is open may fail before the run decides.
+    """
+    return "" if step_id in state.open_steps else _objection_to_retry(state, step_id)
+
+
 OVERRIDES = frozenset(kind for body, kind in e.OPENING.items() if body.ASKS_OTHERS)
 """Kinds of steps that wait for an answer from outside: skipping one needs a permission of its own."""
 

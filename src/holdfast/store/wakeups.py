@@ -53,14 +53,14 @@ class LocalListener:
         return True
 
     def close(self) -> None:
-        self._wakeups.listeners.discard(self)
+        self._wakeups.listeners.pop(self, None)
 
 
 class LocalWakeups:
-    """Wake-ups within one event loop."""
+    """Wake-ups within one event loop, in the order in which listeners came, so that a simulation can be repeated."""
 
     def __init__(self) -> None:
-        self.listeners: set[LocalListener] = set()
+        self.listeners: dict[LocalListener, None] = {}
 
     def notify(self) -> None:
         for listener in self.listeners:
@@ -68,7 +68,7 @@ class LocalWakeups:
 
     def listen(self) -> LocalListener:
         listener = LocalListener(self)
-        self.listeners.add(listener)
+        self.listeners[listener] = None
         return listener
 
     def close(self) -> None:

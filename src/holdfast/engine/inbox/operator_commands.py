@@ -18,9 +18,9 @@ from holdfast.core.events import NULL, OPENING, Event
 from holdfast.core.instants import Instant
 from holdfast.core.keys import check_name, check_signal_id, signal_uuid
 from holdfast.core.messages import ControlName, SignalRequest
-from holdfast.core.operator_commands import OVERRIDES, objection_to_resume
-from holdfast.core.state import TERMINAL
-from holdfast.engine.history import head_of, read_since_rotation, wait_for_event
+from holdfast.core.operator_commands import OVERRIDES, certain_objection_to_retry, objection_to_resume
+from holdfast.core.state import TERMINAL, state_of
+from holdfast.engine.history import find_event, head_of, read_since_rotation, wait_for_event
 from holdfast.engine.inbox.authorization import (
     OVERRIDE,
     Authorizer,
@@ -118,6 +118,7 @@ class CommandSender:
         """
         command = self._checked(command)
         kind = ""
+        after = (await head_of(self._store, run_id)).version
         if command.step_id is not None:
             step = await self._step(run_id, command.step_id)
             kind = "" if step is None else OPENING[type(step)]
@@ -127,12 +128,14 @@ class CommandSender:
                 is_seen = kind in OVERRIDES or not self._authorizer.is_needed
                 command = replace(command, may_override=is_seen and has_override(caller))
         await self._authorise(run_id, command, kind, caller)
-        after = (await head_of(self._store, run_id)).version if wait else 0
         answer = await self._deliver(self._request(run_id, command, caller))
+        after = after if isinstance(answer, port.Accepted) else 0
         if wait:
-            await self._decided(run_id, answer, after if isinstance(answer, port.Accepted) else 0, command)
+            _check_verdict(run_id, command, await wait_for_event(self._store, run_id, after, _decision_by(answer)))
+        elif command.name == "RETRY_STEP":
+            await self._check_retried(run_id, command, answer, after)
         elif command.name == "RESUME" and not command.raise_failure:
-            await self._check_resumed(run_id)
+            await self._check_resumed(run_id, command)
 
     async def retry_run(self, run_id: str, command: OperatorCommand, caller: Caller | None, node: str) -> str:
         """Do a finished run again, with the same input, as a new run; return its id. An unfinished one: `Conflict`."""
@@ -153,12 +156,27 @@ class CommandSender:
         command.check()
         return replace(command, signal_id=self._ids.new_id()) if command.signal_id is None else command
 
-    async def _check_resumed(self, run_id: str) -> None:
+    async def _check_resumed(self, run_id: str, command: OperatorCommand) -> None:
         """Raise `Conflict` if failed steps keep the run paused, as the run itself decides and records."""
         snapshot = (await head_of(self._store, run_id)).snapshot
         objection = objection_to_resume(snapshot.failed_step_ids) if snapshot is not None else ""
         if objection:
-            raise Conflict(f"RESUME of run {run_id}: {objection}", run_id=run_id, command="RESUME")
+            raise _conflict(run_id, command, objection)
+
+    async def _check_retried(
+        self, run_id: str, command: OperatorCommand, answer: port.Accepted | port.Duplicate, after: int
+    ) -> None:
+        """Raise `Conflict` if the run has refused to retry a step already, or is certain to."""
+        decision, _ = await find_event(self._store, run_id, after, _decision_by(answer))
+        if decision is not None:
+            _check_verdict(run_id, command, decision)
+            return
+        history = await read_since_rotation(self._store, await head_of(self._store, run_id))
+        if any(map(_decision_by(answer), history)):  # it has decided in the meantime
+            return
+        objection = certain_objection_to_retry(state_of(run_id, history), command.step_id or "")
+        if objection:
+            raise _conflict(run_id, command, objection)
 
     async def _step(self, run_id: str, step_id: str) -> e.Body | None:
         """Return the body that opened a step, since the last rotation; None if there is no such step yet."""
@@ -218,21 +236,6 @@ class CommandSender:
             raise answer.error
         return answer
 
-    async def _decided(
-        self, run_id: str, answer: port.Accepted | port.Duplicate, after: int, command: OperatorCommand
-    ) -> None:
-        """Wait until the decision is recorded."""
-        assert answer.result is not None
-        cause = signal_uuid(answer.result.signal_storage_key)
-
-        def is_decision(event: Event) -> bool:
-            is_verdict = isinstance(event.data, e.SignalAccepted | e.SignalRejected)
-            return is_verdict and event.caused_by_signal_id == cause
-
-        body = (await wait_for_event(self._store, run_id, after, is_decision)).data
-        if isinstance(body, e.SignalRejected):
-            raise Conflict(f"{command.name} of run {run_id}: {body.reason}", run_id=run_id, command=command.name)
-
     async def _start_again(self, head: port.RunHead, command: OperatorCommand, caller: Caller | None, node: str) -> str:
         """Start the run that does this one again, once for each command, and return its id."""
         run_id, signal_id = head.run_id, command.signal_id or ""
@@ -264,6 +267,26 @@ class CommandSender:
         if isinstance(answer, port.Refused):
             raise answer.error
         return answer.run_id
+
+
+def _decision_by(answer: port.Accepted | port.Duplicate) -> Callable[[Event], bool]:
+    """Return what recognises the event that records the decision about a command."""
+    assert answer.result is not None
+    cause = signal_uuid(answer.result.signal_storage_key)
+
+    def is_decision(event: Event) -> bool:
+        return event.caused_by_signal_id == cause and isinstance(event.data, e.SignalAccepted | e.SignalRejected)
+
+    return is_decision
+
+
+def _check_verdict(run_id: str, command: OperatorCommand, decision: Event) -> None:
+    if isinstance(decision.data, e.SignalRejected):
+        raise _conflict(run_id, command, decision.data.reason)
+
+
+def _conflict(run_id: str, command: OperatorCommand, reason: str) -> Conflict:
+    return Conflict(f"{command.name} of run {run_id}: {reason}", run_id=run_id, command=command.name)
 
 
 RETRY_TAG = "retry_of:"

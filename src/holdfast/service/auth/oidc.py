@@ -243,8 +243,8 @@ class OidcAccess(TokenAccess):
             raise NotAuthenticated(
                 "this token is not valid: it is not of the provider, not for here, or expired"
             ) from None
-        if nonce is not None and not compare_digest(str(claims.get("nonce", "")), nonce):
-            raise NotAuthenticated("this sign-in was not begun here; begin again")
+        if nonce is not None:
+            _check_id_token(claims, audience, nonce)
         return claims
 
     def principal_of(self, claims: Mapping[str, Any]) -> Principal:
@@ -324,6 +324,20 @@ class OidcAccess(TokenAccess):
             is_granted=True,
         )
         return text
+
+
+def _check_id_token(claims: Mapping[str, Any], client_id: str, nonce: str) -> None:
+    """Refuse an ID token that was made for another sign-in, or for another client (OpenID Connect Core 3.1.3.7).
+
+    One with several audiences says to which of them it was issued (`azp`). An access token says so too, but there any
+    client may be named.
+    """
+    if not compare_digest(str(claims.get("nonce", "")), nonce):
+        raise NotAuthenticated("this sign-in was not begun here; begin again")
+    audiences = claims["aud"]
+    has_several = isinstance(audiences, list) and len(audiences) > 1
+    if ("azp" in claims or has_several) and claims.get("azp") != client_id:
+        raise NotAuthenticated("this token is not valid: it was issued to another client of the provider (azp)")
 
 
 def _claim(claims: Mapping[str, Any], path: str) -> Any:

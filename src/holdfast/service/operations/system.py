@@ -10,9 +10,8 @@ from holdfast.core.snapshot import AlertCode
 from holdfast.service.context import RequestContext
 from holdfast.service.paging import PageSize
 from holdfast.service.registry import Request, operation
-from holdfast.service.views import moment
+from holdfast.service.views import moment, shown
 from holdfast.store.decisions import name_of
-from holdfast.store.port import Stats
 
 VERSION = version("holdfast")
 
@@ -64,29 +63,10 @@ class StatsView(Struct, frozen=True, kw_only=True):
     """How many runs are queued for admission by the limits of their workflow."""
 
 
-async def _stats(context: RequestContext) -> Stats:
-    return await context.store.stats()
-
-
 @operation("system.stats", "GET /v1/stats", scope="system:read")
 async def stats(context: RequestContext, request: Nothing) -> StatsView:
     """Count what is there, over all tenants."""
-    counted = await _stats(context)
-    oldest = counted.oldest_ready_at
-    return StatsView(
-        runs=counted.runs,
-        ready=counted.ready,
-        leased=counted.leased,
-        messages=counted.messages,
-        signals=counted.signals,
-        open_tasks=counted.open_tasks,
-        jobs=counted.jobs,
-        dead_letters=counted.dead_letters,
-        nodes=counted.nodes,
-        alerts=dict(context.service.alerts.counts),
-        oldest_ready_at=None if oldest is None else moment(oldest),
-        queued=counted.queued,
-    )
+    return shown(StatsView, await context.store.stats(), alerts=dict(context.service.alerts.counts))
 
 
 class QueueView(Struct, frozen=True):
@@ -105,7 +85,7 @@ class QueueList(Struct, frozen=True):
 @operation("system.queues", "GET /v1/queues", scope="system:read")
 async def queues(context: RequestContext, request: Nothing) -> QueueList:
     """Return the queues that hold something, with how much."""
-    counted = await _stats(context)
+    counted = await context.store.stats()
     return QueueList([QueueView(name, jobs) for name, jobs in sorted(counted.queues.items())])
 
 
@@ -126,7 +106,7 @@ class NodeList(Struct, frozen=True):
 @operation("system.nodes", "GET /v1/nodes", scope="system:read")
 async def nodes(context: RequestContext, request: Nothing) -> NodeList:
     """Return the nodes that are there."""
-    counted, here = await _stats(context), context.runtime.node_name
+    counted, here = await context.store.stats(), context.runtime.node_name
     leases = sorted(counted.leases.items())
     return NodeList([NodeView(name_of(node), moment(until), node == here) for node, until in leases])
 
@@ -160,15 +140,5 @@ async def alerts(context: RequestContext, request: ListAlerts) -> AlertList:
     """Return what operators should know: alerts of this process, such as PROJECTOR_GAP_DETECTED, in order."""
     found = context.service.alerts.after(request.after, request.limit)
     return AlertList(
-        [
-            AlertView(
-                number=raised.number,
-                code=raised.alert.code,
-                priority=raised.alert.priority,
-                run_id=raised.alert.run_id,
-                detail=raised.alert.detail,
-                raised_at=moment(raised.raised_at),
-            )
-            for raised in found
-        ]
+        [shown(AlertView, raised.alert, number=raised.number, raised_at=moment(raised.raised_at)) for raised in found]
     )
