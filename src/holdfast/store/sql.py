@@ -416,6 +416,73 @@ class Where:
         return [*self._values, limit]
 
 
+# --- conditions that both databases share: `runs` is how the table is named in a statement
+
+
+def add_run_conditions(where: Where, query: RunQuery, has_tag: str) -> None:
+    """Add which runs are looked for, beside their ids and words."""
+    where.add_given("tenant = ?", query.tenant)
+    where.add_given("plan_id = ?", query.workflow)
+    where.add_given("status = ?", None if query.status is None else str(query.status))
+    where.add_given("reference_key = ?", query.reference_key)
+    where.add_given("parent_run_id = ?", query.parent_run_id)
+    where.add_given(has_tag, query.tag)
+    where.add_given("created_at >= ?", query.created_from)
+    where.add_given("created_at < ?", query.created_until)
+
+
+def wait_conditions(query: WaitQuery) -> Where:
+    """Return which waits are looked for, among waits joined with their runs."""
+    where = Where()
+    where.add("(run_id, step_id) > (?, ?)", *query.after)
+    where.add_given("tenant = ?", query.tenant)
+    where.add_given("run_id = ?", query.run_id)
+    where.add_given("name = ?", query.name)
+    return where
+
+
+def mailbox_conditions(query: MailboxQuery, runs: str, behind: str) -> Where:
+    """Return which signals are looked for. `behind` compares with the place after which to look, over all runs."""
+    of_run = f"EXISTS (SELECT 1 FROM {runs} WHERE runs.run_no = signals.run_no AND {{}})"
+    where = Where()
+    if query.run_id is not None:
+        where.add(f"run_no = (SELECT run_no FROM {runs} WHERE run_id = ?)", query.run_id)
+        where.add("inbox_seq > ?", query.after)
+    else:
+        where.add(behind, query.after_run, query.after_run, query.after)
+    where.add_given(of_run.format("tenant = ?"), query.tenant)
+    if query.unfinished:
+        where.add(of_run.format("finished_at IS NULL"))
+    where.add_given("name = ?", query.name)
+    where.add_given("signal_id = ?", query.signal_id)
+    if not query.consumed:
+        where.add("consumed_seq IS NULL")
+    return where
+
+
+def add_task_conditions(where: Where, query: TaskQuery, runs: str) -> None:
+    """Add which tasks are looked for, as far as that is in columns of their own, or in their run's."""
+    where.add_given(f"run_no = (SELECT run_no FROM {runs} WHERE run_id = ?)", query.run_id)
+    where.add_given("task_id = ?", query.task_id)
+    where.add_given("status = ?", query.status)
+    where.add_given("assignee = ?", query.assignee)
+    where.add_given(f"(SELECT tenant FROM {runs} WHERE runs.run_no = tasks.run_no) = ?", query.tenant)
+    where.add_given(f"(SELECT plan_id FROM {runs} WHERE runs.run_no = tasks.run_no) = ?", query.workflow)
+
+
+def letter_conditions(query: DeadLetterQuery, runs: str) -> Where:
+    """Return which dead letters are looked for, among dead letters joined with their runs."""
+    where = Where()
+    where.add("(died_at, letter_id) > (?, ?)", *query.after)
+    where.add_given("tenant = ?", query.tenant)
+    where.add_given(f"run_no = (SELECT run_no FROM {runs} WHERE run_id = ?)", query.run_id)
+    where.add_given("letter_id = ?", query.letter_id)
+    where.add_given("reason = ?", query.reason)
+    if not query.settled:
+        where.add("settled IS NULL")
+    return where
+
+
 def audit_conditions(query: AuditQuery) -> Where:
     """Return the conditions of a query of the audit log."""
     where = Where()

@@ -16,20 +16,13 @@ from holdfast.store.postgres import audit
 from holdfast.store.postgres.columns import More, askable
 from holdfast.store.postgres.pool import Db, Transaction
 from holdfast.store.postgres.queries import most_rows, read_page
-from holdfast.store.sql import LETTER, Where, letter_of
+from holdfast.store.sql import LETTER, letter_of
 from holdfast.store.types import DeadLetterQuery
 
 
 async def find(db: Db, query: DeadLetterQuery, limit: int) -> port.Found[DeadLetter]:
     """Return the dead letters that match the query."""
-    where = Where()
-    where.add("(died_at, letter_id) > (?, ?)", *query.after)
-    where.add_given("tenant = ?", query.tenant)
-    where.add_given("run_no = (SELECT run_no FROM holdfast.runs WHERE run_id = ?)", query.run_id)
-    where.add_given("letter_id = ?", query.letter_id)
-    where.add_given("reason = ?", query.reason)
-    if not query.settled:
-        where.add("settled IS NULL")
+    where = sql.letter_conditions(query, "holdfast.runs")
     letters, order = "holdfast.dead_letters JOIN holdfast.runs USING (run_no)", "died_at, letter_id"
     limit = await most_rows(db, f"octet_length(envelope) FROM {letters}", where, order, limit, query.most_bytes)
     found = await read_page(db, f"SELECT {LETTER} FROM {letters}", where, order, limit)

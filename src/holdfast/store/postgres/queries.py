@@ -137,14 +137,7 @@ async def find_runs(db: Db, query: port.RunQuery, limit: int) -> port.Found[port
         for created_at, run_id, run_no in ends:
             where.add(*(("run_no >= ?", run_no) if query.newest else ("run_id <= ?", run_id)))
             place = (created_at, run_id) if query.newest else run_id
-    where.add_given("tenant = ?", query.tenant)
-    where.add_given("plan_id = ?", query.workflow)
-    where.add_given("status = ?", None if query.status is None else str(query.status))
-    where.add_given("reference_key = ?", query.reference_key)
-    where.add_given("parent_run_id = ?", query.parent_run_id)
-    where.add_given("tags <> '[]' AND tags::jsonb @> to_jsonb(ARRAY[?::text])", query.tag)
-    where.add_given("created_at >= ?", query.created_from)
-    where.add_given("created_at < ?", query.created_until)
+    sql.add_run_conditions(where, query, "tags <> '[]' AND tags::jsonb @> to_jsonb(ARRAY[?::text])")
     if query.run_ids is not None:
         where.add("run_id = ANY (?)", list(map(askable, query.run_ids)))
     for word in words_of(query.text):
@@ -159,17 +152,11 @@ async def find_runs(db: Db, query: port.RunQuery, limit: int) -> port.Found[port
 
 async def find_waits(db: Db, query: port.WaitQuery, limit: int) -> port.Found[Wait]:
     """Return the open waits that match the query."""
-    where = Where()
-    where.add("(run_id, step_id) > (?, ?)", *query.after)
-    where.add_given("tenant = ?", query.tenant)
-    where.add_given("run_id = ?", query.run_id)
-    where.add_given("name = ?", query.name)
+    where = sql.wait_conditions(query)
     select = f"SELECT {sql.WAIT} FROM holdfast.waits JOIN holdfast.runs USING (run_no)"
     found = await read_page(db, select, where, "run_id, step_id", limit)
     return sql.found_of(found, sql.wait_of, sql.wait_name, itemgetter(0, 1))
 
-
-_OF_RUN = "EXISTS (SELECT 1 FROM holdfast.runs WHERE runs.run_no = signals.run_no AND {})"
 
 # Signals after one of a run; if that run was deleted meanwhile, those of runs created after the run before it.
 _BEHIND = (
@@ -183,19 +170,7 @@ async def find_mailbox(db: Db, query: port.MailboxQuery, limit: int) -> port.Fou
     """Return the signals that match the query."""
     if query.signal_id is not None and "\x00" in query.signal_id:
         return port.Found()
-    where = Where()
-    if query.run_id is not None:
-        where.add("run_no = (SELECT run_no FROM holdfast.runs WHERE run_id = ?)", query.run_id)
-        where.add("inbox_seq > ?", query.after)
-    else:
-        where.add(_BEHIND, query.after_run, query.after_run, query.after)
-    where.add_given(_OF_RUN.format("tenant = ?"), query.tenant)
-    if query.unfinished:
-        where.add(_OF_RUN.format("finished_at IS NULL"))
-    where.add_given("name = ?", query.name)
-    where.add_given("signal_id = ?", query.signal_id)
-    if not query.consumed:
-        where.add("consumed_seq IS NULL")
+    where = sql.mailbox_conditions(query, "holdfast.runs", _BEHIND)
     run = "(SELECT run_id FROM holdfast.runs WHERE runs.run_no = signals.run_no)"
     size = "octet_length(payload) FROM holdfast.signals"
     limit = await most_rows(db, size, where, "run_no, inbox_seq", limit, query.most_bytes)
@@ -222,15 +197,10 @@ async def find_tasks(db: Db, query: port.TaskQuery, limit: int) -> port.Found[Ta
         where.add_given("task_id <= ?", place)
     for word in words_of(query.text):
         where.add(_MENTIONS, in_json(word), word, in_json(word))
-    where.add_given("run_no = (SELECT run_no FROM holdfast.runs WHERE run_id = ?)", query.run_id)
-    where.add_given("task_id = ?", query.task_id)
+    sql.add_task_conditions(where, query, "holdfast.runs")
     if query.step_ids is not None:
         where.add("step_id = ANY (?)", list(map(askable, query.step_ids)))
-    where.add_given("status = ?", query.status)
-    where.add_given("assignee = ?", query.assignee)
     where.add_given("roles @> ARRAY[?::text]", query.role)
-    where.add_given("(SELECT tenant FROM holdfast.runs WHERE runs.run_no = tasks.run_no) = ?", query.tenant)
-    where.add_given("(SELECT plan_id FROM holdfast.runs WHERE runs.run_no = tasks.run_no) = ?", query.workflow)
     where.add_given("due_at < ?", query.due_before)
     if query.actor is not None:
         where.add(

@@ -13,7 +13,7 @@ from holdfast.core.messages import Message
 from holdfast.core.state import RunStatus
 from holdfast.errors import CallerError, StoreCorrupt
 from holdfast.store import decisions, port, sql
-from holdfast.store.sql import LETTER, Where, found_of, letter_of, text_bytes
+from holdfast.store.sql import LETTER, found_of, letter_of, text_bytes
 from holdfast.store.sqlite import audit, queries
 from holdfast.store.sqlite.connection import check_unreadable
 from holdfast.store.types import DeadLetterQuery, within
@@ -42,14 +42,7 @@ def letter_row(run_no: int, letter: DeadLetter) -> tuple[Any, ...]:
 
 def find(db: sqlite3.Connection, query: DeadLetterQuery, limit: int) -> port.Found[DeadLetter]:
     """Return the dead letters that match the query."""
-    where = Where()
-    where.add("(died_at, letter_id) > (?, ?)", *query.after)
-    where.add_given("tenant = ?", query.tenant)
-    where.add_given("run_no = (SELECT run_no FROM runs WHERE run_id = ?)", query.run_id)
-    where.add_given("letter_id = ?", query.letter_id)
-    where.add_given("reason = ?", query.reason)
-    if not query.settled:
-        where.add("settled IS NULL")
+    where = sql.letter_conditions(query, "runs")
     found = db.execute(
         f"SELECT {LETTER} FROM dead_letters JOIN runs USING (run_no) {where.text} ORDER BY died_at, letter_id LIMIT ?",
         where.values(limit),

@@ -300,14 +300,7 @@ def _heads(
 
 def _run_conditions(query: port.RunQuery) -> Where:
     where = Where()
-    where.add_given("tenant = ?", query.tenant)
-    where.add_given("plan_id = ?", query.workflow)
-    where.add_given("status = ?", None if query.status is None else str(query.status))
-    where.add_given("reference_key = ?", query.reference_key)
-    where.add_given("parent_run_id = ?", query.parent_run_id)
-    where.add_given("EXISTS (SELECT 1 FROM json_each(tags) WHERE value = ?)", query.tag)
-    where.add_given("created_at >= ?", query.created_from)
-    where.add_given("created_at < ?", query.created_until)
+    sql.add_run_conditions(where, query, "EXISTS (SELECT 1 FROM json_each(tags) WHERE value = ?)")
     if query.run_ids is not None:
         where.add("run_id IN (SELECT value FROM json_each(?))", listing(query.run_ids))
     for word in words_of(query.text):
@@ -330,19 +323,13 @@ def _add_word(where: Where, word: str) -> None:
 
 def find_waits(db: sqlite3.Connection, query: port.WaitQuery, limit: int) -> port.Found[Wait]:
     """Return the open waits that match the query."""
-    where = Where()
-    where.add("(run_id, step_id) > (?, ?)", *query.after)
-    where.add_given("tenant = ?", query.tenant)
-    where.add_given("run_id = ?", query.run_id)
-    where.add_given("name = ?", query.name)
+    where = sql.wait_conditions(query)
     found = db.execute(
         f"SELECT {WAIT} FROM waits JOIN runs USING (run_no) {where.text} ORDER BY run_id, step_id LIMIT ?",
         where.values(limit),
     )
     return sql.found_of(found.fetchall(), wait_of, wait_name, itemgetter(0, 1))
 
-
-_OF_RUN = "EXISTS (SELECT 1 FROM runs WHERE runs.run_no = signals.run_no AND {})"
 
 # Signals after one of a run; if that run was deleted meanwhile, those of runs created after the run before it.
 _BEHIND = (
@@ -353,19 +340,7 @@ _BEHIND = (
 
 def find_mailbox(db: sqlite3.Connection, query: port.MailboxQuery, limit: int) -> port.Found[Signal]:
     """Return the signals that match the query."""
-    where = Where()
-    if query.run_id is not None:
-        where.add("run_no = (SELECT run_no FROM runs WHERE run_id = ?)", query.run_id)
-        where.add("inbox_seq > ?", query.after)
-    else:
-        where.add(_BEHIND, query.after_run, query.after_run, query.after)
-    where.add_given(_OF_RUN.format("tenant = ?"), query.tenant)
-    if query.unfinished:
-        where.add(_OF_RUN.format("finished_at IS NULL"))
-    where.add_given("name = ?", query.name)
-    where.add_given("signal_id = ?", query.signal_id)
-    if not query.consumed:
-        where.add("consumed_seq IS NULL")
+    where = sql.mailbox_conditions(query, "runs", _BEHIND)
     index = "" if query.consumed or query.run_id is not None else "INDEXED BY signals_unconsumed"
     found = db.execute(
         f"SELECT (SELECT run_id FROM runs WHERE runs.run_no = signals.run_no), {sql.SIGNAL} "
@@ -396,16 +371,11 @@ def find_tasks(db: sqlite3.Connection, query: port.TaskQuery, limit: int) -> por
     of_status, status = ("", ()) if query.status is None else (" AND status = ?", (query.status,))
     where = Where()
     where.add("task_id > ?", query.after)
-    where.add_given("run_no = (SELECT run_no FROM runs WHERE run_id = ?)", query.run_id)
-    where.add_given("task_id = ?", query.task_id)
+    sql.add_task_conditions(where, query, "runs")
     if query.step_ids is not None:
         where.add("step_id IN (SELECT value FROM json_each(?))", listing(query.step_ids))
-    where.add_given("status = ?", query.status)
-    where.add_given("assignee = ?", query.assignee)
     if query.role is not None:
         where.add(f"task_id IN (SELECT task_id FROM task_roles WHERE role = ?{of_status})", query.role, *status)
-    where.add_given("(SELECT tenant FROM runs WHERE runs.run_no = tasks.run_no) = ?", query.tenant)
-    where.add_given("(SELECT plan_id FROM runs WHERE runs.run_no = tasks.run_no) = ?", query.workflow)
     where.add_given("json_extract(task, '$.due_at') < ?", query.due_before)
     if query.actor is not None:
         roles = listing([0, *query.actor_roles])
