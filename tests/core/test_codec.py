@@ -18,7 +18,7 @@ from holdfast.core import codec
 from holdfast.core import events as e
 from holdfast.core.events import Body, CallerRef, EngineRunRef, UnknownBody
 from holdfast.errors import CorruptHistory, InvalidInput
-from tests.core.driver import Driver, activity
+from tests.core.driver import Driver
 from tests.core.event_bodies import SAMPLES
 
 ANN = CallerRef("0123456789abcdef", "ann")
@@ -299,24 +299,6 @@ def test_an_engine_run_reference_survives_json(ref: EngineRunRef) -> None:
 def test_an_unreadable_reference_is_a_corrupt_history(text: str | bytes) -> None:
     with pytest.raises(CorruptHistory):
         codec.decode_ref(text)
-
-
-@pytest.mark.contract("EVT-2")
-def test_an_event_as_plain_values_has_every_field_of_the_contract() -> None:
-    run = Driver().start()
-    run.ask(activity())
-    plain = codec.event_to_dict(run.events[-1])
-    assert set(plain) == set(e.Event.__struct_fields__)
-    assert plain["data"] == {"name": "charge"}
-    assert plain["emitted_at"] == plain["persisted_at"] == "2026-01-01T00:00:00.000000Z"
-    assert plain["engine_run_ref"] == {"node": "node-a", "epoch": 1}
-    assert (plain["step_id"], plain["logical_attempt_id"], plain["engine_attempt_id"]) == ("charge", 1, 1)
-    msgspec.json.encode(plain)
-
-
-def test_an_event_that_is_not_yet_persisted_has_no_time_of_persistence() -> None:
-    [event] = Driver().start().ask(activity()).events
-    assert codec.event_to_dict(event)["persisted_at"] is None
 
 
 @pytest.mark.contract("API-2")

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from holdfast.core.event_writer import Decision
 from holdfast.core.keys import (
-    activity_record_key,
     event_id,
     event_key,
     inbox_uuid,
@@ -247,9 +246,9 @@ def test_a_part_of_a_storage_key_is_one_component_that_no_store_resolves(part: s
 
 @pytest.mark.contract("ACT-3")
 def test_parts_cannot_move_over_the_border_between_them() -> None:
-    assert activity_record_key("r", "a/b", "c", "k") != activity_record_key("r", "a", "b/c", "k")
-    assert activity_record_key("r", "a", "", "k") != activity_record_key("r", "a", "k", "")
-    assert activity_record_key("r", "charge", "s", "k") == "workflow/r/activities/charge/s/k"
+    assert storage_key("r", "a/b", "c", "k") != storage_key("r", "a", "b/c", "k")
+    assert storage_key("r", "a", "", "k") != storage_key("r", "a", "k", "")
+    assert storage_key("workflow", "r", "activities", "charge") == "workflow/r/activities/charge"
 
 
 # --- signals

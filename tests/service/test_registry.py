@@ -14,6 +14,7 @@ from holdfast.service.http.openapi import EXAMPLES
 from holdfast.service.http.rest import OperationRouter
 from holdfast.service.operations import OPERATIONS, STREAMS
 from holdfast.service.registry import RequestBinder
+from holdfast.service.views import EventView
 from holdfast.testing import VirtualClock
 from tests.service.callers import CALLERS, caller_by_name
 from tests.service.in_process import serve_in_process
@@ -29,6 +30,11 @@ async def test_every_operation_in_every_way(name: str, how: str, tmp_path: Path)
     store = hf.MemoryStore(VirtualClock()) if name in NEED_A_CLOCK else f"sqlite:///{tmp_path}/service.db"
     async with serve_in_process(store) as server:
         await CASES[name](server, caller_by_name(server, how))
+
+
+@pytest.mark.contract("EVT-2")
+def test_callers_see_every_field_of_an_event() -> None:
+    assert set(hf.Event.__struct_fields__) <= set(EventView.__struct_fields__)
 
 
 @pytest.mark.contract("API-1")

@@ -21,8 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Raw
 
-from holdfast.core.events import BODIES, Body, EngineRunRef, Event, UnknownBody
-from holdfast.core.instants import format_instant
+from holdfast.core.events import BODIES, Body, EngineRunRef, UnknownBody
 from holdfast.errors import CorruptHistory, InvalidInput, PayloadTooLarge
 from holdfast.limits import JSON_DEPTH
 
@@ -195,28 +194,6 @@ def decode_body(event_type: str, version: int, text: str | bytes) -> Body:
         return _upcast(event_type, version, present, text)
     except (*_UNREADABLE, LookupError, TypeError, AttributeError) as problem:  # the last three: from an upcaster
         raise CorruptHistory(f"the body of a {event_type} (schema {version}) is unreadable: {problem}") from problem
-
-
-def event_to_dict(event: Event) -> dict[str, Any]:
-    """Return the event as plain values: instants as text, the body as decoded JSON."""
-    return {
-        "run_id": event.run_id,
-        "run_seq": event.run_seq,
-        "event_id": event.event_id,
-        "event_type": event.event_type,
-        "step_id": event.step_id,
-        "engine_attempt_id": event.engine_attempt_id,
-        "logical_attempt_id": event.logical_attempt_id,
-        "data": _plain.decode(encode_body(event.data)),
-        "idempotency_key": event.idempotency_key,
-        "emitted_at": format_instant(event.emitted_at),
-        "persisted_at": format_instant(event.persisted_at) if event.persisted_at else None,
-        "adapter_version": event.adapter_version,
-        "engine_run_ref": msgspec.to_builtins(event.engine_run_ref),
-        "caused_by_signal_id": event.caused_by_signal_id,
-        "parent_event_id": event.parent_event_id,
-        "schema_version": event.schema_version,
-    }
 
 
 _ref_decoder = msgspec.json.Decoder(EngineRunRef)

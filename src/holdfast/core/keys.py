@@ -181,11 +181,6 @@ def storage_key(*parts: str) -> str:
     return "/".join(_component(part) for part in parts)
 
 
-def activity_record_key(run_id: str, activity_name: str, step_id: str, idempotency_key: str) -> str:
-    """Return the storage key of an activity's reconciliation record."""
-    return storage_key("workflow", run_id, "activities", activity_name, step_id, idempotency_key)
-
-
 def signal_suffix(accepted_at: int, signal_uuid: str) -> str:
     """Return the last part of a signal's key, which is also the cursor: it sorts by time of acceptance."""
     return f"{format_instant(accepted_at)}_{signal_uuid}"
