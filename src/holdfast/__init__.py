@@ -38,6 +38,7 @@ from holdfast.run import RunHandle
 from holdfast.settings import Settings
 from holdfast.store.memory import MemoryStore
 from holdfast.store.open import open_store
+from holdfast.store.payloads import Payload, PayloadCodec
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.types import PurgePolicy
 
@@ -45,9 +46,11 @@ if TYPE_CHECKING:
     from holdfast.engine.observe.tracing import span_context, traced
     from holdfast.service.http.server import serve
     from holdfast.service.options import ServiceOptions
+    from holdfast.store.encryption import Encryption
     from holdfast.store.postgres import PostgresStore
 
 _LAZY = {
+    "Encryption": "holdfast.store.encryption",
     "PostgresStore": "holdfast.store.postgres",
     "ServiceOptions": "holdfast.service.options",
     "serve": "holdfast.service.http.server",
@@ -62,6 +65,7 @@ __all__ = [
     "Caller",
     "ControlRequest",
     "DeadLetterPolicy",
+    "Encryption",
     "Escalation",
     "Event",
     "JsonFormatter",
@@ -69,6 +73,8 @@ __all__ = [
     "MemoryStore",
     "NodeOptions",
     "NonRetryable",
+    "Payload",
+    "PayloadCodec",
     "PostgresStore",
     "PurgePolicy",
     "Retry",

@@ -52,6 +52,7 @@ from holdfast.settings import Settings, load_settings
 from holdfast.store import port
 from holdfast.store.decisions import LIFE
 from holdfast.store.open import open_store
+from holdfast.store.payloads import PayloadCodec, sealed
 from holdfast.store.types import DeadLetterQuery
 from holdfast.store.validation import check_node_name, check_ownership
 
@@ -140,12 +141,17 @@ class App:
         rng: Rng | None = None,
         authoriser: Authoriser | None = None,
         allow_cross_tenant_signals: bool = False,
+        codecs: Sequence[PayloadCodec] = (),
     ) -> None:
-        """`allow_cross_tenant_signals` lets workflows signal runs of other tenants, projects and environments."""
+        """`codecs` seal what goes to the store, such as `Encryption`; without them, those that the settings name.
+
+        `allow_cross_tenant_signals` lets workflows signal runs of other tenants, projects and environments."""
         self.name = name
         self.logger = logger_of(name)
         """The app's log. Its records carry the run and the step; it is silent while a history is replayed."""
         self._given_limits = limits
+        self.codecs = tuple(codecs)
+        """What seals payloads on their way to the store, in this order."""
         self._ids = ids or SystemIds()
         self._rng = rng or SystemRng()
         self.authoriser = authoriser
@@ -322,7 +328,8 @@ class App:
         before = self._runtime
         async with self._open(store) as (unobserved, limits):
             check_ownership(unobserved, _settings(None, None).checkpoint_ownership)
-            opened = observed(unobserved)
+            works = options.takes_runs or bool(options.queues)
+            opened = observed(await sealed(unobserved, self.codecs, takes_runs=works))
             registry = self.registry.bounded(limits, options.turn_s)
             node = Node(self._life_of(name), opened, registry, self._rng, options, limits)
             runtime = Runtime(opened, node, registry, self.authoriser, self._ids)

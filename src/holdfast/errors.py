@@ -33,11 +33,13 @@
     │   ├── VersionMismatch         no node has the version of the workflow that the run was started with
     │   ├── RunFailed               the run failed; raised to who asks for its result
     │   ├── RunCancelled            the run was cancelled; raised to who asks for its result
+    │   ├── PayloadUnreadable       a value of the run is encrypted or kept elsewhere, and cannot be opened here
     │   ├── NotDurable              a workflow did something that cannot be replayed; the message names what to use
     │   ├── RunawayWorkflow         a workflow did not become idle
     │   ├── PoisonTurn              nodes went away while they took the run's turn; it is set aside for an operator
     │   └── TurnRefused             the store refuses what a run would record, and would refuse it again
     └── EngineError                 the installation is at fault, not the caller
+        ├── PayloadsSealed          the payloads of this store are sealed, and this process cannot do that
         ├── LeaseExpired            this node may not claim: it did not renew its lease in time
         ├── NodeSuperseded          another process has started under this node's name, and took over what it held
         ├── CheckpointOwnershipCapabilityError   the store cannot guard commits as the settings demand
@@ -213,6 +215,10 @@ class VersionMismatch(RunError):
     """No node has the version of the workflow that the run was started with. The run is paused."""
 
 
+class PayloadUnreadable(RunError):
+    """A value of the run is encrypted or kept elsewhere, and cannot be opened: a key or the content is missing."""
+
+
 class NotDurable(RunError):
     """A workflow did something that cannot be replayed. The message names what to use instead."""
 
@@ -231,6 +237,10 @@ class TurnRefused(RunError):
 
 class EngineError(HoldfastError):
     """The installation is at fault, not the caller."""
+
+
+class PayloadsSealed(EngineError):
+    """The payloads of this store are encrypted or kept elsewhere, and this process is not configured to do that."""
 
 
 class LeaseExpired(EngineError):

@@ -25,6 +25,31 @@ FOR_CLIENTS = frozenset({"HOLDFAST_SERVER", "HOLDFAST_TOKEN", OIDC_CLIENT_SECRET
 """Variables of the same environment that say whom to ask, and are no settings of a store or a node."""
 
 
+class EncryptionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The keys with which payloads are encrypted. None: they are stored as they are."""
+
+    keys: str = ""
+    """Keys as `id:key`, separated by commas, each 32 bytes in hex or base64. The first one encrypts, all decrypt."""
+
+    keys_file: str = ""
+    """A file with such keys instead, one in a line."""
+
+    encrypts: bool = True
+    """Whether new payloads are encrypted. Without it the keys only read: until every node has them."""
+
+    def __post_init__(self) -> None:
+        if self.keys and self.keys_file:
+            raise InvalidInput("give keys or keys_file, not both", field="encryption")
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there are keys."""
+        return bool(self.keys or self.keys_file)
+
+    def __repr__(self) -> str:
+        return f"EncryptionSettings(is_on={self.is_on}, encrypts={self.encrypts})"
+
+
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that can be set. Make it with `load_settings`, or directly in code."""
 
@@ -42,6 +67,9 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     For databases that cannot notify. While it is away runs are found a little later, and nothing else happens.
     """
+
+    encryption: EncryptionSettings = EncryptionSettings()
+    """The keys with which payloads are encrypted."""
 
     limits: Limits = Limits()
     """The bounds of this installation."""

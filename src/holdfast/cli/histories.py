@@ -20,6 +20,7 @@ from holdfast.cli.output import clean, json_line
 from holdfast.engine.check_histories import Checked, Problem, check_runs, count_runs
 from holdfast.settings import Settings, without_password
 from holdfast.store.open import open_existing
+from holdfast.store.payloads import sealed
 
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 
@@ -55,7 +56,7 @@ def check_histories(
 async def _check(app: App, settings: Settings, finished: bool, as_json: bool) -> int:
     checked: Counter[tuple[str, str]] = Counter()
     problems: Counter[tuple[str, str]] = Counter()
-    store = await open_existing(settings)
+    store = await sealed(await open_existing(settings), app.codecs, takes_runs=False)
     try:
         is_empty = await count_runs(store, finished=True) == 0
         with _progress(await count_runs(store, finished=finished)) as progress:

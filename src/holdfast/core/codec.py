@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Raw
 
 from holdfast.core.events import BODIES, Body, EngineRunRef, UnknownBody
-from holdfast.errors import CorruptHistory, InvalidInput, PayloadTooLarge
+from holdfast.errors import CorruptHistory, InvalidInput, PayloadTooLarge, PayloadUnreadable
 from holdfast.limits import JSON_DEPTH
 
 T = TypeVar("T")
@@ -44,6 +44,11 @@ _UNSUPPORTED = re.compile(r"Encoding objects of type (\S+) is unsupported")
 _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = bytes.maketrans(b"[]{}", b"\x01\xff\x01\xff")
 _CHUNK = 64 * 1024
+
+SEAL = "$holdfast"
+"""The first key of a sealed value: what a codec of payloads has made of a value (`store/payloads.py`)."""
+SEALED = b'{"$holdfast":['
+"""How a sealed value begins."""
 
 _UNREADABLE = (msgspec.ValidationError, msgspec.DecodeError, UnicodeError, RecursionError)
 
@@ -114,18 +119,44 @@ def _holds_set(given: Any, canonical: Any) -> bool:
 def decode(raw: Raw | bytes | str, kind: type[T]) -> T:
     """Return the value that `raw` holds, as `kind`; raise `InvalidInput` if it does not fit."""
     try:
-        return msgspec.json.decode(raw, type=kind)
+        value = msgspec.json.decode(raw, type=kind)
     except _UNREADABLE as problem:
+        _refuse_sealed(raw)
         raise InvalidInput(f"the value does not fit {getattr(kind, '__qualname__', kind)}: {problem}") from problem
+    if isinstance(value, dict) and SEAL in value:
+        _refuse_sealed(raw)
+    return value
 
 
 def decode_with(decoder: msgspec.json.Decoder[T], raw: Raw | bytes | str) -> T:
     """Return the value that `raw` holds, as the type of the decoder. For values that are decoded often."""
     try:
-        return decoder.decode(raw)
+        value = decoder.decode(raw)
     except _UNREADABLE as problem:
+        _refuse_sealed(raw)
         kind = decoder.type
         raise InvalidInput(f"the value does not fit {getattr(kind, '__qualname__', kind)}: {problem}") from problem
+    if isinstance(value, dict) and SEAL in value:
+        _refuse_sealed(raw)
+    return value
+
+
+def holds_sealed(raw: Raw | bytes) -> bool:
+    """Return whether JSON is a sealed value, or has one in it."""
+    return bytes(raw).find(SEALED) >= 0
+
+
+def _refuse_sealed(raw: Raw | bytes | str) -> None:
+    text = raw.encode() if isinstance(raw, str) else bytes(raw)
+    if text.startswith(SEALED):
+        raise unreadable_payload()
+
+
+def unreadable_payload() -> PayloadUnreadable:
+    """Return the error of a value that is still sealed where its content is needed."""
+    return PayloadUnreadable(
+        "a value is encrypted or kept elsewhere, and cannot be opened here: its key or its content is missing"
+    )
 
 
 def value_digest(raw: Raw) -> str:

@@ -103,6 +103,16 @@ class ActivityOutcome(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     until: Instant | None = None
 
 
+class Original(Struct, frozen=True, gc=False):
+    """What a sender sent, where the payload that is stored is made from it: its fingerprint and its size.
+
+    Retries are recognised by the fingerprint, and the limit is for this size.
+    """
+
+    sha256: str
+    size_bytes: int
+
+
 class SignalRequest(Struct, frozen=True, kw_only=True, gc=False):
     """A signal as its sender wants it to be accepted."""
 
@@ -121,6 +131,14 @@ class SignalRequest(Struct, frozen=True, kw_only=True, gc=False):
 
     audit: AuditEntry | None = None
     """The entry of the audit log for the acceptance; its `by` is stored with the signal. A retry may differ."""
+
+    original: Original | None = None
+    """Set where the payload is sealed (`store/payloads.py`)."""
+
+    @property
+    def payload_sha256(self) -> str:
+        """What a retry with the same id is compared by."""
+        return codec.value_digest(self.payload) if self.original is None else self.original.sha256
 
 
 class Signal(Struct, frozen=True, kw_only=True, gc=False):
@@ -407,7 +425,15 @@ _PAYLOADS: dict[str, type] = {
     "TaskCompleted": Answer,
     "SubWorkflowCompleted": ChildOutcome,
     "ActivityCompleted": ActivityOutcome,
+    "ExternalSignal": DeadSignal,
 }
+
+
+def payload_type(item: "Message | Signal | SignalRequest") -> type | None:
+    """Return the type of a payload that the engine itself reads, or None if it is a value of the user."""
+    return _PAYLOADS.get(item.type) if isinstance(item, Message) else _SIGNAL_PAYLOADS.get(item.name)
+
+
 _DELIVERABLE = frozenset(get_args(MessageType)) - {"ExternalSignal"}  # signals are delivered as SignalRequests
 
 
@@ -454,7 +480,11 @@ def check_signal(request: SignalRequest, limits: Limits) -> CallerError | None:
     problem = problem or codec.check(request.payload, "payload")
     if problem is not None:
         return problem
+    if request.original is None and codec.holds_sealed(request.payload):
+        return InvalidInput(f"payload: the key {codec.SEAL!r} of an object is reserved", field="payload")
     size, most = len(request.payload), limits.signal_payload_bytes
+    if request.original is not None:
+        size = request.original.size_bytes
     if request.name == OUTCOME_SIGNAL:  # its result has the bound of any value
         most = limits.value_bytes + OUTCOME_BYTES
     if size > most:

@@ -6,6 +6,7 @@ from holdfast.core.events import ContinuedAsNew, Event
 from holdfast.core.state import TERMINAL
 from holdfast.errors import HistoryGap, RunTerminal
 from holdfast.store.decisions import no_such_run
+from holdfast.store.payloads import refuse_sealed
 from holdfast.store.port import RunHead, RunStore
 
 PAGE_EVENTS = 50_000
@@ -46,7 +47,7 @@ async def find_event(
 async def read_since_rotation(store: RunStore, head: RunHead) -> list[Event]:
     """Return what is replayed: the events since the last rotation, up to the run's version, or more if it has gone on.
 
-    Raise `HistoryGap` if the history ends before that version.
+    Raise `HistoryGap` if the history ends before that version, `PayloadUnreadable` if a value cannot be opened here.
     """
     after = head.snapshot.resume_pointer - 1 if head.snapshot is not None else 0
     events: list[Event] = []
@@ -58,6 +59,7 @@ async def read_since_rotation(store: RunStore, head: RunHead) -> list[Event]:
     if after < head.version:
         problem = f"the history ends at event {after}, not {head.version}"
         raise HistoryGap(problem, run_id=head.run_id, run_seq=after + 1)
+    refuse_sealed(events)
     return events
 
 

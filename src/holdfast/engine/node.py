@@ -18,6 +18,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast.clock import Rng
+from holdfast.core.codec import unreadable_payload
 from holdfast.core.decide import Input
 from holdfast.core.instants import Instant
 from holdfast.core.messages import ActivitySucceeded
@@ -54,6 +55,7 @@ from holdfast.limits import Limits
 from holdfast.program.loop import outside_loop
 from holdfast.program.port import EndDeferred
 from holdfast.registry import Registry
+from holdfast.store.payloads import has_sealed
 from holdfast.store.port import CommitConflict, Committed, LoadedRun, Store, Turn
 
 RETRY_S = 0.2
@@ -588,7 +590,10 @@ class TurnTaker:
 
     def _at_hand(self, owned: OwnedRun) -> tuple[CachedRun | None, RunError | None] | None:
         """Return a run that is in memory and needs nothing from the store, or None."""
-        cached = None if owned.is_fresh else self._run_cache.get(owned.loaded.head)
+        loaded = owned.loaded
+        if (loaded.messages or loaded.signals) and has_sealed(loaded):
+            return None
+        cached = None if owned.is_fresh else self._run_cache.get(loaded.head)
         return None if cached is None else (cached, None)
 
     async def _prepare(self, owned: OwnedRun, now: Instant) -> tuple[CachedRun | None, RunError | None]:
@@ -597,6 +602,8 @@ class TurnTaker:
         What has come due since it was loaded is looked up, where it matters.
         """
         try:
+            if has_sealed(owned.loaded):
+                raise unreadable_payload()
             cached, problem = await self._run_cache.make(owned.loaded)
         except (RunError, StoreCorrupt) as damage:
             await self._defer(owned, damage, now)

@@ -27,6 +27,7 @@ from holdfast.core.snapshot import RunSnapshot, StepError, StepStatus
 from holdfast.core.state import RunStatus
 from holdfast.engine.inbox.tasks import TaskView
 from holdfast.store.decisions import name_of
+from holdfast.store.payloads import concealed, concealed_text
 from holdfast.store.port import RunHead
 
 T = TypeVar("T", bound=Struct)
@@ -61,7 +62,7 @@ def _shared(kind: type[Struct], record: Hashable) -> tuple[tuple[str, Callable[[
     hints = get_type_hints(kind)
     known = set(getattr(record, "__struct_fields__", ()))
     return tuple(
-        (name, _moment_or_none if hints[name] is datetime or datetime in get_args(hints[name]) else _same)
+        (name, _moment_or_none if hints[name] is datetime or datetime in get_args(hints[name]) else _visible)
         for name in kind.__struct_fields__
         if name in known
     )
@@ -71,7 +72,12 @@ def _moment_or_none(value: Instant | None) -> datetime | None:
     return None if value is None else moment(value)
 
 
-def _same(value: Any) -> Any:
+def _visible(value: Any) -> Any:
+    """Return a value as callers see it: of one that is encrypted and cannot be opened here, only that it is."""
+    if type(value) is Raw:
+        return concealed(value)
+    if type(value) is StepError:
+        return replace(value, message=concealed_text(value.message))
     return value
 
 
@@ -86,7 +92,9 @@ class Failure(Struct, frozen=True):
 
 def failure_of(error: ErrorInfo | None) -> Failure | None:
     """Return a recorded error as callers see it."""
-    return None if error is None else Failure(error.code, error.message, error.retryable, error.category)
+    if error is None:
+        return None
+    return Failure(error.code, concealed_text(error.message), error.retryable, error.category)
 
 
 class RunStarted(Struct, frozen=True, kw_only=True):
@@ -188,6 +196,8 @@ def event_view(event: Event, redacted: Container[str] = (), most_bytes: int | No
         held = {"payload": NULL, "form": NULL, "answer": NULL, "text": ""}
         data = replace(data, **{field: held[field] for field in held.keys() & set(data.__struct_fields__)})
     text = codec.encode_body(data).encode()
+    if codec.SEAL.encode() in text:
+        text = codec.encode_body(concealed(data)).encode()
     is_left_out = most_bytes is not None and len(text) > most_bytes
     return shown(
         EventView,

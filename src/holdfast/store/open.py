@@ -6,6 +6,7 @@ from urllib.parse import unquote
 from holdfast.errors import InvalidInput, StoreNotMigrated, StoreUnavailable
 from holdfast.settings import Settings, without_password
 from holdfast.store.memory import MemoryStore
+from holdfast.store.payloads import PayloadCodec, SealingStore
 from holdfast.store.port import Store
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.validation import check_ownership
@@ -18,10 +19,10 @@ async def open_store(settings: Settings) -> Store:
     try:
         check_ownership(store, settings.checkpoint_ownership)
         await store.migrate()
+        return _with_codecs(store, settings)
     except BaseException:
         await store.close()
         raise
-    return store
 
 
 async def open_existing(settings: Settings) -> Store:
@@ -30,10 +31,19 @@ async def open_existing(settings: Settings) -> Store:
     store = await _open(settings)
     try:
         await store.now()  # refuses a schema that is missing or old
+        return _with_codecs(store, settings)
     except BaseException:
         await store.close()
         raise
-    return store
+
+
+def _with_codecs(store: Store, settings: Settings) -> Store:
+    codecs: list[PayloadCodec] = []
+    if settings.encryption.is_on:
+        from holdfast.store.encryption import Encryption  # the package is an extra
+
+        codecs.append(Encryption.from_settings(settings.encryption))
+    return SealingStore(store, codecs) if codecs else store
 
 
 def open_wakeups(address: str) -> Wakeups | None:

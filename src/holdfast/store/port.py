@@ -366,6 +366,10 @@ class TokenStore(Protocol):
         """
         ...
 
+    async def get_key(self, name: str) -> str | None:
+        """Return the key that is stored under a name, or None."""
+        ...
+
 
 class Store(RunStore, JobQueue, Index, Admin, TokenStore, Protocol):
     """Every verb. `open_store` returns one; `testing.store_suite` checks one."""

@@ -156,3 +156,6 @@ class StoreProxy:
 
     def put_key(self, name: str, key: str) -> Answer[str]:
         return self._store.put_key(name, key)
+
+    def get_key(self, name: str) -> Answer[str | None]:
+        return self._store.get_key(name)

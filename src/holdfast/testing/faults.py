@@ -205,6 +205,9 @@ class FaultyStore:
     async def put_key(self, name: str, key: str) -> str:
         return await self._reach(lambda: self._store.put_key(name, key), may_repeat=True)
 
+    async def get_key(self, name: str) -> str | None:
+        return await self._reach(lambda: self._store.get_key(name), may_repeat=True)
+
     async def find_tokens(self, query: port.TokenQuery) -> port.Found[AccessToken]:
         return await self._reach(lambda: self._store.find_tokens(query))
 

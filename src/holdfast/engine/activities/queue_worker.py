@@ -14,6 +14,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from holdfast.clock import Rng
+from holdfast.core import codec
 from holdfast.core.events import ErrorInfo, StepStarted
 from holdfast.core.instants import Instant
 from holdfast.core.messages import (
@@ -173,7 +174,9 @@ class QueueWorker:
             self._unbegun = []
             unreported = {(job.run_id, job.step_id) for job, _ in self._outcomes}
             for job in jobs:
-                if (job.run_id, job.step_id) not in unreported:  # else no other node took it, and it is done
+                if codec.holds_sealed(job.input):
+                    logger.error("job %s of run %s: its input cannot be opened here", job.step_id, job.run_id)
+                elif (job.run_id, job.step_id) not in unreported:  # else no other node took it, and it is done
                     self._start(job, now)
         return len(jobs) == limit
 

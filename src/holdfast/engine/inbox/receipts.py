@@ -17,6 +17,7 @@ from holdfast.engine.history import find_event, head_of
 from holdfast.errors import NotFound
 from holdfast.store import port
 from holdfast.store.decisions import no_such_run
+from holdfast.store.payloads import concealed
 from holdfast.store.types import DeadLetterQuery, pages
 
 
@@ -103,7 +104,7 @@ async def mailbox_of(store: port.Store, run_id: str) -> list[Unconsumed]:
     heads = await store.find(port.RunQuery(run_ids=(run_id,), limit=1))
     if not heads and not heads.unreadable:  # it is not loaded, for what cannot be read in its mailbox
         raise no_such_run(run_id)
-    found = [signal async for signal in _mailbox(store, port.MailboxQuery(run_id=run_id))]
+    found = [concealed(signal) async for signal in _mailbox(store, port.MailboxQuery(run_id=run_id))]
     now = await store.now()
     return [
         Unconsumed(

@@ -163,7 +163,7 @@ def result_of(answer: port.Delivered) -> AcceptedSignalResult:
     return answer.result
 
 
-_FIELDS = frozenset(SignalRequest.__struct_fields__) - {"audit"}
+_FIELDS = frozenset(SignalRequest.__struct_fields__) - {"audit", "original"}
 
 
 def _audited(request: SignalRequest, caller: Caller, ids: Ids) -> SignalRequest:

@@ -31,7 +31,7 @@ from holdfast.core.messages import (
     with_arrival_times,
 )
 from holdfast.core.state import CANCELLED, PAUSED, OpenStep, RunState, fold_onto, own_copy, state_of
-from holdfast.errors import HoldfastError, VersionMismatch
+from holdfast.errors import HoldfastError, InvalidInput, VersionMismatch
 from holdfast.limits import SIGNAL_ID_BYTES, Limits
 from holdfast.store.port import Job, LoadedRun, NewRun, Turn
 
@@ -458,6 +458,8 @@ def start_run(
     Without `names_version` the request is the same whichever version starts. `key` is the request's, if it has its own.
     """
     problem = codec.check(queued.input, "input")
+    if problem is None and codec.holds_sealed(queued.input):
+        problem = InvalidInput(f"input: the key {codec.SEAL!r} of an object is reserved", field="input")
     if problem is not None:
         raise problem
     request_id = queued.run_request_id or run_id

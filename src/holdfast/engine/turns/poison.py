@@ -21,12 +21,15 @@ from holdfast.core.instants import Instant
 from holdfast.core.messages import Message, controls_of
 from holdfast.core.state import PAUSED
 from holdfast.engine.turns.draft import aside_turn
-from holdfast.errors import Conflict, HoldfastError, PoisonTurn, RunError, TurnRefused
+from holdfast.errors import Conflict, HoldfastError, PayloadUnreadable, PoisonTurn, RunError, TurnRefused
 from holdfast.limits import SUSPECT_LOSSES, Limits
 from holdfast.store.port import LoadedRun, RunHead, Turn
 
 UNFIT = frozenset({"event exists", "task is open", "cannot be stored"})
 """Conflicts that are not about which node came first: the same turn would be refused again, for ever."""
+
+TRY_LATER = "unreadable"
+"""The id of the message for which a run is tried again whose values could not be opened."""
 
 PAUSE_LATER = "refused"
 """The id of the message for which a run is to be paused."""
@@ -118,14 +121,25 @@ class Refusals:
         return None
 
 
+def _with_message(loaded: LoadedRun, signal_id: str, now: Instant) -> LoadedRun:
+    """Return a run with a message to itself, if it has none of this id."""
+    if any(message.signal_id == signal_id for message in loaded.messages):
+        return loaded
+    later = Message(
+        signal_id=signal_id,
+        run_id=loaded.head.run_id,
+        type="InternalContinue",
+        occurred_at=now,
+        expected_version=1,
+    )
+    return replace(loaded, messages=(*loaded.messages, later))
+
+
 def deferring_turn(loaded: LoadedRun, now: Instant, node: str, problem: HoldfastError, limits: Limits) -> Turn:
     """Return a turn that records nothing and defers a run, with all its messages."""
+    if isinstance(problem, PayloadUnreadable):  # a signal alone would not make the run ready again
+        return aside_turn(_with_message(loaded, TRY_LATER, now), now, node, problem, limits, "retries exhausted")
     if not isinstance(problem, TurnRefused):
         return aside_turn(loaded, now, node, problem, limits)
-    if all(message.signal_id != PAUSE_LATER for message in loaded.messages):
-        run_id = loaded.head.run_id
-        later = Message(
-            signal_id=PAUSE_LATER, run_id=run_id, type="InternalContinue", occurred_at=now, expected_version=1
-        )
-        loaded = replace(loaded, messages=(*loaded.messages, later))
+    loaded = _with_message(loaded, PAUSE_LATER, now)
     return aside_turn(loaded, now, node, problem, limits, "retries exhausted")

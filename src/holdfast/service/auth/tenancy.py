@@ -112,6 +112,7 @@ class TenantView:
     close = _refused("close")
     purge = _refused("purge")
     put_key = _refused("put_key")
+    get_key = _refused("get_key")
     extend_lease = None
 
     def __init__(self, store: Store, tenant: str, project: str | None = None, environment: str | None = None) -> None:

@@ -11,6 +11,7 @@ from holdfast.service.context import RequestContext
 from holdfast.service.paging import Cursor, PageSize, read_page
 from holdfast.service.registry import ActorName, Name, Request, operation
 from holdfast.service.views import LetterView, letter_view
+from holdfast.store.payloads import concealed
 from holdfast.store.types import DeadLetterQuery
 
 
@@ -73,7 +74,7 @@ async def _letter(context: RequestContext, letter_id: str) -> DeadLetter:
 @operation("letters.get", "GET /v1/dead-letters/{letter_id}", scope="letters:read", errors=(NotFound,))
 async def get(context: RequestContext, request: OfLetter) -> OpenedLetter:
     """Return a dead letter with the message in it."""
-    letter = await _letter(context, request.letter_id)
+    letter = concealed(await _letter(context, request.letter_id))
     try:
         msgspec.json.decode(letter.envelope)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):

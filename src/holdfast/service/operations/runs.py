@@ -43,6 +43,7 @@ from holdfast.service.views import (
     run_view,
     snapshot_view,
 )
+from holdfast.store.payloads import concealed
 from holdfast.store.port import Delivered, RunHead, RunQuery
 
 HEAD_BYTES = 1_000
@@ -280,7 +281,7 @@ async def result(context: RequestContext, request: AwaitResult) -> RunOutcome:
 
 def _outcome(run_id: str, body: e.Body) -> RunOutcome:
     if isinstance(body, e.RunCompleted):
-        return RunOutcome(run_id=run_id, status=RunStatus.COMPLETED, is_finished=True, result=body.result)
+        return RunOutcome(run_id=run_id, status=RunStatus.COMPLETED, is_finished=True, result=concealed(body.result))
     if isinstance(body, e.RunFailed):
         return RunOutcome(
             run_id=run_id, status=RunStatus.FAILED, is_finished=True, result=NULL, error=failure_of(body.error)

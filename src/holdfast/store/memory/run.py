@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from holdfast.core import codec
 from holdfast.core.dead_letters import DeadLetter, Settled, Settlement
 from holdfast.core.events import Event
 from holdfast.core.index_rows import ActivityRecord, Task, Wait
@@ -144,7 +143,7 @@ class Run:
         if record is not None and record.expires_at <= now:
             return None
         if record is not None:
-            if record.payload_sha256 == codec.value_digest(request.payload):
+            if record.payload_sha256 == request.payload_sha256:
                 return port.Duplicate(record.response)
             return port.Refused(decisions.payload_conflict(request))
         for signal in self.signals:
@@ -205,7 +204,7 @@ class Run:
             signal_name=signal.name,
             signal_id=signal.signal_id,
             signal_storage_key=result.signal_storage_key,
-            payload_sha256=codec.value_digest(request.payload),
+            payload_sha256=request.payload_sha256,
             response=result,
             accepted_at=accepted_at,
             expires_at=accepted_at + limits.acceptance_retention_ms * 1_000,

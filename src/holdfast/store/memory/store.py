@@ -533,6 +533,11 @@ class MemoryStore:
         self._now()
         return self._keys.setdefault(name, key)
 
+    async def get_key(self, name: str) -> str | None:
+        validation.check_names("name", [name])
+        self._now()
+        return self._keys.get(name)
+
     # --- what several verbs need
 
     def _note(self, entry: AuditEntry | None, run: Run, now: Instant) -> None:

@@ -5,7 +5,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from holdfast.core import codec
 from holdfast.core.audit import AuditEntry
 from holdfast.core.instants import Instant
 from holdfast.core.keys import RESERVED_PREFIX, inbox_uuid, signal_storage_key, signal_suffix
@@ -140,7 +139,7 @@ def _signal_row(index: int, request: SignalRequest) -> tuple[Any, ...]:
         request.signal_id,
         request.step_id,
         sql.text_of(request.payload),
-        bytes.fromhex(codec.value_digest(request.payload)),
+        bytes.fromhex(request.payload_sha256),
         request.require_waiting,
         request.name.startswith(RESERVED_PREFIX),
         sql.by_of(request),

@@ -343,6 +343,10 @@ class PostgresStore:
         validation.check_key(name, key)
         return await self._pool.finished(access_tokens.put_key(self._ready(), name, key))
 
+    async def get_key(self, name: str) -> str | None:
+        validation.check_names("name", [name])
+        return await self._pool.finished(access_tokens.get_key(self._ready(), name))
+
     # --- what several verbs need
 
     def _page(self, limit: int) -> int:

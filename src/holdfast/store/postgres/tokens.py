@@ -59,8 +59,15 @@ async def put(transaction: Transaction, tokens: Sequence[AccessToken], now: Inst
 async def put_key(db: Db, name: str, key: str) -> str:
     """Store a key unless there is one, and return the one that is stored."""
     await db.fetch(_KEEP_KEY, name, bytes.fromhex(key))
-    [[kept]] = await db.fetch("SELECT key FROM holdfast.store_keys WHERE name = $1", name)
-    return bytes(kept).hex()
+    kept = await get_key(db, name)
+    assert kept is not None
+    return kept
+
+
+async def get_key(db: Db, name: str) -> str | None:
+    """Return the key that is stored under a name, or None."""
+    kept = await db.fetch("SELECT key FROM holdfast.store_keys WHERE name = $1", name)
+    return bytes(kept[0][0]).hex() if kept else None
 
 
 async def find(db: Db, query: TokenQuery, limit: int) -> Found[AccessToken]:

@@ -4,7 +4,6 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.core import codec
 from holdfast.core.index_rows import Wait
 from holdfast.core.instants import Instant
 from holdfast.core.keys import RESERVED_PREFIX, inbox_uuid, signal_storage_key, signal_suffix
@@ -171,7 +170,7 @@ def _known_signal(
         record = sql.acceptance_of(texts[0])
         if record.expires_at <= now:
             return None
-        if record.payload_sha256 == codec.value_digest(request.payload):
+        if record.payload_sha256 == request.payload_sha256:
             return port.Duplicate(record.response)
         return port.Refused(decisions.payload_conflict(request))
     return port.Refused(decisions.indeterminate(request, now))
@@ -239,7 +238,7 @@ def _accept(
         signal_name=request.name,
         signal_id=signal_id,
         signal_storage_key=result.signal_storage_key,
-        payload_sha256=codec.value_digest(request.payload),
+        payload_sha256=request.payload_sha256,
         response=result,
         accepted_at=accepted_at,
         expires_at=accepted_at + limits.acceptance_retention_ms * 1_000,

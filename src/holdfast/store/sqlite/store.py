@@ -324,6 +324,10 @@ class SqliteStore:
         validation.check_key(name, key)
         return await self._write(lambda db, _: access_tokens.put_key(db, name, key))
 
+    async def get_key(self, name: str) -> str | None:
+        validation.check_names("name", [name])
+        return await self._read(lambda db, _: access_tokens.get_key(db, name))
+
     # --- how work reaches the file
 
     def _page(self, limit: int) -> int:

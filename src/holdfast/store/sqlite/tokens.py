@@ -45,8 +45,15 @@ def put(db: sqlite3.Connection, tokens: Sequence[AccessToken], now: Instant) -> 
 def put_key(db: sqlite3.Connection, name: str, key: str) -> str:
     """Store a key unless there is one, and return the one that is stored."""
     db.execute("INSERT OR IGNORE INTO store_keys (name, key) VALUES (?, ?)", (name, bytes.fromhex(key)))
-    [kept] = db.execute("SELECT key FROM store_keys WHERE name = ?", (name,)).fetchone()
-    return bytes(kept).hex()
+    kept = get_key(db, name)
+    assert kept is not None
+    return kept
+
+
+def get_key(db: sqlite3.Connection, name: str) -> str | None:
+    """Return the key that is stored under a name, or None."""
+    kept = db.execute("SELECT key FROM store_keys WHERE name = ?", (name,)).fetchone()
+    return None if kept is None else bytes(kept[0]).hex()
 
 
 def find(db: sqlite3.Connection, query: TokenQuery, limit: int) -> Found[AccessToken]:

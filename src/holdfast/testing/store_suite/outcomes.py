@@ -229,6 +229,8 @@ class OutcomeSuite(SuiteBase):
         [kept] = set(await asyncio.gather(*asked))
         assert kept in keys
         assert await store.put_key("other", KEY) == KEY
+        assert await peer.get_key("other") == KEY
+        assert await peer.get_key("unheard of") is None
         assert await peer.put_key("completion", KEY) == kept
 
     @pytest.mark.contract("API-2")

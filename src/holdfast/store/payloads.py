@@ -1,0 +1,513 @@
+"""Payloads on their way to the store and back: the one place where values are sealed and opened.
+
+A *payload* is a value of the user: an input, a result, an answer, a payload of a signal, details of progress, the text
+of an error or a comment. `SealingStore` is a store around another one that gives every payload to its codecs before it
+is stored, and opens it again when it is read. It is there only if there is a codec; without one nothing passes here.
+
+**Sealed values** are JSON like any other: `{"$holdfast":["aes-gcm"],"data":"…"}` names the codecs that made it, in
+order, and holds what the last one made, in base64. Text is sealed as the text of such an object. `null` is never
+sealed: whether there is a value is no secret. Values that were stored without a codec are read as they are.
+
+**Bound to a run.** A codec gets each payload with its *scope*, the id of the run, and cannot be led to open it in
+another run. A value that goes from one run to another is sealed for the run that gets it. Signals that come with a
+start are bound to the request instead (`"of":"request"`): which run they reach is known only afterwards.
+
+**What cannot be opened stays sealed.** A missing key or a missing object affects no other value: lists go on. Where
+the content is needed, `codec.decode` raises `PayloadUnreadable`, and a node defers the run (`refuse_sealed`).
+
+**What is compared** is what the sender sent. The store never compares sealed values: a start and a signal have the
+fingerprint of the original, which the codecs may key.
+"""
+
+import logging
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple, Protocol, TypeVar, get_args, get_type_hints
+
+import msgspec
+from msgspec import UNSET, Raw, Struct
+from msgspec.structs import replace
+
+from holdfast.core import codec
+from holdfast.core import events as e
+from holdfast.core.admission import RunLimit
+from holdfast.core.dead_letters import DeadLetter
+from holdfast.core.events import Body, ErrorInfo, Event
+from holdfast.core.instants import Instant
+from holdfast.core.messages import Message, Original, Signal, SignalRequest, TaskRequest, payload_type
+from holdfast.errors import InvalidInput, PayloadsSealed, PayloadUnreadable
+from holdfast.store import port
+from holdfast.store.proxy import StoreProxy
+
+T = TypeVar("T")
+Row = TypeVar("Row")
+Visit = Callable[[str, bytes], bytes]
+"""Takes a scope and a payload, and returns what takes its place."""
+
+SEALED_MARK = "payload-codecs"
+"""The name of the store's key that says: payloads are sealed here."""
+
+REPORTED = 1_000
+"""How many runs with values that cannot be opened are logged."""
+
+logger = logging.getLogger("holdfast.store")
+
+
+class Payload(NamedTuple):
+    """A value and what it is bound to."""
+
+    scope: str
+    data: bytes
+
+
+class PayloadCodec(Protocol):
+    """Changes payloads on their way to the store, and back. It may do input and output.
+
+    `name` stands in every sealed value. Values are given in batches: all of a commit, or of a read.
+    """
+
+    @property
+    def name(self) -> str:
+        """Which codec it is. It never changes for what is stored."""
+        ...
+
+    async def open(self, store: port.Store) -> None:
+        """Get ready to write to this store. It is called once, before the first payload is encoded."""
+        ...
+
+    async def encode(self, payloads: Sequence[Payload]) -> Sequence[bytes | None]:
+        """Return what is stored instead of each payload; None leaves one as it is."""
+        ...
+
+    async def decode(self, payloads: Sequence[Payload]) -> Sequence[bytes | str]:
+        """Return each payload as it was, or the reason why it cannot be opened, which shows nothing of it."""
+        ...
+
+    def fingerprint(self, scope: str, sha256: str) -> str:
+        """Return what is stored instead of the SHA256 of a value, to recognise the same value again: 64 hex digits."""
+        ...
+
+
+class Seal(Struct, frozen=True, omit_defaults=True, rename={"codecs": codec.SEAL}):
+    """A sealed value, as it is stored."""
+
+    codecs: list[str]
+    data: str
+    of: str = ""
+
+
+_seals = msgspec.json.Decoder(Seal)
+
+
+async def sealed(store: port.Store, codecs: Sequence[PayloadCodec], *, takes_runs: bool) -> port.Store:
+    """Return the store as a process uses it: with its codecs; as it is, if it needs none.
+
+    A process without codecs, on a store where others seal payloads, can read everything else, and is refused where it
+    would store a payload as it is. If it `takes_runs`, it is refused at once.
+    """
+    if codecs:
+        return SealingStore(store.inner if isinstance(store, SealingStore) else store, codecs)
+    if isinstance(store, SealingStore) or await store.get_key(SEALED_MARK) is None:
+        return store
+    if takes_runs:
+        raise PayloadsSealed(
+            "the payloads of this store are encrypted or kept elsewhere: give the node the keys and the artifact store "
+            "that the other nodes have (see docs/payload-encryption.md)"
+        )
+    return SealingStore(store, ())
+
+
+def refuse_sealed(events: Iterable[Event]) -> None:
+    """Raise `PayloadUnreadable` if one of the events has a value that could not be opened."""
+    for event in events:
+        body = event.data
+        for field in _values_of(type(body)):
+            value = getattr(body, field)
+            if type(value) is Raw and codec.holds_sealed(value):
+                raise codec.unreadable_payload()
+
+
+def has_sealed(run: port.LoadedRun) -> bool:
+    """Return whether something that waits for the run could not be opened."""
+    items: tuple[Message | Signal, ...] = (*run.messages, *run.signals)
+    return any(codec.holds_sealed(item.payload) for item in items)
+
+
+def concealed(item: T) -> T:
+    """Return a record as it may be shown: of a value that is still sealed nothing but that it is."""
+
+    return _rewrite(item, "", _conceal)  # type: ignore[no-any-return]
+
+
+def concealed_text(text: str) -> str:
+    """Return text as it may be shown: of one that is still sealed nothing but that it is."""
+    return _conceal("", text.encode()).decode() if text.startswith(_SEALED_TEXT) else text
+
+
+_SEALED_TEXT = codec.SEALED.decode()
+
+
+def _conceal(_: str, data: bytes) -> bytes:
+    seal = _seal_of(data)
+    if seal is None:
+        return data
+    return msgspec.json.encode({codec.SEAL: "encrypted" if "aes-gcm" in seal.codecs else "kept elsewhere"})
+
+
+# --- where payloads are ------------------------------------------------------------------------------------------
+
+_TEXTS: dict[type, tuple[str, ...]] = {
+    ErrorInfo: ("message", "traceback"),
+    e.TaskCommented: ("text",),
+    TaskRequest: ("text",),
+}
+"""Fields of text that a person or an error wrote."""
+
+_OWN = frozenset({"options"})
+"""Fields with JSON of the engine."""
+
+_readers: dict[type, "msgspec.json.Decoder[Any]"] = {}
+
+
+@cache
+def _values_of(kind: type) -> tuple[str, ...]:
+    """Return the fields of a record that may hold payloads."""
+    if not issubclass(kind, Struct) or kind is e.UnknownBody:
+        return ()
+    texts = _TEXTS.get(kind, ())
+    hints = {name: hint for name, hint in get_type_hints(kind).items() if name in kind.__struct_fields__}
+    return tuple(name for name, hint in hints.items() if name in texts or (name not in _OWN and _may_hold(hint, kind)))
+
+
+def _may_hold(hint: Any, inside: type) -> bool:
+    if hint is Raw or hint is Body or hint is inside:
+        return True
+    if isinstance(hint, type) and issubclass(hint, Struct):
+        return bool(_values_of(hint)) or hint is DeadLetter
+    return any(_may_hold(part, inside) for part in get_args(hint))
+
+
+@cache
+def _is_owner(kind: type) -> bool:
+    """Return whether the run that a record names is the one to which its payloads are bound."""
+    return not issubclass(kind, Body) and "run_id" in getattr(kind, "__struct_fields__", ())
+
+
+def _rewrite(item: Any, scope: str, visit: Visit) -> Any:
+    """Return a record with other payloads; the record itself, if they are the same."""
+    kind: Any = type(item)
+    if kind is Raw:
+        data = bytes(item)
+        given = data if data == b"null" else visit(scope, data)
+        return item if given is data else Raw(given)
+    if kind is tuple:
+        items = [_rewrite(each, scope, visit) for each in item]
+        return item if all(new is old for new, old in zip(items, item, strict=True)) else tuple(items)
+    if kind is dict:
+        return {key: _rewrite(value, scope, visit) for key, value in item.items()} if item else item
+    if kind is DeadLetter:
+        return _rewrite_letter(item, visit)
+    fields = _values_of(kind)
+    if not fields:
+        return item
+    if _is_owner(kind):
+        scope = item.run_id
+    elif kind is port.LoadedRun:
+        scope = item.head.run_id
+    texts, changes = _TEXTS.get(kind, ()), {}
+    for field in fields:
+        value = getattr(item, field)
+        if field in texts:
+            text = value.encode()
+            given = visit(scope, text) if text else text
+            changed = value if given is text else given.decode()
+        elif field == "payload" and kind in _WITH_PAYLOADS:
+            changed = _rewrite_payload(item, scope, visit)
+        elif field == "signals" and kind is port.NewRun:
+            changed = _rewrite_first(item, visit)
+        else:
+            changed = _rewrite(value, scope, visit)
+        if changed is not value:
+            changes[field] = changed
+    return replace(item, **changes) if changes else item
+
+
+_WITH_PAYLOADS = frozenset({Message, Signal, SignalRequest})
+
+
+def _rewrite_payload(item: Any, scope: str, visit: Visit) -> Raw:
+    """Return the payload of a message or signal; of one that the engine reads, with other values inside."""
+    kind = payload_type(item)
+    if kind is None or item.payload == e.NULL:
+        return _rewrite(item.payload, scope, visit)  # type: ignore[no-any-return]
+    try:
+        inside = codec.decode_with(_reader(kind), item.payload)
+    except (InvalidInput, PayloadUnreadable):  # the store refuses it, or it becomes a dead letter
+        return _rewrite(item.payload, scope, visit)  # type: ignore[no-any-return]
+    changed = _rewrite(inside, scope, visit)
+    return item.payload if changed is inside else Raw(msgspec.json.encode(changed))
+
+
+def _rewrite_first(new: port.NewRun, visit: Visit) -> tuple[SignalRequest, ...]:
+    """Return the signals that come with a start, bound to its request."""
+    scope = _request_scope(new)
+    payloads = [_rewrite_payload(signal, scope, visit) for signal in new.signals]
+    return tuple(
+        signal if payload is signal.payload else replace(signal, payload=payload)
+        for signal, payload in zip(new.signals, payloads, strict=True)
+    )
+
+
+def _rewrite_letter(letter: DeadLetter, visit: Visit) -> DeadLetter:
+    """Return a dead letter whose message has other payloads: those of the run that it was for."""
+    for kind in (Message, SignalRequest):
+        try:
+            inside = codec.decode_with(_reader(kind), letter.envelope)
+        except InvalidInput:
+            continue
+        changed = _rewrite(inside, letter.run_id, visit)
+        return letter if changed is inside else replace(letter, envelope=msgspec.json.encode(changed))
+    return letter
+
+
+def _reader(kind: type) -> "msgspec.json.Decoder[Any]":
+    reader = _readers.get(kind)
+    if reader is None:
+        reader = _readers[kind] = msgspec.json.Decoder(kind)
+    return reader
+
+
+_OF_REQUEST = "request"
+
+
+def _request_scope(run: port.NewRun | port.RunHead) -> str:
+    place = (run.tenant, run.project, run.environment, run.plan_id, run.run_request_id)
+    return "\0".join((_OF_REQUEST, *place))
+
+
+def _seal_of(data: bytes) -> Seal | None:
+    if not data.startswith(codec.SEALED):
+        return None
+    try:
+        return _seals.decode(data)
+    except msgspec.MsgspecError:
+        return None
+
+
+# --- the store ---------------------------------------------------------------------------------------------------
+
+
+class SealingStore(StoreProxy):
+    """A store whose payloads pass through codecs: in their order on the way in, in reverse on the way back."""
+
+    def __init__(self, store: port.Store, codecs: Sequence[PayloadCodec]) -> None:
+        """Without `codecs` nothing can be sealed or opened: payloads stay sealed, and none can be stored."""
+        super().__init__(store)
+        self._codecs = tuple(codecs)
+        self._is_open = False
+        self._reported: set[str] = set()
+
+    # --- on the way in
+
+    async def create(
+        self, runs: Sequence[port.NewRun], claim_for: str | None = None
+    ) -> list[port.Created | port.Existing | port.Refused]:
+        return await self._store.create(await self._sealed(runs), claim_for)
+
+    async def deliver(self, items: Sequence[SignalRequest | Message]) -> list[port.Delivered]:
+        return await self._store.deliver(await self._sealed(items))
+
+    async def commit(self, turns: Sequence[port.Turn]) -> list[port.Committed | port.CommitConflict]:
+        return await self._opened(await self._store.commit(await self._sealed(turns)))
+
+    async def heartbeat(self, node: str, beats: Sequence[port.Heartbeat], visible_ms: int) -> list[bool]:
+        return await self._store.heartbeat(node, await self._sealed(beats), visible_ms)
+
+    async def release_jobs(self, node: str, jobs: Sequence[port.Job]) -> int:
+        given: Sequence[Any] = jobs
+        bare = [replace(job, input=e.NULL, details=e.NULL) if type(job) is port.Job else job for job in given]
+        return await self._store.release_jobs(node, bare)
+
+    # --- on the way back
+
+    async def load(self, run_ids: Sequence[str]) -> list[port.LoadedRun | None]:
+        return await self._opened(await self._store.load(run_ids))
+
+    async def read_events(
+        self, run_id: str, after: int = 0, limit: int | None = None, most_bytes: int | None = None
+    ) -> list[Event]:
+        return await self._opened(await self._store.read_events(run_id, after, limit, most_bytes))
+
+    async def claim(self, node: str, limit: int, plans: Sequence[port.Plan] | None = None) -> list[port.LoadedRun]:
+        return await self._opened(await self._store.claim(node, limit, plans))
+
+    async def acquire_jobs(
+        self, node: str, queues: Sequence[str], activities: Sequence[str], limit: int, visible_ms: int
+    ) -> list[port.Job]:
+        return await self._opened(await self._store.acquire_jobs(node, queues, activities, limit, visible_ms))
+
+    async def admit(
+        self, limits: Mapping[str, RunLimit], limit: int, claim_for: str | None = None
+    ) -> tuple[list[port.Admitted], Instant | None]:
+        admitted, again_at = await self._store.admit(limits, limit, claim_for)
+        return await self._opened(admitted), again_at
+
+    async def find(self, query: port.Query[Row]) -> port.Found[Row]:
+        found = await self._store.find(query)
+        return port.Found(await self._opened(found), found.cursor, found.unreadable)
+
+    # --- how
+
+    async def _sealed(self, items: Sequence[T]) -> list[T]:
+        """Return records with sealed payloads, and with fingerprints of the originals."""
+        if self._codecs and not self._is_open:
+            for each in self._codecs:
+                await each.open(self._store)
+            await self._store.put_key(SEALED_MARK, codec.digest(SEALED_MARK.encode()))
+            self._is_open = True
+        payloads: list[Payload] = []
+        malformed: set[int] = set()
+        for place, item in enumerate(items):
+            found = _unsealed_in(item)
+            if found is None:
+                malformed.add(place)  # the store refuses it, and says why
+            else:
+                payloads += found
+        if not self._codecs and payloads:
+            raise PayloadsSealed(
+                "the payloads of this store are encrypted or kept elsewhere; this process has no keys to store others"
+            )
+        if not self._codecs:
+            return list(items)
+        results = iter(await self._seal(payloads))
+
+        def exchange(_: str, data: bytes) -> bytes:
+            return data if data.startswith(codec.SEALED) else next(results)
+
+        return [
+            item if place in malformed else _rewrite(self._fingerprinted(item), "", exchange)
+            for place, item in enumerate(items)
+        ]
+
+    async def _seal(self, payloads: Sequence[Payload]) -> list[bytes]:
+        data = [payload.data for payload in payloads]
+        names: list[list[str]] = [[] for _ in payloads]
+        for each in self._codecs:
+            given = [Payload(payload.scope, now) for payload, now in zip(payloads, data, strict=True)]
+            for place, made in enumerate(await each.encode(given)):
+                if made is not None:
+                    data[place] = made
+                    names[place].append(each.name)
+        return [
+            now if not by else _sealed_value(by, now, payload.scope)
+            for payload, now, by in zip(payloads, data, names, strict=True)
+        ]
+
+    def _fingerprinted(self, item: Any) -> Any:
+        """Return a record that the store recognises by what the sender sent."""
+        if isinstance(item, port.NewRun):
+            digest = self._fingerprint(item.request_key, item.input_sha256)
+            signals = tuple(self._fingerprinted(signal) for signal in item.signals)
+            return replace(item, input_sha256=digest, signals=signals)
+        if isinstance(item, SignalRequest):
+            scope = f"{item.name}|{item.signal_id}"
+            size = len(item.payload)
+            digest = self._fingerprint(scope, item.payload_sha256)
+            return replace(item, original=Original(digest, size)) if item.original is None else item
+        if isinstance(item, port.Turn) and (item.starts or item.sends):
+            starts = tuple(self._fingerprinted(new) for new in item.starts)
+            return replace(item, starts=starts, sends=tuple(self._fingerprinted(sent) for sent in item.sends))
+        return item
+
+    def _fingerprint(self, scope: str, sha256: str) -> str:
+        for each in self._codecs:
+            sha256 = each.fingerprint(scope, sha256)
+        return sha256
+
+    async def _opened(self, items: Sequence[T]) -> list[T]:
+        """Return records with their payloads opened; what cannot be opened stays sealed."""
+        found: list[Payload] = []
+
+        def collect(scope: str, data: bytes) -> bytes:
+            if data.startswith(codec.SEALED):
+                found.append(Payload(scope, data))
+            return data
+
+        for item in items:
+            _rewrite(item, "", collect)
+        if not found or not self._codecs:
+            return list(items)
+        results = iter(await self._open(found))
+
+        def exchange(_: str, data: bytes) -> bytes:
+            return next(results) if data.startswith(codec.SEALED) else data
+
+        return [_rewrite(item, "", exchange) for item in items]
+
+    async def _open(self, found: Sequence[Payload]) -> list[bytes]:
+        seals = [_seal_of(payload.data) for payload in found]
+        scopes = await self._scopes(found, seals)
+        data = [b64decode(seal.data) if seal is not None else b"" for seal in seals]
+        left = [[*seal.codecs] if seal is not None else ["?"] for seal in seals]
+        problems: dict[int, str] = {}
+        for each in reversed(self._codecs):
+            mine = [place for place, names in enumerate(left) if names and names[-1] == each.name]
+            if not mine:
+                continue
+            made = await each.decode([Payload(scopes[place], data[place]) for place in mine])
+            for place, result in zip(mine, made, strict=True):
+                if isinstance(result, str):
+                    problems[place] = result
+                else:
+                    data[place] = result
+                    left[place].pop()
+        for place, names in enumerate(left):
+            if names:
+                self._report(found[place].scope, problems.get(place, f"there is no codec {names[-1]!r} here"))
+        return [payload.data if names else now for payload, now, names in zip(found, data, left, strict=True)]
+
+    async def _scopes(self, found: Sequence[Payload], seals: Sequence[Seal | None]) -> list[str]:
+        """Return what each payload is bound to: its run, or the request that started the run."""
+        runs = sorted({p.scope for p, seal in zip(found, seals, strict=True) if seal is not None and seal.of})
+        if not runs:
+            return [payload.scope for payload in found]
+        loaded = [run for run in await self._store.load(runs) if run is not None]
+        requests = {run.head.run_id: _request_scope(run.head) for run in loaded}
+        return [
+            requests.get(payload.scope, "") if seal is not None and seal.of else payload.scope
+            for payload, seal in zip(found, seals, strict=True)
+        ]
+
+    def _report(self, run_id: str, problem: str) -> None:
+        if run_id not in self._reported and len(self._reported) < REPORTED:
+            self._reported.add(run_id)
+            logger.error("run %s: a value cannot be opened: %s", run_id, problem)
+
+
+def _unsealed_in(item: Any) -> list[Payload] | None:
+    """Return the payloads of a record that are to be sealed; None if it is no record that can be stored."""
+    found: list[Payload] = []
+
+    def collect(scope: str, data: bytes) -> bytes:
+        if not data.startswith(codec.SEALED):  # else it could not be opened, and is put back as it was
+            scope.encode()
+            found.append(Payload(scope, data))
+        return data
+
+    try:
+        _rewrite(item, "", collect)
+        if isinstance(item, SignalRequest):
+            f"{item.name}|{item.signal_id}".encode()
+            is_sound = codec.check(item.payload, "payload") is None and not codec.holds_sealed(item.payload)
+            return found if is_sound else None
+        if isinstance(item, port.Heartbeat) and item.details is not UNSET:
+            return None if codec.check(item.details, "details") else found
+    except (TypeError, AttributeError, ValueError, msgspec.MsgspecError):
+        return None
+    return found
+
+
+def _sealed_value(names: Sequence[str], data: bytes, scope: str) -> bytes:
+    of = _OF_REQUEST if scope.startswith(f"{_OF_REQUEST}\0") else ""
+    return msgspec.json.encode(Seal([*names], b64encode(data).decode(), of))

@@ -1,0 +1,61 @@
+"""A store whose payloads are encrypted passes the conformance suite: sealing changes nothing that a caller sees.
+
+Only what the store itself would have to read is different: searches do not find encrypted text, and bounds of bytes
+are for what is stored.
+"""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import Raw
+from msgspec.structs import replace
+
+from holdfast.limits import Limits
+from holdfast.store.encryption import Encryption
+from holdfast.store.memory import MemoryStore
+from holdfast.store.payloads import SealingStore
+from holdfast.store.port import MailboxQuery, RunQuery, Store, TaskQuery
+from holdfast.testing import VirtualClock
+from holdfast.testing.samples import SampleNode, fail, task
+from holdfast.testing.store_suite import StoreSuite
+
+KEYS = {"k1": b"1" * 32}
+
+
+@pytest.mark.contract("EVT-1", "SIG-5")
+class TestEncryptedStore(StoreSuite):
+    async def make_store(self, clock: VirtualClock, limits: Limits) -> Store:
+        return SealingStore(MemoryStore(clock, limits), [Encryption(KEYS)])
+
+    async def lose_acceptance_record(self, store: Store, run_id: str, name: str, signal_id: str) -> None:
+        assert isinstance(store, SealingStore)
+        assert isinstance(store.inner, MemoryStore)
+        del store.inner._runs[run_id].acceptances[name, signal_id]
+
+    async def test_runs_are_found_by_words_in_what_is_shown_of_them(self, store: Store, node: SampleNode) -> None:
+        """The message of an error is encrypted, so only its code is found."""
+        await node.start("run-1", fail("Payment declined"), tags=("eu",))
+        assert [head.run_id for head in await store.find(RunQuery(text="EU outofst"))] == ["run-1"]
+        [head] = await store.find(RunQuery())
+        assert head.snapshot is not None
+        assert head.snapshot.last_error is not None
+        assert head.snapshot.last_error.message == "Payment declined"
+        assert await store.find(RunQuery(text="declined")) == []
+
+    async def test_tasks_are_found_by_words_in_names_and_payloads(self, store: Store, node: SampleNode) -> None:
+        """The payload is encrypted, so only the name is found."""
+        await node.start("run-1", replace(task("a"), name="Approve order", payload=Raw(b'{"who":"Ann"}')))
+        [found] = await store.find(TaskQuery(text="ORDER"))
+        assert found.payload == Raw(b'{"who":"Ann"}')
+        assert await store.find(TaskQuery(text="ann order")) == []
+
+    async def test_rows_end_where_they_are_large_enough_together(
+        self, store: Store, node: SampleNode, clock: VirtualClock
+    ) -> None:
+        """A bound is for what is stored, which is larger; there is at least one row."""
+        large = Raw(b'"' + b"x" * 1_000 + b'"')
+        await node.start("run-1", *(replace(task(f"task-{number}"), payload=large) for number in range(5)))
+        assert len(await store.find(TaskQuery(most_bytes=1))) == 1
+        assert len(await store.find(TaskQuery(most_bytes=2_600))) == 2
+        assert [task.payload for task in await store.find(TaskQuery(most_bytes=10**6))] == [large] * 5
+        assert await store.find(MailboxQuery(run_id="run-1", most_bytes=1)) == []
